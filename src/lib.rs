@@ -23,6 +23,7 @@ pub mod proxy;
 pub mod relay;
 pub mod route;
 pub mod sandbox;
+pub mod skillpilot;
 pub mod store;
 pub mod telemetry;
 pub mod toolserver;

@@ -16,6 +16,7 @@ use marshal::model::{
 const FLOORS: &[(&str, u8)] = &[
     ("model", 0),
     ("limits", 0),
+    ("skillpilot", 0),
     ("wire", 1),
     ("policy", 1),
     ("config", 1),

@@ -20,7 +20,7 @@ use super::prompt::PromptArgs;
 use super::report::ReportArgs;
 use super::run_bounds::BoundArgs;
 use super::walls::SandboxCommand;
-use super::{agents, manual, overlay, script_agent, script_model};
+use super::{agents, manual, overlay, runner, script_agent, script_model};
 use crate::model::{PoolName, RunId, SessionId, SlotId};
 
 /// Runs many AI agents on one host, each in its own sandbox, judged by policy
@@ -217,6 +217,8 @@ pub enum Command {
         #[arg(value_name = "SOCKET")]
         socket: PathBuf,
     },
+    /// Run a tool at a terminal, driven by the files of a session directory: SkillPilot's Runner
+    Runner(runner::Args),
     /// Be the script agent: a deterministic agent that works a prompt as a small script
     ScriptAgent(script_agent::Args),
     /// Be the rehearsal model: a server that answers as model providers do, by a script in the prompt

@@ -37,7 +37,7 @@ use super::tasks::{self, Surroundings};
 use super::trust;
 use super::{
     agents, asks, chat, config_command, editor, manual, mcp, orders, overlay, policy, prompt,
-    script_agent, script_model, up, walls,
+    runner, script_agent, script_model, up, walls,
 };
 
 use crate::api::{control, reply::Role};
@@ -67,6 +67,9 @@ pub fn main() -> ExitCode {
     // An agent is one of many: it starts without a runtime.
     if let Command::ScriptAgent(args) = cli.command {
         return script_agent::run(args);
+    }
+    if let Command::Runner(args) = cli.command {
+        return runner::run(args);
     }
     if let Command::Mcp { socket } = cli.command {
         return mcp::run(&socket);
@@ -146,6 +149,7 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
         Command::Acp { pool } => Box::pin(editor::run(&cli, pool, loaded, streams)).await,
         // Taken before the runtime, or before the configuration.
         Command::ScriptAgent(_)
+        | Command::Runner(_)
         | Command::Mcp { .. }
         | Command::Sandbox { .. }
         | Command::ScriptModel(_)

@@ -146,7 +146,7 @@ pub async fn ready(
                     engine
                 }
             }
-            Launcher::Unshare | Launcher::None | Launcher::Ssh => continue,
+            Launcher::Unshare | Launcher::Pty | Launcher::None | Launcher::Ssh => continue,
         };
         engines.insert(pool.name.clone(), engine);
     }

@@ -41,6 +41,7 @@ pub mod report;
 pub mod results;
 pub mod run;
 pub mod run_bounds;
+pub mod runner;
 pub mod script_agent;
 pub mod script_model;
 pub mod secrets;

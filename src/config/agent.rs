@@ -21,7 +21,7 @@ use super::types::{AsksFor, DialectName, Extractor};
 word!(AsksFor);
 
 /// Dialects of the format that this version has not.
-const LATER_DIALECTS: &[&str] = &["skillpilot"];
+const LATER_DIALECTS: &[&str] = &[];
 
 /// The agent's name when no preset names it.
 const CUSTOM: &str = "custom";

@@ -10,7 +10,7 @@ use super::error::{one_of, quoted};
 use super::paths;
 use super::pool::{Draft, TRUST};
 use super::table::Section;
-use super::types::{Launcher, Pool, SessionScope, WorkspaceMode};
+use super::types::{Pool, SessionScope, WorkspaceMode};
 use crate::model::words;
 
 words!(
@@ -136,7 +136,7 @@ pub(super) fn agree(section: &Section<'_>, pool: &Pool) {
     if pool.caches.is_empty() {
         return;
     }
-    if pool.launcher != Launcher::Unshare {
+    if !pool.launcher.has_own_walls() {
         let message = format!(
             "a cache needs a sandbox of this host: with launcher = \"{}\" nothing keeps what is written apart from it",
             pool.launcher

@@ -125,7 +125,7 @@ impl Pool {
             Launcher::Container => {
                 "its /proc shows what this host tells everybody, and the engine runs without walls"
             }
-            Launcher::Unshare | Launcher::None | Launcher::Ssh => return None,
+            Launcher::Unshare | Launcher::Pty | Launcher::None | Launcher::Ssh => return None,
         };
         Some(format!("launcher {}: {lacks}", self.launcher))
     }

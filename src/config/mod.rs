@@ -34,6 +34,7 @@ mod presets;
 mod role;
 mod route;
 mod route_table;
+mod runner;
 mod sandbox;
 mod sandbox_limits;
 mod schema;
@@ -75,6 +76,7 @@ pub use http::{Certificate, Http, NamedToken};
 pub use policy_uses::PolicyUses;
 pub use presets::{Find, Preset, names as agent_names, preset as agent_preset};
 pub use role::{ChatConfig, RegisteredWorkspace, Role};
+pub use runner::{LEASE as RUNNER_LEASE, Runner};
 pub use schema::{dialect_schema, schema};
 pub use show::Effective;
 pub use store::StoreConfig;
@@ -482,32 +484,42 @@ fn stay_outside(
             continue;
         }
         let workspace = &pool.workspace;
-        let holds = |path: &Path| path.starts_with(&workspace.path);
+        let driven = pool.runner_dir().map(|(dir, _)| dir);
+        let holds = |path: &Path| {
+            path.starts_with(&workspace.path) || driven.is_some_and(|dir| path.starts_with(dir))
+        };
         if let Some(state) = &supervisor.state_dir
             && holds(state)
         {
+            let holder = if state.starts_with(&workspace.path) {
+                "the workspace"
+            } else {
+                "runner.dir"
+            };
             let message = format!(
-                "the workspace holds the state directory {}",
+                "{holder} holds the state directory {}",
                 quoted(&state.to_string_lossy())
             );
             let help = Some("move supervisor.state_dir out of every workspace".to_owned());
             root.ledger.fault(&draft.workspace, message, help);
         }
-        if workspace.mode != WorkspaceMode::Rw || pool.launcher == Launcher::None {
-            continue;
-        }
+        let is_rw = workspace.mode == WorkspaceMode::Rw && pool.launcher != Launcher::None;
+        let written = |path: &Path| {
+            is_rw && path.starts_with(&workspace.path)
+                || driven.is_some_and(|dir| path.starts_with(dir))
+        };
         let filter = sandboxes.get(&pool.sandbox).map(|profile| &profile.seccomp);
         let filter = match filter {
             Some(Seccomp::File(file)) => Some(file),
             _ => None,
         };
         let files = policies.values().chain(&origin.file).chain(filter);
-        for file in files.filter(|file| holds(file)) {
+        for file in files.filter(|file| written(file)) {
             let message = format!(
                 "the agent could write {}, which decides what agents may do",
                 quoted(&file.to_string_lossy())
             );
-            let help = "with mode \"rw\" this file and the policies must lie outside of the workspace; mode \"copy\" needs no such care";
+            let help = "with mode \"rw\", and in a runner.dir, this file and the policies must lie outside of it; mode \"copy\" needs no such care";
             root.ledger
                 .fault(&draft.workspace, message, Some(help.to_owned()));
         }

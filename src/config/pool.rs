@@ -26,6 +26,7 @@ use super::error::quoted;
 use super::paths;
 use super::policy_uses;
 use super::presets;
+use super::runner;
 use super::sandbox;
 use super::ssh;
 use super::table::{Found, Item, Place, Section, one_of, word};
@@ -167,7 +168,7 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
     let network: Option<Found<Network>> = section.word("network", &[]);
     let (is_routed, egress) = ways(&section, network.as_ref(), context);
     let agent = agent::read(&section, preset, is_routed, context.dir);
-    let launcher = section.word("launcher", &["pty"]);
+    let launcher = section.word("launcher", &[]);
     let (guard, guard_off) = (section.word("guard", &[]), section.boolean("guard_off"));
     let (client_fs, client_terminal, client) = client(&section);
     let (engine_tools, of_tools) = engine_tools::read(&section);
@@ -216,6 +217,7 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
         custom: agent.custom,
         model: agent.model,
         mode: agent.mode,
+        runner: Arc::new(runner::read(&section, context.dir)),
         asks: agent.asks,
         extractor: agent.extractor,
         shell_cwd: value(section.word("shell_cwd", &[]), ShellCwd::Workspace),
@@ -265,6 +267,7 @@ fn agree(section: &Section<'_>, pool: &Pool, blame: &Blame, context: &Context<'_
     ssh::agree(section, pool, context.found);
     dialect_use::agree(section, pool, context.found);
     cache::agree(section, pool);
+    runner::agree(section, pool, context.found.then_some(context.dir));
     engine_tools::agree(section.ledger, pool, blame.of_tools.as_ref());
     let place = section.section("ask").item("when_waiting");
     let place = place.map_or(section.place.clone(), |item| item.place);
@@ -305,7 +308,7 @@ fn of_acp(agent: &Agent, draft: &Acp) -> Arc<Acp> {
 /// What a pool reaches that does not say.
 const fn open_network(launcher: Launcher) -> Network {
     match launcher {
-        Launcher::Unshare | Launcher::Bwrap | Launcher::Container => Network::None,
+        Launcher::Unshare | Launcher::Pty | Launcher::Bwrap | Launcher::Container => Network::None,
         Launcher::None | Launcher::Ssh => Network::Host,
     }
 }

@@ -18,6 +18,7 @@ mod http;
 mod limits;
 mod policies;
 mod routes;
+mod runner;
 mod ssh;
 mod store;
 
@@ -32,8 +33,8 @@ use super::environment::{self, HIDDEN};
 use super::presets::{self, Preset};
 use super::route_table;
 use super::types::{
-    Config, Env, Extractor, JournalRules, Launcher, Pool, Restart, Route, Sandbox, Seccomp,
-    StopWaits, Supervisor, Timeouts,
+    Config, DialectName, Env, Extractor, JournalRules, Launcher, Pool, Restart, Route, Sandbox,
+    Seccomp, StopWaits, Supervisor, Timeouts,
 };
 use super::units::{show_duration, show_size};
 use crate::model::foreign;
@@ -272,6 +273,7 @@ fn pool(pool: &Pool) -> Shown {
         model,
         mode,
         acp: of_acp,
+        runner: of_runner,
         asks,
         extractor,
         shell_cwd,
@@ -329,6 +331,9 @@ fn pool(pool: &Pool) -> Shown {
     table.put("resume_args", texts(resume_args));
     table.put("dialect", pool.written_dialect());
     acp::put(&mut table, of_acp);
+    if pool.dialect == DialectName::Skillpilot {
+        runner::put(&mut table, of_runner);
+    }
     table.put("asks", asks.word());
     table.put("extractor", calls_table(extractor));
     table.put("shell_cwd", shell_cwd.word());
@@ -336,7 +341,7 @@ fn pool(pool: &Pool) -> Shown {
     if launcher.has_walls() {
         table.put("sandbox", sandbox.as_str());
     }
-    if *launcher == Launcher::Unshare {
+    if launcher.has_own_walls() {
         table.put("cache", cache::words(caches));
     }
     table.put_some("image", image.as_deref());

@@ -23,6 +23,8 @@ mod refused_pool;
 mod schema;
 mod show;
 #[rustfmt::skip]
+mod runner;
+#[rustfmt::skip]
 mod trees;
 
 use std::path::PathBuf;

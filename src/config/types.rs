@@ -157,6 +157,8 @@ words!(
         Container = "container",
         /// As a plain process, with nothing around it.
         None = "none",
+        /// At a terminal, driven by files, in namespaces made by this binary.
+        Pty = "pty",
         /// At another host, by the system's ssh client.
         Ssh = "ssh",
     }
@@ -291,6 +293,8 @@ words!(
         Loaf = "loaf",
         /// ScaiFlux serve mode, protocol 1.
         Scaiflux = "scaiflux",
+        /// SkillPilot's file control plane, version 1.
+        Skillpilot = "skillpilot",
     }
 );
 
@@ -373,6 +377,8 @@ pub struct Pool {
     pub mode: Option<String>,
     /// What is wanted of an agent that speaks ACP.
     pub acp: Arc<super::acp::Acp>,
+    /// How its tool is driven, where that is done by files.
+    pub runner: Arc<super::runner::Runner>,
     /// What the agent asks for, by its preset or by the pool's own word.
     pub asks: AsksFor,
     /// Which fields of a tool call hold command, path and directory.

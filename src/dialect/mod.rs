@@ -16,6 +16,7 @@ mod envelope;
 mod lenient;
 pub mod loaf;
 pub mod scaiflux;
+pub mod skillpilot;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -43,6 +44,8 @@ pub struct Opening {
     pub acp: Arc<config::Acp>,
     /// What it wants of Codex.
     pub codex: config::Codex,
+    /// How a command is to be run, where a Runner is driven by files.
+    pub runner: Arc<config::Runner>,
     /// The base URL of each route of the pool, as the agent reaches it.
     pub routes: BTreeMap<String, String>,
     /// How long the agent may take for a request of ours that is no prompt.
@@ -275,6 +278,7 @@ pub fn build(name: DialectName) -> Box<dyn Dialect> {
         DialectName::Claude => Box::new(claude::Claude::default()),
         DialectName::Custom => Box::new(custom::Custom::default()),
         DialectName::Scaiflux => Box::new(scaiflux::Scaiflux::default()),
+        DialectName::Skillpilot => Box::new(skillpilot::Skillpilot::default()),
     }
 }
 
@@ -287,7 +291,8 @@ pub fn arguments(name: DialectName, opening: &Opening) -> Vec<String> {
         | DialectName::Codex
         | DialectName::Custom
         | DialectName::Loaf
-        | DialectName::Scaiflux => Vec::new(),
+        | DialectName::Scaiflux
+        | DialectName::Skillpilot => Vec::new(),
     }
 }
 

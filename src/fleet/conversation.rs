@@ -328,7 +328,7 @@ impl Conversation {
                 copy.to_string_lossy().into_owned()
             }
             Launcher::None => outside.clone(),
-            Launcher::Unshare | Launcher::Bwrap | Launcher::Container => {
+            Launcher::Unshare | Launcher::Pty | Launcher::Bwrap | Launcher::Container => {
                 WORKSPACE_INSIDE.to_owned()
             }
         };

@@ -15,6 +15,7 @@ use landlock::{
 use rustix::io::Errno;
 
 use super::fail::{Step, failure};
+use super::root::PTS;
 use crate::wire::shim::{Access, Failure, Mount, Net, Opened, Stage};
 
 /// What is used of Landlock, the best first. ABI 1 is not among them: it forbids moving a file from
@@ -185,6 +186,13 @@ fn granted<'m>(
         Mount::Tmpfs { target, .. } | Mount::Overlay { target, .. } => (target, write),
         // Nothing in it needs to be written, and much of it had better not be.
         Mount::Proc { .. } => ("/proc", AccessFs::ReadFile | AccessFs::ReadDir),
+        Mount::Terminals => (
+            PTS,
+            AccessFs::ReadFile
+                | AccessFs::WriteFile
+                | AccessFs::ReadDir
+                | (AccessFs::from_all(abi) & AccessFs::IoctlDev),
+        ),
         Mount::File { target, .. } => (target, AccessFs::ReadFile.into()),
         // What is not there; directories, listed as `/` is; links, whose targets are judged
         // where they lead.

@@ -71,6 +71,8 @@ pub struct WallsRequest<'a> {
     pub beside: Beside,
     /// Whether the supervisor may have helpers of its own started inside.
     pub door: bool,
+    /// Whether there are terminals.
+    pub terminals: bool,
 }
 
 /// A directory of ours that takes what is written in another, and its owner on disk: uid and gid.
@@ -158,6 +160,7 @@ pub const fn probe_request(profile: &config::Sandbox, ids: Ids) -> WallsRequest<
         extra_ro: Vec::new(),
         beside: Beside::none(),
         door: false,
+        terminals: false,
     }
 }
 
@@ -178,6 +181,9 @@ pub fn plan(request: &WallsRequest<'_>) -> Result<ShimPlan, PlanError> {
     }];
     programs(request.profile, &mut mounts)?;
     devices(request.profile, &mut mounts);
+    if request.terminals {
+        mounts.push(Mount::Terminals);
+    }
     mounts.push(proc(request.profile.proc_mode));
     etc(request, &mut mounts)?;
     mounts.push(read_only(Source::OwnBinary, MARSHAL, false));

@@ -25,6 +25,8 @@ use crate::wire::shim::{Access, Failure, Mount, Opened, Stage};
 const ROOT_BYTES: u64 = 1 << 20;
 /// Its inodes.
 const ROOT_INODES: u64 = 4096;
+/// Where terminals are.
+pub(super) const PTS: &str = "/dev/pts";
 /// MS_NOSYMFOLLOW, mount(2).
 const NOSYMFOLLOW: MountFlags = MountFlags::from_bits_retain(256);
 
@@ -133,6 +135,7 @@ impl Root {
                 },
                 ..,
             ) => self.proc(*pid_only, covered, read_only),
+            (Mount::Terminals, ..) => self.terminals(),
             (Mount::Dir { target }, ..) => self.point(target, true).map(drop),
             (Mount::Held { target }, ..) => self.hold(target),
             (Mount::Hidden { target }, ..) => self.hide(target),
@@ -206,6 +209,28 @@ impl Root {
             self.seals.push((path.clone(), hard | MountFlags::RDONLY));
         }
         Ok(())
+    }
+
+    /// Mounts terminals of our own, which nobody outside has, and which only their makers open.
+    fn terminals(&mut self) -> Step {
+        let at = |result: Result<(), Errno>| result.on(Stage::Mount, "mount", PTS);
+        let context = rustix::mount::fsopen("devpts", FsOpenFlags::FSOPEN_CLOEXEC).on(
+            Stage::Mount,
+            "mount",
+            PTS,
+        )?;
+        for (key, value) in [("mode", "0600"), ("ptmxmode", "0666")] {
+            at(rustix::mount::fsconfig_set_string(&context, key, value))?;
+        }
+        at(rustix::mount::fsconfig_create(&context))?;
+        let flags = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC;
+        let mount = rustix::mount::fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, flags).on(
+            Stage::Mount,
+            "mount",
+            PTS,
+        )?;
+        self.place(&mount, PTS, true, MountFlags::NOSUID | MountFlags::NOEXEC)?;
+        self.link("/dev/ptmx", "pts/ptmx")
     }
 
     fn file(&self, target: &str, text: &str) -> Step {

@@ -259,6 +259,8 @@ pub enum Mount {
         /// What is read-only, if it is there: paths below `/proc`.
         read_only: Vec<String>,
     },
+    /// Terminals of the sandbox's own, at `/dev/pts` and `/dev/ptmx`.
+    Terminals,
     /// A directory of the root.
     Dir {
         /// Where.

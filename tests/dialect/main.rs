@@ -20,3 +20,4 @@ mod fuzz_loaf;
 mod loaf;
 mod scaiflux;
 mod script;
+mod skillpilot;

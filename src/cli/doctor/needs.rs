@@ -41,7 +41,7 @@ pub(super) fn of_launchers(config: &Config) -> Vec<Need> {
     let needs = config.pools.iter().filter_map(|pool| match pool.launcher {
         Launcher::Bwrap => Some(of_launcher(pool, Feature::Bwrap, None)),
         Launcher::Container => Some(of_launcher(pool, Feature::Container, Some(engine))),
-        Launcher::Unshare | Launcher::None | Launcher::Ssh => None,
+        Launcher::Unshare | Launcher::Pty | Launcher::None | Launcher::Ssh => None,
     });
     needs.collect()
 }

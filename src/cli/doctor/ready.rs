@@ -95,7 +95,11 @@ pub(in crate::cli) fn uid_ranges(config: &Config) -> Vec<(UidRange, u32)> {
             let profile = config.sandboxes.get(&pool.sandbox)?;
             let below = match pool.launcher {
                 Launcher::Container => AGENT_ID,
-                Launcher::Unshare | Launcher::Bwrap | Launcher::None | Launcher::Ssh => 0,
+                Launcher::Unshare
+                | Launcher::Pty
+                | Launcher::Bwrap
+                | Launcher::None
+                | Launcher::Ssh => 0,
             };
             Some((profile.demands.uid_range, below))
         })

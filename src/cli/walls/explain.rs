@@ -234,6 +234,7 @@ fn told(mount: &Mount, mode: Mode) -> String {
             };
             format!("own        /proc, {what}")
         }
+        Mount::Terminals => "own        /dev/pts, terminals".to_owned(),
         Mount::Dir { target } => format!("empty      {}", show(target)),
         Mount::Hidden { target } => format!("hidden     {}", show(target)),
         Mount::Held { target } => format!("stays      {}", show(target)),

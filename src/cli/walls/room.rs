@@ -272,6 +272,7 @@ pub(super) fn plan(
         extra_ro: Vec::new(),
         beside,
         door: false,
+        terminals: false,
         listen: Vec::new(),
     })?)
 }

@@ -79,6 +79,7 @@ impl Row {
                 let others: Vec<_> = others.collect();
                 format!("{BARE}{}\n{set}", others.join("\n"))
             }
+            key if key.starts_with(RUNNER_KEYS) => format!("{BARE_DRIVEN}{set}"),
             "pool.NAME.image" => format!("{BARE}pool.demo.launcher = \"container\"\n{set}"),
             key if key.starts_with("pool.NAME.egress.") => {
                 format!("{BARE}pool.demo.network = \"proxy\"\n{set}")
@@ -128,6 +129,8 @@ impl Row {
     fn bare(&self) -> &'static str {
         if self.key.starts_with(FAR_KEYS) {
             BARE_FAR
+        } else if self.key.starts_with(RUNNER_KEYS) {
+            BARE_DRIVEN
         } else if self.key.starts_with("hook.NAME.") {
             BARE_HOOK
         } else {
@@ -137,6 +140,15 @@ impl Row {
 }
 
 const FAR_KEYS: &str = "pool.NAME.ssh.";
+const RUNNER_KEYS: &str = "pool.NAME.runner.";
+
+const BARE_DRIVEN: &str = "\
+pool.demo.command = [\"tclsh\"]
+pool.demo.launcher = \"pty\"
+pool.demo.dialect = \"skillpilot\"
+route.own.upstream = \"http://127.0.0.1:8089\"
+route.own.allow = [\"GET /x\"]
+";
 
 const BARE_FAR: &str = "pool.demo.command = [\"agent\"]\npool.demo.launcher = \"ssh\"\n\
     pool.demo.ssh.host = \"h\"\npool.demo.ssh.workspace = \"/w\"\npool.demo.ssh.marshal = \"m\"\n";
@@ -222,6 +234,10 @@ const SAMPLES: &[(&str, &str)] = &[
     ("hook.NAME.ca", "\"ca.pem\""),
     ("hook.NAME.command", "[\"/usr/local/bin/tell\", \"x\"]"),
     ("hook.NAME.pools", "[\"demo\"]"),
+    ("pool.NAME.runner.marker", "'print(\"{head}\" \"{tail}\")'"),
+    ("pool.NAME.runner.init", "\"set quiet 1\""),
+    ("pool.NAME.runner.dir", "\"session\""),
+    ("pool.NAME.runner.lease", "\"2m\""),
     ("pool.NAME.image", "\"localhost/agent:1\""),
     ("container.runtime", "\"runc\""),
     ("container.image", "\"localhost/agent:1\""),

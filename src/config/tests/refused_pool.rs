@@ -109,14 +109,14 @@ fn closed_sets_of_words_name_their_members() {
             check(&format!("{key} = \"{later}\""), &format!("\"{later}\" is not supported by this version: expected {members}"));
         }
     };
-    set("launcher", "\"unshare\", \"bwrap\", \"container\", \"none\" or \"ssh\"", ("unshre", "unshare"), &["pty"]);
+    set("launcher", "\"unshare\", \"bwrap\", \"container\", \"none\", \"pty\" or \"ssh\"", ("unshre", "unshare"), &[]);
     set("network", "\"none\", \"routes\", \"proxy\" or \"host\"", ("hots", "host"), &[]);
     set("guard", "\"policy\", \"policy+sandbox\" or \"sandbox\"", ("sandbx", "sandbox"), &[]);
     set("on_unasked_deny", "\"report\", \"interrupt\" or \"stop\"", ("interupt", "interrupt"), &[]);
     set("shell_cwd", "\"workspace\", \"turn\" or \"sticky\"", ("stiky", "sticky"), &[]);
     set("client_fs", "\"none\", \"read\" or \"write\"", ("wirte", "write"), &[]);
     set("asks", "\"all\", \"some\" or \"never\"", ("nevr", "never"), &[]);
-    set("dialect", "\"acp\", \"claude\", \"codex\", \"loaf\" or \"scaiflux\"", ("scaifluks", "scaiflux"), &["skillpilot"]);
+    set("dialect", "\"acp\", \"claude\", \"codex\", \"loaf\", \"scaiflux\" or \"skillpilot\"", ("scaifluks", "scaiflux"), &[]);
     check("dialect = { custom = 7 }", "expected a string, found the integer 7");
     check("dialect = { custom = \"\" }", "expected the file of a table, found \"\"");
     check("dialect = {}", "the table needs custom, a file");

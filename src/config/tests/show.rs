@@ -78,6 +78,12 @@ shadow_policy = "reviewer"
 delegate = "two"
 network = "routes"
 routes = ["own", "anthropic"]
+[pool.driven]
+command = ["tclsh"]
+launcher = "pty"
+dialect = "skillpilot"
+runner = { marker = 'p "{head}" "{tail}"', init = "x", dir = "plane", lease = "1m" }
+
 [pool.three]
 command = ["agent"]
 launcher = "ssh"

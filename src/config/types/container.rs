@@ -8,7 +8,16 @@ impl Launcher {
     /// of its own.
     #[must_use]
     pub const fn has_walls(self) -> bool {
-        matches!(self, Self::Unshare | Self::Bwrap | Self::Container)
+        matches!(
+            self,
+            Self::Unshare | Self::Pty | Self::Bwrap | Self::Container
+        )
+    }
+
+    /// Whether the walls are of this binary's making.
+    #[must_use]
+    pub const fn has_own_walls(self) -> bool {
+        matches!(self, Self::Unshare | Self::Pty)
     }
 
     /// Whether a child's programs are those of this host.

@@ -10,7 +10,7 @@ impl DialectName {
     #[must_use]
     pub const fn resumes_by_argument(self) -> bool {
         match self {
-            Self::Acp | Self::Claude | Self::Codex | Self::Loaf => false,
+            Self::Acp | Self::Claude | Self::Codex | Self::Loaf | Self::Skillpilot => false,
             Self::Custom | Self::Scaiflux => true,
         }
     }
@@ -52,13 +52,13 @@ impl DialectName {
             Self::Acp => "acp",
             Self::Claude => "claude",
             Self::Codex => "codex",
-            Self::Custom | Self::Loaf | Self::Scaiflux => "scaiflux",
+            Self::Custom | Self::Loaf | Self::Scaiflux | Self::Skillpilot => "scaiflux",
         }
     }
 
     /// Whether an agent can ask for permission in it at all.
     #[must_use]
     pub const fn asks(self) -> bool {
-        !matches!(self, Self::Loaf)
+        !matches!(self, Self::Loaf | Self::Skillpilot)
     }
 }

@@ -128,6 +128,7 @@ impl SessionState {
             control: config.timeouts.control,
             keepalive: config.timeouts.keepalive,
             table: config.dialect_table(),
+            runner: Arc::clone(&config.runner),
             offers: config.client_offers(),
             denials: Denials::default(),
             fresh: fresh.unwrap_or_default(),

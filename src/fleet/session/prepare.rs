@@ -5,6 +5,7 @@
 
 pub(super) mod branch;
 mod caches;
+mod driven;
 pub(super) mod own;
 
 use std::path::{Path, PathBuf};
@@ -260,6 +261,10 @@ impl Prepared {
             _ => pool.config.argv(fill),
         };
         argv.extend(dialect::arguments(pool.config.dialect, opening));
+        let argv = match pool.config.launcher {
+            Launcher::Pty => pool.config.driven(argv, &self.space.home_inside),
+            _ => argv,
+        };
         self.plan(shared, pool, argv, true)
     }
 
@@ -350,6 +355,7 @@ pub(crate) async fn prepare(
     };
     own::settle(shared, pool, &order, &source, &mut space, owner).await?;
     caches::lay(shared, pool, &order.session, &mut space, owner).await?;
+    driven::show(shared, pool, &mut space).await?;
     if pool.config.launcher == Launcher::None {
         space.workspace_inside = space.workspace.to_string_lossy().into_owned();
         space.home_inside = space.home.to_string_lossy().into_owned();
@@ -514,6 +520,7 @@ fn launch_plan(
                 For::Git(git) => git.beside.clone(),
             },
             door: what.has_door(),
+            terminals: pool.config.launcher == Launcher::Pty && matches!(what, For::Agent { .. }),
         })?;
         walls::around(shared, &pool.config, plan, is_git)
     } else {

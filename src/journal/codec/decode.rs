@@ -18,6 +18,7 @@ use crate::model::{
 const STATIC_WORDS: &[&str] = &[
     "unshare",
     "none",
+    "pty",
     "ssh",
     "too_long",
     "bad_utf8",

@@ -88,6 +88,7 @@ pub(super) fn options(
                 Mount::Tree { .. }
                 | Mount::Mirror { .. }
                 | Mount::Tmpfs { .. }
+                | Mount::Terminals
                 | Mount::File { .. }
                 | Mount::Overlay { .. }
                 | Mount::Hidden { .. }

@@ -74,6 +74,7 @@ pub(super) fn wants(mount: &Mount) -> bool {
         | Mount::Mirror { .. }
         | Mount::Proc { .. }
         | Mount::Dir { .. }
+        | Mount::Terminals
         | Mount::Link { .. } => false,
     }
 }

@@ -140,6 +140,12 @@ fn possible(plan: &ShimPlan) -> Step {
                     )
                 });
             }
+            Mount::Terminals => {
+                return Err(failure(
+                    At_::Mount,
+                    "only walls of marshal's own making (launcher = \"pty\") have terminals",
+                ));
+            }
             Mount::Tree { .. }
             | Mount::Mirror { .. }
             | Mount::Tmpfs { .. }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::{PrepareError, Space, blocking, tree};
-use crate::config::{Cache, Launcher};
+use crate::config::Cache;
 use crate::fleet::setup::{PoolShared, Shared};
 use crate::model::SessionId;
 use crate::sandbox::workspace::Owner;
@@ -24,7 +24,7 @@ pub(super) async fn lay(
     space: &mut Space,
     owner: Option<Owner>,
 ) -> Result<(), PrepareError> {
-    if pool.config.caches.is_empty() || pool.config.launcher != Launcher::Unshare {
+    if pool.config.caches.is_empty() || !pool.config.launcher.has_own_walls() {
         return Ok(());
     }
     let (fleet, of_pool, session) = (Arc::clone(shared), Arc::clone(pool), session.clone());

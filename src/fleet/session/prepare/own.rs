@@ -124,7 +124,9 @@ fn list_plan(
     space: &Space,
 ) -> Result<LaunchPlan, PrepareError> {
     let inside = match pool.config.launcher {
-        Launcher::Unshare | Launcher::Bwrap | Launcher::Container => WORKSPACE_INSIDE.to_owned(),
+        Launcher::Unshare | Launcher::Pty | Launcher::Bwrap | Launcher::Container => {
+            WORKSPACE_INSIDE.to_owned()
+        }
         Launcher::None | Launcher::Ssh => source.to_string_lossy().into_owned(),
     };
     let GitCommand { argv, env } = list::ls_files(&inside);

@@ -1,0 +1,423 @@
+//! The carrier: a Master's lines become files, and what a Runner writes becomes lines.
+//!
+//! It follows only the commands that were put through it. Must not know what files mean, but where a command's
+//! result and output are; paths that a Runner writes are not looked at.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::Errno;
+use serde_json::value::RawValue;
+use serde_json::{Map, Value};
+
+use super::dir::{Found, Part, SessionDir, Use};
+use super::record::now_ms;
+use super::watch::{Happened, Watch};
+use super::work::session_id;
+use crate::limits::{LINE_BYTES, READ_CHUNK_BYTES};
+use crate::skillpilot::carried::{OUTPUT_BYTES, PROTOCOL, PUT, Put, Told};
+use crate::skillpilot::{COMMAND_BYTES, CONTROL_BYTES, CommandName};
+
+/// Commands that are followed at once.
+const FOLLOWED: usize = 64;
+/// How long a Runner that ends waits for its last words to be taken.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// A command that was put.
+#[derive(Debug, Default)]
+struct Followed {
+    output: Option<File>,
+    offset: u64,
+    /// Bytes that begin a character.
+    begun: Vec<u8>,
+}
+
+/// The carrier.
+struct Carrier {
+    dir: Arc<SessionDir>,
+    watch: Watch,
+    followed: BTreeMap<CommandName, Followed>,
+    state: Vec<u8>,
+    beat: Vec<u8>,
+    /// What of the Master's next line came.
+    line: Vec<u8>,
+    poll: Duration,
+    /// There is a Runner of our own, which ends with its Master.
+    runs: bool,
+}
+
+/// A carrier beside a Runner of its own.
+#[derive(Debug)]
+pub(super) struct Beside {
+    wake: OwnedFd,
+    done: Receiver<()>,
+}
+
+impl Beside {
+    pub(super) fn start(
+        dir: Arc<SessionDir>,
+        session_id: String,
+        poll: Duration,
+    ) -> io::Result<Self> {
+        let wake = eventfd(0, EventfdFlags::CLOEXEC)?;
+        let woken = wake.try_clone()?;
+        let (end, done) = sync_channel(1);
+        let mut carrier = Carrier::new(dir, poll, true);
+        carrier.hello(&session_id)?;
+        std::thread::spawn(move || {
+            let _ = carrier.serve(Some(&woken));
+            let _ = end.try_send(());
+        });
+        Ok(Self { wake, done })
+    }
+
+    /// Has the rest said.
+    pub(super) fn finish(self) {
+        let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+        let _ = self.done.recv_timeout(LAST_WORDS);
+    }
+}
+
+/// Carries for a Master at standard input and output until it goes.
+pub(super) fn carry(path: &Path, poll: Duration) -> Result<(), String> {
+    let dir = SessionDir::open(path, Use::Carry)?;
+    let id = session_id(&dir);
+    let mut carrier = Carrier::new(Arc::new(dir), poll, false);
+    carrier
+        .hello(&id)
+        .and_then(|()| carrier.serve(None))
+        .map_err(|error| format!("nothing can be carried: {error}"))
+}
+
+impl Carrier {
+    fn new(dir: Arc<SessionDir>, poll: Duration, runs: bool) -> Self {
+        Self {
+            watch: Watch::of(&dir, &[Part::Result, Part::Output, Part::State], true),
+            dir,
+            followed: BTreeMap::new(),
+            state: Vec::new(),
+            beat: Vec::new(),
+            line: Vec::new(),
+            poll,
+            runs,
+        }
+    }
+
+    fn hello(&self, session_id: &str) -> io::Result<()> {
+        let mut next_seq = 1;
+        for part in [Part::Queue, Part::Inflight, Part::Result] {
+            let names = self.dir.names(part)?;
+            let numbers = names.iter().filter_map(|name| CommandName::read(name));
+            let most = numbers.map(|name| name.seq.saturating_add(1)).max();
+            next_seq = next_seq.max(most.unwrap_or(1));
+        }
+        let word = uuid::Uuid::new_v4().simple().to_string();
+        tell(&Told::Hello {
+            protocol: PROTOCOL,
+            version: env!("CARGO_PKG_VERSION"),
+            runs: self.runs,
+            session_id,
+            word: &word,
+            next_seq,
+        })
+    }
+
+    fn serve(&mut self, woken: Option<&OwnedFd>) -> io::Result<()> {
+        let stdin = rustix::stdio::stdin();
+        let mut look_at = Instant::now();
+        loop {
+            let now = Instant::now();
+            if look_at <= now {
+                self.look()?;
+                look_at = now + self.poll;
+            }
+            let left = Timespec::try_from(look_at.saturating_duration_since(Instant::now())).ok();
+            let mut fds = vec![PollFd::from_borrowed_fd(stdin, PollFlags::IN)];
+            fds.extend(
+                self.watch
+                    .fd()
+                    .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)),
+            );
+            fds.extend(woken.map(|fd| PollFd::new(fd, PollFlags::IN)));
+            match poll(&mut fds, left.as_ref()) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+            let happened: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+            drop(fds);
+            if woken.is_some() && happened.last() == Some(&true) {
+                return self.look();
+            }
+            if happened.first() == Some(&true) && !self.hear()? {
+                return self.master_left();
+            }
+            self.happened()?;
+        }
+    }
+
+    /// Our own Runner does nothing for nobody; somebody else's goes on.
+    fn master_left(&mut self) -> io::Result<()> {
+        if self.runs {
+            let stop = format!("{{\"mode\":\"graceful\",\"ts\":\"{}\"}}", now_ms());
+            self.dir
+                .put(Part::Ctl, "stop.json", stop.as_bytes(), false)?;
+        }
+        Ok(())
+    }
+
+    /// Takes what the Master wrote; `false`: it left.
+    fn hear(&mut self) -> io::Result<bool> {
+        let mut chunk = vec![0; READ_CHUNK_BYTES];
+        let got = match rustix::io::read(rustix::stdio::stdin(), &mut chunk) {
+            Ok(0) => return Ok(false),
+            Ok(got) => got,
+            Err(Errno::INTR | Errno::AGAIN) => return Ok(true),
+            Err(error) => return Err(error.into()),
+        };
+        for byte in chunk.into_iter().take(got) {
+            if byte == b'\n' {
+                let line = std::mem::take(&mut self.line);
+                self.order(&line)?;
+            } else if self.line.len() >= LINE_BYTES {
+                return Err(io::Error::other("a line of the Master's is too long"));
+            } else {
+                self.line.push(byte);
+            }
+        }
+        Ok(true)
+    }
+
+    fn order(&mut self, line: &[u8]) -> io::Result<()> {
+        if line.trim_ascii().is_empty() {
+            return Ok(());
+        }
+        let order: Put<'_> = match serde_json::from_slice(line) {
+            Ok(order) => order,
+            Err(error) => {
+                let why = format!("the line is no order: {error}");
+                return tell(&Told::Refused {
+                    path: "",
+                    why: &why,
+                });
+            }
+        };
+        match self.put(&order) {
+            Ok(()) => Ok(()),
+            Err(why) => tell(&Told::Refused {
+                path: &order.path,
+                why: &why,
+            }),
+        }
+    }
+
+    fn put(&mut self, order: &Put<'_>) -> Result<(), String> {
+        let Put {
+            kind,
+            path,
+            content,
+            stamp,
+        } = order;
+        if kind != PUT {
+            return Err("the only order is put".to_owned());
+        }
+        let mut object: Map<String, Value> =
+            serde_json::from_str(content.get()).map_err(|error| format!("its content: {error}"))?;
+        if let Some(stamp) = stamp {
+            let ms = i64::try_from(stamp.in_ms).unwrap_or(i64::MAX);
+            let time = now_ms().saturating_add(ms).to_string();
+            object.insert(stamp.member.clone().into_owned(), Value::String(time));
+        }
+        let (part, name, followed) = place(path).ok_or("it is no file that a Master writes")?;
+        if followed.is_some() && self.followed.len() >= FOLLOWED {
+            return Err(format!("{FOLLOWED} commands are under way"));
+        }
+        let text = Value::Object(object).to_string();
+        if text.len() > COMMAND_BYTES {
+            return Err(format!("it has more than {COMMAND_BYTES} bytes"));
+        }
+        let durable = followed.is_some();
+        self.dir
+            .put(part, name, text.as_bytes(), durable)
+            .map_err(|error| error.to_string())?;
+        if let Some(command) = followed {
+            self.followed.insert(command, Followed::default());
+        }
+        Ok(())
+    }
+
+    /// Takes what happened in the directory.
+    fn happened(&mut self) -> io::Result<()> {
+        let mut all = false;
+        let mut grown = Vec::new();
+        for happened in self.watch.take() {
+            match happened {
+                Happened::In(Part::State, name) => self.of_state(&name)?,
+                Happened::In(Part::Result, name) => grown.extend(CommandName::read(&name)),
+                Happened::In(_, name) => {
+                    let stem = name.strip_suffix(".out");
+                    grown.extend(stem.and_then(CommandName::of_stem));
+                }
+                Happened::Much => all = true,
+            }
+        }
+        if all {
+            return self.look();
+        }
+        grown.dedup();
+        for command in grown {
+            self.follow(&command)?;
+        }
+        Ok(())
+    }
+
+    /// Looks at everything.
+    fn look(&mut self) -> io::Result<()> {
+        let commands: Vec<_> = self.followed.keys().cloned().collect();
+        for command in commands {
+            self.follow(&command)?;
+        }
+        self.of_state("state.json")?;
+        self.of_state("heartbeat.json")
+    }
+
+    fn of_state(&mut self, name: &str) -> io::Result<()> {
+        let is_beat = match name {
+            "state.json" => false,
+            "heartbeat.json" => true,
+            _ => return Ok(()),
+        };
+        let Found::Content(content) = self.dir.read(Part::State, name, CONTROL_BYTES)? else {
+            return Ok(());
+        };
+        let last = if is_beat {
+            &mut self.beat
+        } else {
+            &mut self.state
+        };
+        if *last == content {
+            return Ok(());
+        }
+        let is_first = last.is_empty();
+        *last = content;
+        if is_beat {
+            // What was there before this start is no sign of life.
+            return if is_first && !self.runs {
+                Ok(())
+            } else {
+                tell(&Told::Heartbeat)
+            };
+        }
+        match json(&self.state) {
+            Some(content) => tell(&Told::State { content: &content }),
+            None => Ok(()),
+        }
+    }
+
+    /// Tells what came of a command that is followed.
+    fn follow(&mut self, command: &CommandName) -> io::Result<()> {
+        let Some(mut followed) = self.followed.remove(command) else {
+            return Ok(());
+        };
+        // Before its output, so that nothing of that comes behind it.
+        let result = match self
+            .dir
+            .read(Part::Result, &command.file(), CONTROL_BYTES)?
+        {
+            Found::Content(content) => Some(json(&content).ok_or("it is no JSON")),
+            Found::Odd(why) => Some(Err(why)),
+            Found::Nothing => None,
+        };
+        let stem = command.stem();
+        self.grow(command, &stem, &mut followed)?;
+        match result {
+            Some(Ok(content)) => tell(&Told::Result {
+                command: &stem,
+                content: &content,
+            }),
+            Some(Err(why)) => {
+                let path = format!("result/{}", command.file());
+                tell(&Told::Refused { path: &path, why })
+            }
+            None => {
+                self.followed.insert(command.clone(), followed);
+                Ok(())
+            }
+        }
+    }
+
+    fn grow(&self, command: &CommandName, stem: &str, of: &mut Followed) -> io::Result<()> {
+        if of.output.is_none() {
+            of.output = self.dir.open_regular(Part::Output, &command.output())?.ok();
+        }
+        let Some(output) = &of.output else {
+            return Ok(());
+        };
+        let mut piece = vec![0; OUTPUT_BYTES];
+        loop {
+            let got = output.read_at(&mut piece, of.offset)?;
+            let Some(new) = piece.get(..got).filter(|new| !new.is_empty()) else {
+                return Ok(());
+            };
+            of.offset += got as u64;
+            of.begun.extend_from_slice(new);
+            let whole = whole_characters(&of.begun);
+            let bytes: Vec<u8> = of.begun.drain(..whole).collect();
+            let text = String::from_utf8_lossy(&bytes);
+            if !text.is_empty() {
+                tell(&Told::Output {
+                    command: stem,
+                    text: &text,
+                })?;
+            }
+        }
+    }
+}
+
+/// How many of these bytes are not the beginning of a character that is to be completed.
+fn whole_characters(bytes: &[u8]) -> usize {
+    match std::str::from_utf8(bytes) {
+        Err(error) if error.error_len().is_none() => error.valid_up_to(),
+        // What is no text at all is shown as such.
+        Ok(_) | Err(_) => {
+            let tail = bytes.len().saturating_sub(3);
+            let begun = (tail..bytes.len()).find(|at| {
+                bytes.get(*at..).is_some_and(|end| {
+                    matches!(std::str::from_utf8(end), Err(error) if error.error_len().is_none() && error.valid_up_to() == 0)
+                })
+            });
+            begun.unwrap_or(bytes.len())
+        }
+    }
+}
+
+fn json(content: &[u8]) -> Option<Box<RawValue>> {
+    // One line, whatever the file has.
+    let value: Value = serde_json::from_slice(content).ok()?;
+    serde_json::value::to_raw_value(&value).ok()
+}
+
+/// Where a Master may put something: the directory, the name, and the command that it then follows.
+fn place(path: &str) -> Option<(Part, &str, Option<CommandName>)> {
+    match path.split_once('/')? {
+        ("queue", name) => Some((Part::Queue, name, Some(CommandName::read(name)?))),
+        ("ctl", name @ ("cancel.json" | "stop.json")) => Some((Part::Ctl, name, None)),
+        ("state", name @ "lease.json") => Some((Part::State, name, None)),
+        _ => None,
+    }
+}
+
+fn tell(told: &Told<'_>) -> io::Result<()> {
+    let mut line = serde_json::to_vec(told)?;
+    line.push(b'\n');
+    let mut out = io::stdout().lock();
+    out.write_all(&line)?;
+    out.flush()
+}

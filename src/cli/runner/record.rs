@@ -1,0 +1,169 @@
+//! What a Runner writes down: `log/` and `state/`.
+//!
+//! Nothing here is needed for going on, so a disk that is full costs records, not commands; results are
+//! written elsewhere.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::Write as _;
+use std::time::SystemTime;
+
+use serde_json::{Value, json};
+
+use super::dir::{Part, SessionDir};
+use crate::skillpilot::{Phase, StateFile};
+
+/// Bytes of `session.out` and of `meta.log`, each; then it begins anew, and the old one is kept as `….1`.
+const LOG_BYTES: u64 = 64 << 20;
+/// Lines of `last_n_lines.txt`.
+const TAIL_LINES: usize = 200;
+/// Bytes of it.
+const TAIL_BYTES: usize = 64 << 10;
+
+/// Milliseconds since 1970.
+pub(super) fn now_ms() -> i64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since.map_or(0, |since| {
+        i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+    })
+}
+
+/// A time as the files write it.
+pub(super) fn now() -> String {
+    now_ms().to_string()
+}
+
+/// A log that is appended to and begins anew when it is full.
+#[derive(Debug)]
+struct Log {
+    name: &'static str,
+    file: Option<File>,
+    bytes: u64,
+}
+
+impl Log {
+    fn open(dir: &SessionDir, name: &'static str) -> Self {
+        let file = dir.append(Part::Log, name).ok();
+        let bytes = file.as_ref().and_then(|file| file.metadata().ok());
+        Self {
+            name,
+            bytes: bytes.map_or(0, |found| found.len()),
+            file,
+        }
+    }
+
+    fn add(&mut self, dir: &SessionDir, bytes: &[u8]) {
+        if self.bytes + bytes.len() as u64 > LOG_BYTES {
+            let older = format!("{}.1", self.name);
+            let _ = dir.remove(Part::Log, &older);
+            let _ = dir.claim((Part::Log, self.name), (Part::Log, &older));
+            *self = Self::open(dir, self.name);
+        }
+        if let Some(file) = &mut self.file
+            && file.write_all(bytes).is_ok()
+        {
+            self.bytes += bytes.len() as u64;
+        }
+    }
+}
+
+/// The records of one session.
+#[derive(Debug)]
+pub(super) struct Record {
+    session_id: String,
+    phase: Phase,
+    output: Log,
+    events: Log,
+    tail: VecDeque<u8>,
+    tail_is_new: bool,
+}
+
+impl Record {
+    /// Goes on with a session, or begins one.
+    pub(super) fn open(dir: &SessionDir, session_id: String) -> Self {
+        Self {
+            session_id,
+            phase: Phase::Starting,
+            output: Log::open(dir, "session.out"),
+            events: Log::open(dir, "meta.log"),
+            tail: VecDeque::new(),
+            tail_is_new: false,
+        }
+    }
+
+    /// Writes `state/state.json`, if that phase can follow.
+    pub(super) fn phase_is(
+        &mut self,
+        dir: &SessionDir,
+        phase: Phase,
+        tool: Option<u32>,
+        command: Option<&str>,
+    ) {
+        if self.phase != phase && !self.phase.leads_to(phase) {
+            return;
+        }
+        self.phase = phase;
+        let state = StateFile {
+            phase,
+            session_id: self.session_id.clone(),
+            runner_pid: std::process::id(),
+            tool_pid: tool,
+            current_cmd_id: command.map(str::to_owned),
+            updated_at: now(),
+        };
+        if let Ok(text) = serde_json::to_vec(&state) {
+            let _ = dir.put(Part::State, "state.json", &text, false);
+        }
+    }
+
+    /// Gives a sign of life.
+    pub(super) fn beat(&mut self, dir: &SessionDir) {
+        let text = json!({ "timestamp": now() }).to_string();
+        let _ = dir.put(Part::State, "heartbeat.json", text.as_bytes(), false);
+        self.keep_tail(dir);
+    }
+
+    /// Notes what the tool wrote.
+    pub(super) fn wrote(&mut self, dir: &SessionDir, piece: &[u8]) {
+        self.output.add(dir, piece);
+        self.tail.extend(piece);
+        let beyond = self.tail.len().saturating_sub(TAIL_BYTES);
+        self.tail.drain(..beyond);
+        self.tail_is_new = true;
+    }
+
+    /// Writes `log/last_n_lines.txt`, if it would say something new.
+    pub(super) fn keep_tail(&mut self, dir: &SessionDir) {
+        if !std::mem::take(&mut self.tail_is_new) {
+            return;
+        }
+        let tail = self.tail.make_contiguous();
+        let mut ends = memchr::memrchr_iter(b'\n', tail).skip(TAIL_LINES);
+        let from = ends.next().map_or(0, |end| end + 1);
+        let _ = dir.put(
+            Part::Log,
+            "last_n_lines.txt",
+            tail.get(from..).unwrap_or_default(),
+            false,
+        );
+    }
+
+    /// The last that was written, for an error.
+    pub(super) fn last_words(&self) -> String {
+        let (front, back) = self.tail.as_slices();
+        let all = [front, back].concat();
+        let from = all.len().saturating_sub(400);
+        String::from_utf8_lossy(all.get(from..).unwrap_or_default())
+            .trim()
+            .to_owned()
+    }
+
+    /// Writes a line of `log/meta.log`: the audit of the session.
+    pub(super) fn note(&mut self, dir: &SessionDir, event: &str, more: Value) {
+        let mut line = json!({ "ts": now(), "event": event });
+        if let (Value::Object(line), Value::Object(more)) = (&mut line, more) {
+            line.extend(more);
+        }
+        self.events.add(dir, format!("{line}\n").as_bytes());
+    }
+}

@@ -1,0 +1,268 @@
+//! A tool at a terminal of its own.
+//!
+//! The terminal echoes nothing and changes nothing of what passes, but an interrupt is one. The tool leads
+//! a session of its own, so that it can be ended with all that it started. Must not know commands.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal};
+use rustix::pty::OpenptFlags;
+use rustix::termios::{LocalModes, OptionalActions};
+
+/// The bytes that are read at once.
+const CHUNK: usize = 16 << 10;
+/// How long a tool has to end when it is told to.
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+/// How much of what a dead tool left in its terminal is read.
+const LEFT_BYTES: usize = 1 << 20;
+/// What an interrupt is at a terminal.
+const INTERRUPT: u8 = 3;
+
+/// A tool that runs.
+#[derive(Debug)]
+pub(super) struct Tool {
+    child: Child,
+    pid: Pid,
+    alive: OwnedFd,
+    terminal: OwnedFd,
+    /// What it has not taken yet.
+    pending: Vec<u8>,
+    taken: usize,
+}
+
+/// How a tool ended.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Ended(pub(super) Option<ExitStatus>);
+
+impl Ended {
+    /// Whether it ended by itself and well.
+    pub(super) fn is_exit(self) -> bool {
+        self.0.is_some_and(|status| status.success())
+    }
+
+    /// In words.
+    pub(super) fn words(self) -> String {
+        match self.0.map(|status| (status.code(), status.signal())) {
+            Some((Some(code), _)) => format!("exit status {code}"),
+            Some((None, Some(signal))) => format!("signal {signal}"),
+            _ => "unknown".to_owned(),
+        }
+    }
+}
+
+impl Tool {
+    /// Starts a tool. That its program cannot be had shows in its end.
+    pub(super) fn start(argv: &[String]) -> io::Result<Self> {
+        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+        let terminal = rustix::pty::openpt(flags)
+            .map_err(|error| io::Error::other(format!("no terminal can be had: {error}")))?;
+        rustix::pty::grantpt(&terminal)?;
+        rustix::pty::unlockpt(&terminal)?;
+        let theirs = rustix::pty::ioctl_tiocgptpeer(&terminal, flags)?;
+        let mut modes = rustix::termios::tcgetattr(&theirs)?;
+        modes.make_raw();
+        modes.local_modes |= LocalModes::ISIG;
+        rustix::termios::tcsetattr(&theirs, OptionalActions::Now, &modes)?;
+        rustix::io::ioctl_fionbio(&terminal, true)?;
+        let mut command = Command::new("/proc/self/exe");
+        command
+            .arg0("marshal")
+            .args(["runner", "--at-terminal", "--"])
+            .args(argv)
+            .env("TERM", "dumb")
+            .stdin(Stdio::from(theirs.try_clone()?))
+            .stdout(Stdio::from(theirs.try_clone()?))
+            .stderr(Stdio::from(theirs));
+        let child = command.spawn()?;
+        drop(command);
+        let pid = Pid::from_child(&child);
+        let alive = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
+        Ok(Self {
+            child,
+            pid,
+            alive,
+            terminal,
+            pending: Vec::new(),
+            taken: 0,
+        })
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(super) fn terminal(&self) -> BorrowedFd<'_> {
+        self.terminal.as_fd()
+    }
+
+    /// Becomes readable when it ends.
+    pub(super) fn alive(&self) -> BorrowedFd<'_> {
+        self.alive.as_fd()
+    }
+
+    /// Whether it has not taken all that was typed.
+    pub(super) fn has_pending(&self) -> bool {
+        self.taken < self.pending.len()
+    }
+
+    /// Types a text; the tool takes it as it can.
+    pub(super) fn say(&mut self, text: &str) -> io::Result<()> {
+        if !self.has_pending() {
+            self.pending.clear();
+            self.taken = 0;
+        }
+        self.pending.extend_from_slice(text.as_bytes());
+        self.push()
+    }
+
+    /// Types what the terminal has room for.
+    pub(super) fn push(&mut self) -> io::Result<()> {
+        while let Some(rest) = self
+            .pending
+            .get(self.taken..)
+            .filter(|rest| !rest.is_empty())
+        {
+            match rustix::io::write(&self.terminal, rest) {
+                Ok(wrote) => self.taken += wrote,
+                Err(Errno::AGAIN) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Interrupts it, as a person at its terminal does. What it has not taken is forgotten.
+    pub(super) fn interrupt(&mut self) {
+        self.pending.clear();
+        self.taken = 0;
+        // What the terminal holds of it goes with the interrupt: NOFLSH is not set, termios(3).
+        let _ = rustix::io::write(&self.terminal, &[INTERRUPT]);
+    }
+
+    /// Reads what it wrote; nothing: nothing is there now. An error: its end of the terminal is closed.
+    pub(super) fn read(&self) -> io::Result<Vec<u8>> {
+        let mut chunk = vec![0; CHUNK];
+        loop {
+            match rustix::io::read(&self.terminal, &mut chunk) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(got) => {
+                    chunk.truncate(got);
+                    return Ok(chunk);
+                }
+                Err(Errno::AGAIN) => return Ok(Vec::new()),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Whether it ended.
+    pub(super) fn has_ended(&mut self) -> bool {
+        !matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// Ends it: told first, killed after [`PATIENCE`] or at once, with everything of its session. Gives how it
+    /// ended and the last that it wrote.
+    pub(super) fn end(mut self, told: bool) -> (Ended, Vec<u8>) {
+        let mut last = Vec::new();
+        if told && !self.has_ended() {
+            let _ = rustix::process::kill_process_group(self.pid, Signal::TERM);
+            self.wait(PATIENCE, &mut last);
+        }
+        kill_session(self.pid);
+        let _ = rustix::process::kill_process_group(self.pid, Signal::KILL);
+        let _ = self.child.kill();
+        let status = self.child.wait().ok();
+        self.drain(&mut last);
+        (Ended(status), last)
+    }
+
+    /// Waits for its end; it must not be held up by what nobody reads.
+    fn wait(&mut self, patience: Duration, last: &mut Vec<u8>) {
+        let until = Instant::now() + patience;
+        while !self.has_ended() {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            let mut fds = [
+                PollFd::new(&self.alive, PollFlags::IN),
+                PollFd::new(&self.terminal, PollFlags::IN),
+            ];
+            let left = Timespec::try_from(left).ok();
+            let _ = poll(&mut fds, left.as_ref());
+            if !self.drain(last) {
+                // Its end of the terminal is closed: only the process is left to wait for.
+                let mut fds = [PollFd::new(&self.alive, PollFlags::IN)];
+                let _ = poll(&mut fds, left.as_ref());
+            }
+        }
+    }
+
+    /// Reads what is there; `false`: nothing more can come.
+    fn drain(&self, last: &mut Vec<u8>) -> bool {
+        loop {
+            match self.read() {
+                Ok(piece) if piece.is_empty() => return true,
+                Ok(piece) => {
+                    let room = LEFT_BYTES.saturating_sub(last.len());
+                    last.extend(piece.into_iter().take(room));
+                }
+                Err(_) => return false,
+            }
+        }
+    }
+}
+
+/// Kills every process of a session, whatever groups it made of them.
+fn kill_session(leader: Pid) {
+    let Ok(processes) = std::fs::read_dir("/proc") else {
+        return;
+    };
+    let wanted = leader.as_raw_nonzero().get();
+    for process in processes.flatten() {
+        let name = process.file_name();
+        let pid = name.to_str().and_then(|name| name.parse().ok());
+        let Some(pid) = pid.and_then(Pid::from_raw).filter(|pid| *pid != leader) else {
+            continue;
+        };
+        let Ok(stat) = std::fs::read_to_string(process.path().join("stat")) else {
+            continue;
+        };
+        // pid (name) state ppid pgrp session: the name may have anything in it, proc_pid_stat(5).
+        let session = stat.rsplit_once(')').and_then(|(_, rest)| {
+            let mut fields = rest.split_ascii_whitespace();
+            fields.nth(3)?.parse::<i32>().ok()
+        });
+        if session == Some(wanted) {
+            let _ = rustix::process::kill_process(pid, Signal::KILL);
+        }
+    }
+}
+
+/// Becomes the tool: the leader of a session at the terminal that is its standard input. Returns only if that
+/// cannot be.
+pub(super) fn become_tool(argv: &[String]) -> ExitCode {
+    let Some((program, arguments)) = argv.split_first() else {
+        return super::say("the tool has no name");
+    };
+    let unblocked = nix::sys::signal::SigSet::empty().thread_set_mask();
+    let led = unblocked
+        .map_err(io::Error::from)
+        .and_then(|()| rustix::process::setsid().map_err(io::Error::from))
+        .and_then(|_| {
+            rustix::process::ioctl_tiocsctty(rustix::stdio::stdin()).map_err(io::Error::from)
+        });
+    if let Err(error) = led {
+        return super::say(&format!("the tool cannot have its terminal: {error}"));
+    }
+    let error = Command::new(program).args(arguments).exec();
+    super::say(&format!("the tool {program:?} cannot be started: {error}"))
+}

@@ -1,0 +1,78 @@
+//! What happens in the directories of a session, as the kernel tells it. File systems of a network tell
+//! nothing of what others do there: for them somebody looks from time to time.
+
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
+
+use super::dir::{Part, SessionDir};
+
+/// The buffer for the kernel's words.
+const BUFFER: usize = 16 << 10;
+
+/// The directories that are watched.
+#[derive(Debug)]
+pub(super) struct Watch {
+    fd: Option<OwnedFd>,
+    parts: Vec<(i32, Part)>,
+}
+
+/// What happened.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Happened {
+    /// A file came, or was written.
+    In(Part, String),
+    /// More than the kernel kept: everything must be looked at.
+    Much,
+}
+
+impl Watch {
+    /// Watches some of the directories. What cannot be watched is only looked at.
+    /// `growing`: also while files are being written.
+    pub(super) fn of(dir: &SessionDir, parts: &[Part], growing: bool) -> Self {
+        let fd = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).ok();
+        let mut what = WatchFlags::MOVED_TO | WatchFlags::CLOSE_WRITE;
+        what.set(WatchFlags::MODIFY, growing);
+        let watched = |part: &Part| {
+            let wd = inotify::add_watch(fd.as_ref()?, dir.own_path(*part), what).ok()?;
+            Some((wd, *part))
+        };
+        Self {
+            parts: parts.iter().filter_map(watched).collect(),
+            fd,
+        }
+    }
+
+    /// What becomes readable when something happened.
+    pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.fd.as_ref().map(AsFd::as_fd)
+    }
+
+    /// What happened since the last time.
+    pub(super) fn take(&self) -> Vec<Happened> {
+        let mut buffer = [MaybeUninit::uninit(); BUFFER];
+        let mut all = Vec::new();
+        let Some(fd) = &self.fd else {
+            return all;
+        };
+        let mut reader = inotify::Reader::new(fd, &mut buffer);
+        while let Ok(event) = reader.next() {
+            if event.events().contains(ReadFlags::QUEUE_OVERFLOW) {
+                all.push(Happened::Much);
+                continue;
+            }
+            let part = self.parts.iter().find(|(wd, _)| *wd == event.wd());
+            let name = event.file_name().and_then(|name| name.to_str().ok());
+            if let (Some((_, part)), Some(name)) = (part, name)
+                && !name.starts_with('.')
+            {
+                let happened = Happened::In(*part, name.to_owned());
+                if all.last() != Some(&happened) {
+                    all.push(happened);
+                }
+            }
+        }
+        all
+    }
+}

@@ -1,0 +1,445 @@
+//! The Runner's work: one loop over what the directory, the tool, the signals and the time bring.
+//!
+//! Order of each round: what controls it (stop, cancel, lease) before what is to be run. A command is claimed
+//! by its move to `inflight/`, and leaves it when its result is durable; so whatever a kill interrupts is either
+//! done on record or found there by the next start, which never runs it again.
+
+mod before;
+mod control;
+mod tool;
+
+pub(super) use before::session_id;
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde_json::json;
+
+use super::Orders;
+use super::carrier::Beside;
+use super::dir::{Found, Part, SessionDir, Use};
+use super::record::{Record, now, now_ms};
+use super::running::{Running, Why, result};
+use super::terminal::Tool;
+use super::watch::{Happened, Watch};
+use crate::skillpilot::marker::{Marker, PREFIX, Scanner};
+use crate::skillpilot::{
+    COMMAND_BYTES, CommandName, MarkerMode, MarkerSpec, Phase, ResultFile, Stats, Status, Stop,
+    read_command,
+};
+use before::{recover, tidy};
+
+/// How long a tool may take until it listens.
+const STARTING: Duration = Duration::from_secs(60);
+/// Pieces of output that are taken before something else has its turn.
+const PIECES: usize = 64;
+
+/// Whether the tool listens.
+#[derive(Debug)]
+enum Listens {
+    /// There is none.
+    Gone,
+    /// It was started, and told what it is told first.
+    Soon(Scanner, Instant),
+    /// It does.
+    Yes,
+}
+
+/// The Runner.
+struct Work {
+    dir: Arc<SessionDir>,
+    orders: Orders,
+    record: Record,
+    watch: Watch,
+    signals: SignalFd,
+    queue: BTreeSet<CommandName>,
+    tool: Option<Tool>,
+    listens: Listens,
+    /// Why there is no tool.
+    failed: Option<String>,
+    /// A tool has listened, once.
+    has_listened: bool,
+    running: Option<Running>,
+    /// A result that could not be written yet.
+    owed: Option<(CommandName, ResultFile)>,
+    stop: Option<Stop>,
+    lease: Option<i64>,
+    /// Something may be in `ctl/`, or the lease may be another.
+    controlled: bool,
+    look_at: Instant,
+    beat_at: Instant,
+}
+
+/// Runs a session until its end.
+pub(super) fn run(path: &Path, orders: Orders) -> Result<(), String> {
+    let dir = Arc::new(SessionDir::open(path, Use::Run)?);
+    let mut mask = SigSet::empty();
+    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
+        mask.add(signal);
+    }
+    // Before there is another thread.
+    let signals = mask
+        .thread_block()
+        .and_then(|()| SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK))
+        .map_err(|error| format!("signals cannot be taken: {error}"))?;
+    let session_id = session_id(&dir);
+    let mut record = Record::open(&dir, session_id.clone());
+    let failed = |error: std::io::Error| format!("the session directory: {error}");
+    tidy(&dir, &mut record, orders.stdio).map_err(failed)?;
+    recover(&dir, &mut record).map_err(failed)?;
+    let beside = if orders.stdio {
+        let started = Beside::start(Arc::clone(&dir), session_id, orders.poll);
+        Some(started.map_err(failed)?)
+    } else {
+        None
+    };
+    let now = Instant::now();
+    let mut work = Work {
+        watch: Watch::of(&dir, &[Part::Queue, Part::Ctl, Part::State], false),
+        dir,
+        orders,
+        record,
+        signals,
+        queue: BTreeSet::new(),
+        tool: None,
+        listens: Listens::Gone,
+        failed: None,
+        has_listened: false,
+        running: None,
+        owed: None,
+        stop: None,
+        lease: None,
+        controlled: true,
+        look_at: now,
+        beat_at: now,
+    };
+    let ended = work.serve();
+    work.leave(&ended);
+    if let Some(beside) = beside {
+        beside.finish();
+    }
+    ended
+}
+
+impl Work {
+    fn serve(&mut self) -> Result<(), String> {
+        self.phase(Phase::Starting);
+        loop {
+            self.look();
+            self.lease();
+            self.times();
+            match self.stop {
+                Some(Stop::Force) => {
+                    self.abort(Status::Cancelled, "stop_requested");
+                    return Ok(());
+                }
+                Some(Stop::Graceful) if self.running.is_none() && self.owed.is_none() => {
+                    return Ok(());
+                }
+                _ => {}
+            }
+            if !self.has_listened
+                && let Some(why) = &self.failed
+            {
+                self.record.phase_is(&self.dir, Phase::Error, None, None);
+                return Err(why.clone());
+            }
+            while self.next() {}
+            self.wait();
+        }
+    }
+
+    fn phase(&mut self, phase: Phase) {
+        let tool = self.tool.as_ref().map(Tool::pid);
+        let id = self.running.as_ref().map(|running| &*running.name.id);
+        let phase = if self.stop.is_some() {
+            Phase::Stopping
+        } else {
+            phase
+        };
+        self.record.phase_is(&self.dir, phase, tool, id);
+    }
+
+    /// Looks at the directory, where that is due.
+    fn look(&mut self) {
+        let now = Instant::now();
+        if now >= self.look_at {
+            self.look_at = now + self.orders.poll;
+            self.controlled = true;
+            for name in self.dir.names(Part::Queue).unwrap_or_default() {
+                self.queued(&name);
+            }
+        }
+        if now >= self.beat_at {
+            self.beat_at = now + self.orders.heartbeat;
+            self.record.beat(&self.dir);
+        }
+        if std::mem::take(&mut self.controlled) {
+            self.stopped();
+            self.cancelled();
+            self.leased();
+        }
+    }
+
+    /// A file is in the queue.
+    fn queued(&mut self, file: &str) {
+        if file.split('.').skip(1).any(|part| part == "tmp") {
+            return;
+        }
+        if let Some(name) = CommandName::read(file) {
+            self.queue.insert(name);
+        } else {
+            self.dir.reject(Part::Queue, file);
+            let why =
+                json!({ "file": format!("queue/{file}"), "why": "it has no name of a command" });
+            self.record.note(&self.dir, "rejected", why);
+        }
+    }
+
+    /// Takes the next command, if it can be; `true`: there may be another.
+    fn next(&mut self) -> bool {
+        if !self.pay() || self.running.is_some() || self.stop.is_some() {
+            return false;
+        }
+        let is_due = !self.queue.is_empty() || !self.has_listened;
+        match self.listens {
+            Listens::Gone if self.failed.is_none() && is_due => {
+                self.start_tool();
+                return true;
+            }
+            Listens::Soon(..) => return false,
+            Listens::Gone | Listens::Yes => {}
+        }
+        let Some(name) = self.queue.pop_first() else {
+            return false;
+        };
+        match self.dir.has(Part::Result, &name.file()) {
+            Ok(false) => {}
+            Ok(true) => {
+                let _ = self.dir.remove(Part::Queue, &name.file());
+                let skipped = json!({ "cmd_id": name.id, "seq": name.seq });
+                self.record.note(&self.dir, "skipped", skipped);
+                return true;
+            }
+            Err(_) => return false,
+        }
+        if self.claimed(&name) {
+            if let Some(why) = self.failed.take() {
+                self.answer(&name, Status::Error, &format!("tool_died: {why}"));
+            } else {
+                self.begin(name);
+            }
+        }
+        true
+    }
+
+    /// Makes a command ours.
+    fn claimed(&mut self, name: &CommandName) -> bool {
+        let file = name.file();
+        let claimed = self
+            .dir
+            .claim((Part::Queue, &file), (Part::Inflight, &file));
+        let claimed = claimed.and_then(|claimed| {
+            if claimed {
+                self.dir.sync(Part::Inflight)?;
+            }
+            Ok(claimed)
+        });
+        claimed.unwrap_or_else(|error| {
+            self.faulty(&format!("queue/{file}"), &error.to_string());
+            false
+        })
+    }
+
+    fn begin(&mut self, name: CommandName) {
+        let file = name.file();
+        let content = match self.dir.read(Part::Inflight, &file, COMMAND_BYTES) {
+            Ok(Found::Content(content)) => content,
+            Ok(Found::Odd(why)) => {
+                self.reject(Part::Inflight, &file, why);
+                return self.answer(&name, Status::Error, &format!("refused: {why}"));
+            }
+            Ok(Found::Nothing) => return,
+            Err(error) => {
+                return self.answer(&name, Status::Error, &format!("refused: {error}"));
+            }
+        };
+        let (kind, timeout_s) = (&self.orders.kind, self.orders.timeout_s);
+        let command = match read_command(&name, &content, kind, timeout_s) {
+            Ok(command) => command,
+            Err(refusal) => return self.answer(&name, Status::Error, &refusal.to_string()),
+        };
+        let secret = uuid::Uuid::new_v4().simple().to_string();
+        let marker = Marker::new(&command.marker, &secret);
+        let mut typed = command.payload.clone();
+        if !typed.ends_with('\n') {
+            typed.push('\n');
+        }
+        if command.marker.mode == MarkerMode::RunnerInject {
+            typed.push_str(&self.orders.template.line(&marker));
+        }
+        let (id, seq) = (name.id.clone(), name.seq);
+        let begun = json!({ "cmd_id": id, "seq": seq, "bytes": command.payload.len(), "timeout_s": command.timeout_s });
+        match Running::begin(&self.dir, name.clone(), command, marker) {
+            Ok(running) => self.running = Some(running),
+            Err(error) => {
+                let why = format!("refused: its output cannot be kept: {error}");
+                return self.answer(&name, Status::Error, &why);
+            }
+        }
+        self.record.note(&self.dir, "command_started", begun);
+        self.phase(Phase::Busy);
+        self.type_in(&typed);
+    }
+
+    /// The command that runs ended.
+    fn finish(&mut self, why: Why) {
+        let Some(running) = self.running.take() else {
+            return;
+        };
+        self.record.keep_tail(&self.dir);
+        let (name, result) = running.end(why);
+        self.owe(name, result);
+    }
+
+    /// A command that was claimed is not run.
+    fn answer(&mut self, name: &CommandName, status: Status, why: &str) {
+        let why = Why {
+            status,
+            reason: why.to_owned(),
+        };
+        let result = result(name, why, now(), Stats::default());
+        self.owe(name.clone(), result);
+    }
+
+    fn owe(&mut self, name: CommandName, result: ResultFile) {
+        let ended = json!({
+            "cmd_id": name.id, "seq": name.seq, "status": result.status,
+            "exit_reason": result.exit_reason, "stats": result.stats,
+        });
+        self.record.note(&self.dir, "command_ended", ended);
+        self.owed = Some((name, result));
+        self.pay();
+        self.phase(Phase::Idle);
+    }
+
+    /// Writes the result that is owed, if one is. Nothing else is run before.
+    fn pay(&mut self) -> bool {
+        let Some((name, result)) = &self.owed else {
+            return true;
+        };
+        let file = name.file();
+        let paid = serde_json::to_vec(result)
+            .map_err(std::io::Error::from)
+            .and_then(|text| self.dir.put(Part::Result, &file, &text, true))
+            .and_then(|()| self.dir.remove(Part::Inflight, &file));
+        if paid.is_ok() {
+            self.owed = None;
+        }
+        paid.is_ok()
+    }
+
+    /// Waits for whatever comes first, and takes it.
+    fn wait(&mut self) {
+        let until = self.wakes_at();
+        let left = until.saturating_duration_since(Instant::now());
+        let left = Timespec::try_from(left).ok();
+        let mut fds = vec![PollFd::new(&self.signals, PollFlags::IN)];
+        if let Some(tool) = &self.tool {
+            let mut wanted = PollFlags::IN;
+            if tool.has_pending() {
+                wanted |= PollFlags::OUT;
+            }
+            fds.push(PollFd::from_borrowed_fd(tool.terminal(), wanted));
+            fds.push(PollFd::from_borrowed_fd(tool.alive(), PollFlags::IN));
+        }
+        if let Some(watched) = self.watch.fd() {
+            fds.push(PollFd::from_borrowed_fd(watched, PollFlags::IN));
+        }
+        let _ = poll(&mut fds, left.as_ref());
+        let happened: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+        drop(fds);
+        let at = |place: usize| happened.get(place).copied().unwrap_or(false);
+        if at(0) {
+            self.signalled();
+        }
+        let has_tool = self.tool.is_some();
+        if at(if has_tool { 3 } else { 1 }) {
+            self.happened();
+        }
+        if has_tool && at(1) {
+            self.of_terminal();
+        }
+        if has_tool && at(2) {
+            self.tool_ended();
+        }
+    }
+
+    fn wakes_at(&self) -> Instant {
+        let mut all = vec![self.look_at, self.beat_at];
+        if let Some(expires) = self.lease {
+            let left = u64::try_from(expires - now_ms()).unwrap_or(0);
+            // A clock that is set moves it: at the next look it is seen.
+            all.push(Instant::now() + Duration::from_millis(left.min(3_600_000)));
+        }
+        if let Listens::Soon(_, until) = &self.listens {
+            all.push(*until);
+        }
+        match self.running.as_ref().map(|of| (of.deadline, &of.ending)) {
+            Some((_, Some(ending))) => {
+                all.extend([ending.ask_at.unwrap_or(ending.until), ending.until])
+            }
+            Some((deadline, None)) => all.push(deadline),
+            None => {}
+        }
+        all.into_iter().min().unwrap_or(self.look_at)
+    }
+
+    fn happened(&mut self) {
+        for happened in self.watch.take() {
+            match happened {
+                Happened::In(Part::Queue, name) => self.queued(&name),
+                Happened::In(Part::State, name) if name != "lease.json" => {}
+                Happened::In(..) => self.controlled = true,
+                Happened::Much => self.look_at = Instant::now(),
+            }
+        }
+    }
+
+    /// Ends.
+    fn leave(&mut self, ended: &Result<(), String>) {
+        if ended.is_ok() {
+            self.stop = Some(self.stop.unwrap_or(Stop::Force));
+        }
+        self.phase(Phase::Stopping);
+        self.end_tool(true);
+        self.pay();
+        self.record.beat(&self.dir);
+        let why = ended.as_ref().err();
+        self.record
+            .note(&self.dir, "runner_ended", json!({ "error": why }));
+        self.phase(Phase::Stopping);
+    }
+}
+
+fn marker_seen() -> Why {
+    Why {
+        status: Status::Ok,
+        reason: "marker_seen".to_owned(),
+    }
+}
+
+/// A marker that belongs to no command.
+fn own_marker(token: &str) -> Marker {
+    let spec = MarkerSpec {
+        prefix: PREFIX.to_owned(),
+        token: token.to_owned(),
+        mode: MarkerMode::RunnerInject,
+    };
+    Marker::new(&spec, &uuid::Uuid::new_v4().simple().to_string())
+}

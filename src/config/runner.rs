@@ -1,0 +1,233 @@
+//! `[pool.NAME.runner]`: how a tool at a terminal is driven by files.
+//!
+//! Owns the keys of that table and what they exclude. Must not know what becomes of a command.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::error::quoted;
+use super::paths;
+use super::pool::TRUST;
+use super::table::{Place, Section};
+use super::types::{AsksFor, DialectName, Launcher, Pool};
+use crate::skillpilot::marker::{KINDS, Template};
+use crate::skillpilot::{CancelPolicy, TIMEOUT_MAX_S, TIMEOUT_S};
+
+/// Where a Runner's directory is inside, if the file names one of the host's.
+const DIR_INSIDE: &str = "/run/marshal/session";
+/// Where it is below the session's home, if not.
+const DIR_OF_HOME: &str = "session";
+/// How long a Runner of ours goes on without a word of its Master's, who renews that in time.
+pub const LEASE: Duration = Duration::from_secs(60);
+
+/// The key's word.
+const KIND_PATTERN: &str = "^[a-z][a-z0-9_-]{0,31}$";
+
+/// How a tool is driven.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Runner {
+    /// What the tool is, in the words of a command's `kind`.
+    pub kind: String,
+    /// How it prints a marker, where the kind does not say it.
+    pub marker: Option<String>,
+    /// What it is told first.
+    pub init: Option<String>,
+    /// A directory of this host for the session's files; `None`: one in the session's home.
+    pub dir: Option<PathBuf>,
+    /// How long a command may take.
+    pub timeout: Duration,
+    /// How a command is ended before its time.
+    pub cancel: CancelPolicy,
+    /// How long the Runner goes on without a word of ours; `None`: [`LEASE`], and none for a Runner that is
+    /// somebody else's.
+    pub lease: Option<Duration>,
+    /// How often it gives a sign of life.
+    pub heartbeat: Duration,
+    /// How often the directory is looked at where the kernel tells nothing.
+    pub poll: Duration,
+}
+
+impl Default for Runner {
+    fn default() -> Self {
+        Self {
+            kind: "tcl".to_owned(),
+            marker: None,
+            init: None,
+            dir: None,
+            timeout: Duration::from_secs(TIMEOUT_S),
+            cancel: CancelPolicy::CtrlC,
+            lease: None,
+            heartbeat: Duration::from_secs(5),
+            poll: Duration::from_secs(1),
+        }
+    }
+}
+
+/// Reads the table, if the pool has one.
+pub(super) fn read(pool: &Section<'_>, dir: &Path) -> Runner {
+    let table = pool.section("runner");
+    let ledger = pool.ledger;
+    let usual = Runner::default();
+    let kind = table
+        .item("kind")
+        .and_then(|item| item.text_like(KIND_PATTERN));
+    let marker = table.item("marker").and_then(|item| item.text());
+    let init = table.item("init").and_then(|item| item.text());
+    if let Some(found) = &marker
+        && let Err(error) = Template::new(&found.value)
+    {
+        ledger.fault(&found.place, error, None);
+    }
+    if let Some(found) = &init
+        && found.value.contains(|c: char| c.is_control())
+    {
+        ledger.fault(
+            &found.place,
+            "init is one line, without control characters",
+            None,
+        );
+    }
+    if let (Some(kind), None) = (&kind, &marker)
+        && !KINDS.iter().any(|(known, ..)| *known == kind.value)
+    {
+        let message = format!(
+            "how a tool of the kind {} prints a marker is not known: the table needs marker",
+            quoted(&kind.value)
+        );
+        let help = r#"for example: marker = 'print("{head}" "{tail}")'"#;
+        ledger.fault(&kind.place, message, Some(help.to_owned()));
+    }
+    let found = table
+        .item("dir")
+        .and_then(|item| item.text_like(paths::PATTERN));
+    if let Some(found) = &found
+        && let Some(fault) = paths::fault(&found.value)
+    {
+        ledger.fault(&found.place, fault, None);
+    }
+    let cancel = table.item("cancel").and_then(|item| {
+        let words = CancelPolicy::ALL.map(|(_, word)| word);
+        let found = item.text_among(&words)?;
+        let policy = CancelPolicy::read(&found.value);
+        if policy.is_none() {
+            let expected = super::table::one_of(&words);
+            item.unknown_word(&found.value, &words, &[], &expected);
+        }
+        policy
+    });
+    let second = Duration::from_secs(1);
+    let longest = Duration::from_secs(TIMEOUT_MAX_S);
+    let beats = Duration::from_millis(100)..=Duration::from_secs(60);
+    let timeout = table.duration("timeout", second..=longest);
+    let lease = table.duration("lease", 3 * second..=longest);
+    let heartbeat = table.duration("heartbeat", beats.clone());
+    let poll = table.duration("poll", beats);
+    table.close(
+        &[],
+        &[
+            ("cancel_policy", "cancel"),
+            ("timeout_s", "timeout"),
+            ("tool", "command"),
+        ],
+    );
+    let value = |found: Option<super::table::Found<Duration>>, usual| {
+        found.map_or(usual, |found| found.value)
+    };
+    Runner {
+        kind: kind.map_or(usual.kind, |found| found.value),
+        marker: marker.map(|found| found.value),
+        init: init.map(|found| found.value),
+        dir: found.map(|found| paths::absolute(dir, &found.value)),
+        timeout: value(timeout, usual.timeout),
+        cancel: cancel.unwrap_or(usual.cancel),
+        lease: lease.map(|found| found.value),
+        heartbeat: value(heartbeat, usual.heartbeat),
+        poll: value(poll, usual.poll),
+    }
+}
+
+/// What launcher, dialect and the table must agree on.
+///
+/// `found`: the file was found, not named, in that directory.
+pub(super) fn agree(section: &Section<'_>, pool: &Pool, found: Option<&Path>) {
+    let ledger = section.ledger;
+    let place = |key: &'static str| -> Place {
+        section
+            .item(key)
+            .map_or_else(|| section.place.clone(), |item| item.place)
+    };
+    let speaks = pool.dialect == DialectName::Skillpilot;
+    if pool.launcher == Launcher::Pty && !speaks {
+        let message = "launcher = \"pty\" needs dialect = \"skillpilot\": a tool at a terminal speaks no protocol of its own";
+        let help = Some("set dialect = \"skillpilot\"".to_owned());
+        ledger.fault(&place("launcher"), message, help);
+    }
+    if !speaks && section.item("runner").is_some() {
+        let message = "the table runner is for dialect = \"skillpilot\"";
+        ledger.fault(&place("runner"), message, None);
+    }
+    if !speaks {
+        return;
+    }
+    if pool.asks != AsksFor::Never {
+        let message =
+            "an agent that is driven by files cannot ask: asks = \"never\" is all that there is";
+        ledger.fault(&place("asks"), message, None);
+    }
+    if pool.runner.dir.is_some() && pool.launcher != Launcher::Pty {
+        let message =
+            "runner.dir is for launcher = \"pty\"; a carrier's directory stands in its command";
+        ledger.fault(&place("runner"), message, None);
+    }
+    if let (Some(dir), Some(own)) = (&pool.runner.dir, found)
+        && !dir.starts_with(own)
+    {
+        let message =
+            "a supervisor.toml that was found may not use a runner.dir outside its own directory";
+        ledger.fault(&place("runner"), message, Some(TRUST.to_owned()));
+    }
+    if pool.runner.dir.is_some() && pool.size > 1 {
+        let message = "runner.dir is one directory, and one Runner works in it: size must be 1";
+        ledger.fault(&place("size"), message, None);
+    }
+}
+
+impl Pool {
+    /// The command that has `tool` driven by files, with a home at that path inside; `marshal` as its first word is
+    /// this very binary.
+    #[must_use]
+    pub fn driven(&self, tool: Vec<String>, home: &str) -> Vec<String> {
+        let runner = &self.runner;
+        let dir = match &runner.dir {
+            Some(_) => DIR_INSIDE.to_owned(),
+            None => format!("{home}/{DIR_OF_HOME}"),
+        };
+        let ms = |time: Duration| time.as_millis().to_string();
+        let mut argv = vec![
+            super::command::OWN_PROGRAM.to_owned(),
+            "runner".to_owned(),
+            "--stdio".to_owned(),
+        ];
+        let mut say = |key: &str, value: String| argv.push(format!("--{key}={value}"));
+        say("dir", dir);
+        say("kind", runner.kind.clone());
+        say("timeout", runner.timeout.as_secs().max(1).to_string());
+        say("heartbeat", ms(runner.heartbeat));
+        say("poll", ms(runner.poll));
+        for (key, value) in [("marker", &runner.marker), ("init", &runner.init)] {
+            if let Some(value) = value {
+                say(key, value.clone());
+            }
+        }
+        argv.push("--".to_owned());
+        argv.extend(tool);
+        argv
+    }
+
+    /// The directory of this host that a Runner works in, and where that is inside.
+    #[must_use]
+    pub fn runner_dir(&self) -> Option<(&Path, &'static str)> {
+        let dir = self.runner.dir.as_deref()?;
+        (self.launcher == Launcher::Pty).then_some((dir, DIR_INSIDE))
+    }
+}

@@ -1,0 +1,216 @@
+//! Markers: how the end of a command is known in what a tool writes.
+//!
+//! Owns the marker's text, how a tool is told to write it, and the search for it in pieces of output. A
+//! marker is never told to a tool as it is to be printed: the line that is put behind a payload has it in
+//! two halves, and a random word at its end, so neither an echo of that line nor a tool that prints what it was
+//! told of the marker ends a command.
+
+use memchr::memmem;
+
+use super::{MarkerMode, MarkerSpec, is_id};
+
+/// What a marker begins with that does not say.
+pub const PREFIX: &str = "__SP_DONE__";
+
+/// The places of the two halves in a template.
+const HALVES: [&str; 2] = ["{head}", "{tail}"];
+
+/// How a tool is told to write a marker: one line with `{head}` and `{tail}`, which it prints one after the other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Template(String);
+
+/// A template that does not tell both halves.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "a marker template is one line with {{head}} and {{tail}} in it, once each and apart, for example: \
+     print(\"{{head}}\" \"{{tail}}\")"
+)]
+pub struct NotTemplate;
+
+impl Template {
+    /// Checks a template.
+    ///
+    /// # Errors
+    /// It lacks a half, has one twice, has them side by side, or is more than one line.
+    pub fn new(text: &str) -> Result<Self, NotTemplate> {
+        let once = |half| text.matches(half).count() == 1;
+        let apart = !text.contains("{head}{tail}");
+        let plain = !text.bytes().any(|b| b < 0x20 || b == 0x7f);
+        if HALVES.into_iter().all(once) && apart && plain {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err(NotTemplate)
+        }
+    }
+
+    /// As it was written.
+    #[must_use]
+    pub fn text(&self) -> &str {
+        &self.0
+    }
+
+    /// The line that has a marker printed, with its newline.
+    #[must_use]
+    pub fn line(&self, marker: &Marker) -> String {
+        let (head, tail) = marker.halves();
+        let line = self.0.replacen(HALVES[0], head, 1);
+        // The head has no brace in it.
+        format!("{}\n", line.replacen(HALVES[1], tail, 1))
+    }
+}
+
+/// Tools whose markers are known: kind, template, and what makes them write no prompts.
+pub const KINDS: [(&str, &str, &str); 3] = [
+    (
+        "tcl",
+        r#"puts [join {"{head}" "{tail}"} ""]"#,
+        // At a terminal it writes lines that end as a printer wants them.
+        "set tcl_prompt1 {}; set tcl_prompt2 {}; foreach c {stdout stderr} {fconfigure $c -translation lf}",
+    ),
+    (
+        "python",
+        r#"print("{head}" "{tail}", flush=True)"#,
+        "import sys; sys.ps1 = ''; sys.ps2 = ''",
+    ),
+    ("sh", r#"echo "{head}""{tail}""#, "PS1=; PS2="),
+];
+
+/// What ends a command.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Marker {
+    text: String,
+    /// It must be a whole line: whoever wrote the payload knows it, and an echo may show it.
+    whole_line: bool,
+}
+
+impl Marker {
+    /// Whether prefix and token can make one.
+    #[must_use]
+    pub fn can_be(spec: &MarkerSpec) -> bool {
+        is_id(&spec.prefix) && is_id(&spec.token)
+    }
+
+    /// The marker of a command; `secret` is a random word that only a marker of the Runner's own has.
+    #[must_use]
+    pub fn new(spec: &MarkerSpec, secret: &str) -> Self {
+        let MarkerSpec {
+            prefix,
+            token,
+            mode,
+        } = spec;
+        match mode {
+            MarkerMode::RunnerInject => Self {
+                text: format!("{prefix} {token} {secret}"),
+                whole_line: false,
+            },
+            MarkerMode::PayloadContains => Self {
+                text: format!("{prefix} {token}"),
+                whole_line: true,
+            },
+        }
+    }
+
+    /// What is printed.
+    #[must_use]
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// Its halves, both of something.
+    fn halves(&self) -> (&str, &str) {
+        self.text.split_at(self.text.len() / 2)
+    }
+}
+
+/// Finds a marker in output that comes in pieces. It holds back no more than could be the marker's
+/// beginning.
+#[derive(Debug)]
+pub struct Scanner {
+    marker: Marker,
+    /// What came and may be the beginning of the marker.
+    held: Vec<u8>,
+    /// What is held begins a line.
+    at_line: bool,
+}
+
+impl Scanner {
+    /// Before the first byte, which begins a line.
+    #[must_use]
+    pub const fn new(marker: Marker) -> Self {
+        Self {
+            marker,
+            held: Vec::new(),
+            at_line: true,
+        }
+    }
+
+    /// Takes a piece; what of the output is surely not the marker goes into `out`. `true`: the marker came,
+    /// and what follows it in this piece is no output of the command.
+    pub fn feed(&mut self, piece: &[u8], out: &mut Vec<u8>) -> bool {
+        self.held.extend_from_slice(piece);
+        if self.marker.whole_line {
+            self.line_by_line(out)
+        } else {
+            self.anywhere(out)
+        }
+    }
+
+    /// The command is over without its marker: what was held back is output.
+    pub fn finish(&mut self, out: &mut Vec<u8>) {
+        out.append(&mut self.held);
+    }
+
+    fn anywhere(&mut self, out: &mut Vec<u8>) -> bool {
+        let marker = self.marker.text.as_bytes();
+        if let Some(at) = memmem::find(&self.held, marker) {
+            out.extend(self.held.drain(..at));
+            self.held.clear();
+            return true;
+        }
+        let longest = marker.len().saturating_sub(1).min(self.held.len());
+        let begins = |kept: &usize| {
+            let from = self.held.len() - kept;
+            self.held
+                .get(from..)
+                .is_some_and(|end| marker.starts_with(end))
+        };
+        let kept = (1..=longest).rev().find(begins).unwrap_or(0);
+        let sure = self.held.len() - kept;
+        out.extend(self.held.drain(..sure));
+        false
+    }
+
+    fn line_by_line(&mut self, out: &mut Vec<u8>) -> bool {
+        let marker = self.marker.text.as_bytes();
+        let mut from = 0;
+        let mut found = false;
+        while let Some(rest) = self.held.get(from..).filter(|rest| !rest.is_empty()) {
+            let end = memchr::memchr(b'\n', rest);
+            let line = rest.get(..end.unwrap_or(rest.len())).unwrap_or(rest);
+            if self.at_line {
+                let bare = line.trim_ascii_end();
+                if end.is_some() && bare == marker {
+                    found = true;
+                    break;
+                }
+                if end.is_none() && may_become(line, marker) {
+                    break;
+                }
+            }
+            self.at_line = end.is_some();
+            from += end.map_or(rest.len(), |end| end + 1);
+        }
+        out.extend(self.held.drain(..from));
+        if found {
+            self.held.clear();
+        }
+        found
+    }
+}
+
+/// Whether an unfinished line may become the marker with blanks behind it, few enough to be held.
+fn may_become(line: &[u8], marker: &[u8]) -> bool {
+    const BLANKS: usize = 16;
+    marker.starts_with(line)
+        || line.len() <= marker.len() + BLANKS && line.trim_ascii_end() == marker
+}

@@ -1,0 +1,185 @@
+//! Forms of files and names, and the marker in pieces of output, for inputs that nobody thought of.
+
+use marshal::skillpilot::marker::{KINDS, Marker, Scanner, Template};
+use marshal::skillpilot::{
+    Cancel, CommandName, MarkerMode, MarkerSpec, Phase, Stop, read_cancel, read_command,
+    read_lease, read_stop, read_time,
+};
+use proptest::prelude::*;
+
+fn spec(mode: MarkerMode) -> MarkerSpec {
+    MarkerSpec {
+        prefix: "__SP_DONE__".to_owned(),
+        token: "t".to_owned(),
+        mode,
+    }
+}
+
+/// What a scanner gives for output that comes in these pieces, and whether it saw the marker.
+fn scanned(mode: MarkerMode, output: &[u8], cuts: &[usize]) -> (Vec<u8>, bool) {
+    let mut scanner = Scanner::new(Marker::new(&spec(mode), "secret"));
+    let mut out = Vec::new();
+    let mut from = 0;
+    let mut cuts: Vec<usize> = cuts.iter().map(|cut| cut % (output.len() + 1)).collect();
+    cuts.push(output.len());
+    cuts.sort_unstable();
+    for cut in cuts {
+        if scanner.feed(&output[from..cut], &mut out) {
+            return (out, true);
+        }
+        from = cut;
+    }
+    scanner.finish(&mut out);
+    (out, false)
+}
+
+#[test]
+fn a_marker_is_found_wherever_the_pieces_are_cut() {
+    let inject = b"a\n__SP_DONE__ t\n__SP_DONE__ t secrex__SP_DONE__ t secret\nmore";
+    let before = b"a\n__SP_DONE__ t\n__SP_DONE__ t secrex";
+    let line = b"a __SP_DONE__ t\n__SP_DONE__ tt\n__SP_DONE__ t\r\nmore";
+    let before_line = b"a __SP_DONE__ t\n__SP_DONE__ tt\n";
+    for cut in 0..=inject.len() {
+        let found = scanned(MarkerMode::RunnerInject, inject, &[cut]);
+        assert_eq!(found, (before.to_vec(), true), "cut at {cut}");
+    }
+    for cut in 0..=line.len() {
+        let found = scanned(MarkerMode::PayloadContains, line, &[cut]);
+        assert_eq!(found, (before_line.to_vec(), true), "cut at {cut}");
+    }
+}
+
+#[test]
+fn no_template_shows_the_marker_that_it_has_printed() {
+    let marker = Marker::new(&spec(MarkerMode::RunnerInject), "secret");
+    for (kind, template, _) in KINDS {
+        let line = Template::new(template).expect("a template").line(&marker);
+        assert!(!line.contains(marker.text()), "{kind}: {line}");
+        assert!(line.ends_with('\n') && line.matches('\n').count() == 1);
+    }
+    for bad in [
+        "",
+        "{head}",
+        "{head}{tail}",
+        "{head} {tail} {tail}",
+        "{head}\n{tail}",
+    ] {
+        assert!(Template::new(bad).is_err(), "{bad:?}");
+    }
+}
+
+#[test]
+fn names_are_ordered_as_numbers() {
+    let name = |text: &str| CommandName::read(text);
+    let ordered = [
+        "cmd_2_b.json",
+        "cmd_10_a.json",
+        "cmd_10_b.json",
+        "cmd_100_a.json",
+    ];
+    let mut names: Vec<_> = ordered.iter().rev().filter_map(|text| name(text)).collect();
+    names.sort();
+    let sorted: Vec<String> = names.iter().map(CommandName::file).collect();
+    assert_eq!(sorted, ordered);
+    for bad in [
+        "cmd_1_a",
+        "cmd_1_.json",
+        "cmd__a.json",
+        "cmd_x_a.json",
+        "cmd_1_../a.json",
+        "cmd_1_a/b.json",
+        "cmd_-1_a.json",
+        "cmd_99999999999999999999_a.json",
+        "cmd_1_.a.json",
+        "run_1_a.json",
+        ".json",
+    ] {
+        assert_eq!(name(bad), None, "{bad}");
+    }
+    // A name is given back as it was.
+    assert_eq!(
+        name("cmd_007_a.json").map(|it| it.file()),
+        Some("cmd_007_a.json".to_owned())
+    );
+}
+
+#[test]
+fn control_files_say_what_they_can_say() {
+    assert_eq!(
+        read_cancel(br#"{"scope":"current","cmd_id":null}"#),
+        Ok(Cancel::Current)
+    );
+    let named = read_cancel(br#"{"scope":"cmd_id","cmd_id":"x"}"#);
+    assert_eq!(named, Ok(Cancel::Command("x".to_owned())));
+    assert!(read_cancel(br#"{"scope":"cmd_id"}"#).is_err());
+    assert!(read_cancel(br#"{"scope":"all"}"#).is_err());
+    assert_eq!(read_stop(br#"{"mode":"graceful"}"#), Ok(Stop::Graceful));
+    assert_eq!(read_stop(br#"{"mode":"force"}"#), Ok(Stop::Force));
+    assert!(read_stop(b"{}").is_err());
+    assert_eq!(
+        read_lease(br#"{"lease_id":"l","expires_at":"1707221123456"}"#),
+        Ok(1_707_221_123_456)
+    );
+    assert_eq!(
+        read_lease(br#"{"expires_at":1707221123456}"#),
+        Ok(1_707_221_123_456)
+    );
+    assert_eq!(
+        read_time("2024-02-06T12:05:23.456Z"),
+        Some(1_707_221_123_456)
+    );
+    assert!(read_lease(br#"{"expires_at":null}"#).is_err());
+}
+
+#[test]
+fn a_runner_that_stops_does_nothing_else() {
+    use Phase::{Busy, Error, Idle, Starting, Stopping};
+    for phase in [Starting, Idle, Busy, Error] {
+        assert!(phase.leads_to(Stopping));
+        assert!(!Stopping.leads_to(phase));
+    }
+    assert!(!Error.leads_to(Busy) && !Starting.leads_to(Busy));
+}
+
+proptest! {
+    /// Output without a marker comes out as it is, in whatever pieces; with one, what stands before it does.
+    #[test]
+    fn nothing_of_the_output_is_lost(
+        before in proptest::collection::vec(prop_oneof![Just(b'_'), Just(b'S'), Just(b'\n'), any::<u8>()], 0..200),
+        cuts in proptest::collection::vec(0_usize..300, 0..8),
+        has_marker in any::<bool>(),
+        whole_line in any::<bool>(),
+    ) {
+        let mode = if whole_line { MarkerMode::PayloadContains } else { MarkerMode::RunnerInject };
+        let marker = Marker::new(&spec(mode), "secret");
+        let mut before = before;
+        if whole_line {
+            before.push(b'\n');
+        }
+        let mut output = before.clone();
+        if has_marker {
+            output.extend_from_slice(marker.text().as_bytes());
+            output.extend_from_slice(b"\nmore");
+        }
+        prop_assert_eq!(scanned(mode, &output, &cuts), (before, has_marker));
+    }
+
+    /// No bytes make a reader panic, and what is read says what the name says.
+    #[test]
+    fn no_file_is_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300), text in "\\PC{0,80}") {
+        let name = CommandName::new(1, "a").expect("a name");
+        let _ = read_command(&name, &bytes, "tcl", 300);
+        let _ = read_cancel(&bytes);
+        let _ = read_stop(&bytes);
+        let _ = read_lease(&bytes);
+        let _ = read_time(&text);
+        if let Some(read) = CommandName::read(&text) {
+            prop_assert_eq!(read.file(), text.as_str());
+        }
+        let written = format!(r#"{{"cmd_id":"a","seq":1,"kind":"tcl","payload":{}}}"#, serde_json::json!(text));
+        if let Ok(command) = read_command(&name, written.as_bytes(), "tcl", 300) {
+            prop_assert_eq!(command.payload, text.as_str());
+            prop_assert_eq!(command.timeout_s, Some(300));
+        }
+    }
+}
