@@ -11,8 +11,8 @@ use super::asking::{Approver, PATTERN as APPROVER};
 use super::error::quoted;
 use super::paths;
 use super::pool::{Context, Draft, TRUST};
-use super::table::{Place, Section};
 use super::role::RegisteredWorkspace;
+use super::table::{Place, Section};
 use super::types::Pool;
 use crate::limits;
 

@@ -6,8 +6,8 @@
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::MetadataExt as _;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -279,7 +279,8 @@ impl Disk {
     /// last file in it. Whether one is another now.
     pub(super) fn tend(&mut self) -> Result<bool, DiskError> {
         let what = "the directory";
-        let stat = rustix::fs::fstat(&self.root).map_err(|errno| system(what, "examined", errno))?;
+        let stat =
+            rustix::fs::fstat(&self.root).map_err(|errno| system(what, "examined", errno))?;
         is_own(what, &stat, self.owner, OPEN_TO_OTHERS)?;
         let mut is_other = false;
         for (at, area) in Area::ALL.into_iter().enumerate() {
@@ -300,7 +301,9 @@ impl Disk {
     /// Removes what a kill left half written.
     fn clear(&self) {
         for area in Area::ALL {
-            let (names, _) = self.list(area, |name| name.starts_with(FRESH).then(|| name.to_owned()));
+            let (names, _) = self.list(area, |name| {
+                name.starts_with(FRESH).then(|| name.to_owned())
+            });
             for name in names {
                 let _ = self.remove(area, &name);
             }
@@ -320,11 +323,7 @@ impl Disk {
     }
 
     /// The entries that `read` makes something of, and whether there were more than are looked at.
-    pub(super) fn list<T>(
-        &self,
-        area: Area,
-        read: impl Fn(&str) -> Option<T>,
-    ) -> (Vec<T>, bool) {
+    pub(super) fn list<T>(&self, area: Area, read: impl Fn(&str) -> Option<T>) -> (Vec<T>, bool) {
         let Ok(dir) = Dir::read_from(self.fd(area)) else {
             return (Vec::new(), false);
         };
@@ -352,15 +351,14 @@ impl Disk {
         if let Some(odd) = odd(&stat, most) {
             return Ok(Found::Odd(odd));
         }
-        let flags = OFlags::RDONLY
-            | OFlags::NOFOLLOW
-            | OFlags::NONBLOCK
-            | OFlags::NOCTTY
-            | OFlags::CLOEXEC;
+        let flags =
+            OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let file = match rustix::fs::openat(self.fd(area), name, flags, Mode::empty()) {
             Ok(file) => file,
             Err(Errno::NOENT) => return Ok(Found::Nothing),
             Err(Errno::LOOP) => return Ok(Found::Odd("it is a symbolic link")),
+            Err(Errno::ACCESS | Errno::PERM) => return Ok(Found::Odd("it may not be read")),
+            Err(Errno::NXIO | Errno::NODEV) => return Ok(Found::Odd("it is no regular file")),
             Err(errno) => return Err(errno.into()),
         };
         let stat = rustix::fs::fstat(&file)?;
@@ -414,18 +412,21 @@ impl Disk {
     pub(super) fn put(&self, area: Area, name: &str, bytes: &[u8]) -> io::Result<Print> {
         let dir = self.fd(area);
         let fresh = format!("{FRESH}{}", uuid::Uuid::new_v4().simple());
-        let flags = OFlags::WRONLY
-            | OFlags::CREATE
-            | OFlags::EXCL
-            | OFlags::NOFOLLOW
-            | OFlags::CLOEXEC;
+        let flags =
+            OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = rustix::fs::openat(dir, &fresh, flags, Mode::from_raw_mode(0o640))?;
         let write = || -> io::Result<Print> {
             self.give_away(&file)?;
             let mut file = File::from(file.try_clone()?);
             file.write_all(bytes)?;
             file.sync_all()?;
-            rustix::fs::renameat(dir, &fresh, dir, name)?;
+            match rustix::fs::renameat(dir, &fresh, dir, name) {
+                Err(Errno::ISDIR | Errno::NOTEMPTY | Errno::EXIST) => {
+                    self.reject(area, name, "it is a directory where a file goes")?;
+                    rustix::fs::renameat(dir, &fresh, dir, name)?;
+                }
+                done => done?,
+            }
             rustix::fs::fsync(dir)?;
             Ok(Print::of(&rustix::fs::fstat(&file)?))
         };

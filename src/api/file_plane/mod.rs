@@ -10,6 +10,7 @@ mod orders;
 mod output;
 mod people;
 mod requests;
+mod results;
 mod settling;
 mod tail;
 mod words;
@@ -17,7 +18,7 @@ mod words;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use tokio::sync::broadcast::{self, error::RecvError};
 use tokio::task::JoinSet;
@@ -35,9 +36,7 @@ use super::control::Runs;
 use super::history::Past;
 use crate::config::{Config, FilePlane};
 use crate::fleet::{FleetHandle, Notice};
-use crate::limits::{
-    BROADCAST_EVENTS, FILE_PLANE_BEAT, FILE_PLANE_PAUSE, FILE_PLANE_STUCK,
-};
+use crate::limits::{BROADCAST_EVENTS, FILE_PLANE_BEAT, FILE_PLANE_PAUSE, FILE_PLANE_STUCK};
 use crate::model::foreign::show;
 use crate::model::{PoolName, RunId, SessionId};
 use crate::telemetry::event::file_plane::FilePlaneState;
@@ -103,7 +102,9 @@ pub(crate) enum Trouble {
 /// The time: microseconds since the Unix epoch.
 fn now_us() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.map_or(0, |since| i64::try_from(since.as_micros()).unwrap_or(i64::MAX))
+    since.map_or(0, |since| {
+        i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
+    })
 }
 
 /// A directory that is worked.
@@ -139,6 +140,8 @@ pub struct Plane {
     is_state_new: bool,
     /// What is wrong, if something is.
     fault: Option<String>,
+    /// When it is tried again then.
+    again: Instant,
     beat: Instant,
     looked: Instant,
     /// Lines for the log of what happened.
@@ -173,6 +176,7 @@ impl Held {
             is_closing: false,
             is_state_new: true,
             fault: None,
+            again: now,
             beat: now,
             looked: now,
             notes: Vec::new(),
@@ -224,7 +228,11 @@ impl Plane {
             }
             self.drain(&mut notices);
         }
-        self.last().await;
+        // A file system that does not answer must not keep the daemon.
+        let last = tokio::time::timeout(FILE_PLANE_STUCK, self.last()).await;
+        if last.is_err() {
+            tracing::warn!("a file plane was left as it is: its file system does not answer");
+        }
     }
 
     /// The children are gone: what became of their tasks is written before the end.
@@ -238,6 +246,7 @@ impl Plane {
             open.is_dirty = true;
         }
         (self.are_asks_new, self.is_state_new) = (true, true);
+        self.again = Instant::now();
         self.round(&mut None).await;
         let gone = self.disk(|disk| disk.remove(Area::State, "heartbeat.json"));
         if let Ok(Err(error)) | Err(Trouble::Io(error)) = gone.await {
@@ -257,10 +266,10 @@ impl Plane {
     /// When something is to be done even if nothing happens.
     fn wake(&self) -> Instant {
         let now = Instant::now();
-        let mut next = (self.looked + self.plane.poll).min(self.beat);
         if self.fault.is_some() {
-            return next.max(now + self.plane.poll.min(FILE_PLANE_BEAT));
+            return self.again;
         }
+        let mut next = (self.looked + self.plane.poll).min(self.beat);
         if let Some(wait) = self.settling.next() {
             next = next.min(now + wait);
         }
@@ -315,6 +324,10 @@ impl Plane {
 
     /// Does everything that is to be done; what fails is done again.
     async fn round(&mut self, watch: &mut Option<Watch>) {
+        let now = Instant::now();
+        if self.fault.is_some() && now < self.again {
+            return;
+        }
         let done = self.work(watch).await;
         let written = self.write_notes().await;
         let fault = done.and(written).err().map(|error| error.to_string());
@@ -326,6 +339,7 @@ impl Plane {
             .emit();
             self.fault = fault;
         }
+        self.again = now + self.plane.poll.min(FILE_PLANE_BEAT);
     }
 
     async fn work(&mut self, watch: &mut Option<Watch>) -> Result<(), Trouble> {
@@ -350,6 +364,7 @@ impl Plane {
                 .await??;
         }
         if !self.is_begun {
+            self.write_state().await?;
             self.take_up().await?;
             self.find_asks().await?;
             self.is_begun = true;
@@ -361,20 +376,26 @@ impl Plane {
         self.take(are_files_new).await?;
         // What is told is told again after a failure before this line.
         self.are_files_new = false;
-        if !self.is_closing {
-            self.submit().await?;
-        }
+        self.submit().await?;
         self.cancel_unwanted().await;
-        let dirty = self.open.iter().filter(|(_, open)| open.is_dirty && open.is_task);
+        let dirty = self
+            .open
+            .iter()
+            .filter(|(_, open)| open.is_dirty && open.is_task);
+        let mut followed = Ok(());
         for name in dirty.map(|(name, _)| name.clone()).collect::<Vec<_>>() {
-            self.follow(&name).await?;
+            // What is wrong with one must not hold up the others.
+            followed = followed.and(self.follow(&name).await);
         }
+        followed?;
         if self.tail.is_new {
             self.write_tail().await?;
         }
         if self.are_asks_new {
             self.are_asks_new = false;
-            self.show_asks().await.inspect_err(|_| self.are_asks_new = true)?;
+            self.show_asks()
+                .await
+                .inspect_err(|_| self.are_asks_new = true)?;
         }
         if are_files_new {
             self.hear_answers().await?;
@@ -406,7 +427,9 @@ impl Plane {
         }
         let mut unsettled = Vec::new();
         while self.has_room() {
-            let Some(name) = self.backlog.pop_first() else { break };
+            let Some(name) = self.backlog.pop_first() else {
+                break;
+            };
             self.is_state_new = true;
             let looked = self.look(&name).await;
             if !matches!(looked, Ok(Looked::Dealt)) {
@@ -427,9 +450,13 @@ impl Plane {
     }
 
     async fn write_state(&mut self) -> Result<(), Trouble> {
-        let begun = self.open.iter().find(|(_, open)| open.begun_at_us.is_some());
+        let begun = self
+            .open
+            .iter()
+            .find(|(_, open)| open.begun_at_us.is_some());
         let state = State {
             phase: match () {
+                () if !self.is_begun => Phase::Starting,
                 () if self.is_closing || self.stop.is_some() => Phase::Stopping,
                 () if self.open.is_empty() => Phase::Idle,
                 () => Phase::Busy,
@@ -437,7 +464,11 @@ impl Plane {
             session_id: self.pool.to_string(),
             runner_pid: std::process::id(),
             current_cmd_id: begun.map(|(name, _)| name.id().to_owned()),
-            open: self.open.keys().map(|name| name.stem().to_owned()).collect(),
+            open: self
+                .open
+                .keys()
+                .map(|name| name.stem().to_owned())
+                .collect(),
             waiting: self.backlog.len(),
             updated_at: stamp(now_us()),
         };
@@ -465,7 +496,8 @@ impl Plane {
         for (key, value) in more {
             line.insert((*key).to_owned(), (*value).into());
         }
-        self.notes.push(serde_json::Value::Object(line).to_string() + "\n");
+        self.notes
+            .push(serde_json::Value::Object(line).to_string() + "\n");
     }
 
     async fn write_notes(&mut self) -> Result<(), Trouble> {
@@ -519,6 +551,3 @@ async fn changed(watch: &mut Option<Watch>) -> io::Result<()> {
         None => std::future::pending().await,
     }
 }
-
-/// So long a wait is no wait.
-const _: () = assert!(FILE_PLANE_PAUSE.as_millis() < Duration::from_secs(1).as_millis());

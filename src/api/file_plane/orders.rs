@@ -4,7 +4,8 @@
 use tokio::time::Instant;
 
 use super::disk::{Area, Found};
-use super::requests::small;
+use super::requests::Looked;
+use super::results::small;
 use super::words::{self, Cancel, Fault, RequestName, StopMode};
 use super::{Plane, Trouble};
 use crate::model::foreign::show;
@@ -38,13 +39,14 @@ impl Plane {
         let Read::Order(cancel) = self.order(CANCEL, words::cancel).await? else {
             return Ok(());
         };
-        self.cancel(&cancel).await?;
-        self.disk(|disk| disk.remove(Area::Ctl, CANCEL)).await??;
+        if self.cancel(&cancel).await? {
+            self.disk(|disk| disk.remove(Area::Ctl, CANCEL)).await??;
+        }
         Ok(())
     }
 
-    /// Has what is meant ended.
-    async fn cancel(&mut self, cancel: &Cancel) -> Result<(), Trouble> {
+    /// Has what is meant ended; `false`: it may still be written, so the order stays.
+    async fn cancel(&mut self, cancel: &Cancel) -> Result<bool, Trouble> {
         let is_meant = |name: &RequestName| match cancel {
             Cancel::Current => true,
             Cancel::One(id) => name.is_called(id),
@@ -55,7 +57,9 @@ impl Plane {
             let found = self.disk(|disk| disk.list(Area::Queue, RequestName::parse));
             let (waiting, _) = found.await?;
             for name in waiting.into_iter().filter(is_meant) {
-                self.cancel_waiting(&name).await?;
+                if self.look(&name).await? == Looked::Unsettled {
+                    return Ok(false);
+                }
                 names.push(name);
             }
         }
@@ -68,7 +72,7 @@ impl Plane {
         if names.is_empty() {
             self.note("cancel", &[("why", "there is nothing to cancel")]);
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Reads an order; what is none is put aside.
@@ -77,7 +81,9 @@ impl Plane {
         name: &'static str,
         read: impl Fn(&[u8]) -> Result<T, Fault>,
     ) -> Result<Read<T>, Trouble> {
-        let found = self.disk(move |disk| small(disk, Area::Ctl, name)).await??;
+        let found = self
+            .disk(move |disk| small(disk, Area::Ctl, name))
+            .await??;
         let why = match found {
             Found::Nothing => {
                 self.settling.forget(Area::Ctl, name);
@@ -100,7 +106,8 @@ impl Plane {
             },
         };
         let told = why.clone();
-        self.disk(move |disk| disk.reject(Area::Ctl, name, &told)).await??;
+        self.disk(move |disk| disk.reject(Area::Ctl, name, &told))
+            .await??;
         self.settling.forget(Area::Ctl, name);
         let why = show(&why, 300);
         tracing::warn!(pool = %self.pool, name, why, "an order in a file was not taken");

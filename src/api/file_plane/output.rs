@@ -43,7 +43,9 @@ pub(super) struct Read {
 impl Read {
     /// Whether the task is over, and all of its output written.
     pub(super) fn is_over(&self) -> bool {
-        self.row.as_ref().is_none_or(|row| row.ended_at_us.is_some())
+        self.row
+            .as_ref()
+            .is_none_or(|row| row.ended_at_us.is_some())
     }
 }
 

@@ -9,7 +9,7 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use super::disk::{Area, Found};
-use super::requests::small;
+use super::results::small;
 use super::words::{self, AnswerName, Fault, stamp};
 use super::{Plane, Trouble};
 use crate::api::asks::AskView;
@@ -44,7 +44,9 @@ impl Plane {
     /// Takes note of the asks that an earlier start left as files.
     pub(super) async fn find_asks(&mut self) -> Result<(), Trouble> {
         let found = self.disk(|disk| {
-            disk.list(Area::Asks, |name| name.strip_suffix(".json").map(str::to_owned))
+            disk.list(Area::Asks, |name| {
+                name.strip_suffix(".json").map(str::to_owned)
+            })
         });
         let (names, _) = found.await?;
         self.shown.extend(names);
@@ -57,7 +59,10 @@ impl Plane {
         let waiting = if self.open.is_empty() {
             Vec::new()
         } else {
-            self.fleet.questions(false).await.map_err(Trouble::Journal)?
+            self.fleet
+                .questions(false)
+                .await
+                .map_err(Trouble::Journal)?
         };
         let mut wanted = BTreeMap::new();
         for question in &waiting {
@@ -71,10 +76,13 @@ impl Plane {
         let over = self.shown.iter().filter(|ask| !wanted.contains_key(*ask));
         for ask in over.cloned().collect::<Vec<_>>() {
             let name = ask_name(&ask);
-            self.disk(move |disk| disk.remove(Area::Asks, &name)).await??;
+            self.disk(move |disk| disk.remove(Area::Asks, &name))
+                .await??;
             self.shown.remove(&ask);
         }
-        let new = wanted.into_iter().filter(|(ask, _)| !self.shown.contains(ask));
+        let new = wanted
+            .into_iter()
+            .filter(|(ask, _)| !self.shown.contains(ask));
         let new: Vec<_> = new
             .map(|(ask, (question, request))| (ask, written(question, request.stem())))
             .collect();
@@ -90,9 +98,11 @@ impl Plane {
 
     /// Looks at the answers that came; each that can be given is on its way then.
     pub(super) async fn hear_answers(&mut self) -> Result<(), Trouble> {
-        let found = self.disk(|disk| disk.list(Area::Answers, |name| {
-            AnswerName::parse(name).map(|answer| (name.to_owned(), answer))
-        }));
+        let found = self.disk(|disk| {
+            disk.list(Area::Answers, |name| {
+                AnswerName::parse(name).map(|answer| (name.to_owned(), answer))
+            })
+        });
         for (name, answer) in found.await?.0 {
             if self.answering.contains(&name) || self.answering.len() >= FILE_PLANE_ASKS {
                 continue;
@@ -104,7 +114,9 @@ impl Plane {
 
     async fn hear(&mut self, name: String, of: AnswerName) -> Result<(), Trouble> {
         let asked = name.clone();
-        let found = self.disk(move |disk| small(disk, Area::Answers, &asked)).await??;
+        let found = self
+            .disk(move |disk| small(disk, Area::Answers, &asked))
+            .await??;
         let (bytes, print) = match found {
             Found::Nothing => return Ok(()),
             Found::Odd(why) => return self.refuse_answer(name, why).await,
@@ -130,9 +142,12 @@ impl Plane {
             Ok(answer) => answer,
             Err(fault) => return self.refuse_answer(name, fault.why()).await,
         };
-        let ask = AskId::new(&of.ask).ok().filter(|_| self.shown.contains(&of.ask));
+        let ask = AskId::new(&of.ask)
+            .ok()
+            .filter(|_| self.shown.contains(&of.ask));
         let Some(ask) = ask else {
-            let why = "no ask of this name waits here: it is over, or was never one of this directory";
+            let why =
+                "no ask of this name waits here: it is over, or was never one of this directory";
             return self.refuse_answer(name, why).await;
         };
         let approver = self.plane.answers_as.clone();
@@ -162,7 +177,8 @@ impl Plane {
         match answered {
             Ok(answered) => {
                 let gone = name.clone();
-                self.disk(move |disk| disk.remove(Area::Answers, &gone)).await??;
+                self.disk(move |disk| disk.remove(Area::Answers, &gone))
+                    .await??;
                 self.settling.forget(Area::Answers, &name);
                 let result = match decision {
                     Decision::Allow => FileAnswer::Allowed,
@@ -174,16 +190,17 @@ impl Plane {
                 Ok(())
             }
             // It stays, and is looked at again.
-            Err(
-                error @ (AnswerError::ReadOnly | AnswerError::Journal(_) | AnswerError::Slow),
-            ) => Err(Trouble::Later(error.to_string())),
+            Err(error @ (AnswerError::ReadOnly | AnswerError::Journal(_) | AnswerError::Slow)) => {
+                Err(Trouble::Later(error.to_string()))
+            }
             Err(error) => self.refuse_answer(name, &error.to_string()).await,
         }
     }
 
     async fn refuse_answer(&mut self, name: String, why: &str) -> Result<(), Trouble> {
         let (aside, told) = (name.clone(), why.to_owned());
-        self.disk(move |disk| disk.reject(Area::Answers, &aside, &told)).await??;
+        self.disk(move |disk| disk.reject(Area::Answers, &aside, &told))
+            .await??;
         self.settling.forget(Area::Answers, &name);
         self.told_answer(&name, FileAnswer::Refused, why);
         let why = show(why, 300);

@@ -1,40 +1,38 @@
-//! Requests, from the file that somebody put there to the result that they find.
+//! Requests, from the file that somebody put there to the task that is made of it.
 //!
 //! Owns the order of steps by which a request is worked once, whatever is killed: it is claimed by a
 //! rename, a task is made of it under an id that follows from its name, so that the journal itself
-//! takes it in once, and it leaves `inflight/` when its result is on the disk. Must not know where
-//! notices come from.
+//! takes it in once, and it leaves `inflight/` when its result is on the disk (`results.rs`). Must not
+//! know where notices come from.
 
 use std::time::Duration;
 
 use sha2::{Digest as _, Sha256};
 use tokio::time::Instant;
 
-use super::disk::{Area, Disk, Found};
-use super::output::{Output, Read};
-use super::words::{self, Fault, Outcome, Request, RequestName, Stats, Status, stamp};
+use super::disk::{Area, Found};
+use super::output::Output;
+use super::results::{mark_name, result_name};
+use super::words::{self, Fault, Request, RequestName};
 use super::{Plane, Trouble, now_us};
 use crate::api::watch::Ledger;
 use crate::fleet::SubmitError;
 use crate::journal::{StoredTask, codec};
 use crate::limits::FILE_PLANE_REQUEST_BYTES;
-use crate::model::foreign::json_for_terminal;
-use crate::model::{PoolName, RunId, TaskId, TaskOutcome, TaskSpec};
+use crate::model::{PoolName, RunId, TaskId, TaskSpec};
 use crate::telemetry::event::file_plane::FileRequestSeen;
 use crate::telemetry::sets::FileRequest;
 
 /// The journal's word for who gave these tasks.
 const COMMAND: &str = "files";
 /// A task's id in its run, which has no other one.
-const ONLY: &str = "1";
-/// Where the newest output is, from the directory's top.
-const TAIL: &str = "log/last_n_lines.txt";
+pub(super) const ONLY: &str = "1";
 
 /// A request that was taken and has no result yet.
 #[derive(Debug)]
 pub(super) struct Open {
     pub(super) run: RunId,
-    task: TaskId,
+    pub(super) task: TaskId,
     request: Request,
     /// It is a task.
     pub(super) is_task: bool,
@@ -46,7 +44,7 @@ pub(super) struct Open {
     pub(super) is_unwanted: bool,
     /// The pool was told that.
     is_cancelled: bool,
-    output: Output,
+    pub(super) output: Output,
 }
 
 impl Open {
@@ -65,7 +63,7 @@ impl Open {
     }
 
     /// Until when it may be worked.
-    fn until_us(&self) -> Option<i64> {
+    pub(super) fn until_us(&self) -> Option<i64> {
         let timeout = i64::try_from(self.request.timeout?.as_micros()).ok()?;
         Some(self.begun_at_us?.saturating_add(timeout))
     }
@@ -87,21 +85,8 @@ pub(super) enum Looked {
     Dealt,
 }
 
-fn result_name(stem: &str) -> String {
-    format!("{stem}.json")
-}
-
-fn output_name(stem: &str) -> String {
-    format!("{stem}.out")
-}
-
-/// Says that a task was made of a claimed file.
-fn mark_name(stem: &str) -> String {
-    format!("{stem}.run")
-}
-
 /// The run of a request: the same for the same name in the same pool's directory.
-fn run_of(pool: &PoolName, stem: &str) -> Result<RunId, Trouble> {
+pub(super) fn run_of(pool: &PoolName, stem: &str) -> Result<RunId, Trouble> {
     let digest = Sha256::digest(format!("{pool}\0{stem}").as_bytes());
     RunId::new(&format!("file-{digest:x}")).map_err(|error| Trouble::Journal(error.to_string()))
 }
@@ -143,7 +128,8 @@ impl Plane {
                 return Ok(Looked::Dealt);
             }
             Found::Odd(why) => {
-                self.reject(name, Area::Queue, why, FileRequest::Rejected).await?;
+                self.reject(name, Area::Queue, why, FileRequest::Rejected)
+                    .await?;
                 return Ok(Looked::Dealt);
             }
             Found::File(bytes, print) => (bytes, print),
@@ -153,7 +139,8 @@ impl Plane {
         if !print.has_one_name() {
             if is_settled {
                 let why = "it has several names (hard links)";
-                self.reject(name, Area::Queue, why, FileRequest::Rejected).await?;
+                self.reject(name, Area::Queue, why, FileRequest::Rejected)
+                    .await?;
                 return Ok(Looked::Dealt);
             }
             return Ok(Looked::Unsettled);
@@ -196,7 +183,9 @@ impl Plane {
             (None, Some(open)) if open.request == request => true,
             (None, None) => false,
             _ => {
-                return self.reject(name, Area::Queue, other, FileRequest::Rejected).await;
+                return self
+                    .reject(name, Area::Queue, other, FileRequest::Rejected)
+                    .await;
             }
         };
         let (file, stem) = (name.file(), name.stem().to_owned());
@@ -223,7 +212,9 @@ impl Plane {
             let has_result = self.disk(move |disk| disk.has(Area::Result, &result_name(&stem)));
             if has_result.await? {
                 let why = "there is a result of this name already: take a new name";
-                return self.reject(name, Area::Queue, why, FileRequest::Rejected).await;
+                return self
+                    .reject(name, Area::Queue, why, FileRequest::Rejected)
+                    .await;
             }
         }
         self.claim(name, run, is_known).await
@@ -249,7 +240,9 @@ impl Plane {
         let fault = match claimed {
             (true, _) => {
                 let why = "something of this name is in inflight/: take a new name";
-                return self.reject(name, Area::Queue, why, FileRequest::Rejected).await;
+                return self
+                    .reject(name, Area::Queue, why, FileRequest::Rejected)
+                    .await;
             }
             (false, None | Some(Found::Nothing)) => return Ok(()), // Somebody took it back.
             (false, Some(Found::Odd(why))) => Fault::Broken(why.to_owned()),
@@ -261,7 +254,8 @@ impl Plane {
                 Err(fault) => fault,
             },
         };
-        self.reject(name, Area::Inflight, fault.why(), FileRequest::Rejected).await
+        self.reject(name, Area::Inflight, fault.why(), FileRequest::Rejected)
+            .await
     }
 
     fn keep(&mut self, name: &RequestName, open: Open) {
@@ -315,7 +309,9 @@ impl Plane {
         let request = match request {
             Ok(request) => request,
             Err(why) => {
-                return self.reject(name, Area::Inflight, &why, FileRequest::Rejected).await;
+                return self
+                    .reject(name, Area::Inflight, &why, FileRequest::Rejected)
+                    .await;
             }
         };
         let run = run_of(&self.pool, name.stem())?;
@@ -332,16 +328,24 @@ impl Plane {
         let waiting = self.open.iter().filter(|(_, open)| !open.is_task);
         let waiting: Vec<_> = waiting.map(|(name, _)| name.clone()).collect();
         for name in waiting {
-            let Some(open) = self.open.get(&name) else { continue };
+            let Some(open) = self.open.get(&name) else {
+                continue;
+            };
             if open.is_unwanted {
                 self.unsent(&name).await?;
+                continue;
+            }
+            if self.is_closing {
                 continue;
             }
             let (run, spec) = (
                 open.run.clone(),
                 spec_of(&self.pool, open.task.clone(), &open.request),
             );
-            let submitted = self.fleet.submit(run.clone(), COMMAND, vec![spec.clone()]).await;
+            let submitted = self
+                .fleet
+                .submit(run.clone(), COMMAND, vec![spec.clone()])
+                .await;
             match submitted {
                 Ok(reports) => {
                     self.runs.keep(&Ledger::collect(run.clone(), 1, reports));
@@ -349,14 +353,16 @@ impl Plane {
                     self.tell(&name, "taken", None);
                 }
                 Err(SubmitError::Pool { why, .. }) => {
-                    self.reject(&name, Area::Inflight, &why, FileRequest::Refused).await?;
+                    self.reject(&name, Area::Inflight, &why, FileRequest::Refused)
+                        .await?;
                     continue;
                 }
                 Err(SubmitError::Rejected(why)) => match self.row(&run).await? {
                     Some(row) if is_same(&row, &spec) => {}
                     Some(_) => {
                         let why = "another request had this name: take a new one";
-                        self.reject(&name, Area::Inflight, why, FileRequest::Rejected).await?;
+                        self.reject(&name, Area::Inflight, why, FileRequest::Rejected)
+                            .await?;
                         continue;
                     }
                     None => return Err(Trouble::Journal(why)),
@@ -383,163 +389,6 @@ impl Plane {
         read.map_err(Trouble::Journal)
     }
 
-    /// Writes what is new of one request, and its result if it is over.
-    pub(super) async fn follow(&mut self, name: &RequestName) -> Result<(), Trouble> {
-        let Some(open) = self.open.get_mut(name) else {
-            return Ok(());
-        };
-        let (run, task) = (open.run.clone(), open.task.clone());
-        let mut output = std::mem::take(&mut open.output);
-        let (past, disk) = (self.past.clone(), self.disk.clone());
-        let file = output_name(name.stem());
-        let work = move || {
-            let read = output.read(&past, &disk, &file, (&run, &task));
-            (output, read)
-        };
-        let (output, read) = self.blocking(work).await?;
-        if let Some(open) = self.open.get_mut(name) {
-            // After a failure nobody knows how much was written: all of it is, once more.
-            open.output = if read.is_ok() { output } else { Output::default() };
-        }
-        let read = read?;
-        self.tail.push(&read.tail);
-        if read.is_over() {
-            return self.end(name, &read).await;
-        }
-        for session in &read.sessions {
-            if self.by_session.insert(session.clone(), name.clone()).as_ref() != Some(name) {
-                self.are_asks_new = true;
-            }
-        }
-        let begun = read.row.and_then(|row| row.begun_at_us);
-        if let Some(open) = self.open.get_mut(name) {
-            open.is_dirty = false;
-            self.is_state_new |= open.begun_at_us.is_none() && begun.is_some();
-            open.begun_at_us = begun.or(open.begun_at_us);
-        }
-        Ok(())
-    }
-
-    /// Writes the result of a request that is over, then forgets it.
-    async fn end(&mut self, name: &RequestName, read: &Read) -> Result<(), Trouble> {
-        self.tail.end_line();
-        self.write_tail().await?;
-        let (row, now) = (read.row.as_ref(), now_us());
-        let Some(open) = self.open.get_mut(name) else {
-            return Ok(());
-        };
-        let ended = row.and_then(|row| row.ended_at_us).unwrap_or(now);
-        open.begun_at_us = row.and_then(|row| row.begun_at_us).or(open.begun_at_us);
-        let begun = open.begun_at_us;
-        let is_late = open.until_us().is_some_and(|until| ended >= until);
-        let word = row.and_then(|row| row.outcome.as_deref());
-        let outcome = word.and_then(TaskOutcome::from_word);
-        let status = Status::of(outcome, is_late);
-        let took = ended.saturating_sub(begun.unwrap_or(ended)) / 1000;
-        let stem = name.stem().to_owned();
-        let gone = "the journal has it no more, so nobody can tell what became of it; it is not worked again";
-        let report = row.and_then(|row| row.result.as_deref());
-        let result = Outcome {
-            cmd_id: name.id(),
-            status,
-            start_ts: stamp(begun.unwrap_or(ended)),
-            end_ts: stamp(ended),
-            exit_reason: match status {
-                Status::Ok => "completed",
-                Status::Timeout => "timeout",
-                Status::Cancelled => "cancelled",
-                Status::Error => word.unwrap_or("lost"),
-            },
-            output_path: Some(format!("output/{}", output_name(&stem))),
-            tail_path: Some(TAIL),
-            stats: open.output.stats(u64::try_from(took).unwrap_or(0)),
-            output_cut: open.output.is_cut,
-            outcome: word,
-            task: Some(format!("{}:{ONLY}", open.run)),
-            detail: row.map_or(Some(gone), |row| row.detail.as_deref().filter(|of| !of.is_empty())),
-            report: report.and_then(|text| serde_json::from_str(text).ok()),
-        };
-        let text = written(&result);
-        let mut output = std::mem::take(&mut open.output);
-        let file = name.file();
-        self.disk(move |disk| -> Result<(), Trouble> {
-            output.close(disk, &output_name(&stem))?;
-            disk.put(Area::Result, &result_name(&stem), text.as_bytes())?;
-            disk.remove(Area::Inflight, &file)?;
-            Ok(disk.remove(Area::Inflight, &mark_name(&stem))?)
-        })
-        .await??;
-        let word = word.unwrap_or("lost").to_owned();
-        self.tell(name, "ended", Some(&word));
-        self.forget(name);
-        Ok(())
-    }
-
-    fn forget(&mut self, name: &RequestName) {
-        if let Some(open) = self.open.remove(name) {
-            self.by_run.remove(&open.run);
-        }
-        self.by_session.retain(|_, of| of != name);
-        self.is_state_new = true;
-        self.are_asks_new = true;
-    }
-
-    /// Ends a request of which no task was made.
-    async fn unsent(&mut self, name: &RequestName) -> Result<(), Trouble> {
-        let now = now_us();
-        let text = written(&without_task(name, Status::Cancelled, "cancelled", None, now));
-        let (file, stem) = (name.file(), name.stem().to_owned());
-        self.disk(move |disk| -> Result<(), Trouble> {
-            disk.put(Area::Result, &result_name(&stem), text.as_bytes())?;
-            Ok(disk.remove(Area::Inflight, &file)?)
-        })
-        .await??;
-        self.tell(name, "cancelled", None);
-        self.forget(name);
-        Ok(())
-    }
-
-    /// Puts a file aside that no task is made of; whoever waits for a result finds one.
-    async fn reject(
-        &mut self,
-        name: &RequestName,
-        area: Area,
-        why: &str,
-        what: FileRequest,
-    ) -> Result<(), Trouble> {
-        let word = what.word();
-        let text = written(&without_task(name, Status::Error, word, Some(why), now_us()));
-        let run = run_of(&self.pool, name.stem())?;
-        // The name may be that of a request that is worked.
-        let is_free = area == Area::Inflight || !self.by_run.contains_key(&run);
-        let (file, stem, told) = (name.file(), name.stem().to_owned(), why.to_owned());
-        self.disk(move |disk| -> Result<(), Trouble> {
-            if is_free && !disk.has(Area::Result, &result_name(&stem)) {
-                disk.put(Area::Result, &result_name(&stem), text.as_bytes())?;
-            }
-            Ok(disk.reject(area, &file, &told)?)
-        })
-        .await??;
-        self.settling.forget(Area::Queue, &name.file());
-        self.seen(name, what, why);
-        self.tell(name, word, Some(why));
-        if area == Area::Inflight {
-            self.forget(name);
-        }
-        Ok(())
-    }
-
-    /// Has a request ended; one that waits in `queue/` still is none.
-    pub(super) async fn cancel_waiting(&mut self, name: &RequestName) -> Result<(), Trouble> {
-        let run = run_of(&self.pool, name.stem())?;
-        if self.look(name).await? == Looked::Dealt
-            && let Some(open) = self.open.get_mut(name).filter(|open| open.run == run)
-        {
-            open.is_unwanted = true;
-        }
-        Ok(())
-    }
-
     /// Tells the pool which tasks are not wanted any more, or are late.
     pub(super) async fn cancel_unwanted(&mut self) {
         let now = now_us();
@@ -562,7 +411,7 @@ impl Plane {
         }
     }
 
-    fn seen(&self, name: &RequestName, result: FileRequest, why: &str) {
+    pub(super) fn seen(&self, name: &RequestName, result: FileRequest, why: &str) {
         FileRequestSeen {
             pool: self.pool.as_str(),
             name: &name.file(),
@@ -571,39 +420,4 @@ impl Plane {
         }
         .emit();
     }
-}
-
-fn without_task<'a>(
-    name: &'a RequestName,
-    status: Status,
-    exit_reason: &'a str,
-    detail: Option<&'a str>,
-    now: i64,
-) -> Outcome<'a> {
-    Outcome {
-        cmd_id: name.id(),
-        status,
-        start_ts: stamp(now),
-        end_ts: stamp(now),
-        exit_reason,
-        output_path: None,
-        tail_path: None,
-        stats: Stats::default(),
-        output_cut: false,
-        outcome: None,
-        task: None,
-        detail,
-        report: None,
-    }
-}
-
-/// A result as it is written. People look at it with `cat`.
-fn written(result: &Outcome<'_>) -> String {
-    let json = serde_json::to_string_pretty(result).unwrap_or_default();
-    json_for_terminal(&json) + "\n"
-}
-
-/// Reads a small file; what is no file is a fault of its own.
-pub(super) fn small(disk: &Disk, area: Area, name: &str) -> Result<Found, Trouble> {
-    Ok(disk.read(area, name, crate::limits::FILE_PLANE_SMALL_BYTES)?)
 }

@@ -20,7 +20,13 @@ pub(super) struct Settling {
 
 impl Settling {
     /// Whether a file stayed as it is for long enough.
-    pub(super) fn is_settled(&mut self, area: Area, name: &str, print: &Print, now: Instant) -> bool {
+    pub(super) fn is_settled(
+        &mut self,
+        area: Area,
+        name: &str,
+        print: &Print,
+        now: Instant,
+    ) -> bool {
         if print.age().is_some_and(|age| age >= FILE_PLANE_SETTLE) {
             return true;
         }

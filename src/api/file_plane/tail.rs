@@ -38,7 +38,9 @@ impl Tail {
                 self.bytes -= at;
             }
             while self.lines.len() > FILE_PLANE_TAIL_LINES || self.bytes > FILE_PLANE_TAIL_BYTES {
-                let Some(first) = self.lines.pop_front() else { break };
+                let Some(first) = self.lines.pop_front() else {
+                    break;
+                };
                 self.bytes -= first.len();
             }
         }

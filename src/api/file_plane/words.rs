@@ -64,7 +64,8 @@ impl RequestName {
         }
         let stem = name.strip_suffix(".json")?;
         let (seq, id) = stem.strip_prefix("cmd_")?.split_once('_')?;
-        let is_number = (1..=DIGITS).contains(&seq.len()) && seq.bytes().all(|b| b.is_ascii_digit());
+        let is_number =
+            (1..=DIGITS).contains(&seq.len()) && seq.bytes().all(|b| b.is_ascii_digit());
         let seq = seq.parse().ok().filter(|_| is_number)?;
         is_id(id).then(|| Self::Command {
             seq,

@@ -91,7 +91,10 @@ fn a_request_is_read_as_a_master_writes_it() {
     let read = request(&named("cmd_1_a.json"), WHOLE.as_bytes()).expect("a request");
     assert_eq!(read.prompt.raw(), "say hi");
     assert_eq!(read.timeout, Some(Duration::from_secs(60)));
-    assert_eq!((read.files, read.priority), (vec!["src/lib.rs".to_owned()], -3));
+    assert_eq!(
+        (read.files, read.priority),
+        (vec!["src/lib.rs".to_owned()], -3)
+    );
     let text = request(&named("a.txt"), "say hi\n".as_bytes()).expect("a request");
     assert_eq!((text.prompt.raw(), text.timeout), ("say hi\n", None));
 }
@@ -102,17 +105,40 @@ fn what_is_whole_and_wrong_is_refused_and_says_why() {
         assert!(WHOLE.contains(from), "{from}");
         let text = WHOLE.replace(from, to);
         let fault = request(&named("cmd_1_a.json"), text.as_bytes()).expect_err(to);
-        assert!(matches!(&fault, Fault::Refused(told) if told.contains(why)), "{to}: {fault:?}");
+        assert!(
+            matches!(&fault, Fault::Refused(told) if told.contains(why)),
+            "{to}: {fault:?}"
+        );
     };
-    check(r#""kind":"prompt""#, r#""kind":"tcl""#, r#"key "kind" is "tcl": only "prompt""#);
+    check(
+        r#""kind":"prompt""#,
+        r#""kind":"tcl""#,
+        r#"key "kind" is "tcl": only "prompt""#,
+    );
     check(r#""cmd_id":"a""#, r#""cmd_id":"../a""#, "key \"cmd_id\"");
     check(r#""cmd_id":"a""#, r#""cmd_id":7"#, "invalid type");
     check(r#""seq":1"#, r#""seq":2"#, "key \"seq\" is 2");
     check(r#""seq":1"#, r#""seq":-1"#, "invalid value");
-    check(r#""payload":"say hi""#, r#""payload":" ""#, "key \"payload\" is empty");
-    check(r#""payload":"say hi""#, r#""payload":"x","payload":"y""#, "duplicate field");
-    check(r#""timeout_s":60"#, r#""timeout_s":0"#, "key \"timeout_s\" is 0");
-    check(r#""timeout_s":60"#, r#""timeout":60"#, "unknown field `timeout`");
+    check(
+        r#""payload":"say hi""#,
+        r#""payload":" ""#,
+        "key \"payload\" is empty",
+    );
+    check(
+        r#""payload":"say hi""#,
+        r#""payload":"x","payload":"y""#,
+        "duplicate field",
+    );
+    check(
+        r#""timeout_s":60"#,
+        r#""timeout_s":0"#,
+        "key \"timeout_s\" is 0",
+    );
+    check(
+        r#""timeout_s":60"#,
+        r#""timeout":60"#,
+        "unknown field `timeout`",
+    );
     check("src/lib.rs", "../secret", "key \"files\"");
     check(r#""priority":-3"#, r#""priority":101"#, "key \"priority\"");
     let long = "x".repeat(limits::PROMPT_BYTES + 1);
@@ -138,7 +164,10 @@ fn every_beginning_of_a_request_may_become_one() {
 
 #[test]
 fn cancels_and_stops_are_read_strictly() {
-    assert_eq!(cancel(br#"{"scope":"current","cmd_id":null,"ts":"1"}"#), Ok(Cancel::Current));
+    assert_eq!(
+        cancel(br#"{"scope":"current","cmd_id":null,"ts":"1"}"#),
+        Ok(Cancel::Current)
+    );
     let one = cancel(br#"{"scope":"cmd_id","cmd_id":"a"}"#);
     assert_eq!(one, Ok(Cancel::One("a".to_owned())));
     for bad in [
@@ -150,7 +179,10 @@ fn cancels_and_stops_are_read_strictly() {
         let fault = cancel(bad.as_bytes()).expect_err(bad);
         assert!(matches!(fault, Fault::Refused(_)), "{bad}: {fault:?}");
     }
-    assert_eq!(stop(br#"{"mode":"graceful","ts":1}"#), Ok(StopMode::Graceful));
+    assert_eq!(
+        stop(br#"{"mode":"graceful","ts":1}"#),
+        Ok(StopMode::Graceful)
+    );
     assert_eq!(stop(br#"{"mode":"force"}"#), Ok(StopMode::Force));
     assert!(matches!(stop(br#"{"mode":"now"}"#), Err(Fault::Refused(_))));
     assert!(matches!(stop(br#"{"mode":"#), Err(Fault::Broken(_))));
@@ -164,15 +196,32 @@ fn an_answer_is_a_file_or_only_its_name() {
     };
     let allowed = of("0190-a.allow", "whatever").expect("an answer");
     assert_eq!((allowed.decision, allowed.reason), (Decision::Allow, None));
-    assert_eq!(of("a.deny", "").expect("an answer").decision, Decision::Deny);
+    assert_eq!(
+        of("a.deny", "").expect("an answer").decision,
+        Decision::Deny
+    );
     let said = of("a.json", r#"{"answer":"deny","reason":"no","digest":"d"}"#).expect("an answer");
     assert_eq!(said.reason.as_ref().map(Foreign::raw), Some("no"));
     assert_eq!(said.digest.as_deref(), Some("d"));
-    for bad in [r#"{"answer":"yes"}"#, r#"{"answer":"allow","remember":"session"}"#, "{}"] {
+    for bad in [
+        r#"{"answer":"yes"}"#,
+        r#"{"answer":"allow","remember":"session"}"#,
+        "{}",
+    ] {
         assert!(matches!(of("a.json", bad), Err(Fault::Refused(_))), "{bad}");
     }
-    assert!(matches!(of("a.json", r#"{"answer""#), Err(Fault::Broken(_))));
-    for name in ["a", ".allow", "a.allowed", ".a.allow", "../a.allow", "a.json.tmp"] {
+    assert!(matches!(
+        of("a.json", r#"{"answer""#),
+        Err(Fault::Broken(_))
+    ));
+    for name in [
+        "a",
+        ".allow",
+        "a.allowed",
+        ".a.allow",
+        "../a.allow",
+        "a.json.tmp",
+    ] {
         assert_eq!(AnswerName::parse(name), None, "{name}");
     }
 }

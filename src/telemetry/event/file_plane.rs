@@ -23,7 +23,11 @@ pub struct FileRequestSeen<'a> {
 impl FileRequestSeen<'_> {
     /// Logs and counts.
     pub fn emit(self) {
-        counter(&names::FILE_PLANE_REQUESTS, &[self.pool, self.result.word()]).increment(1);
+        counter(
+            &names::FILE_PLANE_REQUESTS,
+            &[self.pool, self.result.word()],
+        )
+        .increment(1);
         let (name, why) = (show(self.name, WIDTH), show(self.why, WIDTH));
         match self.result {
             FileRequest::Taken | FileRequest::Repeated => {
