@@ -8,6 +8,7 @@ mod container;
 mod delegates;
 mod documented;
 mod egress;
+mod file_plane;
 mod hook;
 #[rustfmt::skip]
 mod roles;

@@ -45,6 +45,7 @@ mod engine_tools;
 mod engines;
 mod escapes;
 mod fails_closed;
+mod file_plane;
 mod files;
 mod first_run;
 mod full_disk;

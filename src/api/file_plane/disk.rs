@@ -141,7 +141,7 @@ impl Print {
         clippy::cast_sign_loss,
         reason = "widths differ by architecture, and the kernel's sizes are no less than 0"
     )]
-    fn of(stat: &Stat) -> Self {
+    pub(super) fn of(stat: &Stat) -> Self {
         Self {
             device: stat.st_dev as u64,
             inode: stat.st_ino as u64,

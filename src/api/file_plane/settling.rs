@@ -60,3 +60,82 @@ impl Settling {
         (!self.seen.is_empty()).then_some(FILE_PLANE_SETTLE)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+    use std::time::SystemTime;
+
+    use super::*;
+    use crate::api::file_plane::disk::{Disk, Found};
+    use crate::config::{Approver, FilePlane};
+
+    fn print(disk: &Disk) -> Print {
+        match disk.read(Area::Queue, "a.txt", 100).expect("read") {
+            Found::File(_, print) => print,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_file_is_settled_when_it_stayed_as_it_is() {
+        let above = tempfile::tempdir().expect("a directory");
+        let plane = FilePlane {
+            dir: above.path().join("plane"),
+            answers: false,
+            answers_as: Approver::Owner,
+            owner: None,
+            max_open: 1,
+            poll: Duration::from_secs(1),
+        };
+        let disk = Disk::open(&plane).expect("opened");
+        let path = plane.dir.join("queue/a.txt");
+        // A clock that goes ahead says nothing: only what is seen here does.
+        let ahead = SystemTime::now() + Duration::from_secs(3600);
+        let write = |text: &str| {
+            fs::write(&path, text).expect("written");
+            let file = File::options().write(true).open(&path).expect("opened");
+            file.set_modified(ahead).expect("a time");
+        };
+        let mut settling = Settling::default();
+        let mut is =
+            |print: &Print, at: Instant| settling.is_settled(Area::Queue, "a.txt", print, at);
+        let begin = Instant::now();
+        write("one");
+        let first = print(&disk);
+        assert!(!is(&first, begin));
+        assert!(!is(&first, begin + FILE_PLANE_SETTLE / 2));
+        write("one and more");
+        let second = print(&disk);
+        assert!(!is(&second, begin + FILE_PLANE_SETTLE));
+        assert!(!is(&second, begin + FILE_PLANE_SETTLE * 3 / 2));
+        assert!(is(&second, begin + FILE_PLANE_SETTLE * 2));
+        assert_eq!(settling.next(), Some(FILE_PLANE_SETTLE));
+        settling.forget(Area::Queue, "a.txt");
+        assert_eq!(settling.next(), None);
+        // What was moved here has a time of its own, long ago.
+        let file = File::options().write(true).open(&path).expect("opened");
+        file.set_modified(SystemTime::UNIX_EPOCH).expect("a time");
+        assert!(settling.is_settled(Area::Queue, "a.txt", &print(&disk), begin));
+        assert_eq!(settling.next(), None);
+    }
+
+    #[test]
+    fn what_is_gone_is_forgotten_by_and_by() {
+        let above = tempfile::tempdir().expect("a directory");
+        let mut settling = Settling::default();
+        let now = Instant::now();
+        let file = above.path().join("x");
+        fs::write(&file, "").expect("written");
+        let later = SystemTime::now() + Duration::from_secs(3600);
+        let open = File::options().write(true).open(&file).expect("opened");
+        open.set_modified(later).expect("a time");
+        let stat = rustix::fs::fstat(&open).expect("examined");
+        let print = Print::of(&stat);
+        assert!(!settling.is_settled(Area::Queue, "x", &print, now));
+        settling.sweep(now);
+        assert!(settling.next().is_some());
+        settling.sweep(now + 100 * FILE_PLANE_SETTLE);
+        assert!(settling.next().is_none());
+    }
+}

@@ -72,6 +72,8 @@ impl Row {
                 let others: Vec<&str> = others.collect();
                 format!("{}\n{set}", others.join("\n"))
             }
+            "pool.NAME.file_plane.dir" => format!("{BARE}{set}"),
+            key if key.starts_with(FILE_KEYS) => format!("{BARE_FILES}{set}"),
             key if key.starts_with("pool.NAME.budget.") => format!("{BARE}{PRICED}{set}"),
             key if key.starts_with("price.NAME.") => {
                 let own = self.key.replace("NAME", "own");
@@ -128,6 +130,8 @@ impl Row {
     fn bare(&self) -> &'static str {
         if self.key.starts_with(FAR_KEYS) {
             BARE_FAR
+        } else if self.key.starts_with(FILE_KEYS) {
+            BARE_FILES
         } else if self.key.starts_with("hook.NAME.") {
             BARE_HOOK
         } else {
@@ -137,6 +141,15 @@ impl Row {
 }
 
 const FAR_KEYS: &str = "pool.NAME.ssh.";
+
+const FILE_KEYS: &str = "pool.NAME.file_plane.";
+
+const BARE_FILES: &str = "\
+pool.demo.command = [\"agent\"]
+route.own.upstream = \"http://127.0.0.1:8089\"
+route.own.allow = [\"GET /x\"]
+pool.demo.file_plane.dir = \"/var/spool/demo\"
+";
 
 const BARE_FAR: &str = "pool.demo.command = [\"agent\"]\npool.demo.launcher = \"ssh\"\n\
     pool.demo.ssh.host = \"h\"\npool.demo.ssh.workspace = \"/w\"\npool.demo.ssh.marshal = \"m\"\n";
@@ -220,6 +233,9 @@ const SAMPLES: &[(&str, &str)] = &[
     ("hook.NAME.ca", "\"ca.pem\""),
     ("hook.NAME.command", "[\"/usr/local/bin/tell\", \"x\"]"),
     ("hook.NAME.pools", "[\"demo\"]"),
+    ("pool.NAME.file_plane.dir", "\"/var/spool/demo\""),
+    ("pool.NAME.file_plane.owner", "1000"),
+    ("pool.NAME.file_plane.max_open", "8"),
     ("pool.NAME.image", "\"localhost/agent:1\""),
     ("container.runtime", "\"runc\""),
     ("container.image", "\"localhost/agent:1\""),
