@@ -34,7 +34,7 @@ pub const FILE_PLANE_ASKS: usize = 256;
 pub const FILE_PLANE_SETTLE: Duration = Duration::from_secs(1);
 
 /// How long one round waits for more to come, so that what comes together is done together.
-pub const FILE_PLANE_PAUSE: Duration = Duration::from_millis(50);
+pub const FILE_PLANE_PAUSE: Duration = Duration::from_millis(20);
 
 /// How often the directory is told that the daemon lives.
 pub const FILE_PLANE_BEAT: Duration = Duration::from_secs(5);

@@ -367,17 +367,12 @@ impl Plane {
             self.write_state().await?;
             self.take_up().await?;
             self.find_asks().await?;
-            self.is_begun = true;
+            (self.is_begun, self.is_state_new) = (true, true);
         }
         let are_files_new = self.are_files_new || self.settling.next().is_some();
         if are_files_new {
             self.read_orders().await?;
         }
-        self.take(are_files_new).await?;
-        // What is told is told again after a failure before this line.
-        self.are_files_new = false;
-        self.submit().await?;
-        self.cancel_unwanted().await;
         let dirty = self
             .open
             .iter()
@@ -387,7 +382,12 @@ impl Plane {
             // What is wrong with one must not hold up the others.
             followed = followed.and(self.follow(&name).await);
         }
-        followed?;
+        // Those that ended made room.
+        self.take(are_files_new).await?;
+        // What is told is told again after a failure before this line.
+        self.are_files_new = false;
+        self.submit().await?;
+        self.cancel_unwanted().await;
         if self.tail.is_new {
             self.write_tail().await?;
         }
@@ -403,9 +403,7 @@ impl Plane {
         if self.is_state_new {
             self.write_state().await?;
         }
-        // Those that ended made room.
-        self.are_files_new |= self.has_room() && !self.backlog.is_empty();
-        Ok(())
+        followed
     }
 
     fn has_room(&self) -> bool {

@@ -34,8 +34,6 @@ pub(super) struct Output {
 pub(super) struct Read {
     /// The task as the journal has it now; `None`: it has none.
     pub(super) row: Option<StoredTask>,
-    /// The sessions that work it, or worked it.
-    pub(super) sessions: Vec<SessionId>,
     /// The end of what was written.
     pub(super) tail: String,
 }
@@ -96,11 +94,7 @@ impl Output {
             let after = row(())?;
             let is_over = after.as_ref().is_none_or(|row| row.ended_at_us.is_some());
             if was_over || !is_over {
-                return Ok(Read {
-                    row: after,
-                    sessions: sessions.into_iter().map(|of| of.session).collect(),
-                    tail,
-                });
+                return Ok(Read { row: after, tail });
             }
             // It ended meanwhile: what it said last is read as well.
         }

@@ -184,7 +184,7 @@ impl Plane {
             (None, None) => false,
             _ => {
                 return self
-                    .reject(name, Area::Queue, other, FileRequest::Rejected)
+                    .set_aside(name, Area::Queue, other, FileRequest::Rejected)
                     .await;
             }
         };

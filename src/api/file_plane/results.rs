@@ -9,8 +9,8 @@ use super::requests::{ONLY, run_of};
 use super::words::{Outcome, RequestName, Stats, Status, stamp};
 use super::{Plane, Trouble, now_us};
 use crate::limits::FILE_PLANE_SMALL_BYTES;
-use crate::model::TaskOutcome;
 use crate::model::foreign::json_for_terminal;
+use crate::model::{SessionId, TaskOutcome};
 use crate::telemetry::sets::FileRequest;
 
 /// Where the newest output is, from the directory's top.
@@ -57,15 +57,11 @@ impl Plane {
         if read.is_over() {
             return self.end(name, &read).await;
         }
-        for session in &read.sessions {
-            if self
-                .by_session
-                .insert(session.clone(), name.clone())
-                .as_ref()
-                != Some(name)
-            {
-                self.are_asks_new = true;
-            }
+        let worked = read.row.as_ref().and_then(|row| row.session.as_deref());
+        if let Some(session) = worked.and_then(|session| SessionId::new(session).ok())
+            && self.by_session.insert(session, name.clone()).as_ref() != Some(name)
+        {
+            self.are_asks_new = true;
         }
         let begun = read.row.and_then(|row| row.begun_at_us);
         if let Some(open) = self.open.get_mut(name) {
@@ -171,28 +167,36 @@ impl Plane {
         why: &str,
         what: FileRequest,
     ) -> Result<(), Trouble> {
-        let word = what.word();
-        let text = written(&without_task(
-            name,
-            Status::Error,
-            word,
-            Some(why),
-            now_us(),
-        ));
+        let result = without_task(name, Status::Error, what.word(), Some(why), now_us());
+        let text = written(&result);
         let run = run_of(&self.pool, name.stem())?;
         // The name may be that of a request that is worked.
         let is_free = area == Area::Inflight || !self.by_run.contains_key(&run);
-        let (file, stem, told) = (name.file(), name.stem().to_owned(), why.to_owned());
+        let stem = name.stem().to_owned();
         self.disk(move |disk| -> Result<(), Trouble> {
             if is_free && !disk.has(Area::Result, &result_name(&stem)) {
                 disk.put(Area::Result, &result_name(&stem), text.as_bytes())?;
             }
-            Ok(disk.reject(area, &file, &told)?)
+            Ok(())
         })
         .await??;
+        self.set_aside(name, area, why, what).await
+    }
+
+    /// Puts a file aside; its name has a result already, or will have one.
+    pub(super) async fn set_aside(
+        &mut self,
+        name: &RequestName,
+        area: Area,
+        why: &str,
+        what: FileRequest,
+    ) -> Result<(), Trouble> {
+        let (file, told) = (name.file(), why.to_owned());
+        self.disk(move |disk| disk.reject(area, &file, &told))
+            .await??;
         self.settling.forget(Area::Queue, &name.file());
         self.seen(name, what, why);
-        self.tell(name, word, Some(why));
+        self.tell(name, what.word(), Some(why));
         if area == Area::Inflight {
             self.forget(name);
         }
