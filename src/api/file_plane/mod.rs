@@ -338,6 +338,10 @@ impl Plane {
             }
             .emit();
             self.fault = fault;
+            // As far as that can be written.
+            if let Err(error) = self.write_state().await {
+                tracing::debug!(pool = %self.pool, %error, "the state of a file plane is not written");
+            }
         }
         self.again = now + self.plane.poll.min(FILE_PLANE_BEAT);
     }
@@ -452,13 +456,19 @@ impl Plane {
             .open
             .iter()
             .find(|(_, open)| open.begun_at_us.is_some());
+        let phase = if self.fault.is_some() {
+            Phase::Error
+        } else if !self.is_begun {
+            Phase::Starting
+        } else if self.is_closing || self.stop.is_some() {
+            Phase::Stopping
+        } else if self.open.is_empty() {
+            Phase::Idle
+        } else {
+            Phase::Busy
+        };
         let state = State {
-            phase: match () {
-                () if !self.is_begun => Phase::Starting,
-                () if self.is_closing || self.stop.is_some() => Phase::Stopping,
-                () if self.open.is_empty() => Phase::Idle,
-                () => Phase::Busy,
-            },
+            phase,
             session_id: self.pool.to_string(),
             runner_pid: std::process::id(),
             current_cmd_id: begun.map(|(name, _)| name.id().to_owned()),
@@ -468,6 +478,7 @@ impl Plane {
                 .map(|name| name.stem().to_owned())
                 .collect(),
             waiting: self.backlog.len(),
+            detail: self.fault.clone(),
             updated_at: stamp(now_us()),
         };
         let text = serde_json::to_string_pretty(&state).unwrap_or_default() + "\n";

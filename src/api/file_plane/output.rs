@@ -57,10 +57,10 @@ impl Output {
         name: &str,
         (run, task): (&RunId, &TaskId),
     ) -> Result<Read, Trouble> {
-        let row = |_: ()| past.task(run, task).map_err(Trouble::Journal);
+        let row = || past.task(run, task).map_err(Trouble::Journal);
         let mut tail = String::new();
         'whole: loop {
-            let before = row(())?;
+            let before = row()?;
             let sessions = past.sessions(run).map_err(Trouble::Journal)?;
             for worked in &sessions {
                 loop {
@@ -72,7 +72,7 @@ impl Output {
                         break;
                     };
                     // Read after them: what was said before it ended is its own.
-                    let until = row(())?.and_then(|row| row.ended_at_us);
+                    let until = row()?.and_then(|row| row.ended_at_us);
                     let until = until.unwrap_or(i64::MAX);
                     let own = events.iter().filter(|of| of.at_us <= until);
                     let text: String = own
@@ -91,7 +91,7 @@ impl Output {
                 }
             }
             let was_over = before.as_ref().is_none_or(|row| row.ended_at_us.is_some());
-            let after = row(())?;
+            let after = row()?;
             let is_over = after.as_ref().is_none_or(|row| row.ended_at_us.is_some());
             if was_over || !is_over {
                 return Ok(Read { row: after, tail });

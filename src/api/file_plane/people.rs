@@ -107,13 +107,13 @@ impl Plane {
             if self.answering.contains(&name) || self.answering.len() >= FILE_PLANE_ASKS {
                 continue;
             }
-            self.hear(name, answer).await?;
+            self.hear(&name, &answer).await?;
         }
         Ok(())
     }
 
-    async fn hear(&mut self, name: String, of: AnswerName) -> Result<(), Trouble> {
-        let asked = name.clone();
+    async fn hear(&mut self, name: &str, of: &AnswerName) -> Result<(), Trouble> {
+        let asked = name.to_owned();
         let found = self
             .disk(move |disk| small(disk, Area::Answers, &asked))
             .await??;
@@ -126,11 +126,11 @@ impl Plane {
             let why = "files here do not answer: file_plane.answers of the pool is false";
             return self.refuse_answer(name, why).await;
         }
-        let read = words::answer(&of, &bytes);
+        let read = words::answer(of, &bytes);
         let may_change = matches!(read, Err(Fault::Broken(_))) || !print.has_one_name();
         if may_change {
             let now = Instant::now();
-            if !self.settling.is_settled(Area::Answers, &name, &print, now) {
+            if !self.settling.is_settled(Area::Answers, name, &print, now) {
                 return Ok(());
             }
             if !print.has_one_name() {
@@ -160,6 +160,7 @@ impl Plane {
             who: format!("files of {} as {approver}", self.pool),
             approver,
         };
+        let name = name.to_owned();
         self.answering.insert(name.clone());
         let fleet = self.fleet.clone();
         self.answers.spawn(async move {
@@ -193,18 +194,18 @@ impl Plane {
             Err(error @ (AnswerError::ReadOnly | AnswerError::Journal(_) | AnswerError::Slow)) => {
                 Err(Trouble::Later(error.to_string()))
             }
-            Err(error) => self.refuse_answer(name, &error.to_string()).await,
+            Err(error) => self.refuse_answer(&name, &error.to_string()).await,
         }
     }
 
-    async fn refuse_answer(&mut self, name: String, why: &str) -> Result<(), Trouble> {
-        let (aside, told) = (name.clone(), why.to_owned());
+    async fn refuse_answer(&mut self, name: &str, why: &str) -> Result<(), Trouble> {
+        let (aside, told) = (name.to_owned(), why.to_owned());
         self.disk(move |disk| disk.reject(Area::Answers, &aside, &told))
             .await??;
-        self.settling.forget(Area::Answers, &name);
-        self.told_answer(&name, FileAnswer::Refused, why);
+        self.settling.forget(Area::Answers, name);
+        self.told_answer(name, FileAnswer::Refused, why);
         let why = show(why, 300);
-        self.note("answer_refused", &[("file", &name), ("why", &why)]);
+        self.note("answer_refused", &[("file", name), ("why", &why)]);
         Ok(())
     }
 

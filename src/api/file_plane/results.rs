@@ -3,6 +3,8 @@
 //! Owns that a result is on the disk before its request leaves `inflight/`, and that whoever waits for
 //! one finds one, also of a file that no task was made of.
 
+use serde_json::Value;
+
 use super::disk::{Area, Disk, Found};
 use super::output::{Output, Read};
 use super::requests::{ONLY, run_of};
@@ -111,7 +113,7 @@ impl Plane {
             detail: row.map_or(Some(gone), |row| {
                 row.detail.as_deref().filter(|of| !of.is_empty())
             }),
-            report: report.and_then(|text| serde_json::from_str(text).ok()),
+            report: report.and_then(inner),
         };
         let text = written(&result);
         let mut output = std::mem::take(&mut open.output);
@@ -202,6 +204,12 @@ impl Plane {
         }
         Ok(())
     }
+}
+
+/// A report as `run --results` has it, out of its column.
+fn inner(text: &str) -> Option<Value> {
+    let mut stored: Value = serde_json::from_str(text).ok()?;
+    stored.get_mut("report").map(Value::take)
 }
 
 fn without_task<'a>(

@@ -209,10 +209,7 @@ pub(super) fn request(name: &RequestName, bytes: &[u8]) -> Result<Request, Fault
         });
     };
     let command: Command = json(bytes)?;
-    let other = |what: &str| {
-        let why = format!("is {}, and the file's name says otherwise", show(what, 60));
-        why
-    };
+    let other = |what: &str| format!("is {}, and the file's name says otherwise", show(what, 60));
     if command.cmd_id != *id {
         return Err(refused("cmd_id", other(&format!("{:?}", command.cmd_id))));
     }
@@ -470,6 +467,8 @@ pub(super) enum Phase {
     Busy,
     /// Nothing is taken, because of `ctl/stop.json` or the daemon's end.
     Stopping,
+    /// Something is wrong, and is tried again.
+    Error,
 }
 
 /// `state/state.json`.
@@ -487,6 +486,9 @@ pub(super) struct State {
     pub(super) open: Vec<String>,
     /// How many wait in `queue/`.
     pub(super) waiting: usize,
+    /// What is wrong, if something is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) detail: Option<String>,
     /// When this was written.
     pub(super) updated_at: String,
 }
