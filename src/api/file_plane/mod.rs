@@ -542,12 +542,11 @@ impl Plane {
     ) -> Result<T, Trouble> {
         let mut work = tokio::task::spawn_blocking(work);
         let first = tokio::time::timeout(FILE_PLANE_STUCK, &mut work).await;
-        let done = match first {
-            Ok(done) => done,
-            Err(_) => {
-                tracing::warn!(pool = %self.pool, "the file system of a file plane does not answer");
-                work.await
-            }
+        let done = if let Ok(done) = first {
+            done
+        } else {
+            tracing::warn!(pool = %self.pool, "the file system of a file plane does not answer");
+            work.await
         };
         done.map_err(|_| Trouble::Io(io::Error::other("what was to be done broke off")))
     }

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use super::{accepted_by, found, named, pool, refused_by};
+use super::{accepted_by, found, named, pool, refused_by, script};
 use crate::config::Approver;
 
 #[test]
@@ -70,5 +70,5 @@ fn directories_that_cannot_be_are_refused() {
     let two = "workspace.path = \"/w\"\nfile_plane.dir = \"/s\"\n[pool.two]\ncommand = [\"agent\"]\nworkspace.path = \"/w\"\nfile_plane.dir = \"/s/two\"";
     refused(two, "pool demo has this directory already");
     let message = "a supervisor.toml that was found may not take requests from a directory";
-    refused_by(&found(), &pool("file_plane.dir = \"/s\""), message);
+    refused_by(&found(), &script("file_plane.dir = \"/s\""), message);
 }
