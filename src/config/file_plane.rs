@@ -51,16 +51,17 @@ pub(super) fn read(pool: &Section<'_>, context: &Context<'_>, size: u16) -> Opti
         section.ledger.fault(&section.place, message, help);
     }
     let dir = dir.and_then(|item| item.text_like(paths::PATTERN));
-    if let Some(found) = &dir {
-        if let Some(fault) = paths::fault(&found.value) {
+    let dir = dir.filter(|found| {
+        let fault = paths::fault(&found.value);
+        if let Some(fault) = fault {
             section.ledger.fault(&found.place, fault, None);
         } else if context.found {
             let message = "a supervisor.toml that was found may not take requests from a directory";
-            section
-                .ledger
-                .fault(&found.place, message, Some(TRUST.to_owned()));
+            let help = Some(TRUST.to_owned());
+            section.ledger.fault(&found.place, message, help);
         }
-    }
+        fault.is_none()
+    });
     let answers = section.boolean("answers");
     let answers_as = section.item("answers_as");
     let answers_as = answers_as.and_then(|item| item.text_like(APPROVER));

@@ -8,9 +8,9 @@ use crate::config::Approver;
 
 #[test]
 fn a_pool_has_a_directory_and_its_usual_keys() {
-    let config = accepted_by(&named(), &pool("size = 3\nfile_plane.dir = \"spool\""));
+    let config = accepted_by(&named(), &pool("size = 3\nfile_plane.dir = \"../spool\""));
     let plane = config.pools[0].file_plane.as_ref().expect("a plane");
-    assert_eq!(plane.dir, Path::new("/etc/marshal/spool"));
+    assert_eq!(plane.dir, Path::new("/etc/spool"));
     assert!(!plane.answers);
     assert_eq!((plane.max_open, plane.poll), (3, Duration::from_secs(5)));
     let keys = "ask.approvers = [\"ops\"]\n[pool.demo.file_plane]\ndir = \"/s\"\nanswers = true\nanswers_as = \"ops\"\nowner = 1000\nmax_open = 9\npoll = \"1m\"\n";

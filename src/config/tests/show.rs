@@ -98,6 +98,7 @@ cache_read = 0.3
 command = ["agent"]
 network = "proxy"
 egress = { allow = ["api.example.com"], timeouts = { idle = "1m" } }
+file_plane = { dir = "/srv/spool", owner = 1000, poll = "1m" }
 [pool.six]
 command = ["agent"]
 launcher = "container"
