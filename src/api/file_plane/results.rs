@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::disk::{Area, Disk, Found};
 use super::output::{Output, Read};
 use super::requests::{ONLY, run_of};
-use super::words::{Outcome, RequestName, Stats, Status, stamp};
+use super::words::{RequestName, ResultFile, Stats, Status, stamp};
 use super::{Plane, Trouble, now_us};
 use crate::limits::FILE_PLANE_SMALL_BYTES;
 use crate::model::foreign::json_for_terminal;
@@ -93,7 +93,7 @@ impl Plane {
         let stem = name.stem().to_owned();
         let gone = "the journal has it no more, so nobody can tell what became of it; it is not worked again";
         let report = row.and_then(|row| row.result.as_deref());
-        let result = Outcome {
+        let result = ResultFile {
             cmd_id: name.id(),
             status,
             start_ts: stamp(begun.unwrap_or(ended)),
@@ -218,8 +218,8 @@ fn without_task<'a>(
     exit_reason: &'a str,
     detail: Option<&'a str>,
     now: i64,
-) -> Outcome<'a> {
-    Outcome {
+) -> ResultFile<'a> {
+    ResultFile {
         cmd_id: name.id(),
         status,
         start_ts: stamp(now),
@@ -237,7 +237,7 @@ fn without_task<'a>(
 }
 
 /// A result as it is written. People look at it with `cat`.
-fn written(result: &Outcome<'_>) -> String {
+fn written(result: &ResultFile<'_>) -> String {
     let json = serde_json::to_string_pretty(result).unwrap_or_default();
     json_for_terminal(&json) + "\n"
 }

@@ -420,7 +420,7 @@ impl Status {
 
 /// `result/<stem>.json`.
 #[derive(Debug, Serialize)]
-pub(super) struct Outcome<'a> {
+pub(super) struct ResultFile<'a> {
     /// The request's own id.
     pub(super) cmd_id: &'a str,
     /// How it ended.
