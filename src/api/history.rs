@@ -5,7 +5,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use crate::journal::{Journal, Reader};
+use crate::journal::{Journal, Reader, StoredTask};
 use crate::limits;
 use crate::model::{PoolName, RunId, SessionId, SlotId, Stamped, TaskId};
 
@@ -74,6 +74,16 @@ impl Past {
         let found = read(&reader).map_err(|error| error.to_string())?;
         *held = Some(reader);
         Ok(found)
+    }
+}
+
+impl Past {
+    /// One task; `None` if there is none, or it was removed.
+    ///
+    /// # Errors
+    /// Why it cannot be read.
+    pub(super) fn task(&self, run: &RunId, task: &TaskId) -> Result<Option<StoredTask>, String> {
+        self.read(|reader| reader.task(run, task))
     }
 }
 

@@ -12,6 +12,7 @@ mod catch_up;
 mod chat_streams;
 pub mod control;
 mod conversation;
+pub mod file_plane;
 pub mod guard;
 pub mod history;
 pub mod http;

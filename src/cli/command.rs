@@ -40,7 +40,7 @@ use super::{
     runner, script_agent, script_model, up, walls,
 };
 
-use crate::api::{control, reply::Role};
+use crate::api::{control, file_plane, reply::Role};
 use crate::chat::Chats;
 use crate::config::{Config, ConfigErrors, LogFormat};
 use crate::fleet::GoOn;
@@ -487,6 +487,13 @@ async fn daemon(cli: &Cli, loaded: Loaded, mut streams: Streams) -> Exit {
         Ok(http) => http,
         Err(exit) => return exit,
     };
+    let planes = match file_plane::open(&loaded.config) {
+        Ok(planes) => planes,
+        Err(error) => {
+            streams.err.line(&format!("error: {error}"));
+            return Exit::CannotStart;
+        }
+    };
     let go_on = (GoOn::All, true);
     let started = match begin(loaded.config, &state, false, go_on, &mut streams).await {
         Ok(started) => started,
@@ -511,6 +518,8 @@ async fn daemon(cli: &Cli, loaded: Loaded, mut streams: Streams) -> Exit {
     within.chats = Some(chats.clone());
     let (fleet, metrics) = (&started.fleet, started.metrics.clone());
     let runs = Arc::new(up::awaited(&unfinished));
+    let work = |held: file_plane::Held| held.of(fleet.clone(), Arc::clone(&runs));
+    within.planes = planes.into_iter().map(work).collect();
     let doors = Doors::open(fleet, Role::Daemon, http, control, metrics, within, runs);
     chats.go_on().await;
     if !unfinished.is_empty() {

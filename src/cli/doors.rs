@@ -20,6 +20,7 @@ use super::streams::Output;
 use super::trust::{OpenError, open_trusted, shown, why};
 use super::{config_file, overlay, start};
 use crate::api::Fleet;
+use crate::api::file_plane::Plane;
 use crate::api::http::{self, Pages, Render, Tls};
 use crate::api::reply::Role;
 use crate::api::tokens::{self, Tokens};
@@ -127,6 +128,8 @@ pub struct Within {
     socket: Option<http::Listener>,
     /// The chats, in a daemon.
     pub chats: Option<Chats>,
+    /// The directories by which pools are worked, in a daemon.
+    pub planes: Vec<Plane>,
 }
 
 /// The tokens of a state directory with what they open of a fleet beside the asks, and its HTTP
@@ -147,6 +150,7 @@ pub fn within(state: &Path, plan: &Plan, fleet: &FleetHandle, err: &mut Output) 
         tokens: tokens.ok().map(|tokens| (tokens, resources(state, fleet))),
         socket: socket.ok(),
         chats: None,
+        planes: Vec::new(),
     }
 }
 
@@ -212,6 +216,8 @@ fn rereading(config: &Config) -> v1::Rereader {
 /// Open doors. They close with [`Doors::close`].
 #[derive(Debug)]
 pub struct Doors {
+    /// Nothing more is taken from files.
+    closing: CancellationToken,
     runs: Arc<control::Runs>,
     chats: Option<Chats>,
     stop: CancellationToken,
@@ -238,6 +244,7 @@ impl Doors {
             tokens,
             socket,
             chats,
+            planes,
         } = within;
         let tls = http.as_ref().and_then(http::Listener::tls);
         let asked = fleet.clone();
@@ -271,8 +278,13 @@ impl Doors {
             Arc::clone(&runs),
             stop.clone(),
         ));
+        let closing = CancellationToken::new();
+        for plane in planes {
+            serving.spawn(plane.serve(closing.clone(), stop.clone()));
+        }
         serving.close();
         Self {
+            closing,
             runs,
             chats,
             stop,
@@ -296,8 +308,9 @@ impl Doors {
         });
     }
 
-    /// Begins no turn of a chat any more.
-    pub fn stop_chats(&self) {
+    /// Begins no turn of a chat any more, and takes no request from a file.
+    pub fn stop_taking(&self) {
+        self.closing.cancel();
         if let Some(chats) = &self.chats {
             chats.stop_working();
         }

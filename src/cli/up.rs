@@ -82,7 +82,7 @@ pub async fn serve<F: Fleet>(
         tokio::spawn(async move { drop(fleet.reload_policies(ReloadCause::Signal).await) });
     }
     err.line("stopping; a second signal kills");
-    doors.stop_chats();
+    doors.stop_taking();
     fleet.cancel_all();
     let second = run::stop(&fleet, signals).await;
     doors.close().await;

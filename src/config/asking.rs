@@ -57,7 +57,7 @@ pub enum Approver {
 const OWNER: &str = "owner";
 
 /// What the schema says of an approver.
-const PATTERN: &str = "^[a-z0-9][a-z0-9-]{0,31}$";
+pub(super) const PATTERN: &str = "^[a-z0-9][a-z0-9-]{0,31}$";
 
 impl Approver {
     /// From its name.

@@ -22,6 +22,7 @@ mod egress;
 mod engine_tools;
 mod environment;
 mod error;
+mod file_plane;
 mod form;
 pub mod hint;
 mod hook;
@@ -71,6 +72,7 @@ pub use demands::{Degradable, Demands, OnMissing, UidRange};
 pub use dialect_table::{CustomDialect, DialectTable};
 pub use environment::{HOME as HOME_OF_CHILD, is_secretive};
 pub use error::{ConfigError, ConfigErrors, Places};
+pub use file_plane::FilePlane;
 pub use hook::{Hook, HookAddress, HookCommand, HookTo, HookUrl};
 pub use http::{Certificate, Http, NamedToken};
 pub use policy_uses::PolicyUses;
@@ -321,6 +323,7 @@ fn read(root: &Section<'_>, origin: &Origin) -> Config {
     let roles = role::roles(&root.section("role"), &drafts, &names("pool"));
     let store = store::read(&root.section("store"), &origin.dir, found);
     let workspaces = role::workspaces(&root.section("workspace"), &origin.dir, found);
+    file_plane::stay_apart(root, &drafts, workspaces.values());
     let templates = template::templates(&root.section("template"), &roles, &names("role"));
     root.close(LATER_TABLES, MEANT_TABLES);
     let mut config = Config {

@@ -23,6 +23,7 @@ use super::egress;
 use super::engine_tools;
 use super::environment;
 use super::error::quoted;
+use super::file_plane;
 use super::paths;
 use super::policy_uses;
 use super::presets;
@@ -116,16 +117,7 @@ pub(super) struct Draft {
     pub(super) pool: Pool,
     pub(super) size: Place,
     pub(super) workspace: Place,
-}
-
-impl Draft {
-    const fn of(pool: Pool, size: Place, workspace: Place) -> Self {
-        Self {
-            pool,
-            size,
-            workspace,
-        }
-    }
+    pub(super) file_plane: Place,
 }
 
 /// Where the keys stand that a check of the whole pool may blame.
@@ -250,10 +242,20 @@ pub(super) fn read(name: &str, item: &Item<'_>, context: &Context<'_>) -> Option
         client_fs,
         client_terminal,
         engine_tools,
+        file_plane: file_plane::read(
+            &section,
+            context,
+            sized.as_ref().map_or(1, |found| found.value),
+        ),
     };
     section.close(LATER_KEYS, ELSEWHERE);
     agree(&section, &pool, &blame, context);
-    Some(Draft::of(pool, place(most.as_ref().or(sized.as_ref()), &section.place), path))
+    Some(Draft {
+        pool,
+        size: place(most.as_ref().or(sized.as_ref()), &section.place),
+        workspace: path,
+        file_plane: section.section("file_plane").place,
+    })
 }
 
 fn named(section: &Section<'_>, name: &str) -> Option<PoolName> {
@@ -269,6 +271,7 @@ fn agree(section: &Section<'_>, pool: &Pool, blame: &Blame, context: &Context<'_
     cache::agree(section, pool);
     runner::agree(section, pool, context.found.then_some(context.dir));
     engine_tools::agree(section.ledger, pool, blame.of_tools.as_ref());
+    file_plane::agree(section, pool);
     let place = section.section("ask").item("when_waiting");
     let place = place.map_or(section.place.clone(), |item| item.place);
     asking::released_comes_back(section.ledger, pool, &place);

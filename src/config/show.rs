@@ -12,6 +12,7 @@ mod chats;
 mod containers;
 mod delegates;
 mod egress;
+mod file_planes;
 mod hints;
 mod hooks;
 mod http;
@@ -307,6 +308,7 @@ fn pool(pool: &Pool) -> Shown {
         client_fs,
         engine_tools,
         client_terminal,
+        file_plane,
     } = pool;
     let mut table = Shown::new(&["pool", name.as_str()]);
     table.put("size", i64::from(*size));
@@ -373,6 +375,7 @@ fn pool(pool: &Pool) -> Shown {
     routes::rate_limit(&mut table, *of_rate_limit);
     ask::put(&mut table, of_ask);
     budget::put(&mut table, of_budget);
+    file_planes::put(&mut table, file_plane.as_ref());
     table
 }
 

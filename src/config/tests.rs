@@ -10,6 +10,7 @@ mod delegates;
 mod dialect_table;
 mod documented;
 mod egress;
+mod file_plane;
 mod hook;
 #[rustfmt::skip]
 mod roles;

@@ -21,6 +21,7 @@ pub use super::cache::{Cache, CacheDirs};
 use super::delegate::Delegate;
 pub use super::egress::{AllowedHost, Egress, EgressTimeouts, is_host_name, proxy_variables};
 use super::error::Places;
+use super::file_plane::FilePlane;
 use super::hint::Hints;
 use super::hook::Hook;
 use super::http::{Http, NamedToken};
@@ -446,6 +447,8 @@ pub struct Pool {
     pub client_terminal: bool,
     /// The tools of ours that it gets, in their order.
     pub engine_tools: Vec<EngineTool>,
+    /// The directory by which it is worked with files, if it has one.
+    pub file_plane: Option<FilePlane>,
 }
 
 /// A program that was found on this host.

@@ -325,6 +325,13 @@ catalogue!(
     HOOK_HELD_BACK = Recorder Counter, "marshal_hook_held_back_total", [fixed("hook")],
         "Events that no message shows, because a newer one of the same kind took their place.";
 
+    FILE_PLANE_REQUESTS = Recorder Counter, "marshal_file_plane_requests_total", [POOL, closed("result", sets::file_requests)],
+        "Request files of a pool's directory by what became of them.";
+    FILE_PLANE_ANSWERS = Recorder Counter, "marshal_file_plane_answers_total", [POOL, closed("result", sets::file_answers)],
+        "Answer files of a pool's directory by what became of them.";
+    FILE_PLANE_UP = Recorder Gauge, "marshal_file_plane_up", [POOL],
+        "Whether a pool's directory is worked (1) or cannot be (0).";
+
     QUEUE_TASKS = Recorder Gauge, "marshal_queue_tasks", [POOL],
         "Tasks waiting for a slot.";
     QUEUE_OLDEST = Recorder Gauge, "marshal_queue_oldest_task_seconds", [POOL],

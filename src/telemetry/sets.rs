@@ -263,6 +263,32 @@ words!(
 );
 
 words!(
+    /// What became of a request file.
+    FileRequest {
+        /// It is a task.
+        Taken = "taken",
+        /// It was a task already.
+        Repeated = "repeated",
+        /// It says what cannot be done; its result says why.
+        Refused = "refused",
+        /// It is no request; it was put aside.
+        Rejected = "rejected",
+    }
+);
+
+words!(
+    /// What became of a file with an answer.
+    FileAnswer {
+        /// It allowed.
+        Allowed = "allowed",
+        /// It denied.
+        Denied = "denied",
+        /// It changed nothing; it was put aside.
+        Refused = "refused",
+    }
+);
+
+words!(
     /// The kinds of tokens that agents report.
     TokenType {
         /// Read by the model.
@@ -431,6 +457,10 @@ lists!(
     reload_results = ReloadResult;
     /// [`ShadowVerdict`]
     shadow_verdicts = ShadowVerdict;
+    /// [`FileRequest`]
+    file_requests = FileRequest;
+    /// [`FileAnswer`]
+    file_answers = FileAnswer;
     /// [`HookResult`]
     hook_results = HookResult;
     /// [`TokenType`]

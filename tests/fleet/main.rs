@@ -47,6 +47,8 @@ mod engine_tools;
 mod engines;
 mod escapes;
 mod fails_closed;
+mod file_plane;
+mod file_plane_kept;
 mod files;
 mod first_run;
 mod full_disk;

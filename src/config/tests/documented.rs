@@ -72,6 +72,8 @@ impl Row {
                 let others: Vec<&str> = others.collect();
                 format!("{}\n{set}", others.join("\n"))
             }
+            "pool.NAME.file_plane.dir" => format!("{BARE}{set}"),
+            key if key.starts_with(FILE_KEYS) => format!("{BARE_FILES}{set}"),
             key if key.starts_with("pool.NAME.budget.") => format!("{BARE}{PRICED}{set}"),
             key if key.starts_with("price.NAME.") => {
                 let own = self.key.replace("NAME", "own");
@@ -131,6 +133,8 @@ impl Row {
             BARE_FAR
         } else if self.key.starts_with(RUNNER_KEYS) {
             BARE_DRIVEN
+        } else if self.key.starts_with(FILE_KEYS) {
+            BARE_FILES
         } else if self.key.starts_with("hook.NAME.") {
             BARE_HOOK
         } else {
@@ -148,6 +152,15 @@ pool.demo.launcher = \"pty\"
 pool.demo.dialect = \"skillpilot\"
 route.own.upstream = \"http://127.0.0.1:8089\"
 route.own.allow = [\"GET /x\"]
+";
+
+const FILE_KEYS: &str = "pool.NAME.file_plane.";
+
+const BARE_FILES: &str = "\
+pool.demo.command = [\"agent\"]
+route.own.upstream = \"http://127.0.0.1:8089\"
+route.own.allow = [\"GET /x\"]
+pool.demo.file_plane.dir = \"/var/spool/demo\"
 ";
 
 const BARE_FAR: &str = "pool.demo.command = [\"agent\"]\npool.demo.launcher = \"ssh\"\n\
@@ -238,6 +251,9 @@ const SAMPLES: &[(&str, &str)] = &[
     ("pool.NAME.runner.init", "\"set quiet 1\""),
     ("pool.NAME.runner.dir", "\"session\""),
     ("pool.NAME.runner.lease", "\"2m\""),
+    ("pool.NAME.file_plane.dir", "\"/var/spool/demo\""),
+    ("pool.NAME.file_plane.owner", "1000"),
+    ("pool.NAME.file_plane.max_open", "8"),
     ("pool.NAME.image", "\"localhost/agent:1\""),
     ("container.runtime", "\"runc\""),
     ("container.image", "\"localhost/agent:1\""),

@@ -22,6 +22,10 @@ const BEYOND: &[&str] = &[
     "a supervisor.toml that was found may",
     "looks like a secret",
     // What the rest of the file, or the program, says.
+    "a file plane needs a directory",
+    "and ask.approvers of the pool has not that name",
+    "and could give themselves tasks here",
+    "has this directory already",
     "all pools together",
     "fewer than its size",
     "image is for launcher",

@@ -107,6 +107,7 @@ dialect = { custom = "agent.toml" }
 command = ["agent"]
 network = "proxy"
 egress = { allow = ["api.example.com"], timeouts = { idle = "1m" } }
+file_plane = { dir = "/srv/spool", owner = 1000, poll = "1m" }
 [pool.six]
 command = ["agent"]
 launcher = "container"

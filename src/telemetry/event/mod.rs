@@ -6,6 +6,7 @@ pub mod budget;
 pub mod child;
 pub mod delegate;
 pub mod egress;
+pub mod file_plane;
 pub mod hook;
 pub mod journal;
 pub mod permission;

@@ -1,0 +1,248 @@
+//! Results: what became of a request, and the files that say so.
+//!
+//! Owns that a result is on the disk before its request leaves `inflight/`, and that whoever waits for
+//! one finds one, also of a file that no task was made of.
+
+use serde_json::Value;
+
+use super::disk::{Area, Disk, Found};
+use super::output::{Output, Read};
+use super::requests::{ONLY, run_of};
+use super::words::{RequestName, ResultFile, Stats, Status, stamp};
+use super::{Plane, Trouble, now_us};
+use crate::limits::FILE_PLANE_SMALL_BYTES;
+use crate::model::foreign::json_for_terminal;
+use crate::model::{SessionId, TaskOutcome};
+use crate::telemetry::sets::FileRequest;
+
+/// Where the newest output is, from the directory's top.
+const TAIL: &str = "log/last_n_lines.txt";
+
+pub(super) fn result_name(stem: &str) -> String {
+    format!("{stem}.json")
+}
+
+fn output_name(stem: &str) -> String {
+    format!("{stem}.out")
+}
+
+/// Says that a task was made of a claimed file.
+pub(super) fn mark_name(stem: &str) -> String {
+    format!("{stem}.run")
+}
+
+impl Plane {
+    /// Writes what is new of one request, and its result if it is over.
+    pub(super) async fn follow(&mut self, name: &RequestName) -> Result<(), Trouble> {
+        let Some(open) = self.open.get_mut(name) else {
+            return Ok(());
+        };
+        let (run, task) = (open.run.clone(), open.task.clone());
+        let mut output = std::mem::take(&mut open.output);
+        let (past, disk) = (self.past.clone(), self.disk.clone());
+        let file = output_name(name.stem());
+        let work = move || {
+            let read = output.read(&past, &disk, &file, (&run, &task));
+            (output, read)
+        };
+        let (output, read) = self.blocking(work).await?;
+        if let Some(open) = self.open.get_mut(name) {
+            // After a failure nobody knows how much was written: all of it is, once more.
+            open.output = if read.is_ok() {
+                output
+            } else {
+                Output::default()
+            };
+        }
+        let read = read?;
+        self.tail.push(&read.tail);
+        if read.is_over() {
+            return self.end(name, &read).await;
+        }
+        let worked = read.row.as_ref().and_then(|row| row.session.as_deref());
+        if let Some(session) = worked.and_then(|session| SessionId::new(session).ok())
+            && self.by_session.insert(session, name.clone()).as_ref() != Some(name)
+        {
+            self.are_asks_new = true;
+        }
+        let begun = read.row.and_then(|row| row.begun_at_us);
+        if let Some(open) = self.open.get_mut(name) {
+            open.is_dirty = false;
+            self.is_state_new |= open.begun_at_us.is_none() && begun.is_some();
+            open.begun_at_us = begun.or(open.begun_at_us);
+        }
+        Ok(())
+    }
+
+    /// Writes the result of a request that is over, then forgets it.
+    async fn end(&mut self, name: &RequestName, read: &Read) -> Result<(), Trouble> {
+        self.tail.end_line();
+        self.write_tail().await?;
+        let (row, now) = (read.row.as_ref(), now_us());
+        let Some(open) = self.open.get_mut(name) else {
+            return Ok(());
+        };
+        let ended = row.and_then(|row| row.ended_at_us).unwrap_or(now);
+        open.begun_at_us = row.and_then(|row| row.begun_at_us).or(open.begun_at_us);
+        let begun = open.begun_at_us;
+        let is_late = open.until_us().is_some_and(|until| ended >= until);
+        let word = row.and_then(|row| row.outcome.as_deref());
+        let outcome = word.and_then(TaskOutcome::from_word);
+        let status = Status::of(outcome, is_late);
+        let took = ended.saturating_sub(begun.unwrap_or(ended)) / 1000;
+        let stem = name.stem().to_owned();
+        let gone = "the journal has it no more, so nobody can tell what became of it; it is not worked again";
+        let report = row.and_then(|row| row.result.as_deref());
+        let result = ResultFile {
+            cmd_id: name.id(),
+            status,
+            start_ts: stamp(begun.unwrap_or(ended)),
+            end_ts: stamp(ended),
+            exit_reason: match status {
+                Status::Ok => "completed",
+                Status::Timeout => "timeout",
+                Status::Cancelled => "cancelled",
+                Status::Error => word.unwrap_or("lost"),
+            },
+            output_path: Some(format!("output/{}", output_name(&stem))),
+            tail_path: Some(TAIL),
+            stats: open.output.stats(u64::try_from(took).unwrap_or(0)),
+            output_cut: open.output.is_cut,
+            outcome: word,
+            task: Some(format!("{}:{ONLY}", open.run)),
+            detail: row.map_or(Some(gone), |row| {
+                row.detail.as_deref().filter(|of| !of.is_empty())
+            }),
+            report: report.and_then(inner),
+        };
+        let text = written(&result);
+        let mut output = std::mem::take(&mut open.output);
+        let file = name.file();
+        self.disk(move |disk| -> Result<(), Trouble> {
+            output.close(disk, &output_name(&stem))?;
+            disk.put(Area::Result, &result_name(&stem), text.as_bytes())?;
+            disk.remove(Area::Inflight, &file)?;
+            Ok(disk.remove(Area::Inflight, &mark_name(&stem))?)
+        })
+        .await??;
+        let word = word.unwrap_or("lost").to_owned();
+        self.tell(name, "ended", Some(&word));
+        self.forget(name);
+        Ok(())
+    }
+
+    fn forget(&mut self, name: &RequestName) {
+        if let Some(open) = self.open.remove(name) {
+            self.by_run.remove(&open.run);
+        }
+        self.by_session.retain(|_, of| of != name);
+        self.is_state_new = true;
+        self.are_asks_new = true;
+    }
+
+    /// Ends a request of which no task was made.
+    pub(super) async fn unsent(&mut self, name: &RequestName) -> Result<(), Trouble> {
+        let now = now_us();
+        let text = written(&without_task(
+            name,
+            Status::Cancelled,
+            "cancelled",
+            None,
+            now,
+        ));
+        let (file, stem) = (name.file(), name.stem().to_owned());
+        self.disk(move |disk| -> Result<(), Trouble> {
+            disk.put(Area::Result, &result_name(&stem), text.as_bytes())?;
+            Ok(disk.remove(Area::Inflight, &file)?)
+        })
+        .await??;
+        self.tell(name, "cancelled", None);
+        self.forget(name);
+        Ok(())
+    }
+
+    /// Puts a file aside that no task is made of; whoever waits for a result finds one.
+    pub(super) async fn reject(
+        &mut self,
+        name: &RequestName,
+        area: Area,
+        why: &str,
+        what: FileRequest,
+    ) -> Result<(), Trouble> {
+        let result = without_task(name, Status::Error, what.word(), Some(why), now_us());
+        let text = written(&result);
+        let run = run_of(&self.pool, name.stem())?;
+        // The name may be that of a request that is worked.
+        let is_free = area == Area::Inflight || !self.by_run.contains_key(&run);
+        let stem = name.stem().to_owned();
+        self.disk(move |disk| -> Result<(), Trouble> {
+            if is_free && !disk.has(Area::Result, &result_name(&stem)) {
+                disk.put(Area::Result, &result_name(&stem), text.as_bytes())?;
+            }
+            Ok(())
+        })
+        .await??;
+        self.set_aside(name, area, why, what).await
+    }
+
+    /// Puts a file aside; its name has a result already, or will have one.
+    pub(super) async fn set_aside(
+        &mut self,
+        name: &RequestName,
+        area: Area,
+        why: &str,
+        what: FileRequest,
+    ) -> Result<(), Trouble> {
+        let (file, told) = (name.file(), why.to_owned());
+        self.disk(move |disk| disk.reject(area, &file, &told))
+            .await??;
+        self.settling.forget(Area::Queue, &name.file());
+        self.seen(name, what, why);
+        self.tell(name, what.word(), Some(why));
+        if area == Area::Inflight {
+            self.forget(name);
+        }
+        Ok(())
+    }
+}
+
+/// A report as `run --results` has it, out of its column.
+fn inner(text: &str) -> Option<Value> {
+    let mut stored: Value = serde_json::from_str(text).ok()?;
+    stored.get_mut("report").map(Value::take)
+}
+
+fn without_task<'a>(
+    name: &'a RequestName,
+    status: Status,
+    exit_reason: &'a str,
+    detail: Option<&'a str>,
+    now: i64,
+) -> ResultFile<'a> {
+    ResultFile {
+        cmd_id: name.id(),
+        status,
+        start_ts: stamp(now),
+        end_ts: stamp(now),
+        exit_reason,
+        output_path: None,
+        tail_path: None,
+        stats: Stats::default(),
+        output_cut: false,
+        outcome: None,
+        task: None,
+        detail,
+        report: None,
+    }
+}
+
+/// A result as it is written. People look at it with `cat`.
+fn written(result: &ResultFile<'_>) -> String {
+    let json = serde_json::to_string_pretty(result).unwrap_or_default();
+    json_for_terminal(&json) + "\n"
+}
+
+/// Reads a small file; what is no file is a fault of its own.
+pub(super) fn small(disk: &Disk, area: Area, name: &str) -> Result<Found, Trouble> {
+    Ok(disk.read(area, name, FILE_PLANE_SMALL_BYTES)?)
+}
