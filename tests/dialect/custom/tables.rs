@@ -248,16 +248,15 @@ otherwise = "completed"
         ("[\"1.*\"]", "null", None),
     ] {
         let hello = format!(r#"< {{"v":"0.3","head":{{"speaks":{said},"kind":"hi"}}}}"#);
-        let expect = match passes {
-            Some(version) => format!("ready protocol={version} version='0.3'"),
-            None => {
-                let said = if said == "null" { "none" } else { said };
-                let ours = accept.trim_matches(['[', ']']);
-                let ours = ours.replace(", ", " or ").replace('"', "");
-                format!(
-                    "fault the agent speaks protocol version {said}, this supervisor speaks version {ours}"
-                )
-            }
+        let expect = if let Some(version) = passes {
+            format!("ready protocol={version} version='0.3'")
+        } else {
+            let said = if said == "null" { "none" } else { said };
+            let ours = accept.trim_matches(['[', ']']);
+            let ours = ours.replace(", ", " or ").replace('"', "");
+            format!(
+                "fault the agent speaks protocol version {said}, this supervisor speaks version {ours}"
+            )
         };
         check(&text(accept), &hello, &expect);
     }
