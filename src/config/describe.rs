@@ -182,11 +182,7 @@ impl Pool {
             weak => weak.join("; "),
         };
         let mut lines = vec![
-            format!(
-                "pool {:<5} {}: {command}",
-                self.name,
-                self.slots()
-            ),
+            format!("pool {:<5} {}: {command}", self.name, self.slots()),
             format!(
                 "  agent    {}, speaks {}, asks for {}",
                 self.agent,

@@ -462,7 +462,10 @@ fn children_fit(root: &Section<'_>, drafts: &[Draft], most: u16) {
         let before = sum;
         sum += u32::from(draft.pool.max_size);
         if before <= u32::from(most) && sum > u32::from(most) {
-            let total: u32 = drafts.iter().map(|draft| u32::from(draft.pool.max_size)).sum();
+            let total: u32 = drafts
+                .iter()
+                .map(|draft| u32::from(draft.pool.max_size))
+                .sum();
             let message = format!(
                 "all pools together have {total} slots, and supervisor.max_children is {most}"
             );

@@ -34,8 +34,9 @@ const PRESETS: &[(&str, &str)] = &[
 pub(super) const LATER: &[&str] = &["cursor", "goose", "loaf", "pi", "skillpilot"];
 
 /// The built-in extractors (`policy` owns their tables).
-pub(super) const EXTRACTORS: &[&str] =
-    &["acp", "claude", "codex", "gemini", "hermes", "opencode", "scaiflux"];
+pub(super) const EXTRACTORS: &[&str] = &[
+    "acp", "claude", "codex", "gemini", "hermes", "opencode", "scaiflux",
+];
 
 /// The words for a network of routes, and for one that may have some.
 const ROUTES: &str = "routes";

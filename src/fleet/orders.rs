@@ -23,7 +23,9 @@ pub enum OrderError {
     #[error("the session is a client's conversation: interrupt its turn, or have its client leave")]
     Clients,
     /// Each slot has its uid, its groups and its share of memory from the start on.
-    #[error("the pool has {0} slots: give a number from 1 to that, or raise its max_size and start again")]
+    #[error(
+        "the pool has {0} slots: give a number from 1 to that, or raise its max_size and start again"
+    )]
     Size(u16),
     /// The fleet is stopping.
     #[error("the fleet is stopping")]

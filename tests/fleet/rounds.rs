@@ -380,6 +380,6 @@ fn a_chat_that_is_closed_tells_its_end_also_where_nobody_works_it() {
             daemon.get(&chat).body["state"] == "closed"
         });
         assert_eq!(daemon.get(&chat).body["phase"], "over");
-        assert_eq!(turns(&daemon, &chat).len(), 1);
+        assert_eq!(daemon.turns(&chat).len(), 1);
     }
 }

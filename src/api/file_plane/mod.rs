@@ -111,7 +111,7 @@ fn now_us() -> i64 {
 #[derive(Debug)]
 pub struct Plane {
     pool: PoolName,
-    plane: FilePlane,
+    keys: FilePlane,
     fleet: FleetHandle,
     runs: Arc<Runs>,
     past: Arc<Past>,
@@ -156,7 +156,7 @@ impl Held {
         Plane {
             past: Arc::new(Past::of(fleet.journal().clone())),
             pool: self.pool,
-            plane: self.plane,
+            keys: self.plane,
             fleet,
             runs,
             disk: Arc::new(Mutex::new(self.disk)),
@@ -269,7 +269,7 @@ impl Plane {
         if self.fault.is_some() {
             return self.again;
         }
-        let mut next = (self.looked + self.plane.poll).min(self.beat);
+        let mut next = (self.looked + self.keys.poll).min(self.beat);
         if let Some(wait) = self.settling.next() {
             next = next.min(now + wait);
         }
@@ -343,12 +343,12 @@ impl Plane {
                 tracing::debug!(pool = %self.pool, %error, "the state of a file plane is not written");
             }
         }
-        self.again = now + self.plane.poll.min(FILE_PLANE_BEAT);
+        self.again = now + self.keys.poll.min(FILE_PLANE_BEAT);
     }
 
     async fn work(&mut self, watch: &mut Option<Watch>) -> Result<(), Trouble> {
         let now = Instant::now();
-        let is_poll = now >= self.looked + self.plane.poll || self.fault.is_some();
+        let is_poll = now >= self.looked + self.keys.poll || self.fault.is_some();
         if is_poll {
             self.looked = now;
             self.are_files_new = true;
@@ -411,7 +411,7 @@ impl Plane {
     }
 
     fn has_room(&self) -> bool {
-        self.open.len() < self.plane.max_open && self.stop.is_none() && !self.is_closing
+        self.open.len() < self.keys.max_open && self.stop.is_none() && !self.is_closing
     }
 
     /// Takes requests in their order as long as there is room.

@@ -122,7 +122,7 @@ impl Plane {
             Found::Odd(why) => return self.refuse_answer(name, why).await,
             Found::File(bytes, print) => (bytes, print),
         };
-        if !self.plane.answers {
+        if !self.keys.answers {
             let why = "files here do not answer: file_plane.answers of the pool is false";
             return self.refuse_answer(name, why).await;
         }
@@ -150,7 +150,7 @@ impl Plane {
                 "no ask of this name waits here: it is over, or was never one of this directory";
             return self.refuse_answer(name, why).await;
         };
-        let approver = self.plane.answers_as.clone();
+        let approver = self.keys.answers_as.clone();
         let order = AnswerOrder {
             ask,
             digest: answer.digest,

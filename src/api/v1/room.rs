@@ -87,13 +87,12 @@ impl Room {
 }
 
 async fn taken(of: &Arc<Semaphore>, permits: u32) -> Result<OwnedSemaphorePermit, Fault> {
-    match timeout(HTTP_BODY_WAIT, Arc::clone(of).acquire_many_owned(permits)).await {
-        Ok(Ok(permit)) => Ok(permit),
-        _ => {
-            let detail = "too many contents of files are asked for at once: ask again";
-            Err(Fault::unavailable(detail).again(AGAIN))
-        }
+    let room = timeout(HTTP_BODY_WAIT, Arc::clone(of).acquire_many_owned(permits)).await;
+    if let Ok(Ok(permit)) = room {
+        return Ok(permit);
     }
+    let detail = "too many contents of files are asked for at once: ask again";
+    Err(Fault::unavailable(detail).again(AGAIN))
 }
 
 /// A body that is given in pieces, so that what the connection has of it is little.

@@ -220,8 +220,8 @@ mod tests {
 
     fn followed(items: &mut Items, text: &str, by_agent: bool, agent_items: bool) -> usize {
         let chat = SessionId::new("c").expect("id");
-        let agents =
-            HashSet::from_iter(items.unknown(&list(text)).into_iter().filter(|_| by_agent));
+        let agents = items.unknown(&list(text)).into_iter();
+        let agents: HashSet<_> = agents.filter(|_| by_agent).collect();
         let taking = Taking {
             chat: &chat,
             by_agent,

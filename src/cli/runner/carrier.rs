@@ -64,14 +64,14 @@ pub(super) struct Beside {
 impl Beside {
     pub(super) fn start(
         dir: Arc<SessionDir>,
-        session_id: String,
+        session_id: &str,
         poll: Duration,
     ) -> io::Result<Self> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC)?;
         let woken = wake.try_clone()?;
         let (end, done) = sync_channel(1);
         let mut carrier = Carrier::new(dir, poll, true);
-        carrier.hello(&session_id)?;
+        carrier.hello(session_id)?;
         std::thread::spawn(move || {
             let _ = carrier.serve(Some(&woken));
             let _ = end.try_send(());

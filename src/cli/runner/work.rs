@@ -93,7 +93,7 @@ pub(super) fn run(path: &Path, orders: Orders) -> Result<(), String> {
     tidy(&dir, &mut record, orders.stdio).map_err(failed)?;
     recover(&dir, &mut record).map_err(failed)?;
     let beside = if orders.stdio {
-        let started = Beside::start(Arc::clone(&dir), session_id, orders.poll);
+        let started = Beside::start(Arc::clone(&dir), &session_id, orders.poll);
         Some(started.map_err(failed)?)
     } else {
         None
@@ -232,7 +232,7 @@ impl Work {
             if let Some(why) = self.failed.take() {
                 self.answer(&name, Status::Error, &format!("tool_died: {why}"));
             } else {
-                self.begin(name);
+                self.begin(&name);
             }
         }
         true
@@ -256,23 +256,23 @@ impl Work {
         })
     }
 
-    fn begin(&mut self, name: CommandName) {
+    fn begin(&mut self, name: &CommandName) {
         let file = name.file();
         let content = match self.dir.read(Part::Inflight, &file, COMMAND_BYTES) {
             Ok(Found::Content(content)) => content,
             Ok(Found::Odd(why)) => {
                 self.reject(Part::Inflight, &file, why);
-                return self.answer(&name, Status::Error, &format!("refused: {why}"));
+                return self.answer(name, Status::Error, &format!("refused: {why}"));
             }
             Ok(Found::Nothing) => return,
             Err(error) => {
-                return self.answer(&name, Status::Error, &format!("refused: {error}"));
+                return self.answer(name, Status::Error, &format!("refused: {error}"));
             }
         };
         let (kind, timeout_s) = (&self.orders.kind, self.orders.timeout_s);
-        let command = match read_command(&name, &content, kind, timeout_s) {
+        let command = match read_command(name, &content, kind, timeout_s) {
             Ok(command) => command,
-            Err(refusal) => return self.answer(&name, Status::Error, &refusal.to_string()),
+            Err(refusal) => return self.answer(name, Status::Error, &refusal.to_string()),
         };
         let secret = uuid::Uuid::new_v4().simple().to_string();
         let marker = Marker::new(&command.marker, &secret);
@@ -289,7 +289,7 @@ impl Work {
             Ok(running) => self.running = Some(running),
             Err(error) => {
                 let why = format!("refused: its output cannot be kept: {error}");
-                return self.answer(&name, Status::Error, &why);
+                return self.answer(name, Status::Error, &why);
             }
         }
         self.record.note(&self.dir, "command_started", begun);
@@ -392,7 +392,7 @@ impl Work {
         }
         match self.running.as_ref().map(|of| (of.deadline, &of.ending)) {
             Some((_, Some(ending))) => {
-                all.extend([ending.ask_at.unwrap_or(ending.until), ending.until])
+                all.extend([ending.ask_at.unwrap_or(ending.until), ending.until]);
             }
             Some((deadline, None)) => all.push(deadline),
             None => {}

@@ -56,7 +56,7 @@ pub(super) enum Block<'a> {
 }
 
 /// Reads a block by its members.
-pub(super) fn block<'a>(fields: BlockFields<'a>, raw: &'a RawValue) -> Block<'a> {
+pub(super) fn block<'a>(fields: &BlockFields<'a>, raw: &'a RawValue) -> Block<'a> {
     match fields.tag.0.as_ref() {
         "text" => Block::Text(string(fields.text).unwrap_or_default()),
         "thinking" => Block::Thinking(string(fields.thinking).unwrap_or_default()),

@@ -117,10 +117,10 @@ impl Initialized<'_> {
 pub(super) struct Request<'a> {
     #[serde(rename = "type")]
     _type: IgnoredAny,
-    #[serde(borrow)]
-    pub(super) request_id: Text<'a>,
-    #[serde(borrow)]
-    pub(super) request: &'a RawValue,
+    #[serde(borrow, rename = "request_id")]
+    pub(super) id: Text<'a>,
+    #[serde(borrow, rename = "request")]
+    pub(super) wanted: &'a RawValue,
 }
 
 /// What a request of the agent wants.
@@ -198,12 +198,12 @@ impl<'a> Request<'a> {
             #[serde(borrow)]
             subtype: Text<'a>,
         }
-        let Some(kind) = members::<Kind<'a>>(self.request) else {
+        let Some(kind) = members::<Kind<'a>>(self.wanted) else {
             return Wanted::Unreadable;
         };
         let read = match kind.subtype.0.as_ref() {
-            "can_use_tool" => members(self.request).map(|ask| Wanted::Permission(Box::new(ask))),
-            "hook_callback" => members(self.request).map(Wanted::Hook),
+            "can_use_tool" => members(self.wanted).map(|ask| Wanted::Permission(Box::new(ask))),
+            "hook_callback" => members(self.wanted).map(Wanted::Hook),
             other => Some(Wanted::Other(other.into())),
         };
         read.unwrap_or(Wanted::Unreadable)
@@ -278,8 +278,8 @@ pub(super) struct Spoken<'a> {
 pub(super) struct Content<'a> {
     #[serde(borrow)]
     id: Option<&'a RawValue>,
-    #[serde(borrow)]
-    content: Option<&'a RawValue>,
+    #[serde(borrow, rename = "content")]
+    list: Option<&'a RawValue>,
     #[serde(borrow)]
     usage: Option<&'a RawValue>,
 }
@@ -291,9 +291,9 @@ impl<'a> Content<'a> {
 
     /// Its blocks, and how many more there are.
     pub(super) fn blocks(&self) -> (Vec<Block<'a>>, usize) {
-        let front: Option<Front<'a, BLOCKS>> = self.content.and_then(parse);
+        let front: Option<Front<'a, BLOCKS>> = self.list.and_then(parse);
         let front = front.unwrap_or_default();
-        let read = |raw: &'a RawValue| members(raw).map(|fields| block(fields, raw));
+        let read = |raw: &'a RawValue| members(raw).map(|fields| block(&fields, raw));
         let blocks = front.items.into_iter().filter_map(read);
         (blocks.collect(), front.beyond)
     }
@@ -455,9 +455,7 @@ impl TurnResult<'_> {
             context_window: Count,
         }
         let models: std::collections::BTreeMap<String, &RawValue> = parse(self.model_usage?)?;
-        let sizes = models
-            .into_values()
-            .filter_map(|raw| members::<OfModel>(raw));
+        let sizes = models.into_values().filter_map(members::<OfModel>);
         let largest = sizes.map(|of| of.context_window.0).max();
         largest.filter(|size| *size > 0)
     }
@@ -467,20 +465,21 @@ impl TurnResult<'_> {
 fn tokens(raw: &RawValue) -> Option<Usage> {
     #[derive(Default, Deserialize)]
     #[serde(default)]
-    struct Tokens {
-        input_tokens: Count,
-        cache_creation_input_tokens: Count,
-        cache_read_input_tokens: Count,
-        output_tokens: Count,
+    struct Counted {
+        #[serde(rename = "input_tokens")]
+        input: Count,
+        #[serde(rename = "cache_creation_input_tokens")]
+        cached: Count,
+        #[serde(rename = "cache_read_input_tokens")]
+        from_cache: Count,
+        #[serde(rename = "output_tokens")]
+        output: Count,
     }
-    let tokens: Tokens = members(raw)?;
-    let cached = tokens
-        .cache_creation_input_tokens
-        .0
-        .saturating_add(tokens.cache_read_input_tokens.0);
+    let tokens: Counted = members(raw)?;
+    let cached = tokens.cached.0.saturating_add(tokens.from_cache.0);
     Some(Usage {
-        input: tokens.input_tokens.0.saturating_add(cached),
-        output: tokens.output_tokens.0,
+        input: tokens.input.0.saturating_add(cached),
+        output: tokens.output.0,
     })
 }
 

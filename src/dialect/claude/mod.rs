@@ -242,7 +242,7 @@ impl Claude {
     }
 
     fn request(&mut self, request: &Request<'_>, line: &[u8], out: &mut Effects) {
-        let id = request.request_id.0.as_ref();
+        let id = request.id.0.as_ref();
         let wanted = request.read();
         if let Wanted::Permission(ask) = &wanted {
             return self.permission(id, ask, line, out);

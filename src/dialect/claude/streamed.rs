@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     fn id(text: &str) -> Option<Foreign> {
-        Some(text.into())
+        (!text.is_empty()).then(|| text.into())
     }
 
     #[test]

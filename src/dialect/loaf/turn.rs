@@ -8,8 +8,8 @@ use serde_json::value::RawValue;
 
 use super::message::{self, Executed, Sent, Word};
 use super::{Loaf, Wait, write};
-use crate::dialect::envelope::ErrorReply;
 use crate::dialect::acp::reported;
+use crate::dialect::envelope::ErrorReply;
 use crate::dialect::lenient::members;
 use crate::dialect::{Effect, Effects, Refused, bad_line};
 use crate::model::{Event, Foreign, Origin, TurnOutcome, Usage};

@@ -309,7 +309,7 @@ mod tests {
 
     fn key(of: &SessionId, n: usize) -> Key {
         let id = WorkspaceId::new("w").expect("an id");
-        let path = FilePath::new(&format!("f{n}")).expect("a path");
+        let path = FilePath::new(format!("f{n}")).expect("a path");
         (of.clone(), id, path)
     }
 

@@ -26,7 +26,15 @@ impl FleetHandle {
     /// The registered workspaces, by their names.
     #[must_use]
     pub fn workspaces(&self) -> Vec<WorkspaceName> {
-        self.0.shared.files.roots.now().all.keys().cloned().collect()
+        self.0
+            .shared
+            .files
+            .roots
+            .now()
+            .all
+            .keys()
+            .cloned()
+            .collect()
     }
 
     /// Files of a workspace by their paths: those that begin with `prefix`, behind `after`. What is

@@ -226,11 +226,11 @@ fn goodbye_closes_the_input_and_nothing_is_written_after_it() {
            > allow r
            > prompt q
            < EOF"#,
-        r#"ask r 'Bash' {} active='default'
+        r"ask r 'Bash' {} active='default'
            withdrawn r
            close input
            refused allow r: the channel is closed
-           refused prompt q: the channel is closed"#,
+           refused prompt q: the channel is closed",
     );
 }
 
