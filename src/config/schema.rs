@@ -37,6 +37,7 @@ fn rules(key: &str) -> Value {
             "properties": {"memory": {"const": "none"}, "swap": {"not": {"const": "none"}}},
         }}),
         "policy.NAME" => json!({"required": ["file"]}),
+        "pool.NAME.dialect" => json!({"required": ["custom"]}),
         "on[]" => json!({"required": ["type", "event"]}),
         "permission" => json!({"required": ["allow", "deny"]}),
         "cancel" | "slash" => json!({"required": ["send"]}),

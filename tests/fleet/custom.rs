@@ -102,13 +102,22 @@ fn by_its_table_an_agent_is_allowed_denied_and_survived_as_by_the_dialect_that_i
     for (id, _) in steps {
         let own = of(&results, &format!("own-{id}"));
         let table = of(&results, &format!("table-{id}"));
-        for key in ["outcome", "requests", "answer", "attempts"] {
+        for key in ["outcome", "requests", "attempts"] {
             assert_eq!(table[key], own[key], "{id}: {key}: {}", ran.all());
         }
-        for kind in ["tool_start", "tool_result", "text", "ready"] {
+        for kind in ["tool_start", "tool_result", "ready"] {
             let (own, table) = (events(&drill, own, kind), events(&drill, table, kind));
             assert_eq!(table.len(), own.len(), "{id}: {kind}");
         }
+        // How a text is cut into events is a matter of time.
+        let text = |result: &Value| -> String {
+            let pieces = events(&drill, result, "text");
+            pieces
+                .iter()
+                .filter_map(|piece| piece["delta"].as_str())
+                .collect()
+        };
+        assert_eq!(text(table), text(own), "{id}");
     }
     let allow = of(&results, "table-allow");
     assert_eq!(allow["outcome"], "done", "{}", ran.all());

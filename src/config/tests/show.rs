@@ -100,7 +100,7 @@ budget = { session_tokens = 1, session_cost = 0.5, day_tokens = 2, day_cost = 40
 input = 3
 output = 15
 cache_read = 0.3
-[pool.six]
+[pool.seven]
 command = ["agent"]
 dialect = { custom = "agent.toml" }
 [pool.five]
