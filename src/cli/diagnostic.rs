@@ -211,9 +211,7 @@ mod tests {
 
     #[test]
     fn words_of_later_versions_are_shown_as_such() {
-        insta::assert_snapshot!(plain(
-            "[pool.demo]\nagent = \"script\"\nlauncher = \"pty\"\n[remote]\n"
-        ));
+        insta::assert_snapshot!(plain("[pool.demo]\nagent = \"goose\"\n[remote]\n"));
     }
 
     #[test]

@@ -20,9 +20,6 @@ use super::types::{AsksFor, DialectName, Extractor};
 
 word!(AsksFor);
 
-/// Dialects of the format that this version has not.
-const LATER_DIALECTS: &[&str] = &[];
-
 /// The agent's name when no preset names it.
 const CUSTOM: &str = "custom";
 
@@ -78,7 +75,7 @@ pub(super) fn read(
     if let Some(preset) = preset.filter(|_| !own_command && model.is_some()) {
         words.extend(preset.model_args.iter().cloned());
     }
-    let dialect = dialect_use::read(pool, LATER_DIALECTS, dir);
+    let dialect = dialect_use::read(pool, dir);
     let (speaks, custom) = dialect.unwrap_or((DialectName::Scaiflux, None));
     let (mut set_model, mut set_mode) = (false, false);
     if !words.is_empty() {

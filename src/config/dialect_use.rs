@@ -129,11 +129,7 @@ impl Pool {
 }
 
 /// Reads the key `dialect`.
-pub(super) fn read(
-    pool: &Section<'_>,
-    later: &[&str],
-    dir: &Path,
-) -> Option<(DialectName, Option<CustomDialect>)> {
+pub(super) fn read(pool: &Section<'_>, dir: &Path) -> Option<(DialectName, Option<CustomDialect>)> {
     let item = pool.item("dialect")?;
     item.may_hold(Form::Table);
     item.may_hold(Form::Words(words()));
@@ -150,7 +146,7 @@ pub(super) fn read(
         item.fault(message, Some(help.to_owned()));
         return None;
     }
-    item.word(later).map(|found| (found.value, None))
+    item.word(&[]).map(|found| (found.value, None))
 }
 
 fn words() -> Vec<&'static str> {

@@ -31,7 +31,7 @@ const PRESETS: &[(&str, &str)] = &[
 ];
 
 /// Agents that the format names and this version has no preset for.
-pub(super) const LATER: &[&str] = &["cursor", "goose", "loaf", "pi", "skillpilot"];
+pub(super) const LATER: &[&str] = &["cursor", "goose"];
 
 /// The built-in extractors (`policy` owns their tables).
 pub(super) const EXTRACTORS: &[&str] = &[

@@ -9,7 +9,7 @@ use super::error::quoted;
 use super::paths;
 use super::pool::TRUST;
 use super::table::{Place, Section};
-use super::types::{AsksFor, DialectName, Launcher, Pool};
+use super::types::{DialectName, Launcher, Pool};
 use crate::skillpilot::marker::{KINDS, Template};
 use crate::skillpilot::{CancelPolicy, TIMEOUT_MAX_S, TIMEOUT_S};
 
@@ -169,11 +169,6 @@ pub(super) fn agree(section: &Section<'_>, pool: &Pool, found: Option<&Path>) {
     if !speaks {
         return;
     }
-    if pool.asks != AsksFor::Never {
-        let message =
-            "an agent that is driven by files cannot ask: asks = \"never\" is all that there is";
-        ledger.fault(&place("asks"), message, None);
-    }
     if pool.runner.dir.is_some() && pool.launcher != Launcher::Pty {
         let message =
             "runner.dir is for launcher = \"pty\"; a carrier's directory stands in its command";
@@ -186,7 +181,7 @@ pub(super) fn agree(section: &Section<'_>, pool: &Pool, found: Option<&Path>) {
             "a supervisor.toml that was found may not use a runner.dir outside its own directory";
         ledger.fault(&place("runner"), message, Some(TRUST.to_owned()));
     }
-    if pool.runner.dir.is_some() && pool.size > 1 {
+    if pool.runner.dir.is_some() && pool.max_size > 1 {
         let message = "runner.dir is one directory, and one Runner works in it: size must be 1";
         ledger.fault(&place("size"), message, None);
     }

@@ -22,6 +22,7 @@ mod routes;
 mod runner;
 mod ssh;
 mod store;
+mod written;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -39,6 +40,7 @@ use super::types::{
 };
 use super::units::{show_duration, show_size};
 use crate::model::foreign;
+use written::{dotted, write_value};
 
 /// A configuration with all its values.
 #[derive(Debug)]
@@ -540,67 +542,4 @@ fn path(path: &Path) -> Value {
 
 fn paths(all: &[PathBuf]) -> Value {
     Value::Array(all.iter().map(|one| path(one)).collect())
-}
-
-fn dotted(parts: &[String]) -> String {
-    let parts: Vec<String> = parts.iter().map(|part| key(part)).collect();
-    parts.join(".")
-}
-
-fn key(name: &str) -> String {
-    let bare = name
-        .bytes()
-        .all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-');
-    if bare && !name.is_empty() {
-        name.to_owned()
-    } else {
-        quoted(name)
-    }
-}
-
-/// A basic string of TOML, in one line, without a character that could act on a terminal.
-fn quoted(text: &str) -> String {
-    let mut out = String::from("\"");
-    for c in text.chars() {
-        match c {
-            '"' | '\\' => out.extend(['\\', c]),
-            '\n' => out.push_str("\\n"),
-            '\t' => out.push_str("\\t"),
-            c if foreign::is_unsafe(c) => {
-                let _ = write!(out, "\\U{:08X}", u32::from(c));
-            }
-            c => out.push(c),
-        }
-    }
-    out.push('"');
-    out
-}
-
-/// A value in one line.
-fn write_value(out: &mut String, value: &Value) {
-    match value {
-        Value::String(text) => out.push_str(&quoted(text)),
-        Value::Array(items) => {
-            out.push('[');
-            for (at, item) in items.iter().enumerate() {
-                out.push_str(if at > 0 { ", " } else { "" });
-                write_value(out, item);
-            }
-            out.push(']');
-        }
-        Value::Table(table) if table.is_empty() => out.push_str("{}"),
-        Value::Table(table) => {
-            out.push_str("{ ");
-            for (at, (name, item)) in table.iter().enumerate() {
-                out.push_str(if at > 0 { ", " } else { "" });
-                let _ = write!(out, "{} = ", key(name));
-                write_value(out, item);
-            }
-            out.push_str(" }");
-        }
-        // Numbers, booleans and times hold no text of the file's choice.
-        plain => {
-            let _ = write!(out, "{plain}");
-        }
-    }
 }

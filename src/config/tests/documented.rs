@@ -110,6 +110,7 @@ impl Row {
             "hook.NAME.command" => format!("{BARE}{set}"),
             key if key.starts_with("hook.NAME.") => format!("{BARE_HOOK}{set}"),
             "store.ca" => format!("{BARE}store.postgres = \"env:S\"\n{set}"),
+            "workspace.NAME.shared" => format!("{BARE}workspace.own.path = \"src\"\n{set}"),
             "role.NAME.model" => {
                 format!("pool.demo.dialect = \"acp\"\n{BARE}role.own.pool = \"demo\"\n{set}")
             }

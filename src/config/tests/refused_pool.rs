@@ -55,10 +55,10 @@ fn a_pool_has_a_command_or_an_agent() {
     whole("[pool.demo]\ncommand = [\"/opt/agent/run\"]\n", "the program \"/opt/agent/run\" is not visible in the sandbox…add its directory to ro_bind of [sandbox.standard]");
     whole("[pool.demo]\ncommand = [\"./agent\"]\n", "the program \"/etc/marshal/agent\" is not visible");
     whole("[pool.demo]\ncommand = [\"/usr/../opt/agent\"]\n", "the program \"/opt/agent\" is not visible");
-    whole("[pool.demo]\nagent = \"scaiflx\"\n", "pool.demo.agent: expected \"claude\", \"codex\", \"codex-app-server\", \"gemini\", \"hermes\", \"opencode\", \"scaiflux\" or \"script\", found \"scaiflx\"…did you mean scaiflux?");
+    whole("[pool.demo]\nagent = \"scaiflx\"\n", "pool.demo.agent: expected \"claude\", \"claude-code\", \"codex\", \"codex-app-server\", \"gemini\", \"hermes\", \"opencode\", \"scaiflux\" or \"script\", found \"scaiflx\"…did you mean scaiflux?");
     whole("[pool.demo]\nagent = 4\n", "pool.demo.agent: expected a string");
-    whole("[pool.demo]\nagent = \"xyzzy\"\n", "expected \"claude\", \"codex\", \"codex-app-server\", \"gemini\", \"hermes\", \"opencode\", \"scaiflux\" or \"script\", found \"xyzzy\"");
-    for later in ["cursor", "goose", "loaf", "skillpilot"] {
+    whole("[pool.demo]\nagent = \"xyzzy\"\n", "expected \"claude\", \"claude-code\", \"codex\", \"codex-app-server\", \"gemini\", \"hermes\", \"opencode\", \"scaiflux\" or \"script\", found \"xyzzy\"");
+    for later in ["cursor", "goose"] {
         whole(&format!("[pool.demo]\nagent = \"{later}\"\n"), "is not supported by this version");
     }
     check("agent_dir = \"/opt/x\"", "agent_dir is for agents that are built in");

@@ -41,7 +41,7 @@ fn what_the_file_says_of_a_runner_is_what_it_is_told() {
 fn what_cannot_be_driven_is_refused() {
     let refused = |keys: &str, why: &str| refused_by(&named(), &driven(keys), why);
     refused("guard = \"policy\"", "needs an agent that asks for everything");
-    refused("asks = \"some\"", "cannot ask");
+    refused("asks = \"some\"", "has no words for it");
     refused("size = 2\nrunner = { dir = \"plane\" }", "size must be 1");
     refused("runner = { dir = \"~/plane\" }", "is not expanded here");
     refused("runner = { kind = \"lisp\" }", "the table needs marker");

@@ -27,6 +27,8 @@ const BEYOND: &[&str] = &[
     "and could give themselves tasks here",
     "has this directory already",
     "all pools together",
+    "asks for nothing: the protocol has no words for it",
+    "has no such methods",
     "fewer than its size",
     "image is for launcher",
     "is none of the options that are known to leave the walls",

@@ -69,7 +69,7 @@ fn a_database_of_a_newer_marshal_is_refused_and_left_alone() {
         .and_then(|conn| conn.pragma_update(None, "user_version", SCHEMA_VERSION + 1))
         .expect("newer");
     let before = std::fs::read(&file).expect("bytes");
-    check(dir.path(), "schema version 8, this marshal knows 7");
+    check(dir.path(), "schema version 9, this marshal knows 8");
     assert!(Reader::open(dir.path()).is_err());
     assert_eq!(std::fs::read(&file).expect("bytes"), before);
 }
