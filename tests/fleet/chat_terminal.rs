@@ -198,7 +198,7 @@ fn lines_that_were_written_before_a_question_answer_none() {
     talk.err.until("left: marshal asks show ");
     let ran = drill.run(&["--json", "asks", "ls"]);
     let ask: Value = serde_json::from_str(ran.stdout.trim()).expect("one that waits");
-    let id = ask["id"].as_str().expect("an id");
+    let id = ask["ask"].as_str().expect("an id");
     let ran = drill.run(&["asks", "deny", id, "--reason", "no"]);
     assert_eq!(ran.code, Some(0), "{}", ran.all());
     assert_eq!(talk.end(), Some(0), "{}", talk.err.text());
