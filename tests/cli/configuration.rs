@@ -254,7 +254,7 @@ fn a_file_that_was_found_may_not_weaken_the_walls() {
         exits(&place.check(&["--config", "supervisor.toml"]), 0, &[]);
     }
     // What this version does not have is refused in any file.
-    let place = Place::new(&format!("{GOOD}dialect = {{ custom = \"x.toml\" }}\n"));
+    let place = Place::new(&format!("{GOOD}[remote]\n"));
     place.refused(&[], "not supported by this version");
 }
 

@@ -327,6 +327,48 @@ impl Promises {
     }
 }
 
+/// A conversation that has come so far.
+fn opened(greeted: u8, resumed: bool) -> Conversation {
+    let opening = Opening {
+        workspace: "/workspace".to_owned(),
+        resume: (resumed && greeted == 0).then(|| "t".into()),
+        codex: Codex::default(),
+        control: Some(Duration::from_secs(60)),
+        keepalive: Some(Duration::from_secs(20)),
+        ..Opening::default()
+    };
+    let mut talk = Conversation::opened(DialectName::Codex, &opening);
+    if greeted > 0 {
+        talk.chunk(b"{\"id\":1,\"result\":{\"userAgent\":\"marshal/0.169.0 (x)\"}}\n");
+        talk.chunk(b"{\"id\":2,\"result\":{\"account\":null,\"requiresOpenaiAuth\":false}}\n");
+        talk.chunk(b"{\"id\":3,\"result\":{\"thread\":{\"id\":\"t\"},\"approvalPolicy\":\"untrusted\",\"approvalsReviewer\":\"user\",\"sandbox\":{\"type\":\"dangerFullAccess\"}}}\n");
+    }
+    if greeted > 1 {
+        drop(talk.command(command_of(0, "")));
+    }
+    if greeted > 2 {
+        talk.chunk(b"{\"id\":4,\"result\":{\"turn\":{\"id\":\"u\"}}}\n");
+    }
+    talk
+}
+
+#[test]
+fn a_turn_of_which_something_came_is_not_begun_again() {
+    let asks = b"{\"id\":0,\"method\":\"item/commandExecution/requestApproval\",\"params\":{\"threadId\":\"t\",\"turnId\":\"u\",\"itemId\":\"c\"}}\n";
+    let busy = b"{\"id\":4,\"error\":{\"code\":-32001,\"message\":\"busy\"}}\n";
+    for lines in [[&asks[..], &busy[..]], [&busy[..], &asks[..]]] {
+        let mut talk = opened(2, false);
+        for line in lines {
+            talk.chunk(line);
+        }
+        talk.after(Duration::from_secs(60));
+        let begun = talk.written();
+        let begun = begun.iter().filter(|line| line.contains("turn/start"));
+        assert_eq!(begun.count(), 1, "{:?}", talk.effects);
+        Promises::hold(&talk.effects);
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
@@ -336,26 +378,7 @@ proptest! {
         resumed in any::<bool>(),
         steps in prop::collection::vec(step(), 0..40),
     ) {
-        let opening = Opening {
-            workspace: "/workspace".to_owned(),
-            resume: (resumed && greeted == 0).then(|| "t".into()),
-            codex: Codex::default(),
-            control: Some(Duration::from_secs(60)),
-            keepalive: Some(Duration::from_secs(20)),
-            ..Opening::default()
-        };
-        let mut talk = Conversation::opened(DialectName::Codex, &opening);
-        if greeted > 0 {
-            talk.chunk(b"{\"id\":1,\"result\":{\"userAgent\":\"marshal/0.169.0 (x)\"}}\n");
-            talk.chunk(b"{\"id\":2,\"result\":{\"account\":null,\"requiresOpenaiAuth\":false}}\n");
-            talk.chunk(b"{\"id\":3,\"result\":{\"thread\":{\"id\":\"t\"},\"approvalPolicy\":\"untrusted\",\"approvalsReviewer\":\"user\",\"sandbox\":{\"type\":\"dangerFullAccess\"}}}\n");
-        }
-        if greeted > 1 {
-            drop(talk.command(command_of(0, "")));
-        }
-        if greeted > 2 {
-            talk.chunk(b"{\"id\":4,\"result\":{\"turn\":{\"id\":\"u\"}}}\n");
-        }
+        let mut talk = opened(greeted, resumed);
         for step in steps {
             match step {
                 Step::Bytes(bytes) => talk.chunk(&bytes),

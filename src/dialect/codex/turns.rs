@@ -164,8 +164,8 @@ impl Codex {
         let result = match outcome {
             Ok(result) => result,
             Err(error) => {
-                // One that has begun was taken, whatever this says.
-                let is_new = turn.id.is_none() && !self.cancelling;
+                // One that has begun, or of which something came, was taken, whatever this says.
+                let is_new = turn.id.is_none() && !turn.is_told && !self.cancelling;
                 if is_new && self.comes_again(&error, Again::Turn) {
                     return;
                 }
@@ -235,6 +235,8 @@ impl Codex {
         if !std::mem::replace(&mut turn.is_told, true) {
             let turn = turn.id.clone().map(Foreign::new);
             out.push(Effect::Event(Event::TurnStarted { turn }));
+            // The agent works on it: a second one is not asked for.
+            self.overload.drop(Again::Turn);
         }
         true
     }
