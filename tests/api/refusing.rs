@@ -163,7 +163,7 @@ fn the_file_is_read_again_and_what_needs_a_start_is_told() {
     assert_eq!(chat(&door, "more", "late"), 201);
     assert_eq!(file(&door, "more/files"), 200);
     assert_eq!(file(&door, "doors/files/late.token"), 403);
-    let held = json!({"tasks": [{"prompt": "say x", "workspace": "doors"}]}).to_string();
+    let held = json!({"prompt": "say x", "workspace": "doors"}).to_string();
     let held = door.post("/tasks", &held);
     assert!(held.text.contains("by which people come in"), "{held:?}");
     let names = door.see("/workspaces").to_string();
