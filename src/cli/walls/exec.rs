@@ -33,6 +33,9 @@ const TERM: Duration = Duration::from_secs(5);
 /// How long outputs may take after everything has ended, if nobody reads them.
 const LAST_OUTPUT: Duration = Duration::from_secs(10);
 
+/// How long a start under way may take when the order to go has come.
+const LAST_START: Duration = Duration::from_secs(5);
+
 /// What a command that may not be executed, or is not there, ends with.
 const NOT_EXECUTABLE: u8 = 126;
 const NOT_FOUND: u8 = 127;
@@ -80,9 +83,8 @@ pub(super) async fn exec(args: &ExecArgs, config: &Config, streams: &mut Streams
             Err(Unheld::Walls(error)) => return fail(&blame(args, config, &error).await),
         }
     }
-    let launched = tokio::select! {
-        launched = spawner.spawn(plan(args, &room)) => launched,
-        () = told_to_go(&mut signals) => return fail(&"stopped before the command ran"),
+    let Some((launched, early)) = begin(&spawner, plan(args, &room), &mut signals).await else {
+        return fail(&"stopped before the command ran");
     };
     let launched = match launched {
         Ok(launched) => launched,
@@ -95,7 +97,7 @@ pub(super) async fn exec(args: &ExecArgs, config: &Config, streams: &mut Streams
     for note in &launched.notes {
         fail(note);
     }
-    let ended = match watch(launched, args, &mut signals).await {
+    let ended = match watch(launched, args, &mut signals, early).await {
         Ok(ended) => ended,
         Err(error) => return fail(&format!("input and output cannot be passed on: {error}")),
     };
@@ -117,6 +119,24 @@ pub(super) async fn exec(args: &ExecArgs, config: &Config, streams: &mut Streams
     }
 }
 
+/// Starts the command; also the order to go that came meanwhile, which it is given once it runs: it
+/// may have begun its work before its start is known here. None if it has not started in time.
+async fn begin(
+    spawner: &Spawner,
+    plan: LaunchPlan,
+    signals: &mut Signals,
+) -> Option<(Result<Launched, SpawnError>, Option<Signal>)> {
+    let start = spawner.spawn(plan);
+    tokio::pin!(start);
+    tokio::select! {
+        launched = &mut start => Some((launched, None)),
+        signal = signals.next() => {
+            let launched = tokio::time::timeout(LAST_START, start).await.ok()?;
+            Some((launched, Some(signal)))
+        }
+    }
+}
+
 /// Why the walls could not be had: the table of what is missing.
 async fn blame(args: &ExecArgs, config: &Config, error: &RunError) -> Unready {
     let walls = &args.walls;
@@ -130,6 +150,7 @@ async fn watch(
     launched: Launched,
     args: &ExecArgs,
     signals: &mut Signals,
+    early: Option<Signal>,
 ) -> io::Result<Option<Ended>> {
     let waits = StopWaits {
         goodbye: Duration::ZERO,
@@ -150,6 +171,9 @@ async fn watch(
         eof_wait: args.eof_wait.0,
         until: None,
     };
+    if let Some(signal) = early {
+        watched.obey(signal, signals.insist());
+    }
     let ended = watched.until_it_ends(ended, signals).await;
     watched.last_output(signals).await;
     Ok(ended)
