@@ -212,8 +212,10 @@ pub(super) struct Draft {
     pub(super) acp: Acp,
     /// Keys that do something only in ACP.
     own: Vec<Place>,
-    /// Keys that do something where modes are set and tool servers handed over by the protocol.
-    shared: Vec<Place>,
+    /// The key that does something where modes that skip questions are known.
+    skips: Option<Place>,
+    /// The tool servers.
+    pub(super) servers: Option<Place>,
     /// Tool servers that are reached through a route.
     routed: Vec<(Place, String)>,
     logout: Option<Place>,
@@ -222,7 +224,7 @@ pub(super) struct Draft {
 /// Reads the keys of a pool.
 pub(super) fn read(pool: &Section<'_>, found: bool) -> Draft {
     let usual = Acp::default();
-    let (mut own, mut shared) = (Vec::new(), Vec::new());
+    let mut own = Vec::new();
     let auth = pool.item("auth").and_then(|item| id(&item));
     own.extend(auth.iter().map(|found| found.1.clone()));
     let logout = pool.boolean("logout");
@@ -230,7 +232,6 @@ pub(super) fn read(pool: &Section<'_>, found: bool) -> Draft {
     own.extend(logout.clone());
     let options = options(pool, &mut own);
     let skips = pool.boolean("mode_skips_asks").filter(|skips| skips.value);
-    shared.extend(skips.iter().map(|skips| skips.place.clone()));
     if found && let Some(skips) = &skips {
         let message = "a supervisor.toml that was found may not use a mode that skips questions";
         let help = Some("name the file with --config if you trust it".to_owned());
@@ -241,9 +242,8 @@ pub(super) fn read(pool: &Section<'_>, found: bool) -> Draft {
     own.extend(reply.iter().map(|found| found.place.clone()));
     let mut routed = Vec::new();
     let mcp_servers = servers(pool, &mut routed);
-    if !mcp_servers.is_empty() {
-        shared.extend(pool.item("mcp_servers").map(|item| item.place));
-    }
+    let list = pool.item("mcp_servers").map(|item| item.place);
+    let list = list.filter(|_| !mcp_servers.is_empty());
     let tell_denials = pool.word("tell_denials", &[]);
     Draft {
         acp: Acp {
@@ -257,7 +257,8 @@ pub(super) fn read(pool: &Section<'_>, found: bool) -> Draft {
             ..usual
         },
         own,
-        shared,
+        skips: skips.map(|skips| skips.place),
+        servers: list,
         routed,
         logout,
     }
@@ -273,16 +274,15 @@ impl Draft {
         routes: Option<&[String]>,
         goodbye: Duration,
     ) {
-        let only_acp = (speaks != DialectName::Acp).then_some(&self.own);
-        let not_here = (!speaks.sets_sessions()).then_some(&self.shared);
-        let is_for = [
-            (only_acp, "this is for agents that speak acp"),
-            (not_here, "this is for agents that speak acp or claude"),
-        ];
-        for (places, message) in is_for {
-            for place in places.into_iter().flatten() {
-                ledger.fault(place, message, Some("set dialect = \"acp\"".to_owned()));
-            }
+        let own = self.own.iter().filter(|_| speaks != DialectName::Acp);
+        let skips = self.skips.iter().filter(|_| !speaks.knows_modes());
+        let servers = self.servers.iter().filter(|_| !speaks.takes_servers());
+        let own = own.map(|place| (place, "this is for agents that speak acp"));
+        let skips = skips.map(|place| (place, "this is for agents that speak acp or claude"));
+        let servers =
+            servers.map(|place| (place, "this is for agents that speak acp, claude or codex"));
+        for (place, message) in own.chain(skips).chain(servers) {
+            ledger.fault(place, message, Some("set dialect = \"acp\"".to_owned()));
         }
         if let Some(place) = &self.logout
             && self.acp.auth.is_none()

@@ -3,7 +3,7 @@
 //!
 //! Must not know messages. The keys are the pool's: `mode` is the approval policy.
 
-use super::acp::{Acp, TellDenials};
+use super::acp::{Acp, Reach, ServerKind, TellDenials};
 use super::error::quoted;
 use super::table::{Ledger, Place};
 use super::types::{DialectName, Launcher, Pool};
@@ -60,10 +60,16 @@ impl Codex {
     }
 }
 
-/// A mode of Codex is an approval policy that asks.
-pub(super) fn agree(ledger: &Ledger, pool: &Pool, place: Option<&Place>) {
-    let (DialectName::Codex, Some(mode), Some(place)) = (pool.dialect, &pool.acp.mode, place)
-    else {
+/// What Codex takes: a mode that is an approval policy that asks, tool servers that it can name and
+/// reach. The places are those of the mode and of the servers.
+pub(super) fn agree(ledger: &Ledger, pool: &Pool, mode: Option<&Place>, servers: Option<&Place>) {
+    if pool.dialect != DialectName::Codex {
+        return;
+    }
+    if let Some(place) = servers {
+        can_be_had(ledger, pool, place);
+    }
+    let (Some(mode), Some(place)) = (&pool.acp.mode, mode) else {
         return;
     };
     if Approvals::from_word(mode).is_none() {
@@ -73,5 +79,27 @@ pub(super) fn agree(ledger: &Ledger, pool: &Pool, place: Option<&Place>) {
         );
         let help = "with \"untrusted\", the default, it asks for everything that it would run";
         ledger.fault(place, message, Some(help.to_owned()));
+    }
+}
+
+/// Whether Codex takes the tool servers.
+fn can_be_had(ledger: &Ledger, pool: &Pool, place: &Place) {
+    for server in &pool.acp.mcp_servers {
+        let name = quoted(&server.name);
+        if server.name.contains('.') {
+            let message = format!(
+                "an agent that speaks codex takes no dot in a tool server's name, found {name}"
+            );
+            ledger.fault(place, message, Some("use - or _".to_owned()));
+        }
+        if let Reach::Route { kind, .. } = &server.reach
+            && *kind == ServerKind::Sse
+        {
+            let message = format!(
+                "an agent that speaks codex reaches no tool servers by sse, and {name} is one"
+            );
+            let help = "set type = \"http\", or start it as a program";
+            ledger.fault(place, message, Some(help.to_owned()));
+        }
     }
 }

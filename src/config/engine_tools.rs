@@ -6,7 +6,7 @@ use toml::de::DeValue;
 
 use super::form::Form;
 use super::table::{Ledger, Place, Section, word};
-use super::types::{DialectName, Pool, WorkspaceMode};
+use super::types::{Pool, WorkspaceMode};
 use crate::model::{ENGINE_SERVER, EngineTool};
 
 word!(EngineTool);
@@ -52,9 +52,9 @@ pub(super) fn agree(ledger: &Ledger, pool: &Pool, place: Option<&Place>) {
     let (Some(place), false) = (place, pool.engine_tools.is_empty()) else {
         return;
     };
-    if pool.dialect != DialectName::Acp {
+    if !pool.dialect.takes_servers() {
         let message = format!(
-            "engine_tools needs dialect = \"acp\": an agent that speaks {} takes no tool servers",
+            "engine_tools needs dialect = \"acp\", \"claude\" or \"codex\": an agent that speaks {} takes no tool servers",
             pool.dialect
         );
         ledger.fault(place, message, None);

@@ -16,6 +16,7 @@ mod envelope;
 mod lenient;
 pub mod loaf;
 pub mod scaiflux;
+mod served;
 pub mod skillpilot;
 
 use std::collections::BTreeMap;
@@ -23,6 +24,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub use denials::Denials;
+pub use served::{Served, served};
 
 use serde_json::value::RawValue;
 

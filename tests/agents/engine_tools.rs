@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::bench::{Model, PATIENCE, alone, events, in_copy, result, said, start, tools};
 use crate::drill::Drill;
-use crate::five::{CLAUDE, CODEX, GEMINI, HERMES, Kind, OPENCODE};
+use crate::five::{CLAUDE, CODEX, GEMINI, HERMES, Kind, OPENCODE, Refusal};
 use crate::table;
 
 /// Everything is allowed that the guard does not forbid, but one file and one state of a step.
@@ -263,6 +263,26 @@ fn check(taker: &Taker) {
 fn codex_uses_the_supervisors_tools() {
     uses_our_tools(&Taker {
         kind: &CODEX,
+        asks: true,
+        hides: false,
+        needs: "nothing",
+        more: "",
+    });
+}
+
+/// Claude Code by its own protocol.
+const CLAUDE_CODE: Kind = Kind {
+    name: "claude-code",
+    route: "anthropic",
+    denied: "mkdir denied",
+    asks: true,
+    refusal: Refusal::Says("denied"),
+};
+
+#[test]
+fn claude_code_uses_the_supervisors_tools() {
+    uses_our_tools(&Taker {
+        kind: &CLAUDE_CODE,
         asks: true,
         hides: false,
         needs: "nothing",

@@ -77,11 +77,12 @@ pub(super) fn agree(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Conte
     blame
         .acp
         .agree(ledger, pool.dialect, routes, pool.stop.goodbye);
-    if pool.dialect.sets_sessions() {
+    if pool.dialect.knows_modes() {
         let mode = pool.mode.as_deref().zip(blame.acp_mode.as_ref());
         acp::mode_asks(ledger, mode, &pool.acp);
     }
-    codex::agree(ledger, pool, blame.acp_mode.as_ref());
+    let servers = blame.acp.servers.as_ref();
+    codex::agree(ledger, pool, blame.acp_mode.as_ref(), servers);
     client_methods_can_be_had(ledger, pool, blame);
     routes_lead_somewhere(ledger, pool, blame);
     egress_has_its_network(ledger, pool, blame);

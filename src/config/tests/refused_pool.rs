@@ -95,7 +95,10 @@ fn a_mode_of_codex_is_a_policy_that_asks() {
         whole(&text, &format!("pool.demo.mode: the mode of an agent that speaks codex is its approval policy: expected \"untrusted\" or \"on-request\", found \"{mode}\"…it asks for everything that it would run"));
     }
     whole("[pool.demo]\ncommand = [\"/usr/bin/codex\"]\ndialect = \"codex\"\npermission_reply = \"scarf\"\n", "this is for agents that speak acp");
-    whole("[pool.demo]\ncommand = [\"/usr/bin/codex\"]\ndialect = \"codex\"\nengine_tools = [\"read_file\"]\n", "engine_tools needs dialect = \"acp\"");
+    let codex = |keys: &str, expect: &str| whole(&format!("[pool.demo]\ncommand = [\"/usr/bin/codex\"]\ndialect = \"codex\"\n{keys}\n"), expect);
+    codex("engine_tools = [\"read_file\"]\nlauncher = \"none\"", "engine_tools needs a sandbox of this host");
+    codex("mcp_servers = [{ name = \"a.b\", command = \"x\" }]", "takes no dot in a tool server's name, found \"a.b\"");
+    codex("mcp_servers = [{ name = \"x\", type = \"sse\", route = \"openai\" }]", "reaches no tool servers by sse, and \"x\" is one");
 }
 
 #[test]
@@ -140,14 +143,14 @@ fn what_is_for_acp_is_refused_elsewhere_and_what_weakens_it_is_spelled_out() {
     claude("auth = \"x\"", "this is for agents that speak acp");
     claude("options = { a = \"b\" }", "this is for agents that speak acp");
     claude("mode = \"acceptEdits\"", "the mode \"acceptEdits\" skips permission requests");
-    claude("engine_tools = \"all\"", "engine_tools needs dialect = \"acp\"");
+    claude("engine_tools = \"all\"\nlauncher = \"none\"", "engine_tools needs a sandbox of this host");
     let acp = |keys: &str, expect: &str| check(&format!("dialect = \"acp\"\n{keys}"), expect);
     for key in ["client_fs = \"read\"", "client_terminal = true"] {
         let name = key.split(' ').next().unwrap_or_default();
         let expect = format!("{name} needs a sandbox of this host: with launcher = \"ssh\"");
         acp(&format!("{key}\nlauncher = \"ssh\"\nssh = {{ host = \"h\", workspace = \"/w\" }}"), &expect);
     }
-    check("engine_tools = \"all\"", "engine_tools needs dialect = \"acp\"");
+    check("engine_tools = \"all\"", "engine_tools needs dialect = \"acp\", \"claude\" or \"codex\"");
     acp("engine_tools = \"all\"\nlauncher = \"none\"", "engine_tools needs a sandbox of this host");
     acp("engine_tools = \"all\"\nlauncher = \"ssh\"\nssh = { host = \"h\", workspace = \"/w\" }", "engine_tools needs a sandbox of this host");
     acp("engine_tools = [\"ask_person\", \"ask_person\"]", "ask_person is there twice");

@@ -27,9 +27,15 @@ impl DialectName {
         matches!(self, Self::Acp | Self::Claude | Self::Codex)
     }
 
-    /// Whether tool servers are handed to its sessions, and what skips questions is known of them.
+    /// Whether tool servers are handed to its sessions.
     #[must_use]
-    pub const fn sets_sessions(self) -> bool {
+    pub const fn takes_servers(self) -> bool {
+        matches!(self, Self::Acp | Self::Claude | Self::Codex)
+    }
+
+    /// Whether it has modes of which those that skip questions are known.
+    #[must_use]
+    pub const fn knows_modes(self) -> bool {
         matches!(self, Self::Acp | Self::Claude)
     }
 

@@ -48,7 +48,7 @@ mod write;
 
 pub(super) use calls::is_cut;
 pub use client::recorded_wish;
-pub use served::{Served, served};
+pub(super) use served::served;
 
 use std::time::Instant;
 

@@ -7,19 +7,11 @@
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::dialect::served::Served;
 use crate::model::{Ask, Foreign};
 
 /// The kind that a call of such a tool has with every agent.
 const KIND: &str = "other";
-
-/// A tool of a tool server for which an agent asks.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Served {
-    /// The tool's name with its server.
-    pub tool: String,
-    /// What it is to be called with.
-    pub arguments: Value,
-}
 
 /// What of a call is shown. A member that is not here is one that nobody would look at.
 #[derive(Deserialize)]
@@ -33,7 +25,7 @@ struct Shown {
 
 /// The tool of that server for which a permission is asked.
 #[must_use]
-pub fn served(ask: &Ask, server: &str) -> Option<Served> {
+pub(in crate::dialect) fn served(ask: &Ask, server: &str) -> Option<Served> {
     if ask.tool.raw() != KIND {
         return None;
     }

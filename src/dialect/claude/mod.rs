@@ -34,6 +34,7 @@ use std::time::Instant;
 
 use serde_json::value::RawValue;
 
+pub(super) use self::requests::served;
 pub(super) use self::write::arguments;
 
 use self::control::{Control, Settings};

@@ -5,6 +5,7 @@
 use super::message::{CanUse, Hook};
 use super::{Claude, Phase, Turn, write};
 use crate::dialect::asks::Clash;
+use crate::dialect::served::Served;
 use crate::dialect::{Effect, Effects, bad_line};
 use crate::limits;
 use crate::model::{Ask, Claimed, Event, Foreign};
@@ -138,4 +139,56 @@ pub(super) fn refused(id: &str, word: &Foreign, line: &[u8], out: &mut Effects) 
         id,
         "the host does not serve this request",
     )));
+}
+
+/// The tool of that server for which a permission is asked: the agent names both in its tool's name.
+pub(in crate::dialect) fn served(ask: &Ask, server: &str) -> Option<Served> {
+    let tool = ask.tool.raw().strip_prefix("mcp__")?.strip_prefix(server)?;
+    let arguments: serde_json::Value = serde_json::from_str(ask.input.get()).ok()?;
+    arguments.is_object().then_some(Served {
+        tool: tool.strip_prefix("__")?.to_owned(),
+        arguments,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::model::AskKey;
+
+    fn ask(tool: &str, input: &serde_json::Value) -> Ask {
+        Ask {
+            key: AskKey {
+                id: "\"r-1\"".to_owned(),
+                serial: 1,
+            },
+            tool_id: Some("toolu_1".into()),
+            tool: tool.into(),
+            input: serde_json::value::to_raw_value(input).expect("JSON"),
+            claimed: Claimed::default(),
+        }
+    }
+
+    #[test]
+    fn a_tool_of_a_server_is_known_by_its_name_alone() {
+        let input = json!({"path": "/workspace/a"});
+        let found = served(&ask("mcp__marshal__read_file", &input), "marshal");
+        let wanted = Served {
+            tool: "read_file".to_owned(),
+            arguments: input.clone(),
+        };
+        assert_eq!(found, Some(wanted));
+        for (tool, input) in [
+            ("mcp__search__read_file", &input),
+            ("mcp__marshal2__read_file", &input),
+            ("mcp__marshal_read_file", &input),
+            ("marshal__read_file", &input),
+            ("Read", &input),
+            ("mcp__marshal__read_file", &json!("path")),
+        ] {
+            assert_eq!(served(&ask(tool, input), "marshal"), None, "{tool} {input}");
+        }
+    }
 }

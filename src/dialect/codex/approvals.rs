@@ -1,5 +1,5 @@
-//! What the agent wants to know: approvals of commands and of changes to files, and all that is
-//! refused with as little as the protocol takes.
+//! What the agent wants to know: approvals of commands, of changes to files and of calls of tool servers,
+//! and all that is refused with as little as the protocol takes.
 //!
 //! Must not decide anything: an ask goes to the session, its answer comes back as a command.
 
@@ -23,6 +23,9 @@ const DECLINE: &str = "decline";
 /// Not this, and end the turn.
 const CANCEL: &str = "cancel";
 
+/// What a tool server wants of a person; also the agent itself, before it calls a tool of one.
+const TOOL_REQUEST: &str = "mcpServer/elicitation/request";
+
 /// Words that a request offers: the schema has six.
 const OFFERED: usize = 64;
 
@@ -37,20 +40,24 @@ enum Form {
     Item,
     /// `execCommandApproval`, `applyPatchApproval`: other words, and a place for a reason.
     Old,
+    /// `mcpServer/elicitation/request`: an action, and what was filled into its form, which is empty.
+    Tool,
 }
 
 impl Form {
-    const fn allow(self) -> &'static str {
+    fn allow(self, id: &str) -> Vec<u8> {
         match self {
-            Self::Item => ACCEPT,
-            Self::Old => "approved",
+            Self::Item => write::decided(id, ACCEPT),
+            Self::Old => write::decided(id, "approved"),
+            Self::Tool => write::accepted(id),
         }
     }
 
-    const fn cancel(self) -> &'static str {
+    fn cancel(self, id: &str) -> Vec<u8> {
         match self {
-            Self::Item => CANCEL,
-            Self::Old => "abort",
+            Self::Item => write::decided(id, CANCEL),
+            Self::Old => write::decided(id, "abort"),
+            Self::Tool => write::acted(id, CANCEL),
         }
     }
 
@@ -58,7 +65,13 @@ impl Form {
         match self {
             Self::Item => write::decided(id, DECLINE),
             Self::Old => write::rejected(id, reason),
+            Self::Tool => write::acted(id, DECLINE),
         }
+    }
+
+    /// Whether a denial has no place for its reason.
+    const fn is_mute(self) -> bool {
+        matches!(self, Self::Item | Self::Tool)
     }
 }
 
@@ -104,6 +117,17 @@ impl Codex {
             "item/fileChange/requestApproval" => read.and_then(|asked| self.changes(&asked)),
             "execCommandApproval" => read.and_then(|asked| self.old_command(&asked)),
             "applyPatchApproval" => read.and_then(|asked| self.old_changes(&asked)),
+            TOOL_REQUEST => {
+                let tool = |asked: Members<'_>| {
+                    let call = calls::of_tool_request(&asked)?;
+                    Some(self.tool(&asked, call))
+                };
+                match read.and_then(tool) {
+                    Some(approval) => approval,
+                    // A server's own request.
+                    None => return self.other_request(id, method, line, out),
+                }
+            }
             _ => return self.other_request(id, method, line, out),
         };
         match approval {
@@ -125,7 +149,7 @@ impl Codex {
         let id = id.json();
         out.push(Effect::Write(match method {
             "item/permissions/requestApproval" => write::no_permissions(id),
-            "mcpServer/elicitation/request" => write::declined(id),
+            TOOL_REQUEST => write::acted(id, DECLINE),
             _ => write::error(id, write::METHOD_NOT_FOUND, "method not found"),
         }));
     }
@@ -182,6 +206,22 @@ impl Codex {
         })
     }
 
+    /// A call of a tool server's tool, which must be one that runs: the request does not name it.
+    fn tool(&mut self, asked: &Members<'_>, call: Call) -> Option<Approval> {
+        let (thread, turn) = (asked.text("threadId")?, asked.text("turnId")?);
+        let is_ours = self.is_ours(thread.raw());
+        let id = self.items.asked_as(&call);
+        Some(Approval {
+            form: Form::Tool,
+            may_be: id.is_some() && is_ours,
+            call: Some(call),
+            tool_id: id.map(Foreign::new),
+            is_current: self.is_current(thread.raw(), turn.raw()),
+            reason: None,
+            method: "",
+        })
+    }
+
     /// A command in the older form, which names no turn.
     fn old_command(&self, asked: &Members<'_>) -> Option<Approval> {
         let call = calls::of_old_request(asked)?;
@@ -220,7 +260,7 @@ impl Codex {
             }
             let open = self.asks.close(id);
             out.extend(open.map(|(key, _)| Effect::Withdrawn(key)));
-            return out.push(Effect::Write(write::decided(id, form.cancel())));
+            return out.push(Effect::Write(form.cancel(id)));
         }
         if self.turn.is_none() {
             bad_line(OUT_OF_STATE, line, out);
@@ -294,10 +334,10 @@ impl Codex {
     ) -> Result<(), Refused> {
         let wish = self.asks.answered(key).ok_or(Refused::UnknownAsk)?;
         let line = match answer {
-            Answer::Allow if wish.may_be => write::decided(&key.id, wish.form.allow()),
+            Answer::Allow if wish.may_be => wish.form.allow(&key.id),
             Answer::Allow => wish.form.deny(&key.id, "it cannot be allowed"),
             Answer::Deny(reason) => {
-                if wish.form == Form::Item && self.opening.codex.tells_denials {
+                if wish.form.is_mute() && self.opening.codex.tells_denials {
                     self.denials.add(&wish.about, reason);
                 }
                 wish.form.deny(&key.id, reason)
@@ -317,7 +357,7 @@ impl Codex {
     /// Ends every open request with the answer that is for a cancelled turn.
     pub(super) fn cancel_asks(&mut self, out: &mut Effects) {
         for (key, wish) in self.asks.close_all() {
-            let answer = write::decided(&key.id, wish.form.cancel());
+            let answer = wish.form.cancel(&key.id);
             out.push(Effect::Withdrawn(key));
             out.push(Effect::Write(answer));
         }

@@ -6,13 +6,15 @@
 //! of a request stays in it, and makes it an unknown tool.
 
 use serde::Deserialize;
+use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::members::Members;
 use super::words;
 use crate::dialect::lenient::{Front, members, parse, string};
+use crate::dialect::served::Served;
 use crate::limits;
-use crate::model::Foreign;
+use crate::model::{Ask, Foreign};
 
 /// The tool that runs a command.
 pub(super) const COMMAND: &str = "commandExecution";
@@ -22,6 +24,8 @@ const STDIN: &str = "writeStdin";
 const WRITES: &str = "fileChange";
 const DELETES: &str = "fileDelete";
 const MOVES: &str = "fileMove";
+/// The tool that calls one of a tool server's.
+const SERVED: &str = "mcpToolCall";
 /// Changes of several kinds in one: no tool of any table.
 const MIXED: &str = "fileChanges";
 
@@ -93,7 +97,7 @@ pub(super) fn is_call(kind: &str) -> bool {
         kind,
         COMMAND
             | WRITES
-            | "mcpToolCall"
+            | SERVED
             | "dynamicToolCall"
             | "collabAgentToolCall"
             | "webSearch"
@@ -116,20 +120,7 @@ pub(super) fn of_item(item: &Item<'_>, whole: &RawValue) -> Option<Call> {
             Some(call)
         }
         WRITES => changes(item.changes?),
-        "mcpToolCall" => {
-            let (server, tool) = (string(item.server)?, string(item.tool)?);
-            let input = object(&[
-                ("server", item.server.map(RawValue::get)),
-                ("tool", item.tool.map(RawValue::get)),
-                ("arguments", item.arguments.map(RawValue::get)),
-            ]);
-            let about = Foreign::new(format!("{}/{}", server.raw(), tool.raw()));
-            Some(Call {
-                name: Foreign::new(item.kind.clone()),
-                input: within(&input),
-                about,
-            })
-        }
+        SERVED => of_server(item.server?, item.tool?, item.arguments),
         "imageView" => {
             let path = string(item.path)?;
             let input = object(&[("path", item.path.map(RawValue::get))]);
@@ -145,6 +136,67 @@ pub(super) fn of_item(item: &Item<'_>, whole: &RawValue) -> Option<Call> {
             about: Foreign::from(kind),
         }),
     }
+}
+
+/// A call of a tool server's tool.
+fn of_server(server: &RawValue, tool: &RawValue, arguments: Option<&RawValue>) -> Option<Call> {
+    let about = [
+        string(Some(server))?.into_raw(),
+        string(Some(tool))?.into_raw(),
+    ];
+    let input = object(&[
+        ("server", Some(server.get())),
+        ("tool", Some(tool.get())),
+        ("arguments", arguments.map(RawValue::get)),
+    ]);
+    Some(Call {
+        name: Foreign::from(SERVED),
+        input: within(&input),
+        about: Foreign::new(about.join("/")),
+    })
+}
+
+/// What a request is about that is made before a tool server's tool is called; `None`: it is another
+/// request in that form, one of the server's own.
+pub(super) fn of_tool_request(asked: &Members<'_>) -> Option<Call> {
+    let meta = Members::read(asked.get("_meta")?)?;
+    let kind = meta.text("codex_approval_kind")?;
+    if kind.raw() != "mcp_tool_call" {
+        return None;
+    }
+    let server = asked.get("serverName")?;
+    of_server(server, meta.get("tool_name")?, meta.get("tool_params"))
+}
+
+impl Call {
+    /// Whether both are of the same tool, with the same input in whatever order.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        let read = |call: &Self| serde_json::from_str::<Value>(&call.input).ok();
+        self.name == other.name && read(self).is_some_and(|it| read(other) == Some(it))
+    }
+}
+
+/// The tool of that server for which a permission is asked.
+pub(in crate::dialect) fn served(ask: &Ask, server: &str) -> Option<Served> {
+    #[derive(Deserialize)]
+    struct Input {
+        call: Of,
+    }
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Of {
+        server: String,
+        tool: String,
+        arguments: Value,
+    }
+    let is_one = ask.tool.raw() == SERVED && ask.tool_id.is_some();
+    let input: Input = serde_json::from_str(ask.input.get()).ok()?;
+    let Of {
+        server: of,
+        tool,
+        arguments,
+    } = input.call;
+    (is_one && of == server && arguments.is_object()).then_some(Served { tool, arguments })
 }
 
 /// A command as it is judged: `command` is JSON.

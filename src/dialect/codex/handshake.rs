@@ -39,16 +39,14 @@ impl Codex {
     pub(super) fn ask(&mut self, phase: Phase, out: &mut Effects) {
         self.phase = phase;
         let id = self.fresh_id();
-        let (cwd, wants) = (&self.opening.workspace, &self.opening.codex);
+        let opening = &self.opening;
         let (method, line) = match (phase, &self.opening.resume) {
             (Phase::Initializing, _) => ("initialize", write::initialize(id)),
             (Phase::Account, _) => ("account/read", write::account(id)),
             (Phase::Resuming, Some(thread)) => {
-                ("thread/resume", write::resume(id, thread, cwd, wants))
+                ("thread/resume", write::resume(id, thread, opening))
             }
-            (Phase::Starting | Phase::Resuming, _) => {
-                ("thread/start", write::start(id, cwd, wants))
-            }
+            (Phase::Starting | Phase::Resuming, _) => ("thread/start", write::start(id, opening)),
             (Phase::Ready | Phase::Closed, _) => return,
         };
         self.control = Some(Control {

@@ -30,6 +30,8 @@ pub(super) struct Kept {
     /// `None`: it is too large to be judged, or cannot be read.
     pub(super) call: Option<Call>,
     has_ended: bool,
+    /// A request that does not name it was found to be about it.
+    was_asked: bool,
     /// Its first output was told.
     has_output: bool,
 }
@@ -59,6 +61,17 @@ impl Items {
             .find(|kept| kept.id == id && !kept.has_ended)
     }
 
+    /// The id of a call that runs and is that one, for the request about it: each is found once.
+    pub(super) fn asked_as(&mut self, call: &Call) -> Option<String> {
+        let is_it = |kept: &&mut Kept| {
+            let told = kept.call.as_ref();
+            !kept.has_ended && !kept.was_asked && told.is_some_and(|told| told.is_same(call))
+        };
+        let kept = self.kept.iter_mut().find(is_it)?;
+        kept.was_asked = true;
+        Some(kept.id.clone())
+    }
+
     fn find(&mut self, id: &str) -> Option<&mut Kept> {
         self.kept.iter_mut().find(|kept| kept.id == id)
     }
@@ -75,6 +88,7 @@ impl Items {
             id: id.to_owned(),
             call: call.filter(fits),
             has_ended: false,
+            was_asked: false,
             has_output: false,
         };
         self.bytes += kept.bytes();

@@ -37,6 +37,8 @@ use std::time::Instant;
 
 use serde_json::value::RawValue;
 
+pub(super) use self::calls::served;
+
 use self::alive::{Again, Alive, Overload};
 use self::approvals::Wish;
 use self::items::Items;

@@ -3,11 +3,14 @@
 //! Must not know when it may be said. JSON-RPC without its `jsonrpc`, one message a line; U+2028
 //! and U+2029 are escaped, because some readers take them for the end of a line.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use crate::config::Codex;
-use crate::model::Foreign;
+use crate::config::{Codex, McpServer, Reach};
+use crate::dialect::Opening;
+use crate::model::{ENGINE_SERVER, Foreign};
 
 /// Error codes of JSON-RPC that we answer with.
 pub(super) const METHOD_NOT_FOUND: i32 = -32601;
@@ -130,6 +133,58 @@ struct Opened<'a> {
     model: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     exclude_turns: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    config: Option<Overrides<'a>>,
+}
+
+/// What a thread has beside the agent's own configuration.
+#[derive(Serialize)]
+struct Overrides<'a> {
+    mcp_servers: BTreeMap<&'a str, Server<'a>>,
+}
+
+/// A tool server.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Server<'a> {
+    Program {
+        command: &'a str,
+        args: &'a [String],
+        #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+        env: &'a BTreeMap<String, String>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        tool_timeout_sec: Option<u64>,
+    },
+    Url {
+        url: String,
+    },
+}
+
+/// How long the agent may wait for a call of a tool of ours: a person may have to be asked.
+const TOOL_SECONDS: u64 = 7 * 24 * 60 * 60;
+
+/// The servers of a pool; `routes` has the base URL of each route.
+fn servers<'a>(opening: &'a Opening) -> Option<Overrides<'a>> {
+    let server = |server: &'a McpServer| {
+        let value = match &server.reach {
+            Reach::Program { command, args, env } => Server::Program {
+                command,
+                args,
+                env,
+                tool_timeout_sec: (server.name == ENGINE_SERVER).then_some(TOOL_SECONDS),
+            },
+            Reach::Route { route, path, .. } => {
+                let base = opening.routes.get(route).map_or("", String::as_str);
+                let url = format!("{base}{path}");
+                Server::Url { url }
+            }
+        };
+        (server.name.as_str(), value)
+    };
+    let servers = &opening.acp.mcp_servers;
+    (!servers.is_empty()).then(|| Overrides {
+        mcp_servers: servers.iter().map(server).collect(),
+    })
 }
 
 /// Who answers its requests: we do, and no model of its own.
@@ -145,30 +200,32 @@ pub(super) const fn sandbox(has_walls: bool) -> &'static str {
 }
 
 impl<'a> Opened<'a> {
-    fn of(cwd: &'a str, wants: &'a Codex) -> Self {
+    fn of(opening: &'a Opening) -> Self {
+        let wants = &opening.codex;
         Self {
             thread_id: None,
-            cwd,
+            cwd: &opening.workspace,
             approval_policy: wants.approvals.word(),
             approvals_reviewer: REVIEWER,
             sandbox: sandbox(wants.has_walls),
             model: wants.model.as_deref(),
             exclude_turns: None,
+            config: servers(opening),
         }
     }
 }
 
 /// Writes `thread/start`.
-pub(super) fn start(id: u64, cwd: &str, wants: &Codex) -> Vec<u8> {
-    request(id, "thread/start", Opened::of(cwd, wants))
+pub(super) fn start(id: u64, opening: &Opening) -> Vec<u8> {
+    request(id, "thread/start", Opened::of(opening))
 }
 
 /// Writes `thread/resume`. Its past is not told again.
-pub(super) fn resume(id: u64, thread: &Foreign, cwd: &str, wants: &Codex) -> Vec<u8> {
+pub(super) fn resume(id: u64, thread: &Foreign, opening: &Opening) -> Vec<u8> {
     let params = Opened {
         thread_id: Some(thread.raw()),
         exclude_turns: Some(true),
-        ..Opened::of(cwd, wants)
+        ..Opened::of(opening)
     };
     request(id, "thread/resume", params)
 }
@@ -263,13 +320,25 @@ pub(super) fn no_permissions(id: &str) -> Vec<u8> {
     reply(id, granted)
 }
 
-/// Declines what a tool server wants to know of a person.
-pub(super) fn declined(id: &str) -> Vec<u8> {
+/// Answers what a tool server wants of a person, with nothing but a word.
+pub(super) fn acted(id: &str, action: &'static str) -> Vec<u8> {
     #[derive(Serialize)]
-    struct Declined {
+    struct Acted {
         action: &'static str,
     }
-    reply(id, Declined { action: "decline" })
+    reply(id, Acted { action })
+}
+
+/// Agrees to one call of a tool, and to no later one.
+pub(super) fn accepted(id: &str) -> Vec<u8> {
+    #[derive(Serialize)]
+    struct Accepted {
+        action: &'static str,
+        content: Nothing,
+    }
+    let content = Nothing {};
+    let action = "accept";
+    reply(id, Accepted { action, content })
 }
 
 /// Answers a request with an error.

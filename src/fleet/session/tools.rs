@@ -12,7 +12,7 @@ use super::calls::{Asks, Call, Own, Shown};
 use super::prepare::{self, Prepared};
 use super::state::SessionState;
 use crate::config::{Acp, McpServer, Reach};
-use crate::dialect::acp;
+use crate::dialect;
 use crate::fleet::channel::ToolSetup;
 use crate::fleet::setup::{PoolShared, Shared};
 use crate::limits::OPEN_CALLS;
@@ -79,7 +79,7 @@ pub(super) fn announced(pool: &PoolShared, ask: &Ask) -> Option<EngineWish> {
     if tools.is_empty() {
         return None;
     }
-    let served = acp::served(ask, ENGINE_SERVER)?;
+    let served = dialect::served(pool.config.dialect, ask, ENGINE_SERVER)?;
     mcp::fitting(&served.tool, &served.arguments, tools)
 }
 

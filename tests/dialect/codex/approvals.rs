@@ -406,3 +406,81 @@ fn the_older_requests_are_judged_by_what_they_say_themselves() {
            write {"id":1,"result":{"decision":{"denied":{"rejection":"it cannot be allowed"}}}}"#,
     );
 }
+
+/// A tool server's tool that is called.
+fn served(id: &str) -> String {
+    format!(
+        r#"< {{"method":"item/started","params":{{"threadId":"t-1","turnId":"u-1","item":{{"type":"mcpToolCall","id":"{id}","server":"notes","tool":"add","status":"inProgress","arguments":{{"text":"a","at":1}}}}}}}}"#
+    )
+}
+
+/// The request before it, which does not name the call.
+fn asks_for_tool(id: u64, server: &str, arguments: &str) -> String {
+    format!(
+        r#"< {{"method":"mcpServer/elicitation/request","id":{id},"params":{{"threadId":"t-1","turnId":"u-1","serverName":"{server}","mode":"form","_meta":{{"codex_approval_kind":"mcp_tool_call","persist":["session","always"],"tool_name":"add","tool_params":{arguments}}},"message":"Allow it?","requestedSchema":{{"type":"object","properties":{{}}}}}}}}"#
+    )
+}
+
+const SERVED_SAYS: &str =
+    r#"'mcpToolCall' {"call":{"server":"notes","tool":"add","arguments":{"text":"a","at":1}}}"#;
+
+#[test]
+fn a_call_of_a_tool_server_is_asked_for_as_the_call_that_runs() {
+    // In another order it is the same; two that are alike are one request each.
+    let asked =
+        r#"'mcpToolCall' {"call":{"server":"notes","tool":"add","arguments":{"at":1,"text":"a"}}}"#;
+    check_turn(
+        &[
+            served("m-1"),
+            served("m-2"),
+            asks_for_tool(0, "notes", r#"{"at":1,"text":"a"}"#),
+            asks_for_tool(1, "notes", r#"{"text":"a","at":1}"#),
+            "> allow 0\n> deny 1 not here".to_owned(),
+        ]
+        .join("\n"),
+        &format!(
+            r#"tool 'm-1' {SERVED_SAYS}
+               tool 'm-2' {SERVED_SAYS}
+               ask 0 {asked} call='m-1'
+               ask 1 {SERVED_SAYS} call='m-2'
+               write {{"id":0,"result":{{"action":"accept","content":{{}}}}}}
+               write {{"id":1,"result":{{"action":"decline"}}}}"#
+        ),
+    );
+}
+
+#[test]
+fn a_call_of_a_tool_server_that_does_not_run_cannot_be_allowed() {
+    for (server, arguments) in [
+        ("notes", r#"{"text":"b","at":1}"#),
+        ("other", r#"{"text":"a","at":1}"#),
+    ] {
+        let asked = format!(
+            r#"'mcpToolCall' {{"call":{{"server":"{server}","tool":"add","arguments":{arguments}}}}}"#
+        );
+        check_turn(
+            &format!(
+                "{}\n{}\n> allow 0",
+                served("m-1"),
+                asks_for_tool(0, server, arguments)
+            ),
+            &format!(
+                r#"tool 'm-1' {SERVED_SAYS}
+                   bad bad_shape
+                   ask 0 {asked} no_allow
+                   write {{"id":0,"result":{{"action":"decline"}}}}"#
+            ),
+        );
+    }
+}
+
+#[test]
+fn what_a_tool_server_itself_wants_of_a_person_is_declined() {
+    let message = r#"{"id":9,"method":"mcpServer/elicitation/request","params":{"threadId":"t-1","turnId":"u-1","serverName":"notes","mode":"form","_meta":{"tool_name":"add","tool_params":{}},"message":"Your name?","requestedSchema":{"type":"object","properties":{"name":{"type":"string"}}}}}"#;
+    check_turn(
+        &format!("< {message}"),
+        &format!(
+            "unknown 'mcpServer/elicitation/request' {message}\nwrite {{\"id\":9,\"result\":{{\"action\":\"decline\"}}}}"
+        ),
+    );
+}
