@@ -126,12 +126,13 @@ fn checked(
 /// that its pool's agent changes in place.
 fn stays_outside(config: &Config, file: &Path) -> Result<(), String> {
     for pool in &config.pools {
-        let Some(workspace) = writes_in_place(pool).filter(|_| pool.launcher.has_walls()) else {
+        if !pool.launcher.has_walls() {
             continue;
-        };
-        if leads_into(file, workspace) {
+        }
+        let mut written = writes_in_place(pool);
+        if let Some((_, what)) = written.find(|(dir, _)| leads_into(file, dir)) {
             return Err(format!(
-                "{} lies in the workspace of pool {}, whose agent could write it: move it out of there",
+                "{} lies in {what} of pool {}, whose agent could write it: move it out of there",
                 trust::shown(file),
                 pool.name
             ));

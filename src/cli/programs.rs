@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use super::trust::{OpenError, open_trusted, shown, why};
-use crate::config::{Config, ConfigErrors, Decider, HookTo, writes_in_place};
+use crate::config::{Config, ConfigErrors, Decider, HookTo, works_in, writes_in_place};
 use crate::fleet::leads_into;
 
 /// A fault found after the check: key, message, help.
@@ -66,16 +66,16 @@ fn files(key: &str, argv: &[String], counts: fn(&Path) -> bool, faults: &mut Vec
 
 /// All links followed: what the texts say was looked at before.
 fn outside(config: &Config, faults: &mut Vec<Fault>) {
+    let walled = config.pools.iter().filter(|pool| pool.launcher.has_walls());
+    let written = walled.flat_map(|pool| writes_in_place(pool).map(move |dir| (pool, dir)));
+    let written: Vec<_> = written.collect();
     for of in config.trusted() {
-        for pool in &config.pools {
-            let Some(workspace) = writes_in_place(pool) else {
-                continue;
-            };
-            if !pool.launcher.has_walls() || !leads_into(&of.path, workspace) {
+        for (pool, (dir, what)) in &written {
+            if !leads_into(&of.path, dir) {
                 continue;
             }
             let message = format!(
-                "{} leads into the workspace of pool {}, whose agent could write it: it is a file {}",
+                "{} leads into {what} of pool {}, whose agent could write it: it is a file {}",
                 shown(&of.path),
                 pool.name,
                 of.part.why()
@@ -93,9 +93,8 @@ fn outside(config: &Config, faults: &mut Vec<Fault>) {
 
 /// What people come in with is no file that an agent sees, all links followed.
 fn hidden(config: &Config, faults: &mut Vec<Fault>) {
-    let workspaces = config.pools.iter().filter_map(|pool| {
-        let workspace = pool.local_workspace()?;
-        Some((workspace, format!("the workspace of pool {}", pool.name)))
+    let workspaces = config.pools.iter().flat_map(|pool| {
+        works_in(pool).map(|(dir, what)| (dir, format!("{what} of pool {}", pool.name)))
     });
     let bound = config.sandboxes.iter().flat_map(|(name, profile)| {
         let dirs = profile.ro_bind.iter();

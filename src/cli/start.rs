@@ -16,7 +16,7 @@ use super::policies::{self, extractors};
 use super::{doors, file_store, programs, secrets, watching};
 use crate::api::http::Render;
 use crate::api::process_stats;
-use crate::config::{Config, ConfigErrors, HookTo};
+use crate::config::{Config, ConfigErrors, HookTo, works_in};
 use crate::fleet::{Ambient, FleetHandle, GoOn, Setup, StartError};
 use crate::journal::{Health, Journal, Keeping, OpenError, Rules, Space};
 use crate::launch::Spawner;
@@ -129,7 +129,7 @@ pub fn take_state(config: &Config, path: &Path, local: bool) -> Result<StateDir,
     let workspaces: Vec<PathBuf> = config
         .pools
         .iter()
-        .filter_map(|pool| pool.local_workspace().map(Path::to_owned))
+        .flat_map(|pool| works_in(pool).map(|(dir, _)| dir.to_owned()))
         // What every agent of a profile sees must not show the state either.
         .chain(
             config

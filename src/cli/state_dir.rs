@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::config::{Config, ConfigErrors};
+use crate::config::{Config, ConfigErrors, works_in};
 use crate::model::foreign;
 use crate::sandbox::state_dir::default_path;
 
@@ -37,17 +37,15 @@ pub fn find(
     };
     let real = real(&dir);
     for pool in &config.pools {
-        let Some(workspace) = pool.local_workspace().map(self::real) else {
+        let mut seen = works_in(pool).map(|(dir, what)| (self::real(dir), what));
+        let Some((dir, what)) = seen.find(|(dir, _)| real.starts_with(dir)) else {
             continue;
         };
-        if !real.starts_with(&workspace) {
-            continue;
-        }
         let shown = |path: &Path| foreign::show(&path.to_string_lossy(), 200);
         let message = format!(
-            "the state directory {} lies in the workspace {} of pool {}",
+            "the state directory {} lies in {what} {} of pool {}",
             shown(&real),
-            shown(&workspace),
+            shown(&dir),
             pool.name
         );
         let help = "set supervisor.state_dir to a directory outside of every workspace";

@@ -13,6 +13,7 @@ use super::paths;
 use super::pool::{Context, Draft, TRUST};
 use super::role::RegisteredWorkspace;
 use super::table::{Place, Section};
+use super::trusted::works_in;
 use super::types::Pool;
 use crate::limits;
 
@@ -134,7 +135,7 @@ pub(super) fn stay_apart<'w>(
             continue;
         };
         let pools = drafts.iter().map(|draft| &draft.pool);
-        let worked = pools.filter_map(Pool::local_workspace);
+        let worked = pools.flat_map(works_in).map(|(dir, _)| dir);
         let worked = worked.chain(workspaces.iter().copied());
         for workspace in worked {
             if meet(&plane.dir, workspace) {
@@ -142,7 +143,11 @@ pub(super) fn stay_apart<'w>(
                     "agents work in {}, and could give themselves tasks here",
                     quoted(&workspace.to_string_lossy())
                 );
-                fault(draft, message, "keep it outside of every workspace");
+                fault(
+                    draft,
+                    message,
+                    "keep it outside of every workspace and runner.dir",
+                );
                 break;
             }
         }

@@ -14,6 +14,7 @@ use super::error::quoted;
 use super::paths;
 use super::pool::{Draft, TRUST};
 use super::table::{Found, Item, Ledger, Section, word};
+use super::trusted::works_in;
 use super::types::Config;
 use crate::limits;
 use crate::model::Role;
@@ -242,12 +243,10 @@ pub(super) fn stay_hidden(
     tokens: &BTreeMap<String, NamedToken>,
 ) {
     for draft in drafts {
-        let Some(workspace) = draft.pool.local_workspace() else {
-            continue;
-        };
+        let seen: Vec<&Path> = works_in(&draft.pool).map(|(dir, _)| dir).collect();
         for (key, path) in door_files(http, tokens) {
             // A certificate is for everybody.
-            if key != CERTIFICATE && path.starts_with(workspace) {
+            if key != CERTIFICATE && seen.iter().any(|dir| path.starts_with(dir)) {
                 let message = format!(
                     "the agent could read {}, by which people come in ({key})",
                     quoted(&path.to_string_lossy())

@@ -10,6 +10,7 @@ mod agent;
 mod asking;
 mod budget;
 mod cache;
+mod claude;
 mod codex;
 mod command;
 mod container;
@@ -83,7 +84,7 @@ pub use schema::{dialect_schema, schema};
 pub use show::Effective;
 pub use store::StoreConfig;
 pub use template::{Template, TemplateMode, plan_path};
-pub use trusted::{Part, Trusted, writes_in_place};
+pub use trusted::{Part, Trusted, works_in, writes_in_place};
 pub use types::*;
 pub use units::{duration as read_duration, show_duration, show_size};
 
@@ -324,6 +325,7 @@ fn read(root: &Section<'_>, origin: &Origin) -> Config {
     let store = store::read(&root.section("store"), &origin.dir, found);
     let workspaces = role::workspaces(&root.section("workspace"), &origin.dir, found);
     file_plane::stay_apart(root, &drafts, workspaces.values());
+    runner::stay_apart(root, &drafts, workspaces.values());
     let templates = template::templates(&root.section("template"), &roles, &names("role"));
     root.close(LATER_TABLES, MEANT_TABLES);
     let mut config = Config {

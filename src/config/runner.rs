@@ -7,8 +7,10 @@ use std::time::Duration;
 
 use super::error::quoted;
 use super::paths;
-use super::pool::TRUST;
+use super::pool::{Draft, TRUST};
+use super::role::RegisteredWorkspace;
 use super::table::{Place, Section};
+use super::trusted::writes_in_place;
 use super::types::{DialectName, Launcher, Pool};
 use crate::skillpilot::marker::{KINDS, Template};
 use crate::skillpilot::{CancelPolicy, TIMEOUT_MAX_S, TIMEOUT_S};
@@ -224,5 +226,37 @@ impl Pool {
     pub fn runner_dir(&self) -> Option<(&Path, &'static str)> {
         let dir = self.runner.dir.as_deref()?;
         (self.launcher == Launcher::Pty).then_some((dir, DIR_INSIDE))
+    }
+}
+
+/// Nobody but its own tool works in a Runner's directory: who writes there has the tool run commands.
+pub(super) fn stay_apart<'w>(
+    root: &Section<'_>,
+    drafts: &[Draft],
+    workspaces: impl Iterator<Item = &'w RegisteredWorkspace>,
+) {
+    let registered: Vec<&Path> = workspaces.map(|of| &*of.path).collect();
+    let meet = |one: &Path, other: &Path| one.starts_with(other) || other.starts_with(one);
+    for (at, draft) in drafts.iter().enumerate() {
+        let Some((dir, _)) = draft.pool.runner_dir() else {
+            continue;
+        };
+        let others = drafts.iter().enumerate().filter(|(other, _)| *other != at);
+        let written = others.flat_map(|(_, other)| writes_in_place(&other.pool));
+        let written = written.map(|(other, _)| other);
+        let Some(other) = written
+            .chain(registered.iter().copied())
+            .find(|other| meet(dir, other))
+        else {
+            continue;
+        };
+        let message = format!(
+            "runner.dir is {}, and other agents work in {}: they could have its tool run commands",
+            quoted(&dir.to_string_lossy()),
+            quoted(&other.to_string_lossy())
+        );
+        let help = "give each pool's Runner a directory of its own, outside of every workspace";
+        root.ledger
+            .fault(&draft.workspace, message, Some(help.to_owned()));
     }
 }

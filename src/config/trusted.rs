@@ -115,8 +115,13 @@ fn of_pool(pool: &Pool) -> impl Iterator<Item = Trusted> {
         path: own.file.clone(),
         part: Part::Decides,
     });
+    let plane = pool.file_plane.iter().map(|plane| Trusted {
+        key: format!("pool.{}.file_plane.dir", pool.name),
+        path: plane.dir.clone(),
+        part: Part::Opens,
+    });
     let ssh = pool.ssh.iter();
-    table.chain(ssh.flat_map(|ssh| {
+    table.chain(plane).chain(ssh.flat_map(|ssh| {
         let files = [
             ("config_file", &ssh.config_file),
             ("known_hosts", &ssh.known_hosts),
@@ -167,11 +172,26 @@ impl Config {
     }
 }
 
-/// A pool whose agents change a directory of this host in place.
-#[must_use]
-pub fn writes_in_place(pool: &Pool) -> Option<&Path> {
+/// What a directory is called in which agents work.
+const WORKSPACE: &str = "the workspace";
+const RUNNER_DIR: &str = "the runner.dir";
+
+/// The directories of this host that the agents of a pool see, each with what it is.
+pub fn works_in(pool: &Pool) -> impl Iterator<Item = (&Path, &'static str)> {
+    let workspace = pool.local_workspace().map(|dir| (dir, WORKSPACE));
+    workspace.into_iter().chain(driven(pool))
+}
+
+/// Those that they change in place.
+pub fn writes_in_place(pool: &Pool) -> impl Iterator<Item = (&Path, &'static str)> {
     let is_written = pool.workspace.mode == WorkspaceMode::Rw;
-    pool.local_workspace().filter(|_| is_written)
+    let workspace = pool.local_workspace().filter(|_| is_written);
+    let workspace = workspace.map(|dir| (dir, WORKSPACE));
+    workspace.into_iter().chain(driven(pool))
+}
+
+fn driven(pool: &Pool) -> Option<(&Path, &'static str)> {
+    pool.runner_dir().map(|(dir, _)| (dir, RUNNER_DIR))
 }
 
 /// No agent may write what the supervisor runs, as far as the texts show it.
@@ -184,11 +204,10 @@ pub(super) fn stay_outside<'c>(
     let mut all: Vec<_> = hooks.iter().flat_map(of_hook).collect();
     all.extend(delegates.flat_map(of_delegate));
     for draft in drafts {
-        let Some(workspace) = writes_in_place(&draft.pool) else {
-            continue;
-        };
         let mut told: Vec<&Trusted> = Vec::new();
-        for of in all.iter().filter(|of| of.path.starts_with(workspace)) {
+        let written: Vec<&Path> = writes_in_place(&draft.pool).map(|(dir, _)| dir).collect();
+        let is_written = |of: &&Trusted| written.iter().any(|dir| of.path.starts_with(dir));
+        for of in all.iter().filter(is_written) {
             if told
                 .iter()
                 .any(|other| other.path == of.path && other.key == of.key)
@@ -202,7 +221,7 @@ pub(super) fn stay_outside<'c>(
                 of.part.why(),
                 of.key
             );
-            let help = "with mode \"rw\" all that the supervisor runs must lie outside of the workspace; mode \"copy\" needs no such care";
+            let help = "with mode \"rw\", and in a runner.dir, all that the supervisor runs must lie outside of it; mode \"copy\" needs no such care";
             root.ledger
                 .fault(&draft.workspace, message, Some(help.to_owned()));
         }

@@ -8,6 +8,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::bench::{Model, PATIENCE, alone, events, in_copy, result, said, start, tools};
+use crate::codex::SERVER;
 use crate::drill::Drill;
 use crate::five::{CLAUDE, CODEX, GEMINI, HERMES, Kind, OPENCODE, Refusal};
 use crate::table;
@@ -283,6 +284,17 @@ const CLAUDE_CODE: Kind = Kind {
 fn claude_code_uses_the_supervisors_tools() {
     uses_our_tools(&Taker {
         kind: &CLAUDE_CODE,
+        asks: true,
+        hides: false,
+        needs: "nothing",
+        more: "",
+    });
+}
+
+#[test]
+fn codex_app_server_uses_the_supervisors_tools() {
+    uses_our_tools(&Taker {
+        kind: &SERVER,
         asks: true,
         hides: false,
         needs: "nothing",

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::{Blame, Context, POLICIES, TRUST, trees};
 use crate::config::acp;
+use crate::config::claude;
 use crate::config::codex;
 use crate::config::command;
 use crate::config::error::quoted;
@@ -81,6 +82,7 @@ pub(super) fn agree(ledger: &Ledger, pool: &Pool, blame: &Blame, context: &Conte
         let mode = pool.mode.as_deref().zip(blame.acp_mode.as_ref());
         acp::mode_asks(ledger, mode, &pool.acp);
     }
+    claude::agree(ledger, pool, blame.program.as_ref());
     let servers = blame.acp.servers.as_ref();
     codex::agree(ledger, pool, blame.acp_mode.as_ref(), servers);
     client_methods_can_be_had(ledger, pool, blame);

@@ -143,6 +143,9 @@ fn what_is_for_acp_is_refused_elsewhere_and_what_weakens_it_is_spelled_out() {
     claude("auth = \"x\"", "this is for agents that speak acp");
     claude("options = { a = \"b\" }", "this is for agents that speak acp");
     claude("mode = \"acceptEdits\"", "the mode \"acceptEdits\" skips permission requests");
+    for words in ["\"--settings\", \"x.json\"", "\"--settings={}\""] {
+        whole(&format!("[pool.demo]\ncommand = [\"/usr/bin/claude\", {words}]\ndialect = \"claude\"\n"), "the supervisor gives --settings itself");
+    }
     claude("engine_tools = \"all\"\nlauncher = \"none\"", "engine_tools needs a sandbox of this host");
     let acp = |keys: &str, expect: &str| check(&format!("dialect = \"acp\"\n{keys}"), expect);
     for key in ["client_fs = \"read\"", "client_terminal = true"] {

@@ -64,3 +64,24 @@ fn its_directory_is_no_way_to_what_decides() {
     refused_by(&found(), &driven("runner = { dir = \"/srv/plane\" }"), "a runner.dir outside its own directory");
     accepted_by(&found(), &driven("runner = { dir = \"plane\" }"));
 }
+
+#[test]
+fn nobody_else_works_in_a_runners_directory_and_nothing_trusted_lies_there() {
+    let refused = |more: &str, why: &str| {
+        let keys = format!("runner = {{ dir = \"/srv/eda\" }}\n{more}");
+        refused_by(&named(), &driven(&keys), why);
+    };
+    refused("[hook.ops]\ncommand = [\"/srv/eda/notify.sh\"]", "the agent could write \"/srv/eda/notify.sh\", which the supervisor runs");
+    refused("[token.ci]\nfile = \"/srv/eda/token\"\nrole = \"read\"", "the agent could read \"/srv/eda/token\", by which people come in");
+    let other = "[pool.other]\ncommand = [\"/usr/bin/x\"]\n";
+    for keys in ["workspace = { path = \"/srv\", mode = \"rw\" }", "workspace = { path = \"/srv/eda/queue\", mode = \"rw\" }"] {
+        refused(&format!("{other}{keys}"), "other agents work in \"/srv");
+    }
+    refused("[workspace.all]\npath = \"/srv\"", "other agents work in \"/srv\"");
+    let second = "launcher = \"pty\"\ndialect = \"skillpilot\"\nrunner = { dir = \"/srv/eda/x\" }";
+    refused(&format!("{other}{second}"), "other agents work in \"/srv/eda/x\"");
+    refused(&format!("{other}file_plane = {{ dir = \"/srv/eda/plane\" }}"), "agents work in \"/srv/eda\", and could give themselves tasks here");
+    // A copy of it is nobody's way in.
+    let copied = format!("runner = {{ dir = \"/srv/eda\" }}\n{other}workspace = {{ path = \"/srv\", mode = \"copy\" }}");
+    accepted_by(&named(), &driven(&copied));
+}

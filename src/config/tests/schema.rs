@@ -111,6 +111,8 @@ const BEYOND: &[&str] = &[
     "a tool server needs",
     "is there twice",
     "engine_tools needs",
+    "an agent that speaks codex",
+    "the supervisor gives --settings",
     // What keys of a tool that is driven by files agree on.
     "a marker template is one line",
     "init is one line",

@@ -116,11 +116,12 @@ impl Claude {
 
 /// What our hook says before a tool is used: ask. Any other hook is none of ours.
 pub(super) fn hook(id: &str, hook: &Hook<'_>, out: &mut Effects) {
-    let tool = hook.tool().filter(|_| hook.callback_id.0 == write::HOOK);
-    let line = match tool {
+    let is_ours = hook.callback_id.0 == write::HOOK;
+    let line = match hook.tool() {
+        _ if !is_ours => write::error(id, "the host has no such hook"),
         Some(tool) if OWN_TOOLS.contains(&tool.0.as_ref()) => write::hook_says_nothing(id),
         Some(_) => write::hook_asks(id),
-        None => write::error(id, "the host has no such hook"),
+        None => write::hook_denies(id),
     };
     out.push(Effect::Write(line));
 }

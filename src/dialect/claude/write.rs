@@ -12,15 +12,17 @@ use serde_json::{Map, Value, json};
 use crate::config::{McpServer, Reach};
 use crate::dialect::Opening;
 use crate::model::ids::is_safe_token;
-use crate::model::{Answer, Foreign};
+use crate::model::{Answer, ENGINE_SERVER, Foreign};
 
 /// The name under which our hook is called.
 pub(super) const HOOK: &str = "marshal";
 /// Why our hook wants the agent to ask, as the agent repeats it in its request.
 pub(super) const HOOK_REASON: &str = "every call is asked for";
 
-/// What makes the program speak this protocol, and ask us.
-const WORDS: [&str; 9] = [
+/// What makes the program speak this protocol, and ask us. Hooks in settings are switched off: one of
+/// a workspace could answer a request for a permission before we do, and run what nobody asked about.
+/// Ours is none of these.
+const WORDS: [&str; 11] = [
     "--print",
     "--input-format",
     "stream-json",
@@ -30,7 +32,12 @@ const WORDS: [&str; 9] = [
     "--include-partial-messages",
     "--permission-prompt-tool",
     "stdio",
+    SETTINGS,
+    r#"{"disableAllHooks":true}"#,
 ];
+
+/// The option that nobody else may give: the last one counts.
+pub(in crate::dialect) const SETTINGS: &str = "--settings";
 
 /// The words behind those of the pool's command.
 pub(in crate::dialect) fn arguments(opening: &Opening) -> Vec<String> {
@@ -55,7 +62,13 @@ fn servers(servers: &[McpServer], routes: &BTreeMap<String, String>) -> Map<Stri
     let server = |server: &McpServer| {
         let value = match &server.reach {
             Reach::Program { command, args, env } => {
-                json!({ "type": "stdio", "command": command, "args": args, "env": env })
+                let mut value =
+                    json!({ "type": "stdio", "command": command, "args": args, "env": env });
+                if server.name == ENGINE_SERVER {
+                    // Else its model would have to search for the tools first.
+                    value["alwaysLoad"] = true.into();
+                }
+                value
             }
             Reach::Route { kind, route, path } => {
                 let base = routes.get(route).map_or("", String::as_str);
@@ -91,7 +104,8 @@ fn request(id: &str, request: &Value) -> Vec<u8> {
 
 /// The first word: it has the agent ask our hook before every tool.
 pub(super) fn initialize(id: &str) -> Vec<u8> {
-    let hook = json!([{ "matcher": null, "hookCallbackIds": [HOOK] }]);
+    // One that we do not answer as it expects lets nothing run.
+    let hook = json!([{ "matcher": null, "hookCallbackIds": [HOOK], "onFailure": "block" }]);
     request(
         id,
         &json!({ "subtype": "initialize", "hooks": { "PreToolUse": hook } }),
@@ -164,6 +178,16 @@ pub(super) fn hook_asks(id: &str) -> Vec<u8> {
         "hookEventName": "PreToolUse",
         "permissionDecision": "ask",
         "permissionDecisionReason": HOOK_REASON,
+    });
+    response(id, &json!({ "hookSpecificOutput": output }))
+}
+
+/// What it says of a call that cannot be read.
+pub(super) fn hook_denies(id: &str) -> Vec<u8> {
+    let output = json!({
+        "hookEventName": "PreToolUse",
+        "permissionDecision": "deny",
+        "permissionDecisionReason": "the host cannot read which tool this is",
     });
     response(id, &json!({ "hookSpecificOutput": output }))
 }

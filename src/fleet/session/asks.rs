@@ -152,7 +152,7 @@ pub(crate) fn decide(
         && asks
             .calls
             .iter()
-            .any(|call| !call.asked && class(pool, Some(&call.name)) == ToolClass::Shell);
+            .any(|call| !call.is_asked() && class(pool, Some(&call.name)) == ToolClass::Shell);
     let nowhere = Directory::unknown();
     let directory = if unseen { &nowhere } else { &asks.directory };
     let from = directory.clone();

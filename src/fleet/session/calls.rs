@@ -19,7 +19,42 @@ pub(crate) struct Call {
     /// Its input; `None` if it is larger than can be judged.
     pub(super) input: Option<Box<RawValue>>,
     digest: Digest,
-    pub(super) asked: bool,
+    request: Request,
+}
+
+/// Whether a permission was asked for a call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Request {
+    None,
+    Made(AskKey),
+    /// And taken back before it was answered.
+    Withdrawn,
+}
+
+impl Request {
+    /// Taken back, if it was that one.
+    fn withdraw(&mut self, key: &AskKey) {
+        if matches!(self, Self::Made(made) if made == key) {
+            *self = Self::Withdrawn;
+        }
+    }
+}
+
+impl Call {
+    /// Whether a request for it was made that it waits for, or waited for until its answer.
+    pub(super) fn is_asked(&self) -> bool {
+        matches!(self.request, Request::Made(_))
+    }
+
+    /// Whether it ran without a request, or without the answer to it: what ended otherwise than with
+    /// a result, and had a request that was withdrawn, is one that did not run.
+    fn is_unasked(&self, shown: Shown) -> bool {
+        match self.request {
+            Request::None => true,
+            Request::Made(_) => false,
+            Request::Withdrawn => shown == Shown::Done,
+        }
+    }
 }
 
 /// SHA-256 of the canonical input: what an announcement and a request are compared by.
@@ -73,6 +108,7 @@ struct Early {
     id: Option<Foreign>,
     tool: Foreign,
     digest: Digest,
+    request: Request,
 }
 
 impl Asks {
@@ -90,6 +126,12 @@ impl Asks {
     pub(crate) fn withdrawn(&mut self, key: &AskKey) {
         self.open.retain(|_, open| open != key);
         self.clients.retain(|_, open| open != key);
+        for call in &mut self.calls {
+            call.request.withdraw(key);
+        }
+        for early in &mut self.requests {
+            early.request.withdraw(key);
+        }
     }
 
     /// The child is gone: nothing can be answered.
@@ -111,7 +153,8 @@ impl Asks {
         let same = |early: &Early| early.tool == *name && early.digest == digest;
         let before = self.requests.iter().position(of_id);
         let before = before.or_else(|| self.requests.iter().position(same));
-        let asked = before.is_some_and(|at| self.requests.remove(at).is_some());
+        let before = before.and_then(|at| self.requests.remove(at));
+        let request = before.map_or(Request::None, |early| early.request);
         let evicted = if self.calls.len() >= OPEN_CALLS {
             self.calls.pop_front()
         } else {
@@ -122,9 +165,9 @@ impl Asks {
             name: name.clone(),
             input: (input.get().len() <= ASK_INPUT_BYTES).then(|| input.clone()),
             digest,
-            asked,
+            request,
         });
-        evicted.filter(|call| !call.asked)
+        evicted.filter(|call| call.is_unasked(Shown::NotDone))
     }
 
     /// Notes what a call is by now: what it was when it began may have been half of it.
@@ -169,18 +212,25 @@ impl Asks {
     }
 
     /// A call's result came: gives the tool's name, and the call if it ran without a request.
-    pub(crate) fn tool_ended(&mut self, id: &Foreign) -> (Option<Foreign>, Option<Call>) {
+    pub(super) fn tool_ended(
+        &mut self,
+        id: &Foreign,
+        shown: Shown,
+    ) -> (Option<Foreign>, Option<Call>) {
         let at = self.calls.iter().position(|call| call.id == *id);
         let call = at.and_then(|at| self.calls.remove(at));
         let name = call.as_ref().map(|call| call.name.clone());
-        (name, call.filter(|call| !call.asked))
+        (name, call.filter(|call| call.is_unasked(shown)))
     }
 
     /// The turn is over: gives the calls that ran without a request and brought no result.
     pub(crate) fn turn_ended(&mut self) -> Vec<Call> {
         self.requests.clear();
         self.used.clear();
-        self.calls.drain(..).filter(|call| !call.asked).collect()
+        let calls = self.calls.drain(..);
+        calls
+            .filter(|call| call.is_unasked(Shown::NotDone))
+            .collect()
     }
 
     /// Joins a request with its call: by the tool's id, else by tool and canonical input, the
@@ -189,12 +239,13 @@ impl Asks {
         let digest = digest(&ask.input);
         let of_id = |call: &&mut Call| ask.tool_id.as_ref() == Some(&call.id);
         if let Some(call) = self.calls.iter_mut().find(of_id) {
-            call.asked = true;
+            call.request = Request::Made(ask.key.clone());
             return;
         }
-        let same = |call: &&mut Call| !call.asked && call.name == ask.tool && call.digest == digest;
+        let same =
+            |call: &&mut Call| !call.is_asked() && call.name == ask.tool && call.digest == digest;
         if let Some(call) = self.calls.iter_mut().find(same) {
-            call.asked = true;
+            call.request = Request::Made(ask.key.clone());
             return;
         }
         if self.requests.len() >= OPEN_CALLS {
@@ -204,6 +255,7 @@ impl Asks {
             id: ask.tool_id.clone(),
             tool: ask.tool.clone(),
             digest,
+            request: Request::Made(ask.key.clone()),
         });
     }
 }
@@ -222,6 +274,72 @@ pub(super) fn canonical(input: &RawValue) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn ask(serial: u64, tool_id: &str) -> Ask {
+        Ask {
+            key: AskKey {
+                id: serial.to_string(),
+                serial,
+            },
+            tool_id: Some(tool_id.into()),
+            tool: "Bash".into(),
+            input: RawValue::from_string("{}".to_owned()).unwrap(),
+            claimed: model::Claimed::default(),
+        }
+    }
+
+    fn started(id: &str) -> Event {
+        Event::ToolStart {
+            id: id.into(),
+            name: "Bash".into(),
+            input: RawValue::from_string("{}".to_owned()).unwrap(),
+        }
+    }
+
+    #[test]
+    fn a_call_whose_request_was_withdrawn_ran_unasked_if_it_brought_a_result() {
+        let mut asks = Asks::default();
+        let ended = |asks: &mut Asks, id: &str, shown| {
+            let (_, unasked) = asks.tool_ended(&id.into(), shown);
+            unasked.is_some()
+        };
+        for (serial, shown, is_unasked) in [(1, Shown::Done, true), (2, Shown::NotDone, false)] {
+            // The call first, then the request first.
+            for early in [false, true] {
+                let asked = ask(serial, "c");
+                if early {
+                    asks.note_request(&asked);
+                }
+                asks.tool_started(&started("c"));
+                if !early {
+                    asks.note_request(&asked);
+                }
+                asks.withdrawn(&asked.key);
+                assert_eq!(
+                    ended(&mut asks, "c", shown),
+                    is_unasked,
+                    "{shown:?} {early}"
+                );
+            }
+        }
+        // The request before the call, and taken back before it; one that was answered.
+        asks.note_request(&ask(3, "d"));
+        asks.withdrawn(&ask(3, "d").key);
+        asks.tool_started(&started("d"));
+        assert!(ended(&mut asks, "d", Shown::Done));
+        asks.tool_started(&started("e"));
+        asks.note_request(&ask(4, "e"));
+        asks.withdrawn(&ask(3, "d").key);
+        assert!(!ended(&mut asks, "e", Shown::Done));
+        // What was withdrawn and never ended did not run.
+        asks.tool_started(&started("f"));
+        asks.note_request(&ask(5, "f"));
+        asks.withdrawn(&ask(5, "f").key);
+        asks.tool_started(&started("g"));
+        let left = asks.turn_ended();
+        assert_eq!(left.len(), 1);
+        assert_eq!(left[0].id.raw(), "g");
+    }
 
     #[test]
     fn a_verdict_is_for_the_one_request_that_it_was_given_for() {

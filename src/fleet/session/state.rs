@@ -269,7 +269,12 @@ impl SessionState {
                 ..
             } => {
                 self.observe_call(id);
-                let (name, unasked) = self.asks.tool_ended(id);
+                let shown = if is_error {
+                    Shown::NotDone
+                } else {
+                    Shown::Done
+                };
+                let (name, unasked) = self.asks.tool_ended(id, shown);
                 ToolCallEnded {
                     slot: &self.work.slot,
                     tool_class: judging::class(&self.pool, name.as_ref()),
@@ -283,11 +288,6 @@ impl SessionState {
                 .emit();
                 self.outbox.event(event);
                 if let Some(call) = unasked {
-                    let shown = if is_error {
-                        Shown::NotDone
-                    } else {
-                        Shown::Done
-                    };
                     self.unasked(&call, shown);
                 }
                 self.tool_ended_in_grace();

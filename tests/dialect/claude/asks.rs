@@ -153,9 +153,8 @@ fn the_hook_says_ask_but_for_what_changes_nothing_outside() {
             r#"write {{"response":{{"request_id":"h-1","response":{{"hookSpecificOutput":{{"hookEventName":"PreToolUse","permissionDecision":"ask","permissionDecisionReason":"every call is asked for"}}}},"subtype":"success"}},"type":"control_response"}}
             write {{"response":{{"request_id":"h-2","response":{{}},"subtype":"success"}},"type":"control_response"}}
             {}
-            {}"#,
+            write {{"response":{{"request_id":"h-4","response":{{"hookSpecificOutput":{{"hookEventName":"PreToolUse","permissionDecision":"deny","permissionDecisionReason":"the host cannot read which tool this is"}}}},"subtype":"success"}},"type":"control_response"}}"#,
             error("h-3", "the host has no such hook"),
-            error("h-4", "the host has no such hook"),
         ),
     );
 }

@@ -248,7 +248,7 @@ fn an_end_before_the_first_reply_is_a_fault() {
 #[test]
 fn the_command_gets_the_words_of_the_protocol_and_the_sessions_id() {
     let words = |opening: &Opening| arguments(DialectName::Claude, opening).join(" ");
-    let always = "--print --input-format stream-json --output-format stream-json --verbose --include-partial-messages --permission-prompt-tool stdio";
+    let always = "--print --input-format stream-json --output-format stream-json --verbose --include-partial-messages --permission-prompt-tool stdio --settings {\"disableAllHooks\":true}";
     assert_eq!(words(&opening()), format!("{always} --session-id {FRESH}"));
     assert_eq!(words(&resuming("s-1")), format!("{always} --resume s-1"));
     // What is no id is no argument.

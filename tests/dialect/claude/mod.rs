@@ -55,7 +55,7 @@ fn check(opening: &Opening, script: &str, expect: &str) {
 }
 
 /// What is written first.
-const HELLO: &str = r#"write {"request":{"hooks":{"PreToolUse":[{"hookCallbackIds":["marshal"],"matcher":null}]},"subtype":"initialize"},"request_id":"marshal-1","type":"control_request"}"#;
+const HELLO: &str = r#"write {"request":{"hooks":{"PreToolUse":[{"hookCallbackIds":["marshal"],"matcher":null,"onFailure":"block"}]},"subtype":"initialize"},"request_id":"marshal-1","type":"control_request"}"#;
 /// The reply of a version that is known, in the mode that asks.
 const READY: &str = r#"< {"type":"control_response","response":{"subtype":"success","request_id":"marshal-1","response":{"claude_code_version":"2.1.330","current_permission_mode":"default","hooks_applied":true}}}"#;
 const READY_SAYS: &str = "ready protocol=2 version='2.1.330' session='00000000-0000-7000-8000-000000000000' mode='default'";
