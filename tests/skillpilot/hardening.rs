@@ -335,6 +335,8 @@ fn a_disk_that_is_full_costs_output_and_no_result() {
     session.runs(&first, "begun");
     let cancel = json!({ "scope": "cmd_id", "cmd_id": "waits", "ts": "1" });
     session.put("cancel", &cancel.to_string());
+    // Its room is not free when it is taken.
+    fs::hard_link(session.path("cancel"), session.path("kept")).expect("a link");
     let ballast = session.path("ballast");
     let filled = fs::write(&ballast, vec![1; 2 << 20]);
     assert!(filled.is_err(), "it has no end");
