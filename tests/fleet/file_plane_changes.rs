@@ -5,6 +5,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
+use rustix::fs::CWD;
 use serde_json::Value;
 
 use crate::asks::{LONG, daemon, pool};
@@ -33,11 +34,6 @@ fn a_reload_says_that_a_directory_counts_from_the_next_start_on() {
     const NEW: &str = "file_plane = { dir = \"other\", answers = false }";
     let drill = drill("answers = false", "");
     let running = daemon(&drill);
-    fs::write(drill.config(), {
-        let text = fs::read_to_string(drill.config()).expect("a file");
-        text.replace("file_plane = { dir = \"plane\", answers = false, }", OLD)
-    })
-    .expect("written");
     // Changed: it is told, and the one in force goes on with what it works.
     let long = command(&drill, 1, "a", "say begun\nsleep 2s\nsay ended", "");
     works(&drill, "a");
@@ -107,15 +103,20 @@ fn a_directory_that_was_replaced_is_worked_as_it_is_now() {
     put(&drill, "queue/b.txt", "say on");
     assert_eq!(result_of(&drill, "b")["status"], "ok");
     assert_eq!(tasks(&drill), 2);
-    // One that others can write is not worked, and says so; until it is right.
-    fs::rename(drill.path("plane"), drill.path("again")).expect("moved");
-    std::os::unix::fs::symlink(drill.path("before"), drill.path("plane")).expect("a link");
+    // A link is none, and that is said; until it is right.
+    let exchanged = || {
+        let paths = (drill.path("again"), drill.path("plane"));
+        let flags = rustix::fs::RenameFlags::EXCHANGE;
+        let done = rustix::fs::renameat_with(CWD, &paths.0, CWD, &paths.1, flags);
+        done.expect("exchanged");
+    };
+    std::os::unix::fs::symlink(drill.path("before"), drill.path("again")).expect("a link");
+    exchanged();
     let up = r#"marshal_file_plane_up{pool="demo"}"#;
     eventually(LONG, "it is not worked", || {
         metric(&drill.get("/metrics").1, up) == Some(0.0)
     });
-    fs::remove_file(drill.path("plane")).expect("removed");
-    fs::rename(drill.path("again"), drill.path("plane")).expect("moved");
+    exchanged();
     eventually(LONG, "it is worked", || {
         metric(&drill.get("/metrics").1, up) == Some(1.0)
     });
