@@ -71,7 +71,7 @@ fn tasks_are_worked_allowed_and_denied_with_the_reason() {
 
 #[test]
 fn a_turn_that_takes_too_long_is_interrupted() {
-    native::is_interrupted(CLAUDE);
+    native::is_interrupted(CLAUDE, "error_during_execution");
 }
 
 #[test]

@@ -71,7 +71,7 @@ fn tasks_are_worked_allowed_and_denied_and_the_reason_is_told_with_the_next_prom
 
 #[test]
 fn a_turn_that_takes_too_long_is_interrupted() {
-    native::is_interrupted(CODEX);
+    native::is_interrupted(CODEX, "interrupted");
 }
 
 #[test]
