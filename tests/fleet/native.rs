@@ -4,9 +4,9 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::asks::{answer, client, daemon, good, result, waiting};
+use crate::asks::{LONG, answer, client, daemon, good, listed, result, waiting};
 use crate::chat_client::{Daemon, drill_of, names, text};
-use crate::drill::{Drill, Ran};
+use crate::drill::{Drill, Ran, eventually};
 
 /// One pool of script agents that speak it; `flags` are further words of its command.
 pub(crate) fn pool(dialect: &str, flags: &str, keys: &str) -> String {
@@ -123,14 +123,19 @@ pub(crate) fn begins_anew(dialect: &str, said: &str) {
     assert!(fresh[0].to_string().contains(said), "{fresh:?}");
 }
 
-/// A request that the agent withdraws runs nothing, and the turn goes on.
+/// A request that the agent withdraws runs nothing, nobody is asked about it any more, and the turn
+/// goes on.
 pub(crate) fn withdraws(dialect: &str) {
     let drill = Drill::new(&pool(dialect, "", ""));
-    let (ran, results) = run(&drill, &["withdraw touch never.txt\nsay went on"]);
-    let answer = results[0]["answer"].as_str().expect("an answer");
-    assert!(answer.contains("went on"), "{}", ran.all());
-    assert!(!is_there(&results[0], "never.txt"));
-    assert_understood(&drill, &results);
+    let _daemon = daemon(&drill);
+    let client = client(&drill, &["withdraw touch never.txt\nsay went on"]);
+    let result = result(&drill, client);
+    let answer = result["answer"].as_str().expect("an answer");
+    assert!(answer.contains("went on"), "{result}");
+    assert!(!is_there(&result, "never.txt"));
+    assert_eq!(count(&drill, "events WHERE kind = 'asked'"), 1);
+    eventually(LONG, "nobody is asked", || listed(&drill, &[]).is_empty());
+    assert_understood(&drill, &[result]);
     drill.assert_dense();
 }
 
