@@ -209,7 +209,7 @@ impl Agent {
         });
         let Some((number, is_withdrawn)) = known else {
             let shown = Foreign::new(id.to_string()).show(60);
-            if self.has_written {
+            if self.scripted.has_written {
                 self.log(format_args!("no request is open with the id {shown}"));
                 return Ok(());
             }
