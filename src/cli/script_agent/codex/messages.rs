@@ -147,7 +147,7 @@ impl Sandbox {
 /// Those of `thread/start` and `thread/resume`.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub(super) struct Thread {
+pub(super) struct Opened {
     pub(super) thread_id: Option<String>,
     pub(super) cwd: String,
     pub(super) approval_policy: Approvals,
@@ -245,7 +245,7 @@ mod tests {
     #[test]
     fn parameters_are_closed() {
         let thread = json!({"cwd": "/a", "approvalPolicy": "untrusted", "approvalsReviewer": "user", "sandbox": "danger-full-access"});
-        let read = |value: Value| params::<Thread>(value);
+        let read = |value: Value| params::<Opened>(value);
         assert_eq!(
             read(thread.clone()).unwrap().sandbox.word(),
             "dangerFullAccess"
