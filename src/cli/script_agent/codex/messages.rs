@@ -2,6 +2,8 @@
 //!
 //! Must not know in which order it comes.
 
+use std::collections::BTreeMap;
+
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -155,6 +157,44 @@ pub(super) struct Opened {
     pub(super) sandbox: Sandbox,
     pub(super) model: Option<String>,
     pub(super) exclude_turns: Option<bool>,
+    #[serde(default, rename = "config")]
+    _config: Option<Overrides>,
+}
+
+/// What a thread has beside the agent's own configuration: tool servers, which it takes and does not
+/// use.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Overrides {
+    #[serde(rename = "mcp_servers")]
+    _servers: BTreeMap<String, Server>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Server {
+    Program(#[expect(dead_code, reason = "its form is all that matters")] Program),
+    Url(#[expect(dead_code, reason = "its form is all that matters")] Address),
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Program {
+    #[serde(rename = "command")]
+    _command: String,
+    #[serde(rename = "args")]
+    _args: Vec<String>,
+    #[serde(default, rename = "env")]
+    _env: BTreeMap<String, String>,
+    #[serde(default, rename = "tool_timeout_sec")]
+    _timeout: Option<u64>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Address {
+    #[serde(rename = "url")]
+    _url: String,
 }
 
 /// Those of `turn/start`.
@@ -255,11 +295,22 @@ mod tests {
             ("approvalPolicy", json!("always")),
             ("approvalsReviewer", json!("guardian")),
             ("more", json!(1)),
+            ("config", json!({"model": "m"})),
+            (
+                "config",
+                json!({"mcp_servers": {"a": {"url": "http://b", "command": "c"}}}),
+            ),
         ] {
             let mut thread = thread.clone();
             thread[member] = wrong;
             assert!(read(thread).is_err(), "{member}");
         }
+        let mut thread = thread.clone();
+        thread["config"] = json!({"mcp_servers": {
+            "a": {"command": "a", "args": [], "tool_timeout_sec": 1},
+            "b": {"url": "http://b"},
+        }});
+        assert!(read(thread).is_ok());
         assert!(params::<Decided>(json!({"decision": "decline"})).is_ok());
         assert!(params::<Decided>(json!({"decision": "approved"})).is_err());
         let image = json!({"threadId": "t", "approvalPolicy": "untrusted", "approvalsReviewer": "user", "input": [{"type": "image"}]});
