@@ -157,44 +157,44 @@ pub(super) struct Opened {
     pub(super) sandbox: Sandbox,
     pub(super) model: Option<String>,
     pub(super) exclude_turns: Option<bool>,
-    #[serde(default, rename = "config")]
-    _config: Option<Overrides>,
+    #[serde(default)]
+    pub(super) config: Overrides,
 }
 
 /// What a thread has beside the agent's own configuration: tool servers, which it takes and does not
 /// use.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Overrides {
+pub(super) struct Overrides {
     #[serde(rename = "mcp_servers")]
-    _servers: BTreeMap<String, Server>,
+    servers: BTreeMap<String, Server>,
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum Server {
-    Program(#[expect(dead_code, reason = "its form is all that matters")] Program),
-    Url(#[expect(dead_code, reason = "its form is all that matters")] Address),
-}
-
+/// A program, or an address.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Program {
-    #[serde(rename = "command")]
-    _command: String,
-    #[serde(rename = "args")]
-    _args: Vec<String>,
-    #[serde(default, rename = "env")]
-    _env: BTreeMap<String, String>,
+struct Server {
+    command: Option<String>,
+    args: Option<Vec<String>>,
+    #[serde(default)]
+    env: BTreeMap<String, String>,
     #[serde(default, rename = "tool_timeout_sec")]
     _timeout: Option<u64>,
+    url: Option<String>,
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Address {
-    #[serde(rename = "url")]
-    _url: String,
+impl Overrides {
+    /// Whether each server is of one kind, and whole.
+    pub(super) fn are_whole(&self) -> bool {
+        self.servers.values().all(|server| {
+            let is_program = server.command.is_some() && server.args.is_some();
+            let is_bare = server.command.is_none() && server.args.is_none();
+            match server.url {
+                None => is_program,
+                Some(_) => is_bare && server.env.is_empty(),
+            }
+        })
+    }
 }
 
 /// Those of `turn/start`.
@@ -296,10 +296,6 @@ mod tests {
             ("approvalsReviewer", json!("guardian")),
             ("more", json!(1)),
             ("config", json!({"model": "m"})),
-            (
-                "config",
-                json!({"mcp_servers": {"a": {"url": "http://b", "command": "c"}}}),
-            ),
         ] {
             let mut thread = thread.clone();
             thread[member] = wrong;
@@ -310,7 +306,15 @@ mod tests {
             "a": {"command": "a", "args": [], "tool_timeout_sec": 1},
             "b": {"url": "http://b"},
         }});
-        assert!(read(thread).is_ok());
+        assert!(read(thread.clone()).unwrap().config.are_whole());
+        for odd in [
+            json!({"url": "http://b", "command": "c", "args": []}),
+            json!({"command": "c"}),
+            json!({}),
+        ] {
+            thread["config"] = json!({"mcp_servers": {"a": odd}});
+            assert!(!read(thread.clone()).unwrap().config.are_whole());
+        }
         assert!(params::<Decided>(json!({"decision": "decline"})).is_ok());
         assert!(params::<Decided>(json!({"decision": "approved"})).is_err());
         let image = json!({"threadId": "t", "approvalPolicy": "untrusted", "approvalsReviewer": "user", "input": [{"type": "image"}]});

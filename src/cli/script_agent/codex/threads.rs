@@ -58,6 +58,10 @@ impl Agent {
             let most = format!("{AGENT_SESSIONS} threads are open: that is the most");
             return Err(Refusal::Now(most));
         }
+        if !wanted.config.are_whole() {
+            let why = "a tool server is a program with its arguments, or an address";
+            return Err(Refusal::Never(why.to_owned()));
+        }
         let cwd = Path::new(&wanted.cwd);
         if !cwd.is_absolute() || !cwd.is_dir() {
             return Err(Refusal::Never("`cwd` is an absolute directory".to_owned()));
