@@ -13,12 +13,12 @@ use crate::drill::{Drill, eventually, metric, processes};
 /// What the policy of every pool says when it denies, so that it can be looked for.
 pub(crate) const REASON: &str = "keep it and write the notes instead";
 
-/// One call of each kind: reads and writes run, one command is denied, one wants a person.
+/// Reads, writes and one command are allowed, one is denied, and everything else wants a person.
 const POLICY: &str = r#"
 schema  = 1
 name    = "conformance"
 extends = ["builtin:guard"]
-default = "deny"
+default = "ask"
 
 [[rule]]
 id       = "reads"
@@ -32,10 +32,11 @@ tool     = "write"
 path     = "inside"
 
 [[rule]]
-id       = "echoes"
+id       = "shows"
 decision = "allow"
 tool     = "shell"
-argv     = ["echo"]
+argv     = ["cat"]
+paths    = "inside"
 
 [[rule]]
 id       = "removes"
@@ -43,12 +44,6 @@ decision = "deny"
 tool     = "shell"
 argv     = ["rm"]
 reason   = "REASON"
-
-[[rule]]
-id       = "touches"
-decision = "ask"
-tool     = "shell"
-argv     = ["touch"]
 "#;
 
 /// Below `[supervisor]`: the policy, and the directory that chats work in.
@@ -303,6 +298,13 @@ impl Talk<'_> {
 
     pub(crate) fn events(&self, kind: &str) -> Vec<Value> {
         self.bench.events(&self.session, kind)
+    }
+
+    /// Everything that it said, as the journal has it.
+    pub(crate) fn texts(&self) -> String {
+        let pieces = self.events("text");
+        let pieces = pieces.iter().filter_map(|piece| piece["delta"].as_str());
+        pieces.collect()
     }
 
     /// How many children it has had.

@@ -91,7 +91,8 @@ pub(crate) static ROWS: [Row; 4] = [
 const fn scaiflux(dialect: &'static str, files: &'static [(&'static str, &'static str)]) -> Speech {
     Speech {
         dialect,
-        command: &["--dialect", "scaiflux"],
+        // In a mode in which it asks for everything by itself.
+        command: &["--dialect", "scaiflux", "--permission-mode", "workspace-write"],
         keys: "asks = \"all\"\nresume_args = [\"--resume\", \"{session}\"]",
         files,
         odd: &["--protocol", "2"],
