@@ -66,7 +66,7 @@ pub fn main() -> ExitCode {
     };
     // An agent is one of many: it starts without a runtime.
     if let Command::ScriptAgent(args) = cli.command {
-        return script_agent::run(args);
+        return script_agent::run(args, cli.verbose > 0);
     }
     if let Command::Runner(args) = cli.command {
         return runner::run(args);

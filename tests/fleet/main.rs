@@ -18,11 +18,13 @@ mod chats_kept;
 mod chats_marks;
 mod chats_storms;
 mod chats_tour;
+mod claude;
 mod client_attacks;
 mod client_methods;
 #[allow(dead_code, reason = "the tests of the store use more of it")]
 #[path = "../store/cluster.rs"]
 mod cluster;
+mod codex;
 mod continuing;
 mod crashes;
 mod custom;
@@ -61,6 +63,7 @@ mod loaf;
 mod mcp_rules;
 mod misbehaving;
 mod morning;
+mod native;
 mod night;
 mod orders;
 mod plan_ends;

@@ -53,7 +53,12 @@ fn check(dialect: &str, claim: &str, shown: &str) {
     assert_eq!(second["outcome"], "skipped", "{}", ran.all());
     let detail = first["detail"].as_str().expect("a detail");
     assert!(detail.contains(shown), "their version: {detail}");
-    assert!(detail.contains("version 1"), "our version: {detail}");
+    let ours = match dialect {
+        "claude" => "version 2 of Claude Code",
+        "codex" => "version 0.166 or a later",
+        _ => "version 1",
+    };
+    assert!(detail.contains(ours), "our version: {detail}");
     assert_eq!(first["attempts"], 0, "no prompt was sent");
 
     // The child's own account: nothing reached it. (The copies are kept; the good ones show that
@@ -141,5 +146,29 @@ fn another_major_version_of_loaf_is_refused() {
         ("error", "0.0.0"),
     ] {
         check("loaf", claim, shown);
+    }
+}
+
+#[test]
+fn another_major_version_of_claude_code_is_refused() {
+    for (claim, shown) in [
+        ("1", "1.0.0"),
+        ("20.1.0", "20.1.0"),
+        ("none", "none"),
+        ("error", "not spoken here"),
+    ] {
+        check("claude", claim, shown);
+    }
+}
+
+#[test]
+fn an_older_and_a_far_newer_version_of_codex_are_refused() {
+    for (claim, shown) in [
+        ("0.165.9", "0.165.9"),
+        ("1", "1.0.0"),
+        ("none", "none"),
+        ("error", "not spoken here"),
+    ] {
+        check("codex", claim, shown);
     }
 }

@@ -63,6 +63,18 @@ impl Agent {
         Self::launch("loaf", flags, dir(), dir())
     }
 
+    /// The same for Claude Code's, with the words that its hosts say.
+    pub(crate) fn spawn_claude(flags: &[&str]) -> Self {
+        let dir = || Rc::new(tempfile::tempdir().unwrap());
+        Self::launch("claude", &claude(flags), dir(), dir())
+    }
+
+    /// The same for Codex'.
+    pub(crate) fn spawn_codex(flags: &[&str]) -> Self {
+        let dir = || Rc::new(tempfile::tempdir().unwrap());
+        Self::launch("codex", flags, dir(), dir())
+    }
+
     /// Another process in the same directory and the same home.
     pub(crate) fn again(&self, flags: &[&str]) -> Self {
         Self::launch(
@@ -234,6 +246,22 @@ impl Agent {
             thread::sleep(Duration::from_millis(5));
         }
     }
+}
+
+/// The words of a host of Claude Code, and further ones.
+pub(crate) fn claude<'a>(flags: &[&'a str]) -> Vec<&'a str> {
+    let words = [
+        "--print",
+        "--input-format",
+        "stream-json",
+        "--output-format",
+        "stream-json",
+        "--verbose",
+        "--include-partial-messages",
+        "--permission-prompt-tool",
+        "stdio",
+    ];
+    words.iter().chain(flags).copied().collect()
 }
 
 /// The messages of one type.

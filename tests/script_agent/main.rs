@@ -9,7 +9,9 @@
 mod acp;
 mod acp_load;
 mod acp_sessions;
+mod claude;
 mod client;
+mod codex;
 mod controller;
 mod drills;
 mod ledgers;

@@ -17,7 +17,7 @@ use super::pipes::{Inbox, Outbox};
 use super::quirk::Quirk;
 use super::said::{Moment, Said, TextFrame};
 use super::step::Call;
-use super::{AgentDialect, acp, loaf, scaiflux};
+use super::{AgentDialect, acp, claude, codex, loaf, scaiflux};
 use crate::limits::AGENT_OUTPUT_BYTES;
 use crate::model::Foreign;
 
@@ -34,6 +34,8 @@ pub(super) enum Halt {
     Io(io::Error),
     /// The script says so.
     Exit(u8),
+    /// The controller said what its protocol does not have, where that ends the agent.
+    Wrong(String),
 }
 
 impl From<io::Error> for Halt {
@@ -163,9 +165,25 @@ pub(super) struct Agent {
     pub(super) tool_servers: acp::ToolServers,
     /// What waits, in a protocol where prompts can.
     pub(super) waiting: loaf::Waiting,
+    /// What Claude Code and Codex keep of their conversations.
+    pub(super) claude: claude::Talk,
+    pub(super) codex: codex::Talk,
+    /// The script wrote lines of its own, to which anything may be answered.
+    pub(super) has_written: bool,
+    /// The next request is withdrawn at once.
+    pub(super) withdraws: bool,
     turns: u64,
     calls: u64,
     asks: u64,
+}
+
+/// Where something is said, and what is true then.
+#[derive(Debug)]
+pub(super) struct Speaking<'a> {
+    pub(super) out: &'a mut Outbox,
+    pub(super) claude: &'a mut claude::Talk,
+    pub(super) codex: &'a mut codex::Talk,
+    pub(super) moment: Moment<'a>,
 }
 
 /// What a new agent is made of.
@@ -179,6 +197,7 @@ pub(super) struct Parts {
     pub(super) session: Session,
     pub(super) model: String,
     pub(super) mode: String,
+    pub(super) claude: claude::Talk,
 }
 
 impl Agent {
@@ -212,6 +231,10 @@ impl Agent {
             terminal: String::new(),
             tool_servers: acp::ToolServers::default(),
             waiting: loaf::Waiting::default(),
+            claude: parts.claude,
+            codex: codex::Talk::default(),
+            has_written: false,
+            withdraws: false,
             asks: 0,
         }
     }
@@ -222,8 +245,8 @@ impl Agent {
         self.enter("start", || json!({}))?;
         if self.settings.dialect == AgentDialect::Scaiflux {
             let claim = self.settings.claim.unasked();
-            let (out, moment, model) = self.speaking();
-            scaiflux::ready(out, &moment, model, claim.as_ref())?;
+            let said = self.speaking();
+            scaiflux::ready(said.out, &said.moment, claim.as_ref())?;
         }
         while self.closing == Closing::No {
             self.take_waiting()?;
@@ -247,24 +270,36 @@ impl Agent {
         Ok(())
     }
 
-    fn speaking(&mut self) -> (&mut Outbox, Moment<'_>, &str) {
-        let moment = Moment {
-            session: &self.session.id,
-            turn: self.turn.as_ref().map_or("", |turn| turn.id.as_str()),
-            mode: &self.mode,
-            bare_asks: self.settings.bare_asks,
-        };
-        (&mut self.out, moment, &self.model)
+    /// Where something is said, and when.
+    pub(super) fn speaking(&mut self) -> Speaking<'_> {
+        let turn = self.turn.as_ref();
+        Speaking {
+            out: &mut self.out,
+            claude: &mut self.claude,
+            codex: &mut self.codex,
+            moment: Moment {
+                session: &self.session.id,
+                turn: turn.map_or("", |turn| turn.id.as_str()),
+                reply_to: turn.and_then(|turn| turn.reply_to.as_ref()),
+                mode: &self.mode,
+                model: &self.model,
+                context: self.session.context,
+                bare_asks: self.settings.bare_asks,
+            },
+        }
     }
 
     /// Puts what is said behind what is queued.
     pub(super) fn queue(&mut self, said: &Said<'_>) -> Result<(), Halt> {
         let dialect = self.settings.dialect;
-        let (out, moment, _) = self.speaking();
+        let to = self.speaking();
+        let (out, moment) = (to.out, to.moment);
         match dialect {
             AgentDialect::Scaiflux => scaiflux::queue(out, &moment, said)?,
             AgentDialect::Acp => acp::queue(out, &moment, said)?,
             AgentDialect::Loaf => loaf::queue(out, &moment, said)?,
+            AgentDialect::Claude => to.claude.queue(out, &moment, said)?,
+            AgentDialect::Codex => to.codex.queue(out, &moment, said)?,
         }
         Ok(())
     }
@@ -280,14 +315,19 @@ impl Agent {
     /// in every protocol, so that their loads compare.
     pub(super) fn text_frame(&mut self, line_bytes: usize) -> Result<(TextFrame, usize), Halt> {
         let dialect = self.settings.dialect;
-        let (_, moment, _) = self.speaking();
+        let to = self.speaking();
+        let (out, moment) = (to.out, to.moment);
         let yardstick = scaiflux::text_frame(&moment)?;
         let text_bytes = line_bytes.saturating_sub(yardstick.len()).max(1);
         let frame = match dialect {
             AgentDialect::Scaiflux => yardstick,
             AgentDialect::Acp => acp::text_frame(&moment)?,
             AgentDialect::Loaf => loaf::text_frame(&moment),
+            AgentDialect::Claude => to.claude.text_frame(out, &moment)?,
+            AgentDialect::Codex => to.codex.text_frame(out, &moment)?,
         };
+        // Where a text has a beginning of its own, that was queued.
+        self.out.flush()?;
         Ok((frame, text_bytes))
     }
 
@@ -314,6 +354,19 @@ impl Agent {
         if !before.id.is_empty() {
             self.others.insert(before.id.clone(), before);
         }
+    }
+
+    /// Makes an open session the current one; `false`: it is not open.
+    pub(super) fn select_open(&mut self, id: &str) -> Result<bool, Halt> {
+        if self.session.id != id {
+            let Some(session) = self.others.remove(id) else {
+                return Ok(false);
+            };
+            self.enter_session(session);
+        }
+        // Tools take their paths from here.
+        std::env::set_current_dir(&self.session.cwd)?;
+        Ok(true)
     }
 
     /// Keeps what happened in the session's file: a tool call before long, the rest now.
@@ -412,19 +465,38 @@ impl Agent {
             tool: call.tool(),
             answer: None,
         });
+        match self.settings.dialect {
+            // Its hook comes first.
+            AgentDialect::Claude => self.ask_claude(number),
+            _ if self.withdraws => self.withdraw(number),
+            _ => Ok(()),
+        }
+    }
+
+    /// Withdraws a request that nobody answered; its tool does not run.
+    pub(super) fn withdraw(&mut self, number: u64) -> Result<(), Halt> {
+        self.withdraws = false;
+        self.queue(&Said::Withdrawn { number })?;
+        let never = Permission::Denied("the request was withdrawn".to_owned());
+        self.settle(|open| open == number, never);
         Ok(())
     }
 
     /// Sends what is queued and waits for the open request's answer.
     pub(super) fn answer(&mut self) -> Result<Permission, Halt> {
         // Where a request is one of the transport, it is answered also after a cancel.
-        let withdraws = self.settings.dialect == AgentDialect::Scaiflux;
+        let withdraws = self.settings.dialect != AgentDialect::Acp;
         self.out.flush()?;
         self.hear_all()?;
         loop {
-            let answer = self.open.as_mut().and_then(|open| open.answer.take());
+            let open = self.open.as_mut();
+            let number = open.as_ref().map_or(0, |open| open.number);
+            let answer = open.and_then(|open| open.answer.take());
             let is_over = self.closing == Closing::Eof;
             if self.cancelled() && (withdraws || is_over || answer.is_some()) {
+                if answer.is_none() {
+                    self.queue(&Said::Withdrawn { number })?;
+                }
                 self.open = None;
                 return Ok(Permission::Cancelled);
             }

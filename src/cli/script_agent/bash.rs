@@ -50,7 +50,10 @@ pub(super) fn run(agent: &mut Agent, command: &str) -> Result<ToolEnd, Halt> {
     }
     let status = running.child.wait()?;
     Ok(match over? {
-        Over::Exited => end(&running, status),
+        Over::Exited => ToolEnd {
+            code: status.code(),
+            ..end(&running, status)
+        },
         Over::Cancelled => ToolEnd::interrupted(),
         Over::TooLong => ToolEnd::error(format!(
             "{}\n(killed: it ran for {} s)",

@@ -43,6 +43,14 @@ impl Claim {
             Self::Second => Some("v2".into()),
         }
     }
+
+    /// The same where a version is the text of a release: the number N is `N.0.0`.
+    pub(super) fn release(&self) -> Option<Value> {
+        match self {
+            Self::Value(Value::Number(major)) => Some(format!("{major}.0.0").into()),
+            _ => self.unasked(),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -62,5 +70,13 @@ mod tests {
         assert_eq!(Claim::read("echo"), Claim::Echo);
         assert_eq!(Claim::read("error"), Claim::Error);
         assert_eq!(Claim::read("v2"), Claim::Second);
+    }
+
+    #[test]
+    fn a_release_is_a_text() {
+        assert_eq!(Claim::read("3").release(), Some("3.0.0".into()));
+        assert_eq!(Claim::read("2.1.330").release(), Some("2.1.330".into()));
+        assert_eq!(Claim::read("0.165.9").release(), Some("0.165.9".into()));
+        assert_eq!(Claim::read("none").release(), None);
     }
 }

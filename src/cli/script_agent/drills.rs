@@ -17,7 +17,8 @@ use super::agent::{Agent, Halt, Permission};
 use super::said::TextFrame;
 use super::step::{Call, Crash, Drill, Hang, Pipes};
 use super::tools::ToolEnd;
-use super::{AgentDialect, acp, loaf, scaiflux};
+use super::turn::Manners;
+use super::{AgentDialect, acp, claude, codex, loaf, scaiflux};
 use crate::limits::AGENT_WRITE_BYTES;
 
 /// What flooded lines say, over and over.
@@ -70,6 +71,7 @@ impl Agent {
             Drill::Ask { count, path } => self.ask_load(*count, path),
             Drill::Raw(line) => {
                 let line = format!("{}\n", self.filled(line));
+                self.has_written = true;
                 self.out.write(line.as_bytes())?;
                 Ok(())
             }
@@ -81,6 +83,10 @@ impl Agent {
             Drill::Mute => Ok(self.out.close()?),
             Drill::Storm { count, line } => self.storm(*count, line),
             Drill::Pending { count } => self.pending(*count),
+            Drill::Withdraw(_) if !self.settings.dialect.withdraws() => {
+                self.text("This protocol has no words to withdraw a request.\n")
+            }
+            Drill::Withdraw(call) => self.use_tool(call, Manners::Withdraws),
         }
     }
 
@@ -108,6 +114,7 @@ impl Agent {
     /// Writes a line again and again, deaf to what comes back.
     fn storm(&mut self, count: u64, line: &str) -> Result<(), Halt> {
         let line = self.filled(line);
+        self.has_written = true;
         for written in 0..count {
             let line = format!("{}\n", line.replace("{n}", &written.to_string()));
             self.out.write(line.as_bytes())?;
@@ -140,6 +147,8 @@ impl Agent {
             AgentDialect::Scaiflux => scaiflux::GARBAGE,
             AgentDialect::Acp => acp::GARBAGE,
             AgentDialect::Loaf => loaf::GARBAGE,
+            AgentDialect::Claude => claude::GARBAGE,
+            AgentDialect::Codex => codex::GARBAGE,
         };
         for line in garbage.iter().cycle().zip(0..lines).map(|(line, _)| line) {
             self.out.write(line)?;
@@ -210,6 +219,7 @@ impl Agent {
         let call = Call::ReadFile {
             path: path.to_owned(),
         };
+        let call = self.settings.dialect.told(&call).into_owned();
         let mut latency = Latency::default();
         for _ in 0..count {
             if !self.settings.think.is_zero() {
@@ -232,9 +242,9 @@ impl Agent {
                 }
                 Permission::Denied(reason) => {
                     latency.denied += 1;
-                    ToolEnd::error(reason)
+                    ToolEnd::error(reason).never_ran()
                 }
-                Permission::Cancelled => ToolEnd::interrupted(),
+                Permission::Cancelled => ToolEnd::interrupted().never_ran(),
             };
             latency.samples.push(took);
             // Leaves with the next request, as one write.

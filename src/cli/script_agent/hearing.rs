@@ -17,6 +17,8 @@ impl Agent {
             AgentDialect::Scaiflux => self.hear_scaiflux(line),
             AgentDialect::Acp => self.hear_acp(line),
             AgentDialect::Loaf => self.hear_loaf(line),
+            AgentDialect::Claude => self.hear_claude(line),
+            AgentDialect::Codex => self.hear_codex(line),
         }
     }
 
@@ -68,6 +70,14 @@ impl Agent {
             self.trusted.insert(tool);
         }
         Ok(())
+    }
+
+    /// Ends the agent because of what its controller said, where a protocol has no word for that.
+    pub(super) fn wrong<T>(&mut self, what: impl Into<String>) -> Result<T, Halt> {
+        let message = what.into();
+        self.enter("malformed", || json!({"message": message}))?;
+        self.out.flush()?;
+        Err(Halt::Wrong(message))
     }
 
     /// Takes in the end of stdin.

@@ -105,7 +105,11 @@ impl Memory {
 
     /// Begins a session, and says why it cannot be kept if it cannot.
     pub(super) fn begin(&self, cwd: PathBuf) -> (Session, Option<io::Error>) {
-        let id = uuid::Uuid::new_v4().to_string();
+        self.begin_as(uuid::Uuid::new_v4().to_string(), cwd)
+    }
+
+    /// The same for a session that is called so, which must be a plain id.
+    pub(super) fn begin_as(&self, id: String, cwd: PathBuf) -> (Session, Option<io::Error>) {
         let mut session = Session {
             cwd,
             ..Session::none(id)

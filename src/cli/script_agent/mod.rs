@@ -1,5 +1,5 @@
 //! The script agent: a real, deterministic agent that speaks ScaiFlux's serve mode, the Agent
-//! Client Protocol or loaf's RPC on stdio.
+//! Client Protocol, loaf's RPC, Claude Code's stream-json or Codex' own protocol on stdio.
 //!
 //! It is the embedded default, the load generator and the fault injector. One thread, blocking
 //! pipes, no runtime; it shares no code with the dialects that talk to it, so that each checks the
@@ -10,6 +10,8 @@ mod acp;
 mod agent;
 mod bash;
 mod claim;
+mod claude;
+mod codex;
 mod drills;
 mod hearing;
 mod ledger;
@@ -25,6 +27,7 @@ mod step;
 mod tools;
 mod turn;
 
+use std::borrow::Cow;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -35,11 +38,13 @@ pub use script::{VERBS, Verb};
 use crate::model::Foreign;
 use agent::{Agent, Halt, Parts, Settings};
 use claim::Claim;
+pub use claude::Words;
 use ledger::Ledger;
 use memory::{Memory, NoSession, Session};
 use pipes::{Inbox, Outbox};
 pub use quirk::Quirk;
 use scaiflux::slash;
+use step::Call;
 
 /// The agent's protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -50,12 +55,51 @@ pub enum AgentDialect {
     Acp,
     /// loaf's RPC, protocol 1.
     Loaf,
+    /// Claude Code's stream-json, version 2.
+    Claude,
+    /// The protocol of `codex app-server`, version 0.169.
+    Codex,
 }
 
 impl AgentDialect {
     /// Whether the protocol has words to ask for permission.
     const fn asks(self) -> bool {
         !matches!(self, Self::Loaf)
+    }
+
+    /// Whether it has words to withdraw a request.
+    const fn withdraws(self) -> bool {
+        matches!(self, Self::Claude | Self::Codex)
+    }
+
+    /// Whether a turn has its name before it begins.
+    const fn names_turns(self) -> bool {
+        matches!(self, Self::Loaf | Self::Codex)
+    }
+
+    /// A call as the agent of that protocol does it.
+    fn told(self, call: &Call) -> Cow<'_, Call> {
+        match self {
+            Self::Codex => codex::told(call),
+            _ => Cow::Borrowed(call),
+        }
+    }
+
+    /// The version that it claims by itself.
+    const fn version(self) -> &'static str {
+        match self {
+            Self::Claude => claude::VERSION,
+            Self::Codex => codex::VERSION,
+            Self::Scaiflux | Self::Acp | Self::Loaf => "1",
+        }
+    }
+
+    /// The permission modes that there are; it begins in the last one.
+    const fn modes(self) -> &'static [&'static str] {
+        match self {
+            Self::Claude => &claude::MODES,
+            _ => &slash::MODES,
+        }
     }
 }
 
@@ -74,15 +118,11 @@ pub struct Args {
     /// Remembers nothing, so that no session can be taken up again
     #[arg(long)]
     pub forget: bool,
-    /// The protocol version to claim: a number, a text, or `none` to claim nothing; with ACP and
-    /// loaf also `echo` for what was asked, `error` to refuse, `v2` to speak as version 2 does
-    #[arg(
-        long,
-        value_name = "N",
-        default_value = "1",
-        allow_hyphen_values = true
-    )]
-    pub protocol: String,
+    /// The protocol version to claim: a number, a text, or `none` to claim nothing; with others than
+    /// ScaiFlux also `error` to refuse, with ACP and loaf `echo` for what was asked, `v2` to speak as
+    /// version 2 does
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    pub protocol: Option<String>,
     /// Appends what was received and what is about to be done, each on the disk first
     #[arg(long, value_name = "FILE")]
     pub ledger: Option<PathBuf>,
@@ -90,8 +130,8 @@ pub struct Args {
     #[arg(long, short = 'm', value_name = "M", default_value = "script")]
     pub model: String,
     /// The permission mode to report; every tool asks, whatever it is
-    #[arg(long, value_name = "MODE", default_value = "danger-full-access", value_parser = slash::MODES)]
-    pub permission_mode: String,
+    #[arg(long, value_name = "MODE")]
+    pub permission_mode: Option<String>,
     /// Microseconds to think before each step, and before each request of `ask`
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub think_us: u64,
@@ -104,13 +144,17 @@ pub struct Args {
     /// Makes load: no narration, no log, no memory, large writes
     #[arg(long)]
     pub loader: bool,
+    /// What a host of Claude Code says behind its command
+    #[command(flatten)]
+    pub words: Words,
 }
 
 /// Runs the agent until its controller is done. Exit codes: 0 after a goodbye or the end of
 /// stdin, 2 if it could not start, 1 if the session to go on with is not there or its pipes or
-/// its ledger failed, else what `exit N` said.
-pub fn run(args: Args) -> ExitCode {
-    let mut agent = match prepare(args) {
+/// its ledger failed or, in some protocols, its controller broke them, else what `exit N` said.
+/// `is_verbose`: the command said so, as Claude Code's must.
+pub fn run(args: Args, is_verbose: bool) -> ExitCode {
+    let mut agent = match prepare(args, is_verbose) {
         Ok(agent) => agent,
         Err(failure) => {
             complain(&failure.to_string());
@@ -120,6 +164,10 @@ pub fn run(args: Args) -> ExitCode {
     match agent.serve() {
         Ok(()) => ExitCode::SUCCESS,
         Err(Halt::Exit(code)) => ExitCode::from(code),
+        Err(Halt::Wrong(what)) => {
+            complain(&format!("the controller broke the protocol: {what}"));
+            ExitCode::from(1)
+        }
         Err(Halt::Io(error)) => {
             complain(&error.to_string());
             ExitCode::from(1)
@@ -137,9 +185,13 @@ enum NoStart {
     #[error("stdin or stdout cannot be used: {0}")]
     Pipes(io::Error),
     #[error(
-        "--resume is for scaiflux; other clients send session/load, session/resume or session.get"
+        "--resume is for scaiflux and claude; other clients send session/load, session/resume, session.get or thread/resume"
     )]
     ResumeByFlag,
+    #[error("the permission mode is none of this protocol's: {}", .0.join(", "))]
+    Mode(&'static [&'static str]),
+    #[error(transparent)]
+    Words(#[from] claude::NoWords),
     #[error("session `{id}` cannot be resumed: {why}")]
     Resume { id: String, why: NoSession },
 }
@@ -148,13 +200,13 @@ impl NoStart {
     /// A session that is not there is no wrong usage.
     const fn code(&self) -> u8 {
         match self {
-            Self::Resume { .. } => 1,
+            Self::Resume { .. } | Self::Words(claude::NoWords::Taken(_)) => 1,
             _ => 2,
         }
     }
 }
 
-fn prepare(args: Args) -> Result<Agent, NoStart> {
+fn prepare(args: Args, is_verbose: bool) -> Result<Agent, NoStart> {
     // Before the directory changes: the path is the caller's.
     let ledger = Ledger::open(args.ledger.as_deref()).map_err(NoStart::Ledger)?;
     std::env::set_current_dir(&args.workspace).map_err(NoStart::Workspace)?;
@@ -165,45 +217,84 @@ fn prepare(args: Args) -> Result<Agent, NoStart> {
     } else {
         Memory::in_home(std::env::var_os("HOME"))
     };
+    let claude = claude::Talk::begin(args.dialect, &args.words, is_verbose)?;
+    let modes = args.dialect.modes();
+    let mode = args.permission_mode.as_deref();
+    let mode = mode.or(modes.last().copied()).unwrap_or_default();
+    if !modes.contains(&mode) {
+        return Err(NoStart::Mode(modes));
+    }
+    let mode = mode.to_owned();
+    let version = args.protocol.as_deref();
+    let mut out = Outbox::stdout().map_err(NoStart::Pipes)?;
+    let wanted = Wanted {
+        resume: args.resume,
+        named: args.words.session_id,
+    };
+    let session = first_session(&memory, args.dialect, wanted, &mut out)?;
     Ok(Agent::new(Parts {
         settings: Settings {
             dialect: args.dialect,
-            claim: Claim::read(&args.protocol),
+            claim: Claim::read(version.unwrap_or(args.dialect.version())),
             think: Duration::from_micros(args.think_us),
             loader: args.loader,
             bare_asks: args.bare_asks,
             quirks: args.quirk,
         },
         inbox: Inbox::stdin().map_err(NoStart::Pipes)?,
-        out: Outbox::stdout().map_err(NoStart::Pipes)?,
+        out,
         ledger,
-        session: first_session(&memory, args.dialect, args.resume)?,
+        session,
         memory,
         model: args.model,
-        mode: args.permission_mode,
+        mode,
+        claude,
     }))
+}
+
+/// Which session the agent is to begin with.
+struct Wanted {
+    resume: Option<String>,
+    /// What a new one is called.
+    named: Option<String>,
 }
 
 /// The session that the agent begins with: of a client that opens them there is none yet.
 fn first_session(
     memory: &Memory,
     dialect: AgentDialect,
-    resume: Option<String>,
+    wanted: Wanted,
+    out: &mut Outbox,
 ) -> Result<Session, NoStart> {
-    match (dialect, resume) {
-        (AgentDialect::Acp | AgentDialect::Loaf, Some(_)) => Err(NoStart::ResumeByFlag),
-        (AgentDialect::Acp | AgentDialect::Loaf, None) => Ok(Session::none(String::new())),
-        (AgentDialect::Scaiflux, Some(id)) => {
-            let mut session = memory.load(&id).map_err(|why| NoStart::Resume {
-                id: Foreign::new(id).show(60),
-                why,
-            })?;
+    match (dialect, wanted.resume) {
+        (AgentDialect::Acp | AgentDialect::Loaf | AgentDialect::Codex, Some(_)) => {
+            Err(NoStart::ResumeByFlag)
+        }
+        (AgentDialect::Acp | AgentDialect::Loaf | AgentDialect::Codex, None) => {
+            Ok(Session::none(String::new()))
+        }
+        (AgentDialect::Scaiflux | AgentDialect::Claude, Some(id)) => {
+            let loaded = memory.load(&id).map_err(|why| {
+                if dialect == AgentDialect::Claude {
+                    // Whoever reads it ends it, too; the exit code says the same.
+                    drop(claude::no_conversation(out, &id));
+                }
+                NoStart::Resume {
+                    id: Foreign::new(id).show(60),
+                    why,
+                }
+            });
+            let mut session = loaded?;
             session.cwd = std::env::current_dir().map_err(NoStart::Workspace)?;
             Ok(session)
         }
-        (AgentDialect::Scaiflux, None) => {
+        (AgentDialect::Scaiflux | AgentDialect::Claude, None) => {
             let cwd = std::env::current_dir().map_err(NoStart::Workspace)?;
-            let (session, failed) = memory.begin(cwd);
+            let named = wanted.named.map(|id| claude::unused(memory, id));
+            let (session, failed) = match named {
+                Some(id) => memory.begin_as(id?, cwd),
+                None => memory.begin(cwd),
+            };
             if let Some(error) = failed {
                 complain(&format!("the session is not kept: {error}"));
             }

@@ -26,6 +26,10 @@ pub(super) enum Said<'a> {
         tool_id: &'a str,
         call: &'a Call,
     },
+    /// The request wants no answer any more.
+    Withdrawn {
+        number: u64,
+    },
     /// The tool was allowed and runs now.
     ToolRuns {
         tool_id: &'a str,
@@ -60,7 +64,12 @@ pub(super) struct Moment<'a> {
     pub(super) session: &'a str,
     /// Empty between turns.
     pub(super) turn: &'a str,
+    /// What the turn answers, until its end.
+    pub(super) reply_to: Option<&'a Value>,
     pub(super) mode: &'a str,
+    pub(super) model: &'a str,
+    /// Tokens in the context.
+    pub(super) context: u64,
     /// Requests carry nothing but the id of their tool call, where the protocol lets them.
     pub(super) bare_asks: bool,
 }

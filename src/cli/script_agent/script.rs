@@ -227,6 +227,12 @@ pub static VERBS: &[Verb] = &[
     verb("mute", "", "closes stdout and goes on", |rest| {
         nothing(rest).map(|()| Step::Drill(Drill::Mute))
     }),
+    verb(
+        "withdraw",
+        "CMD…",
+        "asks to run a command and withdraws the request",
+        |rest| Ok(Step::Drill(Drill::Withdraw(bash(rest)?))),
+    ),
     verb("pending", "N", "asks without waiting for answers", |rest| {
         let count = number(rest, "N")?;
         Ok(Step::Drill(Drill::Pending { count }))

@@ -193,6 +193,8 @@ pub(super) enum Drill {
         /// `{n}` in it is how often it was written before.
         line: String,
     },
+    /// Asks, and withdraws the request at once.
+    Withdraw(Call),
     /// Asks, and does not wait for answers.
     Pending {
         count: u64,

@@ -25,6 +25,9 @@ pub(super) struct ToolEnd {
     pub(super) is_error: bool,
     /// A success in one sentence, for the person.
     pub(super) summary: String,
+    /// With what a command exited.
+    pub(super) code: Option<i32>,
+    pub(super) has_run: bool,
 }
 
 impl ToolEnd {
@@ -33,6 +36,8 @@ impl ToolEnd {
             output,
             is_error: false,
             summary,
+            code: None,
+            has_run: true,
         }
     }
 
@@ -41,6 +46,16 @@ impl ToolEnd {
             output: output.into(),
             is_error: true,
             summary: String::new(),
+            code: None,
+            has_run: true,
+        }
+    }
+
+    /// The same of a call that was not let run.
+    pub(super) fn never_ran(self) -> Self {
+        Self {
+            has_run: false,
+            ..self
         }
     }
 

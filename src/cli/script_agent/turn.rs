@@ -16,9 +16,11 @@ use super::tools::{self, ToolEnd};
 
 /// Whether the controller is asked before a tool runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Manners {
+pub(super) enum Manners {
     Asks,
     DoesNotAsk,
+    /// It is asked, and its answer is not waited for.
+    Withdraws,
 }
 
 impl Agent {
@@ -26,7 +28,7 @@ impl Agent {
     pub(super) fn run_turn(&mut self, prompt: Accepted) -> Result<(), Halt> {
         let id = match &prompt.reply_to {
             // There the turn has its name from the moment at which its prompt was taken.
-            Some(Value::String(id)) if self.settings.dialect == AgentDialect::Loaf => id.clone(),
+            Some(Value::String(id)) if self.settings.dialect.names_turns() => id.clone(),
             _ => self.next_turn(),
         };
         self.log(format_args!("turn {id} begins"));
@@ -38,6 +40,9 @@ impl Agent {
             ..Turn::default()
         });
         self.tell(&Said::TurnStarted)?;
+        if self.settings.dialect == AgentDialect::Codex {
+            self.tell_prompt_of_codex(&prompt.text)?;
+        }
         match script::parse(&prompt.text) {
             Ok(steps) => self.follow(&steps)?,
             Err(sentence) => self.text(&sentence.to_string())?,
@@ -129,13 +134,16 @@ impl Agent {
         Ok(())
     }
 
-    fn use_tool(&mut self, call: &Call, manners: Manners) -> Result<(), Halt> {
+    pub(super) fn use_tool(&mut self, call: &Call, manners: Manners) -> Result<(), Halt> {
         self.narrate(|| intention(call))?;
+        let told = self.settings.dialect.told(call);
+        let call = &*told;
         let tool_id = self.next_call();
         self.queue_tool_start(&tool_id, call)?;
         let can_ask = self.settings.dialect.asks() && !self.trusted.contains(call.tool());
-        let asks = manners == Manners::Asks && can_ask;
+        let asks = manners != Manners::DoesNotAsk && can_ask;
         let permission = if asks {
+            self.withdraws = manners == Manners::Withdraws;
             self.queue_ask(&tool_id, call)?;
             self.answer()?
         } else {
@@ -147,8 +155,8 @@ impl Agent {
                 self.tell(&Said::ToolRuns { tool_id: &tool_id })?;
                 tools::execute(self, call)?
             }
-            Permission::Denied(reason) => ToolEnd::error(reason),
-            Permission::Cancelled => ToolEnd::interrupted(),
+            Permission::Denied(reason) => ToolEnd::error(reason).never_ran(),
+            Permission::Cancelled => ToolEnd::interrupted().never_ran(),
         };
         self.queue_tool_end(&tool_id, call, &end, began)?;
         self.out.flush()?;

@@ -64,7 +64,7 @@ pub(super) fn queue(out: &mut Outbox, moment: &Moment<'_>, said: &Said<'_>) -> i
     let mut update = |update: Update<'_>| out.queue(&Notification::of(moment.session, update));
     match said {
         // The client began the turn with its request; every prompt is one.
-        Said::TurnStarted | Said::TurnEnd { reply_to: None, .. } => Ok(()),
+        Said::TurnStarted | Said::Withdrawn { .. } | Said::TurnEnd { reply_to: None, .. } => Ok(()),
         Said::Text(text) => update(Update::AgentMessageChunk {
             content: Block::text(text),
         }),

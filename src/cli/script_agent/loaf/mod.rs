@@ -63,7 +63,7 @@ pub(super) fn queue(out: &mut Outbox, moment: &Moment<'_>, said: &Said<'_>) -> i
             }})),
         ),
         // Nobody is asked, and so nothing waits for an answer.
-        Said::Ask { .. } | Said::ToolRuns { .. } => Ok(()),
+        Said::Ask { .. } | Said::Withdrawn { .. } | Said::ToolRuns { .. } => Ok(()),
         Said::ToolEnd { call, end, .. } => {
             let executed = executed(call, end);
             say(

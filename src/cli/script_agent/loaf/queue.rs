@@ -32,7 +32,7 @@ pub(crate) struct Waiting {
 
 impl Waiting {
     /// Puts a prompt behind the others; `false`: too many wait.
-    pub(super) fn push(&mut self, turn: String, session: &str, text: String) -> bool {
+    pub(crate) fn push(&mut self, turn: String, session: &str, text: String) -> bool {
         let has_room = self.prompts.len() < MOST;
         if has_room {
             let session = session.to_owned();
@@ -51,7 +51,7 @@ impl Waiting {
     }
 
     /// What waits in a session, as the protocol shows it.
-    pub(super) fn shown(&self, session: &str) -> Vec<Value> {
+    pub(crate) fn shown(&self, session: &str) -> Vec<Value> {
         let of = self
             .prompts
             .iter()
@@ -85,7 +85,7 @@ impl Agent {
             return Ok(());
         }
         if let Some(prompt) = self.waiting.prompts.pop_front()
-            && self.select_loaf(&prompt.session)?
+            && self.select_open(&prompt.session)?
         {
             self.accept_prompt(prompt.text, Some(prompt.turn.into()))?;
         }

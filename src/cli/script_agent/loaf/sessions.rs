@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::hearing::{Refusal, Reply, internal};
 use super::working;
 use crate::cli::script_agent::acp::requests::Params;
-use crate::cli::script_agent::agent::{Agent, Halt};
+use crate::cli::script_agent::agent::Agent;
 use crate::cli::script_agent::memory::Session;
 use crate::limits::{AGENT_SESSION_PAGE, AGENT_SESSIONS};
 
@@ -67,7 +67,7 @@ impl Agent {
             let label = format!("queued ({})", self.waiting.len());
             json!({"session_id": session, "pending": true, "status_label": label})
         } else {
-            if !self.select_loaf(&session)? {
+            if !self.select_open(&session)? {
                 return Err(internal(format!("unknown session: {session}")));
             }
             self.accept_prompt(text, Some(turn.clone().into()))?;
@@ -143,19 +143,6 @@ impl Agent {
             "queue": self.waiting.shown(id),
             "pendingSteerCount": 0,
         })
-    }
-
-    /// Makes an open session the current one; `false`: it is not open.
-    pub(super) fn select_loaf(&mut self, id: &str) -> Result<bool, Halt> {
-        if self.session.id != id {
-            let Some(session) = self.others.remove(id) else {
-                return Ok(false);
-            };
-            self.enter_session(session);
-        }
-        // Tools take their paths from here.
-        std::env::set_current_dir(&self.session.cwd)?;
-        Ok(true)
     }
 
     /// Adds a session to those that are open, and to the ledger.

@@ -31,14 +31,13 @@ pub(super) const GARBAGE: [&[u8]; 5] = [
 pub(super) fn ready(
     out: &mut Outbox,
     moment: &Moment<'_>,
-    model: &str,
     claim: Option<&Value>,
 ) -> io::Result<()> {
     out.send(&Outbound::Ready {
         protocol: claim,
         version: env!("CARGO_PKG_VERSION"),
         session_id: moment.session,
-        model,
+        model: moment.model,
         mode: moment.mode,
         tools: &Call::TOOLS,
         context_window: super::agent::CONTEXT_WINDOW,
@@ -79,8 +78,8 @@ pub(super) fn queue(out: &mut Outbox, moment: &Moment<'_>, said: &Said<'_>) -> i
                 reason: None,
             },
         }),
-        // The controller knows: it answered.
-        Said::ToolRuns { .. } => Ok(()),
+        // The controller knows: it answered, or cancelled the turn.
+        Said::Withdrawn { .. } | Said::ToolRuns { .. } => Ok(()),
         Said::ToolEnd {
             tool_id,
             end,

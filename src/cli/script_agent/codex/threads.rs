@@ -1,0 +1,145 @@
+//! The requests about threads and their turns.
+//!
+//! Must not know how a line looks.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::hearing::{Refusal, Reply, read};
+use super::messages::{Approvals, Input, Interrupt, Thread, TurnStart};
+use super::speech::turn;
+use crate::cli::script_agent::agent::{Agent, Halt};
+use crate::cli::script_agent::memory::Session;
+use crate::limits::AGENT_SESSIONS;
+use crate::model::Foreign;
+
+impl Agent {
+    pub(super) fn hear_thread_start(&mut self, params: Value) -> Reply {
+        let wanted: Thread = read(params)?;
+        if wanted.thread_id.is_some() || wanted.exclude_turns.is_some() {
+            return Err(Refusal::Never("a new thread has no past".to_owned()));
+        }
+        let cwd = self.room_for_thread(&wanted)?;
+        let session = self.begin_session(cwd.into());
+        self.open_thread(session, &wanted, "new")
+    }
+
+    /// A thread that was kept by an earlier process.
+    pub(super) fn hear_thread_resume(&mut self, params: Value) -> Reply {
+        let wanted: Thread = read(params)?;
+        let Some(id) = wanted.thread_id.clone() else {
+            return Err(Refusal::Never("`threadId` is missing".to_owned()));
+        };
+        if wanted.exclude_turns != Some(true) {
+            return Err(Refusal::Never(
+                "a thread's past is not told here: `excludeTurns` is true".to_owned(),
+            ));
+        }
+        let cwd = self.room_for_thread(&wanted)?;
+        if self.is_open(&id) {
+            return Err(Refusal::Never("the thread is open".to_owned()));
+        }
+        let mut session = self.memory.load(&id).map_err(|why| {
+            let id = Foreign::new(id).show(60);
+            Refusal::Now(format!("no rollout found for thread id {id}: {why}"))
+        })?;
+        session.cwd = cwd.into();
+        self.open_thread(session, &wanted, "load")
+    }
+
+    /// Where a thread is to work, if there is room for it.
+    fn room_for_thread(&self, wanted: &Thread) -> Result<String, Refusal> {
+        if self.others.len() >= AGENT_SESSIONS {
+            let most = format!("{AGENT_SESSIONS} threads are open: that is the most");
+            return Err(Refusal::Now(most));
+        }
+        let cwd = Path::new(&wanted.cwd);
+        if !cwd.is_absolute() || !cwd.is_dir() {
+            return Err(Refusal::Never("`cwd` is an absolute directory".to_owned()));
+        }
+        Ok(wanted.cwd.clone())
+    }
+
+    /// Adds a thread to those that are open, and to the ledger.
+    fn open_thread(&mut self, session: Session, wanted: &Thread, how: &str) -> Reply {
+        let id = session.id.clone();
+        if let Some(model) = &wanted.model {
+            self.model.clone_from(model);
+        }
+        if self.is_busy() {
+            self.others.insert(id.clone(), session);
+        } else {
+            self.enter_session(session);
+        }
+        self.ledger.enter("session", &id, || json!({"how": how}))?;
+        let thread = json!({
+            "id": id, "cwd": wanted.cwd, "preview": "", "status": {"type": "idle"}, "turns": [],
+        });
+        let told = json!({"thread": thread});
+        self.codex.tell(&mut self.out, "thread/started", told)?;
+        Ok(json!({
+            "thread": thread,
+            "model": self.model,
+            "modelProvider": "script",
+            "cwd": wanted.cwd,
+            "approvalPolicy": wanted.approval_policy,
+            "approvalsReviewer": wanted.approvals_reviewer,
+            "sandbox": {"type": wanted.sandbox.word()},
+        }))
+    }
+
+    /// The reply names the turn, and comes before it.
+    pub(super) fn hear_turn_start(&mut self, id: &Value, params: Value) -> Reply {
+        let wanted: TurnStart = read(params)?;
+        if wanted.approval_policy == Approvals::Never {
+            return Err(Refusal::Never("a turn that never asks".to_owned()));
+        }
+        if !self.is_open(&wanted.thread_id) {
+            return Err(Refusal::Never("the thread is not open".to_owned()));
+        }
+        let texts = wanted.input.into_iter().map(|Input::Text { text }| text);
+        let texts: Vec<String> = texts.collect();
+        if texts.is_empty() {
+            return Err(Refusal::Never("`input` is empty".to_owned()));
+        }
+        let text = texts.join("\n");
+        if self.is_busy() {
+            self.enter("prompt", || json!({"text": text, "accepted": false}))?;
+            return Err(Refusal::Now("a turn is in progress".to_owned()));
+        }
+        self.select_open(&wanted.thread_id)?;
+        let name = self.next_turn();
+        self.accept_prompt(text, Some(name.clone().into()))?;
+        let result = json!({"turn": turn(&name, "inProgress")});
+        self.out.send(&json!({"id": id, "result": result}))?;
+        Ok(Value::Null)
+    }
+
+    /// Ends the turn of that name. One that has not begun, or is over, is not found.
+    pub(super) fn hear_turn_interrupt(&mut self, params: Value) -> Reply {
+        let wanted: Interrupt = read(params)?;
+        if !self.is_open(&wanted.thread_id) {
+            return Err(Refusal::Never("the thread is not open".to_owned()));
+        }
+        let is_it = self.session.id == wanted.thread_id;
+        let running = self.turn.as_ref().filter(|_| is_it);
+        if running.is_none_or(|turn| turn.id != wanted.turn_id) {
+            return Err(Refusal::Now("no active turn to interrupt".to_owned()));
+        }
+        self.cancel("interrupt")?;
+        Ok(json!({}))
+    }
+
+    /// Whether a session is open here.
+    fn is_open(&self, id: &str) -> bool {
+        !id.is_empty() && (self.session.id == id || self.others.contains_key(id))
+    }
+
+    /// Tells the prompt of the turn that begins, as its first item.
+    pub(crate) fn tell_prompt_of_codex(&mut self, text: &str) -> Result<(), Halt> {
+        let to = self.speaking();
+        to.codex.prompt(to.out, &to.moment, text)?;
+        Ok(())
+    }
+}
