@@ -115,8 +115,11 @@ env       = {{ set = {{ DRILL = "MARK" }} }}
     }
 
     pub(crate) fn bench(&self) -> Bench {
-        let files: Vec<_> = self.files.iter().map(|(name, text)| (*name, (*text).to_owned())).collect();
-        Bench::new(&self.pools(), &files)
+        Bench::new(&self.pools(), |drill| {
+            for (name, text) in self.files {
+                fs::write(drill.path(name), text).expect("a file");
+            }
+        })
     }
 }
 
@@ -382,7 +385,7 @@ pub(crate) fn resume(bench: &Bench, speech: &Speech) -> Seen {
 }
 
 /// A child that ended by itself and well.
-fn ended_well(talk: &Talk<'_>) {
+pub(crate) fn ended_well(talk: &Talk<'_>) {
     let exited = talk.events("child_exited");
     assert_eq!(exited.len(), 1, "{exited:?}");
     let status: &Value = &exited[0]["status"];
@@ -464,7 +467,7 @@ pub(crate) fn huge_line(bench: &Bench, _: &Speech) -> Seen {
 }
 
 /// Tokens of the last turn that ended.
-fn tokens(talk: &Talk<'_>) -> [u64; 2] {
+pub(crate) fn tokens(talk: &Talk<'_>) -> [u64; 2] {
     let ended = talk.events("turn_ended");
     let usage = &ended.last().expect("an end")["usage"];
     ["input", "output"].map(|of| usage[of].as_u64().unwrap_or_else(|| panic!("{ended:?}")))

@@ -67,15 +67,12 @@ pub(crate) struct Bench {
 }
 
 impl Bench {
-    /// Starts a supervisor with these pools. `files` stand beside its configuration or, below
-    /// `project`, in the workspace.
-    pub(crate) fn new(pools: &str, files: &[(&str, String)]) -> Self {
+    /// Starts a supervisor with these pools; `prepare` makes what they need.
+    pub(crate) fn new(pools: &str, prepare: impl FnOnce(&Drill)) -> Self {
         let drill = Drill::new(&format!("{HEAD}{pools}"));
         let policy = POLICY.replace("REASON", REASON);
         fs::write(drill.path("conformance.toml"), policy).expect("a policy");
-        for (name, text) in files {
-            fs::write(drill.path(name), text).expect("a file");
-        }
+        prepare(&drill);
         let ran = drill.run(&["config", "check"]);
         assert_eq!(ran.code, Some(0), "{}", ran.all());
         Self {

@@ -15,7 +15,9 @@ mod column;
 #[allow(dead_code, reason = "shared with the tests of the fleet")]
 #[path = "../fleet/drill.rs"]
 mod drill;
+mod page;
 mod row;
+mod tool;
 
 use column::Column;
 use row::ROWS;
@@ -37,6 +39,23 @@ fn passes(name: &str) {
     assert!(failed.is_empty(), "{name}: {names:?}\n{}", whole.join("\n"));
 }
 
+/// All rows are worked here if not by their own tests, a few at the same time.
+#[test]
+fn the_committed_table_is_what_was_seen() {
+    std::thread::scope(|scope| {
+        for row in &ROWS {
+            scope.spawn(|| row.cells().len());
+        }
+    });
+    let failed: Vec<_> = ROWS
+        .iter()
+        .filter(|row| row.cells().iter().any(Result::is_err))
+        .map(|row| row.name)
+        .collect();
+    assert!(failed.is_empty(), "cells failed, see the tests of {failed:?}");
+    page::compare(&page::render(&ROWS));
+}
+
 #[test]
 fn scaiflux() {
     passes("scaiflux");
@@ -55,4 +74,19 @@ fn loaf() {
 #[test]
 fn custom() {
     passes("custom");
+}
+
+#[test]
+fn skillpilot() {
+    passes("skillpilot");
+}
+
+#[test]
+fn claude() {
+    passes("claude");
+}
+
+#[test]
+fn codex() {
+    passes("codex");
 }

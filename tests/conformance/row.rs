@@ -6,6 +6,7 @@ use std::sync::{Condvar, Mutex, OnceLock};
 use crate::agent::{self, Goodbye, Reason, Speech, Usage};
 use crate::bench::Bench;
 use crate::column::{Column, Seen};
+use crate::tool;
 
 /// How many rows work at the same time.
 const AT_ONCE: usize = 3;
@@ -24,11 +25,12 @@ pub(crate) struct Row {
 
 enum Kind {
     Agent(Speech),
+    Tool,
 }
 
 const SCAIFLUX_TABLE: &str = include_str!("../../examples/dialects/scaiflux.toml");
 
-pub(crate) static ROWS: [Row; 4] = [
+pub(crate) static ROWS: [Row; 7] = [
     Row {
         name: "scaiflux",
         with: "the script agent",
@@ -73,6 +75,50 @@ pub(crate) static ROWS: [Row; 4] = [
             goodbye: Goodbye::Word("shutdown"),
             resume: "session.get",
             usage: Usage::Never,
+        }),
+        cells: OnceLock::new(),
+    },
+    Row {
+        name: "skillpilot",
+        with: "tclsh at a terminal",
+        kind: Kind::Tool,
+        cells: OnceLock::new(),
+    },
+    Row {
+        name: "claude",
+        with: "the script agent",
+        kind: Kind::Agent(Speech {
+            dialect: "\"claude\"",
+            command: &["--dialect", "claude"],
+            keys: "",
+            files: &[],
+            odd: &["--protocol", "3"],
+            versions: ["version 3.0.0", "version 2"],
+            asks: true,
+            reason: Reason::Answer,
+            cancel: "interrupt",
+            goodbye: Goodbye::Eof,
+            resume: "--resume",
+            usage: Usage::Counted,
+        }),
+        cells: OnceLock::new(),
+    },
+    Row {
+        name: "codex",
+        with: "the script agent",
+        kind: Kind::Agent(Speech {
+            dialect: "\"codex\"",
+            command: &["--dialect", "codex"],
+            keys: "",
+            files: &[],
+            odd: &["--protocol", "0.100.0"],
+            versions: ["0.100.0", "0.166"],
+            asks: true,
+            reason: Reason::NextPrompt,
+            cancel: "interrupt",
+            goodbye: Goodbye::Eof,
+            resume: "thread/resume",
+            usage: Usage::Counted,
         }),
         cells: OnceLock::new(),
     },
@@ -142,12 +188,14 @@ impl Row {
     fn bench(&self) -> Bench {
         match &self.kind {
             Kind::Agent(speech) => speech.bench(),
+            Kind::Tool => tool::bench(),
         }
     }
 
     fn see(&self, bench: &Bench, column: Column) -> Seen {
         match &self.kind {
             Kind::Agent(speech) => see_agent(bench, speech, column),
+            Kind::Tool => tool::see(bench, column),
         }
     }
 }
