@@ -74,7 +74,11 @@ impl Speech {
             r#"stop = {{ goodbye = "{0}s", eof = "{0}s", int = "{0}s", term = "{0}s" }}"#,
             NEVER.as_secs()
         );
-        let deaf = patient.replacen(&format!("goodbye = \"{}s\"", NEVER.as_secs()), "goodbye = \"200ms\"", 1);
+        let deaf = patient.replacen(
+            &format!("goodbye = \"{}s\"", NEVER.as_secs()),
+            "goodbye = \"200ms\"",
+            1,
+        );
         let leaving = match self.goodbye {
             Goodbye::Offered(_, flags) => flags,
             Goodbye::Word(_) | Goodbye::Eof => &[],
@@ -220,7 +224,9 @@ pub(crate) fn allow(bench: &Bench, speech: &Speech) -> Seen {
     let asked = talk.events("asked");
     assert_eq!(asked.len(), 2, "{asked:?}");
     let verdicts = talk.events("decided");
-    let of_write = verdicts.iter().filter(|verdict| verdict["ask"] == asked[1]["id"]);
+    let of_write = verdicts
+        .iter()
+        .filter(|verdict| verdict["ask"] == asked[1]["id"]);
     let of_write: Vec<_> = of_write.collect();
     assert_eq!(of_write.len(), 1, "{verdicts:?}");
     assert_eq!(of_write[0]["decision"], "allow", "{verdicts:?}");
@@ -260,7 +266,9 @@ pub(crate) fn deny(bench: &Bench, speech: &Speech) -> Seen {
         Reason::NextPrompt => {
             assert!(before_next, "{prompts:?}");
             assert!(prompts[1].ends_with("say next"), "{prompts:?}");
-            Seen::As("The answer has no place for a reason: the agent is told it before its next prompt.")
+            Seen::As(
+                "The answer has no place for a reason: the agent is told it before its next prompt.",
+            )
         }
     }
 }
@@ -274,7 +282,10 @@ pub(crate) fn ask(bench: &Bench, speech: &Speech) -> Seen {
         return Seen::None(why);
     }
     let told = talk.stream.until("the question", |told| told.name == "ask");
-    let ask = told.last().expect("it").data["id"].as_str().expect("an id").to_owned();
+    let ask = told.last().expect("it").data["id"]
+        .as_str()
+        .expect("an id")
+        .to_owned();
     let page = format!("/api/v1/asks/{ask}");
     let shown = bench.daemon.get(&page);
     assert_eq!(shown.status, 200, "{shown:?}");
@@ -332,7 +343,9 @@ pub(crate) fn busy(bench: &Bench, speech: &Speech) -> Seen {
     let heard = talk.heard();
     let at = |kind: &str, nth: usize| {
         let mut all = heard.iter().enumerate().filter(|(_, of)| *of == kind);
-        all.nth(nth).unwrap_or_else(|| panic!("no {kind} in {heard:?}")).0
+        all.nth(nth)
+            .unwrap_or_else(|| panic!("no {kind} in {heard:?}"))
+            .0
     };
     assert!(at(speech.cancel, 0) < at("prompt", 1), "{heard:?}");
     talk.close();

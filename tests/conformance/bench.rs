@@ -192,7 +192,10 @@ impl Bench {
         let log = self.drill.log("stderr.log");
         let lines: Vec<&str> = log.lines().collect();
         let from = lines.len().saturating_sub(LOG_LINES);
-        all.push_str(&format!("--- the supervisor\n{}\n", lines[from..].join("\n")));
+        all.push_str(&format!(
+            "--- the supervisor\n{}\n",
+            lines[from..].join("\n")
+        ));
         all
     }
 

@@ -109,7 +109,9 @@ impl Column {
             Self::HugeLine => {
                 "A line of 64 MiB is refused at its limit, with less than 48 MiB more of the supervisor's memory; the child is ended, and the next prompt is worked by a new one."
             }
-            Self::Usage => "The tokens of a turn, as the agent counts them, are on record with its end.",
+            Self::Usage => {
+                "The tokens of a turn, as the agent counts them, are on record with its end."
+            }
         }
     }
 }

@@ -52,7 +52,10 @@ fn the_committed_table_is_what_was_seen() {
         .filter(|row| row.cells().iter().any(Result::is_err))
         .map(|row| row.name)
         .collect();
-    assert!(failed.is_empty(), "cells failed, see the tests of {failed:?}");
+    assert!(
+        failed.is_empty(),
+        "cells failed, see the tests of {failed:?}"
+    );
     page::compare(&page::render(&ROWS));
 }
 

@@ -52,7 +52,9 @@ pub(crate) fn render(rows: &[Row]) -> String {
     for row in rows {
         let _ = writeln!(page, "- {}: {}", row.name, row.with);
     }
-    page.push_str("\n## The columns\n\n| behaviour | what holds where it says `yes` |\n|---|---|\n");
+    page.push_str(
+        "\n## The columns\n\n| behaviour | what holds where it says `yes` |\n|---|---|\n",
+    );
     for column in Column::ALL {
         let _ = writeln!(page, "| {} | {} |", column.head(), column.says());
     }
@@ -81,7 +83,8 @@ pub(crate) fn compare(page: &str) {
     }
     let committed = fs::read_to_string(place()).unwrap_or_default();
     assert_eq!(
-        committed, page,
+        committed,
+        page,
         "{} is not what was seen: MARSHAL_CONFORMANCE_TABLE=write tests/run conformance",
         place().display()
     );

@@ -138,7 +138,12 @@ const fn scaiflux(dialect: &'static str, files: &'static [(&'static str, &'stati
     Speech {
         dialect,
         // In a mode in which it asks for everything by itself.
-        command: &["--dialect", "scaiflux", "--permission-mode", "workspace-write"],
+        command: &[
+            "--dialect",
+            "scaiflux",
+            "--permission-mode",
+            "workspace-write",
+        ],
         keys: "asks = \"all\"\nresume_args = [\"--resume\", \"{session}\"]",
         files,
         odd: &["--protocol", "2"],

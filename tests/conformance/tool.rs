@@ -16,9 +16,10 @@ use crate::drill::{Drill, NOBODY};
 
 /// A carrier that says another version, and keeps what it is told.
 const ODD: &str = r#"
+: > told.txt
 printf '%s\n' '{"type":"hello","protocol":2,"version":"9","runs":true,"session_id":"s","word":"w","next_seq":1}'
 printf '%s\n' '{"type":"state","content":{"phase":"idle"}}'
-exec cat > told.txt
+exec cat >> told.txt
 "#;
 
 /// A carrier that answers every command, and before that does what its payload names.
@@ -216,30 +217,39 @@ fn tools(bench: &Bench) -> Seen {
 fn cannot_ask(bench: &Bench) -> Seen {
     for key in ["asks = \"all\"\n", "guard = \"policy\"\n"] {
         let said = bench.refused(&pool("strict", 1, &format!("{TOOL}{key}")));
-        assert!(said.contains("pool.strict") && said.contains("ask"), "{key}: {said}");
+        assert!(
+            said.contains("pool.strict") && said.contains("ask"),
+            "{key}: {said}"
+        );
     }
     let talk = bench.talked("work", "file delete README.md");
     assert!(!talk.copy().join("README.md").exists(), "it ran unasked");
     assert_eq!(talk.events("asked").len(), 0);
     talk.close();
-    Seen::None("A tool at a terminal asks for nothing: `asks = \"all\"` and `guard = \"policy\"` are refused, and the walls are the guard.")
+    Seen::None(
+        "A tool at a terminal asks for nothing: `asks = \"all\"` and `guard = \"policy\"` are refused, and the walls are the guard.",
+    )
 }
 
 fn cancel(bench: &Bench) -> Seen {
-    let mut talk = bench.talked("work", "set kept 5");
-    let turn = talk.say("puts running; flush stdout; after 3600000; puts never");
+    let (mut talk, turn) = bench.talk(
+        "work",
+        "puts running; flush stdout; after 3600000; puts never",
+    );
     talk.until_said("running");
     talk.stop();
     let told = talk.stream.turn(&turn);
     assert_eq!(outcome(&told), "cancelled", "{told:#?}");
     let events = happened(&talk);
     assert!(events.iter().any(|event| event == "cancel"), "{events:?}");
-    // The same tool, which gets nothing but the prompt.
-    let said = talk.said("puts <$kept>");
-    assert_eq!(said.trim(), "<5>");
+    // It gets nothing but the prompt.
+    let said = talk.said("puts <[expr {6 * 7}]>");
+    assert_eq!(said.trim(), "<42>");
     assert_eq!(talk.children(), 1);
     talk.close();
-    Seen::Yes
+    Seen::As(
+        "The child is the Runner. A tool that does not survive an interrupt, such as tclsh, is started again by it.",
+    )
 }
 
 fn busy(bench: &Bench) -> Seen {
@@ -306,13 +316,18 @@ fn crash(bench: &Bench) -> Seen {
 fn resume(bench: &Bench) -> Seen {
     let mut talk = bench.talked("work", "set kept 5");
     killed(&mut talk);
-    let said = talk.said("puts [info exists kept]");
-    assert_eq!(said.trim(), "0");
+    let told = talk.turn("puts [info exists kept]");
+    assert_eq!(outcome(&told), "completed", "{told:#?}");
+    assert_eq!(text(&told).trim(), "0");
+    let anew = told.iter().find(|told| told.name == "rehydrated");
+    assert_eq!(anew.expect("that is told").data["by"], "nothing");
     assert_eq!(talk.events("session_resumed").len(), 0);
     let fresh = talk.events("session_fresh");
     assert_eq!(fresh.len(), 1, "that is told: {fresh:?}");
     talk.close();
-    Seen::None("A tool that is started again remembers nothing, which is told; nothing is run again.")
+    Seen::None(
+        "A tool that is started again remembers nothing, which is told; nothing is run again.",
+    )
 }
 
 fn goodbye(bench: &Bench) -> Seen {
@@ -356,13 +371,23 @@ fn eof(bench: &Bench) -> Seen {
     let report = bench.task("theirs", "puts hi");
     assert_eq!(report["outcome"], "done", "{report}");
     let session = report["session"].as_str().expect("a session");
-    comes("its carrier has ended", || !bench.events(session, "child_exited").is_empty());
+    comes("its carrier has ended", || {
+        !bench.events(session, "child_exited").is_empty()
+    });
     let exited = &bench.events(session, "child_exited")[0];
     assert_eq!(exited["status"]["code"], 0, "{exited}");
-    assert!(theirs.0.try_wait().expect("wait").is_none(), "theirs goes on");
+    assert!(
+        theirs.0.try_wait().expect("wait").is_none(),
+        "theirs goes on"
+    );
     let audit = audit(&dir);
-    assert!(audit.iter().all(|line| line["event"] != "stop"), "{audit:?}");
-    Seen::As("Seen of a carrier beside somebody else's Runner, which goes on; our own Runner has been told to stop before.")
+    assert!(
+        audit.iter().all(|line| line["event"] != "stop"),
+        "{audit:?}"
+    );
+    Seen::As(
+        "Seen of a carrier beside somebody else's Runner, which goes on; our own Runner has been told to stop before.",
+    )
 }
 
 fn garbage(bench: &Bench) -> Seen {

@@ -21,7 +21,12 @@ fn tasks_are_worked_allowed_and_denied_with_the_reason() {
     assert_eq!(answer.matches("all done").count(), 1, "{answer}");
     assert!(native::is_there(&results[0], "notes.txt"));
     assert_eq!(results[1]["outcome"], "denied", "{}", ran.all());
-    assert!(results[1]["answer"].as_str().expect("one").contains("went on"));
+    assert!(
+        results[1]["answer"]
+            .as_str()
+            .expect("one")
+            .contains("went on")
+    );
 
     let calls = native::events(&drill, "tool_start");
     let names: Vec<_> = calls.iter().map(|call| call["name"].as_str()).collect();
@@ -35,18 +40,29 @@ fn tasks_are_worked_allowed_and_denied_with_the_reason() {
     assert_eq!(native::count(&drill, "events WHERE kind = 'unasked'"), 0);
     // The agent got the reason, word for word.
     let verdicts = native::events(&drill, "decided");
-    let denial = verdicts.iter().find(|verdict| verdict["decision"] == "deny");
+    let denial = verdicts
+        .iter()
+        .find(|verdict| verdict["decision"] == "deny");
     let reason = &denial.expect("a denial")["reason"];
-    let told = native::events(&drill, "tool_result").pop().expect("a result");
+    let told = native::events(&drill, "tool_result")
+        .pop()
+        .expect("a result");
     assert_eq!((&told["output"], &told["is_error"]), (reason, &true.into()));
     // Tokens of each turn, and what the process cost so far.
     let ends = native::events(&drill, "turn_ended");
-    assert!(ends.iter().all(|end| end["usage"]["input"].as_u64() > Some(0)), "{ends:?}");
+    assert!(
+        ends.iter()
+            .all(|end| end["usage"]["input"].as_u64() > Some(0)),
+        "{ends:?}"
+    );
     let costs: Vec<_> = native::events(&drill, "context_used")
         .iter()
         .map(|used| used["cost"]["amount"].as_f64())
         .collect();
-    assert!(costs.len() == 2 && costs[0] > Some(0.0) && costs[1] > costs[0], "{costs:?}");
+    assert!(
+        costs.len() == 2 && costs[0] > Some(0.0) && costs[1] > costs[0],
+        "{costs:?}"
+    );
     let ready = native::events(&drill, "ready");
     assert_eq!(ready[0]["version"], "2.1.330", "{ready:?}");
     native::assert_understood(&drill, &results);
@@ -96,7 +112,11 @@ fn the_mode_and_the_model_are_set_and_a_mode_that_does_not_ask_parks_the_slot() 
     let drill = Drill::new(&native::pool(CLAUDE, flags, ""));
     let (ran, results) = native::run(&drill, &["say hi"]);
     assert_eq!(results[0]["outcome"], "failed", "{}", ran.all());
-    assert!(ran.all().contains("skips permission requests"), "{}", ran.all());
+    assert!(
+        ran.all().contains("skips permission requests"),
+        "{}",
+        ran.all()
+    );
     assert!(!native::ledger(&results[0]).contains("\"prompt\""));
 }
 
@@ -104,7 +124,8 @@ fn the_mode_and_the_model_are_set_and_a_mode_that_does_not_ask_parks_the_slot() 
 fn whatever_it_writes_has_a_defined_end() {
     let yolo = r#"raw {"type":"system","subtype":"status","permissionMode":"bypassPermissions"}"#;
     let result = r#"raw {"type":"result","subtype":"error_during_execution","is_error":true,"errors":["no luck today"]}"#;
-    let stray = r#"raw {"type":"control_response","response":{"subtype":"success","request_id":"q"}}"#;
+    let stray =
+        r#"raw {"type":"control_response","response":{"subtype":"success","request_id":"q"}}"#;
     native::misbehaves(
         CLAUDE,
         &[

@@ -22,7 +22,12 @@ fn tasks_are_worked_allowed_and_denied_and_the_reason_is_told_with_the_next_prom
     assert_eq!(answer.matches("all done").count(), 1, "{answer}");
     assert!(native::is_there(&results[0], "notes.txt"));
     assert_eq!(results[1]["outcome"], "denied", "{}", ran.all());
-    assert!(results[1]["answer"].as_str().expect("one").contains("went on"));
+    assert!(
+        results[1]["answer"]
+            .as_str()
+            .expect("one")
+            .contains("went on")
+    );
 
     let calls = native::events(&drill, "tool_start");
     let names: Vec<_> = calls.iter().map(|call| call["name"].as_str()).collect();
@@ -38,17 +43,25 @@ fn tasks_are_worked_allowed_and_denied_and_the_reason_is_told_with_the_next_prom
     assert_eq!(native::count(&drill, "events WHERE kind = 'unasked'"), 0);
     // A denial has no place for its reason: it came before the next prompt.
     let verdicts = native::events(&drill, "decided");
-    let denial = verdicts.iter().find(|verdict| verdict["decision"] == "deny");
+    let denial = verdicts
+        .iter()
+        .find(|verdict| verdict["decision"] == "deny");
     let reason = denial.expect("a denial")["reason"].as_str().expect("one");
     let heard = native::ledger(&results[2]);
     let prompt = heard.lines().rfind(|line| line.contains("\"prompt\""));
-    assert!(prompt.expect("a prompt").contains(reason), "{reason}: {heard}");
+    assert!(
+        prompt.expect("a prompt").contains(reason),
+        "{reason}: {heard}"
+    );
     // Tokens of each turn, not of the thread.
     let used: Vec<_> = native::events(&drill, "turn_ended")
         .iter()
         .map(|end| end["usage"]["input"].as_u64().expect("tokens"))
         .collect();
-    assert!(used.len() == 3 && used.iter().all(|used| *used > 0), "{used:?}");
+    assert!(
+        used.len() == 3 && used.iter().all(|used| *used > 0),
+        "{used:?}"
+    );
     let ready = native::events(&drill, "ready");
     assert_eq!(ready[0]["version"], "0.169.0", "{ready:?}");
     assert_eq!(ready[0]["mode"], "untrusted", "{ready:?}");
@@ -108,7 +121,11 @@ fn whatever_it_writes_has_a_defined_end() {
             (&format!("{delta}\nsay on"), "done", "out_of_state"),
             (&format!("{odd}\nsay on"), "done", "item/tool/call"),
             (&format!("{failed}\nsleep 50ms"), "failed", "no luck today"),
-            (&format!("{never}\nsleep 60s"), "lost", "changed when it asks"),
+            (
+                &format!("{never}\nsleep 60s"),
+                "lost",
+                "changed when it asks",
+            ),
             ("huge-line 9M\nsay on", "lost", "a line of more than"),
             ("endless-line", "lost", "a line of more than"),
             ("flood 2000 300\nsay on", "done", ""),

@@ -73,7 +73,10 @@ impl Host {
 
     fn allow(&mut self, request: &Value) {
         let input = &request["request"]["input"];
-        self.answer(request, &json!({"behavior": "allow", "updatedInput": input}));
+        self.answer(
+            request,
+            &json!({"behavior": "allow", "updatedInput": input}),
+        );
     }
 
     /// The next request of that kind; everything before it is dropped.
@@ -146,9 +149,7 @@ fn streamed(lines: &[Value]) -> String {
 /// The whole blocks of its messages, in their order.
 fn blocks(lines: &[Value]) -> Vec<&Value> {
     let spoken = lines.iter().filter(|line| line["type"] == "assistant");
-    spoken
-        .map(|line| &line["message"]["content"][0])
-        .collect()
+    spoken.map(|line| &line["message"]["content"][0]).collect()
 }
 
 fn result(lines: &[Value]) -> &Value {
@@ -173,7 +174,10 @@ fn the_first_reply_names_the_version_and_the_mode_and_each_turn_does_again() {
         (Some("3"), json!("3.0.0")),
         (Some("none"), Value::Null),
     ] {
-        let flags: Vec<&str> = claim.iter().flat_map(|claim| ["--protocol", claim]).collect();
+        let flags: Vec<&str> = claim
+            .iter()
+            .flat_map(|claim| ["--protocol", claim])
+            .collect();
         let mut host = Host::bare(Agent::spawn_claude(&flags));
         let reply = host.initialize();
         assert_eq!(reply["claude_code_version"], said, "{claim:?}");
@@ -264,7 +268,12 @@ fn a_turn_is_streamed_told_whole_and_asked_about_first_by_the_hook() {
     assert_eq!(std::fs::read_to_string(at).unwrap(), "hello\n");
     // The cost is the process's.
     let turn = host.turn("say more");
-    assert!(crate::claude::result(&turn)["total_cost_usd"].as_f64().unwrap() > first);
+    assert!(
+        crate::claude::result(&turn)["total_cost_usd"]
+            .as_f64()
+            .unwrap()
+            > first
+    );
 }
 
 #[test]
@@ -280,7 +289,15 @@ fn who_wants_no_pieces_gets_whole_blocks_alone() {
     let turn = host.turn("say one two");
     assert_eq!(
         shape(&turn),
-        ["queued", "started", "init", "status", "assistant", "success", "completed"]
+        [
+            "queued",
+            "started",
+            "init",
+            "status",
+            "assistant",
+            "success",
+            "completed"
+        ]
     );
     assert_eq!(blocks(&turn)[0]["text"], "one two\n");
 }
@@ -349,7 +366,10 @@ fn an_interrupt_withdraws_what_is_open_and_ends_the_turn() {
     assert_eq!(rest.last().unwrap()["state"], "cancelled");
     assert!(!host.agent.path().join("never").exists());
     // Between turns there is nothing to end.
-    assert_eq!(host.ask(&json!({"subtype": "interrupt"}))["subtype"], "success");
+    assert_eq!(
+        host.ask(&json!({"subtype": "interrupt"}))["subtype"],
+        "success"
+    );
     assert_eq!(result(&host.turn("say still here"))["subtype"], "success");
 }
 
@@ -362,7 +382,10 @@ fn it_withdraws_a_request_by_itself() {
     assert_eq!(withdrawn["type"], "control_cancel_request");
     assert_eq!(withdrawn["request_id"], asked["request_id"]);
     let rest = host.rest();
-    assert!(streamed(&rest).ends_with("(the request was withdrawn).\n"), "{rest:?}");
+    assert!(
+        streamed(&rest).ends_with("(the request was withdrawn).\n"),
+        "{rest:?}"
+    );
     assert!(!host.agent.path().join("never").exists());
 }
 
@@ -463,21 +486,44 @@ fn without_its_words_it_does_not_start_and_others_do_not_take_them() {
 
 #[test]
 fn what_a_host_does_not_say_ends_it() {
-    let request = |request: &str| format!(r#"{{"type":"control_request","request_id":"x","request":{request}}}"#);
-    let answer = |id: &str, said: &str| format!(r#"{{"type":"control_response","response":{{"subtype":"success","request_id":"{id}","response":{said}}}}}"#);
-    let user = |more: &str| format!(r#"{{"type":"user","message":{{"role":"user","content":"say x"}}{more}}}"#);
+    let request = |request: &str| {
+        format!(r#"{{"type":"control_request","request_id":"x","request":{request}}}"#)
+    };
+    let answer = |id: &str, said: &str| {
+        format!(
+            r#"{{"type":"control_response","response":{{"subtype":"success","request_id":"{id}","response":{said}}}}}"#
+        )
+    };
+    let user = |more: &str| {
+        format!(r#"{{"type":"user","message":{{"role":"user","content":"say x"}}{more}}}"#)
+    };
     for (line, says) in [
         ("hello".to_owned(), "no JSON object"),
         (request(r#"{"subtype":"rewind_files"}"#), "no message here"),
         (request(r#"{"subtype":"initialize"}"#), "came twice"),
-        (request(r#"{"subtype":"interrupt","turn":1}"#), "no message here"),
+        (
+            request(r#"{"subtype":"interrupt","turn":1}"#),
+            "no message here",
+        ),
         (user(r#","more":1"#), "no message here"),
         (user(r#","session_id":"other""#), "another session"),
         (user(r#","uuid":"p-2""#), "came before"),
         (answer("r-9", "{}"), "no request is open"),
-        (answer("r-1", r#"{"behavior":"allow","updatedInput":{"command":"true"}}"#), "another input"),
-        (answer("r-1", r#"{"behavior":"allow"}"#), "the answer to a request"),
-        (answer("r-1", r#"{"behavior":"deny","message":""}"#), "without a reason"),
+        (
+            answer(
+                "r-1",
+                r#"{"behavior":"allow","updatedInput":{"command":"true"}}"#,
+            ),
+            "another input",
+        ),
+        (
+            answer("r-1", r#"{"behavior":"allow"}"#),
+            "the answer to a request",
+        ),
+        (
+            answer("r-1", r#"{"behavior":"deny","message":""}"#),
+            "without a reason",
+        ),
         (answer("h-1", "{}"), "no request is open"),
     ] {
         let mut host = Host::new(&["--ledger", "ledger"]);
@@ -486,7 +532,10 @@ fn what_a_host_does_not_say_ends_it() {
         host.agent.write(format!("{line}\n").as_bytes());
         let (code, said) = ends(&mut host.agent);
         assert_eq!(code, Some(1), "{line}");
-        assert!(said.contains("the controller broke the protocol"), "{line}: {said}");
+        assert!(
+            said.contains("the controller broke the protocol"),
+            "{line}: {said}"
+        );
         assert!(said.contains(says), "{line}: {said}");
         assert!(!host.agent.path().join("never").exists());
         let entries = ledger(&host.agent.path().join("ledger"));
@@ -518,7 +567,10 @@ fn drills_misbehave_in_this_form_too() {
         }
     }
     assert_eq!((broken, longest), (3, (1 << 20) + 1));
-    let raw = lines.iter().find(|line| line.get("turn").is_some()).unwrap();
+    let raw = lines
+        .iter()
+        .find(|line| line.get("turn").is_some())
+        .unwrap();
     assert_eq!((&raw["turn"], &raw["session"]), (&json!("p-2"), &json!(ID)));
     // What is flooded is told in pieces alone, and all else whole.
     let whole: Vec<&str> = blocks(&lines)

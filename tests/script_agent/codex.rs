@@ -220,7 +220,8 @@ fn a_thread_is_what_was_asked_for_and_a_login_is_wanted_where_that_is_a_drill() 
 #[test]
 fn a_turn_has_the_shape_of_the_protocol() {
     let mut client = Client::new(&[]);
-    let turn = client.turn("think hm\nplan one; two\nwrite sub/a.txt hello\nread sub/a.txt\nsay all done");
+    let turn =
+        client.turn("think hm\nplan one; two\nwrite sub/a.txt hello\nread sub/a.txt\nsay all done");
     assert_eq!(
         shape(&turn),
         [
@@ -425,7 +426,10 @@ fn what_a_client_does_not_say_ends_it() {
             request("initialize", r#"{"clientInfo":{"name":"a","version":"1"}}"#),
             "Already initialized",
         ),
-        (request("account/read", r#"{"refreshToken":true}"#), "nobody outside"),
+        (
+            request("account/read", r#"{"refreshToken":true}"#),
+            "nobody outside",
+        ),
         (request("thread/start", r#"{"cwd":"/"}"#), "thread/start"),
         (
             request("turn/interrupt", r#"{"threadId":"other","turnId":"t-1"}"#),
@@ -433,7 +437,10 @@ fn what_a_client_does_not_say_ends_it() {
         ),
         (r#"{"method":"initialized"}"#.to_owned(), "once"),
         (r#"{"method":"exit"}"#.to_owned(), "no notification exit"),
-        (r#"{"id":5,"result":{"decision":"accept"}}"#.to_owned(), "no request is open"),
+        (
+            r#"{"id":5,"result":{"decision":"accept"}}"#.to_owned(),
+            "no request is open",
+        ),
         (
             r#"{"id":0,"result":{"decision":"approved"}}"#.to_owned(),
             "the answer to a request",
