@@ -71,7 +71,7 @@ fn tasks_are_worked_allowed_and_denied_and_the_reason_is_told_with_the_next_prom
 
 #[test]
 fn a_turn_that_takes_too_long_is_interrupted() {
-    native::is_interrupted(CODEX);
+    native::is_interrupted(CODEX, "interrupted");
 }
 
 #[test]
@@ -109,6 +109,22 @@ fn one_that_is_not_logged_in_parks_its_slot() {
 }
 
 #[test]
+fn what_it_has_no_room_for_is_asked_again() {
+    let keys = r#"timeouts = { turn = "5s", cancel = "60s" }"#;
+    let drill = Drill::new(&native::pool(CODEX, r#", "--quirk", "overload""#, keys));
+    // The first interrupt is refused, too.
+    let (ran, results) = native::run(&drill, &["say first\nsleep 1h"]);
+    assert_eq!(results[0]["outcome"], "timed_out", "{}", ran.all());
+    let ended = "events WHERE kind = 'turn_ended' AND body LIKE '%\"interrupted\"%'";
+    assert_eq!(native::count(&drill, ended), 1, "{}", ran.all());
+    let prompts = native::ledger(&results[0])
+        .matches("\"kind\":\"prompt\"")
+        .count();
+    assert_eq!(prompts, 1, "taken once");
+    native::assert_understood(&drill, &results);
+}
+
+#[test]
 fn whatever_it_writes_has_a_defined_end() {
     let never = r#"raw {"method":"thread/settings/updated","params":{"threadId":"{session}","threadSettings":{"approvalPolicy":"never","approvalsReviewer":"user"}}}"#;
     let failed = r#"raw {"method":"turn/completed","params":{"threadId":"{session}","turn":{"id":{reply},"items":[],"status":"failed","error":{"message":"no luck today"}}}}"#;
@@ -137,7 +153,7 @@ fn whatever_it_writes_has_a_defined_end() {
             ("hang stopped", "timed_out", "timeouts.silence"),
             ("ignore-cancel\nsay on", "done", ""),
             ("spawn-orphan\nsay on", "done", ""),
-            ("pending 20\nsay on", "denied", ""),
+            ("pending 20\nsay on", "done", ""),
         ],
     );
 }

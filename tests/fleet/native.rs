@@ -4,9 +4,9 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::asks::{answer, client, daemon, good, result, waiting};
+use crate::asks::{LONG, answer, client, daemon, good, listed, result, waiting};
 use crate::chat_client::{Daemon, drill_of, names, text};
-use crate::drill::{Drill, Ran};
+use crate::drill::{Drill, Ran, eventually};
 
 /// One pool of script agents that speak it; `flags` are further words of its command.
 pub(crate) fn pool(dialect: &str, flags: &str, keys: &str) -> String {
@@ -51,7 +51,7 @@ pub(crate) fn count(drill: &Drill, what: &str) -> i64 {
 pub(crate) fn events(drill: &Drill, kind: &str) -> Vec<Value> {
     let database = drill.database();
     let mut statement = database
-        .prepare("SELECT body FROM events WHERE kind = ?1 ORDER BY rowid")
+        .prepare("SELECT body FROM events WHERE kind = ?1 ORDER BY at_us, session, seq")
         .expect("events");
     let rows = statement.query_map([kind], |row| row.get::<_, String>(0));
     let rows = rows.expect("rows").map(|row| row.expect("a row"));
@@ -81,16 +81,17 @@ pub(crate) fn is_there(result: &Value, name: &str) -> bool {
     fs::exists(format!("{copy}/{name}")).expect("the copy can be read")
 }
 
-/// A turn that takes too long is interrupted, also while it waits for a person.
-pub(crate) fn is_interrupted(dialect: &str) {
+/// A turn that takes too long is interrupted; `how` is the agent's word for its end.
+pub(crate) fn is_interrupted(dialect: &str, how: &str) {
     let keys = r#"timeouts = { turn = "1s", cancel = "60s" }"#;
     let drill = Drill::new(&pool(dialect, "", keys));
     let (ran, results) = run(&drill, &["say first\nsleep 1h"]);
     assert_eq!(results[0]["outcome"], "timed_out", "{}", ran.all());
     let heard = ledger(&results[0]);
     assert!(heard.contains("\"interrupt\""), "{heard}");
-    let ended = "events WHERE kind = 'turn_ended' AND body LIKE '%\"cancelled\"%'";
-    assert_eq!(count(&drill, ended), 1, "{}", ran.all());
+    let ends = events(&drill, "turn_ended");
+    assert_eq!(ends.len(), 1, "{ends:?}");
+    assert_eq!(ends[0]["stop_reason"], how, "{ends:?}");
     assert_understood(&drill, &results);
 }
 
@@ -122,14 +123,19 @@ pub(crate) fn begins_anew(dialect: &str, said: &str) {
     assert!(fresh[0].to_string().contains(said), "{fresh:?}");
 }
 
-/// A request that the agent withdraws runs nothing, and the turn goes on.
+/// A request that the agent withdraws runs nothing, nobody is asked about it any more, and the turn
+/// goes on.
 pub(crate) fn withdraws(dialect: &str) {
     let drill = Drill::new(&pool(dialect, "", ""));
-    let (ran, results) = run(&drill, &["withdraw touch never.txt\nsay went on"]);
-    let answer = results[0]["answer"].as_str().expect("an answer");
-    assert!(answer.contains("went on"), "{}", ran.all());
-    assert!(!is_there(&results[0], "never.txt"));
-    assert_understood(&drill, &results);
+    let _daemon = daemon(&drill);
+    let client = client(&drill, &["withdraw touch never.txt\nsay went on"]);
+    let result = result(&drill, client);
+    let answer = result["answer"].as_str().expect("an answer");
+    assert!(answer.contains("went on"), "{result}");
+    assert!(!is_there(&result, "never.txt"));
+    assert_eq!(count(&drill, "events WHERE kind = 'asked'"), 1);
+    eventually(LONG, "nobody is asked", || listed(&drill, &[]).is_empty());
+    assert_understood(&drill, &[result]);
     drill.assert_dense();
 }
 
@@ -156,7 +162,7 @@ pub(crate) fn waits_for_a_person(dialect: &str) {
 pub(crate) fn chats(dialect: &str) {
     let drill = drill_of(dialect, 1, "", "", "10m");
     let daemon = Daemon::start(&drill);
-    let chat = daemon.create("say one\nread README.md");
+    let chat = daemon.create("say one\nwrite notes.txt hi");
     let mut stream = daemon.follow(&chat, None);
     let events = stream.any_turn();
     assert!(text(&events).contains("one"), "{events:#?}");

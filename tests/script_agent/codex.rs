@@ -410,6 +410,21 @@ fn a_thread_is_resumed_by_another_process_and_by_its_id_alone() {
 }
 
 #[test]
+fn it_can_have_no_room_for_what_comes_first() {
+    let mut client = Client::bare(Agent::spawn_codex(&["--quirk", "overload"]));
+    client.greet();
+    let account = json!({"refreshToken": false});
+    assert_eq!(
+        client.ask("account/read", &account)["error"]["code"],
+        -32001
+    );
+    assert!(client.ask("account/read", &account)["result"].is_object());
+    let thread = client.thread();
+    assert_eq!(client.ask("thread/start", &thread)["error"]["code"], -32001);
+    client.begin();
+}
+
+#[test]
 fn what_a_client_does_not_say_ends_it() {
     let request = |method: &str, params: &str| {
         format!(r#"{{"id":99,"method":"{method}","params":{params}}}"#)

@@ -168,13 +168,19 @@ pub(super) struct Agent {
     /// What Claude Code and Codex keep of their conversations.
     pub(super) claude: claude::Talk,
     pub(super) codex: codex::Talk,
-    /// The script wrote lines of its own, to which anything may be answered.
-    pub(super) has_written: bool,
-    /// The next request is withdrawn at once.
-    pub(super) withdraws: bool,
+    pub(super) scripted: Scripted,
     turns: u64,
     calls: u64,
     asks: u64,
+}
+
+/// What the script made of the conversation.
+#[derive(Debug, Default)]
+pub(super) struct Scripted {
+    /// It wrote lines of its own, to which anything may be answered.
+    pub(super) has_written: bool,
+    /// The next request is withdrawn at once.
+    pub(super) withdraws: bool,
 }
 
 /// Where something is said, and what is true then.
@@ -233,8 +239,7 @@ impl Agent {
             waiting: loaf::Waiting::default(),
             claude: parts.claude,
             codex: codex::Talk::default(),
-            has_written: false,
-            withdraws: false,
+            scripted: Scripted::default(),
             asks: 0,
         }
     }
@@ -468,14 +473,14 @@ impl Agent {
         match self.settings.dialect {
             // Its hook comes first.
             AgentDialect::Claude => self.ask_claude(number),
-            _ if self.withdraws => self.withdraw(number),
+            _ if self.scripted.withdraws => self.withdraw(number),
             _ => Ok(()),
         }
     }
 
     /// Withdraws a request that nobody answered; its tool does not run.
     pub(super) fn withdraw(&mut self, number: u64) -> Result<(), Halt> {
-        self.withdraws = false;
+        self.scripted.withdraws = false;
         self.queue(&Said::Withdrawn { number })?;
         let never = Permission::Denied("the request was withdrawn".to_owned());
         self.settle(|open| open == number, never);

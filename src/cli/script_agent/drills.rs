@@ -71,7 +71,7 @@ impl Agent {
             Drill::Ask { count, path } => self.ask_load(*count, path),
             Drill::Raw(line) => {
                 let line = format!("{}\n", self.filled(line));
-                self.has_written = true;
+                self.scripted.has_written = true;
                 self.out.write(line.as_bytes())?;
                 Ok(())
             }
@@ -114,7 +114,7 @@ impl Agent {
     /// Writes a line again and again, deaf to what comes back.
     fn storm(&mut self, count: u64, line: &str) -> Result<(), Halt> {
         let line = self.filled(line);
-        self.has_written = true;
+        self.scripted.has_written = true;
         for written in 0..count {
             let line = format!("{}\n", line.replace("{n}", &written.to_string()));
             self.out.write(line.as_bytes())?;

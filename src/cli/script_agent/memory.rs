@@ -103,6 +103,11 @@ impl Memory {
         }
     }
 
+    /// Whether sessions are kept.
+    pub(super) const fn keeps(&self) -> bool {
+        matches!(self, Self::Kept(_))
+    }
+
     /// Begins a session, and says why it cannot be kept if it cannot.
     pub(super) fn begin(&self, cwd: PathBuf) -> (Session, Option<io::Error>) {
         self.begin_as(uuid::Uuid::new_v4().to_string(), cwd)

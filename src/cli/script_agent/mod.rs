@@ -138,7 +138,7 @@ pub struct Args {
     /// ACP: a request carries nothing but the id of its tool call
     #[arg(long)]
     pub bare_asks: bool,
-    /// ACP: differs from other agents in this way; can be given again
+    /// Differs from other agents in this way; can be given again
     #[arg(long, value_enum, value_name = "WAY")]
     pub quirk: Vec<Quirk>,
     /// Makes load: no narration, no log, no memory, large writes

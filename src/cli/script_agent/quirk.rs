@@ -1,6 +1,6 @@
-//! Ways in which agents of ACP differ, each to be had by a flag.
+//! Ways in which agents of one protocol differ, each to be had by a flag.
 //!
-//! Must not know messages.
+//! All but `overload` are of ACP; `login` is of Codex, too. Must not know messages.
 
 /// One way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -17,6 +17,8 @@ pub enum Quirk {
     LenientLoad,
     /// Loads, resumes and lists no sessions.
     NoLoad,
+    /// Codex: has no room for the first request of each kind (-32001).
+    Overload,
     /// Closes sessions.
     Close,
     /// Ends by itself after every turn: a millisecond later each time, up to 40.

@@ -143,7 +143,7 @@ impl Agent {
         let can_ask = self.settings.dialect.asks() && !self.trusted.contains(call.tool());
         let asks = manners != Manners::DoesNotAsk && can_ask;
         let permission = if asks {
-            self.withdraws = manners == Manners::Withdraws;
+            self.scripted.withdraws = manners == Manners::Withdraws;
             self.queue_ask(&tool_id, call)?;
             self.answer()?
         } else {

@@ -169,7 +169,7 @@ impl Agent {
 
     fn ask_host(&mut self, number: u64, reason: &str) -> Result<(), Halt> {
         self.claude.queue_host(&mut self.out, number, reason)?;
-        if self.withdraws {
+        if self.scripted.withdraws {
             self.withdraw(number)?;
         }
         self.out.flush()?;
@@ -207,7 +207,7 @@ impl Agent {
     /// An answer to nothing that is open: wrong, unless the script asked by itself.
     fn hear_stray_reply(&mut self, id: &str) -> Result<(), Halt> {
         let shown = Foreign::from(id).show(60);
-        if self.has_written {
+        if self.scripted.has_written {
             self.log(format_args!("no request is open with the id {shown}"));
             return Ok(());
         }

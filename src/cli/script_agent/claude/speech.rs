@@ -134,6 +134,7 @@ impl Talk {
         out: &mut Outbox,
         moment: &Moment<'_>,
     ) -> io::Result<TextFrame> {
+        self.end_block(out, moment)?;
         let index = self.open(out, moment, Kind::Text)?;
         if let Some(block) = self.message.as_mut().and_then(|of| of.open.as_mut()) {
             block.is_whole = false;

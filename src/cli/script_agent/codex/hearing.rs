@@ -17,14 +17,18 @@ use crate::model::Foreign;
 const DECLINED: &str = "rejected by user";
 
 /// The codes of JSON-RPC.
-pub(super) const INVALID_REQUEST: i32 = -32600;
+const INVALID_REQUEST: i32 = -32600;
 const INVALID_PARAMS: i32 = -32602;
+/// The program's own, for a request that it has no room for.
+const OVERLOADED: i32 = -32001;
 
 /// Why a request has no result.
 #[derive(Debug)]
 pub(super) enum Refusal {
     /// The client could not know better.
     Now(String),
+    /// There is no room for it now: it may come again.
+    Later,
     /// It must not have said that: the agent ends.
     Never(String),
     Halt(Halt),
@@ -44,6 +48,15 @@ impl From<std::io::Error> for Refusal {
 
 /// What a request comes to.
 pub(super) type Reply = Result<Value, Refusal>;
+
+/// What is served once there was a greeting.
+const METHODS: [&str; 5] = [
+    "account/read",
+    "thread/start",
+    "thread/resume",
+    "turn/start",
+    "turn/interrupt",
+];
 
 /// Parameters that must have that form.
 pub(super) fn read<T: serde::de::DeserializeOwned>(params: Value) -> Result<T, Refusal> {
@@ -90,6 +103,9 @@ impl Agent {
                 self.out.send(&json!({"id": id, "result": result}))?;
                 Ok(())
             }
+            Err(Refusal::Later) => {
+                self.refuse_codex(id, OVERLOADED, "Server overloaded; retry later.")
+            }
             Err(Refusal::Now(why)) => self.refuse_codex(id, INVALID_REQUEST, &why),
             Err(Refusal::Never(why)) => {
                 self.refuse_codex(id, INVALID_PARAMS, &why)?;
@@ -115,6 +131,12 @@ impl Agent {
         }
         if !self.codex.is_greeted {
             return Err(Refusal::Never("`initialized` comes first".to_owned()));
+        }
+        let served = METHODS.into_iter().find(|served| *served == method);
+        if self.settings.has(Quirk::Overload)
+            && served.is_some_and(|served| self.codex.refused.insert(served))
+        {
+            return Err(Refusal::Later);
         }
         match method {
             "account/read" => self.hear_account(params),
@@ -187,7 +209,7 @@ impl Agent {
         });
         let Some((number, is_withdrawn)) = known else {
             let shown = Foreign::new(id.to_string()).show(60);
-            if self.has_written {
+            if self.scripted.has_written {
                 self.log(format_args!("no request is open with the id {shown}"));
                 return Ok(());
             }

@@ -38,6 +38,8 @@ const OPEN: usize = 4096;
 pub(super) struct Talk {
     /// `initialized` came.
     is_greeted: bool,
+    /// Methods for which there was no room the first time.
+    refused: BTreeSet<&'static str>,
     /// Notifications that the client does not want.
     unwanted: BTreeSet<String>,
     /// The text of the answer that is being told, with its item's id.

@@ -35,13 +35,18 @@ struct Delta<'a> {
 }
 
 fn notification<P: Serialize>(method: &str, params: P) -> Notification<'_, P> {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    let now = now.map_or(0, |since| since.as_millis());
     Notification {
         method,
         params,
-        emitted_at_ms: u64::try_from(now).unwrap_or(u64::MAX),
+        emitted_at_ms: now_ms(),
     }
+}
+
+/// Milliseconds since 1970.
+pub(super) fn now_ms() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let now = now.map_or(0, |since| since.as_millis());
+    u64::try_from(now).unwrap_or(u64::MAX)
 }
 
 impl Talk {
@@ -210,7 +215,8 @@ impl Talk {
         }
         self.asked.insert(number, false);
         let mut params = json!({
-            "threadId": moment.session, "turnId": moment.turn, "itemId": tool_id, "reason": null,
+            "threadId": moment.session, "turnId": moment.turn, "itemId": tool_id,
+            "startedAtMs": now_ms(), "reason": null,
         });
         let method = if matches!(call, Call::WriteFile { .. }) {
             params["grantRoot"] = Value::Null;
@@ -275,7 +281,9 @@ impl Talk {
         method: &str,
         item: &Value,
     ) -> io::Result<()> {
-        let params = json!({"item": item, "threadId": moment.session, "turnId": moment.turn});
+        let mut params = json!({"item": item, "threadId": moment.session, "turnId": moment.turn});
+        let ends = method == "item/completed";
+        params[if ends { "completedAtMs" } else { "startedAtMs" }] = json!(now_ms());
         self.tell(out, method, params)
     }
 

@@ -6,13 +6,17 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
+use super::VERSION;
 use super::hearing::{Refusal, Reply, read};
 use super::messages::{Approvals, Input, Interrupt, Thread, TurnStart};
-use super::speech::turn;
+use super::speech::{now_ms, turn};
 use crate::cli::script_agent::agent::{Agent, Halt};
 use crate::cli::script_agent::memory::Session;
 use crate::limits::AGENT_SESSIONS;
 use crate::model::Foreign;
+
+/// Whose models they are.
+const PROVIDER: &str = "script";
 
 impl Agent {
     pub(super) fn hear_thread_start(&mut self, params: Value) -> Reply {
@@ -73,15 +77,28 @@ impl Agent {
             self.enter_session(session);
         }
         self.ledger.enter("session", &id, || json!({"how": how}))?;
+        let now = now_ms() / 1000;
         let thread = json!({
-            "id": id, "cwd": wanted.cwd, "preview": "", "status": {"type": "idle"}, "turns": [],
+            "id": id,
+            "sessionId": id,
+            "cwd": wanted.cwd,
+            "preview": "",
+            "ephemeral": !self.memory.keeps(),
+            "modelProvider": PROVIDER,
+            "projectId": null,
+            "cliVersion": VERSION,
+            "source": "appServer",
+            "createdAt": now,
+            "updatedAt": now,
+            "status": {"type": "idle"},
+            "turns": [],
         });
         let told = json!({"thread": thread});
         self.codex.tell(&mut self.out, "thread/started", told)?;
         Ok(json!({
             "thread": thread,
             "model": self.model,
-            "modelProvider": "script",
+            "modelProvider": PROVIDER,
             "cwd": wanted.cwd,
             "approvalPolicy": wanted.approval_policy,
             "approvalsReviewer": wanted.approvals_reviewer,
