@@ -54,6 +54,7 @@ pub(crate) fn hostile(evil: &str) -> Vec<Event> {
         Event::SessionFresh {
             instead_of: SessionId::new("s-0").expect("id"),
             why: evil.to_owned(),
+            untold: false,
         },
     ]
 }

@@ -293,6 +293,12 @@ impl Actor {
 
     /// The prompt that a turn becomes.
     async fn prompt(&self, turn: &StoredTurn) -> Result<Foreign, String> {
+        let config = self.chats.config.now();
+        let mut pools = config.pools.iter();
+        let pool = pools.find(|pool| pool.name == self.chat.pool);
+        if pool.is_some_and(|pool| !pool.dialect.heeds_remarks()) {
+            return Ok(turn.content.clone());
+        }
         let chat = self.chat.session.clone();
         let read = self
             .chats
@@ -304,7 +310,6 @@ impl Actor {
         let gap = if was_stopped { "\n\n" } else { "" };
         // One that was stopped at once may not have come as far as the agent.
         if !has_answered {
-            let config = self.chats.config.now();
             let role = config.roles.get(&self.chat.role);
             let first = first_prompt(role, &self.chat.files, content);
             let instructions = self.chat.settings.instructions.as_deref();

@@ -113,6 +113,25 @@ pub(super) fn files(root: &Path, files: &[String]) -> Result<(), ChatError> {
     Ok(())
 }
 
+/// Refuses a key of a request that puts words of ours before a prompt, where the role's pool has tools, which
+/// would run them.
+pub(super) fn heeds(
+    config: &Config,
+    name: &RoleName,
+    role: &Role,
+    key: &str,
+) -> Result<(), ChatError> {
+    let mut pools = config.pools.iter();
+    let pool = pools.find(|pool| pool.name == role.pool);
+    if pool.is_none_or(|pool| pool.dialect.heeds_remarks()) {
+        return Ok(());
+    }
+    Err(ChatError::Unprocessable(format!(
+        "\"{key}\" is told to an agent in words, and the role {name} has a tool that would run them (pool {}): leave it out",
+        role.pool
+    )))
+}
+
 /// The first prompt: who the agent is, what it begins with, and what for.
 pub(super) fn first_prompt(role: Option<&Role>, files: &[String], content: &str) -> String {
     let mut text = String::new();

@@ -185,6 +185,13 @@ impl Chats {
             let why = "\"goal\" is empty: say what the chat is for".to_owned();
             return Err(ChatError::Unprocessable(why));
         }
+        let remarks = [
+            ("files", !wish.files.is_empty()),
+            ("mode", mode == ChatMode::Autonomous),
+        ];
+        if let Some((key, _)) = remarks.iter().find(|(_, is)| *is) {
+            directory::heeds(&config, &role_name, role, key)?;
+        }
         let path = registered.path.clone();
         let files = wish.files.clone();
         let root = path.clone();

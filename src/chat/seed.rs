@@ -274,7 +274,10 @@ fn plain(event: Event) -> Option<(&'static str, Value)> {
             let data = json!({"by": "resume", "how": how, "replayed": replayed});
             ("rehydrated", data)
         }
-        Event::SessionFresh { why, .. } => ("rehydrated", json!({"by": "transcript", "why": why})),
+        Event::SessionFresh { why, untold, .. } => {
+            let by = if untold { "nothing" } else { "transcript" };
+            ("rehydrated", json!({"by": by, "why": why}))
+        }
         _ => return None,
     })
 }

@@ -207,7 +207,9 @@ fn of_session(event: &Event) -> String {
             format!("by {how}, {replayed} messages of its past not told again")
         }
         Event::Work(work) => of_work(work),
-        Event::SessionFresh { instead_of, why } => format!("instead of {instead_of}: {why}"),
+        Event::SessionFresh {
+            instead_of, why, ..
+        } => format!("instead of {instead_of}: {why}"),
         _ => String::new(),
     }
 }

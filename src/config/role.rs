@@ -152,6 +152,19 @@ fn role(section: &Section<'_>, drafts: &[Draft], names: &[String]) -> Option<Rol
     if let Some(model) = &model {
         fits(section, model, of);
     }
+    if let Some(found) = instructions
+        .as_ref()
+        .filter(|_| !of.dialect.heeds_remarks())
+    {
+        let message = format!(
+            "pool {} has a tool at a terminal, which would run the instructions as a command",
+            of.name
+        );
+        let help = "leave instructions out; runner.init has what the tool is to do first";
+        section
+            .ledger
+            .fault(&found.place, message, Some(help.to_owned()));
+    }
     Some(Role {
         pool: of.name.clone(),
         model: model.map(|found| found.value),

@@ -440,6 +440,8 @@ pub enum Event {
         instead_of: SessionId,
         /// Why it could not, in our words.
         why: String,
+        /// What was said before is not told again: whoever hears prompts would run it.
+        untold: bool,
     },
     /// A command that the agent had its client run was started.
     TerminalStarted {

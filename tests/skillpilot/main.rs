@@ -5,6 +5,10 @@
 
 #![allow(clippy::expect_used, reason = "a test ends with its first failure")]
 
+#[allow(dead_code, reason = "the tests of chats use more of it")]
+#[path = "../fleet/chat_client.rs"]
+mod chat_client;
+mod chats;
 #[allow(dead_code, reason = "shared with the tests of the fleet")]
 #[path = "../fleet/drill.rs"]
 mod drill;

@@ -212,6 +212,7 @@ impl Inner {
     ) -> Result<(), ChatError> {
         let role = &draft.role;
         let config = self.config.now();
+        directory::heeds(&config, role, &draft.of, "mode")?;
         let pools = config.pools.iter();
         let mut pools = pools.filter(|pool| pool.name == draft.of.pool);
         let shares = pools.any(|pool| pool.workspace.mode == WorkspaceMode::Rw);

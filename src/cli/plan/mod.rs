@@ -194,7 +194,7 @@ fn pool_among<'a>(config: &'a Config, wanted: Option<&PoolName>) -> Result<&'a P
         let names: Vec<&str> = config.pools.iter().map(|pool| pool.name.as_str()).collect();
         names.join(", ")
     };
-    match (wanted, config.pools.as_slice()) {
+    let found = match (wanted, config.pools.as_slice()) {
         (None, [only]) => Ok(only),
         (None, _) => Err(format!(
             "--pool is needed to work a plan; the pools are {}",
@@ -204,7 +204,14 @@ fn pool_among<'a>(config: &'a Config, wanted: Option<&PoolName>) -> Result<&'a P
             let found = pools.iter().find(|pool| pool.name == *name);
             found.ok_or_else(|| format!("there is no pool {name}; the pools are {}", names()))
         }
+    }?;
+    if found.dialect.heeds_remarks() {
+        return Ok(found);
     }
+    Err(format!(
+        "pool {} has a tool at a terminal, which would run the words of a plan's items as commands; name a pool of agents",
+        found.name
+    ))
 }
 
 /// Whether agents of a pool could write a file of this host.

@@ -51,6 +51,13 @@ impl DialectName {
         matches!(self, Self::Acp | Self::Claude)
     }
 
+    /// Whether whoever reads a prompt takes words of ours around it for remarks. A tool at a terminal would
+    /// run them.
+    #[must_use]
+    pub const fn heeds_remarks(self) -> bool {
+        !matches!(self, Self::Skillpilot)
+    }
+
     /// The built-in table that reads its tool calls, of a pool that names none.
     #[must_use]
     pub const fn extractor(self) -> &'static str {

@@ -422,7 +422,11 @@ fn begin(args: SessionArgs, myself: SessionRef) -> Box<SessionState> {
         // A conversation has its row since it was opened.
         state.begun_row();
         if let Some((instead_of, why)) = instead_of {
-            let event = Event::SessionFresh { instead_of, why };
+            let event = Event::SessionFresh {
+                instead_of,
+                why,
+                untold: false,
+            };
             state.outbox.event(event);
         }
     }

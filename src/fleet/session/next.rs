@@ -77,11 +77,14 @@ impl SessionState {
         let why = self.not_loaded.take();
         let why = why.unwrap_or_else(|| CANNOT.to_owned());
         tracing::warn!(session = %self.work.session, why, "the agent cannot load the conversation again; it goes on with one that does not remember it");
+        // What was said to a tool would be run again.
+        let untold = !self.pool.config.dialect.heeds_remarks();
         self.outbox.event(Event::SessionFresh {
             instead_of: self.work.session.clone(),
             why,
+            untold,
         });
-        if self.chat().is_some() {
+        if self.chat().is_some() && !untold {
             self.memory.lose();
         }
     }

@@ -410,6 +410,8 @@ pub(super) struct SessionResumed<'a> {
 pub(super) struct SessionFresh<'a> {
     pub(super) instead_of: Text<'a>,
     pub(super) why: Text<'a>,
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub(super) untold: bool,
 }
 
 /// Serde hands a reference over.

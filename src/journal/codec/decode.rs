@@ -528,6 +528,7 @@ fn of_session(reader: &Reader<'_>) -> Result<Event, CodecError> {
                     SessionId::new(text).ok()
                 })?,
                 why: b.why.into_owned(),
+                untold: b.untold,
             }
         }
     })

@@ -532,11 +532,16 @@ fn of_session(event: &Event, out: &mut Vec<u8>) {
                 replayed: *replayed,
             },
         ),
-        Event::SessionFresh { instead_of, why } => put(
+        Event::SessionFresh {
+            instead_of,
+            why,
+            untold,
+        } => put(
             out,
             &body::SessionFresh {
                 instead_of: Cow::Borrowed(instead_of.as_str()),
                 why: Cow::Borrowed(why),
+                untold: *untold,
             },
         ),
         _ => {}

@@ -212,6 +212,12 @@ fn of_session() -> Vec<Event> {
         Event::SessionFresh {
             instead_of: SessionId::new("s-1").expect("id"),
             why: "it is not in its list".to_owned(),
+            untold: false,
+        },
+        Event::SessionFresh {
+            instead_of: SessionId::new("s-1").expect("id"),
+            why: "its tool ended".to_owned(),
+            untold: true,
         },
     ]
 }
