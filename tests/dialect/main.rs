@@ -17,6 +17,9 @@ mod fuzz_claude;
 mod fuzz_codex;
 mod fuzz_custom;
 mod fuzz_loaf;
+#[path = "../fuzz/harness/mod.rs"]
+#[expect(dead_code, unused_imports, reason = "mutation is for tests/fuzz")]
+mod harness;
 mod loaf;
 mod scaiflux;
 mod script;

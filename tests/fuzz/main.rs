@@ -1,9 +1,10 @@
 //! Fuzzing on stable: every dialect, the framing and the other readers of foreign bytes, by inputs
 //! that are made of recorded ones; and every input that was found before, again.
 //!
-//! `MARSHAL_FUZZ_SECONDS` is the time for all targets together (60), `MARSHAL_FUZZ_SEED` begins with
-//! the same numbers again, `MARSHAL_FUZZ_CASE=FILE cargo test --test fuzz replay -- TARGET` plays one
-//! input. What is found is made small and saved below the target directory.
+//! `MARSHAL_FUZZ_SECONDS` is the time for all targets together (60, or 600
+//! with `MARSHAL_TEST_LONG=1`), `MARSHAL_FUZZ_SEED` begins with
+//! the same numbers again, `MARSHAL_FUZZ_CASE=FILE cargo test --test fuzz TARGET` plays one input.
+//! What is found is made small and saved below the target directory.
 
 #![expect(
     clippy::unwrap_used,
@@ -88,9 +89,10 @@ type Current = Arc<Mutex<Vec<u8>>>;
 fn work(target: Target, time: Duration, seed: u64, current: &Current, alive: &dyn Fn()) -> u64 {
     let seeds = seeds(target);
     let mut random = StdRng::seed_from_u64(seed);
-    let end = Instant::now() + time;
+    let begun = Instant::now();
+    let mut poured = Duration::ZERO;
     let mut tried = 0;
-    while tried < LEAST || Instant::now() < end {
+    while tried < LEAST || begun.elapsed() < time {
         tried += 1;
         let from = &seeds[random.random_range(0..seeds.len())];
         let input = mutated(target, from, &seeds, &mut random);
@@ -99,23 +101,41 @@ fn work(target: Target, time: Duration, seed: u64, current: &Current, alive: &dy
             panic!("{}", saved(target, &smaller(target, &input)));
         }
         alive();
-        if target.is_dialect() && tried % 400 == 1 {
-            let again = random.clone();
-            let poured = catch_unwind(AssertUnwindSafe(|| {
-                flood(target, from, &mut random.clone(), &|| parties::build(target));
-            }));
-            assert!(poured.is_ok(), "a flood: {again:?}\n{}", saved(target, from));
-            random.random::<u64>();
+        // A flood costs as much as hundreds of inputs: a quarter of the time, and one at least.
+        if target.is_dialect() && (poured.is_zero() || poured * 4 < begun.elapsed()) {
+            let from_now = Instant::now();
+            pour(target, from, random.random());
+            alive();
+            poured += from_now.elapsed();
         }
     }
     tried
 }
 
+/// One flood of a conversation: its seed says of which line.
+fn pour(target: Target, from: &[u8], seed: u64) {
+    let poured = catch_unwind(AssertUnwindSafe(|| {
+        let mut random = StdRng::seed_from_u64(seed);
+        flood(target, from, &mut random, &|| parties::build(target));
+    }));
+    assert!(
+        poured.is_ok(),
+        "the flood of MARSHAL_FUZZ_FLOOD={seed}: {}",
+        saved(target, from)
+    );
+}
+
 fn fuzz(target: Target) {
     if let Some(file) = env::var_os("MARSHAL_FUZZ_CASE") {
-        return run(target, &fs::read(file).unwrap());
+        let input = fs::read(file).unwrap();
+        return match number("MARSHAL_FUZZ_FLOOD") {
+            Some(seed) => pour(target, &input, seed),
+            None => run(target, &input),
+        };
     }
-    let seconds = number("MARSHAL_FUZZ_SECONDS").unwrap_or(60);
+    let is_long = env::var("MARSHAL_TEST_LONG").is_ok_and(|long| long == "1");
+    let usual = if is_long { 600 } else { 60 };
+    let seconds = number("MARSHAL_FUZZ_SECONDS").unwrap_or(usual);
     let targets = u32::try_from(Target::ALL.len()).unwrap();
     let time = Duration::from_secs(seconds) / targets;
     let seed = number("MARSHAL_FUZZ_SEED").unwrap_or_else(|| rand::rng().random());
@@ -179,6 +199,22 @@ targets! {
     journal Journal,
     files Files,
     plan Plan,
+}
+
+/// `MARSHAL_FUZZ_CORPUS` says where, for libFuzzer.
+#[test]
+fn what_mutation_begins_with_can_be_written_down() {
+    let usual = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("fuzz-corpus");
+    let folder = env::var_os("MARSHAL_FUZZ_CORPUS").map_or(usual, PathBuf::from);
+    for target in Target::ALL {
+        let folder = folder.join(target.word());
+        fs::create_dir_all(&folder).unwrap();
+        for (number, input) in seeds(target).iter().enumerate() {
+            let file = folder.join(format!("seed-{number}"));
+            fs::write(&file, input).unwrap();
+        }
+        assert!(fs::read_dir(&folder).unwrap().count() > 0);
+    }
 }
 
 #[test]

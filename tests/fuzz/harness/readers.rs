@@ -166,7 +166,8 @@ pub(super) fn shell(input: &[u8]) {
         Request::Write { paths: vec![text.clone()] },
         Request::Fetch { url: text.clone(), method: None },
     ];
-    for policy in policies {
+    // One of them for each input: each costs as much as the rest of it.
+    for policy in policies.get(input.len() % policies.len()) {
         for request in &requests {
             let judged = policy.decide(request, &Claimed::default(), &at);
             assert!(!judged.rules.iter().any(|rule| rule == "engine_error"), "the engine failed");
