@@ -213,7 +213,9 @@ fn talk(table: DialectTable, steps: Vec<Step>) -> Conversation {
         ..Opening::default()
     };
     let mut talk = Conversation::opened(DialectName::Custom, &opening);
-    played(&mut talk, steps, &IDS, |written| written.contains("\"say\":\"allow\""));
+    played(&mut talk, steps, &IDS, |written| {
+        written.contains("\"say\":\"allow\"")
+    });
     talk
 }
 

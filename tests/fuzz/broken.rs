@@ -65,17 +65,23 @@ impl Dialect for Broken {
         self.inner.input(input, now, out);
         if let Input::Frame(line) = input {
             match self.wrong {
-                Wrong::KeepsEverything => self.kept.push(String::from_utf8_lossy(line).into_owned()),
+                Wrong::KeepsEverything => {
+                    self.kept.push(String::from_utf8_lossy(line).into_owned())
+                }
                 // A frame says how long the read was that it came with.
                 Wrong::KnowsWhereBytesAreCut => {
                     self.kept.push(format!("{:p}", line.as_ptr()));
                     let told = self.kept.last().cloned().unwrap_or_default();
-                    out.push(Effect::Event(Event::Text { delta: told.as_str().into() }));
+                    out.push(Effect::Event(Event::Text {
+                        delta: told.as_str().into(),
+                    }));
                 }
                 _ => {}
             }
         }
-        let ended = out.iter().any(|effect| matches!(effect, Effect::Event(Event::TurnEnded { .. })));
+        let ended = out
+            .iter()
+            .any(|effect| matches!(effect, Effect::Event(Event::TurnEnded { .. })));
         let asked = out.iter().find_map(|effect| match effect {
             Effect::Ask(ask) => Some(ask.clone()),
             _ => None,
@@ -105,7 +111,12 @@ impl Dialect for Broken {
         }
     }
 
-    fn command(&mut self, command: Command, now: Instant, out: &mut Effects) -> Result<(), Refused> {
+    fn command(
+        &mut self,
+        command: Command,
+        now: Instant,
+        out: &mut Effects,
+    ) -> Result<(), Refused> {
         let (answers, prompts) = match &command {
             Command::Answer { .. } => (true, false),
             Command::Prompt { .. } => (false, true),
@@ -124,7 +135,11 @@ impl Dialect for Broken {
     }
 
     fn deadline(&self) -> Option<Instant> {
-        if self.wrong == Wrong::NeverRests { self.opened } else { self.inner.deadline() }
+        if self.wrong == Wrong::NeverRests {
+            self.opened
+        } else {
+            self.inner.deadline()
+        }
     }
 
     fn tick(&mut self, now: Instant, out: &mut Effects) {
@@ -133,18 +148,32 @@ impl Dialect for Broken {
 }
 
 fn broken(wrong: Wrong) -> Box<dyn Machine> {
-    Box::new(Broken { inner: Scaiflux::default(), wrong, opened: None, kept: Vec::new() })
+    Box::new(Broken {
+        inner: Scaiflux::default(),
+        wrong,
+        opened: None,
+        kept: Vec::new(),
+    })
 }
 
 fn seen(wrong: Wrong) -> Option<String> {
-    let played = catch_unwind(AssertUnwindSafe(|| converse(Target::Scaiflux, CONVERSATION, &|| broken(wrong))));
+    let played = catch_unwind(AssertUnwindSafe(|| {
+        converse(Target::Scaiflux, CONVERSATION, &|| broken(wrong))
+    }));
     let flooded = || {
         let mut random = StdRng::seed_from_u64(3);
-        flood(Target::Scaiflux, CONVERSATION, &mut random, &|| broken(wrong));
+        flood(Target::Scaiflux, CONVERSATION, &mut random, &|| {
+            broken(wrong)
+        });
     };
-    let failed = played.and_then(|()| catch_unwind(AssertUnwindSafe(flooded))).err()?;
+    let failed = played
+        .and_then(|()| catch_unwind(AssertUnwindSafe(flooded)))
+        .err()?;
     let said = failed.downcast_ref::<String>().cloned();
-    Some(said.or_else(|| failed.downcast_ref::<&str>().map(|said| (*said).to_owned())).unwrap_or_default())
+    Some(
+        said.or_else(|| failed.downcast_ref::<&str>().map(|said| (*said).to_owned()))
+            .unwrap_or_default(),
+    )
 }
 
 #[test]
@@ -159,13 +188,19 @@ fn a_dialect_that_breaks_a_promise_is_seen() {
         (Wrong::WritesNoJson, "control character"),
         (Wrong::WritesAfterTheEnd, "written after the agent's end"),
         (Wrong::GoesOnAfterAFault, "something after a fault"),
-        (Wrong::TakesAPromptWhileOneRuns, "a prompt while a turn runs"),
+        (
+            Wrong::TakesAPromptWhileOneRuns,
+            "a prompt while a turn runs",
+        ),
         (Wrong::KnowsWhereBytesAreCut, "cut otherwise"),
         (Wrong::NeverRests, "deadlines without end"),
         (Wrong::TellsTooMuch, "effects of"),
         (Wrong::KeepsEverything, "bytes of state after a flood"),
     ] {
         let said = seen(wrong);
-        assert!(said.as_ref().is_some_and(|said| said.contains(says)), "{wrong:?}: {said:?}");
+        assert!(
+            said.as_ref().is_some_and(|said| said.contains(says)),
+            "{wrong:?}: {said:?}"
+        );
     }
 }

@@ -25,6 +25,7 @@ use std::time::{Duration, Instant};
 use std::{env, fs, thread};
 
 use harness::{Target, flood, mutated, parties, run, seeds};
+use marshal::config::DialectName;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -37,7 +38,10 @@ const SHRINKS: usize = 2_000;
 
 fn number(name: &str) -> Option<u64> {
     let word = env::var(name).ok()?;
-    Some(word.parse().unwrap_or_else(|_| panic!("{name}={word} is no number")))
+    Some(
+        word.parse()
+            .unwrap_or_else(|_| panic!("{name}={word} is no number")),
+    )
 }
 
 fn fails(target: Target, input: &[u8]) -> bool {
@@ -69,7 +73,9 @@ fn smaller(target: Target, input: &[u8]) -> Vec<u8> {
 fn saved(target: Target, input: &[u8]) -> String {
     let mut hasher = DefaultHasher::new();
     input.hash(&mut hasher);
-    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("fuzz").join(target.word());
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
+        .join("fuzz")
+        .join(target.word());
     fs::create_dir_all(&folder).unwrap();
     let file = folder.join(format!("{:016x}", hasher.finish()));
     fs::write(&file, input).unwrap();
@@ -177,6 +183,18 @@ macro_rules! targets {
             let words = [$((stringify!($name), Target::$target)),*];
             assert!(words.iter().all(|(word, target)| *word == target.word()));
             assert!(Target::ALL.iter().all(|one| words.iter().any(|(_, target)| target == one)));
+            for dialect in DialectName::ALL {
+                assert!(words.iter().any(|(word, _)| *word == dialect.word()), "{dialect}");
+            }
+            // With libFuzzer, too.
+            let package = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fuzz");
+            let manifest = fs::read_to_string(package.join("Cargo.toml")).unwrap();
+            for (word, _) in words {
+                let program = format!("fuzz_targets/{word}.rs");
+                let text = fs::read_to_string(package.join(&program)).expect(&program);
+                assert!(text.contains(&format!("target!({word:?})")), "{program}");
+                assert!(manifest.contains(&format!("path = {program:?}")), "{program}");
+            }
         }
     };
 }

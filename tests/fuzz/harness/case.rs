@@ -41,7 +41,11 @@ pub(crate) fn read(input: &[u8]) -> (u8, Vec<Step>) {
     let mut opening = 0;
     let mut steps = Vec::new();
     let ends = input.ends_with(b"\n") || input.is_empty();
-    let text = if ends { &input[..input.len().saturating_sub(1)] } else { input };
+    let text = if ends {
+        &input[..input.len().saturating_sub(1)]
+    } else {
+        input
+    };
     for (at, line) in text.split(|byte| *byte == b'\n').take(STEPS).enumerate() {
         if let Some(number) = line.strip_prefix(b"@open ").filter(|_| at == 0) {
             opening = number.first().map_or(0, |_| count(number) as u8);
@@ -61,7 +65,10 @@ pub(crate) fn read(input: &[u8]) -> (u8, Vec<Step>) {
 }
 
 fn count(digits: &[u8]) -> u64 {
-    let digits = digits.iter().take_while(|byte| byte.is_ascii_digit()).take(9);
+    let digits = digits
+        .iter()
+        .take_while(|byte| byte.is_ascii_digit())
+        .take(9);
     digits.fold(0, |sum, digit| sum * 10 + u64::from(digit - b'0'))
 }
 
@@ -69,7 +76,10 @@ fn ours(line: &[u8]) -> Option<Step> {
     if line.starts_with(b"@") {
         return Some(Step::Bytes([line, b"\n"].concat()));
     }
-    let at = line.iter().position(|byte| *byte == b' ').unwrap_or(line.len());
+    let at = line
+        .iter()
+        .position(|byte| *byte == b' ')
+        .unwrap_or(line.len());
     let (word, rest) = (&line[..at], line.get(at + 1..).unwrap_or_default());
     let text = || String::from_utf8_lossy(rest).into_owned();
     let which = || usize::try_from(count(rest)).unwrap_or(0);

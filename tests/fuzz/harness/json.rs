@@ -45,7 +45,10 @@ pub(crate) fn spans(text: &[u8]) -> Vec<Span> {
             }
             byte if byte.is_ascii_alphanumeric() || byte == b'-' => {
                 let ends = |byte: &u8| b",]}: \t\r\n\"[{".contains(byte);
-                let end = text[at..].iter().position(ends).map_or(text.len(), |n| at + n);
+                let end = text[at..]
+                    .iter()
+                    .position(ends)
+                    .map_or(text.len(), |n| at + n);
                 found.push(span(at..end, key.take()));
                 at = end;
             }
@@ -57,7 +60,11 @@ pub(crate) fn spans(text: &[u8]) -> Vec<Span> {
 
 fn span(value: Range<usize>, key: Option<Range<usize>>) -> Span {
     let from = key.as_ref().map_or(value.start, |key| key.start - 1);
-    Span { member: from..value.end, value, key }
+    Span {
+        member: from..value.end,
+        value,
+        key,
+    }
 }
 
 /// Where the string that begins here ends, behind its last quote.

@@ -8,24 +8,88 @@ use super::{INPUT_BYTES, Target};
 
 /// Values that readers have tripped over.
 const ODD: &[&str] = &[
-    "null", "true", "false", "0", "1", "-1", "1.5", "1e999", "-0", "1e-9", "9007199254740993",
-    "18446744073709551615", "18446744073709551616", "-9223372036854775809",
-    "99999999999999999999999999999999", "\"\"", "\"a\"", "\"1\"", "\"\\ud800\"", "\"\\udc00\\ud800\"",
-    "\"\\u0000\"", "\"\\u001b[2J\"", "\"\\u202e\"", "\"\\n\"", "\"\\\\\"", "\"\u{2028}\"", "\"../../etc/passwd\"",
-    "[]", "{}", "[[]]", "{\"\":{}}", "{\"a\":1,\"a\":2}", "[null]", "NaN", "0x1", "01", "'a'", "\"\t\"",
+    "null",
+    "true",
+    "false",
+    "0",
+    "1",
+    "-1",
+    "1.5",
+    "1e999",
+    "-0",
+    "1e-9",
+    "9007199254740993",
+    "18446744073709551615",
+    "18446744073709551616",
+    "-9223372036854775809",
+    "99999999999999999999999999999999",
+    "\"\"",
+    "\"a\"",
+    "\"1\"",
+    "\"\\ud800\"",
+    "\"\\udc00\\ud800\"",
+    "\"\\u0000\"",
+    "\"\\u001b[2J\"",
+    "\"\\u202e\"",
+    "\"\\n\"",
+    "\"\\\\\"",
+    "\"\u{2028}\"",
+    "\"../../etc/passwd\"",
+    "[]",
+    "{}",
+    "[[]]",
+    "{\"\":{}}",
+    "{\"a\":1,\"a\":2}",
+    "[null]",
+    "NaN",
+    "0x1",
+    "01",
+    "'a'",
+    "\"\t\"",
 ];
 
 /// What we do, for a conversation.
 const OURS: &[&str] = &[
-    "@prompt p", "@prompt p", "@prompt {\"a\":\"}{\"}", "@prompt", "@cancel", "@cancel", "@allow 0", "@allow 0",
-    "@allow 1", "@allow 2", "@deny 0", "@deny 1", "@done 0", "@refuse 0", "@done 1", "@goodbye", "@eof",
-    "@wait 1", "@wait 300", "@wait 1000", "@wait 31000", "@wait 120000", "@slash help", "@mode plan",
-    "@part {\"a", "@part \r", "@@",
+    "@prompt p",
+    "@prompt p",
+    "@prompt {\"a\":\"}{\"}",
+    "@prompt",
+    "@cancel",
+    "@cancel",
+    "@allow 0",
+    "@allow 0",
+    "@allow 1",
+    "@allow 2",
+    "@deny 0",
+    "@deny 1",
+    "@done 0",
+    "@refuse 0",
+    "@done 1",
+    "@goodbye",
+    "@eof",
+    "@wait 1",
+    "@wait 300",
+    "@wait 1000",
+    "@wait 31000",
+    "@wait 120000",
+    "@slash help",
+    "@mode plan",
+    "@part {\"a",
+    "@part \r",
+    "@@",
 ];
 
 /// A new input from an old one, with pieces of others.
-pub(crate) fn mutated(target: Target, from: &[u8], others: &[Vec<u8>], random: &mut StdRng) -> Vec<u8> {
-    let mut lines: Vec<Vec<u8>> = from.split(|byte| *byte == b'\n').map(<[u8]>::to_vec).collect();
+pub(crate) fn mutated(
+    target: Target,
+    from: &[u8],
+    others: &[Vec<u8>],
+    random: &mut StdRng,
+) -> Vec<u8> {
+    let mut lines: Vec<Vec<u8>> = from
+        .split(|byte| *byte == b'\n')
+        .map(<[u8]>::to_vec)
+        .collect();
     if lines.last().is_some_and(Vec::is_empty) {
         lines.pop();
     }
@@ -109,8 +173,16 @@ fn member(at: usize, lines: &mut [Vec<u8>], random: &mut StdRng) {
         3 | 4 => {
             let from = random.random_range(0..lines.len());
             let theirs = json::spans(&lines[from]);
-            let same: Vec<Span> = theirs.iter().filter(|one| key(&lines[from], one) == key(&lines[at], span)).cloned().collect();
-            let pool = if same.is_empty() || random.random_range(0..3) == 0 { &theirs } else { &same };
+            let same: Vec<Span> = theirs
+                .iter()
+                .filter(|one| key(&lines[from], one) == key(&lines[at], span))
+                .cloned()
+                .collect();
+            let pool = if same.is_empty() || random.random_range(0..3) == 0 {
+                &theirs
+            } else {
+                &same
+            };
             if let Some(other) = some(pool, random) {
                 let other = lines[from][other.value.clone()].to_vec();
                 put(&mut lines[at], span, &other);
@@ -130,7 +202,11 @@ fn member(at: usize, lines: &mut [Vec<u8>], random: &mut StdRng) {
         // Twice, the second with another value.
         6 | 7 => {
             let mut copy = lines[at][span.member.start..span.value.start].to_vec();
-            copy.extend(if random.random() { odd(random).as_bytes() } else { &value });
+            copy.extend(if random.random() {
+                odd(random).as_bytes()
+            } else {
+                &value
+            });
             copy.push(b',');
             let start = span.member.start;
             lines[at].splice(start..start, copy);
@@ -138,26 +214,39 @@ fn member(at: usize, lines: &mut [Vec<u8>], random: &mut StdRng) {
         // Deep, around it.
         8 => {
             let deep = [1, 2, 100, 127, 128, 200, 5000][random.random_range(0..7)];
-            let (open, close): (&[u8], &[u8]) = if random.random() { (b"[", b"]") } else { (b"{\"a\":", b"}") };
+            let (open, close): (&[u8], &[u8]) = if random.random() {
+                (b"[", b"]")
+            } else {
+                (b"{\"a\":", b"}")
+            };
             let nested = [&*open.repeat(deep), &*value, &*close.repeat(deep)].concat();
             put(&mut lines[at], span, &nested);
         }
         // As the text of itself.
         9 => {
             let text = String::from_utf8_lossy(&value);
-            put(&mut lines[at], span, serde_json::json!(text).to_string().as_bytes());
+            put(
+                &mut lines[at],
+                span,
+                serde_json::json!(text).to_string().as_bytes(),
+            );
         }
         // Long.
         10 => {
             let long = [200, 300, 1100, 5000, 70_000][random.random_range(0..5)];
-            put(&mut lines[at], span, format!("\"{}\"", "x".repeat(long)).as_bytes());
+            put(
+                &mut lines[at],
+                span,
+                format!("\"{}\"", "x".repeat(long)).as_bytes(),
+            );
         }
         // Another key.
         _ => {
             let keys: Vec<&Span> = spans.iter().filter(|span| span.key.is_some()).collect();
             if let (Some(mine), Some(theirs)) = (
                 span.key.clone(),
-                keys.get(random.random_range(0..keys.len().max(1))).and_then(|span| span.key.clone()),
+                keys.get(random.random_range(0..keys.len().max(1)))
+                    .and_then(|span| span.key.clone()),
             ) {
                 let theirs = lines[at][theirs].to_vec();
                 lines[at].splice(mine, theirs);
@@ -187,7 +276,11 @@ fn noise(bytes: &mut Vec<u8>, random: &mut StdRng) {
     const BYTES: &[u8] = b"\0\x01\x1b\r\t \"\\{}[]:,-+.0189eEaA@#\x7f\x80\xbf\xc0\xed\xf5\xff";
     for _ in 0..random.random_range(1..4) {
         let at = random.random_range(0..=bytes.len());
-        let byte = if random.random() { BYTES[random.random_range(0..BYTES.len())] } else { random.random() };
+        let byte = if random.random() {
+            BYTES[random.random_range(0..BYTES.len())]
+        } else {
+            random.random()
+        };
         match random.random_range(0..4) {
             0 => bytes.insert(at, byte),
             1 if at < bytes.len() => bytes[at] = byte,

@@ -49,7 +49,11 @@ pub(crate) fn opening(target: Target, bits: u8) -> Opening {
         auth: (has(2) && has(4)).then(|| "a".to_owned()),
         mode_skips_asks: has(8),
         logout: has(8),
-        tell_denials: if has(128) { Acp::default().tell_denials } else { TellDenials::Never },
+        tell_denials: if has(128) {
+            Acp::default().tell_denials
+        } else {
+            TellDenials::Never
+        },
         ..Acp::default()
     };
     let resume = if target == Target::Claude { FRESH } else { "s" };
@@ -57,11 +61,18 @@ pub(crate) fn opening(target: Target, bits: u8) -> Opening {
         workspace: "/workspace".to_owned(),
         resume: has(1).then(|| resume.into()),
         acp: Arc::new(acp),
-        codex: Codex { tells_denials: has(128), ..Codex::default() },
+        codex: Codex {
+            tells_denials: has(128),
+            ..Codex::default()
+        },
         control: has(16).then_some(Duration::from_secs(60)),
         keepalive: has(16).then_some(Duration::from_secs(20)),
         table: (target == Target::Custom).then(|| table(has(64))),
-        offers: ClientOffers { read: has(64), write: has(64), terminal: has(64) },
+        offers: ClientOffers {
+            read: has(64),
+            write: has(64),
+            terminal: has(64),
+        },
         fresh: FRESH.to_owned(),
         ..Opening::default()
     }
@@ -84,7 +95,10 @@ pub(crate) struct Offered {
 impl Offered {
     /// Takes note of a line of an ACP agent.
     pub(crate) fn line(&mut self, line: &[u8]) {
-        if !line.windows(8).any(|word| word == b"optionId" || word == b"\\u006fpt") {
+        if !line
+            .windows(8)
+            .any(|word| word == b"optionId" || word == b"\\u006fpt")
+        {
             return;
         }
         let Ok(said) = serde_json::from_slice::<Value>(line) else {
@@ -101,7 +115,9 @@ impl Offered {
     /// Whether this choice was offered as one that allows, and never as one that does not.
     fn allows(&self, id: &str) -> bool {
         match self.kinds.get(id) {
-            Some(kinds) => !kinds.iter().any(|kind| kind.starts_with("reject") || kind == "deny"),
+            Some(kinds) => !kinds
+                .iter()
+                .any(|kind| kind.starts_with("reject") || kind == "deny"),
             None => !self.unread,
         }
     }
@@ -111,10 +127,9 @@ impl Offered {
 pub(crate) fn allowed(target: Target, said: &Value, offered: &Offered) -> Option<String> {
     let text = |value: &Value| value.as_str().map(str::to_owned);
     match target {
-        Target::Scaiflux | Target::Custom => {
-            (said["type"] == "permission_response" && said["decision"] != "deny")
-                .then(|| text(&said["request_id"]).unwrap_or_default())
-        }
+        Target::Scaiflux | Target::Custom => (said["type"] == "permission_response"
+            && said["decision"] != "deny")
+            .then(|| text(&said["request_id"]).unwrap_or_default()),
         Target::Acp => {
             let outcome = &said["result"]["outcome"];
             let chosen = outcome["optionId"].as_str()?;
@@ -129,8 +144,12 @@ pub(crate) fn allowed(target: Target, said: &Value, offered: &Offered) -> Option
         Target::Codex => {
             let result = &said["result"];
             let decides = !result["decision"].is_null()
-                && !["decline", "cancel", "abort"].iter().any(|no| result["decision"] == *no);
-            let grants = result["permissions"].as_object().is_some_and(|all| !all.is_empty());
+                && !["decline", "cancel", "abort"]
+                    .iter()
+                    .any(|no| result["decision"] == *no);
+            let grants = result["permissions"]
+                .as_object()
+                .is_some_and(|all| !all.is_empty());
             let accepts = result["action"] == "accept";
             (decides || grants || accepts).then(|| said["id"].to_string())
         }
@@ -146,7 +165,9 @@ pub(crate) fn prompts(target: Target, said: &Value) -> bool {
         Target::Loaf => said["method"] == "session.send",
         Target::Claude => said["type"] == "user",
         Target::Codex => said["method"] == "turn/start",
-        Target::Skillpilot => said["path"].as_str().is_some_and(|path| path.starts_with("queue/")),
+        Target::Skillpilot => said["path"]
+            .as_str()
+            .is_some_and(|path| path.starts_with("queue/")),
         _ => false,
     }
 }

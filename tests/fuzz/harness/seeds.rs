@@ -27,7 +27,10 @@ pub(crate) fn found(target: Target) -> PathBuf {
 
 /// Every input that a target begins with.
 pub(crate) fn seeds(target: Target) -> Vec<Vec<u8>> {
-    let mut seeds: Vec<Vec<u8>> = files(&found(target)).iter().map(|file| read(file)).collect();
+    let mut seeds: Vec<Vec<u8>> = files(&found(target))
+        .iter()
+        .map(|file| read(file))
+        .collect();
     let root = root();
     let recorded = match target {
         Target::Custom => "scaiflux",
@@ -37,11 +40,17 @@ pub(crate) fn seeds(target: Target) -> Vec<Vec<u8>> {
     };
     if !recorded.is_empty() && target != Target::Skillpilot {
         let files = files(&root.join("tests/corpus").join(recorded));
-        assert!(!files.is_empty(), "there are no recorded conversations of {recorded}");
+        assert!(
+            !files.is_empty(),
+            "there are no recorded conversations of {recorded}"
+        );
         seeds.extend(files.iter().map(|file| conversation(&read(file))));
     }
     let more: &[&str] = match target {
-        Target::Table => &["examples/dialects/pi.toml", "examples/dialects/scaiflux.toml"],
+        Target::Table => &[
+            "examples/dialects/pi.toml",
+            "examples/dialects/scaiflux.toml",
+        ],
         Target::Config => &["supervisor.toml"],
         Target::Plan => &["README.md"],
         _ => &[],
@@ -67,7 +76,9 @@ pub(crate) fn seeds(target: Target) -> Vec<Vec<u8>> {
 
 fn files(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten();
-    let mut files: Vec<PathBuf> = entries.map(|entry| entry.expect("an entry").path()).collect();
+    let mut files: Vec<PathBuf> = entries
+        .map(|entry| entry.expect("an entry").path())
+        .collect();
     files.retain(|file| file.is_file());
     files.sort();
     files
@@ -98,7 +109,10 @@ fn told() -> Vec<Vec<u8>> {
 /// A recorded conversation as steps: of what we said only why.
 fn conversation(recorded: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
-    for line in recorded.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
+    for line in recorded
+        .split(|byte| *byte == b'\n')
+        .filter(|line| !line.is_empty())
+    {
         let line: Value = serde_json::from_slice(line).expect("a recorded line");
         let ours = line["as"].as_str().or_else(|| line["msg"]["type"].as_str());
         match line["dir"].as_str() {

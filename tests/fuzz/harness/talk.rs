@@ -18,9 +18,7 @@ use std::time::{Duration, Instant};
 
 use marshal::dialect::{Command, Dialect, Effect, Effects, Input, merge_text};
 use marshal::limits;
-use marshal::model::{
-    Answer, AskKey, ClientDone, ClientError, ClientFault, Event, Setting,
-};
+use marshal::model::{Answer, AskKey, ClientDone, ClientError, ClientFault, Event, Setting};
 use marshal::wire::ndjson::{LineError, Lines};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -70,7 +68,10 @@ pub(crate) fn converse(target: Target, input: &[u8], build: &dyn Fn() -> Box<dyn
     };
     let whole = play(None);
     let cut = play(Some(StdRng::seed_from_u64(sum)));
-    assert!(whole == cut, "cut otherwise, it means something else:\n{whole}\nor\n{cut}");
+    assert!(
+        whole == cut,
+        "cut otherwise, it means something else:\n{whole}\nor\n{cut}"
+    );
 }
 
 /// Plays a conversation up to a line of the agent's, then that line again and again, each time with
@@ -78,10 +79,18 @@ pub(crate) fn converse(target: Target, input: &[u8], build: &dyn Fn() -> Box<dyn
 ///
 /// # Panics
 /// Where a promise is broken.
-pub(crate) fn flood(target: Target, input: &[u8], random: &mut StdRng, build: &dyn Fn() -> Box<dyn Machine>) {
+pub(crate) fn flood(
+    target: Target,
+    input: &[u8],
+    random: &mut StdRng,
+    build: &dyn Fn() -> Box<dyn Machine>,
+) {
     let (bits, steps) = case::read(input);
     let mut talk = Talk::new(target, build(), bits & !32, Instant::now(), None);
-    let lines = steps.iter().filter(|step| matches!(step, Step::Bytes(_))).count();
+    let lines = steps
+        .iter()
+        .filter(|step| matches!(step, Step::Bytes(_)))
+        .count();
     let stop = random.random_range(0..lines.max(1));
     let mut passed = 0;
     for step in &steps {
@@ -155,9 +164,19 @@ enum Cause {
 }
 
 impl Talk {
-    fn new(target: Target, machine: Box<dyn Machine>, bits: u8, now: Instant, cuts: Option<StdRng>) -> Self {
+    fn new(
+        target: Target,
+        machine: Box<dyn Machine>,
+        bits: u8,
+        now: Instant,
+        cuts: Option<StdRng>,
+    ) -> Self {
         let short = parties::has_short_lines(bits);
-        let cap = if short { parties::SHORT_LINE } else { limits::LINE_BYTES };
+        let cap = if short {
+            parties::SHORT_LINE
+        } else {
+            limits::LINE_BYTES
+        };
         let mut talk = Self {
             target,
             machine,
@@ -169,7 +188,8 @@ impl Talk {
             watch: Watch::default(),
         };
         let mut out = Effects::new();
-        talk.machine.open(&parties::opening(target, bits), now, &mut out);
+        talk.machine
+            .open(&parties::opening(target, bits), now, &mut out);
         talk.take(out, &Cause::Ours, 0);
         talk
     }
@@ -192,13 +212,21 @@ impl Talk {
             Step::Goodbye => self.command(Command::Goodbye),
             Step::Answer(back, allows) => {
                 let key = nth(&self.watch.asked, *back);
-                let answer = if *allows { Answer::Allow } else { Answer::Deny("no".into()) };
+                let answer = if *allows {
+                    Answer::Allow
+                } else {
+                    Answer::Deny("no".into())
+                };
                 self.command(Command::Answer { key, answer });
             }
             Step::Done(back, done) => {
                 let key = nth(&self.watch.wanted, *back);
                 let refused = || ClientError::new(ClientFault::Denied, "no");
-                let answer = if *done { Ok(ClientDone::Text("t".into())) } else { Err(refused()) };
+                let answer = if *done {
+                    Ok(ClientDone::Text("t".into()))
+                } else {
+                    Err(refused())
+                };
                 self.command(Command::Client { key, answer });
             }
         }
@@ -233,7 +261,10 @@ impl Talk {
                 self.take(out, &Cause::Agent, long);
             }
             let held = self.lines.held_bytes();
-            assert!(held <= limits::LINE_BYTES + chunk.len(), "{held} bytes of a line are held");
+            assert!(
+                held <= limits::LINE_BYTES + chunk.len(),
+                "{held} bytes of a line are held"
+            );
         }
     }
 
@@ -276,7 +307,10 @@ impl Talk {
                 long = text.len();
             }
             Command::Goodbye => leaves = true,
-            Command::Answer { key, answer: Answer::Allow } => {
+            Command::Answer {
+                key,
+                answer: Answer::Allow,
+            } => {
                 if self.watch.open.contains(&(key.clone(), true)) {
                     cause = Cause::Allow(key.id.clone());
                 }
@@ -313,7 +347,11 @@ impl Talk {
     /// Looks at what came out of one step.
     fn take(&mut self, mut out: Effects, cause: &Cause, came: usize) {
         self.watch.came += came;
-        assert!(out.len() <= came + EFFECTS, "{} effects of {came} bytes", out.len());
+        assert!(
+            out.len() <= came + EFFECTS,
+            "{} effects of {came} bytes",
+            out.len()
+        );
         let (mut written, mut allows) = (0, 0);
         for (at, effect) in out.iter().enumerate() {
             assert!(!self.watch.faulted, "after a fault: {effect:?}");
@@ -334,7 +372,9 @@ impl Talk {
         merge_text(&mut out);
         for effect in &out {
             let _ = match effect {
-                Effect::Write(bytes) => writeln!(self.told, "write {}", String::from_utf8_lossy(bytes)),
+                Effect::Write(bytes) => {
+                    writeln!(self.told, "write {}", String::from_utf8_lossy(bytes))
+                }
                 other => writeln!(self.told, "{other:?}"),
             };
         }
@@ -352,7 +392,10 @@ impl Talk {
         let watch = &self.watch;
         assert!(!watch.ended, "written after the agent's end: {line}");
         let (newline, body) = bytes.split_last().expect("a line");
-        assert!(*newline == b'\n' && !body.contains(&b'\n'), "not one line: {line}");
+        assert!(
+            *newline == b'\n' && !body.contains(&b'\n'),
+            "not one line: {line}"
+        );
         let _: IgnoredAny = serde_json::from_slice(body).expect(&line);
         let Ok(said) = serde_json::from_slice::<serde_json::Value>(body) else {
             // Deeper than a tree may be: an input that is given back as it came, allowed.
@@ -361,15 +404,24 @@ impl Talk {
         };
         assert!(said.is_object(), "no object: {line}");
         if parties::prompts(self.target, &said) {
-            assert!(watch.running && *cause != Cause::Agent || self.target == Target::Custom, "a prompt of nobody: {line}");
-            assert!(!watch.leaving && !watch.closed, "a prompt after the goodbye: {line}");
+            assert!(
+                watch.running && *cause != Cause::Agent || self.target == Target::Custom,
+                "a prompt of nobody: {line}"
+            );
+            assert!(
+                !watch.leaving && !watch.closed,
+                "a prompt after the goodbye: {line}"
+            );
         }
         let Some(id) = parties::allowed(self.target, &said, &watch.offered) else {
             return false;
         };
         let wanted = Cause::Allow(id);
         assert!(!watch.closed, "allowed when stdin is closed: {line}");
-        assert!(*cause == wanted, "allowed by {cause:?}, not by {wanted:?}: {line}");
+        assert!(
+            *cause == wanted,
+            "allowed by {cause:?}, not by {wanted:?}: {line}"
+        );
         true
     }
 
@@ -385,9 +437,15 @@ impl Talk {
         let named = |span: &&json::Span| {
             let key = span.key.clone().map(|key| &line[key]);
             key.is_some_and(|key| key.to_ascii_lowercase().ends_with(b"id"))
-                && line.get(span.value.start).is_some_and(|byte| *byte == b'"' || byte.is_ascii_digit())
+                && line
+                    .get(span.value.start)
+                    .is_some_and(|byte| *byte == b'"' || byte.is_ascii_digit())
         };
-        let ids: Vec<_> = spans.iter().filter(named).filter(|_| random.random_range(0..4) > 0).collect();
+        let ids: Vec<_> = spans
+            .iter()
+            .filter(named)
+            .filter(|_| random.random_range(0..4) > 0)
+            .collect();
         for number in 0..FLOOD {
             if self.watch.faulted {
                 return;
@@ -408,7 +466,11 @@ impl Talk {
             self.watch.wanted.clear();
         }
         let long = format!("{:?}", self.machine).len();
-        assert!(long <= FLOODED, "{long} bytes of state after a flood of {}", String::from_utf8_lossy(line));
+        assert!(
+            long <= FLOODED,
+            "{long} bytes of state after a flood of {}",
+            String::from_utf8_lossy(line)
+        );
     }
 }
 
@@ -422,7 +484,10 @@ impl Watch {
             Effect::Ask(ask) => {
                 let twin = self.open.iter().any(|(open, _)| open.id == ask.key.id);
                 assert!(!twin, "asked twice: {:?}", ask.key);
-                assert!(!self.ended && !self.closed, "asked, and nobody could be answered");
+                assert!(
+                    !self.ended && !self.closed,
+                    "asked, and nobody could be answered"
+                );
                 let _: IgnoredAny = serde_json::from_str(ask.input.get()).expect("an input");
                 self.open.push((ask.key.clone(), !ask.claimed.no_allow));
                 self.asked.push(ask.key.clone());
@@ -455,6 +520,10 @@ impl Watch {
 /// The request that is so many before the last; one that nobody made, if there is none.
 fn nth(keys: &[AskKey], back: usize) -> AskKey {
     let at = keys.len().checked_sub(1 + back % keys.len().max(1));
-    let nobody = || AskKey { id: "nobody".into(), serial: 77 };
-    at.and_then(|at| keys.get(at).cloned()).unwrap_or_else(nobody)
+    let nobody = || AskKey {
+        id: "nobody".into(),
+        serial: 77,
+    };
+    at.and_then(|at| keys.get(at).cloned())
+        .unwrap_or_else(nobody)
 }
