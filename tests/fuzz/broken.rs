@@ -66,7 +66,7 @@ impl Dialect for Broken {
         if let Input::Frame(line) = input {
             match self.wrong {
                 Wrong::KeepsEverything => {
-                    self.kept.push(String::from_utf8_lossy(line).into_owned())
+                    self.kept.push(String::from_utf8_lossy(line).into_owned());
                 }
                 // A frame says how long the read was that it came with.
                 Wrong::KnowsWhereBytesAreCut => {
@@ -158,7 +158,7 @@ fn broken(wrong: Wrong) -> Box<dyn Machine> {
 
 fn seen(wrong: Wrong) -> Option<String> {
     let played = catch_unwind(AssertUnwindSafe(|| {
-        converse(Target::Scaiflux, CONVERSATION, &|| broken(wrong))
+        converse(Target::Scaiflux, CONVERSATION, &|| broken(wrong));
     }));
     let flooded = || {
         let mut random = StdRng::seed_from_u64(3);

@@ -9,6 +9,7 @@
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,
+    clippy::print_stdout,
     reason = "a test panics where it fails; clippy sees only functions marked as tests"
 )]
 
@@ -19,7 +20,7 @@ use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash as _, Hasher as _};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
-use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use std::{env, fs, thread};
@@ -103,9 +104,11 @@ fn work(target: Target, time: Duration, seed: u64, current: &Current, alive: &dy
         let from = &seeds[random.random_range(0..seeds.len())];
         let input = mutated(target, from, &seeds, &mut random);
         current.lock().unwrap().clone_from(&input);
-        if fails(target, &input) {
-            panic!("{}", saved(target, &smaller(target, &input)));
-        }
+        assert!(
+            !fails(target, &input),
+            "{}",
+            saved(target, &smaller(target, &input))
+        );
         alive();
         // A flood costs as much as hundreds of inputs: a quarter of the time, and one at least.
         if target.is_dialect() && (poured.is_zero() || poured * 4 < begun.elapsed()) {
@@ -147,10 +150,10 @@ fn fuzz(target: Target) {
     let seed = number("MARSHAL_FUZZ_SEED").unwrap_or_else(|| rand::rng().random());
     println!("{}: MARSHAL_FUZZ_SEED={seed}", target.word());
     let current = Current::default();
-    let (tell, told) = channel();
+    let (tell, told) = sync_channel(1);
     let worker = {
         let current = Arc::clone(&current);
-        thread::spawn(move || work(target, time, seed, &current, &|| _ = tell.send(())))
+        thread::spawn(move || work(target, time, seed, &current, &|| _ = tell.try_send(())))
     };
     loop {
         match told.recv_timeout(HANGS) {

@@ -48,7 +48,7 @@ pub(crate) fn read(input: &[u8]) -> (u8, Vec<Step>) {
     };
     for (at, line) in text.split(|byte| *byte == b'\n').take(STEPS).enumerate() {
         if let Some(number) = line.strip_prefix(b"@open ").filter(|_| at == 0) {
-            opening = number.first().map_or(0, |_| count(number) as u8);
+            opening = u8::try_from(count(number) % 256).unwrap_or(0);
             continue;
         }
         let step = line.strip_prefix(b"@").and_then(ours);

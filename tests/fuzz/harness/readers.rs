@@ -58,7 +58,7 @@ pub(super) fn framing(input: &[u8]) {
         let (mut got, mut failed) = (Vec::new(), false);
         for chunk in chunks {
             lines.push(chunk.to_vec());
-            while let Some(line) = lines.next() {
+            for line in lines.by_ref() {
                 assert!(!failed, "something after the end");
                 match line {
                     Ok(line) => got.push(line.to_vec()),
@@ -231,7 +231,7 @@ pub(super) fn mcp(input: &[u8]) {
             }
         } else {
             server.line(line, &mut out);
-            let most = line.iter().filter(|byte| **byte == b'{').count().max(1);
+            let most = line.split(|byte| *byte == b'{').count().max(2) - 1;
             assert!(
                 out.len() <= most.max(line.len()),
                 "more is said than was asked"
@@ -285,11 +285,10 @@ pub(super) fn egress(input: &[u8]) {
     });
 }
 
+type Reads<'r, T> = &'r dyn Fn(&[u8]) -> Result<Read<T>, String>;
+
 /// What a reader says of a beginning holds of the whole.
-fn grows<T: PartialEq + std::fmt::Debug>(
-    input: &[u8],
-    read: &dyn Fn(&[u8]) -> Result<Read<T>, String>,
-) {
+fn grows<T: PartialEq + std::fmt::Debug>(input: &[u8], read: Reads<'_, T>) {
     let whole = read(input);
     let mut end = 0;
     for piece in pieces(&input[..input.len().min(2048)]) {

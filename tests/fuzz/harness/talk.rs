@@ -310,10 +310,8 @@ impl Talk {
             Command::Answer {
                 key,
                 answer: Answer::Allow,
-            } => {
-                if self.watch.open.contains(&(key.clone(), true)) {
-                    cause = Cause::Allow(key.id.clone());
-                }
+            } if self.watch.open.contains(&(key.clone(), true)) => {
+                cause = Cause::Allow(key.id.clone());
             }
             _ => {}
         }
