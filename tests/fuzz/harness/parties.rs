@@ -9,7 +9,9 @@ use std::time::Duration;
 use marshal::config::{Acp, Codex, DialectTable, TellDenials};
 use marshal::dialect::{Opening, acp, claude, codex, custom, loaf, scaiflux, skillpilot};
 use marshal::model::ClientOffers;
+use serde::Deserialize;
 use serde_json::Value;
+use serde_json::value::RawValue;
 
 use super::Target;
 use super::talk::Machine;
@@ -123,23 +125,43 @@ impl Offered {
     }
 }
 
+/// A message with an id.
+#[derive(Deserialize)]
+struct Identified<'a> {
+    #[serde(borrow)]
+    id: &'a RawValue,
+}
+
 /// The request that this message of ours allows.
-pub(crate) fn allowed(target: Target, said: &Value, offered: &Offered) -> Option<String> {
-    let text = |value: &Value| value.as_str().map(str::to_owned);
+pub(crate) fn allowed(
+    target: Target,
+    said: &Value,
+    line: &str,
+    offered: &Offered,
+) -> Option<String> {
+    let text = |value: &Value| {
+        let text = value.as_str().map(str::to_owned);
+        text.unwrap_or_else(|| value.to_string())
+    };
+    // As it stands there, which is what an agent compares.
+    let id = || {
+        let said: Result<Identified<'_>, _> = serde_json::from_str(line);
+        said.map_or_else(|_| String::new(), |said| said.id.get().to_owned())
+    };
     match target {
         Target::Scaiflux | Target::Custom => (said["type"] == "permission_response"
             && said["decision"] != "deny")
-            .then(|| text(&said["request_id"]).unwrap_or_default()),
+            .then(|| text(&said["request_id"])),
         Target::Acp => {
             let outcome = &said["result"]["outcome"];
             let chosen = outcome["optionId"].as_str()?;
-            offered.allows(chosen).then(|| said["id"].to_string())
+            offered.allows(chosen).then(id)
         }
         Target::Claude => {
             let answer = &said["response"]["response"];
             let hook = &answer["hookSpecificOutput"]["permissionDecision"];
             let allows = answer["behavior"] == "allow" || hook == "allow";
-            allows.then(|| text(&said["response"]["request_id"]).unwrap_or_default())
+            allows.then(|| text(&said["response"]["request_id"]))
         }
         Target::Codex => {
             let result = &said["result"];
@@ -151,7 +173,7 @@ pub(crate) fn allowed(target: Target, said: &Value, offered: &Offered) -> Option
                 .as_object()
                 .is_some_and(|all| !all.is_empty());
             let accepts = result["action"] == "accept";
-            (decides || grants || accepts).then(|| said["id"].to_string())
+            (decides || grants || accepts).then(id)
         }
         _ => None,
     }
