@@ -216,7 +216,7 @@ pub enum Effect {
     Cancelling,
     /// Write these bytes, newline included, to the child's stdin.
     Write(Vec<u8>),
-    /// Close the child's stdin after what was written.
+    /// Close the child's stdin after what was written. What is written later is dropped.
     CloseInput,
     /// The agent will exit, and that is wanted.
     ExitWanted,

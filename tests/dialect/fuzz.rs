@@ -1,23 +1,109 @@
-//! Any bytes: no panic, and the promises that hold for all of them.
+//! Any bytes: no panic, and the promises that hold for all of them. What every dialect's grammar has in
+//! common stands here, too; what holds of every dialect stands in the harness of `tests/fuzz`, which
+//! plays the same conversations.
 
 use std::collections::HashSet;
 use std::fmt::Write as _;
 use std::sync::Arc;
+use std::time::Duration;
 
 use marshal::config::DialectName;
 use marshal::dialect::{Command, Effect, merge_text};
 use marshal::model::{Answer, Event};
 use proptest::prelude::*;
 
+use crate::harness::{self, Target};
 use crate::script::{Conversation, named};
 
 /// A step of a conversation between two that do not listen to each other.
 #[derive(Debug, Clone)]
-enum Step {
+pub(crate) enum Step {
     Bytes(Vec<u8>),
     Command(u8, u8),
+    /// Milliseconds pass.
+    Wait(u64),
     Eof,
 }
+
+pub(crate) fn pick(words: &'static [&'static str]) -> impl Strategy<Value = &'static str> {
+    prop::sample::select(words)
+}
+
+/// Steps of which so many are lines of this grammar.
+pub(crate) fn step(
+    lines: u32,
+    line: impl Strategy<Value = Vec<u8>>,
+    ids: usize,
+) -> impl Strategy<Value = Step> {
+    let id = 0..u8::try_from(ids).expect("few");
+    prop_oneof![
+        lines => line.prop_map(Step::Bytes),
+        1 => prop::collection::vec(any::<u8>(), 0..40).prop_map(Step::Bytes),
+        5 => (0_u8..6, id).prop_map(|(which, id)| Step::Command(which, id)),
+        1 => prop::sample::select(vec![1, 250, 1_000, 30_000]).prop_map(Step::Wait),
+        1 => Just(Step::Eof),
+    ]
+}
+
+/// Plays the steps, requests by these names. Nothing that we deny is allowed by what is written then,
+/// which `allows` looks at.
+pub(crate) fn play(
+    talk: &mut Conversation,
+    steps: Vec<Step>,
+    ids: &[&str],
+    allows: impl Fn(&str) -> bool,
+) {
+    for step in steps {
+        match step {
+            Step::Bytes(bytes) => talk.chunk(&bytes),
+            Step::Command(which, id) => {
+                let command = command_of(which, ids[usize::from(id)]);
+                let may = matches!(
+                    &command,
+                    Command::Answer {
+                        answer: Answer::Allow,
+                        ..
+                    }
+                );
+                let written = talk.command(command).unwrap_or_default();
+                assert!(may || !allows(&written), "allowed by nobody: {written}");
+            }
+            Step::Wait(ms) => talk.after(Duration::from_millis(ms)),
+            Step::Eof => talk.eof(),
+        }
+    }
+}
+
+/// The promises that hold of every dialect: the same conversation in its written form, whole and in
+/// pieces, behind a greeting and, if it is `prompted`, a prompt.
+pub(crate) fn hold(target: Target, bits: u8, greeting: &[&str], prompted: bool, steps: &[Step]) {
+    let mut case = format!("@open {bits}\n").into_bytes();
+    for line in greeting {
+        case.extend([line.as_bytes(), b"\n"].concat());
+    }
+    if prompted {
+        case.extend(b"@prompt p\n");
+    }
+    for step in steps {
+        match step {
+            Step::Bytes(bytes) => case.extend(bytes),
+            Step::Command(which, id) => {
+                if !case.ends_with(b"\n") {
+                    case.push(b'\n');
+                }
+                let words = ["prompt p", "slash c", "cancel", "allow", "deny", "goodbye"];
+                let word = words[usize::from(*which).min(5)];
+                case.extend(format!("@{word} {}\n", id % 3).bytes());
+            }
+            Step::Wait(ms) => case.extend(format!("@wait {ms}\n").bytes()),
+            Step::Eof => case.extend(b"@eof\n"),
+        }
+    }
+    harness::run(target, &case);
+}
+
+const IDS: [&str; 3] = ["a", "b", "c"];
+const READY: &str = r#"{"type":"ready","protocol":1}"#;
 
 /// Lines that look like messages, with members left out, doubled or of another type.
 fn line() -> impl Strategy<Value = String> {
@@ -74,19 +160,6 @@ fn line() -> impl Strategy<Value = String> {
         }
         line + "}\n"
     })
-}
-
-fn step() -> impl Strategy<Value = Step> {
-    prop_oneof![
-        6 => line().prop_map(|line| Step::Bytes(line.into_bytes())),
-        1 => prop::collection::vec(any::<u8>(), 0..40).prop_map(Step::Bytes),
-        3 => (0_u8..6, 0_u8..3).prop_map(|(which, id)| Step::Command(which, id)),
-        1 => Just(Step::Eof),
-    ]
-}
-
-fn command(which: u8, id: u8) -> Command {
-    command_of(which, ["a", "b", "c"][usize::from(id)])
 }
 
 pub(crate) fn command_of(which: u8, id: &str) -> Command {
@@ -165,19 +238,16 @@ proptest! {
     #[test]
     fn the_promises_hold_for_any_conversation(
         greeted in any::<bool>(),
-        steps in prop::collection::vec(step(), 0..40),
+        bits in any::<u8>(),
+        steps in prop::collection::vec(step(6, line().prop_map(String::into_bytes), IDS.len()), 0..40),
     ) {
+        let greeting: &[&str] = if greeted { &[READY] } else { &[] };
+        hold(Target::Scaiflux, bits, greeting, false, &steps);
         let mut talk = Conversation::new(DialectName::Scaiflux);
-        if greeted {
-            talk.chunk(b"{\"type\":\"ready\",\"protocol\":1}\n");
+        for line in greeting {
+            talk.chunk(format!("{line}\n").as_bytes());
         }
-        for step in steps {
-            match step {
-                Step::Bytes(bytes) => talk.chunk(&bytes),
-                Step::Command(which, id) => drop(talk.command(command(which, id))),
-                Step::Eof => talk.eof(),
-            }
-        }
+        play(&mut talk, steps, &IDS, |written| written.contains("\"allow\""));
         promises(&talk.effects);
         merge_text(&mut talk.effects);
         promises(&talk.effects);

@@ -5,27 +5,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use marshal::config::{Acp, DialectName};
-use marshal::dialect::{Command, Effect, Opening, merge_text};
-use marshal::model::{Answer, Event};
+use marshal::dialect::{Effect, Opening, merge_text};
+use marshal::model::Event;
 use proptest::prelude::*;
 
-use crate::fuzz::command_of;
+use crate::fuzz::{Step, command_of, hold, pick, play, step as step_of};
+use crate::harness::Target;
 use crate::script::Conversation;
 
-#[derive(Debug, Clone)]
-enum Step {
-    Bytes(Vec<u8>),
-    Command(u8, u8),
-    /// Milliseconds pass.
-    Wait(u64),
-    Eof,
-}
-
 const IDS: [&str; 5] = ["0", "1", "\"1\"", "3", "\"x\""];
-
-fn pick(words: &'static [&'static str]) -> impl Strategy<Value = &'static str> {
-    prop::sample::select(words)
-}
+const GREETING: [&str; 2] = [
+    r#"{"id":1,"result":{"protocolVersion":1}}"#,
+    r#"{"id":2,"result":{"sessionId":"s"}}"#,
+];
 
 /// A tool call's members: left out, doubled, of another type.
 fn call() -> impl Strategy<Value = String> {
@@ -125,17 +117,8 @@ fn step() -> impl Strategy<Value = Step> {
     ])
     .prop_map(str::to_owned);
     let line = prop_oneof![4 => update(), 4 => asked(), 3 => reply(), 1 => other];
-    prop_oneof![
-        10 => line.prop_map(|fields| Step::Bytes(format!("{{{fields}}}\n").into_bytes())),
-        1 => prop::collection::vec(any::<u8>(), 0..40).prop_map(Step::Bytes),
-        5 => (0_u8..6, 0_u8..5).prop_map(|(which, id)| Step::Command(which, id)),
-        2 => pick_wait().prop_map(Step::Wait),
-        1 => Just(Step::Eof),
-    ]
-}
-
-fn pick_wait() -> impl Strategy<Value = u64> {
-    prop::sample::select(vec![1, 250, 1_000, 30_000])
+    let line = line.prop_map(|fields| format!("{{{fields}}}\n").into_bytes());
+    step_of(10, line, IDS.len())
 }
 
 /// What the pool wants of the agent.
@@ -255,6 +238,7 @@ proptest! {
         greeted in 0_u8..4,
         resumed in any::<bool>(),
         wants in 0_u8..8,
+        bits in any::<u8>(),
         steps in prop::collection::vec(step(), 0..40),
     ) {
         let opening = Opening {
@@ -265,28 +249,16 @@ proptest! {
             keepalive: Some(Duration::from_secs(20)),
             ..Opening::default()
         };
+        let greeting: &[&str] = if greeted > 0 { &GREETING } else { &[] };
+        hold(Target::Acp, bits, greeting, greeted > 1, &steps);
         let mut talk = Conversation::opened(DialectName::Acp, &opening);
-        if greeted > 0 {
-            talk.chunk(b"{\"id\":1,\"result\":{\"protocolVersion\":1}}\n");
-            talk.chunk(b"{\"id\":2,\"result\":{\"sessionId\":\"s\"}}\n");
+        for line in greeting {
+            talk.chunk(format!("{line}\n").as_bytes());
         }
         if greeted > 1 {
             drop(talk.command(command_of(0, "")));
         }
-        for step in steps {
-            match step {
-                Step::Bytes(bytes) => talk.chunk(&bytes),
-                Step::Command(which, id) => {
-                    let command = command_of(which, IDS[usize::from(id)]);
-                    let denies = matches!(&command, Command::Answer { answer: Answer::Deny(_), .. });
-                    let written = talk.command(command).unwrap_or_default();
-                    let allows = ["\"y\"", "\"allow\""].iter().any(|id| written.contains(id));
-                    prop_assert!(!denies || !allows, "a denial that allows: {written}");
-                }
-                Step::Wait(ms) => talk.after(Duration::from_millis(ms)),
-                Step::Eof => talk.eof(),
-            }
-        }
+        play(&mut talk, steps, &IDS, |written| ["\"y\"", "\"allow\""].iter().any(|id| written.contains(id)));
         promises(&talk.effects);
         merge_text(&mut talk.effects);
         promises(&talk.effects);

@@ -5,28 +5,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use marshal::config::{Acp, DialectName};
-use marshal::dialect::{Command, Effect, Opening, merge_text};
-use marshal::model::{Answer, Event};
+use marshal::dialect::{Effect, Opening, merge_text};
+use marshal::model::Event;
 use proptest::prelude::*;
 
 use crate::claude::FRESH;
-use crate::fuzz::command_of;
+use crate::fuzz::{Step, command_of, hold, pick, play, step as step_of};
+use crate::harness::Target;
 use crate::script::Conversation;
 
-#[derive(Debug, Clone)]
-enum Step {
-    Bytes(Vec<u8>),
-    Command(u8, u8),
-    /// Milliseconds pass.
-    Wait(u64),
-    Eof,
-}
-
 const IDS: [&str; 5] = ["a", "b", "marshal-1", "c", "x"];
-
-fn pick(words: &'static [&'static str]) -> impl Strategy<Value = &'static str> {
-    prop::sample::select(words)
-}
+const GREETING: &str = r#"{"type":"control_response","response":{"request_id":"marshal-1","subtype":"success","response":{"claude_code_version":"2.1.330","current_permission_mode":"default"}}}"#;
 
 /// Members of a request: left out, doubled, of another type.
 fn request() -> impl Strategy<Value = String> {
@@ -104,13 +93,8 @@ fn said() -> impl Strategy<Value = String> {
 
 fn step() -> impl Strategy<Value = Step> {
     let line = prop_oneof![5 => said(), 3 => asked(), 2 => request(), 2 => reply()];
-    prop_oneof![
-        12 => line.prop_map(|fields| Step::Bytes(format!("{{{fields}}}\n").into_bytes())),
-        1 => prop::collection::vec(any::<u8>(), 0..40).prop_map(Step::Bytes),
-        5 => (0_u8..6, 0_u8..5).prop_map(|(which, id)| Step::Command(which, id)),
-        1 => prop::sample::select(vec![1, 1_000, 60_000]).prop_map(Step::Wait),
-        1 => Just(Step::Eof),
-    ]
+    let line = line.prop_map(|fields| format!("{{{fields}}}\n").into_bytes());
+    step_of(12, line, IDS.len())
 }
 
 /// What must hold for every conversation.
@@ -193,6 +177,7 @@ proptest! {
         greeted in 0_u8..4,
         resumed in any::<bool>(),
         wants in 0_u8..8,
+        bits in any::<u8>(),
         steps in prop::collection::vec(step(), 0..40),
     ) {
         let acp = Acp {
@@ -209,27 +194,16 @@ proptest! {
             fresh: FRESH.to_owned(),
             ..Opening::default()
         };
+        let greeting: &[&str] = if greeted > 0 { &[GREETING] } else { &[] };
+        hold(Target::Claude, bits, greeting, greeted > 1, &steps);
         let mut talk = Conversation::opened(DialectName::Claude, &opening);
-        if greeted > 0 {
-            talk.chunk(b"{\"type\":\"control_response\",\"response\":{\"request_id\":\"marshal-1\",\"subtype\":\"success\",\"response\":{\"claude_code_version\":\"2.1.330\",\"current_permission_mode\":\"default\"}}}\n");
+        for line in greeting {
+            talk.chunk(format!("{line}\n").as_bytes());
         }
         if greeted > 1 {
             drop(talk.command(command_of(0, "")));
         }
-        for step in steps {
-            match step {
-                Step::Bytes(bytes) => talk.chunk(&bytes),
-                Step::Command(which, id) => {
-                    let command = command_of(which, IDS[usize::from(id)]);
-                    let denies = matches!(&command, Command::Answer { answer: Answer::Deny(_), .. });
-                    let written = talk.command(command).unwrap_or_default();
-                    let allows = written.contains("\"behavior\":\"allow\"");
-                    prop_assert!(!denies || !allows, "a denial that allows: {written}");
-                }
-                Step::Wait(ms) => talk.after(Duration::from_millis(ms)),
-                Step::Eof => talk.eof(),
-            }
-        }
+        play(&mut talk, steps, &IDS, |written| written.contains("\"behavior\":\"allow\""));
         promises(&talk.effects);
         merge_text(&mut talk.effects);
         promises(&talk.effects);

@@ -4,27 +4,20 @@ use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use marshal::config::{Codex, DialectName};
-use marshal::dialect::{Command, Effect, Opening, merge_text};
-use marshal::model::{Answer, Event};
+use marshal::dialect::{Effect, Opening, merge_text};
+use marshal::model::Event;
 use proptest::prelude::*;
 
-use crate::fuzz::command_of;
+use crate::fuzz::{Step, command_of, hold, pick, play, step as step_of};
+use crate::harness::Target;
 use crate::script::Conversation;
 
-#[derive(Debug, Clone)]
-enum Step {
-    Bytes(Vec<u8>),
-    Command(u8, u8),
-    /// Milliseconds pass.
-    Wait(u64),
-    Eof,
-}
-
 const IDS: [&str; 5] = ["0", "1", "\"1\"", "3", "\"x\""];
-
-fn pick(words: &'static [&'static str]) -> impl Strategy<Value = &'static str> {
-    prop::sample::select(words)
-}
+const GREETING: [&str; 3] = [
+    r#"{"id":1,"result":{"userAgent":"marshal/0.169.0 (x)"}}"#,
+    r#"{"id":2,"result":{"account":null,"requiresOpenaiAuth":false}}"#,
+    r#"{"id":3,"result":{"thread":{"id":"t"},"approvalPolicy":"untrusted","approvalsReviewer":"user","sandbox":{"type":"dangerFullAccess"}}}"#,
+];
 
 /// Where something is: mostly in the turn that runs.
 fn place() -> impl Strategy<Value = &'static str> {
@@ -194,13 +187,8 @@ fn reply() -> impl Strategy<Value = String> {
 
 fn step() -> impl Strategy<Value = Step> {
     let line = prop_oneof![5 => notified(), 4 => asked(), 3 => reply()];
-    prop_oneof![
-        10 => line.prop_map(|fields| Step::Bytes(format!("{{{fields}}}\n").into_bytes())),
-        1 => prop::collection::vec(any::<u8>(), 0..40).prop_map(Step::Bytes),
-        5 => (0_u8..6, 0_u8..5).prop_map(|(which, id)| Step::Command(which, id)),
-        2 => prop::sample::select(vec![1, 250, 1_000, 30_000]).prop_map(Step::Wait),
-        1 => Just(Step::Eof),
-    ]
+    let line = line.prop_map(|fields| format!("{{{fields}}}\n").into_bytes());
+    step_of(10, line, IDS.len())
 }
 
 /// What must hold for every conversation.
@@ -339,9 +327,9 @@ fn opened(greeted: u8, resumed: bool) -> Conversation {
     };
     let mut talk = Conversation::opened(DialectName::Codex, &opening);
     if greeted > 0 {
-        talk.chunk(b"{\"id\":1,\"result\":{\"userAgent\":\"marshal/0.169.0 (x)\"}}\n");
-        talk.chunk(b"{\"id\":2,\"result\":{\"account\":null,\"requiresOpenaiAuth\":false}}\n");
-        talk.chunk(b"{\"id\":3,\"result\":{\"thread\":{\"id\":\"t\"},\"approvalPolicy\":\"untrusted\",\"approvalsReviewer\":\"user\",\"sandbox\":{\"type\":\"dangerFullAccess\"}}}\n");
+        for line in GREETING {
+            talk.chunk(format!("{line}\n").as_bytes());
+        }
     }
     if greeted > 1 {
         drop(talk.command(command_of(0, "")));
@@ -376,23 +364,13 @@ proptest! {
     fn the_promises_hold_for_any_conversation(
         greeted in 0_u8..4,
         resumed in any::<bool>(),
+        bits in any::<u8>(),
         steps in prop::collection::vec(step(), 0..40),
     ) {
+        let greeting = if greeted > 0 { &GREETING[..] } else { &[] };
+        hold(Target::Codex, bits, greeting, greeted > 1, &steps);
         let mut talk = opened(greeted, resumed);
-        for step in steps {
-            match step {
-                Step::Bytes(bytes) => talk.chunk(&bytes),
-                Step::Command(which, id) => {
-                    let command = command_of(which, IDS[usize::from(id)]);
-                    let denies = matches!(&command, Command::Answer { answer: Answer::Deny(_), .. });
-                    let written = talk.command(command).unwrap_or_default();
-                    let allows = ["\"accept\"", "\"approved\""].iter().any(|word| written.contains(word));
-                    prop_assert!(!denies || !allows, "a denial that allows: {written}");
-                }
-                Step::Wait(ms) => talk.after(Duration::from_millis(ms)),
-                Step::Eof => talk.eof(),
-            }
-        }
+        play(&mut talk, steps, &IDS, |written| ["\"accept\"", "\"approved\""].iter().any(|word| written.contains(word)));
         Promises::hold(&talk.effects);
         merge_text(&mut talk.effects);
         Promises::hold(&talk.effects);

@@ -5,26 +5,15 @@ use std::path::Path;
 use std::sync::Arc;
 
 use marshal::config::{DialectName, DialectTable};
-use marshal::dialect::{Command, Effect, Opening, merge_text};
-use marshal::model::{Answer, Event};
+use marshal::dialect::{Effect, Opening, merge_text};
+use marshal::model::Event;
 use proptest::prelude::*;
 
-use crate::fuzz::command_of;
+use crate::fuzz::{Step, pick, play as played, step as step_of};
 use crate::script::Conversation;
 
 const PI: &str = include_str!("../../examples/dialects/pi.toml");
 const SCAIFLUX: &str = include_str!("../../examples/dialects/scaiflux.toml");
-
-#[derive(Debug, Clone)]
-enum Step {
-    Bytes(Vec<u8>),
-    Command(u8, u8),
-    Eof,
-}
-
-fn pick(words: &'static [&'static str]) -> impl Strategy<Value = &'static str> {
-    prop::sample::select(words)
-}
 
 fn path() -> impl Strategy<Value = &'static str> {
     pick(&["a", "b", "a.b", "a[0]", "a[-1].b", "b.a[1]", "c"])
@@ -162,12 +151,7 @@ fn step() -> impl Strategy<Value = Step> {
         );
         format!("{{{}}}\n", all.join(",")).into_bytes()
     });
-    prop_oneof![
-        8 => line.prop_map(Step::Bytes),
-        1 => prop::collection::vec(any::<u8>(), 0..40).prop_map(Step::Bytes),
-        4 => (0_u8..6, 0_u8..3).prop_map(|(which, id)| Step::Command(which, id)),
-        1 => Just(Step::Eof),
-    ]
+    step_of(8, line, IDS.len())
 }
 
 const IDS: [&str; 3] = ["a", "1", "x"];
@@ -229,27 +213,9 @@ fn talk(table: DialectTable, steps: Vec<Step>) -> Conversation {
         ..Opening::default()
     };
     let mut talk = Conversation::opened(DialectName::Custom, &opening);
-    for step in steps {
-        match step {
-            Step::Bytes(bytes) => talk.chunk(&bytes),
-            Step::Command(which, id) => {
-                let command = command_of(which, IDS[usize::from(id)]);
-                let allows = matches!(
-                    &command,
-                    Command::Answer {
-                        answer: Answer::Allow,
-                        ..
-                    }
-                );
-                let written = talk.command(command).unwrap_or_default();
-                assert!(
-                    allows || !written.contains("\"say\":\"allow\""),
-                    "allowed by nobody: {written}"
-                );
-            }
-            Step::Eof => talk.eof(),
-        }
-    }
+    played(&mut talk, steps, &IDS, |written| {
+        written.contains("\"say\":\"allow\"")
+    });
     talk
 }
 

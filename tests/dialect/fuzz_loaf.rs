@@ -10,21 +10,15 @@ use marshal::dialect::{Effect, Opening, merge_text};
 use marshal::model::Event;
 use proptest::prelude::*;
 
-use crate::fuzz::command_of;
+use crate::fuzz::{Step, command_of, hold, pick, play, step as step_of};
+use crate::harness::Target;
 use crate::script::Conversation;
 
-#[derive(Debug, Clone)]
-enum Step {
-    Bytes(Vec<u8>),
-    Command(u8),
-    /// Milliseconds pass.
-    Wait(u64),
-    Eof,
-}
-
-fn pick(words: &'static [&'static str]) -> impl Strategy<Value = &'static str> {
-    prop::sample::select(words)
-}
+const GREETING: [&str; 3] = [
+    r#"{"id":1,"result":{"protocol_version":"1.0.0"}}"#,
+    r#"{"id":2,"result":{"session_id":"s"}}"#,
+    r#"{"id":3,"result":{}}"#,
+];
 
 /// The members of an event's payload: left out, doubled, of another type.
 fn payload() -> impl Strategy<Value = String> {
@@ -113,14 +107,8 @@ fn step() -> impl Strategy<Value = Step> {
     ])
     .prop_map(str::to_owned);
     let line = prop_oneof![5 => event(), 3 => reply(), 1 => other];
-    let wait = prop::sample::select(vec![1, 250, 1_000, 30_000]);
-    prop_oneof![
-        12 => line.prop_map(|fields| Step::Bytes(format!("{{{fields}}}\n").into_bytes())),
-        1 => prop::collection::vec(any::<u8>(), 0..40).prop_map(Step::Bytes),
-        5 => (0_u8..6).prop_map(Step::Command),
-        1 => wait.prop_map(Step::Wait),
-        1 => Just(Step::Eof),
-    ]
+    let line = line.prop_map(|fields| format!("{{{fields}}}\n").into_bytes());
+    step_of(12, line, 1)
 }
 
 /// What must hold for every conversation.
@@ -193,6 +181,7 @@ proptest! {
         greeted in 0_u8..4,
         resumed in any::<bool>(),
         model in any::<bool>(),
+        bits in any::<u8>(),
         steps in prop::collection::vec(step(), 0..40),
     ) {
         let acp = Acp {
@@ -207,23 +196,16 @@ proptest! {
             keepalive: Some(Duration::from_secs(20)),
             ..Opening::default()
         };
+        let greeting = if greeted > 0 { &GREETING[..] } else { &[] };
+        hold(Target::Loaf, bits, greeting, greeted > 1, &steps);
         let mut talk = Conversation::opened(DialectName::Loaf, &opening);
-        if greeted > 0 {
-            talk.chunk(b"{\"id\":1,\"result\":{\"protocol_version\":\"1.0.0\"}}\n");
-            talk.chunk(b"{\"id\":2,\"result\":{\"session_id\":\"s\"}}\n");
-            talk.chunk(b"{\"id\":3,\"result\":{}}\n");
+        for line in greeting {
+            talk.chunk(format!("{line}\n").as_bytes());
         }
         if greeted > 1 {
             drop(talk.command(command_of(0, "")));
         }
-        for step in steps {
-            match step {
-                Step::Bytes(bytes) => talk.chunk(&bytes),
-                Step::Command(which) => drop(talk.command(command_of(which, "a"))),
-                Step::Wait(ms) => talk.after(Duration::from_millis(ms)),
-                Step::Eof => talk.eof(),
-            }
-        }
+        play(&mut talk, steps, &["a"], |_| false);
         promises(&talk.effects);
         merge_text(&mut talk.effects);
         promises(&talk.effects);

@@ -260,6 +260,8 @@ pub(crate) fn claude<'a>(flags: &[&'a str]) -> Vec<&'a str> {
         "--include-partial-messages",
         "--permission-prompt-tool",
         "stdio",
+        "--settings",
+        r#"{"disableAllHooks":true}"#,
     ];
     words.iter().chain(flags).copied().collect()
 }

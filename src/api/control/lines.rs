@@ -142,3 +142,61 @@ impl LineWriter {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const BOUND: usize = 20;
+    const GENEROUS: Duration = Duration::from_secs(60);
+
+    /// What comes out of these bytes, and whether it ends well.
+    fn wanted(text: &[u8]) -> (Vec<Vec<u8>>, bool) {
+        let mut lines: Vec<Vec<u8>> = text.split(|b| *b == b'\n').map(<[u8]>::to_vec).collect();
+        let rest = lines.pop().unwrap_or_default();
+        let long = lines.iter().position(|line| line.len() > BOUND);
+        let is_good = long.is_none() && rest.is_empty();
+        lines.truncate(long.unwrap_or(lines.len()));
+        (lines, is_good)
+    }
+
+    async fn read(chunks: Vec<Vec<u8>>) -> (Vec<Vec<u8>>, bool) {
+        let (ours, mut theirs) = UnixStream::pair().expect("a pair");
+        let writing = tokio::spawn(async move {
+            for chunk in chunks {
+                // Whoever refuses a line hears no more of it.
+                if theirs.write_all(&chunk).await.is_err() {
+                    return;
+                }
+                tokio::task::yield_now().await;
+            }
+        });
+        let mut lines = Lines::new(ours, BOUND, GENEROUS);
+        let mut out = Vec::new();
+        let is_good = loop {
+            match lines.next(Some(GENEROUS)).await {
+                Ok(Some(line)) => out.push(line),
+                Ok(None) => break true,
+                Err(_) => break false,
+            }
+        };
+        drop(lines);
+        writing.await.expect("the other end");
+        (out, is_good)
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_in_any_pieces_are_the_same_lines(
+            text in proptest::collection::vec(prop_oneof![Just(b'\n'), Just(b'a'), any::<u8>()], 0..120),
+            size in 1_usize..40,
+        ) {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            let chunks = text.chunks(size).map(<[u8]>::to_vec).collect();
+            let read = runtime.expect("a runtime").block_on(read(chunks));
+            prop_assert_eq!(read, wanted(&text));
+        }
+    }
+}

@@ -255,3 +255,67 @@ fn outcomes_have_a_word_of_the_protocol() {
     }
     assert_eq!(stamp(1_707_221_123_456_789), "1707221123456");
 }
+
+mod anything {
+    use proptest::prelude::*;
+
+    use super::super::*;
+
+    const FORMS: [&str; 4] = [
+        r#"{"cmd_id":"a","seq":1,"kind":"prompt","payload":"p","timeout_s":5,"files":["b"],"priority":3,"marker":{}}"#,
+        r#"{"scope":"cmd_id","cmd_id":"a","ts":1}"#,
+        r#"{"mode":"force","ts":"x"}"#,
+        r#"{"answer":"allow","reason":"r","digest":"d"}"#,
+    ];
+
+    /// One of the forms, with a piece of it taken out, doubled or put elsewhere, or any bytes.
+    fn bytes() -> impl Strategy<Value = Vec<u8>> {
+        let piece = (any::<usize>(), 0_usize..30, any::<usize>(), any::<bool>());
+        let bent =
+            (0..FORMS.len(), prop::collection::vec(piece, 0..3)).prop_map(|(which, pieces)| {
+                let mut text = FORMS[which].as_bytes().to_vec();
+                for (from, length, to, keep) in pieces {
+                    let from = from % (text.len() + 1);
+                    let end = (from + length).min(text.len());
+                    let piece = text[from..end].to_vec();
+                    if !keep {
+                        text.drain(from..end);
+                    }
+                    let to = to % (text.len() + 1);
+                    text.splice(to..to, piece);
+                }
+                text
+            });
+        prop_oneof![8 => bent, 1 => prop::collection::vec(any::<u8>(), 0..80)]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2000))]
+
+        #[test]
+        fn no_file_is_a_panic_and_what_is_refused_says_why(bytes in bytes(), name in "[a-c._/-]{0,6}(\\.txt|\\.allow|\\.json)?|cmd_[0-9]{0,22}_[a-c./]{0,3}\\.json") {
+            let names = ["cmd_1_a.json", "a.txt", &name].map(RequestName::parse);
+            for name in names.into_iter().flatten() {
+                prop_assert!(!name.stem().contains('/') && !name.stem().starts_with('.'));
+                let again = RequestName::parse(&name.file());
+                prop_assert_eq!(again.as_ref(), Some(&name));
+                match request(&name, &bytes) {
+                    Ok(request) => prop_assert!(!request.prompt.raw().trim().is_empty()),
+                    Err(fault) => prop_assert!(!fault.why().is_empty()),
+                }
+            }
+            for fault in [cancel(&bytes).err(), stop(&bytes).err()].into_iter().flatten() {
+                prop_assert!(!fault.why().contains('\n'));
+            }
+            if let Some(name) = AnswerName::parse(&name) {
+                prop_assert!(!name.ask.contains('/'));
+            }
+            // Only a name or a word of ours allows.
+            let asked = AnswerName { ask: "a".to_owned(), says: None };
+            if let Ok(answer) = answer(&asked, &bytes) {
+                let said = String::from_utf8_lossy(&bytes).into_owned();
+                prop_assert!(answer.decision != Decision::Allow || said.contains("allow"));
+            }
+        }
+    }
+}

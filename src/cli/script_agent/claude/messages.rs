@@ -90,6 +90,16 @@ pub(super) struct Hooks {
 struct Hook {
     matcher: Option<String>,
     hook_callback_ids: Vec<String>,
+    #[serde(rename = "onFailure")]
+    _on_failure: Option<OnFailure>,
+}
+
+/// What becomes of a call whose hook fails: here none does.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum OnFailure {
+    Continue,
+    Block,
 }
 
 impl Hooks {
@@ -199,6 +209,7 @@ mod tests {
         for line in [
             r#"{"type":"control_request","request_id":"1","request":{"subtype":"initialize"}}"#,
             r#"{"type":"control_request","request_id":"1","request":{"subtype":"initialize","hooks":{"PreToolUse":[{"matcher":null,"hookCallbackIds":["m"]}]}}}"#,
+            r#"{"type":"control_request","request_id":"1","request":{"subtype":"initialize","hooks":{"PreToolUse":[{"matcher":null,"hookCallbackIds":["m"],"onFailure":"block"}]}}}"#,
             r#"{"type":"control_request","request_id":"1","request":{"subtype":"interrupt"}}"#,
             r#"{"type":"control_response","response":{"subtype":"error","request_id":"r-1","error":"no"}}"#,
             r#"{"type":"user","message":{"role":"user","content":"a"},"parent_tool_use_id":null,"session_id":""}"#,
@@ -214,6 +225,7 @@ mod tests {
             r#"{"type":"user","message":{"role":"assistant","content":"a"}}"#,
             r#"{"type":"user","message":{"role":"user","content":[{"type":"image"}]}}"#,
             r#"{"type":"user","message":{"role":"user","content":"a"},"more":1}"#,
+            r#"{"type":"control_request","request_id":"1","request":{"subtype":"initialize","hooks":{"PreToolUse":[{"matcher":null,"hookCallbackIds":["m"],"onFailure":"later"}]}}}"#,
             r#"{"type":"control_request","request_id":"1","request":{"subtype":"rewind"}}"#,
             r#"{"type":"control_request","request_id":"1","request":{"subtype":"interrupt","turn":1}}"#,
             r#"{"type":"control_request","request":{"subtype":"interrupt"}}"#,

@@ -31,6 +31,9 @@ pub struct Words {
     /// Claude Code: tool servers, which it takes and does not use
     #[arg(long, value_name = "JSON")]
     pub mcp_config: Option<String>,
+    /// Claude Code: settings, an object; it has no hooks of its own that these could switch off
+    #[arg(long, value_name = "JSON")]
+    pub settings: Option<String>,
 }
 
 /// What is wrong with them.
@@ -46,6 +49,8 @@ pub(crate) enum NoWords {
     Taken(String),
     #[error("--mcp-config takes an object with `mcpServers`")]
     NoServers,
+    #[error("--settings takes an object")]
+    NoSettings,
 }
 
 const STREAM: &str = "stream-json";
@@ -77,6 +82,13 @@ impl Words {
         if servers == Some(false) {
             return Err(NoWords::NoServers);
         }
+        let settings = self.settings.as_deref().map(|text| {
+            let settings: Option<Value> = serde_json::from_str(text).ok();
+            settings.is_some_and(|settings| settings.is_object())
+        });
+        if settings == Some(false) {
+            return Err(NoWords::NoSettings);
+        }
         Ok(())
     }
 
@@ -93,6 +105,7 @@ impl Words {
             ),
             ("--session-id", self.session_id.is_some()),
             ("--mcp-config", self.mcp_config.is_some()),
+            ("--settings", self.settings.is_some()),
         ];
         match said.iter().find(|(_, is_said)| *is_said) {
             Some((word, _)) => Err(NoWords::NotHere(word)),

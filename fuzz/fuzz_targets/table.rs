@@ -1,0 +1,3 @@
+#![no_main]
+
+marshal_fuzz::target!("table");
