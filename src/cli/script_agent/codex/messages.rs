@@ -2,6 +2,8 @@
 //!
 //! Must not know in which order it comes.
 
+use std::collections::BTreeMap;
+
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -147,7 +149,7 @@ impl Sandbox {
 /// Those of `thread/start` and `thread/resume`.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub(super) struct Thread {
+pub(super) struct Opened {
     pub(super) thread_id: Option<String>,
     pub(super) cwd: String,
     pub(super) approval_policy: Approvals,
@@ -155,6 +157,44 @@ pub(super) struct Thread {
     pub(super) sandbox: Sandbox,
     pub(super) model: Option<String>,
     pub(super) exclude_turns: Option<bool>,
+    #[serde(default)]
+    pub(super) config: Overrides,
+}
+
+/// What a thread has beside the agent's own configuration: tool servers, which it takes and does not
+/// use.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Overrides {
+    #[serde(rename = "mcp_servers")]
+    servers: BTreeMap<String, Server>,
+}
+
+/// A program, or an address.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Server {
+    command: Option<String>,
+    args: Option<Vec<String>>,
+    #[serde(default)]
+    env: BTreeMap<String, String>,
+    #[serde(default, rename = "tool_timeout_sec")]
+    _timeout: Option<u64>,
+    url: Option<String>,
+}
+
+impl Overrides {
+    /// Whether each server is of one kind, and whole.
+    pub(super) fn are_whole(&self) -> bool {
+        self.servers.values().all(|server| {
+            let is_program = server.command.is_some() && server.args.is_some();
+            let is_bare = server.command.is_none() && server.args.is_none();
+            match server.url {
+                None => is_program,
+                Some(_) => is_bare && server.env.is_empty(),
+            }
+        })
+    }
 }
 
 /// Those of `turn/start`.
@@ -245,7 +285,7 @@ mod tests {
     #[test]
     fn parameters_are_closed() {
         let thread = json!({"cwd": "/a", "approvalPolicy": "untrusted", "approvalsReviewer": "user", "sandbox": "danger-full-access"});
-        let read = |value: Value| params::<Thread>(value);
+        let read = |value: Value| params::<Opened>(value);
         assert_eq!(
             read(thread.clone()).unwrap().sandbox.word(),
             "dangerFullAccess"
@@ -255,10 +295,25 @@ mod tests {
             ("approvalPolicy", json!("always")),
             ("approvalsReviewer", json!("guardian")),
             ("more", json!(1)),
+            ("config", json!({"model": "m"})),
         ] {
             let mut thread = thread.clone();
             thread[member] = wrong;
             assert!(read(thread).is_err(), "{member}");
+        }
+        let mut thread = thread.clone();
+        thread["config"] = json!({"mcp_servers": {
+            "a": {"command": "a", "args": [], "tool_timeout_sec": 1},
+            "b": {"url": "http://b"},
+        }});
+        assert!(read(thread.clone()).unwrap().config.are_whole());
+        for odd in [
+            json!({"url": "http://b", "command": "c", "args": []}),
+            json!({"command": "c"}),
+            json!({}),
+        ] {
+            thread["config"] = json!({"mcp_servers": {"a": odd}});
+            assert!(!read(thread.clone()).unwrap().config.are_whole());
         }
         assert!(params::<Decided>(json!({"decision": "decline"})).is_ok());
         assert!(params::<Decided>(json!({"decision": "approved"})).is_err());

@@ -27,7 +27,7 @@ struct Notification<'a, P> {
 /// A piece of an answer: the most frequent one.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Delta<'a> {
+struct Piece<'a> {
     thread_id: &'a str,
     turn_id: &'a str,
     item_id: &'a str,
@@ -301,8 +301,8 @@ impl Talk {
     }
 }
 
-fn delta<'a>(moment: &Moment<'a>, item_id: &'a str, delta: &'a str) -> Delta<'a> {
-    Delta {
+fn delta<'a>(moment: &Moment<'a>, item_id: &'a str, delta: &'a str) -> Piece<'a> {
+    Piece {
         thread_id: moment.session,
         turn_id: moment.turn,
         item_id,

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::VERSION;
 use super::hearing::{Refusal, Reply, read};
-use super::messages::{Approvals, Input, Interrupt, Thread, TurnStart};
+use super::messages::{Approvals, Input, Interrupt, Opened, TurnStart};
 use super::speech::{now_ms, turn};
 use crate::cli::script_agent::agent::{Agent, Halt};
 use crate::cli::script_agent::memory::Session;
@@ -20,7 +20,7 @@ const PROVIDER: &str = "script";
 
 impl Agent {
     pub(super) fn hear_thread_start(&mut self, params: Value) -> Reply {
-        let wanted: Thread = read(params)?;
+        let wanted: Opened = read(params)?;
         if wanted.thread_id.is_some() || wanted.exclude_turns.is_some() {
             return Err(Refusal::Never("a new thread has no past".to_owned()));
         }
@@ -31,7 +31,7 @@ impl Agent {
 
     /// A thread that was kept by an earlier process.
     pub(super) fn hear_thread_resume(&mut self, params: Value) -> Reply {
-        let wanted: Thread = read(params)?;
+        let wanted: Opened = read(params)?;
         let Some(id) = wanted.thread_id.clone() else {
             return Err(Refusal::Never("`threadId` is missing".to_owned()));
         };
@@ -53,10 +53,14 @@ impl Agent {
     }
 
     /// Where a thread is to work, if there is room for it.
-    fn room_for_thread(&self, wanted: &Thread) -> Result<String, Refusal> {
+    fn room_for_thread(&self, wanted: &Opened) -> Result<String, Refusal> {
         if self.others.len() >= AGENT_SESSIONS {
             let most = format!("{AGENT_SESSIONS} threads are open: that is the most");
             return Err(Refusal::Now(most));
+        }
+        if !wanted.config.are_whole() {
+            let why = "a tool server is a program with its arguments, or an address";
+            return Err(Refusal::Never(why.to_owned()));
         }
         let cwd = Path::new(&wanted.cwd);
         if !cwd.is_absolute() || !cwd.is_dir() {
@@ -66,7 +70,7 @@ impl Agent {
     }
 
     /// Adds a thread to those that are open, and to the ledger.
-    fn open_thread(&mut self, session: Session, wanted: &Thread, how: &str) -> Reply {
+    fn open_thread(&mut self, session: Session, wanted: &Opened, how: &str) -> Reply {
         let id = session.id.clone();
         if let Some(model) = &wanted.model {
             self.model.clone_from(model);
