@@ -168,11 +168,7 @@ pub(super) fn event(mask: &Mask, event: &mut Event) {
         | Event::TurnEnded { .. }
         | Event::Notice { .. }
         | Event::Compaction { .. } => said(mask, event),
-        Event::SessionFresh {
-            why,
-            instead_of: _,
-            untold: _,
-        } => own(mask, why),
+        Event::SessionFresh { why, .. } => own(mask, why),
         Event::TurnUnsent { detail, .. } => own(mask, detail),
         Event::TerminalStarted {
             argv,

@@ -336,6 +336,15 @@ async fn run(args: Box<SessionArgs>, myself: SessionRef, mut mailbox: Mailbox<Se
     }
 }
 
+/// What a session of a task says first that begins where another one could not go on.
+fn takes_the_place(instead_of: SessionId, why: String) -> Event {
+    Event::SessionFresh {
+        instead_of,
+        why,
+        untold: false,
+    }
+}
+
 fn begin(args: SessionArgs, myself: SessionRef) -> Box<SessionState> {
     let SessionArgs {
         pool_ref,
@@ -422,12 +431,7 @@ fn begin(args: SessionArgs, myself: SessionRef) -> Box<SessionState> {
         // A conversation has its row since it was opened.
         state.begun_row();
         if let Some((instead_of, why)) = instead_of {
-            let event = Event::SessionFresh {
-                instead_of,
-                why,
-                untold: false,
-            };
-            state.outbox.event(event);
+            state.outbox.event(takes_the_place(instead_of, why));
         }
     }
     state.flush();
