@@ -270,7 +270,10 @@ fn a_thread_that_stops_asking_ends_the_channel() {
     };
     for (now, found) in [
         (r#"{"type":"workspaceWrite"}"#, None),
-        (r#"{"type":"dangerFullAccess"}"#, Some(r#""dangerFullAccess""#)),
+        (
+            r#"{"type":"dangerFullAccess"}"#,
+            Some(r#""dangerFullAccess""#),
+        ),
         ("7", Some("none")),
     ] {
         let fault = found.map(|found| {
