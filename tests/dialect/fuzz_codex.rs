@@ -267,7 +267,8 @@ impl Promises {
                 assert!(self.started);
             }
             Effect::Event(Event::ToolStart { id, .. }) => {
-                self.begun.insert(id.raw().to_owned());
+                let is_new = self.begun.insert(id.raw().to_owned());
+                assert!(is_new, "a call that runs began again");
             }
             Effect::Event(Event::ToolResult { id, .. }) => {
                 assert!(self.begun.remove(id.raw()), "a result of nothing, or twice");
@@ -275,6 +276,7 @@ impl Promises {
             Effect::Event(Event::TurnEnded { .. }) => {
                 assert!(self.running, "a turn ended that did not run");
                 (self.running, self.started) = (false, false);
+                self.begun.clear();
                 assert!(self.open.is_empty(), "open after the turn's end");
             }
             _ => {}
