@@ -206,8 +206,8 @@ stop     = { goodbye = "200ms", eof = "200ms", int = "200ms", term = "200ms" }
         (
             "raw {\"jsonrpc\":\"2.0\",\"id\":\"q\",\"method\":\"x\"}\nsay on".to_owned(),
             "done",
-            // It is answered with an error, which this agent takes for no request.
-            Some("unknown_id"),
+            // It gets an error, and goes on.
+            None,
         ),
         (
             "endless-line".to_owned(),
