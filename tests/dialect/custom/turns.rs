@@ -138,10 +138,10 @@ fn a_request_without_an_input_can_be_allowed() {
 
 #[test]
 fn it_does_not_ask_without_end() {
-    let mut script = "> prompt p\n".to_owned();
-    for n in 0..=limits::OPEN_ASKS + limits::ASKS_BEYOND as usize {
-        script += &format!("< {{\"type\":\"may\",\"n\":{n},\"tool\":\"t\"}}\n");
-    }
+    let asks = (0..=limits::OPEN_ASKS + limits::ASKS_BEYOND as usize)
+        .map(|n| format!(r#"< {{"type":"may","n":{n},"tool":"t"}}"#));
+    let asks: Vec<String> = asks.collect();
+    let script = format!("> prompt p\n{}", asks.join("\n"));
     let talk = Conversation::opened(DialectName::Custom, &opening(ASKS));
     let told = played(talk, &script);
     let count = |begins: &str| told.lines().filter(|line| line.starts_with(begins)).count();

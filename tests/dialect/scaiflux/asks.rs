@@ -132,13 +132,10 @@ fn an_open_request_ends_with_its_turn() {
 
 #[test]
 fn it_does_not_ask_without_end() {
-    let mut script = TURN.to_owned();
-    for n in 0..=limits::OPEN_ASKS + limits::ASKS_BEYOND as usize {
-        script += &format!(
-            "< {{\"type\":\"permission_request\",\"request_id\":\"r-{n}\",\"tool\":\"x\"}}\n"
-        );
-    }
-    let told = run_both(&script);
+    let asks = (0..=limits::OPEN_ASKS + limits::ASKS_BEYOND as usize)
+        .map(|n| format!(r#"< {{"type":"permission_request","request_id":"r-{n}","tool":"x"}}"#));
+    let asks: Vec<String> = asks.collect();
+    let told = run_both(&format!("{TURN}{}", asks.join("\n")));
     let count = |begins: &str| told.lines().filter(|line| line.starts_with(begins)).count();
     assert_eq!(count("ask r-"), limits::OPEN_ASKS);
     assert_eq!(count("bad too_many_asks"), limits::ASKS_BEYOND as usize + 1);
