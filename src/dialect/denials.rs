@@ -31,8 +31,25 @@ impl Denials {
 
     /// The words before the next prompt, each line marked as a remark; none if nothing was denied.
     pub(super) fn take(&mut self) -> Option<String> {
-        let lines = std::mem::take(&mut self.lines);
-        let more = std::mem::take(&mut self.more);
+        std::mem::take(self).words()
+    }
+
+    /// Puts back what a prompt was to tell that was never taken.
+    pub(super) fn told_in_vain(&mut self, earlier: Self) {
+        let later = std::mem::replace(self, earlier);
+        for line in later.lines {
+            if self.lines.len() < limits::DENIALS_TOLD {
+                self.lines.push(line);
+            } else {
+                self.more += 1;
+            }
+        }
+        self.more += later.more;
+    }
+
+    /// The same, kept.
+    pub(super) fn words(&self) -> Option<String> {
+        let (lines, more) = (&self.lines, self.more);
         if lines.is_empty() {
             return None;
         }

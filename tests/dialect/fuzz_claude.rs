@@ -84,6 +84,8 @@ fn said() -> impl Strategy<Value = String> {
         "\"type\":\"control_cancel_request\"",
         "\"type\":\"conversation_reset\"",
         "\"type\":\"result\",\"subtype\":\"success\",\"usage\":{\"input_tokens\":-1},\"total_cost_usd\":1e999",
+        "\"type\":\"assistant\",\"message\":{\"usage\":{\"input_tokens\":18446744073709551615,\"output_tokens\":18446744073709551615}}",
+        "\"type\":\"command_lifecycle\",\"command_uuid\":\"00000000-0000-7000-8000-000000000001\",\"state\":\"cancelled\"",
         "\"type\":\"result\",\"subtype\":\"error_during_execution\",\"is_error\":true,\"errors\":[7]",
         "\"type\":\"result\",\"result\":1,\"result\":2",
         "\"type\":\"later\"",

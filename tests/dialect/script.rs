@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use marshal::config::{DialectName, DialectTable};
-use marshal::dialect::{Command, Dialect, Effect, Effects, Input, Opening, build};
+use marshal::dialect::{Command, Denials, Dialect, Effect, Effects, Input, Opening, build};
 use marshal::model::{
     Answer, AskKey, ClientAnswer, ClientDone, ClientError, ClientFault, Event, Foreign, Setting,
     SettingValue,
@@ -104,6 +104,11 @@ impl Conversation {
         Ok(written.collect())
     }
 
+    /// The channel is over: denials that no prompt told.
+    pub(crate) fn untold(&mut self) -> Denials {
+        self.dialect.untold()
+    }
+
     /// What came out so far, one effect a line.
     pub(crate) fn told(&self) -> String {
         let mut out = String::new();
@@ -155,6 +160,11 @@ pub(crate) fn run(script: &str) -> String {
 
 /// Plays a script in a conversation that may have begun.
 pub(crate) fn played(mut talk: Conversation, script: &str) -> String {
+    play(&mut talk, script)
+}
+
+/// The same, of a conversation that goes on.
+pub(crate) fn play(talk: &mut Conversation, script: &str) -> String {
     let mut refusals = String::new();
     for line in script.lines().map(str::trim).filter(|l| !l.is_empty()) {
         match line.split_at(2) {

@@ -196,20 +196,34 @@ stop     = { goodbye = "200ms", eof = "200ms", int = "200ms", term = "200ms" }
     let chunk = r#"raw {"jsonrpc":"2.0","method":"event","params":{"type":"session.stream.chunk","payload":{"session_id":"other","turn_id":"t-9","chunk":{"answerText":"x"}}}}"#;
     let error = r#"raw {"jsonrpc":"2.0","method":"event","params":{"type":"session.error","payload":{"session_id":"{session}","turn_id":{reply},"message":"no luck today"}}}"#;
     let cases = [
-        ("garbage 20\nsay on".to_owned(), "done", "bad_utf8"),
-        (format!("{chunk}\nsay on"), "done", "out_of_state"),
-        (format!("{error}\nsleep 50ms"), "failed", "no luck today"),
+        ("garbage 20\nsay on".to_owned(), "done", Some("bad_utf8")),
+        (format!("{chunk}\nsay on"), "done", Some("out_of_state")),
+        (
+            format!("{error}\nsleep 50ms"),
+            "failed",
+            Some("no luck today"),
+        ),
         (
             "raw {\"jsonrpc\":\"2.0\",\"id\":\"q\",\"method\":\"x\"}\nsay on".to_owned(),
             "done",
-            "",
+            // It gets an error, and goes on.
+            None,
         ),
-        ("endless-line".to_owned(), "lost", "a line of more than"),
-        ("garbage 1000".to_owned(), "lost", "were no messages"),
-        ("mute\nsleep 60s".to_owned(), "lost", "closed its stdout"),
-        ("hang".to_owned(), "timed_out", "timeouts.silence"),
-        ("ignore-cancel\nsay on".to_owned(), "done", ""),
-        ("spawn-orphan\nsay on".to_owned(), "done", ""),
+        (
+            "endless-line".to_owned(),
+            "lost",
+            Some("a line of more than"),
+        ),
+        ("garbage 1000".to_owned(), "lost", Some("were no messages")),
+        (
+            "mute\nsleep 60s".to_owned(),
+            "lost",
+            Some("closed its stdout"),
+        ),
+        ("hang".to_owned(), "timed_out", Some("timeouts.silence")),
+        // Nothing is odd about these two but what they ignore and leave behind.
+        ("ignore-cancel\nsay on".to_owned(), "done", None),
+        ("spawn-orphan\nsay on".to_owned(), "done", None),
     ];
     let lines: Vec<String> = cases
         .iter()
@@ -224,6 +238,11 @@ stop     = { goodbye = "200ms", eof = "200ms", int = "200ms", term = "200ms" }
         let result = results.iter().find(|result| result["id"] == *id);
         let result = result.unwrap_or_else(|| panic!("{prompt} is missing: {}", ran.all()));
         assert_eq!(result["outcome"], *outcome, "{prompt}: {result}");
+        if *outcome == "done" {
+            let answer = result["answer"].as_str().unwrap_or_default();
+            assert!(answer.contains("on\n"), "{prompt}: {result}");
+        }
+        let Some(says) = *says else { continue };
         let session = result["session"].as_str().expect("a session");
         let events: i64 = drill
             .database()

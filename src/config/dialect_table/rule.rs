@@ -123,7 +123,7 @@ words!(
 words!(
     /// Whether an error ends the turn.
     EndsTurn {
-        /// If it names the running one, or none while a prompt was not taken up yet.
+        /// If it names the running one, or none while nothing came of the prompt yet.
         Rejected = "rejected",
         /// Always.
         Always = "always",

@@ -301,7 +301,7 @@ impl<'a> Content<'a> {
     /// Tokens in the agent's context once this was said.
     pub(super) fn context(&self) -> Option<u64> {
         let tokens = tokens(self.usage?)?;
-        Some(tokens.input + tokens.output)
+        Some(tokens.input.saturating_add(tokens.output))
     }
 }
 

@@ -25,6 +25,7 @@
 mod blocks;
 mod control;
 mod message;
+mod pieces;
 mod requests;
 mod streamed;
 mod turns;
@@ -100,6 +101,9 @@ pub struct Claude {
     /// Prompts so far.
     prompts: u64,
     turn: Turn,
+    /// When a turn ends without its result, of which the agent said by its prompt's state that it is over;
+    /// and how.
+    over: Option<(Instant, TurnOutcome)>,
     /// The turn was interrupted.
     cancelling: bool,
     leaving: bool,
@@ -185,21 +189,31 @@ impl Dialect for Claude {
     }
 
     fn deadline(&self) -> Option<Instant> {
-        self.control_due()
+        let due = [self.control_due(), self.result_due()];
+        due.into_iter().flatten().min()
     }
 
     fn tick(&mut self, now: Instant, out: &mut Effects) {
         self.now = Some(now);
         if self.control_due().is_some_and(|due| due <= now) {
             self.unanswered(out);
+        } else if self.result_due().is_some_and(|due| due <= now) {
+            self.ends_without_result(out);
         }
     }
 }
 
 impl Claude {
     fn line(&mut self, line: &[u8], out: &mut Effects) {
-        let (object, tag) = match json::object(line).and_then(|o| Ok((o, json::tag(o)?))) {
-            Ok(found) => found,
+        let object = match json::object(line) {
+            Ok(object) => object,
+            Err(bad) => return self.count_bad(bad, line, out),
+        };
+        if self.read_piece(object, out) {
+            return;
+        }
+        let tag = match json::tag(object) {
+            Ok(tag) => tag,
             Err(bad) => return self.count_bad(bad, line, out),
         };
         match message::read(&tag, object) {
@@ -213,6 +227,8 @@ impl Claude {
         let line = object.as_bytes();
         match message {
             Message::Reply(reply) => self.reply(&reply, line, out),
+            // Nothing is written before the agent's version is known.
+            Message::Request(_) if self.is_unknown() => bad_line("out_of_state", line, out),
             Message::Request(request) => self.request(&request, line, out),
             Message::Withdrawal(withdrawal) => {
                 let open = self.asks.close(&withdrawal.request_id.0);
@@ -266,13 +282,18 @@ impl Claude {
             "result" if matches!(self.turn, Turn::Sent | Turn::Running) => {
                 self.end_turn(End::failed("the end of the turn cannot be read"), out);
             }
-            "control_request" => {
+            "control_request" if !self.is_unknown() => {
                 if let Some(id) = message::request_id(object) {
                     self.cannot_read(&id, out);
                 }
             }
             _ => {}
         }
+    }
+
+    /// Whether the agent has not named a version that is ours.
+    const fn is_unknown(&self) -> bool {
+        self.version.is_none()
     }
 
     /// Counts a line that is no message; too many of them are another program.
@@ -326,8 +347,15 @@ impl Claude {
     }
 
     fn end_turn(&mut self, end: End, out: &mut Effects) {
-        self.withdraw(out);
+        // An interrupt ends what is open; nothing else does.
+        let is_ended = self.cancelling || self.leaving;
+        for (key, _) in self.asks.close_all() {
+            let denial = (!is_ended).then(|| write::deny(&key.id, "the turn is over"));
+            out.push(Effect::Withdrawn(key));
+            out.extend(denial.map(Effect::Write));
+        }
         self.turn = Turn::None;
+        self.over = None;
         self.told = Told::default();
         let asked = std::mem::take(&mut self.cancelling);
         let outcome = match end.outcome {

@@ -2,6 +2,8 @@
 //!
 //! Must not know what the agent asks of us.
 
+use std::time::{Duration, Instant};
+
 use serde_json::value::RawValue;
 
 use super::blocks::Block;
@@ -13,6 +15,8 @@ use crate::model::{Cost, Event, Foreign, Origin, TurnOutcome};
 
 /// The reason of a line that came when it could not.
 const OUT_OF_STATE: &str = "out_of_state";
+/// How long a turn's result may take once the agent said that the turn's prompt is over.
+const RESULT_WAIT: Duration = Duration::from_secs(10);
 /// What the agent's costs are in.
 const CURRENCY: &str = "USD";
 
@@ -47,11 +51,55 @@ impl Claude {
         if self.prompt_id().as_deref() != Some(prompt.command_uuid.0.as_ref()) {
             return;
         }
+        let is_queued = self.turn == Turn::Queued;
         match prompt.state.0.as_ref() {
             "queued" if self.turn == Turn::Sent => self.turn = Turn::Queued,
             "started" => self.taken(out),
+            "cancelled" if is_queued => self.ends_untaken(TurnOutcome::Cancelled, out),
+            "completed" if is_queued => self.ends_untaken(TurnOutcome::Completed, out),
+            // Its result comes before that word; one that does not come at all is not waited for long.
+            "cancelled" => self.ends_soon(TurnOutcome::Cancelled),
+            "completed" => self.ends_soon(TurnOutcome::Failed),
             _ => {}
         }
+    }
+
+    /// The prompt is over that waited: no turn of its own will have a result.
+    fn ends_untaken(&mut self, outcome: TurnOutcome, out: &mut Effects) {
+        let detail = match outcome {
+            TurnOutcome::Completed => "the agent dealt with the prompt in another turn",
+            _ => "the agent dropped the prompt before its turn began",
+        };
+        let end = End {
+            outcome,
+            ..End::failed(detail)
+        };
+        self.end_turn(end, out);
+    }
+
+    fn ends_soon(&mut self, outcome: TurnOutcome) {
+        let at = self.now.and_then(|now| now.checked_add(RESULT_WAIT));
+        let at = at.filter(|_| self.turn != Turn::None && self.over.is_none());
+        self.over = at.map(|at| (at, outcome)).or(self.over);
+    }
+
+    /// When the result must have come of a turn that is over.
+    pub(super) fn result_due(&self) -> Option<Instant> {
+        self.over
+            .map(|(at, _)| at)
+            .filter(|_| self.phase == Phase::Ready)
+    }
+
+    pub(super) fn ends_without_result(&mut self, out: &mut Effects) {
+        let Some((_, outcome)) = self.over.take() else {
+            return;
+        };
+        let detail = "the agent said that the turn is over, and sent no result of it";
+        let end = End {
+            outcome,
+            ..End::failed(detail)
+        };
+        self.end_turn(end, out);
     }
 
     /// The agent took our prompt.
@@ -131,9 +179,14 @@ impl Claude {
 
     /// A piece of a message that its model is writing.
     pub(super) fn piece(&mut self, piece: &Piece<'_>, line: &[u8], out: &mut Effects) {
-        let Some(streamed) = piece.read() else {
-            return bad_line("bad_shape", line, out);
-        };
+        match piece.read() {
+            Some(streamed) => self.streamed(streamed, line, out),
+            None => bad_line("bad_shape", line, out),
+        }
+    }
+
+    /// The same, read.
+    pub(super) fn streamed(&mut self, streamed: Streamed, line: &[u8], out: &mut Effects) {
         let (kind, delta) = match streamed {
             Streamed::Message(id) => return self.told.begin(id),
             Streamed::Block => return self.told.block(),
@@ -161,6 +214,8 @@ impl Claude {
         let id = content.id();
         let (blocks, beyond) = content.blocks();
         let mut is_told = is_ours;
+        // Only an error is told with its words.
+        let error = spoken.error();
         let mut said = None;
         for block in blocks {
             let (kind, text) = match block {
@@ -192,7 +247,7 @@ impl Claude {
             if !is_ours {
                 continue;
             }
-            if kind == Kind::Text {
+            if kind == Kind::Text && error.is_some() {
                 said.get_or_insert_with(|| text.clone());
             }
             if is_of_helper {
@@ -207,7 +262,7 @@ impl Claude {
         if beyond > 0 {
             bad_line("bad_shape", line, out);
         }
-        if let Some(code) = spoken.error() {
+        if let Some(code) = error {
             out.push(Effect::Event(Event::AgentError {
                 code,
                 message: said.unwrap_or_default(),

@@ -244,7 +244,7 @@ impl Codex {
             form: Form::Old,
             call: Some(call),
             tool_id: Some(Foreign::new(self.call_id(thread.raw(), id.raw()))),
-            is_current: is_ours && self.turn.is_some(),
+            is_current: is_ours && self.has_named_turn(),
             may_be: may_be && is_ours,
             reason: asked.text("reason"),
             method: "",
@@ -266,7 +266,9 @@ impl Codex {
             bad_line(OUT_OF_STATE, line, out);
             return self.deny_at_once(id, form, "no turn is running", out);
         }
-        self.turn_goes_on(out);
+        if approval.is_current {
+            self.turn_goes_on(out);
+        }
         let fits = |id: &Foreign| id.len() <= 2 * limits::FOREIGN_ID_BYTES;
         let is_named = approval.tool_id.as_ref().is_none_or(fits);
         let may_be = approval.may_be && approval.is_current && is_named;

@@ -246,6 +246,13 @@ const LOCAL: &str = "local";
 
 /// What a request for a command says. `None`: nothing that could be named.
 pub(super) fn of_request(asked: &Members<'_>) -> Option<Call> {
+    // A member of another type than the one it is known with could mean anything.
+    if ["kind", "environmentId", "command", "cwd"]
+        .iter()
+        .any(|name| asked.is_odd(name))
+    {
+        return None;
+    }
     let kind = asked.text("kind");
     let is_here = asked
         .text("environmentId")
@@ -254,10 +261,6 @@ pub(super) fn of_request(asked: &Members<'_>) -> Option<Call> {
         .others(BESIDE)
         .filter(|(name, _)| !(*name == "environmentId" && is_here));
     let line = asked.text("command");
-    let is_odd = asked.get("command").is_some() && line.is_none();
-    if is_odd || (asked.get("kind").is_some() && kind.is_none()) {
-        return None;
-    }
     let command = line.as_ref().map_or_else(|| "null".to_owned(), shown);
     let about = line.unwrap_or_else(|| Foreign::from("a command that is not named"));
     let cwd = asked.text("cwd");
@@ -281,6 +284,9 @@ const BESIDE_OLD: &[&str] = &[
 
 /// The same of an older request, which has the words themselves.
 pub(super) fn of_old_request(asked: &Members<'_>) -> Option<Call> {
+    if asked.is_odd("cwd") {
+        return None;
+    }
     let words: Vec<String> = parse(asked.get("command")?)?;
     let cwd = asked.text("cwd");
     let about = Foreign::new(words.join(" "));

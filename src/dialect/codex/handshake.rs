@@ -28,7 +28,8 @@ struct Opened<'a> {
     approval_policy: Option<&'a RawValue>,
     #[serde(borrow)]
     approvals_reviewer: Option<&'a RawValue>,
-    #[serde(borrow)]
+    /// Its name where a change is told is a longer one.
+    #[serde(borrow, alias = "sandboxPolicy")]
     sandbox: Option<&'a RawValue>,
     #[serde(borrow)]
     model: Option<&'a RawValue>,
@@ -193,18 +194,7 @@ impl Codex {
 
     /// Whether the thread asks as it is to, and asks us.
     fn is_as_wanted(&self, read: &Opened<'_>) -> Result<(), String> {
-        #[derive(Default, Deserialize)]
-        struct Sandbox<'a> {
-            #[serde(borrow, rename = "type")]
-            kind: Option<&'a RawValue>,
-        }
         let wants = &self.opening.codex;
-        let sandbox: Sandbox<'_> = read.sandbox.and_then(members).unwrap_or_default();
-        let own = if wants.has_walls {
-            "dangerFullAccess"
-        } else {
-            "workspaceWrite"
-        };
         for (what, is, wanted) in [
             (
                 "approvalPolicy",
@@ -216,7 +206,11 @@ impl Codex {
                 read.approvals_reviewer,
                 write::REVIEWER,
             ),
-            ("sandbox", sandbox.kind, own),
+            (
+                "sandbox",
+                read.sandbox.and_then(kind_of),
+                self.own_sandbox(),
+            ),
         ] {
             let found = string(is);
             if found.as_ref().map(Foreign::raw) != Some(wanted) {
@@ -230,7 +224,16 @@ impl Codex {
         Ok(())
     }
 
-    /// What the thread is set to changed: it must still ask, and ask us.
+    /// The agent's own sandbox, as it was asked for.
+    const fn own_sandbox(&self) -> &'static str {
+        if self.opening.codex.has_walls {
+            "dangerFullAccess"
+        } else {
+            "workspaceWrite"
+        }
+    }
+
+    /// What the thread is set to changed: it must still ask, and ask us, and hold itself as it did.
     pub(super) fn settings_changed(&mut self, settings: &RawValue, out: &mut Effects) {
         let read: Opened<'_> = members(settings).unwrap_or_default();
         let wanted = self.opening.codex.approvals.word();
@@ -243,9 +246,28 @@ impl Codex {
             let said = format!(
                 "the agent changed when it asks, or whom: its approvalPolicy is {found} and was to be \"{wanted}\""
             );
+            return self.refuse(Fault::Unsafe(said), out);
+        }
+        let is_told = read.sandbox.is_some_and(|raw| raw.get() != "null");
+        let sandbox = read.sandbox.and_then(kind_of);
+        if is_told && !is(sandbox, self.own_sandbox()) {
+            let found = Foreign::from(sandbox.map_or("none", RawValue::get)).show(60);
+            let own = self.own_sandbox();
+            let said =
+                format!("the agent changed its own sandbox: it is {found} and was to be \"{own}\"");
             self.refuse(Fault::Unsafe(said), out);
         }
     }
+}
+
+/// The kind of a sandbox, as its policy names it.
+fn kind_of(sandbox: &RawValue) -> Option<&RawValue> {
+    #[derive(Deserialize)]
+    struct Sandbox<'a> {
+        #[serde(borrow, rename = "type")]
+        kind: Option<&'a RawValue>,
+    }
+    members::<Sandbox<'_>>(sandbox)?.kind
 }
 
 /// The id of a thread, if it can be kept.

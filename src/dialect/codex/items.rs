@@ -328,6 +328,8 @@ impl Codex {
                 }
             }
             Some(_) if ends => return,
+            // It begins again while it runs: one call, which is what that says now.
+            Some(_) if !is_over => self.call_begins_again(id, item, call, out),
             _ => {
                 let name = call
                     .as_ref()
@@ -346,6 +348,27 @@ impl Codex {
         if ends {
             self.call_ends(id, item, out);
         }
+    }
+
+    fn call_begins_again(
+        &mut self,
+        id: &str,
+        item: &Item<'_>,
+        call: Option<Call>,
+        out: &mut Effects,
+    ) {
+        let name = call
+            .as_ref()
+            .map_or_else(|| Foreign::new(item.kind.clone()), |call| call.name.clone());
+        let input = call.as_ref().map(|call| call.input.clone());
+        self.items.begins(id, call);
+        out.push(Effect::Event(Event::ToolUpdate {
+            id: Foreign::from(id),
+            name: Some(name),
+            title: None,
+            status: Some(Foreign::from("in_progress")),
+            input: input.and_then(|input| RawValue::from_string(input).ok()),
+        }));
     }
 
     fn call_ends(&mut self, id: &str, item: &Item<'_>, out: &mut Effects) {

@@ -37,6 +37,11 @@ impl<'a> Members<'a> {
         string(self.get(name))
     }
 
+    /// Whether a member is there that should be a string and is none.
+    pub(super) fn is_odd(&self, name: &str) -> bool {
+        self.get(name).is_some() && self.text(name).is_none()
+    }
+
     /// What is there beside those.
     pub(super) fn others(&self, known: &[&str]) -> impl Iterator<Item = (&str, &'a RawValue)> {
         self.0

@@ -33,6 +33,7 @@ mod version;
 mod words;
 mod write;
 
+use std::collections::VecDeque;
 use std::time::Instant;
 
 use serde_json::value::RawValue;
@@ -98,6 +99,8 @@ pub struct Codex {
     cancelling: bool,
     /// `turn/interrupt` waits for its reply.
     interrupt: Option<u64>,
+    /// Requests of turns that are over, without their replies.
+    late: VecDeque<u64>,
     leaving: bool,
     overload: Overload,
     alive: Alive,
@@ -190,6 +193,8 @@ impl Dialect for Codex {
     }
 
     fn untold(&mut self) -> Denials {
+        let untaken = turns::untaken(self.turn.take());
+        self.denials.told_in_vain(untaken);
         std::mem::take(&mut self.denials)
     }
 }
@@ -246,7 +251,7 @@ impl Codex {
             self.interrupt = None;
             return self.interrupt_replied(outcome.err().as_ref());
         }
-        if !self.alive.answered(id) {
+        if !self.alive.answered(id) && !self.was_late(id) {
             bad_line("unknown_id", line, out);
         }
     }

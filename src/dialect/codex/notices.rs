@@ -160,7 +160,9 @@ impl Codex {
             status: Option<&'a RawValue>,
         }
         let list: Front<'_, { limits::PLAN_ENTRIES }> = parse(read.plan?)?;
-        if self.turn.is_none() {
+        let thread = string(read.thread_id)?;
+        let turn = string(read.turn_id).unwrap_or_default();
+        if !self.is_current(thread.raw(), turn.raw()) {
             bad_line(OUT_OF_STATE, object.as_bytes(), out);
             return Some(());
         }

@@ -9,10 +9,14 @@ use super::alive::Again;
 use super::{Codex, OUT_OF_STATE, Phase, reported, write};
 use crate::dialect::envelope::ErrorReply;
 use crate::dialect::lenient::{members, string};
-use crate::dialect::{Effect, Effects, bad_line};
+use crate::dialect::{Denials, Effect, Effects, bad_line};
 use crate::limits;
 use crate::model::{Event, Foreign, Origin, TurnOutcome};
-use crate::wire::json::Text;
+use crate::wire::json::{BadFrame, Text};
+
+/// Requests of ours that a turn's end overtook whose late replies are known: one that starts a turn and
+/// the interrupts of the turns before.
+const LATE: usize = 8;
 
 /// The turn that runs.
 #[derive(Debug)]
@@ -35,7 +39,7 @@ pub(super) struct Turn {
 
 #[derive(Debug)]
 struct Prompt {
-    denials: Option<String>,
+    denials: Denials,
     text: Foreign,
 }
 
@@ -116,7 +120,7 @@ impl TurnError {
 impl Codex {
     /// Takes a prompt: the turn has begun for us.
     pub(super) fn prompt(&mut self, text: Foreign, out: &mut Effects) {
-        let denials = self.denials.take();
+        let denials = std::mem::take(&mut self.denials);
         self.tokens.turn_begins();
         self.turn = Some(Turn {
             request: None,
@@ -138,7 +142,8 @@ impl Codex {
         };
         let Some(prompt) = &turn.prompt else { return };
         turn.request = Some(id);
-        let mut texts: Vec<&str> = prompt.denials.as_deref().into_iter().collect();
+        let denials = prompt.denials.words();
+        let mut texts: Vec<&str> = denials.as_deref().into_iter().collect();
         texts.push(prompt.text.raw());
         out.push(Effect::Write(write::turn(
             id,
@@ -205,7 +210,7 @@ impl Codex {
             let name = members::<Told<'_>>(params.turn)?.name()?;
             Some((params, name))
         }) else {
-            return self.count_bad(crate::wire::json::BadFrame::Shape, object.as_bytes(), out);
+            return self.count_bad(BadFrame::Shape, object.as_bytes(), out);
         };
         let is_ours = self.is_ours(&params.thread_id.0);
         let Some(turn) = self.turn.as_mut().filter(|turn| {
@@ -218,6 +223,7 @@ impl Codex {
             return bad_line(OUT_OF_STATE, object.as_bytes(), out);
         }
         turn.has_begun = true;
+        turn.prompt = None;
         let is_new = turn.id.is_none();
         turn.id = Some(name);
         let again = std::mem::take(&mut turn.again);
@@ -227,18 +233,21 @@ impl Codex {
         }
     }
 
-    /// Notes that something of the running turn came; `false` if none runs.
-    pub(super) fn turn_goes_on(&mut self, out: &mut Effects) -> bool {
-        let Some(turn) = &mut self.turn else {
-            return false;
+    /// Notes that something of the running turn came, which has its name by then: one that still waits
+    /// to be asked for again has none.
+    pub(super) fn turn_goes_on(&mut self, out: &mut Effects) {
+        let named = self.turn.as_mut().filter(|turn| turn.id.is_some());
+        let Some(turn) = named.filter(|turn| !turn.is_told) else {
+            return;
         };
-        if !std::mem::replace(&mut turn.is_told, true) {
-            let turn = turn.id.clone().map(Foreign::new);
-            out.push(Effect::Event(Event::TurnStarted { turn }));
-            // The agent works on it: a second one is not asked for.
-            self.overload.drop(Again::Turn);
-        }
-        true
+        turn.is_told = true;
+        let turn = turn.id.clone().map(Foreign::new);
+        out.push(Effect::Event(Event::TurnStarted { turn }));
+    }
+
+    /// Whether a turn runs that the agent has taken.
+    pub(super) fn has_named_turn(&self) -> bool {
+        self.turn.as_ref().is_some_and(|turn| turn.id.is_some())
     }
 
     /// Whether a message that names this thread and turn is of the turn that runs.
@@ -254,18 +263,24 @@ impl Codex {
     /// The turn's end.
     pub(super) fn turn_completed(&mut self, params: &RawValue, object: &str, out: &mut Effects) {
         let read = members::<Params<'_>>(params);
-        let Some((params, told)) =
-            read.and_then(|params| members::<Told<'_>>(params.turn).map(|told| (params, told)))
-        else {
-            self.count_bad(crate::wire::json::BadFrame::Shape, object.as_bytes(), out);
-            let has_begun = self.turn.as_ref().is_some_and(|turn| turn.has_begun);
+        let is_other = |params: &Params<'_>| !self.is_ours(&params.thread_id.0);
+        if read.as_ref().is_some_and(is_other) {
+            return bad_line(OUT_OF_STATE, object.as_bytes(), out);
+        }
+        let Some((params, told, name)) = read.and_then(|params| {
+            let told = members::<Told<'_>>(params.turn)?;
+            let name = told.name()?;
+            Some((params, told, name))
+        }) else {
+            // Of our thread, and nobody knows which turn: no other end may follow.
+            self.count_bad(BadFrame::Shape, object.as_bytes(), out);
+            let has_begun = self.turn.as_ref().is_some_and(|turn| turn.is_told);
             if has_begun && self.phase != Phase::Closed {
                 let detail = "the end of the turn cannot be read".to_owned();
                 self.end_turn(End::failed(detail), out);
             }
             return;
         };
-        let name = told.name().unwrap_or_default();
         if !self.is_current(&params.thread_id.0, &name) {
             return bad_line(OUT_OF_STATE, object.as_bytes(), out);
         }
@@ -313,8 +328,12 @@ impl Codex {
     fn end_turn(&mut self, end: End, out: &mut Effects) {
         self.cancel_asks(out);
         let asked = std::mem::take(&mut self.cancelling);
-        self.turn = None;
-        self.interrupt = None;
+        let turn = self.turn.take();
+        let overtaken = turn.as_ref().and_then(|turn| turn.request);
+        self.overtaken(overtaken);
+        let interrupt = self.interrupt.take();
+        self.overtaken(interrupt);
+        self.denials.told_in_vain(untaken(turn));
         self.overload.drop(Again::Turn);
         self.overload.drop(Again::Interrupt);
         self.items.clear();
@@ -328,6 +347,21 @@ impl Codex {
             usage: self.tokens.turn(),
             detail: end.detail,
         }));
+    }
+
+    /// Notes that a reply will come for which nobody waits any more.
+    fn overtaken(&mut self, id: Option<u64>) {
+        let Some(id) = id else { return };
+        if self.late.len() >= LATE {
+            self.late.pop_front();
+        }
+        self.late.push_back(id);
+    }
+
+    /// Whether a reply is such a one.
+    pub(super) fn was_late(&mut self, id: u64) -> bool {
+        let at = self.late.iter().position(|late| *late == id);
+        at.and_then(|at| self.late.remove(at)).is_some()
     }
 
     /// Ends the running turn from our side. Nothing to do if none runs, or if that was said.
@@ -360,8 +394,9 @@ impl Codex {
         let (Some(thread), Some(turn)) = (&self.thread, named) else {
             return;
         };
-        self.interrupt = Some(id);
         out.push(Effect::Write(write::interrupt(id, thread, turn)));
+        let earlier = self.interrupt.replace(id);
+        self.overtaken(earlier);
     }
 
     /// The reply to an interrupt. What ends the turn is its own message.
@@ -377,6 +412,12 @@ impl Codex {
             turn.again = !turn.has_begun;
         }
     }
+}
+
+/// What a turn's prompt was to tell, if the agent has not taken it.
+pub(super) fn untaken(turn: Option<Turn>) -> Denials {
+    let prompt = turn.and_then(|turn| turn.prompt);
+    prompt.map(|prompt| prompt.denials).unwrap_or_default()
 }
 
 impl End {

@@ -62,7 +62,7 @@ impl Custom {
                 self.piece(Event::Thought { delta }, at, out);
             }
             Said::Tool(event) | Said::ToolEnd(event) => {
-                if !self.is_current(at.turn) {
+                if !self.goes_on(at.turn) {
                     at.out_of_state(out);
                 }
                 out.push(Effect::Event(event));
@@ -185,14 +185,28 @@ impl Custom {
     }
 
     /// Whether an event that names this turn belongs to the one that runs. An event that names
-    /// none does, if one runs.
+    /// none does, if one runs; one that has no name yet is not the one before.
     fn is_current(&self, id: Option<&str>) -> bool {
         match (&self.turn, id) {
             (Turn::None, _) => false,
             (Turn::Running(Some(ours)), Some(theirs)) => ours == theirs,
-            (Turn::Sent, Some(theirs)) => self.last.id.as_deref() != Some(theirs),
-            (Turn::Running(_) | Turn::Sent, _) => true,
+            (Turn::Running(None) | Turn::Sent, Some(theirs)) => {
+                self.last.id.as_deref() != Some(theirs)
+            }
+            (Turn::Running(_) | Turn::Sent, None) => true,
         }
+    }
+
+    /// The same of an event that shows that the turn goes on: it gives it its name, if it has none.
+    fn goes_on(&mut self, id: Option<&str>) -> bool {
+        if !self.is_current(id) {
+            return false;
+        }
+        self.is_taken = true;
+        if let (Turn::Running(name @ None), Some(id)) = (&mut self.turn, id) {
+            *name = Some(id.to_owned());
+        }
+        true
     }
 
     fn turn_started(&mut self, id: Option<String>, at: &At<'_>, out: &mut Effects) {
@@ -204,14 +218,15 @@ impl Custom {
             turn: id.clone().map(Foreign::new),
         }));
         self.turn = Turn::Running(id);
+        self.is_taken = true;
         // The first one may have found no turn.
         if self.cancelling && !self.leaving {
             self.interrupt(&at.plan.table, out);
         }
     }
 
-    fn piece(&self, event: Event, at: &At<'_>, out: &mut Effects) {
-        if !self.is_current(at.turn) {
+    fn piece(&mut self, event: Event, at: &At<'_>, out: &mut Effects) {
+        if !self.goes_on(at.turn) {
             return at.out_of_state(out);
         }
         out.push(Effect::Event(event));
@@ -233,14 +248,14 @@ impl Custom {
             at.out_of_state(out);
             return self.deny_at_once(table, request.id, "no turn is running", out);
         }
+        self.is_taken = self.is_taken || self.turn != Turn::None;
         // A larger input is not allowed by anybody.
-        let kept = |raw: &&RawValue| raw.get().len() <= limits::ASK_INPUT_BYTES;
-        let echo = request
-            .input
-            .filter(|raw| replies.allow.has(Hole::Input) && kept(raw));
+        let echo = request.input.filter(|_| replies.allow.has(Hole::Input));
+        let is_cut = echo.is_some_and(|raw| raw.get().len() > limits::ASK_INPUT_BYTES);
         let open = Open {
             id: request.id.to_owned(),
-            input: echo.map(ToOwned::to_owned),
+            input: echo.filter(|_| !is_cut).map(ToOwned::to_owned),
+            is_cut,
             tool: request.tool.clone(),
         };
         let key = match self.asks.open(&mut self.ids, &request.name, open) {
@@ -252,7 +267,11 @@ impl Custom {
                     Clash::LongId => ("bad_shape", "the request id is too long"),
                 };
                 bad_line(reason, at.line, out);
-                return self.deny_at_once(table, request.id, said, out);
+                self.deny_at_once(table, request.id, said, out);
+                if clash == Clash::TooMany {
+                    self.asked_beyond(out);
+                }
+                return;
             }
         };
         out.push(Effect::Ask(Ask {
@@ -262,6 +281,18 @@ impl Custom {
             input: lenient::owned(request.input),
             claimed: request.claimed,
         }));
+    }
+
+    /// One more request was denied because too many are open.
+    fn asked_beyond(&mut self, out: &mut Effects) {
+        self.asks_beyond = self.asks_beyond.saturating_add(1);
+        if self.asks_beyond > limits::ASKS_BEYOND {
+            let most = limits::OPEN_ASKS;
+            let said = format!(
+                "the agent asks on and on while {most} of its requests wait for their answers"
+            );
+            self.fault(said, out);
+        }
     }
 
     fn ended(&mut self, end: End, at: &At<'_>, out: &mut Effects) {
@@ -331,9 +362,11 @@ impl Custom {
         out: &mut Effects,
     ) {
         let rejected = match (&self.turn, at.turn) {
-            (Turn::None, _) | (Turn::Running(_), None) => false,
+            (Turn::None, _) => false,
             (Turn::Sent, None) => true,
-            (_, Some(_)) => self.is_current(at.turn),
+            // Where no word says that a turn began, it is of the prompt as long as nothing came of it.
+            (Turn::Running(_), None) => !self.is_taken,
+            (_, Some(_)) => self.goes_on(at.turn),
         };
         let ends = match at.told() {
             Told::Ends(EndsTurn::Always) => self.turn != Turn::None,

@@ -76,8 +76,10 @@ struct LastTurn {
 #[derive(Debug)]
 struct Open {
     id: Box<RawValue>,
-    /// Its input, where the answer that allows has a place for it.
+    /// Its input, where the answer that allows has a place for it and the request has one.
     input: Option<Box<RawValue>>,
+    /// It has one that is too large to be kept.
+    is_cut: bool,
     tool: Foreign,
 }
 
@@ -116,6 +118,8 @@ pub struct Custom {
     plan: Option<Arc<Plan>>,
     phase: Phase,
     turn: Turn,
+    /// The agent has shown that it took the turn's prompt.
+    is_taken: bool,
     /// The turn is to end.
     cancelling: bool,
     last: LastTurn,
@@ -135,6 +139,8 @@ pub struct Custom {
     denials: Denials,
     /// Lines that were no messages.
     bad_lines: u32,
+    /// Requests that were denied because too many were open.
+    asks_beyond: u32,
 }
 
 impl Dialect for Custom {
@@ -400,6 +406,7 @@ impl Custom {
         self.last.by_error = false;
         self.usage = Usage::default();
         self.turn = Turn::Sent;
+        self.is_taken = false;
         if !plan.starts_turns {
             self.turn = Turn::Running(None);
             out.push(Effect::Event(Event::TurnStarted { turn: None }));
@@ -464,7 +471,7 @@ impl Custom {
         };
         let echo = replies.allow.has(Hole::Input);
         match answer {
-            Answer::Allow if !echo || open.input.is_some() => {
+            Answer::Allow if !echo || !open.is_cut => {
                 let known = self.known();
                 let filling = Filling {
                     texts: &known,

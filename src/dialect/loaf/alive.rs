@@ -7,6 +7,7 @@ use std::time::Instant;
 use super::{Loaf, Phase, Wait, write};
 use crate::dialect::{Effect, Effects, Fault};
 use crate::limits;
+use crate::model::{Event, Origin};
 
 /// What is known of the agent's silence between turns.
 #[derive(Debug, Default)]
@@ -41,6 +42,36 @@ impl Loaf {
         turn.sent
             .filter(|_| waits)?
             .checked_add(self.opening.control?)
+    }
+
+    /// When the first command must have been answered that a person waits for.
+    pub(super) fn command_due(&self) -> Option<Instant> {
+        let control = self.opening.control?;
+        let waits = self.phase == Phase::Ready && !self.leaving;
+        let open = self.open.iter().filter(|_| waits);
+        let sent = open.filter(|open| open.wait.bounded().is_some());
+        sent.filter_map(|open| open.sent?.checked_add(control))
+            .min()
+    }
+
+    /// Commands without a reply in their time hold up no later ones.
+    pub(super) fn command_is_silent(&mut self, now: Instant, out: &mut Effects) {
+        let control = self.opening.control.unwrap_or_default();
+        let is_due = |open: &mut super::Open| {
+            let sent = open.sent.filter(|_| open.wait.bounded().is_some());
+            sent.and_then(|sent| sent.checked_add(control))
+                .is_some_and(|due| due <= now)
+        };
+        for open in self.open.extract_if(.., is_due) {
+            let method = open.wait.bounded().unwrap_or_default();
+            let said =
+                format!("the agent did not answer {method} within {control:?} (timeouts.control)");
+            out.push(Effect::Event(Event::AgentError {
+                code: "unanswered".into(),
+                message: said.into(),
+                origin: Origin::Local,
+            }));
+        }
     }
 
     /// A request of ours has no reply in its time.

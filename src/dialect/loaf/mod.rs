@@ -93,6 +93,25 @@ enum Wait {
     Ping,
 }
 
+impl Wait {
+    /// The method of a request whose reply somebody waits for, and that nothing else bounds.
+    const fn bounded(&self) -> Option<&'static str> {
+        match self {
+            Self::Command(_) => Some("command.execute"),
+            Self::Steer => Some("session.steer"),
+            _ => None,
+        }
+    }
+}
+
+/// Such a request that has no reply yet.
+#[derive(Debug)]
+struct Open {
+    id: u64,
+    wait: Wait,
+    sent: Option<Instant>,
+}
+
 /// One channel that speaks loaf's RPC.
 #[derive(Debug, Default)]
 pub struct Loaf {
@@ -109,7 +128,7 @@ pub struct Loaf {
     control: Option<Control>,
     /// The model that [`Loaf::control`] selects.
     selecting: Option<Model>,
-    open: Vec<(u64, Wait)>,
+    open: Vec<Open>,
     info: AgentInfo,
     session: Option<Foreign>,
     models: Models,
@@ -194,6 +213,7 @@ impl Dialect for Loaf {
             self.control_due(),
             self.send_due(),
             self.login_due(),
+            self.command_due(),
             self.keepalive_due(),
         ];
         due.into_iter().flatten().min()
@@ -208,6 +228,8 @@ impl Dialect for Loaf {
             self.not_acknowledged("session.send", out);
         } else if is_due(self.login_due()) {
             self.login_is_silent(out);
+        } else if is_due(self.command_due()) {
+            self.command_is_silent(now, out);
         } else if is_due(self.keepalive_due()) {
             self.keep_alive(now, out);
         }
@@ -255,7 +277,11 @@ impl Loaf {
         if self.open.len() >= OPEN {
             self.open.remove(0);
         }
-        self.open.push((id, wait));
+        self.open.push(Open {
+            id,
+            wait,
+            sent: self.now,
+        });
         out.push(Effect::Write(line(id)));
         id
     }
@@ -302,11 +328,10 @@ impl Loaf {
             self.control = None;
             return self.controlled(outcome, out);
         }
-        let Some(at) = self.open.iter().position(|(open, _)| *open == id) else {
+        let Some(at) = self.open.iter().position(|open| open.id == id) else {
             return bad_line("unknown_id", line, out);
         };
-        let (_, wait) = self.open.remove(at);
-        match wait {
+        match self.open.remove(at).wait {
             Wait::Send => self.sent(id, outcome, line, out),
             Wait::Interrupt => self.interrupted(outcome, out),
             Wait::Clear => self.cleared(outcome, out),
@@ -341,6 +366,10 @@ impl Loaf {
         self.leaving = true;
         if let Some(turn) = &mut self.turn {
             turn.is_cancelled = true;
+        }
+        if self.phase == Phase::Ready && self.selecting.take().is_some() {
+            let why = "the session ends before the agent said whether it takes the model";
+            out.push(Effect::Set(Err(why.to_owned())));
         }
         if self.phase == Phase::Ready && self.has("system.shutdown") {
             return self.ask(Phase::Ready, "system.shutdown", out, write::shutdown);

@@ -271,7 +271,7 @@ impl Loaf {
             });
             return Ok(());
         }
-        let is_one = |(_, wait): &(u64, Wait)| matches!(wait, Wait::Command(_));
+        let is_one = |open: &super::Open| matches!(open.wait, Wait::Command(_));
         if self.turn.is_some() || self.open.iter().any(is_one) {
             return Err(Refused::Busy);
         }

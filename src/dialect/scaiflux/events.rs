@@ -78,14 +78,27 @@ impl Scaiflux {
     }
 
     /// Whether an event that names this turn belongs to the one that runs. An event that names
-    /// none does, if one runs.
+    /// none does, if one runs; one that has no name yet is not the one before.
     fn is_current(&self, id: &TurnId<'_>) -> bool {
         match (&self.turn, id.0.as_deref()) {
             (Turn::None, _) => false,
             (Turn::Running(Some(ours)), Some(theirs)) => ours == theirs,
-            (Turn::Sent, Some(theirs)) => self.last.id.as_deref() != Some(theirs),
-            (Turn::Running(_) | Turn::Sent, _) => true,
+            (Turn::Running(None) | Turn::Sent, Some(theirs)) => {
+                self.last.id.as_deref() != Some(theirs)
+            }
+            (Turn::Running(_) | Turn::Sent, None) => true,
         }
+    }
+
+    /// The same of an event that shows that the turn goes on: it gives it its name, if it has none.
+    fn goes_on(&mut self, id: &TurnId<'_>) -> bool {
+        let is_it = self.is_current(id);
+        if let (Turn::Running(name @ None), Some(id), true) =
+            (&mut self.turn, id.0.as_deref(), is_it)
+        {
+            *name = Some(id.to_owned());
+        }
+        is_it
     }
 
     fn turn_started(&mut self, started: TurnStarted<'_>, line: &[u8], out: &mut Effects) {
@@ -102,8 +115,8 @@ impl Scaiflux {
         }
     }
 
-    fn text_delta(&self, text: TextDelta<'_>, line: &[u8], out: &mut Effects) {
-        if !self.is_current(&text.turn_id) {
+    fn text_delta(&mut self, text: TextDelta<'_>, line: &[u8], out: &mut Effects) {
+        if !self.goes_on(&text.turn_id) {
             return bad_line(OUT_OF_STATE, line, out);
         }
         out.push(Effect::Event(Event::Text {
@@ -111,8 +124,8 @@ impl Scaiflux {
         }));
     }
 
-    fn tool_start(&self, start: ToolStart<'_>, line: &[u8], out: &mut Effects) {
-        if !self.is_current(&start.turn_id) {
+    fn tool_start(&mut self, start: ToolStart<'_>, line: &[u8], out: &mut Effects) {
+        if !self.goes_on(&start.turn_id) {
             bad_line(OUT_OF_STATE, line, out);
         }
         out.push(Effect::Event(Event::ToolStart {
@@ -122,8 +135,8 @@ impl Scaiflux {
         }));
     }
 
-    fn tool_result(&self, result: ToolResult<'_>, line: &[u8], out: &mut Effects) {
-        if !self.is_current(&result.turn_id) {
+    fn tool_result(&mut self, result: ToolResult<'_>, line: &[u8], out: &mut Effects) {
+        if !self.goes_on(&result.turn_id) {
             bad_line(OUT_OF_STATE, line, out);
         }
         let took = result.took();
@@ -158,7 +171,11 @@ impl Scaiflux {
                     Clash::LongId => ("bad_shape", "the request id is too long"),
                 };
                 bad_line(reason, line, out);
-                return self.deny_at_once(id, said, out);
+                self.deny_at_once(id, said, out);
+                if clash == Clash::TooMany {
+                    self.asked_beyond(out);
+                }
+                return;
             }
         };
         let details = request.details.unwrap_or_default();
@@ -176,6 +193,18 @@ impl Scaiflux {
                 no_allow: false,
             },
         }));
+    }
+
+    /// One more request was denied because too many are open.
+    fn asked_beyond(&mut self, out: &mut Effects) {
+        self.asks_beyond = self.asks_beyond.saturating_add(1);
+        if self.asks_beyond > limits::ASKS_BEYOND {
+            let most = limits::OPEN_ASKS;
+            let said = format!(
+                "the agent asks on and on while {most} of its requests wait for their answers"
+            );
+            self.fault(said, out);
+        }
     }
 
     fn turn_complete(&mut self, complete: TurnComplete<'_>, line: &[u8], out: &mut Effects) {

@@ -82,6 +82,8 @@ pub struct Scaiflux {
     asks: Asks<()>,
     /// Lines that were no messages.
     bad_lines: u32,
+    /// Requests that were denied because too many were open.
+    asks_beyond: u32,
 }
 
 impl Dialect for Scaiflux {

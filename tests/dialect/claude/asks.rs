@@ -2,9 +2,11 @@
 
 use marshal::limits;
 
-use super::{READY, TURN, check_in_turn, check_ready, opening, shown};
+use super::{
+    HELLO, READY, READY_SAYS, TURN, check, check_in_turn, check_ready, opening, shown, wants,
+};
 use crate::script::{Conversation, played};
-use marshal::config::DialectName;
+use marshal::config::{Acp, DialectName};
 
 fn ask(id: &str, input: &str) -> String {
     format!(
@@ -175,6 +177,59 @@ fn what_is_not_served_or_cannot_be_read_gets_an_error() {
             error("y", "the request cannot be read"),
             error("z", "the request cannot be read"),
             shown(no_id),
+        ),
+    );
+}
+
+#[test]
+fn nothing_is_answered_before_the_version_is_known() {
+    let hook = r#"{"type":"control_request","request_id":"h","request":{"subtype":"hook_callback","callback_id":"marshal","input":{"hook_event_name":"PreToolUse","tool_name":"Bash","tool_input":{}}}}"#;
+    let other =
+        r#"{"type":"control_request","request_id":"x","request":{"subtype":"elicitation"}}"#;
+    let odd = r#"{"type":"control_request","request_id":"z"}"#;
+    let request = ask("r", "{}");
+    check(
+        &opening(),
+        &format!("{request}\n< {hook}\n< {other}\n< {odd}\n{READY}\n< {other}"),
+        &format!(
+            "{HELLO}\nbad out_of_state {}\nbad out_of_state {}\nbad out_of_state {}\nbad bad_shape {odd}\n{READY_SAYS}\nunknown 'control_request/elicitation' {other}\n{}",
+            shown(&request),
+            shown(hook),
+            shown(other),
+            error("x", "the host does not serve this request"),
+        ),
+    );
+    // While the session is being set it is known.
+    let plan = Acp {
+        mode: Some("plan".to_owned()),
+        ..Acp::default()
+    };
+    check(
+        &wants(plan),
+        &format!("{READY}\n{request}\n< {other}"),
+        &format!(
+            r#"{HELLO}
+            write {{"request":{{"mode":"plan","subtype":"set_permission_mode"}},"request_id":"marshal-2","type":"control_request"}}
+            bad out_of_state {}
+            {}
+            unknown 'control_request/elicitation' {other}
+            {}"#,
+            shown(&request),
+            denied("r", "no turn is running"),
+            error("x", "the host does not serve this request"),
+        ),
+    );
+}
+
+#[test]
+fn what_is_open_when_a_turn_ends_by_itself_is_denied() {
+    let end =
+        r#"< {"type":"result","subtype":"success","is_error":false,"stop_reason":"end_turn"}"#;
+    check_in_turn(
+        &format!("{}\n{end}\n> allow r-1", ask("r-1", "{}")),
+        &format!(
+            "ask r-1 'Bash' {{}} active='default' call='c-1'\nwithdrawn r-1\n{}\nturn ended completed 'end_turn' tokens=0/0\nrefused allow r-1: no open permission request has this id",
+            denied("r-1", "the turn is over"),
         ),
     );
 }

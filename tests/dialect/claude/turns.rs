@@ -9,6 +9,13 @@ const END: &str = r#"< {"type":"result","subtype":"success","is_error":false,"st
 const ENDED: &str = "turn ended completed 'end_turn' tokens=1/2";
 const PROMPT_2: &str = r#"write {"message":{"content":[{"text":"q","type":"text"}],"role":"user"},"parent_tool_use_id":null,"session_id":"","type":"user","uuid":"00000000-0000-7000-8000-000000000002"}"#;
 
+/// What the agent says of its first prompt.
+fn state(state: &str) -> String {
+    format!(
+        r#"< {{"type":"command_lifecycle","command_uuid":"00000000-0000-7000-8000-000000000001","state":"{state}"}}"#
+    )
+}
+
 #[test]
 fn text_that_was_streamed_is_not_told_again_with_its_whole_message() {
     check_in_turn(
@@ -154,11 +161,6 @@ fn an_interrupted_turn_ends_cancelled() {
 fn what_the_agent_does_by_itself_does_not_end_our_turn() {
     let prompt = r#"write {"message":{"content":[{"text":"p","type":"text"}],"role":"user"},"parent_tool_use_id":null,"session_id":"","type":"user","uuid":"00000000-0000-7000-8000-000000000001"}"#;
     let head = shown(END);
-    let state = |state: &str| {
-        format!(
-            r#"< {{"type":"command_lifecycle","command_uuid":"00000000-0000-7000-8000-000000000001","state":"{state}"}}"#
-        )
-    };
     check_ready(
         &format!(
             "> prompt p\n{}\n> cancel\n{END}\n{}\n{END}",
@@ -173,6 +175,69 @@ fn what_the_agent_does_by_itself_does_not_end_our_turn() {
             write {{"request":{{"subtype":"interrupt"}},"request_id":"marshal-3","type":"control_request"}}
             {ENDED}"#
         ),
+    );
+}
+
+#[test]
+fn a_prompt_may_be_over_before_its_turn_began() {
+    let prompt = r#"write {"message":{"content":[{"text":"p","type":"text"}],"role":"user"},"parent_tool_use_id":null,"session_id":"","type":"user","uuid":"00000000-0000-7000-8000-000000000001"}"#;
+    check_ready(
+        &format!(
+            "> prompt p\n{}\n> cancel\n{}\n> prompt q",
+            state("queued"),
+            state("cancelled")
+        ),
+        &format!(
+            r#"{prompt}
+            write {{"request":{{"subtype":"interrupt"}},"request_id":"marshal-2","type":"control_request"}}
+            turn ended cancelled - tokens=0/0 (the agent dropped the prompt before its turn began)
+            {PROMPT_2}"#
+        ),
+    );
+    check_ready(
+        &format!("> prompt p\n{}\n{}", state("queued"), state("completed")),
+        &format!(
+            "{prompt}\nturn ended completed - tokens=0/0 (the agent dealt with the prompt in another turn)"
+        ),
+    );
+}
+
+#[test]
+fn a_turn_that_is_over_does_not_wait_for_its_result_for_ever() {
+    let lost = "the agent said that the turn is over, and sent no result of it";
+    check_in_turn(
+        &format!(
+            "{}\n~ 9999\n> prompt r\n~ 1\n> prompt q\n{END}",
+            state("completed")
+        ),
+        &format!(
+            "turn ended failed - tokens=0/0 ({lost})\n{PROMPT_2}\nturn started -\n{ENDED}\nrefused prompt r: a turn is running"
+        ),
+    );
+    check_in_turn(
+        &format!("{}\n~ 10000", state("cancelled")),
+        &format!("turn ended cancelled - tokens=0/0 ({lost})"),
+    );
+    // One that comes in time is the end, and the word after it is nothing.
+    check_in_turn(
+        &format!(
+            "{}\n~ 9999\n{END}\n{}\n~ 60000",
+            state("completed"),
+            state("completed")
+        ),
+        ENDED,
+    );
+}
+
+#[test]
+fn no_number_of_tokens_is_too_large() {
+    let most = u64::MAX;
+    check_in_turn(
+        &format!(
+            r#"< {{"type":"assistant","message":{{"id":"m","content":[],"usage":{{"input_tokens":{most},"cache_read_input_tokens":{most},"output_tokens":{most}}}}}}}
+               < {{"type":"result","subtype":"success","usage":{{"input_tokens":{most},"cache_creation_input_tokens":{most},"output_tokens":{most}}},"modelUsage":{{"m":{{"contextWindow":200000}}}}}}"#
+        ),
+        &format!("context {most}/200000\nturn ended completed - tokens={most}/{most}"),
     );
 }
 

@@ -80,6 +80,41 @@ fn a_turn_that_was_cancelled_meanwhile_is_not_sent_again() {
 }
 
 #[test]
+fn nothing_that_is_said_of_another_turn_ends_the_wait() {
+    let asked = TURN_SAYS.replace("turn started 'u-1'", "");
+    let again = TURN_SAYS.replace("\"id\":4", "\"id\":5");
+    let plan = |turn: &str| {
+        format!(
+            r#"< {{"method":"turn/plan/updated","params":{{"threadId":"t-1","turnId":"{turn}","plan":[{{"step":"s","status":"pending"}}]}}}}"#
+        )
+    };
+    check(
+        &format!(
+            r#"> prompt p
+               < {{"id":4,{BUSY}}}
+               < {{"method":"item/commandExecution/requestApproval","id":0,"params":{{"threadId":"t-9","turnId":"u-9","itemId":"c","command":"ls","cwd":"/w"}}}}
+               > deny 0 not here
+               {}
+               ~ 250
+               < {{"id":5,"result":{{"turn":{{"id":"u-1"}}}}}}
+               < {{"method":"turn/started","params":{{"threadId":"t-1","turn":{{"id":"u-1"}}}}}}
+               {}"#,
+            plan("u-0"),
+            plan("u-1"),
+        ),
+        &format!(
+            r#"{asked}
+               bad bad_shape
+               ask 0 'commandExecution' {{"call":{{"command":["ls"],"cwd":"/w"}}}} call='t-9/c' no_allow
+               write {{"id":0,"result":{{"decision":"decline"}}}}
+               bad out_of_state
+               {again}
+               plan 's'(- 'pending')"#
+        ),
+    );
+}
+
+#[test]
 fn the_handshake_and_an_interrupt_are_sent_again_too() {
     check_all(
         &format!("< {{\"id\":1,{BUSY}}}\n~ 250\n< {{\"id\":2,{BUSY}}}\n~ 500"),

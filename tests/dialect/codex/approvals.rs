@@ -1,6 +1,9 @@
 //! What it asks for, and what it gets.
 
-use marshal::config::Codex;
+use marshal::config::{Codex, DialectName};
+use marshal::dialect::Denials;
+
+use crate::script::{Conversation, play};
 
 use super::{END, OPEN, OPEN_SAYS, TURN, TURN_SAYS, check, check_opened, check_turn, opening};
 
@@ -69,6 +72,71 @@ fn a_denial_is_explained_before_the_next_prompt() {
         ..Codex::default()
     };
     check_opened(&opening(silent), &script, &says(""));
+}
+
+const BEFORE: &str = r##"{"type":"text","text":"# Before this prompt, these requests of yours were denied:\n# - /bin/bash -lc 'mkdir a': not here\n"},"##;
+
+fn start(id: u32, before: &str, text: &str) -> String {
+    format!(
+        r#"write {{"id":{id},"method":"turn/start","params":{{"threadId":"t-1","approvalPolicy":"untrusted","approvalsReviewer":"user","input":[{before}{{"type":"text","text":"{text}"}}]}}}}"#
+    )
+}
+
+/// A turn in which a request was denied.
+fn denied() -> (String, String) {
+    let script = format!("{COMMAND}\n{}\n> deny 0 not here\n{END}\n", asks(""));
+    let says = format!(
+        "{COMMAND_SAYS}\n{ASKED} call='c'\nwrite {{\"id\":0,\"result\":{{\"decision\":\"decline\"}}}}\nturn ended completed 'completed' tokens=0/0\n"
+    );
+    (script, says)
+}
+
+#[test]
+fn a_denial_whose_prompt_was_not_taken_is_told_before_the_next_one() {
+    let (script, says) = denied();
+    check_turn(
+        &format!(
+            r#"{script}> prompt q
+               < {{"id":5,"error":{{"code":-32600,"message":"no"}}}}
+               > prompt r
+               < {{"id":6,"error":{{"code":-32001,"message":"busy"}}}}
+               > cancel
+               > prompt s
+               < {{"id":7,"result":{{"turn":{{"id":"u-1"}}}}}}
+               {END}
+               > prompt t"#
+        ),
+        &format!(
+            "{says}{}
+             error '-32600' 'no' unknown
+             turn ended failed - tokens=0/0 (the agent reported error -32600: no)
+             {}
+             turn ended cancelled - tokens=0/0 (the agent had no room for the turn yet)
+             {}
+             turn ended completed 'completed' tokens=0/0
+             {}",
+            start(5, BEFORE, "q"),
+            start(6, BEFORE, "r"),
+            start(7, BEFORE, "s"),
+            start(8, "", "t"),
+        ),
+    );
+}
+
+#[test]
+fn a_denial_outlives_a_child_that_died_over_the_prompt_that_told_it() {
+    let (script, _) = denied();
+    let script = format!("{OPEN}{TURN}{script}");
+    let taken = r#"< {"method":"turn/started","params":{"threadId":"t-1","turn":{"id":"u-2"}}}"#;
+    for (rest, is_untold) in [
+        (String::new(), true),
+        ("> prompt q\n< EOF".to_owned(), true),
+        (format!("> prompt q\n{taken}\n< EOF"), false),
+    ] {
+        let mut talk = Conversation::opened(DialectName::Codex, &opening(Codex::default()));
+        let _ = play(&mut talk, &format!("{script}{rest}"));
+        assert_eq!(talk.untold() != Denials::default(), is_untold, "{rest}");
+    }
 }
 
 #[test]
@@ -155,6 +223,8 @@ fn what_cannot_be_read_is_an_error_and_what_is_of_no_turn_is_declined() {
         r#"{"threadId":"t-1","turnId":"u-1","itemId":"c","command":["ls"],"cwd":"/w"}"#,
         r#"{"threadId":"t-1","turnId":"u-1","itemId":"c","command":"ls","command":"rm","cwd":"/w"}"#,
         r#"{"threadId":"t-1","turnId":"u-1","itemId":"c","kind":7,"command":"ls","cwd":"/w"}"#,
+        r#"{"threadId":"t-1","turnId":"u-1","itemId":"c","command":"ls","cwd":{"path":"/etc"}}"#,
+        r#"{"threadId":"t-1","turnId":"u-1","itemId":"c","command":"ls","cwd":"/w","environmentId":{"id":"remote"}}"#,
     ] {
         check_turn(
             &format!(
@@ -163,6 +233,10 @@ fn what_cannot_be_read_is_an_error_and_what_is_of_no_turn_is_declined() {
             &format!("bad bad_shape\n{unread}"),
         );
     }
+    check_turn(
+        r#"< {"id":0,"method":"execCommandApproval","params":{"conversationId":"t-1","callId":"o","command":["ls"],"cwd":{"path":"/etc"}}}"#,
+        &format!("bad bad_shape\n{unread}"),
+    );
     check(
         &asks(""),
         "bad out_of_state\nwrite {\"id\":0,\"result\":{\"decision\":\"decline\"}}",

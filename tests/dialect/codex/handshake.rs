@@ -253,6 +253,38 @@ fn a_thread_that_stops_asking_ends_the_channel() {
         r#"< {"method":"thread/settings/updated","params":{"threadId":"t-1"}}"#,
         &fault("none"),
     );
+    // Nor may it give up the sandbox that it was to have.
+    let freed = |own: &str| {
+        format!(
+            r#"< {{"method":"thread/settings/updated","params":{{"threadId":"t-1","threadSettings":{{"approvalPolicy":"untrusted","approvalsReviewer":"user","sandboxPolicy":{own}}}}}}}"#
+        )
+    };
+    check(&freed(r#"{"type":"dangerFullAccess"}"#), "");
+    let unwalled = Codex {
+        has_walls: false,
+        ..Codex::default()
+    };
+    let own = |text: &str| {
+        text.replace("dangerFullAccess", "workspaceWrite")
+            .replace("danger-full-access", "workspace-write")
+    };
+    for (now, found) in [
+        (r#"{"type":"workspaceWrite"}"#, None),
+        (
+            r#"{"type":"dangerFullAccess"}"#,
+            Some(r#""dangerFullAccess""#),
+        ),
+        ("7", Some("none")),
+    ] {
+        let fault = found.map(|found| {
+            format!("fault the agent changed its own sandbox: it is {found} and was to be \"workspaceWrite\"")
+        });
+        check_opened(
+            &opening(unwalled.clone()),
+            &format!("{}{}", own(OPEN), freed(now)),
+            &format!("{}{}", own(OPEN_SAYS), fault.unwrap_or_default()),
+        );
+    }
     // Another thread's are not ours.
     let other = changed(r#""never""#, r#""user""#, "t-2");
     check(

@@ -42,6 +42,33 @@ fn thoughts_come_in_pieces_or_whole() {
 }
 
 #[test]
+fn a_call_that_begins_twice_is_one_call() {
+    let begins = |command: &str| {
+        item(
+            false,
+            &format!(r#""type":"commandExecution","id":"c","command":"{command}","cwd":"/w""#),
+        )
+    };
+    check_turn(
+        &[
+            begins("ls"),
+            begins("rm x"),
+            item(
+                true,
+                r#""type":"commandExecution","id":"c","command":"rm x","cwd":"/w","status":"completed""#,
+            ),
+            // Over, it is another call of that id.
+            begins("ls"),
+        ]
+        .join("\n"),
+        r#"tool 'c' 'commandExecution' {"call":{"command":["ls"],"cwd":"/w"}}
+           update 'c' 'commandExecution' - 'in_progress' {"call":{"command":["rm","x"],"cwd":"/w"}}
+           result 'c' '' error=false took=None
+           tool 'c' 'commandExecution' {"call":{"command":["ls"],"cwd":"/w"}}"#,
+    );
+}
+
+#[test]
 fn a_command_is_told_with_its_words_and_its_end() {
     check_turn(
         &format!(

@@ -87,10 +87,20 @@ fn an_end_that_cannot_be_read_ends_the_turn_and_one_of_another_turn_does_not() {
         "bad bad_shape
          turn ended failed - tokens=0/0 (the end of the turn cannot be read)",
     );
+    // Of our thread, and of no turn that could be told from ours: no other end would follow.
+    for turn in [r#"{"status":"completed"}"#, r#"{"id":7}"#, r#"{"id":""}"#] {
+        check_turn(
+            &format!(
+                "< {{\"method\":\"turn/completed\",\"params\":{{\"threadId\":\"t-1\",\"turn\":{turn}}}}}"
+            ),
+            "bad bad_shape
+             turn ended failed - tokens=0/0 (the end of the turn cannot be read)",
+        );
+    }
     for other in [
         r#"{"threadId":"t-1","turn":{"id":"u-0","status":"completed"}}"#,
         r#"{"threadId":"t-2","turn":{"id":"u-1","status":"completed"}}"#,
-        r#"{"threadId":"t-1","turn":{"status":"completed"}}"#,
+        r#"{"threadId":"t-2","turn":{"status":"completed"}}"#,
     ] {
         check_turn(
             &format!("< {{\"method\":\"turn/completed\",\"params\":{other}}}"),
@@ -169,6 +179,31 @@ fn a_cancel_waits_for_the_turns_name() {
         ),
     );
     check("> cancel", "");
+}
+
+#[test]
+fn replies_that_a_turns_end_overtook_are_no_strangers() {
+    let interrupt =
+        r#"write {"id":5,"method":"turn/interrupt","params":{"threadId":"t-1","turnId":"u-1"}}"#;
+    check_turn(
+        &format!(
+            r#"> cancel
+               {END}
+               < {{"id":5,"error":{{"code":-32600,"message":"no active turn"}}}}
+               < {{"id":5,"result":{{}}}}"#
+        ),
+        &format!("{interrupt}\n{END_SAYS}\nbad unknown_id"),
+    );
+    // The one that began the turn, too.
+    check(
+        &format!(
+            r#"> prompt p
+               < {{"method":"turn/started","params":{{"threadId":"t-1","turn":{{"id":"u-1"}}}}}}
+               {END}
+               < {{"id":4,"result":{{"turn":{{"id":"u-1"}}}}}}"#
+        ),
+        &format!("{TURN_SAYS}{END_SAYS}"),
+    );
 }
 
 #[test]

@@ -3,6 +3,7 @@
 
 mod pi;
 mod tables;
+mod turns;
 
 use std::path::Path;
 use std::sync::Arc;

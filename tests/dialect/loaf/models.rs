@@ -125,6 +125,23 @@ fn a_person_chooses_among_the_models() {
             "refused option model gpt-4.1: something else is being set: try again",
         ]),
     );
+    // Whoever waits for it is told, too, where the session ends before.
+    check(
+        Acp::default(),
+        &lines(&[
+            LIST,
+            "> option model openrouter/x/big",
+            "> goodbye",
+            r#"< {"id":5,"result":{"accepted":true}}"#,
+        ]),
+        &lines(&[
+            READY,
+            &select(4, "x/big", "openrouter"),
+            "not set: the session ends before the agent said whether it takes the model",
+            r#"write {"jsonrpc":"2.0","id":5,"method":"system.shutdown","params":{"reason":"the supervisor is done with it"}}"#,
+            "close input",
+        ]),
+    );
     // In a later child it holds before the pool's.
     let mut wanted = named("gpt-4.1");
     let chosen = OptionValue::Choice("openrouter/x/big".to_owned());

@@ -64,6 +64,68 @@ fn a_request_without_a_reply_in_its_time_is_a_fault() {
 }
 
 #[test]
+fn a_command_without_a_reply_holds_up_no_later_one() {
+    let command = |id: u32, word: &str| {
+        format!(
+            r#"write {{"jsonrpc":"2.0","id":{id},"method":"command.execute","params":{{"session_id":"s-1","raw_command":"/{word}"}}}}"#
+        )
+    };
+    let error = |method: &str| {
+        format!(
+            "error 'unanswered' 'the agent did not answer {method} within 100ms (timeouts.control)' local"
+        )
+    };
+    check_open(
+        Some(100),
+        None,
+        r#"> slash help
+           ~ 99
+           > slash model
+           ~ 1
+           > slash model
+           < {"id":4,"result":{"text":"m"}}
+           ~ 1000
+           < {"id":3,"result":{"text":"late"}}"#,
+        &lines(&[
+            &command(3, "help"),
+            &error("command.execute"),
+            &command(4, "model"),
+            "slash 'model' '' data=- clear=false exit=false",
+            "bad unknown_id",
+            "refused slash model: a turn is running",
+        ]),
+    );
+    check_open(
+        Some(100),
+        None,
+        &lines(&[
+            TURN,
+            &super::began(),
+            "> slash steer left",
+            "~ 1000",
+            &completed(0),
+        ]),
+        &lines(&[
+            TURN_SAYS,
+            "turn started 't-1'",
+            r#"write {"jsonrpc":"2.0","id":4,"method":"session.steer","params":{"session_id":"s-1","text":"left"}}"#,
+            &error("session.steer"),
+            "turn ended completed 'completed' tokens=0/0",
+        ]),
+    );
+    check_open(
+        Some(100),
+        None,
+        "> slash help\n> goodbye\n~ 1000",
+        &lines(&[
+            &command(3, "help"),
+            r#"write {"jsonrpc":"2.0","id":4,"method":"system.shutdown","params":{"reason":"the supervisor is done with it"}}"#,
+            "close input",
+        ]),
+    );
+}
+
+#[test]
 fn a_goodbye_that_is_not_answered_closes_stdin() {
     check_open(
         Some(100),

@@ -131,6 +131,19 @@ fn an_open_request_ends_with_its_turn() {
 }
 
 #[test]
+fn it_does_not_ask_without_end() {
+    let asks = (0..=limits::OPEN_ASKS + limits::ASKS_BEYOND as usize)
+        .map(|n| format!(r#"< {{"type":"permission_request","request_id":"r-{n}","tool":"x"}}"#));
+    let asks: Vec<String> = asks.collect();
+    let told = run_both(&format!("{TURN}{}", asks.join("\n")));
+    let count = |begins: &str| told.lines().filter(|line| line.starts_with(begins)).count();
+    assert_eq!(count("ask r-"), limits::OPEN_ASKS);
+    assert_eq!(count("bad too_many_asks"), limits::ASKS_BEYOND as usize + 1);
+    assert_eq!(count("withdrawn"), limits::OPEN_ASKS);
+    assert_eq!(count("fault the agent asks on and on"), 1, "{}", told.len());
+}
+
+#[test]
 fn ids_without_end_are_not_kept() {
     let long = "i".repeat(limits::FOREIGN_ID_BYTES + 1);
     let told = run_both(&format!(

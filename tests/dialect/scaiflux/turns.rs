@@ -343,3 +343,37 @@ fn depth_is_no_danger() {
         assert!(told.contains("turn started"), "{}", told.len());
     }
 }
+
+#[test]
+fn a_turn_without_a_name_takes_the_first_that_is_not_the_one_before() {
+    let end = |turn: &str| {
+        format!(r#"{{"type":"turn_complete","turn_id":"{turn}","stop_reason":"end_turn"}}"#)
+    };
+    let head = |turn: &str| marshal::model::Foreign::new(end(turn)).show(60);
+    check_in_turn(
+        &format!(
+            r#"< {}
+               > prompt q
+               < {{"type":"turn_started"}}
+               < {}
+               < {{"type":"text_delta","turn_id":"u","delta":"x"}}
+               < {}
+               < {}"#,
+            end("t"),
+            end("t"),
+            end("v"),
+            end("u"),
+        ),
+        &format!(
+            r#"turn ended completed 'end_turn' tokens=0/0
+               write {{"type":"prompt","text":"q"}}
+               turn started -
+               bad out_of_state {}
+               text 'x'
+               bad out_of_state {}
+               turn ended completed 'end_turn' tokens=0/0"#,
+            head("t"),
+            head("v"),
+        ),
+    );
+}
