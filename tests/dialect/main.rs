@@ -17,13 +17,10 @@ mod fuzz_claude;
 mod fuzz_codex;
 mod fuzz_custom;
 mod fuzz_loaf;
-<<<<<<< HEAD
 mod fuzz_skillpilot;
-=======
 #[path = "../fuzz/harness/mod.rs"]
 #[expect(dead_code, unused_imports, reason = "mutation is for tests/fuzz")]
 mod harness;
->>>>>>> fuzz
 mod loaf;
 mod scaiflux;
 mod script;
