@@ -345,10 +345,10 @@ impl Talk<'_> {
 /// How a turn ended, by the last of its events.
 pub(crate) fn outcome(told: &[Told]) -> &str {
     let last = told.last().expect("an end");
-    match last.name.as_str() {
-        "stopped" => "cancelled",
-        _ => last.data["outcome"].as_str().unwrap_or("none"),
+    if last.name == "stopped" {
+        return "cancelled";
     }
+    last.data["outcome"].as_str().unwrap_or("none")
 }
 
 /// Waits for something that a session's journal, or a file, comes to say.
