@@ -10,7 +10,7 @@ use super::paths;
 use super::pool::TRUST;
 use super::table::{Place, Section};
 use super::types::{DialectName, Launcher, Pool};
-use crate::skillpilot::marker::{KINDS, Template};
+use crate::skillpilot::marker::{Kind, Template};
 use crate::skillpilot::{CancelPolicy, TIMEOUT_MAX_S, TIMEOUT_S};
 
 /// Where a Runner's directory is inside, if the file names one of the host's.
@@ -88,7 +88,7 @@ pub(super) fn read(pool: &Section<'_>, dir: &Path) -> Runner {
         );
     }
     if let (Some(kind), None) = (&kind, &marker)
-        && !KINDS.iter().any(|(known, ..)| *known == kind.value)
+        && Kind::named(&kind.value).is_none()
     {
         let message = format!(
             "how a tool of the kind {} prints a marker is not known: the table needs marker",

@@ -18,8 +18,8 @@ use crate::skillpilot::{DIRECTORIES, TEMPORARY};
 
 /// Files that `rejected/` holds; more are removed instead.
 const REJECTED: usize = 1000;
-/// Names that are read of one directory; the rest waits for the next look.
-pub(super) const NAMES: usize = 100_000;
+/// Names that are kept of one directory.
+const NAMES: usize = 100_000;
 /// How old a temporary file is that nobody writes any more, where others than this program write.
 const ABANDONED: Duration = Duration::from_secs(3600);
 
@@ -113,9 +113,13 @@ impl SessionDir {
                 found.st_mode & 0o7777
             )));
         }
-        if used == Use::Run {
-            is_own(&found).map_err(|why| said(&format!("it {why}")))?;
+        if found.st_mode & 0o007 != 0 {
+            return Err(said(&format!(
+                "others may read it (mode {:o}): make it 0700, or 0750 where a group is to read it",
+                found.st_mode & 0o7777
+            )));
         }
+        is_own(&found).map_err(|why| said(&format!("it {why}")))?;
         if used == Use::Run
             && let Err(error) = rustix::fs::flock(&root, FlockOperation::NonBlockingLockExclusive)
         {
@@ -138,14 +142,12 @@ impl SessionDir {
                 ))
             })?;
             let found = rustix::fs::fstat(&opened).map_err(|error| said(&error.to_string()))?;
-            if used == Use::Run && found.st_mode & 0o022 != 0 {
+            if found.st_mode & 0o022 != 0 {
                 return Err(said(&format!(
                     "others may write {name}/: make it 0700 or 0750"
                 )));
             }
-            if used == Use::Run {
-                is_own(&found).map_err(|why| said(&format!("{name}/ {why}")))?;
-            }
+            is_own(&found).map_err(|why| said(&format!("{name}/ {why}")))?;
             parts.push(opened);
         }
         let dir = Self {
@@ -153,7 +155,9 @@ impl SessionDir {
             parts,
             rejected: AtomicUsize::new(0),
         };
-        let aside = dir.names(Part::Rejected).map_or(REJECTED, |names| names.len());
+        let aside = dir
+            .names(Part::Rejected)
+            .map_or(REJECTED, |names| names.len());
         dir.rejected.store(aside, Ordering::Relaxed);
         Ok(dir)
     }
@@ -328,22 +332,27 @@ impl SessionDir {
         Ok(self.claim((part, name), (part, &taken))?.then_some(taken))
     }
 
-    /// The names in a directory that are UTF-8, in no order. Temporary files are not among them.
-    pub(super) fn names(&self, part: Part) -> io::Result<Vec<String>> {
+    /// Goes through all names in a directory that are UTF-8, in no order. Temporary files are not among them.
+    pub(super) fn each(&self, part: Part, mut take: impl FnMut(&str)) -> io::Result<()> {
         let dir = rustix::fs::openat(self.fd(part), ".", OPEN_DIR, Mode::empty())?;
-        let mut names = Vec::new();
         for entry in rustix::fs::Dir::new(dir)? {
-            let entry = entry?;
-            let Ok(name) = entry.file_name().to_str() else {
-                continue;
-            };
-            if !name.starts_with('.') {
-                names.push(name.to_owned());
-            }
-            if names.len() >= NAMES {
-                break;
+            if let Ok(name) = entry?.file_name().to_str()
+                && !name.starts_with('.')
+            {
+                take(name);
             }
         }
+        Ok(())
+    }
+
+    /// The first of them.
+    pub(super) fn names(&self, part: Part) -> io::Result<Vec<String>> {
+        let mut names = Vec::new();
+        self.each(part, |name| {
+            if names.len() < NAMES {
+                names.push(name.to_owned());
+            }
+        })?;
         Ok(names)
     }
 
@@ -367,7 +376,9 @@ impl SessionDir {
 
     fn is_abandoned(&self, part: Part, name: &str) -> bool {
         let found = rustix::fs::statat(self.fd(part), name, AtFlags::SYMLINK_NOFOLLOW);
-        let written = found.ok().and_then(|found| u64::try_from(found.st_mtime).ok());
+        let written = found
+            .ok()
+            .and_then(|found| u64::try_from(found.st_mtime).ok());
         let written = written
             .and_then(|seconds| SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds)));
         let age = written.and_then(|written| SystemTime::now().duration_since(written).ok());
@@ -381,8 +392,13 @@ impl SessionDir {
             OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mode = Mode::RUSR | Mode::WUSR | Mode::RGRP;
         if self.has(part, name)? {
-            self.remove(part, name)
-                .or_else(|error| if self.reject(part, name) { Ok(()) } else { Err(error) })?;
+            self.remove(part, name).or_else(|error| {
+                if self.reject(part, name) {
+                    Ok(())
+                } else {
+                    Err(error)
+                }
+            })?;
         }
         Ok(File::from(rustix::fs::openat(dir, name, flags, mode)?))
     }
@@ -416,7 +432,7 @@ fn is_own(found: &Stat) -> Result<(), String> {
         return Ok(());
     }
     Err(format!(
-        "belongs to user {}, and this Runner is user {own}: chown it, or run as its owner",
+        "belongs to user {}, and this process is user {own}: chown it, or run as its owner",
         found.st_uid
     ))
 }
