@@ -10,7 +10,7 @@ use super::paths;
 use super::pool::TRUST;
 use super::table::{Place, Section};
 use super::types::{DialectName, Launcher, Pool};
-use crate::skillpilot::marker::{Kind, Template};
+use crate::skillpilot::marker::{Kind, Template, Unit};
 use crate::skillpilot::{CancelPolicy, TIMEOUT_MAX_S, TIMEOUT_S};
 
 /// Where a Runner's directory is inside, if the file names one of the host's.
@@ -30,6 +30,8 @@ pub struct Runner {
     pub kind: String,
     /// How it prints a marker, where the kind does not say it.
     pub marker: Option<String>,
+    /// How it is given a payload as one line, where the kind does not say it.
+    pub unit: Option<String>,
     /// What it is told first.
     pub init: Option<String>,
     /// A directory of this host for the session's files; `None`: one in the session's home.
@@ -52,6 +54,7 @@ impl Default for Runner {
         Self {
             kind: "tcl".to_owned(),
             marker: None,
+            unit: None,
             init: None,
             dir: None,
             timeout: Duration::from_secs(TIMEOUT_S),
@@ -72,9 +75,15 @@ pub(super) fn read(pool: &Section<'_>, dir: &Path) -> Runner {
         .item("kind")
         .and_then(|item| item.text_like(KIND_PATTERN));
     let marker = table.item("marker").and_then(|item| item.text());
+    let unit = table.item("unit").and_then(|item| item.text());
     let init = table.item("init").and_then(|item| item.text());
     if let Some(found) = &marker
         && let Err(error) = Template::new(&found.value)
+    {
+        ledger.fault(&found.place, error, None);
+    }
+    if let Some(found) = &unit
+        && let Err(error) = Unit::new(&found.value)
     {
         ledger.fault(&found.place, error, None);
     }
@@ -136,6 +145,7 @@ pub(super) fn read(pool: &Section<'_>, dir: &Path) -> Runner {
     Runner {
         kind: kind.map_or(usual.kind, |found| found.value),
         marker: marker.map(|found| found.value),
+        unit: unit.map(|found| found.value),
         init: init.map(|found| found.value),
         dir: found.map(|found| paths::absolute(dir, &found.value)),
         timeout: value(timeout, usual.timeout),
@@ -209,7 +219,12 @@ impl Pool {
         say("timeout", runner.timeout.as_secs().max(1).to_string());
         say("heartbeat", ms(runner.heartbeat));
         say("poll", ms(runner.poll));
-        for (key, value) in [("marker", &runner.marker), ("init", &runner.init)] {
+        let lines = [
+            ("marker", &runner.marker),
+            ("unit", &runner.unit),
+            ("init", &runner.init),
+        ];
+        for (key, value) in lines {
             if let Some(value) = value {
                 say(key, value.clone());
             }

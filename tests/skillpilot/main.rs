@@ -10,6 +10,7 @@
 mod drill;
 mod formats;
 mod hardening;
+mod interrupts;
 mod kills;
 mod many;
 mod pools;

@@ -5,7 +5,7 @@
 //! `rejected/`. Must not know what files mean.
 
 use std::fs::File;
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,6 +20,8 @@ use crate::skillpilot::{DIRECTORIES, TEMPORARY};
 const REJECTED: usize = 1000;
 /// Names that are kept of one directory.
 const NAMES: usize = 100_000;
+/// What is read of a machine's name.
+const MACHINE_BYTES: u64 = 256;
 /// How old a temporary file is that nobody writes any more, where others than this program write.
 const ABANDONED: Duration = Duration::from_secs(3600);
 
@@ -81,7 +83,12 @@ pub(super) struct SessionDir {
     parts: Vec<OwnedFd>,
     /// Entries of `rejected/`, as far as they are known here.
     rejected: AtomicUsize,
+    lock: Option<File>,
 }
+
+/// Locked by the Runner that works in a directory, and says on which machine that is. A lock on a directory
+/// reaches no other machine; one on a file does, as far as its file system has locks.
+const LOCK: &str = ".lock";
 
 const OPEN_DIR: OFlags = OFlags::RDONLY
     .union(OFlags::DIRECTORY)
@@ -150,16 +157,76 @@ impl SessionDir {
             is_own(&found).map_err(|why| said(&format!("{name}/ {why}")))?;
             parts.push(opened);
         }
-        let dir = Self {
+        let mut dir = Self {
             root,
             parts,
             rejected: AtomicUsize::new(0),
+            lock: None,
         };
         let aside = dir
             .names(Part::Rejected)
             .map_or(REJECTED, |names| names.len());
         dir.rejected.store(aside, Ordering::Relaxed);
+        if used == Use::Run {
+            dir.lock = Some(dir.locked().map_err(|why| said(&why))?);
+        }
         Ok(dir)
+    }
+
+    fn locked(&self) -> Result<File, String> {
+        let flags = OFlags::RDWR
+            | OFlags::CREATE
+            | OFlags::NOFOLLOW
+            | OFlags::NONBLOCK
+            | OFlags::NOCTTY
+            | OFlags::CLOEXEC;
+        let mode = Mode::RUSR | Mode::WUSR;
+        let open = || {
+            let file = rustix::fs::openat(self.fd(Part::State), LOCK, flags, mode)?;
+            let kind = FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode);
+            if kind.is_file() {
+                Ok(file)
+            } else {
+                Err(Errno::ISDIR)
+            }
+        };
+        let opened = open().or_else(|error| {
+            // Something else has its name.
+            if self.reject(Part::State, LOCK) {
+                open()
+            } else {
+                Err(error)
+            }
+        });
+        let failed = |error: Errno| format!("state/{LOCK} cannot be locked: {error}");
+        let file = opened.map_err(failed)?;
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(File::from(file)),
+            Err(Errno::WOULDBLOCK) => {
+                Err("another Runner works in it, perhaps on another machine".to_owned())
+            }
+            Err(error) => Err(failed(error)),
+        }
+    }
+
+    /// On which machine the last one worked that held the directory; nothing, if nobody has.
+    pub(super) fn last_machine(&self) -> io::Result<String> {
+        let mut said = String::new();
+        if let Some(mut file) = self.lock.as_ref() {
+            file.seek(SeekFrom::Start(0))?;
+            file.take(MACHINE_BYTES).read_to_string(&mut said)?;
+        }
+        Ok(said.trim().to_owned())
+    }
+
+    /// Says on which machine it is held from now on.
+    pub(super) fn held_on(&self, machine: &str) -> io::Result<()> {
+        if let Some(mut file) = self.lock.as_ref() {
+            file.set_len(0)?;
+            file.seek(SeekFrom::Start(0))?;
+            file.write_all(machine.as_bytes())?;
+        }
+        Ok(())
     }
 
     /// Whether the directories are still those that were opened: what others put into new ones of the same

@@ -33,7 +33,7 @@ use crate::skillpilot::{
     COMMAND_BYTES, CommandName, MarkerMode, MarkerSpec, Phase, ResultFile, Stats, Status, Stop,
     read_command,
 };
-use before::{recover, tidy};
+use before::{is_alone, recover, tidy};
 
 /// Commands that wait and are known; those behind them are found later.
 const NAMES: usize = 100_000;
@@ -87,6 +87,7 @@ struct Work {
 /// Runs a session until its end.
 pub(super) fn run(path: &Path, orders: Orders) -> Result<(), String> {
     let dir = Arc::new(SessionDir::open(path, Use::Run)?);
+    is_alone(&dir)?;
     let mut mask = SigSet::empty();
     for signal in [
         Signal::SIGINT,
