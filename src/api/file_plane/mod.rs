@@ -360,6 +360,10 @@ impl Plane {
         }
         if self.are_files_new && self.disk(Disk::tend).await?? {
             *watch = self.watch().await;
+            // What stood in the other one need not stand here.
+            self.shown.clear();
+            self.find_asks().await?;
+            self.is_state_new = true;
         }
         if now >= self.beat {
             self.beat = now + FILE_PLANE_BEAT;
