@@ -81,7 +81,8 @@ impl Kind {
             marker: r#"puts [join {"{head}" "{tail}"} ""]"#,
             // At a terminal it writes lines that end as a printer wants them.
             init: "set tcl_prompt1 {}; set tcl_prompt2 {}; foreach c {stdout stderr} {fconfigure $c -translation lf}",
-            unit: "eval [encoding convertfrom utf-8 [binary format H* {hex}]]",
+            // As it would read the same bytes itself.
+            unit: "eval [encoding convertfrom [binary format H* {hex}]]",
         },
         Self {
             name: "python",

@@ -123,21 +123,26 @@ fn a_payload_is_whatever_the_tool_can_work() {
 }
 
 /// A tool in Python that a test writes; its lines are Python.
-fn own_tool(session: &Session, code: &str) -> Runner {
+fn own_tool(session: &Session, options: &[&str], code: &str) -> Runner {
     session.lay();
     let script = session.beside("tool.py");
     fs::write(&script, code).expect("a script");
     let script = script.to_string_lossy();
-    session.start(
-        &[
-            "--kind",
-            "lines",
-            "--marker",
-            r#"print("{head}" "{tail}", flush=True)"#,
-        ],
-        &["/usr/bin/python3", "-I", "-S", "-u", &script],
-    )
+    let marker = r#"print("{head}" "{tail}", flush=True)"#;
+    let mut all = vec!["--kind", "lines", "--marker", marker];
+    all.extend(options);
+    session.start(&all, &["/usr/bin/python3", "-I", "-S", "-u", &script])
 }
+
+/// A tool that works line by line, reads ahead, and survives an interrupt.
+const LINES: &str = r"
+import sys, time
+for line in iter(sys.stdin.readline, ''):
+    try:
+        exec(line)
+    except KeyboardInterrupt:
+        pass
+";
 
 #[test]
 fn the_marker_of_an_interrupted_command_does_not_say_that_the_tool_listens() {
@@ -145,6 +150,7 @@ fn the_marker_of_an_interrupted_command_does_not_say_that_the_tool_listens() {
     let session = Session::new();
     let _runner = own_tool(
         &session,
+        &[],
         r#"
 import signal, sys, time
 def struck(*_):
@@ -182,6 +188,7 @@ fn an_interrupt_reaches_a_tool_that_has_not_read_what_was_typed() {
     let session = Session::new();
     let _runner = own_tool(
         &session,
+        &[],
         r#"
 import os, time
 def line():
@@ -215,10 +222,7 @@ while True:
 #[test]
 fn a_tool_that_gets_a_payload_line_by_line_is_ended_instead() {
     let session = Session::new();
-    let _runner = own_tool(
-        &session,
-        "import sys, time\nfor line in iter(sys.stdin.readline, ''):\n    try:\n        exec(line)\n    except KeyboardInterrupt:\n        pass\n",
-    );
+    let _runner = own_tool(&session, &[], LINES);
     let lines = json!({ "kind": "lines" });
     let file = session.beside("later");
     let payload = format!(
@@ -238,6 +242,30 @@ fn a_tool_that_gets_a_payload_line_by_line_is_ended_instead() {
     session.runs(&stem, "begun");
     session.cancel(&current());
     assert_eq!(session.result(&stem).end(), "cancelled ctrl_c");
+}
+
+#[test]
+fn a_tool_of_ones_own_gets_a_payload_as_its_unit_says() {
+    let session = Session::new();
+    let unit = r#"exec(bytes.fromhex("{hex}").decode())"#;
+    let _runner = own_tool(&session, &["--unit", unit], LINES);
+    let lines = json!({ "kind": "lines" });
+    let file = session.beside("later");
+    let payload = format!(
+        "for i in range(2):\n    print('begun', flush=True)\n    time.sleep(600)\nopen('{}', 'w')\n",
+        file.display()
+    );
+    let stem = session.submit_with(1, &payload, &lines);
+    session.runs(&stem, "begun");
+    session.cancel(&current());
+    assert_eq!(session.result(&stem).end(), "cancelled ctrl_c");
+    let next = session.submit_with(2, "print('on')", &lines);
+    assert_eq!(session.result(&next).output, "on\n");
+    assert_eq!(tools(&session), 1);
+    assert!(!file.exists(), "a later line was run");
+    let output = session.command(&["--unit", "eval"], &["x"]).output();
+    let said = output.expect("it starts").stderr;
+    assert!(String::from_utf8_lossy(&said).contains("{hex} or {octal}"));
 }
 
 /// A command that starts what is in a session of its own, heeds no hangup, and says its pid.
