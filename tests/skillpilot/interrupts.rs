@@ -84,7 +84,7 @@ fn a_timeout_ends_every_line_of_a_payload() {
 
 #[test]
 fn a_payload_is_whatever_the_tool_can_work() {
-    let cases = [
+    let cases: [(&str, &[&str], &str, &str); 3] = [
         (
             "python",
             PYTHON,
@@ -335,13 +335,10 @@ fn no_state_of_an_earlier_life_is_told() {
     let child = command.stdin(Stdio::piped()).stderr(Stdio::null()).spawn();
     let mut runner = Runner(child.expect("it starts"));
     let lines = BufReader::new(runner.0.stdout.take().expect("piped")).lines();
-    let told = lines
+    let mut told = lines
         .map_while(Result::ok)
         .map(|line| -> Value { serde_json::from_str(&line).expect("JSON") });
-    let state = told
-        .into_iter()
-        .find(|told| told["type"] == "state")
-        .expect("a state");
+    let state = told.find(|told| told["type"] == "state").expect("a state");
     assert_eq!(state["content"]["phase"], "starting", "{state}");
     assert_eq!(state["content"]["runner_pid"], runner.0.id(), "{state}");
     drop(runner.0.stdin.take());
