@@ -12,7 +12,7 @@ use super::role::RegisteredWorkspace;
 use super::table::{Place, Section};
 use super::trusted::writes_in_place;
 use super::types::{DialectName, Launcher, Pool};
-use crate::skillpilot::marker::{KINDS, Template};
+use crate::skillpilot::marker::{Kind, Template, Unit};
 use crate::skillpilot::{CancelPolicy, TIMEOUT_MAX_S, TIMEOUT_S};
 
 /// Where a Runner's directory is inside, if the file names one of the host's.
@@ -32,6 +32,8 @@ pub struct Runner {
     pub kind: String,
     /// How it prints a marker, where the kind does not say it.
     pub marker: Option<String>,
+    /// How it is given a payload as one line, where the kind does not say it.
+    pub unit: Option<String>,
     /// What it is told first.
     pub init: Option<String>,
     /// A directory of this host for the session's files; `None`: one in the session's home.
@@ -54,6 +56,7 @@ impl Default for Runner {
         Self {
             kind: "tcl".to_owned(),
             marker: None,
+            unit: None,
             init: None,
             dir: None,
             timeout: Duration::from_secs(TIMEOUT_S),
@@ -74,9 +77,15 @@ pub(super) fn read(pool: &Section<'_>, dir: &Path) -> Runner {
         .item("kind")
         .and_then(|item| item.text_like(KIND_PATTERN));
     let marker = table.item("marker").and_then(|item| item.text());
+    let unit = table.item("unit").and_then(|item| item.text());
     let init = table.item("init").and_then(|item| item.text());
     if let Some(found) = &marker
         && let Err(error) = Template::new(&found.value)
+    {
+        ledger.fault(&found.place, error, None);
+    }
+    if let Some(found) = &unit
+        && let Err(error) = Unit::new(&found.value)
     {
         ledger.fault(&found.place, error, None);
     }
@@ -90,7 +99,7 @@ pub(super) fn read(pool: &Section<'_>, dir: &Path) -> Runner {
         );
     }
     if let (Some(kind), None) = (&kind, &marker)
-        && !KINDS.iter().any(|(known, ..)| *known == kind.value)
+        && Kind::named(&kind.value).is_none()
     {
         let message = format!(
             "how a tool of the kind {} prints a marker is not known: the table needs marker",
@@ -138,6 +147,7 @@ pub(super) fn read(pool: &Section<'_>, dir: &Path) -> Runner {
     Runner {
         kind: kind.map_or(usual.kind, |found| found.value),
         marker: marker.map(|found| found.value),
+        unit: unit.map(|found| found.value),
         init: init.map(|found| found.value),
         dir: found.map(|found| paths::absolute(dir, &found.value)),
         timeout: value(timeout, usual.timeout),
@@ -211,7 +221,12 @@ impl Pool {
         say("timeout", runner.timeout.as_secs().max(1).to_string());
         say("heartbeat", ms(runner.heartbeat));
         say("poll", ms(runner.poll));
-        for (key, value) in [("marker", &runner.marker), ("init", &runner.init)] {
+        let lines = [
+            ("marker", &runner.marker),
+            ("unit", &runner.unit),
+            ("init", &runner.init),
+        ];
+        for (key, value) in lines {
             if let Some(value) = value {
                 say(key, value.clone());
             }

@@ -1,6 +1,7 @@
 //! Markers: how the end of a command is known in what a tool writes.
 //!
-//! Owns the marker's text, how a tool is told to write it, and the search for it in pieces of output. A
+//! Owns the marker's text, how a tool is told to write it, how it is given a payload as one line, and the
+//! search for a marker in pieces of output. A
 //! marker is never told to a tool as it is to be printed: the line that is put behind a payload has it in
 //! two halves, and a random word at its end, so neither an echo of that line nor a tool that prints what it was
 //! told of the marker ends a command.
@@ -59,21 +60,118 @@ impl Template {
     }
 }
 
-/// Tools whose markers are known: kind, template, and what makes them write no prompts.
-pub const KINDS: [(&str, &str, &str); 3] = [
-    (
-        "tcl",
-        r#"puts [join {"{head}" "{tail}"} ""]"#,
-        // At a terminal it writes lines that end as a printer wants them.
-        "set tcl_prompt1 {}; set tcl_prompt2 {}; foreach c {stdout stderr} {fconfigure $c -translation lf}",
-    ),
-    (
-        "python",
-        r#"print("{head}" "{tail}", flush=True)"#,
-        "import sys; sys.ps1 = ''; sys.ps2 = ''",
-    ),
-    ("sh", r#"echo "{head}""{tail}""#, "PS1=; PS2="),
-];
+/// A tool whose ways are known.
+#[derive(Debug, Clone, Copy)]
+pub struct Kind {
+    /// Its word.
+    pub name: &'static str,
+    /// How it is told to write a marker.
+    pub marker: &'static str,
+    /// What makes it write no prompts.
+    pub init: &'static str,
+    /// How it is given a payload: see [`Unit`].
+    pub unit: &'static str,
+}
+
+impl Kind {
+    /// Those that are known.
+    pub const ALL: [Self; 3] = [
+        Self {
+            name: "tcl",
+            marker: r#"puts [join {"{head}" "{tail}"} ""]"#,
+            // At a terminal it writes lines that end as a printer wants them.
+            init: "set tcl_prompt1 {}; set tcl_prompt2 {}; foreach c {stdout stderr} {fconfigure $c -translation lf}",
+            // As it would read the same bytes itself.
+            unit: "eval [encoding convertfrom [binary format H* {hex}]]",
+        },
+        Self {
+            name: "python",
+            marker: r#"print("{head}" "{tail}", flush=True)"#,
+            init: "import sys; sys.ps1 = ''; sys.ps2 = ''",
+            // Each statement as at the prompt, which shows what an expression gives.
+            unit: r#"(lambda a, s: [exec(compile(a.Interactive([n]), "<command>", "single"), globals()) for n in a.parse(s).body] and None or None)(__import__("ast"), bytes.fromhex("{hex}").decode())"#,
+        },
+        Self {
+            name: "sh",
+            marker: r#"echo "{head}""{tail}""#,
+            init: "PS1=; PS2=",
+            unit: r#"eval "$(printf '{octal}')""#,
+        },
+    ];
+
+    /// The one of that word.
+    #[must_use]
+    pub fn named(name: &str) -> Option<&'static Self> {
+        Self::ALL.iter().find(|kind| kind.name == name)
+    }
+}
+
+/// The places of a payload in a [`Unit`]: its bytes as pairs of hexadecimal digits, or each that is no letter
+/// and no digit as a backslash and three octal digits.
+const PLACES: [&str; 2] = ["{hex}", "{octal}"];
+
+/// How a tool is given a payload as one line, which it works as a whole or not at all: a tool may read many
+/// lines ahead, and an interrupt ends only the one that it works.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unit(String);
+
+/// A unit without a place for the payload.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "a unit is one line with either {{hex}} or {{octal}} in it, once, for example: eval_hex(\"{{hex}}\")"
+)]
+pub struct NotUnit;
+
+impl Unit {
+    /// Checks one.
+    ///
+    /// # Errors
+    /// It has no place for the payload or more than one, or is more than one line.
+    pub fn new(text: &str) -> Result<Self, NotUnit> {
+        let places: usize = PLACES.iter().map(|place| text.matches(place).count()).sum();
+        if places == 1 && !text.bytes().any(|b| b < 0x20 || b == 0x7f) {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err(NotUnit)
+        }
+    }
+
+    /// The line that has a payload worked, with its newline.
+    #[must_use]
+    pub fn line(&self, payload: &str) -> String {
+        let (place, encoded) = if self.0.contains(PLACES[0]) {
+            (PLACES[0], hexadecimal(payload))
+        } else {
+            (PLACES[1], octal(payload))
+        };
+        format!("{}\n", self.0.replacen(place, &encoded, 1))
+    }
+}
+
+fn hexadecimal(payload: &str) -> String {
+    let mut text = String::with_capacity(2 * payload.len());
+    for byte in payload.bytes() {
+        for half in [byte >> 4, byte & 15] {
+            text.extend(char::from_digit(half.into(), 16));
+        }
+    }
+    text
+}
+
+fn octal(payload: &str) -> String {
+    let mut text = String::with_capacity(2 * payload.len());
+    for byte in payload.bytes() {
+        if byte.is_ascii_alphanumeric() {
+            text.push(char::from(byte));
+        } else {
+            text.push('\\');
+            for shift in [6, 3, 0] {
+                text.push(char::from(b'0' + (byte >> shift & 7)));
+            }
+        }
+    }
+    text
+}
 
 /// What ends a command.
 #[derive(Debug, Clone, PartialEq, Eq)]

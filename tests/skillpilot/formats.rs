@@ -1,6 +1,6 @@
 //! Forms of files and names, and the marker in pieces of output, for inputs that nobody thought of.
 
-use marshal::skillpilot::marker::{KINDS, Marker, Scanner, Template};
+use marshal::skillpilot::marker::{Kind, Marker, Scanner, Template, Unit};
 use marshal::skillpilot::{
     Cancel, CommandName, Manner, MarkerMode, MarkerSpec, Phase, Stop, Unread, read_command,
     read_lease, read_time,
@@ -61,9 +61,10 @@ fn a_marker_is_found_wherever_the_pieces_are_cut() {
 #[test]
 fn no_template_shows_the_marker_that_it_has_printed() {
     let marker = Marker::new(&spec(MarkerMode::RunnerInject), "secret");
-    for (kind, template, _) in KINDS {
-        let line = Template::new(template).expect("a template").line(&marker);
-        assert!(!line.contains(marker.text()), "{kind}: {line}");
+    for kind in Kind::ALL {
+        let template = Template::new(kind.marker).expect("a template");
+        let line = template.line(&marker);
+        assert!(!line.contains(marker.text()), "{kind:?}: {line}");
         assert!(line.ends_with('\n') && line.matches('\n').count() == 1);
     }
     for bad in [
@@ -74,6 +75,28 @@ fn no_template_shows_the_marker_that_it_has_printed() {
         "{head}\n{tail}",
     ] {
         assert!(Template::new(bad).is_err(), "{bad:?}");
+    }
+}
+
+#[test]
+fn a_payload_is_one_line_to_a_tool() {
+    let payload = "a 'b'\n\u{e4}{hex}\n";
+    for kind in Kind::ALL {
+        let unit = Unit::new(kind.unit).expect("a unit");
+        let line = unit.line(payload);
+        assert!(
+            line.ends_with('\n') && line.matches('\n').count() == 1,
+            "{line}"
+        );
+    }
+    let line = |text: &str| Unit::new(text).expect("a unit").line(payload);
+    assert_eq!(line("e {hex}"), "e 61202762270ac3a47b6865787d0a\n");
+    assert_eq!(
+        line("e {octal}"),
+        "e a\\040\\047b\\047\\012\\303\\244\\173hex\\175\\012\n"
+    );
+    for bad in ["", "eval", "{hex}{octal}", "{hex} {hex}", "a\n{hex}"] {
+        assert!(Unit::new(bad).is_err(), "{bad:?}");
     }
 }
 

@@ -31,6 +31,22 @@ fn a_directory_that_others_may_write_is_refused() {
     mode("", 0o750);
     mode("queue", 0o770);
     refused(&session, "others may write queue/");
+    let carried = |why: &str| {
+        let output = session
+            .command(&["--carry"], &[])
+            .output()
+            .expect("it starts");
+        assert_eq!(output.status.code(), Some(1));
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains(why), "{said}");
+    };
+    carried("others may write queue/");
+    mode("queue", 0o700);
+    mode("", 0o755);
+    refused(&session, "others may read it");
+    mode("", 0o700);
+    chown(session.path("state"), Some(NOBODY), None).expect("given away");
+    carried("state/ belongs to user 65534");
 }
 
 #[test]
@@ -83,7 +99,22 @@ fn odd_files_are_put_aside_and_never_read() {
     // What somebody is still writing is left alone.
     fs::write(session.path("queue/cmd_9_t.json.tmp.123"), "{").expect("written");
     symlink("/etc/passwd", session.path("ctl/stop.json")).expect("a link");
+    for name in [
+        "state/lease.json",
+        "state/heartbeat.json",
+        "state/.lock",
+        "inflight/cmd_8_i.json",
+    ] {
+        symlink(&secret, session.path(name)).expect("a link");
+    }
     let _runner = session.tcl();
+    let ended = session.result("cmd_8_i").end();
+    assert_eq!(ended, "error tool_died: runner restarted");
+    // Links as orders to a Runner that works.
+    for name in ["stop", "cancel"] {
+        let path = session.path(&format!("ctl/{name}.json"));
+        symlink(&secret, path).expect("a link");
+    }
     for (stem, why) in [
         ("cmd_1_l", "error refused: it is a link"),
         ("cmd_2_f", "error refused: it is no regular file"),
@@ -95,8 +126,15 @@ fn odd_files_are_put_aside_and_never_read() {
     }
     assert_eq!(session.run(10, "puts on").output, "on\n");
     session.until("all are put aside", |session| {
-        session.names("rejected").len() == 4
+        // Four of the queue, two orders, the lease and the lock.
+        session.names("rejected").len() == 8
     });
+    assert_eq!(session.names("ctl"), [""; 0]);
+    let kept = fs::read_to_string(&secret).expect("kept");
+    assert!(
+        kept.contains("puts leaked"),
+        "nothing was written through a link"
+    );
     assert_eq!(session.names("queue"), ["cmd_9_t.json.tmp.123"]);
     assert!(!session.text("log/session.out").contains("leaked"));
 }
@@ -353,7 +391,6 @@ fn a_disk_that_is_full_costs_output_and_no_result() {
     });
     fs::write(&go, "").expect("written");
     session.until("the command is done", |_| done.exists());
-    assert_eq!(session.names("result"), [""; 0]);
     fs::remove_file(&ballast).expect("removed");
     let result = session.result(&first);
     assert_eq!(result.end(), "ok marker_seen");

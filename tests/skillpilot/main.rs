@@ -14,6 +14,7 @@ mod chats;
 mod drill;
 mod formats;
 mod hardening;
+mod interrupts;
 mod kills;
 mod many;
 mod pools;

@@ -150,6 +150,47 @@ fn two_runners_never_work_in_one_directory() {
 }
 
 #[test]
+fn a_runner_on_another_machine_is_known_by_its_signs_of_life() {
+    let session = Session::new();
+    session.lay();
+    let state = |phase: &str| {
+        let state = json!({
+            "phase": phase, "session_id": "s", "runner_pid": 1, "tool_pid": 2,
+            "current_cmd_id": null, "updated_at": "1",
+        });
+        session.put("state/state.json", &state.to_string());
+    };
+    let beat = |ago_ms: u128| {
+        let beat = json!({ "timestamp": (now_ms() - ago_ms).to_string() });
+        session.put("state/heartbeat.json", &beat.to_string());
+    };
+    let machine = "00000000-0000-0000-0000-000000000000";
+    session.put("state/.lock", machine);
+    state("busy");
+    beat(1000);
+    for _ in 0..2 {
+        let output = session
+            .command(&[], &["tclsh"])
+            .output()
+            .expect("it starts");
+        assert_eq!(output.status.code(), Some(1));
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains("a Runner on another machine"), "{said}");
+    }
+    beat(600_000);
+    let mut runner = session.tcl();
+    assert_ne!(session.text("state/.lock"), machine);
+    runner.signal("TERM");
+    assert_eq!(runner.ends(), Some(0));
+    // One that said that it ends is no hindrance.
+    session.put("state/.lock", machine);
+    state("stopping");
+    beat(1000);
+    let _runner = session.tcl();
+    assert_eq!(session.run(1, "puts on").output, "on\n");
+}
+
+#[test]
 fn a_master_that_has_no_files_is_carried_for() {
     let session = Session::new();
     let mut runner = session.tcl();

@@ -24,7 +24,7 @@ use super::watch::{Happened, Watch};
 use super::work::session_id;
 use crate::limits::{LINE_BYTES, READ_CHUNK_BYTES};
 use crate::skillpilot::carried::{OUTPUT_BYTES, PROTOCOL, PUT, Put, Told};
-use crate::skillpilot::{COMMAND_BYTES, CONTROL_BYTES, CommandName};
+use crate::skillpilot::{COMMAND_BYTES, CONTROL_BYTES, CommandName, StateFile};
 
 /// Commands that are followed at once.
 const FOLLOWED: usize = 64;
@@ -126,10 +126,10 @@ impl Carrier {
     fn hello(&self, session_id: &str) -> io::Result<()> {
         let mut next_seq = 1;
         for part in [Part::Queue, Part::Inflight, Part::Result] {
-            let names = self.dir.names(part)?;
-            let numbers = names.iter().filter_map(|name| CommandName::read(name));
-            let most = numbers.map(|name| name.seq.saturating_add(1)).max();
-            next_seq = next_seq.max(most.unwrap_or(1));
+            self.dir.each(part, |name| {
+                let after = CommandName::read(name).map_or(1, |name| name.seq.saturating_add(1));
+                next_seq = next_seq.max(after);
+            })?;
         }
         let word = uuid::Uuid::new_v4().simple().to_string();
         tell(&Told::Hello {
@@ -327,7 +327,7 @@ impl Carrier {
                 tell(&Told::Heartbeat)
             };
         }
-        match json(&self.state) {
+        match json(&self.state).filter(|_| !self.runs || is_of_this_process(&self.state)) {
             Some(content) => tell(&Told::State { content: &content }),
             None => Ok(()),
         }
@@ -414,6 +414,12 @@ fn json(content: &[u8]) -> Option<Box<RawValue>> {
     // One line, whatever the file has.
     let value: Value = serde_json::from_slice(content).ok()?;
     serde_json::value::to_raw_value(&value).ok()
+}
+
+/// Whether our own Runner wrote a state, and not one before it.
+fn is_of_this_process(state: &[u8]) -> bool {
+    serde_json::from_slice::<StateFile>(state)
+        .is_ok_and(|state| state.runner_pid == std::process::id())
 }
 
 /// Where a Master may put something: the directory, the name, and the command that it then follows.

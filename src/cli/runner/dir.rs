@@ -5,7 +5,7 @@
 //! `rejected/`. Must not know what files mean.
 
 use std::fs::File;
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,8 +18,10 @@ use crate::skillpilot::{DIRECTORIES, TEMPORARY};
 
 /// Files that `rejected/` holds; more are removed instead.
 const REJECTED: usize = 1000;
-/// Names that are read of one directory; the rest waits for the next look.
-pub(super) const NAMES: usize = 100_000;
+/// Names that are kept of one directory.
+const NAMES: usize = 100_000;
+/// What is read of a machine's name.
+const MACHINE_BYTES: u64 = 256;
 /// How old a temporary file is that nobody writes any more, where others than this program write.
 const ABANDONED: Duration = Duration::from_secs(3600);
 
@@ -81,7 +83,12 @@ pub(super) struct SessionDir {
     parts: Vec<OwnedFd>,
     /// Entries of `rejected/`, as far as they are known here.
     rejected: AtomicUsize,
+    lock: Option<File>,
 }
+
+/// Locked by the Runner that works in a directory, and says on which machine that is. A lock on a directory
+/// reaches no other machine; one on a file does, as far as its file system has locks.
+const LOCK: &str = ".lock";
 
 const OPEN_DIR: OFlags = OFlags::RDONLY
     .union(OFlags::DIRECTORY)
@@ -113,9 +120,13 @@ impl SessionDir {
                 found.st_mode & 0o7777
             )));
         }
-        if used == Use::Run {
-            is_own(&found).map_err(|why| said(&format!("it {why}")))?;
+        if found.st_mode & 0o007 != 0 {
+            return Err(said(&format!(
+                "others may read it (mode {:o}): make it 0700, or 0750 where a group is to read it",
+                found.st_mode & 0o7777
+            )));
         }
+        is_own(&found).map_err(|why| said(&format!("it {why}")))?;
         if used == Use::Run
             && let Err(error) = rustix::fs::flock(&root, FlockOperation::NonBlockingLockExclusive)
         {
@@ -138,26 +149,84 @@ impl SessionDir {
                 ))
             })?;
             let found = rustix::fs::fstat(&opened).map_err(|error| said(&error.to_string()))?;
-            if used == Use::Run && found.st_mode & 0o022 != 0 {
+            if found.st_mode & 0o022 != 0 {
                 return Err(said(&format!(
                     "others may write {name}/: make it 0700 or 0750"
                 )));
             }
-            if used == Use::Run {
-                is_own(&found).map_err(|why| said(&format!("{name}/ {why}")))?;
-            }
+            is_own(&found).map_err(|why| said(&format!("{name}/ {why}")))?;
             parts.push(opened);
         }
-        let dir = Self {
+        let mut dir = Self {
             root,
             parts,
             rejected: AtomicUsize::new(0),
+            lock: None,
         };
         let aside = dir
             .names(Part::Rejected)
             .map_or(REJECTED, |names| names.len());
         dir.rejected.store(aside, Ordering::Relaxed);
+        if used == Use::Run {
+            dir.lock = Some(dir.locked().map_err(|why| said(&why))?);
+        }
         Ok(dir)
+    }
+
+    fn locked(&self) -> Result<File, String> {
+        let flags = OFlags::RDWR
+            | OFlags::CREATE
+            | OFlags::NOFOLLOW
+            | OFlags::NONBLOCK
+            | OFlags::NOCTTY
+            | OFlags::CLOEXEC;
+        let mode = Mode::RUSR | Mode::WUSR;
+        let open = || {
+            let file = rustix::fs::openat(self.fd(Part::State), LOCK, flags, mode)?;
+            let kind = FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode);
+            if kind.is_file() {
+                Ok(file)
+            } else {
+                Err(Errno::ISDIR)
+            }
+        };
+        let opened = open().or_else(|error| {
+            // Something else has its name.
+            if self.reject(Part::State, LOCK) {
+                open()
+            } else {
+                Err(error)
+            }
+        });
+        let failed = |error: Errno| format!("state/{LOCK} cannot be locked: {error}");
+        let file = opened.map_err(failed)?;
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(File::from(file)),
+            Err(Errno::WOULDBLOCK) => {
+                Err("another Runner works in it, perhaps on another machine".to_owned())
+            }
+            Err(error) => Err(failed(error)),
+        }
+    }
+
+    /// On which machine the last one worked that held the directory; nothing, if nobody has.
+    pub(super) fn last_machine(&self) -> io::Result<String> {
+        let mut said = String::new();
+        if let Some(mut file) = self.lock.as_ref() {
+            file.seek(SeekFrom::Start(0))?;
+            file.take(MACHINE_BYTES).read_to_string(&mut said)?;
+        }
+        Ok(said.trim().to_owned())
+    }
+
+    /// Says on which machine it is held from now on.
+    pub(super) fn held_on(&self, machine: &str) -> io::Result<()> {
+        if let Some(mut file) = self.lock.as_ref() {
+            file.set_len(0)?;
+            file.seek(SeekFrom::Start(0))?;
+            file.write_all(machine.as_bytes())?;
+        }
+        Ok(())
     }
 
     /// Whether the directories are still those that were opened: what others put into new ones of the same
@@ -330,22 +399,27 @@ impl SessionDir {
         Ok(self.claim((part, name), (part, &taken))?.then_some(taken))
     }
 
-    /// The names in a directory that are UTF-8, in no order. Temporary files are not among them.
-    pub(super) fn names(&self, part: Part) -> io::Result<Vec<String>> {
+    /// Goes through all names in a directory that are UTF-8, in no order. Temporary files are not among them.
+    pub(super) fn each(&self, part: Part, mut take: impl FnMut(&str)) -> io::Result<()> {
         let dir = rustix::fs::openat(self.fd(part), ".", OPEN_DIR, Mode::empty())?;
-        let mut names = Vec::new();
         for entry in rustix::fs::Dir::new(dir)? {
-            let entry = entry?;
-            let Ok(name) = entry.file_name().to_str() else {
-                continue;
-            };
-            if !name.starts_with('.') {
-                names.push(name.to_owned());
-            }
-            if names.len() >= NAMES {
-                break;
+            if let Ok(name) = entry?.file_name().to_str()
+                && !name.starts_with('.')
+            {
+                take(name);
             }
         }
+        Ok(())
+    }
+
+    /// The first of them.
+    pub(super) fn names(&self, part: Part) -> io::Result<Vec<String>> {
+        let mut names = Vec::new();
+        self.each(part, |name| {
+            if names.len() < NAMES {
+                names.push(name.to_owned());
+            }
+        })?;
         Ok(names)
     }
 
@@ -425,7 +499,7 @@ fn is_own(found: &Stat) -> Result<(), String> {
         return Ok(());
     }
     Err(format!(
-        "belongs to user {}, and this Runner is user {own}: chown it, or run as its owner",
+        "belongs to user {}, and this process is user {own}: chown it, or run as its owner",
         found.st_uid
     ))
 }

@@ -13,6 +13,8 @@
 
 mod carrier;
 mod dir;
+mod kin;
+mod lease;
 mod record;
 mod running;
 mod terminal;
@@ -27,7 +29,7 @@ use std::time::Duration;
 use clap::Args as ClapArgs;
 
 use crate::skillpilot::TIMEOUT_S;
-use crate::skillpilot::marker::{KINDS, Template};
+use crate::skillpilot::marker::{Kind, Template, Unit};
 
 /// `marshal runner`.
 #[derive(Debug, Clone, PartialEq, Eq, ClapArgs)]
@@ -42,6 +44,10 @@ pub struct Args {
     /// [default: known for tcl, python and sh]
     #[arg(long, value_name = "LINE")]
     marker: Option<String>,
+    /// How the tool works a payload that is given to it in one line: a line with {hex} or {octal}
+    /// [default: known for tcl, python and sh]
+    #[arg(long, value_name = "LINE")]
+    unit: Option<String>,
     /// What the tool is told first, so that it writes no prompts
     #[arg(long, value_name = "LINE")]
     init: Option<String>,
@@ -76,6 +82,8 @@ pub struct Args {
 struct Orders {
     kind: String,
     template: Template,
+    /// `None`: the tool gets a payload's lines as they are.
+    unit: Option<Unit>,
     init: Option<String>,
     timeout_s: u64,
     poll: Duration,
@@ -98,8 +106,8 @@ pub(super) fn run(args: Args) -> ExitCode {
             Err(why) => say(&why),
         };
     }
-    let known = KINDS.iter().find(|(kind, ..)| *kind == args.kind);
-    let Some(marker) = args.marker.as_deref().or(known.map(|known| known.1)) else {
+    let known = Kind::named(&args.kind);
+    let Some(marker) = args.marker.as_deref().or(known.map(|known| known.marker)) else {
         return say(&format!(
             "how a tool of the kind {:?} prints a marker is not known: say it with --marker",
             args.kind
@@ -109,13 +117,19 @@ pub(super) fn run(args: Args) -> ExitCode {
         Ok(template) => template,
         Err(error) => return say(&format!("--marker {marker:?}: {error}")),
     };
+    let unit = args.unit.as_deref().or(known.map(|known| known.unit));
+    let unit = match unit.map(Unit::new).transpose() {
+        Ok(unit) => unit,
+        Err(error) => return say(&format!("--unit {:?}: {error}", args.unit)),
+    };
     let init = args.init.or_else(|| {
         let known = known.filter(|_| args.marker.is_none());
-        known.map(|known| known.2.to_owned())
+        known.map(|known| known.init.to_owned())
     });
     let orders = Orders {
         kind: args.kind,
         template,
+        unit,
         init,
         timeout_s: args.timeout,
         poll: Duration::from_millis(args.poll),

@@ -31,6 +31,9 @@ pub(super) struct Ending {
     pub(super) ask_at: Option<Instant>,
     /// Finds the answer.
     answer: Option<Scanner>,
+    /// The command's own marker came. That says not that the tool listens: it may have been under way when
+    /// the interrupt was, which then ends what comes next.
+    is_over: bool,
 }
 
 impl Ending {
@@ -41,6 +44,7 @@ impl Ending {
             until: now + patience,
             ask_at: Some(now + SETTLING),
             answer: None,
+            is_over: false,
         }
     }
 
@@ -58,6 +62,8 @@ pub(super) struct Running {
     pub(super) command: CommandFile,
     pub(super) deadline: Instant,
     pub(super) ending: Option<Ending>,
+    /// What the tool was given is one line: what interrupts that ends all of it.
+    pub(super) is_one_line: bool,
     scanner: Scanner,
     began: Instant,
     start_ts: String,
@@ -73,6 +79,7 @@ impl Running {
         name: CommandName,
         command: CommandFile,
         marker: Marker,
+        is_one_line: bool,
     ) -> std::io::Result<Self> {
         let began = Instant::now();
         let seconds = command.timeout_s.unwrap_or(crate::skillpilot::TIMEOUT_S);
@@ -82,6 +89,7 @@ impl Running {
             command,
             deadline: began + Duration::from_secs(seconds),
             ending: None,
+            is_one_line,
             scanner: Scanner::new(marker),
             began,
             start_ts: now(),
@@ -94,15 +102,22 @@ impl Running {
     /// Takes what the tool wrote; `true`: it is done with the command, or listens again after its interrupt.
     pub(super) fn wrote(&mut self, piece: &[u8]) -> bool {
         let mut out = Vec::new();
-        let done = match &mut self.ending {
-            Some(Ending {
-                answer: Some(answer),
-                ..
-            }) => answer.feed(piece, &mut out),
-            _ => self.scanner.feed(piece, &mut out),
+        let Some(ending) = &mut self.ending else {
+            let done = self.scanner.feed(piece, &mut out);
+            self.keep(&out);
+            return done;
         };
-        self.keep(&out);
-        done
+        let (mut said, mut answered) = (Vec::new(), false);
+        match &mut ending.answer {
+            Some(answer) => answered = answer.feed(piece, &mut said),
+            None => said.extend_from_slice(piece),
+        }
+        // Behind its own marker comes nothing of the command any more.
+        if !ending.is_over {
+            ending.is_over = self.scanner.feed(&said, &mut out);
+            self.keep(&out);
+        }
+        answered
     }
 
     fn keep(&mut self, out: &[u8]) {
@@ -126,13 +141,16 @@ impl Running {
     /// It ended: what was held back was output, unless its marker came.
     pub(super) fn end(mut self, why: Why) -> (CommandName, ResultFile) {
         let mut out = Vec::new();
-        self.scanner.finish(&mut out);
-        if let Some(Ending {
-            answer: Some(answer),
-            ..
-        }) = &mut self.ending
-        {
-            answer.finish(&mut out);
+        let mut is_over = false;
+        if let Some(ending) = &mut self.ending {
+            let mut said = Vec::new();
+            if let Some(answer) = &mut ending.answer {
+                answer.finish(&mut said);
+            }
+            is_over = ending.is_over || self.scanner.feed(&said, &mut out);
+        }
+        if !is_over {
+            self.scanner.finish(&mut out);
         }
         self.keep(&out);
         self.stats.lines += u64::from(self.open_line);

@@ -1,7 +1,7 @@
 //! A tool at a terminal of its own.
 //!
 //! The terminal echoes nothing and changes nothing of what passes, but an interrupt is one. The tool leads
-//! a session of its own, so that it can be ended with all that it started. Must not know commands.
+//! a session of its own, and is ended with all that it started. Must not know commands.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,7 +13,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal};
 use rustix::pty::OpenptFlags;
-use rustix::termios::{LocalModes, OptionalActions};
+use rustix::termios::{LocalModes, OptionalActions, QueueSelector};
+
+use super::kin;
 
 /// The bytes that are read at once.
 const CHUNK: usize = 16 << 10;
@@ -31,6 +33,8 @@ pub(super) struct Tool {
     pid: Pid,
     alive: OwnedFd,
     terminal: OwnedFd,
+    /// Children of this process that were there before it.
+    others: Vec<Pid>,
     /// What it has not taken yet.
     pending: Vec<u8>,
     taken: usize,
@@ -79,6 +83,7 @@ impl Tool {
             .stdin(Stdio::from(theirs.try_clone()?))
             .stdout(Stdio::from(theirs.try_clone()?))
             .stderr(Stdio::from(theirs));
+        let others = kin::children();
         let child = command.spawn()?;
         drop(command);
         let pid = Pid::from_child(&child);
@@ -88,6 +93,7 @@ impl Tool {
             pid,
             alive,
             terminal,
+            others,
             pending: Vec::new(),
             taken: 0,
         })
@@ -95,6 +101,11 @@ impl Tool {
 
     pub(super) fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Takes note of the ends of those that it started and left.
+    pub(super) fn reap(&self) {
+        kin::reap(Some(self.pid));
     }
 
     pub(super) fn terminal(&self) -> BorrowedFd<'_> {
@@ -142,7 +153,17 @@ impl Tool {
     pub(super) fn interrupt(&mut self) {
         self.pending.clear();
         self.taken = 0;
-        // What the terminal holds of it goes with the interrupt: NOFLSH is not set, termios(3).
+        // What it has not read would be worked after the interrupt, and keep an interrupt that is typed from it.
+        let _ = rustix::termios::tcflush(&self.terminal, QueueSelector::OFlush);
+        let modes = rustix::termios::tcgetattr(&self.terminal);
+        let is_signal = modes.is_ok_and(|modes| modes.local_modes.contains(LocalModes::ISIG));
+        let group = rustix::termios::tcgetpgrp(&self.terminal);
+        if let (true, Ok(group)) = (is_signal, group)
+            && rustix::process::kill_process_group(group, Signal::INT).is_ok()
+        {
+            return;
+        }
+        // It takes its keys itself, or may not be signalled.
         let _ = rustix::io::write(&self.terminal, &[INTERRUPT]);
     }
 
@@ -168,7 +189,7 @@ impl Tool {
         !matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Ends it: told first, killed after [`PATIENCE`] or at once, with everything of its session. Gives how it
+    /// Ends it: told first, killed after [`PATIENCE`] or at once, with everything that it started. Gives how it
     /// ended and the last that it wrote.
     pub(super) fn end(mut self, told: bool) -> (Ended, Vec<u8>) {
         let mut last = Vec::new();
@@ -176,9 +197,8 @@ impl Tool {
             let _ = rustix::process::kill_process_group(self.pid, Signal::TERM);
             self.wait(PATIENCE, &mut last);
         }
-        kill_session(self.pid);
-        let _ = rustix::process::kill_process_group(self.pid, Signal::KILL);
         let _ = self.child.kill();
+        kin::kill_all(self.pid, &self.others);
         let status = self.child.wait().ok();
         self.drain(&mut last);
         (Ended(status), last)
@@ -217,32 +237,6 @@ impl Tool {
                 }
                 Err(_) => return false,
             }
-        }
-    }
-}
-
-/// Kills every process of a session, whatever groups it made of them.
-fn kill_session(leader: Pid) {
-    let Ok(processes) = std::fs::read_dir("/proc") else {
-        return;
-    };
-    let wanted = leader.as_raw_nonzero().get();
-    for process in processes.flatten() {
-        let name = process.file_name();
-        let pid = name.to_str().and_then(|name| name.parse().ok());
-        let Some(pid) = pid.and_then(Pid::from_raw).filter(|pid| *pid != leader) else {
-            continue;
-        };
-        let Ok(stat) = std::fs::read_to_string(process.path().join("stat")) else {
-            continue;
-        };
-        // pid (name) state ppid pgrp session: the name may have anything in it, proc_pid_stat(5).
-        let session = stat.rsplit_once(')').and_then(|(_, rest)| {
-            let mut fields = rest.split_ascii_whitespace();
-            fields.nth(3)?.parse::<i32>().ok()
-        });
-        if session == Some(wanted) {
-            let _ = rustix::process::kill_process(pid, Signal::KILL);
         }
     }
 }

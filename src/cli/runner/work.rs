@@ -22,8 +22,9 @@ use serde_json::json;
 
 use super::Orders;
 use super::carrier::Beside;
-use super::dir::{Found, NAMES, Part, SessionDir, Use};
-use super::record::{Record, now, now_ms};
+use super::dir::{Found, Part, SessionDir, Use};
+use super::lease::Lease;
+use super::record::{Record, now};
 use super::running::{Running, Why, result};
 use super::terminal::Tool;
 use super::watch::{Happened, Watch};
@@ -32,8 +33,10 @@ use crate::skillpilot::{
     COMMAND_BYTES, CommandName, MarkerMode, MarkerSpec, Phase, ResultFile, Stats, Status, Stop,
     read_command,
 };
-use before::{recover, tidy};
+use before::{is_alone, recover, tidy};
 
+/// Commands that wait and are known; those behind them are found later.
+const NAMES: usize = 100_000;
 /// How long a tool may take until it listens.
 const STARTING: Duration = Duration::from_secs(60);
 /// Pieces of output that are taken before something else has its turn.
@@ -72,7 +75,7 @@ struct Work {
     /// Results that could not be written yet: of the command that ran, and of one that waited.
     owed: VecDeque<(CommandName, ResultFile)>,
     stop: Option<Stop>,
-    lease: Option<i64>,
+    lease: Option<Lease>,
     /// Something may be in `ctl/`, or the lease may be another.
     controlled: bool,
     look_at: Instant,
@@ -84,8 +87,14 @@ struct Work {
 /// Runs a session until its end.
 pub(super) fn run(path: &Path, orders: Orders) -> Result<(), String> {
     let dir = Arc::new(SessionDir::open(path, Use::Run)?);
+    is_alone(&dir)?;
     let mut mask = SigSet::empty();
-    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
+    for signal in [
+        Signal::SIGINT,
+        Signal::SIGTERM,
+        Signal::SIGHUP,
+        Signal::SIGCHLD,
+    ] {
         mask.add(signal);
     }
     // Before there is another thread.
@@ -93,11 +102,14 @@ pub(super) fn run(path: &Path, orders: Orders) -> Result<(), String> {
         .thread_block()
         .and_then(|()| SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK))
         .map_err(|error| format!("signals cannot be taken: {error}"))?;
+    super::kin::keep().map_err(|error| format!("processes cannot be kept: {error}"))?;
     let session_id = session_id(&dir);
     let mut record = Record::open(&dir, session_id.clone());
     let failed = |error: std::io::Error| format!("the session directory: {error}");
     tidy(&dir, &mut record, orders.stdio).map_err(failed)?;
     recover(&dir, &mut record).map_err(failed)?;
+    // Before anybody is told of an earlier life's state.
+    record.phase_is(&dir, Phase::Starting, None, None);
     let beside = if orders.stdio {
         let started = Beside::start(Arc::clone(&dir), &session_id, orders.poll);
         Some(started.map_err(failed)?)
@@ -136,7 +148,6 @@ pub(super) fn run(path: &Path, orders: Orders) -> Result<(), String> {
 
 impl Work {
     fn serve(&mut self) -> Result<(), String> {
-        self.phase(Phase::Starting);
         loop {
             self.look();
             self.lease();
@@ -180,9 +191,7 @@ impl Work {
         if now >= self.look_at {
             self.look_at = now + self.orders.poll;
             self.controlled = true;
-            for name in self.dir.names(Part::Queue).unwrap_or_default() {
-                self.queued(&name);
-            }
+            self.look_at_queue();
         }
         if now >= self.beat_at {
             self.beat_at = now + self.orders.heartbeat;
@@ -196,16 +205,19 @@ impl Work {
         }
     }
 
+    pub(super) fn look_at_queue(&mut self) {
+        let dir = Arc::clone(&self.dir);
+        // What cannot be read now is read at the next look.
+        let _ = dir.each(Part::Queue, |name| self.queued(name));
+    }
+
     /// A file is in the queue.
     fn queued(&mut self, file: &str) {
-        if file.split('.').skip(1).any(|part| part == "tmp") {
-            return;
-        }
         if let Some(name) = CommandName::read(file) {
-            // Those beyond are found when there is room: they are still there.
-            if self.queue.len() < NAMES {
-                self.queue.insert(name);
-            }
+            return enqueue(&mut self.queue, name, NAMES);
+        }
+        // Somebody writes it.
+        if file.split('.').skip(1).any(|part| part == "tmp") {
             return;
         }
         let is_gone = self.dir.reject(Part::Queue, file);
@@ -302,7 +314,13 @@ impl Work {
         };
         let secret = uuid::Uuid::new_v4().simple().to_string();
         let marker = Marker::new(&command.marker, &secret);
-        let mut typed = command.payload.clone();
+        let (mut typed, is_one_line) = match &self.orders.unit {
+            Some(unit) => (unit.line(&command.payload), true),
+            None => {
+                let is_one_line = !command.payload.trim_end().contains(['\n', '\r']);
+                (command.payload.clone(), is_one_line)
+            }
+        };
         if !typed.ends_with('\n') {
             typed.push('\n');
         }
@@ -311,7 +329,7 @@ impl Work {
         }
         let (id, seq) = (name.id.clone(), name.seq);
         let begun = json!({ "cmd_id": id, "seq": seq, "bytes": command.payload.len(), "timeout_s": command.timeout_s });
-        match Running::begin(&self.dir, name.clone(), command, marker) {
+        match Running::begin(&self.dir, name.clone(), command, marker, is_one_line) {
             Ok(running) => self.running = Some(running),
             Err(error) => {
                 let why = format!("refused: its output cannot be kept: {error}");
@@ -414,11 +432,7 @@ impl Work {
 
     fn wakes_at(&self) -> Instant {
         let mut all = vec![self.look_at, self.beat_at];
-        if let Some(expires) = self.lease {
-            let left = u64::try_from(expires.saturating_sub(now_ms())).unwrap_or(0);
-            // A clock that is set moves it: at the next look it is seen.
-            all.push(Instant::now() + Duration::from_millis(left.min(3_600_000)));
-        }
+        all.extend(self.lease.map(|lease| lease.at));
         if let Listens::Soon(_, until) = &self.listens {
             all.push(*until);
         }
@@ -459,6 +473,15 @@ impl Work {
     }
 }
 
+/// Adds a command to at most so many. The last of too many are found again when there is room: their files
+/// are still there.
+fn enqueue(queue: &mut BTreeSet<CommandName>, name: CommandName, most: usize) {
+    queue.insert(name);
+    if queue.len() > most {
+        queue.pop_last();
+    }
+}
+
 fn marker_seen() -> Why {
     Why {
         status: Status::Ok,
@@ -474,4 +497,20 @@ fn own_marker(token: &str) -> Marker {
         mode: MarkerMode::RunnerInject,
     };
     Marker::new(&spec, &uuid::Uuid::new_v4().simple().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_too_many_commands_the_first_ones_are_kept() {
+        let mut queue = BTreeSet::new();
+        for seq in [9, 7, 8, 3, 12, 1, 11, 2, 10] {
+            let name = CommandName::new(seq, "a").expect("a name");
+            enqueue(&mut queue, name, 3);
+        }
+        let kept: Vec<u64> = queue.iter().map(|name| name.seq).collect();
+        assert_eq!(kept, [1, 2, 3]);
+    }
 }

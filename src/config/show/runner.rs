@@ -8,6 +8,7 @@ pub(super) fn put(table: &mut Shown, runner: &Runner) {
     let Runner {
         kind,
         marker,
+        unit,
         init,
         dir,
         timeout,
@@ -18,6 +19,7 @@ pub(super) fn put(table: &mut Shown, runner: &Runner) {
     } = runner;
     table.put("runner.kind", kind.as_str());
     table.put_some("runner.marker", marker.as_deref());
+    table.put_some("runner.unit", unit.as_deref());
     table.put_some("runner.init", init.as_deref());
     table.put_some("runner.dir", dir.as_deref().map(path));
     table.put("runner.timeout", show_duration(*timeout));

@@ -25,12 +25,12 @@ fn a_tool_needs_no_more_than_its_launcher_and_its_dialect() {
 
 #[test]
 fn what_the_file_says_of_a_runner_is_what_it_is_told() {
-    let keys = "runner = { kind = \"lisp\", marker = '(p \"{head}\" \"{tail}\")', init = \"(quiet)\", dir = \"plane\", \
+    let keys = "runner = { kind = \"lisp\", marker = '(p \"{head}\" \"{tail}\")', unit = \"(e {hex})\", init = \"(quiet)\", dir = \"plane\", \
                 timeout = \"1m\", cancel = \"terminate_tool\", lease = \"5m\", heartbeat = \"1s\", poll = \"500ms\" }";
     let config = accepted_by(&named(), &driven(keys));
     let pool = only(&config);
     let argv = pool.driven(vec!["clisp".to_owned()], "/home/agent").join(" ");
-    for word in ["--dir=/run/marshal/session", "--kind=lisp", "--timeout=60", "--heartbeat=1000", "--poll=500", "--init=(quiet)"] {
+    for word in ["--dir=/run/marshal/session", "--kind=lisp", "--timeout=60", "--heartbeat=1000", "--poll=500", "--unit=(e {hex})", "--init=(quiet)"] {
         assert!(argv.contains(word), "{word} in {argv}");
     }
     assert_eq!(pool.runner.lease, Some(Duration::from_secs(300)));
@@ -47,6 +47,7 @@ fn what_cannot_be_driven_is_refused() {
     refused("runner = { kind = \"lisp\" }", "the table needs marker");
     refused("runner = { marker = \"{head}{tail}\" }", "{head} and {tail}");
     refused("runner = { init = \"a\\nb\" }", "one line");
+    refused("runner = { unit = \"eval {payload}\" }", "{hex} or {octal}");
     refused("runner = { cancel = \"ctrlc\" }", "did you mean ctrl_c");
     refused("runner = { timeout = \"0s\" }", "timeout");
     refused("runner = { tool = \"x\" }", "unknown key \"tool\"");

@@ -82,7 +82,7 @@ routes = ["own", "anthropic"]
 command = ["tclsh"]
 launcher = "pty"
 dialect = "skillpilot"
-runner = { marker = 'p "{head}" "{tail}"', init = "x", dir = "plane", lease = "1m" }
+runner = { marker = 'p "{head}" "{tail}"', unit = "e {hex}", init = "x", dir = "plane", lease = "1m" }
 
 [pool.three]
 command = ["agent"]

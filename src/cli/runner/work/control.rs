@@ -2,9 +2,12 @@
 
 use std::time::Instant;
 
+use nix::sys::signal::Signal;
 use serde_json::json;
 
 use super::super::dir::{Found, Part};
+use super::super::kin;
+use super::super::lease::Lease;
 use super::super::record::now_ms;
 use super::super::running::{Ending, Why};
 use super::super::terminal::PATIENCE;
@@ -104,9 +107,7 @@ impl Work {
             return self.end_early(None);
         }
         // It may have come with its command, and be seen first.
-        for name in self.dir.names(Part::Queue).unwrap_or_default() {
-            self.queued(&name);
-        }
+        self.look_at_queue();
         let mut waiting = self.queue.iter().filter(|name| name.id == id);
         // One that has a result is over, whatever waits in its name.
         let is_new =
@@ -124,12 +125,16 @@ impl Work {
         const NAME: &str = "lease.json";
         match self.dir.read(Part::State, NAME, CONTROL_BYTES) {
             Ok(Found::Content(content)) => match read_lease(&content) {
-                Ok(expires) => self.lease = Some(expires),
+                Ok(expires) => self.promised(expires),
                 Err(why) => self.no_lease(&String::from(why)),
             },
             Ok(Found::Odd(why)) => self.no_lease(why),
             Ok(Found::Nothing) | Err(_) => {}
         }
+    }
+
+    fn promised(&mut self, expires: i64) {
+        self.lease = Some(Lease::read(self.lease, expires, now_ms(), Instant::now()));
     }
 
     /// Puts aside what stands where the lease goes, unless it was renewed in this moment.
@@ -141,7 +146,7 @@ impl Work {
         if let Ok(Found::Content(content)) = again
             && let Ok(expires) = read_lease(&content)
         {
-            self.lease = Some(expires);
+            self.promised(expires);
             let _ = self.dir.remove(Part::State, &taken);
             return;
         }
@@ -149,9 +154,13 @@ impl Work {
     }
 
     pub(super) fn lease(&mut self) {
-        if self.lease.is_some_and(|expires| expires <= now_ms()) && self.stop != Some(Stop::Force) {
-            self.record
-                .note(&self.dir, "lease_expired", json!({ "expired": self.lease }));
+        let over = self.lease.filter(|lease| lease.at <= Instant::now());
+        if let Some(lease) = over.filter(|_| self.stop != Some(Stop::Force)) {
+            self.record.note(
+                &self.dir,
+                "lease_expired",
+                json!({ "expired": lease.expires }),
+            );
             self.stop = Some(Stop::Force);
             self.phase(Phase::Stopping);
             self.abort(Status::Cancelled, "lease_expired");
@@ -191,11 +200,18 @@ impl Work {
     }
 
     /// Ends the command that runs by its own policy, once; `why`: if nobody asked for it.
+    ///
+    /// A command that is done already, though that was not read yet, ends as done.
     pub(super) fn end_early(&mut self, why: Option<Why>) {
+        self.of_terminal();
         let Some(running) = self.running.as_mut().filter(|of| of.ending.is_none()) else {
             return;
         };
-        let policy = running.command.cancel_policy;
+        let policy = match running.command.cancel_policy {
+            // What it read ahead would be run after the interrupt.
+            CancelPolicy::CtrlC if !running.is_one_line => CancelPolicy::TerminateTool,
+            policy => policy,
+        };
         let why = why.unwrap_or_else(|| Why {
             status: Status::Cancelled,
             reason: match policy {
@@ -224,6 +240,9 @@ impl Work {
     /// Ends the command that runs, whatever its policy says.
     pub(super) fn abort(&mut self, status: Status, reason: &str) {
         if self.running.is_some() {
+            self.of_terminal();
+        }
+        if self.running.is_some() {
             self.end_tool(true);
             self.finish(Why {
                 status,
@@ -234,6 +253,13 @@ impl Work {
 
     pub(super) fn signalled(&mut self) {
         while let Ok(Some(signal)) = self.signals.read_signal() {
+            if signal.ssi_signo == Signal::SIGCHLD as u32 {
+                match &self.tool {
+                    Some(tool) => tool.reap(),
+                    None => kin::reap(None),
+                }
+                continue;
+            }
             self.stop_by(Stop::Force, &format!("signal {}", signal.ssi_signo));
         }
     }
