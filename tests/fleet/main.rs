@@ -49,6 +49,8 @@ mod escapes;
 mod fails_closed;
 mod file_plane;
 mod file_plane_kept;
+mod file_plane_odd;
+mod file_plane_travel;
 mod files;
 mod first_run;
 mod full_disk;
