@@ -56,6 +56,7 @@ fn transcripts() -> Vec<Transcript> {
     all.extend(of(DialectName::Loaf));
     all.extend(of(DialectName::Codex));
     all.extend(of(DialectName::Claude));
+    all.extend(of(DialectName::Skillpilot));
     all
 }
 
@@ -118,7 +119,7 @@ fn ours(msg: &str) -> String {
     )
 }
 
-/// The command that makes the dialect write this message of ACP, Codex or loaf.
+/// The command that makes the dialect write this message of ACP, Codex, loaf or SkillPilot.
 fn acp_command(wanted: &str, msg: Option<&str>) -> Command {
     let said: serde_json::Value = serde_json::from_str(msg.unwrap_or("null")).unwrap();
     let answer = |answer| Command::Answer {
@@ -131,6 +132,7 @@ fn acp_command(wanted: &str, msg: Option<&str>) -> Command {
                 .iter()
                 .find_map(|list| said["params"][list][0]["text"].as_str())
                 .or_else(|| said["params"]["text"].as_str())
+                .or_else(|| said["content"]["payload"].as_str())
                 .unwrap()
                 .into(),
             attached: Arc::default(),

@@ -17,6 +17,7 @@ mod fuzz_claude;
 mod fuzz_codex;
 mod fuzz_custom;
 mod fuzz_loaf;
+mod fuzz_skillpilot;
 mod loaf;
 mod scaiflux;
 mod script;

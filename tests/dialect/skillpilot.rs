@@ -34,7 +34,7 @@ fn prompt() -> Command {
 
 fn result(status: &str) -> String {
     format!(
-        r#"{{"type":"result","command":"cmd_4_w-4","content":{{"cmd_id":"w-4","status":"{status}","exit_reason":"why","output_path":"/etc/passwd"}}}}"#
+        r#"{{"type":"result","command":"cmd_4_w-1","content":{{"cmd_id":"w-1","status":"{status}","exit_reason":"why","output_path":"/etc/passwd"}}}}"#
     )
 }
 
@@ -55,7 +55,7 @@ fn a_prompt_becomes_a_commands_file_and_its_result_the_end() {
     let mut talk = ready();
     let line = talk.command(prompt()).expect("sent");
     let put: Value = serde_json::from_str(&line).expect("JSON");
-    assert_eq!(put["path"], "queue/cmd_4_w-4.json");
+    assert_eq!(put["path"], "queue/cmd_4_w-1.json");
     let command = &put["content"];
     assert_eq!(command["payload"], "puts 1");
     assert_eq!(command["seq"], 4);
@@ -71,7 +71,7 @@ fn a_prompt_becomes_a_commands_file_and_its_result_the_end() {
     ] {
         let mut talk = ready();
         talk.command(prompt()).expect("sent");
-        talk.chunk(b"{\"type\":\"output\",\"command\":\"cmd_4_w-4\",\"text\":\"1\\n\"}\n");
+        talk.chunk(b"{\"type\":\"output\",\"command\":\"cmd_4_w-1\",\"text\":\"1\\n\"}\n");
         talk.chunk(format!("{}\n", result(status)).as_bytes());
         let told = talk.told();
         let end = told.lines().last().expect("an end");
@@ -83,7 +83,27 @@ fn a_prompt_becomes_a_commands_file_and_its_result_the_end() {
         );
         // The next one has another number.
         let line = talk.command(prompt()).expect("sent");
-        assert!(line.contains("queue/cmd_5_w-5.json"), "{line}");
+        assert!(line.contains("queue/cmd_5_w-2.json"), "{line}");
+    }
+}
+
+#[test]
+fn two_commands_never_have_one_id_even_where_the_numbers_end() {
+    let mut talk = talk();
+    let last = HELLO.replace("\"next_seq\":4", &format!("\"next_seq\":{}", u64::MAX));
+    talk.chunk(format!("{last}\n{IDLE}\n").as_bytes());
+    let mut ids = std::collections::BTreeSet::new();
+    for _ in 0..3 {
+        let line = talk.command(prompt()).expect("sent");
+        let put: Value = serde_json::from_str(&line).expect("JSON");
+        let id = put["content"]["cmd_id"].as_str().expect("an id").to_owned();
+        let path = put["path"].as_str().expect("a path");
+        let command = path.trim_start_matches("queue/").trim_end_matches(".json");
+        let ended = format!(
+            r#"{{"type":"result","command":"{command}","content":{{"cmd_id":"{id}","status":"ok"}}}}"#
+        );
+        talk.chunk(format!("{ended}\n").as_bytes());
+        assert!(ids.insert(id), "{line}");
     }
 }
 
@@ -94,7 +114,7 @@ fn cancel_names_its_command_once_and_goodbye_stops_our_own_runner_only() {
     talk.command(prompt()).expect("sent");
     let cancel = talk.command(Command::Cancel).expect("sent");
     assert!(
-        cancel.contains("ctl/cancel.json") && cancel.contains(r#""scope":"cmd_id","cmd_id":"w-4""#),
+        cancel.contains("ctl/cancel.json") && cancel.contains(r#""scope":"cmd_id","cmd_id":"w-1""#),
         "{cancel}"
     );
     assert_eq!(talk.command(Command::Cancel), Ok(String::new()));
@@ -175,14 +195,14 @@ fn what_is_not_of_the_command_is_told_and_changes_nothing() {
     let mut talk = ready();
     talk.command(prompt()).expect("sent");
     talk.chunk(b"{\"type\":\"output\",\"command\":\"cmd_3_x\",\"text\":\"no\"}\n");
-    talk.chunk(format!("{}\n", result("ok").replace("cmd_4_w-4", "cmd_3_x")).as_bytes());
+    talk.chunk(format!("{}\n", result("ok").replace("cmd_4_w-1", "cmd_3_x")).as_bytes());
     talk.chunk(b"{\"type\":\"moved\"}\nno JSON\n");
     let told = talk.told();
     assert_eq!(told.matches("out_of_state").count(), 2, "{told}");
     assert!(told.contains("bad_json"), "{told}");
     assert_eq!(talk.command(prompt()), Err("a turn is running".to_owned()));
     // A file that cannot be put ends what it was for.
-    talk.chunk(b"{\"type\":\"refused\",\"path\":\"queue/cmd_4_w-4.json\",\"why\":\"full\"}\n");
+    talk.chunk(b"{\"type\":\"refused\",\"path\":\"queue/cmd_4_w-1.json\",\"why\":\"full\"}\n");
     assert!(talk.told().contains("full"), "{}", talk.told());
     assert!(talk.command(prompt()).is_ok());
 }
@@ -195,7 +215,7 @@ proptest! {
             Just(IDLE.to_owned()),
             Just(result("ok")),
             Just("{\"type\":\"heartbeat\"}".to_owned()),
-            Just("{\"type\":\"output\",\"command\":\"cmd_4_w-4\",\"text\":\"x\"}".to_owned()),
+            Just("{\"type\":\"output\",\"command\":\"cmd_4_w-1\",\"text\":\"x\"}".to_owned()),
             "\\PC{0,60}",
             "\\{\"type\":\"(hello|state|result|refused|output)\",\\PC{0,40}\\}",
         ], 0..40))

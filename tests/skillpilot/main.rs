@@ -10,6 +10,8 @@
 mod drill;
 mod formats;
 mod hardening;
+mod kills;
+mod many;
 mod pools;
 mod recovery;
 mod session;

@@ -12,7 +12,7 @@ use crate::session::Runner;
 
 const LONG: Duration = Duration::from_secs(60);
 
-fn pool(more: &str) -> String {
+pub(crate) fn pool(more: &str) -> String {
     format!(
         r#"
 [pool.eda]
@@ -27,7 +27,7 @@ env       = {{ set = {{ DRILL = "MARK" }} }}
     )
 }
 
-fn tasks(drill: &Drill, file: &str, prompts: &[String]) {
+pub(crate) fn tasks(drill: &Drill, file: &str, prompts: &[String]) {
     let lines = prompts.iter().enumerate().map(|(number, prompt)| {
         let line = json!({ "id": format!("{file}-{number}"), "prompt": prompt });
         format!("{line}\n")
@@ -43,14 +43,14 @@ fn run(drill: &Drill, prompts: &[&str]) -> Vec<Value> {
     drill.results("results.jsonl")
 }
 
-fn answer(result: &Value) -> &str {
+pub(crate) fn answer(result: &Value) -> &str {
     result["answer"]
         .as_str()
         .unwrap_or_else(|| panic!("no answer: {result}"))
 }
 
 /// A directory for a Runner's files, nobody's own.
-fn plane(drill: &Drill) -> std::path::PathBuf {
+pub(crate) fn plane(drill: &Drill) -> std::path::PathBuf {
     let dir = drill.path("plane");
     fs::create_dir(&dir).expect("a directory");
     fs::set_permissions(&dir, fs::Permissions::from_mode(0o700)).expect("its mode");

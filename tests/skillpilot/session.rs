@@ -1,5 +1,6 @@
 //! A session directory and a Runner in it, as a Master that has only files sees them.
 
+use std::cell::RefCell;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
@@ -15,6 +16,8 @@ pub(crate) const LONG: Duration = Duration::from_secs(60);
 /// A session directory.
 pub(crate) struct Session {
     dir: TempDir,
+    /// Where it is seen, if that is not where it is.
+    seen: RefCell<Option<PathBuf>>,
 }
 
 /// A Runner; killed with the test if it still runs.
@@ -68,11 +71,28 @@ impl Session {
             .prefix("marshal-runner-")
             .tempdir()
             .expect("a temporary directory");
-        Self { dir }
+        Self {
+            dir,
+            seen: RefCell::new(None),
+        }
     }
 
     pub(crate) fn path(&self, below: &str) -> PathBuf {
-        self.dir.path().join("session").join(below)
+        let seen = self.seen.borrow();
+        let above = seen.as_deref().unwrap_or_else(|| self.dir.path());
+        above.join("session").join(below)
+    }
+
+    /// A file that is not in the session's directory.
+    pub(crate) fn beside(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Looks at the directory as a process sees it, from now on.
+    pub(crate) fn as_seen_by(&self, pid: u32) {
+        let below = self.dir.path().strip_prefix("/").expect("absolute");
+        let root = PathBuf::from(format!("/proc/{pid}/root"));
+        self.seen.replace(Some(root.join(below)));
     }
 
     /// The program, not started; its options and its tool are given.
@@ -147,9 +167,16 @@ impl Session {
         }
     }
 
+    /// Waits until nothing is there: a result is told before its command leaves `inflight/`.
+    pub(crate) fn is_empty(&self, below: &str) {
+        self.until("nothing is left", |session| {
+            session.names(below).is_empty()
+        });
+    }
+
     /// Puts a file as the protocol wants it: whole.
     pub(crate) fn put(&self, below: &str, content: &str) {
-        let temporary = self.dir.path().join(uuid::Uuid::new_v4().to_string());
+        let temporary = self.path(&format!(".{}", uuid::Uuid::new_v4()));
         fs::write(&temporary, content).expect("a file");
         fs::rename(temporary, self.path(below)).expect("put");
     }

@@ -73,7 +73,17 @@ impl Beside {
         let mut carrier = Carrier::new(dir, poll, true);
         carrier.hello(session_id)?;
         std::thread::spawn(move || {
-            let _ = carrier.serve(Some(&woken));
+            let served = carrier.serve(Some(&woken)).or_else(|error| {
+                // Its end of standard output is closed: it left, as with standard input.
+                let has_left = error.kind() == io::ErrorKind::BrokenPipe;
+                has_left.then(|| carrier.master_left()).unwrap_or(Err(error))
+            });
+            if let Err(error) = served {
+                // The Master hears nothing any more: a Runner of its own ends, and says why.
+                super::say(&format!("nothing can be carried: {error}"));
+                let own = rustix::process::getpid();
+                let _ = rustix::process::kill_process(own, rustix::process::Signal::TERM);
+            }
             let _ = end.try_send(());
         });
         Ok(Self { wake, done })

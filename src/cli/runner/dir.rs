@@ -8,8 +8,10 @@ use std::fs::File;
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, SystemTime};
 
-use rustix::fs::{AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, RenameFlags};
+use rustix::fs::{AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, RenameFlags, Stat};
 use rustix::io::Errno;
 
 use crate::skillpilot::{DIRECTORIES, TEMPORARY};
@@ -17,7 +19,9 @@ use crate::skillpilot::{DIRECTORIES, TEMPORARY};
 /// Files that `rejected/` holds; more are removed instead.
 const REJECTED: usize = 1000;
 /// Names that are read of one directory; the rest waits for the next look.
-const NAMES: usize = 100_000;
+pub(super) const NAMES: usize = 100_000;
+/// How old a temporary file is that nobody writes any more, where others than this program write.
+const ABANDONED: Duration = Duration::from_secs(3600);
 
 /// One of the directories of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,6 +79,8 @@ pub(super) enum Found {
 pub(super) struct SessionDir {
     root: OwnedFd,
     parts: Vec<OwnedFd>,
+    /// Entries of `rejected/`, as far as they are known here.
+    rejected: AtomicUsize,
 }
 
 const OPEN_DIR: OFlags = OFlags::RDONLY
@@ -107,6 +113,9 @@ impl SessionDir {
                 found.st_mode & 0o7777
             )));
         }
+        if used == Use::Run {
+            is_own(&found).map_err(|why| said(&format!("it {why}")))?;
+        }
         if used == Use::Run
             && let Err(error) = rustix::fs::flock(&root, FlockOperation::NonBlockingLockExclusive)
         {
@@ -134,9 +143,41 @@ impl SessionDir {
                     "others may write {name}/: make it 0700 or 0750"
                 )));
             }
+            if used == Use::Run {
+                is_own(&found).map_err(|why| said(&format!("{name}/ {why}")))?;
+            }
             parts.push(opened);
         }
-        Ok(Self { root, parts })
+        let dir = Self {
+            root,
+            parts,
+            rejected: AtomicUsize::new(0),
+        };
+        let aside = dir.names(Part::Rejected).map_or(REJECTED, |names| names.len());
+        dir.rejected.store(aside, Ordering::Relaxed);
+        Ok(dir)
+    }
+
+    /// Whether the directories are still those that were opened: what others put into new ones of the same
+    /// names would never be seen. Says which is another one, or gone.
+    pub(super) fn is_whole(&self) -> Result<(), String> {
+        for part in Part::ALL {
+            let name = part.name();
+            let held = rustix::fs::fstat(self.fd(part)).map_err(|error| error.to_string())?;
+            let there = match rustix::fs::statat(&self.root, name, AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(there) => Some(there),
+                Err(Errno::NOENT | Errno::NOTDIR) => None,
+                // A file system of a network that does not answer now.
+                Err(_) => continue,
+            };
+            let same = |there: &Stat| (there.st_dev, there.st_ino) == (held.st_dev, held.st_ino);
+            if !there.as_ref().is_some_and(same) {
+                return Err(format!(
+                    "the session directory's {name}/ was removed or replaced while the Runner worked in it"
+                ));
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn fd(&self, part: Part) -> BorrowedFd<'_> {
@@ -259,18 +300,32 @@ impl SessionDir {
         }
     }
 
-    /// Puts something odd aside, under a name of its own. Where there is no room, it is removed; what can be
-    /// neither moved nor removed stays.
-    pub(super) fn reject(&self, part: Part, name: &str) {
-        let has_room = self
-            .names(Part::Rejected)
-            .is_ok_and(|names| names.len() < REJECTED);
+    /// Puts something odd aside, under a name of its own. Where there is no room, it is removed. `false`: it
+    /// can be neither moved nor removed, and stays.
+    pub(super) fn reject(&self, part: Part, name: &str) -> bool {
         let aside: String = name.chars().take(100).collect();
         let aside = format!("{}-{aside}", uuid::Uuid::new_v4().simple());
         let (old, new) = (self.fd(part), self.fd(Part::Rejected));
-        if !has_room || rustix::fs::renameat(old, name, new, &*aside).is_err() {
-            let _ = self.remove(part, name);
+        if self.rejected.load(Ordering::Relaxed) < REJECTED {
+            match rustix::fs::renameat(old, name, new, &*aside) {
+                Ok(()) => {
+                    self.rejected.fetch_add(1, Ordering::Relaxed);
+                    return true;
+                }
+                Err(Errno::NOENT) => return true,
+                Err(_) => {}
+            }
         }
+        // A directory goes only if nothing is in it.
+        self.remove(part, name).is_ok()
+            || rustix::fs::unlinkat(old, name, AtFlags::REMOVEDIR).is_ok()
+    }
+
+    /// Takes a file away from whoever writes it, under a name that nobody else has; `None`: it is not there.
+    /// What is put in its place afterwards is another one.
+    pub(super) fn take(&self, part: Part, name: &str) -> io::Result<Option<String>> {
+        let taken = format!("{TEMPORARY}{}", uuid::Uuid::new_v4().simple());
+        Ok(self.claim((part, name), (part, &taken))?.then_some(taken))
     }
 
     /// The names in a directory that are UTF-8, in no order. Temporary files are not among them.
@@ -292,18 +347,44 @@ impl SessionDir {
         Ok(names)
     }
 
-    /// Removes temporary files that an earlier life of this program left.
+    /// Removes temporary files that an earlier life of this program left. Where a Master writes, too, only
+    /// those that are old.
     pub(super) fn sweep(&self, part: Part) -> io::Result<()> {
+        let is_shared = matches!(part, Part::Queue | Part::Ctl);
         let dir = rustix::fs::openat(self.fd(part), ".", OPEN_DIR, Mode::empty())?;
         for entry in rustix::fs::Dir::new(dir)? {
             let entry = entry?;
             if let Ok(name) = entry.file_name().to_str()
                 && name.starts_with(TEMPORARY)
+                && (!is_shared || self.is_abandoned(part, name))
             {
-                self.remove(part, name)?;
+                // What cannot be removed is nothing of ours, and in nobody's way.
+                let _ = self.remove(part, name);
             }
         }
         Ok(())
+    }
+
+    fn is_abandoned(&self, part: Part, name: &str) -> bool {
+        let found = rustix::fs::statat(self.fd(part), name, AtFlags::SYMLINK_NOFOLLOW);
+        let written = found.ok().and_then(|found| u64::try_from(found.st_mtime).ok());
+        let written = written
+            .and_then(|seconds| SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds)));
+        let age = written.and_then(|written| SystemTime::now().duration_since(written).ok());
+        age.is_some_and(|age| age >= ABANDONED)
+    }
+
+    /// Makes a file that is not there. What has its name already is none of ours: it goes.
+    pub(super) fn create(&self, part: Part, name: &str) -> io::Result<File> {
+        let dir = self.fd(part);
+        let flags =
+            OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mode = Mode::RUSR | Mode::WUSR | Mode::RGRP;
+        if self.has(part, name)? {
+            self.remove(part, name)
+                .or_else(|error| if self.reject(part, name) { Ok(()) } else { Err(error) })?;
+        }
+        Ok(File::from(rustix::fs::openat(dir, name, flags, mode)?))
     }
 
     /// Opens a file to be appended to.
@@ -326,4 +407,16 @@ impl SessionDir {
         }
         Ok(File::from(file))
     }
+}
+
+/// Whoever owns a directory can write it, whatever its mode says.
+fn is_own(found: &Stat) -> Result<(), String> {
+    let own = rustix::process::geteuid().as_raw();
+    if found.st_uid == own {
+        return Ok(());
+    }
+    Err(format!(
+        "belongs to user {}, and this Runner is user {own}: chown it, or run as its owner",
+        found.st_uid
+    ))
 }

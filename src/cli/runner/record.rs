@@ -55,9 +55,16 @@ impl Log {
     fn add(&mut self, dir: &SessionDir, bytes: &[u8]) {
         if self.bytes + bytes.len() as u64 > LOG_BYTES {
             let older = format!("{}.1", self.name);
-            let _ = dir.remove(Part::Log, &older);
+            if dir.remove(Part::Log, &older).is_err() {
+                dir.reject(Part::Log, &older);
+            }
             let _ = dir.claim((Part::Log, self.name), (Part::Log, &older));
             *self = Self::open(dir, self.name);
+            if self.bytes > 0 {
+                // It could not begin anew: rather none of it than more than there may be.
+                self.file = None;
+                self.bytes = 0;
+            }
         }
         if let Some(file) = &mut self.file
             && file.write_all(bytes).is_ok()

@@ -76,7 +76,7 @@ impl Running {
     ) -> std::io::Result<Self> {
         let began = Instant::now();
         let seconds = command.timeout_s.unwrap_or(crate::skillpilot::TIMEOUT_S);
-        let output = dir.append(Part::Output, &name.output())?;
+        let output = dir.create(Part::Output, &name.output())?;
         Ok(Self {
             name,
             command,

@@ -256,6 +256,11 @@ pub(super) fn become_tool(argv: &[String]) -> ExitCode {
     let unblocked = nix::sys::signal::SigSet::empty().thread_set_mask();
     let led = unblocked
         .map_err(io::Error::from)
+        // A Runner that is killed takes its tool with it, also one that heeds no hangup.
+        .and_then(|()| {
+            let killed = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
+            killed.map_err(io::Error::from)
+        })
         .and_then(|()| rustix::process::setsid().map_err(io::Error::from))
         .and_then(|_| {
             rustix::process::ioctl_tiocsctty(rustix::stdio::stdin()).map_err(io::Error::from)

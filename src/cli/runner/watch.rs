@@ -10,6 +10,8 @@ use super::dir::{Part, SessionDir};
 
 /// The buffer for the kernel's words.
 const BUFFER: usize = 16 << 10;
+/// Changes that are taken together; the kernel keeps the rest.
+const TOGETHER: usize = 4096;
 
 /// The directories that are watched.
 #[derive(Debug)]
@@ -57,7 +59,10 @@ impl Watch {
             return all;
         };
         let mut reader = inotify::Reader::new(fd, &mut buffer);
-        while let Ok(event) = reader.next() {
+        while all.len() < TOGETHER || !reader.is_buffer_empty() {
+            let Ok(event) = reader.next() else {
+                break;
+            };
             if event.events().contains(ReadFlags::QUEUE_OVERFLOW) {
                 all.push(Happened::Much);
                 continue;

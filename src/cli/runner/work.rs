@@ -10,7 +10,7 @@ mod tool;
 
 pub(super) use before::session_id;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ use serde_json::json;
 
 use super::Orders;
 use super::carrier::Beside;
-use super::dir::{Found, Part, SessionDir, Use};
+use super::dir::{Found, NAMES, Part, SessionDir, Use};
 use super::record::{Record, now, now_ms};
 use super::running::{Running, Why, result};
 use super::terminal::Tool;
@@ -38,6 +38,8 @@ use before::{recover, tidy};
 const STARTING: Duration = Duration::from_secs(60);
 /// Pieces of output that are taken before something else has its turn.
 const PIECES: usize = 64;
+/// Commands that are answered without being run before something else has its turn.
+const AT_ONCE: usize = 32;
 
 /// Whether the tool listens.
 #[derive(Debug)]
@@ -64,15 +66,19 @@ struct Work {
     failed: Option<String>,
     /// A tool has listened, once.
     has_listened: bool,
+    /// A file of the queue that can be neither moved nor removed was told of.
+    has_told: bool,
     running: Option<Running>,
-    /// A result that could not be written yet.
-    owed: Option<(CommandName, ResultFile)>,
+    /// Results that could not be written yet: of the command that ran, and of one that waited.
+    owed: VecDeque<(CommandName, ResultFile)>,
     stop: Option<Stop>,
     lease: Option<i64>,
     /// Something may be in `ctl/`, or the lease may be another.
     controlled: bool,
     look_at: Instant,
     beat_at: Instant,
+    /// A sign of life was given.
+    is_beat: bool,
 }
 
 /// Runs a session until its end.
@@ -110,13 +116,15 @@ pub(super) fn run(path: &Path, orders: Orders) -> Result<(), String> {
         listens: Listens::Gone,
         failed: None,
         has_listened: false,
+        has_told: false,
         running: None,
-        owed: None,
+        owed: VecDeque::new(),
         stop: None,
         lease: None,
         controlled: true,
         look_at: now,
         beat_at: now,
+        is_beat: false,
     };
     let ended = work.serve();
     work.leave(&ended);
@@ -138,7 +146,7 @@ impl Work {
                     self.abort(Status::Cancelled, "stop_requested");
                     return Ok(());
                 }
-                Some(Stop::Graceful) if self.running.is_none() && self.owed.is_none() => {
+                Some(Stop::Graceful) if self.running.is_none() && self.owed.is_empty() => {
                     return Ok(());
                 }
                 _ => {}
@@ -149,8 +157,9 @@ impl Work {
                 self.record.phase_is(&self.dir, Phase::Error, None, None);
                 return Err(why.clone());
             }
-            while self.next() {}
-            self.wait();
+            self.dir_is_whole()?;
+            let is_more = (0..AT_ONCE).all(|_| self.next());
+            self.wait(is_more);
         }
     }
 
@@ -178,6 +187,7 @@ impl Work {
         if now >= self.beat_at {
             self.beat_at = now + self.orders.heartbeat;
             self.record.beat(&self.dir);
+            self.is_beat = true;
         }
         if std::mem::take(&mut self.controlled) {
             self.stopped();
@@ -192,13 +202,29 @@ impl Work {
             return;
         }
         if let Some(name) = CommandName::read(file) {
-            self.queue.insert(name);
-        } else {
-            self.dir.reject(Part::Queue, file);
+            // Those beyond are found when there is room: they are still there.
+            if self.queue.len() < NAMES {
+                self.queue.insert(name);
+            }
+            return;
+        }
+        let is_gone = self.dir.reject(Part::Queue, file);
+        if is_gone || !std::mem::replace(&mut self.has_told, true) {
             let why =
                 json!({ "file": format!("queue/{file}"), "why": "it has no name of a command" });
             self.record.note(&self.dir, "rejected", why);
         }
+    }
+
+    /// Whether the directory is what it was; looked at with each sign of life.
+    fn dir_is_whole(&mut self) -> Result<(), String> {
+        if !std::mem::take(&mut self.is_beat) {
+            return Ok(());
+        }
+        self.dir.is_whole().inspect_err(|_| {
+            self.stop = Some(Stop::Force);
+            self.abort(Status::Cancelled, "stop_requested");
+        })
     }
 
     /// Takes the next command, if it can be; `true`: there may be another.
@@ -261,7 +287,7 @@ impl Work {
         let content = match self.dir.read(Part::Inflight, &file, COMMAND_BYTES) {
             Ok(Found::Content(content)) => content,
             Ok(Found::Odd(why)) => {
-                self.reject(Part::Inflight, &file, why);
+                self.reject((Part::Inflight, &file), &file, why);
                 return self.answer(name, Status::Error, &format!("refused: {why}"));
             }
             Ok(Found::Nothing) => return,
@@ -323,31 +349,37 @@ impl Work {
             "exit_reason": result.exit_reason, "stats": result.stats,
         });
         self.record.note(&self.dir, "command_ended", ended);
-        self.owed = Some((name, result));
+        self.owed.push_back((name, result));
         self.pay();
-        self.phase(Phase::Idle);
+        // The one that ended may be one that waited.
+        self.phase(if self.running.is_some() {
+            Phase::Busy
+        } else {
+            Phase::Idle
+        });
     }
 
-    /// Writes the result that is owed, if one is. Nothing else is run before.
+    /// Writes the results that are owed, if any is. Nothing else is begun before.
     fn pay(&mut self) -> bool {
-        let Some((name, result)) = &self.owed else {
-            return true;
-        };
-        let file = name.file();
-        let paid = serde_json::to_vec(result)
-            .map_err(std::io::Error::from)
-            .and_then(|text| self.dir.put(Part::Result, &file, &text, true))
-            .and_then(|()| self.dir.remove(Part::Inflight, &file));
-        if paid.is_ok() {
-            self.owed = None;
+        while let Some((name, result)) = self.owed.front() {
+            let file = name.file();
+            let paid = serde_json::to_vec(result)
+                .map_err(std::io::Error::from)
+                .and_then(|text| self.dir.put(Part::Result, &file, &text, true))
+                .and_then(|()| self.dir.remove(Part::Inflight, &file));
+            if paid.is_err() {
+                return false;
+            }
+            self.owed.pop_front();
         }
-        paid.is_ok()
+        true
     }
 
     /// Waits for whatever comes first, and takes it.
-    fn wait(&mut self) {
+    fn wait(&mut self, is_more: bool) {
         let until = self.wakes_at();
         let left = until.saturating_duration_since(Instant::now());
+        let left = if is_more { Duration::ZERO } else { left };
         let left = Timespec::try_from(left).ok();
         let mut fds = vec![PollFd::new(&self.signals, PollFlags::IN)];
         if let Some(tool) = &self.tool {
@@ -383,7 +415,7 @@ impl Work {
     fn wakes_at(&self) -> Instant {
         let mut all = vec![self.look_at, self.beat_at];
         if let Some(expires) = self.lease {
-            let left = u64::try_from(expires - now_ms()).unwrap_or(0);
+            let left = u64::try_from(expires.saturating_sub(now_ms())).unwrap_or(0);
             // A clock that is set moves it: at the next look it is seen.
             all.push(Instant::now() + Duration::from_millis(left.min(3_600_000)));
         }

@@ -57,6 +57,8 @@ struct Carrier {
     /// It is the Runner, too.
     runs: bool,
     next_seq: u64,
+    /// Commands of this channel: the carrier's numbers may end, and an id must not come twice.
+    sent: u64,
 }
 
 /// The command that runs.
@@ -256,6 +258,7 @@ impl Skillpilot {
             session: parts.session_id.into(),
             runs: parts.runs,
             next_seq: parts.next_seq,
+            sent: 0,
         };
         if let Some(resume) = &self.resume
             && (carrier.runs || carrier.session.raw() != resume.raw())
@@ -310,9 +313,10 @@ impl Skillpilot {
     fn prompt(&mut self, text: &Foreign, out: &mut Effects) -> Result<(), Refused> {
         let carrier = self.carrier.as_mut().ok_or(Refused::NotReady)?;
         let seq = carrier.next_seq;
-        let id = format!("{}-{seq}", carrier.word);
+        let id = format!("{}-{}", carrier.word, carrier.sent + 1);
         let name = CommandName::new(seq, &id).ok_or(Refused::NotReady)?;
         carrier.next_seq = seq.saturating_add(1);
+        carrier.sent += 1;
         out.push(Effect::Write(message::submit(&name, &self.wants, text)));
         out.push(Effect::Event(Event::TurnStarted {
             turn: Some(Foreign::from(&*id)),

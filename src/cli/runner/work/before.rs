@@ -27,19 +27,30 @@ pub(in crate::cli::runner) fn session_id(dir: &SessionDir) -> String {
 /// Removes what an earlier life left: temporary files, and what controlled it. `stdio`: the Master is there and
 /// brings a lease of its own.
 pub(super) fn tidy(dir: &SessionDir, record: &mut Record, stdio: bool) -> std::io::Result<()> {
-    for part in [Part::Result, Part::Log, Part::State] {
+    for part in [Part::Queue, Part::Result, Part::Log, Part::Ctl, Part::State] {
         dir.sweep(part)?;
     }
     for name in ["cancel.json", "stop.json"] {
         if dir.has(Part::Ctl, name)? {
-            dir.remove(Part::Ctl, name)?;
+            gone(dir, Part::Ctl, name)?;
             record.note(dir, "stale_control", json!({ "file": name }));
         }
     }
     if stdio {
-        dir.remove(Part::State, "lease.json")?;
+        gone(dir, Part::State, "lease.json")?;
     }
     Ok(())
+}
+
+/// Has nothing at a name, whatever was there.
+fn gone(dir: &SessionDir, part: Part, name: &str) -> std::io::Result<()> {
+    dir.remove(part, name).or_else(|error| {
+        if dir.reject(part, name) {
+            Ok(())
+        } else {
+            Err(error)
+        }
+    })
 }
 
 /// Ends what a Runner before this one had begun: nothing is run twice.
@@ -62,7 +73,7 @@ pub(super) fn recover(dir: &SessionDir, record: &mut Record) -> std::io::Result<
                 json!({ "cmd_id": name.id, "seq": name.seq }),
             );
         }
-        dir.remove(Part::Inflight, &file)?;
+        gone(dir, Part::Inflight, &file)?;
     }
     Ok(())
 }

@@ -10,31 +10,40 @@ use super::super::running::{Ending, Why};
 use super::super::terminal::PATIENCE;
 use super::{Listens, STARTING, Work, own_marker};
 use crate::skillpilot::{
-    CONTROL_BYTES, Cancel, CancelPolicy, Phase, Status, Stop, read_cancel, read_lease, read_stop,
+    CONTROL_BYTES, Cancel, CancelPolicy, CommandName, Phase, Status, Stop, read_cancel, read_lease,
+    read_stop,
 };
 
 impl Work {
-    /// Takes a control file, so that another one can be put in its place.
+    /// Takes a control file away, so that another one can be put in its place and is not lost.
     pub(super) fn control(&mut self, name: &str) -> Option<Vec<u8>> {
-        if !self.dir.has(Part::Ctl, name).unwrap_or(false) {
-            return None;
-        }
-        let found = self.dir.read(Part::Ctl, name, CONTROL_BYTES);
-        match found {
+        let taken = match self.dir.take(Part::Ctl, name) {
+            Ok(taken) => taken?,
+            Err(error) => {
+                self.faulty(&format!("ctl/{name}"), &error.to_string());
+                return None;
+            }
+        };
+        match self.dir.read(Part::Ctl, &taken, CONTROL_BYTES) {
             Ok(Found::Content(content)) => {
-                let _ = self.dir.remove(Part::Ctl, name);
+                let _ = self.dir.remove(Part::Ctl, &taken);
                 Some(content)
             }
             Ok(Found::Odd(why)) => {
-                self.reject(Part::Ctl, name, why);
+                self.reject((Part::Ctl, &taken), name, why);
                 None
             }
-            Ok(Found::Nothing) | Err(_) => None,
+            Ok(Found::Nothing) => None,
+            Err(error) => {
+                self.reject((Part::Ctl, &taken), name, &error.to_string());
+                None
+            }
         }
     }
 
-    pub(super) fn reject(&mut self, part: Part, name: &str, why: &str) {
-        self.dir.reject(part, name);
+    /// Puts a file aside that has this name now and was called otherwise.
+    pub(super) fn reject(&mut self, (part, now): (Part, &str), name: &str, why: &str) {
+        self.dir.reject(part, now);
         let file = format!("{}/{name}", part.name());
         self.record
             .note(&self.dir, "rejected", json!({ "file": file, "why": why }));
@@ -67,6 +76,10 @@ impl Work {
     }
 
     pub(super) fn cancelled(&mut self) {
+        // What it ends has a result to be written; it waits as long as another one does.
+        if !self.pay() {
+            return;
+        }
         let Some(content) = self.control("cancel.json") else {
             return;
         };
@@ -94,7 +107,10 @@ impl Work {
         for name in self.dir.names(Part::Queue).unwrap_or_default() {
             self.queued(&name);
         }
-        if let Some(name) = self.queue.iter().find(|name| name.id == id).cloned() {
+        let mut waiting = self.queue.iter().filter(|name| name.id == id);
+        // One that has a result is over, whatever waits in its name.
+        let is_new = |name: &&CommandName| matches!(self.dir.has(Part::Result, &name.file()), Ok(false));
+        if let Some(name) = waiting.find(is_new).cloned() {
             self.queue.remove(&name);
             if self.claimed(&name) {
                 self.answer(&name, Status::Cancelled, "cancelled before it began");
@@ -104,14 +120,31 @@ impl Work {
 
     /// Reads the lease. One that cannot be read is put aside, and what was promised before holds.
     pub(super) fn leased(&mut self) {
-        match self.dir.read(Part::State, "lease.json", CONTROL_BYTES) {
+        const NAME: &str = "lease.json";
+        match self.dir.read(Part::State, NAME, CONTROL_BYTES) {
             Ok(Found::Content(content)) => match read_lease(&content) {
                 Ok(expires) => self.lease = Some(expires),
-                Err(why) => self.reject(Part::State, "lease.json", &why),
+                Err(why) => self.no_lease(&why),
             },
-            Ok(Found::Odd(why)) => self.reject(Part::State, "lease.json", why),
+            Ok(Found::Odd(why)) => self.no_lease(why),
             Ok(Found::Nothing) | Err(_) => {}
         }
+    }
+
+    /// Puts aside what stands where the lease goes, unless it was renewed in this moment.
+    fn no_lease(&mut self, why: &str) {
+        let Ok(Some(taken)) = self.dir.take(Part::State, "lease.json") else {
+            return;
+        };
+        let again = self.dir.read(Part::State, &taken, CONTROL_BYTES);
+        if let Ok(Found::Content(content)) = again
+            && let Ok(expires) = read_lease(&content)
+        {
+            self.lease = Some(expires);
+            let _ = self.dir.remove(Part::State, &taken);
+            return;
+        }
+        self.reject((Part::State, &taken), "lease.json", why);
     }
 
     pub(super) fn lease(&mut self) {
