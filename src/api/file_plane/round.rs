@@ -73,6 +73,7 @@ impl Plane {
         if now >= self.beat || !self.is_alone {
             done = done.and(self.beat(now).await);
             if !self.is_alone {
+                self.cancel_unwanted().await;
                 return done;
             }
         }
