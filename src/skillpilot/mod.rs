@@ -1,8 +1,9 @@
 //! `SkillPilot`'s file control plane, version 1: what the files of a session directory hold and how they
 //! are named. Source: its page "SkillPilot File Control Plane Protocol".
 //!
-//! Owns the forms of files and names, the markers ([`marker`]) and the lines between a Master that has no
-//! file system and whoever carries its files ([`carried`]). Must not touch a file.
+//! Owns the forms of files and names, the one reader of what somebody wrote ([`reader`]), the markers
+//! ([`marker`]) and the lines between a Master that has no file system and whoever carries its files
+//! ([`carried`]). Must not touch a file.
 //!
 //! What that page leaves open is decided so:
 //!
@@ -13,11 +14,14 @@
 
 pub mod carried;
 pub mod marker;
+pub mod reader;
 
 use serde::{Deserialize, Serialize};
-use serde_json::value::RawValue;
 
-use marker::Marker;
+pub use reader::{
+    Cancel, Manner, Refusal, Stop, Unread, read_cancel, read_command, read_lease, read_stop,
+    read_time,
+};
 
 /// The directories of a session, in the order of making.
 pub const DIRECTORIES: [&str; 8] = [
@@ -75,6 +79,12 @@ impl CommandName {
             id: id.to_owned(),
             digits: digits.to_owned(),
         })
+    }
+
+    /// The number as the name writes it.
+    #[must_use]
+    pub fn digits(&self) -> &str {
+        &self.digits
     }
 
     /// `cmd_<seq>_<id>`.
@@ -182,147 +192,6 @@ pub struct CommandFile {
     pub cancel_policy: CancelPolicy,
     /// How its end is known.
     pub marker: MarkerSpec,
-}
-
-/// A command as somebody wrote it.
-#[derive(Deserialize)]
-struct Written {
-    cmd_id: String,
-    seq: u64,
-    kind: String,
-    payload: String,
-    #[serde(default)]
-    timeout_s: Option<f64>,
-    #[serde(default)]
-    cancel_policy: Option<String>,
-    #[serde(default)]
-    marker: Option<WrittenMarker>,
-}
-
-#[derive(Deserialize, Default)]
-struct WrittenMarker {
-    #[serde(default)]
-    prefix: Option<String>,
-    #[serde(default)]
-    token: Option<String>,
-    #[serde(default)]
-    mode: Option<String>,
-}
-
-/// Why a command is not run. Each becomes the `exit_reason` of its result.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
-    /// It cannot be read.
-    #[error("refused: the command cannot be read: {0}")]
-    Unreadable(String),
-    /// It says another id or number than its name.
-    #[error("refused: the file's name says {name}, its content cmd_{seq}_{id}")]
-    Name {
-        /// The name's stem.
-        name: String,
-        /// The number of its content.
-        seq: u64,
-        /// The id of its content, shown safely.
-        id: String,
-    },
-    /// The kind is not the tool's.
-    #[error("refused: unknown kind {kind}: this session runs {ours:?}")]
-    Kind {
-        /// The kind, shown safely.
-        kind: String,
-        /// The tool's.
-        ours: String,
-    },
-    /// The cancel policy is unknown.
-    #[error("refused: unknown cancel_policy {0}: use ctrl_c, terminate_tool or terminate_session")]
-    Policy(String),
-    /// The time is no time.
-    #[error("refused: timeout_s must be more than 0 and at most {TIMEOUT_MAX_S}")]
-    Timeout,
-    /// The marker's mode is unknown.
-    #[error("refused: unknown marker mode {0}: use runner_inject or payload_contains")]
-    Mode(String),
-    /// The marker cannot be one.
-    #[error(
-        "refused: the marker's prefix and token are 1 to 128 of A-Z, a-z, 0-9, -, _ and . each"
-    )]
-    Marker,
-    /// The payload would do something else at a terminal than it says.
-    #[error("refused: the payload has the control character 0x{0:02x}, which a terminal acts upon")]
-    Control(u8),
-}
-
-/// Reads a command's file against its name and the kind that the tool is.
-///
-/// # Errors
-/// Why it is not run.
-pub fn read_command(
-    name: &CommandName,
-    content: &[u8],
-    kind: &str,
-    timeout_s: u64,
-) -> Result<CommandFile, Refusal> {
-    let written: Written =
-        serde_json::from_slice(content).map_err(|error| Refusal::Unreadable(error.to_string()))?;
-    if written.cmd_id != name.id || written.seq != name.seq {
-        return Err(Refusal::Name {
-            name: name.stem(),
-            seq: written.seq,
-            id: shown(&written.cmd_id),
-        });
-    }
-    if written.kind != kind {
-        return Err(Refusal::Kind {
-            kind: shown(&written.kind),
-            ours: kind.to_owned(),
-        });
-    }
-    let policy = written.cancel_policy.as_deref().unwrap_or("ctrl_c");
-    let cancel_policy = CancelPolicy::read(policy).ok_or_else(|| Refusal::Policy(shown(policy)))?;
-    let timeout_s = match written.timeout_s {
-        None => timeout_s,
-        Some(seconds) if seconds > 0.0 && seconds <= TIMEOUT_MAX_S as f64 => whole(seconds),
-        Some(_) => return Err(Refusal::Timeout),
-    };
-    let marker = written.marker.unwrap_or_default();
-    let mode = match marker.mode.as_deref() {
-        None | Some("runner_inject") => MarkerMode::RunnerInject,
-        Some("payload_contains") => MarkerMode::PayloadContains,
-        Some(other) => return Err(Refusal::Mode(shown(other))),
-    };
-    let marker = MarkerSpec {
-        prefix: marker.prefix.unwrap_or_else(|| marker::PREFIX.to_owned()),
-        token: marker.token.unwrap_or_else(|| name.id.clone()),
-        mode,
-    };
-    if !Marker::can_be(&marker) {
-        return Err(Refusal::Marker);
-    }
-    let acts = |b: &u8| (*b < 0x20 && !b"\t\n\r".contains(b)) || *b == 0x7f;
-    if let Some(byte) = written.payload.bytes().find(acts) {
-        return Err(Refusal::Control(byte));
-    }
-    Ok(CommandFile {
-        cmd_id: written.cmd_id,
-        seq: written.seq,
-        kind: written.kind,
-        payload: written.payload,
-        timeout_s: Some(timeout_s),
-        cancel_policy,
-        marker,
-    })
-}
-
-/// Seconds that are within [`TIMEOUT_MAX_S`], at least one.
-#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-fn whole(seconds: f64) -> u64 {
-    (seconds.ceil() as u64).clamp(1, TIMEOUT_MAX_S)
-}
-
-/// A foreign text in a sentence of ours: quoted, escaped and short.
-fn shown(text: &str) -> String {
-    let short: String = text.chars().take(40).collect();
-    format!("{short:?}")
 }
 
 /// How a command ended.
@@ -434,84 +303,4 @@ pub struct StateFile {
     pub current_cmd_id: Option<String>,
     /// When this was written.
     pub updated_at: String,
-}
-
-/// What a `ctl/cancel.json` is about.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Cancel {
-    /// The command that runs.
-    Current,
-    /// The command of that id.
-    Command(String),
-}
-
-/// Reads `ctl/cancel.json`.
-///
-/// # Errors
-/// What is wrong with it.
-pub fn read_cancel(content: &[u8]) -> Result<Cancel, String> {
-    #[derive(Deserialize)]
-    struct File {
-        scope: String,
-        #[serde(default)]
-        cmd_id: Option<String>,
-    }
-    let file: File = serde_json::from_slice(content).map_err(|error| error.to_string())?;
-    match (&*file.scope, file.cmd_id) {
-        ("current", _) => Ok(Cancel::Current),
-        ("cmd_id", Some(id)) => Ok(Cancel::Command(id)),
-        ("cmd_id", None) => Err("scope cmd_id without a cmd_id".to_owned()),
-        (other, _) => Err(format!("unknown scope {}", shown(other))),
-    }
-}
-
-/// How a Runner is to end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Stop {
-    /// When the command that runs is done.
-    Graceful,
-    /// Now.
-    Force,
-}
-
-/// Reads `ctl/stop.json`.
-///
-/// # Errors
-/// What is wrong with it.
-pub fn read_stop(content: &[u8]) -> Result<Stop, String> {
-    #[derive(Deserialize)]
-    struct File {
-        mode: String,
-    }
-    let file: File = serde_json::from_slice(content).map_err(|error| error.to_string())?;
-    match &*file.mode {
-        "graceful" => Ok(Stop::Graceful),
-        "force" => Ok(Stop::Force),
-        other => Err(format!("unknown mode {}", shown(other))),
-    }
-}
-
-/// Reads `state/lease.json`: when it expires, in milliseconds since 1970.
-///
-/// # Errors
-/// What is wrong with it.
-pub fn read_lease(content: &[u8]) -> Result<i64, String> {
-    #[derive(Deserialize)]
-    struct File<'a> {
-        #[serde(borrow)]
-        expires_at: &'a RawValue,
-    }
-    let text = std::str::from_utf8(content).map_err(|error| error.to_string())?;
-    let file: File<'_> = serde_json::from_str(text).map_err(|error| error.to_string())?;
-    let time = file.expires_at.get().trim_matches('"');
-    read_time(time).ok_or_else(|| format!("expires_at {} is no time", shown(time)))
-}
-
-/// A time in milliseconds since 1970, written as that number or as ISO 8601 with its zone.
-#[must_use]
-pub fn read_time(text: &str) -> Option<i64> {
-    text.parse().ok().or_else(|| {
-        let time: jiff::Timestamp = text.parse().ok()?;
-        Some(time.as_millisecond())
-    })
 }

@@ -30,8 +30,18 @@ fn pick(words: &'static [&'static str]) -> impl Strategy<Value = &'static str> {
 /// as soon as the first one ended.
 fn line() -> impl Strategy<Value = String> {
     let kind = pick(&[
-        "output", "output", "output", "result", "result", "result", "state", "state", "heartbeat",
-        "refused", "hello", "moved",
+        "output",
+        "output",
+        "output",
+        "result",
+        "result",
+        "result",
+        "state",
+        "state",
+        "heartbeat",
+        "refused",
+        "hello",
+        "moved",
     ]);
     let member = pick(&[
         "\"command\":\"cmd_4_w-1\"",

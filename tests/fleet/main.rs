@@ -48,6 +48,7 @@ mod engines;
 mod escapes;
 mod fails_closed;
 mod file_plane;
+mod file_plane_changes;
 mod file_plane_kept;
 mod file_plane_odd;
 mod file_plane_travel;

@@ -2,10 +2,19 @@
 
 use marshal::skillpilot::marker::{KINDS, Marker, Scanner, Template};
 use marshal::skillpilot::{
-    Cancel, CommandName, MarkerMode, MarkerSpec, Phase, Stop, read_cancel, read_command,
-    read_lease, read_stop, read_time,
+    Cancel, CommandName, Manner, MarkerMode, MarkerSpec, Phase, Stop, Unread, read_command,
+    read_lease, read_time,
 };
 use proptest::prelude::*;
+
+/// As a Runner reads them.
+fn read_cancel(content: &[u8]) -> Result<Cancel, Unread> {
+    marshal::skillpilot::read_cancel(content, Manner::Lenient)
+}
+
+fn read_stop(content: &[u8]) -> Result<Stop, Unread> {
+    marshal::skillpilot::read_stop(content, Manner::Lenient)
+}
 
 fn spec(mode: MarkerMode) -> MarkerSpec {
     MarkerSpec {
@@ -116,6 +125,22 @@ fn control_files_say_what_they_can_say() {
     assert_eq!(read_stop(br#"{"mode":"graceful"}"#), Ok(Stop::Graceful));
     assert_eq!(read_stop(br#"{"mode":"force"}"#), Ok(Stop::Force));
     assert!(read_stop(b"{}").is_err());
+    // What Masters add of their own changes nothing for a Runner; another door refuses it.
+    let more = br#"{"mode":"force","ts":1,"ts":2,"by":"x"}"#;
+    assert_eq!(read_stop(more), Ok(Stop::Force));
+    let strict = |more: &[u8]| marshal::skillpilot::read_stop(more, Manner::Strict);
+    assert!(matches!(strict(more), Err(Unread::Wrong(_))));
+    let one = br#"{"mode":"force","ts":1}"#;
+    assert_eq!(strict(one), Ok(Stop::Force));
+    let both = br#"{"scope":"current","cmd_id":"x","why":"y"}"#;
+    assert_eq!(read_cancel(both), Ok(Cancel::Current));
+    assert!(marshal::skillpilot::read_cancel(both, Manner::Strict).is_err());
+    let name = CommandName::new(1, "a").expect("a name");
+    let added = br#"{"cmd_id":"a","seq":1,"kind":"tcl","payload":"","priority":"high","x":{}}"#;
+    assert!(read_command(&name, added, "tcl", 300).is_ok());
+    // Not by the order of its members alone.
+    let list = br#"["a",1,"tcl","puts 1"]"#;
+    assert!(read_command(&name, list, "tcl", 300).is_err());
     assert_eq!(
         read_lease(br#"{"lease_id":"l","expires_at":"1707221123456"}"#),
         Ok(1_707_221_123_456)

@@ -212,7 +212,10 @@ fn directories_where_files_go_keep_nobody_from_starting() {
     session.is_empty("inflight");
     assert_eq!(session.names("ctl"), [""; 0]);
     assert!(!session.path("result/.tmp.half").exists());
-    assert!(session.path("queue/.tmp.young").exists(), "somebody writes it");
+    assert!(
+        session.path("queue/.tmp.young").exists(),
+        "somebody writes it"
+    );
 }
 
 #[test]
@@ -274,7 +277,10 @@ fn what_stands_where_an_output_goes_is_not_written_to() {
     for (seq, id) in [(1, "link"), (2, "second"), (3, "dir"), (4, "old")] {
         let stem = session.submit_with(seq, "puts on", &json!({ "cmd_id": id }));
         let done = session.result(&stem);
-        assert_eq!((done.end(), &*done.output), ("ok marker_seen".to_owned(), "on\n"));
+        assert_eq!(
+            (done.end(), &*done.output),
+            ("ok marker_seen".to_owned(), "on\n")
+        );
     }
     assert_eq!(fs::read_to_string(&secret).expect("read"), "kept");
 }

@@ -60,7 +60,11 @@ fn a_runner_that_is_killed_at_any_moment_runs_nothing_twice() {
     let mut restarted = 0;
     for stem in &stems {
         let done = session.result(stem);
-        let number: usize = stem.split('_').nth(1).and_then(|it| it.parse().ok()).expect("a number");
+        let number: usize = stem
+            .split('_')
+            .nth(1)
+            .and_then(|it| it.parse().ok())
+            .expect("a number");
         let times = counted(&ledger).get(&number).copied().unwrap_or(0);
         match &*done.end() {
             "ok marker_seen" => {
@@ -77,8 +81,14 @@ fn a_runner_that_is_killed_at_any_moment_runs_nothing_twice() {
     assert!(restarted <= killed, "seed {seed}: {restarted} of {killed}");
     session.is_empty("inflight");
     session.is_empty("queue");
-    let left = fs::read_dir(session.path("result")).expect("listed").flatten();
-    assert_eq!(left.count(), COMMANDS, "seed {seed}: nothing half written stays");
+    let left = fs::read_dir(session.path("result"))
+        .expect("listed")
+        .flatten();
+    assert_eq!(
+        left.count(),
+        COMMANDS,
+        "seed {seed}: nothing half written stays"
+    );
 }
 
 /// The results in a directory, by the number in their names.
@@ -148,26 +158,38 @@ fn a_supervisor_that_is_killed_at_any_moment_runs_nothing_twice() {
             assert!(times <= 1, "seed {seed}: {number} was run {times} times");
         }
     }
-    assert!(counted.values().all(|times| *times == 1), "seed {seed}: {counted:?}");
+    assert!(
+        counted.values().all(|times| *times == 1),
+        "seed {seed}: {counted:?}"
+    );
     // The Runner's own record says the same of each command that it had.
     let mut ids = BTreeMap::new();
     for result in results_by_id(&dir.join("result")) {
         let id = result["cmd_id"].as_str().expect("an id").to_owned();
         let reason = result["exit_reason"].as_str().expect("a reason").to_owned();
         assert!(
-            ["marker_seen", "tool_died: runner restarted", "stop_requested"].contains(&&*reason),
+            [
+                "marker_seen",
+                "tool_died: runner restarted",
+                "stop_requested"
+            ]
+            .contains(&&*reason),
             "seed {seed}: {result}"
         );
         assert_eq!(ids.insert(id, reason), None, "seed {seed}: twice");
     }
     let ends = |wanted: &str| ids.values().filter(|reason| *reason == wanted).count();
     assert!(ends("marker_seen") <= counted.len(), "seed {seed}: {ids:?}");
-    assert_eq!(fs::read_dir(dir.join("inflight")).expect("listed").count(), 0);
+    assert_eq!(
+        fs::read_dir(dir.join("inflight")).expect("listed").count(),
+        0
+    );
 }
 
 fn results_by_id(dir: &Path) -> Vec<Value> {
     let entries = fs::read_dir(dir).expect("listed").flatten();
     let files = entries.filter(|entry| !entry.file_name().to_string_lossy().starts_with('.'));
     let read = files.map(|entry| fs::read(entry.path()).expect("read"));
-    read.map(|text| serde_json::from_slice(&text).expect("JSON")).collect()
+    read.map(|text| serde_json::from_slice(&text).expect("JSON"))
+        .collect()
 }

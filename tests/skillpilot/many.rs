@@ -20,7 +20,9 @@ const RUNNER_FDS: usize = 40;
 /// What is resident of a process and not backed by a file, in KiB.
 fn resident(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("RssAnon:"));
     let number = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
     number.unwrap_or(0)
 }
@@ -49,7 +51,9 @@ fn commands_run_by_their_number_each_once() {
     while !last.exists() {
         assert!(Instant::now() < end, "the commands did not end");
         (memory, fds) = (memory.max(resident(pid)), fds.max(descriptors(pid)));
-        let is_half = || fs::read_dir(session.path("result")).is_ok_and(|all| all.count() as u64 >= commands / 2);
+        let is_half = || {
+            fs::read_dir(session.path("result")).is_ok_and(|all| all.count() as u64 >= commands / 2)
+        };
         if half.is_none() && is_half() {
             half = Some(begin.elapsed());
         }

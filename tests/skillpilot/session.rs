@@ -169,9 +169,7 @@ impl Session {
 
     /// Waits until nothing is there: a result is told before its command leaves `inflight/`.
     pub(crate) fn is_empty(&self, below: &str) {
-        self.until("nothing is left", |session| {
-            session.names(below).is_empty()
-        });
+        self.until("nothing is left", |session| session.names(below).is_empty());
     }
 
     /// Puts a file as the protocol wants it: whole.

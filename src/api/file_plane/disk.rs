@@ -9,7 +9,7 @@ use std::fs::File;
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, RenameFlags, Stat, Uid};
@@ -186,6 +186,8 @@ pub(super) enum Found {
 /// The plane's directory, and those below it.
 #[derive(Debug)]
 pub(super) struct Disk {
+    /// Where the directory is.
+    path: PathBuf,
     root: OwnedFd,
     areas: Vec<OwnedFd>,
     /// Whose it is.
@@ -211,15 +213,19 @@ const DIRECTORY: OFlags = OFlags::RDONLY
 impl Disk {
     /// Opens the directory, and makes what is missing in it.
     pub(super) fn open(plane: &FilePlane) -> Result<Self, DiskError> {
-        let what = shown(&plane.dir);
+        let owner = plane.owner.map(Uid::from_raw);
+        Self::open_at(&plane.dir, owner.unwrap_or(rustix::process::geteuid()))
+    }
+
+    fn open_at(path: &Path, owner: Uid) -> Result<Self, DiskError> {
+        let what = shown(path);
         let caller = rustix::process::geteuid();
-        let owner = plane.owner.map_or(caller, Uid::from_raw);
-        let made = match rustix::fs::mkdir(&plane.dir, Mode::from_raw_mode(0o700)) {
+        let made = match rustix::fs::mkdir(path, Mode::from_raw_mode(0o700)) {
             Ok(()) => true,
             Err(Errno::EXIST) => false,
             Err(errno) => return Err(system(&what, "made", errno)),
         };
-        let root = rustix::fs::openat(CWD, &plane.dir, DIRECTORY, Mode::empty());
+        let root = rustix::fs::openat(CWD, path, DIRECTORY, Mode::empty());
         let root = root.map_err(|errno| match errno {
             Errno::NOTDIR | Errno::LOOP => DiskError::NotADirectory(what.clone()),
             errno => system(&what, "opened", errno),
@@ -234,6 +240,7 @@ impl Disk {
         let stat = examine(&root).map_err(|errno| system(&what, "examined", errno))?;
         is_own(&what, &stat, owner, OPEN_TO_OTHERS)?;
         let mut disk = Self {
+            path: path.to_owned(),
             root,
             areas: Vec::new(),
             owner,
@@ -276,12 +283,17 @@ impl Disk {
         Ok(())
     }
 
-    /// Sees to it that the directories below are those that stand there: git removes one with the
-    /// last file in it. Whether one is another now.
+    /// Sees to it that the directory and those below are those that stand there: git removes one with
+    /// the last file in it, and a whole one may be put in its place. Whether one is another now.
     pub(super) fn tend(&mut self) -> Result<bool, DiskError> {
         let what = "the directory";
         let stat =
             rustix::fs::fstat(&self.root).map_err(|errno| system(what, "examined", errno))?;
+        let there = rustix::fs::statat(CWD, &self.path, AtFlags::SYMLINK_NOFOLLOW);
+        if !there.is_ok_and(|there| Print::of(&there).is(&Print::of(&stat))) {
+            *self = Self::open_at(&self.path, self.owner)?;
+            return Ok(true);
+        }
         is_own(what, &stat, self.owner, OPEN_TO_OTHERS)?;
         let mut is_other = false;
         for (at, area) in Area::ALL.into_iter().enumerate() {

@@ -9,7 +9,7 @@ use std::io::{self, Read as _, Seek as _, Write as _};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use rustix::fs::{FileType, FlockOperation, Mode, OFlags, RenameFlags};
+use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, RenameFlags, Stat};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
@@ -48,13 +48,22 @@ struct Beat {
 /// A directory that this supervisor holds, as far as locks reach.
 #[derive(Debug)]
 pub(super) struct Holding {
-    /// `None`: the file system has no locks.
-    _lock: Option<File>,
+    lock: Lock,
     own: Holder,
     /// Who had the lock before; gone, because it has it no more.
     before: Option<Holder>,
     /// A heartbeat of somebody else, and since when it is as it is.
     other: Option<(Vec<u8>, Instant)>,
+}
+
+/// A lock that was taken.
+#[derive(Debug)]
+pub(super) struct Lock {
+    /// What is locked; `false`: as the file system has no locks, it only stands for one.
+    file: File,
+    is_locked: bool,
+    /// Which file that is.
+    print: (u64, u64),
 }
 
 impl Holding {
@@ -68,25 +77,47 @@ impl Holding {
             instance: uuid::Uuid::new_v4().to_string(),
             boot: boot.trim_ascii().to_owned(),
         };
-        let mut file = open(disk).map_err(|error| system(LOCK, "opened", error))?;
-        let is_locked = match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => true,
-            Err(Errno::WOULDBLOCK) => return Err(DiskError::Taken(what.to_owned())),
-            // Nobody can lock anything there: the heartbeat has to do.
-            Err(Errno::NOLCK | Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => false,
-            Err(errno) => return Err(system(LOCK, "locked", errno)),
-        };
-        let mut before = None;
-        if is_locked {
-            let noted = note(&mut file, &own);
-            before = noted.map_err(|error| system(LOCK, "written", error))?;
-        }
-        Ok(Self {
-            _lock: is_locked.then_some(file),
+        let lock = lock(disk, what)?;
+        let mut holding = Self {
+            lock,
             own,
-            before,
+            before: None,
             other: None,
-        })
+        };
+        holding.note();
+        Ok(holding)
+    }
+
+    /// Which file is locked.
+    pub(super) const fn print(&self) -> (u64, u64) {
+        self.lock.print
+    }
+
+    /// The lock of the directory that stands there now; `None`: it is this one.
+    ///
+    /// # Errors
+    /// [`DiskError::Taken`] if another supervisor has it.
+    pub(super) fn lock_of(disk: &Disk, held: (u64, u64)) -> Result<Option<Lock>, DiskError> {
+        let there = rustix::fs::statat(disk.root(), LOCK, AtFlags::SYMLINK_NOFOLLOW);
+        if there.is_ok_and(|there| print_of(&there) == held) {
+            return Ok(None);
+        }
+        lock(disk, "the directory").map(Some)
+    }
+
+    /// Has another lock from now on.
+    pub(super) fn hold(&mut self, lock: Lock) {
+        self.lock = lock;
+        self.note();
+    }
+
+    /// Says in the locked file who holds it, and learns who did before. Where that cannot be written,
+    /// the next one waits for longer, and nothing else.
+    fn note(&mut self) {
+        self.before = None;
+        if self.lock.is_locked {
+            self.before = note(&mut self.lock.file, &self.own).unwrap_or_default();
+        }
     }
 
     /// Whether nobody else works the directory, as far as its heartbeat tells.
@@ -122,6 +153,32 @@ impl Holding {
         };
         serde_json::to_string(&beat).unwrap_or_default() + "\n"
     }
+}
+
+#[allow(
+    clippy::unnecessary_cast,
+    clippy::cast_lossless,
+    reason = "widths differ by architecture"
+)]
+fn print_of(stat: &Stat) -> (u64, u64) {
+    (stat.st_dev as u64, stat.st_ino as u64)
+}
+
+fn lock(disk: &Disk, what: &str) -> Result<Lock, DiskError> {
+    let file = open(disk).map_err(|error| system(LOCK, "opened", error))?;
+    let stat = rustix::fs::fstat(&file).map_err(|errno| system(LOCK, "examined", errno))?;
+    let is_locked = match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => true,
+        Err(Errno::WOULDBLOCK) => return Err(DiskError::Taken(what.to_owned())),
+        // Nobody can lock anything there: the heartbeat has to do.
+        Err(Errno::NOLCK | Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => false,
+        Err(errno) => return Err(system(LOCK, "locked", errno)),
+    };
+    Ok(Lock {
+        file,
+        is_locked,
+        print: print_of(&stat),
+    })
 }
 
 /// Opens the file that is locked. What stands there and is no file with one name is put aside: what

@@ -83,9 +83,9 @@ impl Plane {
     async fn cancel(&mut self, cancel: &Cancel) -> Result<bool, Trouble> {
         let is_meant = |name: &RequestName| match cancel {
             Cancel::Current => true,
-            Cancel::One(id) => name.is_called(id),
+            Cancel::Command(id) => name.is_called(id),
         };
-        if matches!(cancel, Cancel::One(_)) {
+        if matches!(cancel, Cancel::Command(_)) {
             let found = self.disk(|disk| disk.list(Area::Queue, RequestName::parse));
             let (waiting, _) = found.await??;
             for name in waiting.into_iter().filter(is_meant) {

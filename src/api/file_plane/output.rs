@@ -142,6 +142,8 @@ impl Output {
             bytes: self.bytes,
             lines: self.newlines + u64::from(self.is_open_line),
             duration_ms,
+            // Said by the result itself, as `output_cut`.
+            truncated: false,
         }
     }
 }

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::disk::{Area, Disk, Found};
 use super::output::{Output, Read};
 use super::requests::{ONLY, run_of};
-use super::words::{RequestName, ResultFile, Stats, Status, stamp};
+use super::words::{RequestName, ResultFile, Stats, Status, stamp, status_of};
 use super::{Plane, Trouble, now_us};
 use crate::limits::FILE_PLANE_SMALL_BYTES;
 use crate::model::foreign::json_for_terminal;
@@ -108,7 +108,7 @@ impl Plane {
         let is_late = open.until_us().is_some_and(|until| ended >= until);
         let word = row.and_then(|row| row.outcome.as_deref());
         let outcome = word.and_then(TaskOutcome::from_word);
-        let status = Status::of(outcome, is_late);
+        let status = status_of(outcome, is_late);
         let took = ended.saturating_sub(begun.unwrap_or(ended)) / 1000;
         let stem = name.stem().to_owned();
         let gone = "the journal has it no more, so nobody can tell what became of it; it is not worked again";

@@ -6,7 +6,7 @@
 use tokio::time::Instant;
 
 use super::disk::{Area, Disk};
-use super::holding::HEARTBEAT;
+use super::holding::{HEARTBEAT, Holding};
 use super::notice::Watch;
 use super::requests::Looked;
 use super::results::small;
@@ -59,8 +59,15 @@ impl Plane {
         }
         if self.are_files_new {
             match self.disk(Disk::tend).await? {
-                Ok(is_other) if is_other => *watch = self.watch().await,
-                Ok(_) => {}
+                Ok(false) => {}
+                Ok(true) => {
+                    *watch = self.watch().await;
+                    // What stood in the other one need not stand here, nor who worked it.
+                    self.is_state_new = true;
+                    self.is_alone &= self.is_held().await?;
+                    self.shown.clear();
+                    self.find_asks().await?;
+                }
                 Err(error) => {
                     // Nothing in it is believed, and still nothing is worked for longer than it may be.
                     self.cancel_unwanted().await;
@@ -116,6 +123,19 @@ impl Plane {
             done = done.and(self.write_state().await);
         }
         done
+    }
+
+    /// Whether the lock is that of the directory that stands there now; it is taken if it is not.
+    async fn is_held(&mut self) -> Result<bool, Trouble> {
+        let held = self.holding.print();
+        let lock = self
+            .disk(move |disk| Holding::lock_of(disk, held))
+            .await??;
+        let is_same = lock.is_none();
+        if let Some(lock) = lock {
+            self.holding.hold(lock);
+        }
+        Ok(is_same)
     }
 
     /// Says that this supervisor lives, if no other one works the directory.

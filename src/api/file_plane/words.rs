@@ -2,19 +2,23 @@
 //! result and the state do.
 //!
 //! Pure: text in, text out. The forms are those of SkillPilot's file control plane, with the prompt
-//! as payload. Must not know directories, or a clock.
+//! as payload, and read as `crate::skillpilot` reads them; here is what a request for an agent may
+//! say, and what is this door's alone. Must not know directories, or a clock.
 
 use std::cmp::Ordering;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use serde_json::error::Category;
 
 use crate::api::task_rules;
 use crate::limits;
 use crate::model::foreign::show;
 use crate::model::{Decision, Foreign, TaskOutcome};
+use crate::skillpilot::reader::{Written, object};
+use crate::skillpilot::{CommandName, Manner, Unread, read_cancel, read_stop};
+
+pub(super) use crate::skillpilot::{Cancel, Phase, Stats, Status, Stop as StopMode};
 
 /// Characters of the part of a name that its maker chose.
 const ID: usize = 128;
@@ -32,12 +36,10 @@ const QUOTED: usize = 200;
 pub(super) enum RequestName {
     /// `cmd_<seq>_<id>.json`
     Command {
-        /// The number, by which they are ordered.
-        seq: u64,
+        /// The name as its parts.
+        name: CommandName,
         /// The name without its ending.
         stem: String,
-        /// The rest of the stem.
-        id: String,
     },
     /// `NAME.txt`
     Text {
@@ -62,15 +64,11 @@ impl RequestName {
             let stem = is_id(stem).then(|| stem.to_owned());
             return stem.map(|stem| Self::Text { stem });
         }
-        let stem = name.strip_suffix(".json")?;
-        let (seq, id) = stem.strip_prefix("cmd_")?.split_once('_')?;
-        let is_number =
-            (1..=DIGITS).contains(&seq.len()) && seq.bytes().all(|b| b.is_ascii_digit());
-        let seq = seq.parse().ok().filter(|_| is_number)?;
-        is_id(id).then(|| Self::Command {
-            seq,
-            stem: stem.to_owned(),
-            id: id.to_owned(),
+        let name = CommandName::read(name)?;
+        let is_one = is_id(&name.id) && name.digits().len() <= DIGITS;
+        is_one.then(|| Self::Command {
+            stem: name.stem(),
+            name,
         })
     }
 
@@ -92,7 +90,7 @@ impl RequestName {
     /// What a cancel calls it.
     pub(super) fn id(&self) -> &str {
         match self {
-            Self::Command { id, .. } => id,
+            Self::Command { name, .. } => &name.id,
             Self::Text { stem } => stem,
         }
     }
@@ -105,7 +103,7 @@ impl RequestName {
     /// Commands by number, then texts by name.
     fn rank(&self) -> (bool, u64, &str) {
         match self {
-            Self::Command { seq, stem, .. } => (false, *seq, stem),
+            Self::Command { name, stem } => (false, name.seq, stem),
             Self::Text { stem } => (true, 0, stem),
         }
     }
@@ -145,6 +143,15 @@ pub(super) enum Fault {
     Refused(String),
 }
 
+impl From<Unread> for Fault {
+    fn from(fault: Unread) -> Self {
+        match fault {
+            Unread::Broken(why) => Self::Broken(show(&why, QUOTED)),
+            Unread::Wrong(why) => Self::Refused(show(&why, QUOTED)),
+        }
+    }
+}
+
 impl Fault {
     /// In words.
     pub(super) fn why(&self) -> &str {
@@ -154,46 +161,18 @@ impl Fault {
     }
 }
 
-/// A request as it is written. What only a tool at a terminal needs is read and has no meaning.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Command {
-    cmd_id: String,
-    seq: u64,
-    kind: String,
-    payload: String,
-    #[serde(default)]
-    timeout_s: Option<u64>,
-    #[serde(default)]
-    files: Vec<String>,
-    #[serde(default)]
-    priority: Option<i64>,
-    #[serde(default, rename = "cancel_policy")]
-    _cancel_policy: Option<String>,
-    #[serde(default, rename = "marker")]
-    _marker: Option<serde_json::Map<String, Value>>,
-}
-
-/// JSON of one form.
-fn json<'b, T: Deserialize<'b>>(bytes: &'b [u8]) -> Result<T, Fault> {
-    let text = std::str::from_utf8(bytes);
-    let text = text.map_err(|_| Fault::Broken("it is not UTF-8".to_owned()))?;
-    if !text.trim_ascii_start().starts_with('{') {
-        return Err(Fault::Broken("it is no JSON object".to_owned()));
-    }
-    serde_json::from_str(text).map_err(|error| {
+/// A member that only this door knows.
+fn member<T: serde::de::DeserializeOwned>(key: &str, value: Value) -> Result<T, Fault> {
+    serde_json::from_value(value).map_err(|error| {
         let why = show(&error.to_string(), QUOTED);
-        match error.classify() {
-            Category::Data => Fault::Refused(why),
-            _ => Fault::Broken(format!("it is not JSON: {why}")),
-        }
+        Fault::Refused(format!("key {key:?}: {why}"))
     })
 }
 
 /// Reads a request of this name.
 pub(super) fn request(name: &RequestName, bytes: &[u8]) -> Result<Request, Fault> {
     let refused = |key: &str, why: String| Fault::Refused(format!("key {key:?} {why}"));
-    let RequestName::Command { seq, id, .. } = name else {
+    let RequestName::Command { name, .. } = name else {
         let text = std::str::from_utf8(bytes);
         let text = text.map_err(|_| Fault::Broken("it is not UTF-8".to_owned()))?;
         if text.trim().is_empty() {
@@ -208,12 +187,16 @@ pub(super) fn request(name: &RequestName, bytes: &[u8]) -> Result<Request, Fault
             priority: 0,
         });
     };
-    let command: Command = json(bytes)?;
+    let mut command = Written::read(bytes)?;
+    let files = command.rest.take("files")?;
+    let priority = command.rest.take("priority")?;
+    // What only a tool at a terminal needs is read and has no meaning.
+    command.rest.end(Manner::Strict)?;
     let other = |what: &str| format!("is {}, and the file's name says otherwise", show(what, 60));
-    if command.cmd_id != *id {
+    if command.cmd_id != name.id {
         return Err(refused("cmd_id", other(&format!("{:?}", command.cmd_id))));
     }
-    if command.seq != *seq {
+    if command.seq != name.seq {
         return Err(refused("seq", other(&command.seq.to_string())));
     }
     if command.kind != KIND {
@@ -222,80 +205,35 @@ pub(super) fn request(name: &RequestName, bytes: &[u8]) -> Result<Request, Fault
         return Err(refused("kind", why));
     }
     task_rules::prompt(&command.payload).map_err(|why| refused("payload", why))?;
-    task_rules::files(&command.files).map_err(|why| refused("files", why))?;
-    let priority = task_rules::priority(Some(command.priority.unwrap_or(0)));
-    let is_time = |seconds: &u64| (1..=TIMEOUT_SECONDS).contains(seconds);
-    if let Some(seconds) = command.timeout_s.filter(|seconds| !is_time(seconds)) {
-        let why = format!("is {seconds}; give seconds, from 1 to {TIMEOUT_SECONDS}");
-        return Err(refused("timeout_s", why));
-    }
+    let files: Vec<String> = files.map_or(Ok(Vec::new()), |files| member("files", files))?;
+    task_rules::files(&files).map_err(|why| refused("files", why))?;
+    let priority: Option<i64> = priority.map_or(Ok(None), |number| member("priority", number))?;
+    let priority = task_rules::priority(Some(priority.unwrap_or(0)));
+    let timeout = match command.timeout_s {
+        None => None,
+        Some(number) => {
+            let seconds = number.as_u64();
+            let seconds = seconds.filter(|seconds| (1..=TIMEOUT_SECONDS).contains(seconds));
+            let why = || format!("is {number}; give seconds, from 1 to {TIMEOUT_SECONDS}");
+            Some(seconds.ok_or_else(|| refused("timeout_s", why()))?)
+        }
+    };
     Ok(Request {
         prompt: Foreign::new(command.payload),
-        timeout: command.timeout_s.map(Duration::from_secs),
-        files: command.files,
+        timeout: timeout.map(Duration::from_secs),
+        files,
         priority: priority.map_err(|why| refused("priority", why))?,
     })
 }
 
-/// What `ctl/cancel.json` wants.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Cancel {
-    /// What is worked now.
-    Current,
-    /// The request of this name.
-    One(String),
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct CancelFile {
-    scope: String,
-    #[serde(default)]
-    cmd_id: Option<String>,
-    #[serde(default, rename = "ts")]
-    _ts: Option<Value>,
-}
-
 /// Reads `ctl/cancel.json`.
 pub(super) fn cancel(bytes: &[u8]) -> Result<Cancel, Fault> {
-    let file: CancelFile = json(bytes)?;
-    match (file.scope.as_str(), file.cmd_id) {
-        ("current", None) => Ok(Cancel::Current),
-        ("cmd_id", Some(id)) => Ok(Cancel::One(id)),
-        _ => Err(Fault::Refused(
-            "expected scope \"current\", or scope \"cmd_id\" with a cmd_id".to_owned(),
-        )),
-    }
-}
-
-/// What `ctl/stop.json` wants as long as it is there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum StopMode {
-    /// Nothing more is taken.
-    Graceful,
-    /// And what was taken is cancelled.
-    Force,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct StopFile {
-    mode: String,
-    #[serde(default, rename = "ts")]
-    _ts: Option<Value>,
+    Ok(read_cancel(bytes, Manner::Strict)?)
 }
 
 /// Reads `ctl/stop.json`.
 pub(super) fn stop(bytes: &[u8]) -> Result<StopMode, Fault> {
-    let file: StopFile = json(bytes)?;
-    match file.mode.as_str() {
-        "graceful" => Ok(StopMode::Graceful),
-        "force" => Ok(StopMode::Force),
-        _ => {
-            let why = "expected mode \"graceful\" or \"force\"".to_owned();
-            Err(Fault::Refused(why))
-        }
-    }
+    Ok(read_stop(bytes, Manner::Strict)?)
 }
 
 /// The name of an answer file: `ID.json`, `ID.allow` or `ID.deny`.
@@ -352,7 +290,7 @@ pub(super) fn answer(name: &AnswerName, bytes: &[u8]) -> Result<Answer, Fault> {
             digest: None,
         });
     }
-    let file: AnswerFile = json(bytes)?;
+    let file: AnswerFile = object(bytes)?;
     let decision = match file.answer.as_str() {
         "allow" => Decision::Allow,
         "deny" => Decision::Deny,
@@ -380,41 +318,14 @@ pub(super) fn stamp(at_us: i64) -> String {
     at_us.div_euclid(1000).to_string()
 }
 
-/// What was counted of an output.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub(super) struct Stats {
-    /// Bytes that were written.
-    pub(super) bytes: u64,
-    /// Newlines among them, and a last line without one.
-    pub(super) lines: u64,
-    /// From begin to end.
-    pub(super) duration_ms: u64,
-}
-
-/// How a request ended, in the word of the protocol.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum Status {
-    /// It is done.
-    Ok,
-    /// It is not.
-    Error,
-    /// Its time was over.
-    Timeout,
-    /// Somebody wanted it ended.
-    Cancelled,
-}
-
-impl Status {
-    /// Of a task's outcome. `is_late`: it was cancelled because its own time was over.
-    pub(super) fn of(outcome: Option<TaskOutcome>, is_late: bool) -> Self {
-        match outcome {
-            Some(TaskOutcome::Done) => Self::Ok,
-            Some(TaskOutcome::TimedOut) => Self::Timeout,
-            Some(TaskOutcome::Cancelled) if is_late => Self::Timeout,
-            Some(TaskOutcome::Cancelled) => Self::Cancelled,
-            _ => Self::Error,
-        }
+/// How a request ended, of its task's outcome. `is_late`: it was cancelled because its own time was over.
+pub(super) fn status_of(outcome: Option<TaskOutcome>, is_late: bool) -> Status {
+    match outcome {
+        Some(TaskOutcome::Done) => Status::Ok,
+        Some(TaskOutcome::TimedOut) => Status::Timeout,
+        Some(TaskOutcome::Cancelled) if is_late => Status::Timeout,
+        Some(TaskOutcome::Cancelled) => Status::Cancelled,
+        _ => Status::Error,
     }
 }
 
@@ -453,22 +364,6 @@ pub(super) struct ResultFile<'a> {
     /// Everything about the task, as `run --results` has it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) report: Option<Value>,
-}
-
-/// The phases of the state.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum Phase {
-    /// Nothing was looked at yet.
-    Starting,
-    /// Nothing is open.
-    Idle,
-    /// Something is.
-    Busy,
-    /// Nothing is taken, because of `ctl/stop.json` or the daemon's end.
-    Stopping,
-    /// Something is wrong, and is tried again.
-    Error,
 }
 
 /// `state/state.json`.

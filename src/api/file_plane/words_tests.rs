@@ -140,6 +140,18 @@ fn what_is_whole_and_wrong_is_refused_and_says_why() {
         "unknown field `timeout`",
     );
     check("src/lib.rs", "../secret", "key \"files\"");
+    check("[\"src/lib.rs\"]", "7", "key \"files\": invalid type");
+    check(
+        "\"priority\":-3",
+        "\"priority\":1,\"priority\":2",
+        "duplicate field `priority`",
+    );
+    check(
+        "\"timeout_s\":60",
+        "\"timeout_s\":1.5",
+        "\"timeout_s\" is 1.5",
+    );
+    check("\"marker\":{", "\"marker\":7,\"x\":{", "invalid type");
     check(r#""priority":-3"#, r#""priority":101"#, "key \"priority\"");
     let long = "x".repeat(limits::PROMPT_BYTES + 1);
     let fault = request(&named("a.txt"), long.as_bytes()).expect_err("too long");
@@ -169,7 +181,7 @@ fn cancels_and_stops_are_read_strictly() {
         Ok(Cancel::Current)
     );
     let one = cancel(br#"{"scope":"cmd_id","cmd_id":"a"}"#);
-    assert_eq!(one, Ok(Cancel::One("a".to_owned())));
+    assert_eq!(one, Ok(Cancel::Command("a".to_owned())));
     for bad in [
         r#"{"scope":"cmd_id"}"#,
         r#"{"scope":"current","cmd_id":"a"}"#,
@@ -239,7 +251,7 @@ fn outcomes_have_a_word_of_the_protocol() {
         (Some(O::Lost), false, Status::Error),
         (None, false, Status::Error),
     ] {
-        assert_eq!(Status::of(outcome, is_late), status, "{outcome:?}");
+        assert_eq!(status_of(outcome, is_late), status, "{outcome:?}");
     }
     assert_eq!(stamp(1_707_221_123_456_789), "1707221123456");
 }

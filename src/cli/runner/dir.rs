@@ -153,7 +153,9 @@ impl SessionDir {
             parts,
             rejected: AtomicUsize::new(0),
         };
-        let aside = dir.names(Part::Rejected).map_or(REJECTED, |names| names.len());
+        let aside = dir
+            .names(Part::Rejected)
+            .map_or(REJECTED, |names| names.len());
         dir.rejected.store(aside, Ordering::Relaxed);
         Ok(dir)
     }
@@ -367,7 +369,9 @@ impl SessionDir {
 
     fn is_abandoned(&self, part: Part, name: &str) -> bool {
         let found = rustix::fs::statat(self.fd(part), name, AtFlags::SYMLINK_NOFOLLOW);
-        let written = found.ok().and_then(|found| u64::try_from(found.st_mtime).ok());
+        let written = found
+            .ok()
+            .and_then(|found| u64::try_from(found.st_mtime).ok());
         let written = written
             .and_then(|seconds| SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds)));
         let age = written.and_then(|written| SystemTime::now().duration_since(written).ok());
@@ -381,8 +385,13 @@ impl SessionDir {
             OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mode = Mode::RUSR | Mode::WUSR | Mode::RGRP;
         if self.has(part, name)? {
-            self.remove(part, name)
-                .or_else(|error| if self.reject(part, name) { Ok(()) } else { Err(error) })?;
+            self.remove(part, name).or_else(|error| {
+                if self.reject(part, name) {
+                    Ok(())
+                } else {
+                    Err(error)
+                }
+            })?;
         }
         Ok(File::from(rustix::fs::openat(dir, name, flags, mode)?))
     }

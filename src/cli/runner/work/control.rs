@@ -10,8 +10,8 @@ use super::super::running::{Ending, Why};
 use super::super::terminal::PATIENCE;
 use super::{Listens, STARTING, Work, own_marker};
 use crate::skillpilot::{
-    CONTROL_BYTES, Cancel, CancelPolicy, CommandName, Phase, Status, Stop, read_cancel, read_lease,
-    read_stop,
+    CONTROL_BYTES, Cancel, CancelPolicy, CommandName, Manner, Phase, Status, Stop, read_cancel,
+    read_lease, read_stop,
 };
 
 impl Work {
@@ -53,9 +53,9 @@ impl Work {
         let Some(content) = self.control("stop.json") else {
             return;
         };
-        match read_stop(&content) {
+        match read_stop(&content, Manner::Lenient) {
             Ok(stop) => self.stop_by(stop, "stop.json"),
-            Err(why) => self.faulty("ctl/stop.json", &why),
+            Err(why) => self.faulty("ctl/stop.json", &String::from(why)),
         }
     }
 
@@ -83,9 +83,9 @@ impl Work {
         let Some(content) = self.control("cancel.json") else {
             return;
         };
-        let cancel = match read_cancel(&content) {
+        let cancel = match read_cancel(&content, Manner::Lenient) {
             Ok(cancel) => cancel,
-            Err(why) => return self.faulty("ctl/cancel.json", &why),
+            Err(why) => return self.faulty("ctl/cancel.json", &String::from(why)),
         };
         let runs = self.running.as_ref().map(|running| running.name.id.clone());
         let id = match cancel {
@@ -109,7 +109,8 @@ impl Work {
         }
         let mut waiting = self.queue.iter().filter(|name| name.id == id);
         // One that has a result is over, whatever waits in its name.
-        let is_new = |name: &&CommandName| matches!(self.dir.has(Part::Result, &name.file()), Ok(false));
+        let is_new =
+            |name: &&CommandName| matches!(self.dir.has(Part::Result, &name.file()), Ok(false));
         if let Some(name) = waiting.find(is_new).cloned() {
             self.queue.remove(&name);
             if self.claimed(&name) {
@@ -124,7 +125,7 @@ impl Work {
         match self.dir.read(Part::State, NAME, CONTROL_BYTES) {
             Ok(Found::Content(content)) => match read_lease(&content) {
                 Ok(expires) => self.lease = Some(expires),
-                Err(why) => self.no_lease(&why),
+                Err(why) => self.no_lease(&String::from(why)),
             },
             Ok(Found::Odd(why)) => self.no_lease(why),
             Ok(Found::Nothing) | Err(_) => {}
