@@ -109,3 +109,19 @@ fn what_stands_where_the_lock_goes_is_put_aside_and_never_written() {
     let aside = fs::read_dir(dir.join("rejected")).expect("listed").count();
     assert_eq!(aside, 3);
 }
+
+#[test]
+fn a_lock_that_stands_there_no_more_is_taken_anew() {
+    let (_above, dir, disk) = opened();
+    let mut holding = take(&disk);
+    let held = holding.print();
+    assert!(matches!(Holding::lock_of(&disk, held), Ok(None)));
+    fs::remove_file(dir.join(LOCK)).expect("removed");
+    let lock = Holding::lock_of(&disk, held).expect("locked");
+    holding.hold(lock.expect("another one"));
+    assert_ne!(holding.print(), held);
+    let second = Holding::take(&disk, "here");
+    assert!(matches!(second, Err(DiskError::Taken(_))), "{second:?}");
+    let seen = seen(&disk);
+    assert!(holding.is_alone(&seen, Instant::now()));
+}
