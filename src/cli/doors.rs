@@ -322,6 +322,12 @@ impl Doors {
         Arc::clone(&self.runs)
     }
 
+    /// Serves one more thing, which ends when it wants to.
+    #[cfg(test)]
+    pub fn serve_also(&self, what: impl Future<Output = ()> + Send + 'static) {
+        self.serving.spawn(what);
+    }
+
     /// Lets open requests end, within their bounds, and removes the control socket.
     pub async fn close(self) {
         self.stop.cancel();

@@ -85,8 +85,14 @@ pub async fn serve<F: Fleet>(
     doors.stop_taking();
     fleet.cancel_all();
     let second = run::stop(&fleet, signals).await;
-    doors.close().await;
-    second.map_or(Exit::Done, Signal::exit)
+    // A door behind which something hangs is not waited for by somebody who insists.
+    match run::unless_insisted(doors.close(), signals).await {
+        Ok(()) => second.map_or(Exit::Done, Signal::exit),
+        Err(signal) => {
+            tracing::error!("the doors were left open: something behind them does not end");
+            signal.exit()
+        }
+    }
 }
 
 #[cfg(test)]
@@ -115,6 +121,10 @@ mod tests {
     }
 
     async fn daemon_of(fleet: FakeFleet) -> Daemon {
+        daemon_with(fleet, |_| {}).await
+    }
+
+    async fn daemon_with(fleet: FakeFleet, change: impl FnOnce(&Doors)) -> Daemon {
         let dir = tempfile::tempdir().expect("directory");
         let (mut streams, _, err) = Streams::captured(false);
         let any: SocketAddr = "127.0.0.1:0".parse().expect("address");
@@ -132,6 +142,7 @@ mod tests {
             Within::default(),
             Arc::default(),
         );
+        change(&doors);
         let (sender, receiver) = mpsc::channel(4);
         let serving = fleet.clone();
         let done = tokio::spawn(async move {
@@ -168,6 +179,19 @@ mod tests {
         held.signals.send(Signal::Interrupt).await.expect("sent");
         assert_eq!(held.done.await.expect("ends"), Exit::Interrupted);
         assert_eq!(held.fleet.stops(), [Stop::Graceful, Stop::Now]);
+    }
+
+    #[tokio::test]
+    async fn a_door_that_does_not_close_is_left_by_a_second_signal() {
+        let held = daemon_with(FakeFleet::new(), |doors| {
+            doors.serve_also(std::future::pending());
+        });
+        let held = held.await;
+        held.signals.send(Signal::Terminate).await.expect("sent");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert!(!held.done.is_finished());
+        held.signals.send(Signal::Terminate).await.expect("sent");
+        assert_eq!(held.done.await.expect("ends"), Exit::Terminated);
     }
 
     #[tokio::test]

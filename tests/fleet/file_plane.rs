@@ -184,7 +184,7 @@ fn a_pool_is_worked_with_mv_cat_and_ls_alone() {
 }
 
 /// The one ask of a request, once it is a file.
-fn shown(drill: &Drill, request: &str) -> Value {
+pub(crate) fn shown(drill: &Drill, request: &str) -> Value {
     let mut found = None;
     eventually(LONG, "an ask is shown", || {
         let name = names(drill, "asks").into_iter().next();
@@ -192,6 +192,15 @@ fn shown(drill: &Drill, request: &str) -> Value {
         found.as_ref().is_some_and(|ask| ask["request"] == request)
     });
     found.expect("an ask")
+}
+
+/// Answers an ask by a file whose name says all.
+pub(crate) fn answered(drill: &Drill, ask: &Value, how: &str) {
+    let file = format!("{}.{how}", id(ask));
+    sh(
+        drill,
+        &format!("cat /dev/null > new; mv new answers/{file}"),
+    );
 }
 
 fn answered_by(drill: &Drill, asking: &str, ask: &Value) {
@@ -206,11 +215,7 @@ fn answered_by(drill: &Drill, asking: &str, ask: &Value) {
         json!(["touch", "made.txt"]),
         "{ask}"
     );
-    let file = format!("{}.allow", id(ask));
-    sh(
-        drill,
-        &format!("cat /dev/null > new; mv new answers/{file}"),
-    );
+    answered(drill, ask, "allow");
     let result = result_of(drill, asking);
     assert_eq!(result["status"], "ok", "{result}");
     assert_eq!(

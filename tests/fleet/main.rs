@@ -52,6 +52,8 @@ mod fails_closed;
 mod file_plane;
 mod file_plane_changes;
 mod file_plane_kept;
+mod file_plane_odd;
+mod file_plane_travel;
 mod files;
 mod first_run;
 mod full_disk;

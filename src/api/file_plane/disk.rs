@@ -4,6 +4,7 @@
 //! files with one name and a size. No link is followed and no pipe is waited for, and what is written
 //! stands whole at its place or not at all. Calls block. Must not know what files say.
 
+use std::collections::BinaryHeap;
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
@@ -81,10 +82,6 @@ const FRESH: &str = ".marshal-";
 const WRITABLE: u32 = 0o022;
 /// Bits that a plane's directory must not have: those, and everything for everybody else.
 const OPEN_TO_OTHERS: u32 = 0o027;
-/// Entries that are skipped in a scan, for each that counts.
-const SKIPPED: usize = 16;
-/// Attempts at a name for what is put aside.
-const NAMES: u32 = 16;
 
 /// Why a directory is not worked.
 #[derive(Debug, thiserror::Error)]
@@ -114,6 +111,11 @@ pub enum DiskError {
         /// Whose it must be.
         wanted: u32,
     },
+    /// A supervisor works it.
+    #[error(
+        "{0} is worked by another supervisor: stop that one, or name a directory of this one's own"
+    )]
+    Taken(String),
     /// Others could put requests there.
     #[error("{what} is open to others (mode {mode:04o}): chmod it to 0700, or 0750")]
     Open {
@@ -195,7 +197,7 @@ pub(super) struct Disk {
     mode: Mode,
 }
 
-fn system(what: &str, doing: &'static str, error: impl Into<io::Error>) -> DiskError {
+pub(super) fn system(what: &str, doing: &'static str, error: impl Into<io::Error>) -> DiskError {
     DiskError::System {
         what: what.to_owned(),
         doing,
@@ -249,7 +251,6 @@ impl Disk {
             let fd = disk.enter(area)?;
             disk.areas.push(fd);
         }
-        disk.clear();
         Ok(disk)
     }
 
@@ -311,18 +312,23 @@ impl Disk {
     }
 
     /// Removes what a kill left half written.
-    fn clear(&self) {
+    pub(super) fn clear(&self) {
         for area in Area::ALL {
-            let (names, _) = self.list(area, |name| {
+            let found = self.list(area, |name| {
                 name.starts_with(FRESH).then(|| name.to_owned())
             });
-            for name in names {
+            for name in found.map_or(Vec::new(), |(names, _)| names) {
                 let _ = self.remove(area, &name);
             }
         }
     }
 
-    fn fd(&self, area: Area) -> BorrowedFd<'_> {
+    /// The plane's own directory.
+    pub(super) fn root(&self) -> BorrowedFd<'_> {
+        self.root.as_fd()
+    }
+
+    pub(super) fn fd(&self, area: Area) -> BorrowedFd<'_> {
         let at = Area::ALL.iter().position(|of| *of == area);
         // `areas` has one for each.
         at.map_or(self.root.as_fd(), |at| self.areas[at].as_fd())
@@ -334,22 +340,37 @@ impl Disk {
         [Area::Queue, Area::Ctl, Area::Answers].map(of).into()
     }
 
-    /// The entries that `read` makes something of, and whether there were more than are looked at.
-    pub(super) fn list<T>(&self, area: Area, read: impl Fn(&str) -> Option<T>) -> (Vec<T>, bool) {
-        let Ok(dir) = Dir::read_from(self.fd(area)) else {
-            return (Vec::new(), false);
-        };
-        let mut found = Vec::new();
-        for (at, entry) in dir.enumerate() {
-            if found.len() >= FILE_PLANE_ENTRIES || at >= SKIPPED * FILE_PLANE_ENTRIES {
-                return (found, true);
-            }
-            let Ok(entry) = entry else { break };
-            if let Some(one) = entry.file_name().to_str().ok().and_then(&read) {
-                found.push(one);
+    /// The entries that `read` makes something of, in their order, and whether there are more than
+    /// are looked at together: then these are the first.
+    pub(super) fn list<T: Ord>(
+        &self,
+        area: Area,
+        read: impl Fn(&str) -> Option<T>,
+    ) -> io::Result<(Vec<T>, bool)> {
+        self.first(area, FILE_PLANE_ENTRIES, read)
+    }
+
+    /// The first `most` of them. All names are read, and no more are held.
+    fn first<T: Ord>(
+        &self,
+        area: Area,
+        most: usize,
+        read: impl Fn(&str) -> Option<T>,
+    ) -> io::Result<(Vec<T>, bool)> {
+        let mut found = BinaryHeap::new();
+        let mut is_more = false;
+        for entry in Dir::read_from(self.fd(area))? {
+            let entry = entry?;
+            let Some(one) = entry.file_name().to_str().ok().and_then(&read) else {
+                continue;
+            };
+            found.push(one);
+            if found.len() > most {
+                found.pop(); // The last of them.
+                is_more = true;
             }
         }
-        (found, false)
+        Ok((found.into_sorted_vec(), is_more))
     }
 
     /// Reads what stands at a name, if it is a regular file of at most so many bytes.
@@ -391,12 +412,24 @@ impl Disk {
         rustix::fs::statat(self.fd(area), name, AtFlags::SYMLINK_NOFOLLOW).is_ok()
     }
 
+    /// Whether a directory stands at a name.
+    pub(super) fn is_directory(&self, area: Area, name: &str) -> bool {
+        let stat = rustix::fs::statat(self.fd(area), name, AtFlags::SYMLINK_NOFOLLOW);
+        stat.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
+    }
+
     /// Moves an entry where nothing stands; `false`: something does, or it is gone.
     pub(super) fn shift(&self, from: Area, to: Area, name: &str) -> io::Result<bool> {
         self.move_to(from, name, to, name)
     }
 
-    fn move_to(&self, from: Area, name: &str, to: Area, other: &str) -> io::Result<bool> {
+    pub(super) fn move_to(
+        &self,
+        from: Area,
+        name: &str,
+        to: Area,
+        other: &str,
+    ) -> io::Result<bool> {
         let (here, there) = (self.fd(from), self.fd(to));
         let moved = rustix::fs::renameat_with(here, name, there, other, RenameFlags::NOREPLACE);
         match moved {
@@ -506,32 +539,6 @@ impl Disk {
         }
         let mut file = file.ok_or_else(|| io::Error::other("meta.log was replaced"))?;
         file.write_all(line.as_bytes())
-    }
-
-    /// Removes a file, if it is there.
-    pub(super) fn remove(&self, area: Area, name: &str) -> io::Result<()> {
-        match rustix::fs::unlinkat(self.fd(area), name, AtFlags::empty()) {
-            Ok(()) | Err(Errno::NOENT) => Ok(()),
-            Err(errno) => Err(errno.into()),
-        }
-    }
-
-    /// Puts an entry aside, whatever it is, and says why beside it.
-    pub(super) fn reject(&self, area: Area, name: &str, why: &str) -> io::Result<()> {
-        let mut to = name.to_owned();
-        for _ in 0..NAMES {
-            if !self.has(area, name) {
-                return Ok(()); // Somebody took it back.
-            }
-            if self.move_to(area, name, Area::Rejected, &to)? {
-                let text = format!("{}\n", show(why, 1000));
-                self.put(Area::Rejected, &format!("{to}.reason"), text.as_bytes())?;
-                return Ok(());
-            }
-            let number = uuid::Uuid::new_v4().simple().to_string();
-            to = format!("{name}.{}", &number[..8]);
-        }
-        Err(io::Error::other("no name is free in rejected/"))
     }
 }
 

@@ -87,7 +87,7 @@ fn links_and_files_are_no_directories() {
         above.path().join("link"),
         above.path().join("file"),
     );
-    drop(Disk::open(&plane(&dir)).expect("opened"));
+    Disk::open(&plane(&dir)).expect("opened").clear();
     symlink(&dir, &link).expect("linked");
     fs::write(&file, "").expect("written");
     for path in [&link, &file] {
@@ -262,6 +262,18 @@ fn what_a_kill_left_half_written_is_removed() {
 }
 
 #[test]
+fn a_directory_where_a_file_is_removed_is_put_aside() {
+    let (above, disk) = opened();
+    let dir = above.path().join("plane");
+    fs::create_dir_all(dir.join("inflight/a.run/b")).expect("made");
+    disk.remove(Area::Inflight, "a.run").expect("put aside");
+    assert!(!dir.join("inflight/a.run").exists());
+    assert!(dir.join("rejected/a.run/b").is_dir());
+    assert!(dir.join("rejected/a.run.reason").is_file());
+    disk.remove(Area::Inflight, "a.run").expect("nothing to do");
+}
+
+#[test]
 fn the_log_begins_anew_when_it_is_long() {
     let (above, disk) = opened();
     let log = above.path().join("plane/log/meta.log");
@@ -277,7 +289,7 @@ fn the_log_begins_anew_when_it_is_long() {
 }
 
 #[test]
-fn a_scan_is_bounded_and_odd_names_are_skipped() {
+fn a_scan_holds_the_first_ones_and_odd_names_are_skipped() {
     let (above, disk) = opened();
     let queue = above.path().join("plane/queue");
     for name in 0..50 {
@@ -285,6 +297,15 @@ fn a_scan_is_bounded_and_odd_names_are_skipped() {
         fs::write(queue.join(format!(".{name}.txt")), "x").expect("written");
     }
     let read = |name: &str| (!name.starts_with('.')).then(|| name.to_owned());
-    let (names, is_more) = disk.list(Area::Queue, read);
+    let (names, is_more) = disk.list(Area::Queue, read).expect("listed");
     assert_eq!((names.len(), is_more), (50, false));
+    // Of more than are held, it is the first ones in their order, however many others stand there.
+    let number = |name: &str| name.strip_suffix(".txt")?.parse::<u32>().ok();
+    for most in [1, 7, 49] {
+        let (names, is_more) = disk.first(Area::Queue, most, number).expect("listed");
+        let first: Vec<u32> = (0..50).take(most).collect();
+        assert_eq!((names, is_more), (first, true));
+    }
+    let (names, is_more) = disk.first(Area::Queue, 50, number).expect("listed");
+    assert_eq!((names, is_more), ((0..50).collect(), false));
 }

@@ -1,16 +1,19 @@
 //! A pool worked by files in a directory: the fleet's door where only files travel.
 //!
-//! Owns the loop over one directory: what wakes it, in which order it looks, and that trouble with
-//! the disk or the journal changes nothing but the time at which things are done. A request is a task
+//! Owns the loop over one directory: what wakes it, and that no file system keeps it from its end.
+//! What one turn of it does is `round.rs`. A request is a task
 //! as any other door makes it; what comes of it is read from the journal. Must not know HTTP.
 
+mod aside;
 mod disk;
+mod holding;
 mod notice;
 mod orders;
 mod output;
 mod people;
 mod requests;
 mod results;
+mod round;
 mod settling;
 mod tail;
 mod words;
@@ -26,17 +29,18 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use self::disk::{Area, Disk};
+use self::holding::{HEARTBEAT, Holding};
 use self::notice::Watch;
 use self::people::AnswerDone;
-use self::requests::{Looked, Open};
+use self::requests::Open;
 use self::settling::Settling;
 use self::tail::Tail;
-use self::words::{Phase, RequestName, State, StopMode, stamp};
+use self::words::{RequestName, StopMode, stamp};
 use super::control::Runs;
 use super::history::Past;
-use crate::config::{Config, FilePlane};
+use crate::config::{Config, FilePlane, SessionScope};
 use crate::fleet::{FleetHandle, Notice};
-use crate::limits::{BROADCAST_EVENTS, FILE_PLANE_BEAT, FILE_PLANE_PAUSE, FILE_PLANE_STUCK};
+use crate::limits::{BROADCAST_EVENTS, FILE_PLANE_PAUSE, FILE_PLANE_STUCK};
 use crate::model::foreign::show;
 use crate::model::{PoolName, RunId, SessionId};
 use crate::telemetry::event::file_plane::FilePlaneState;
@@ -48,7 +52,9 @@ pub use self::disk::DiskError;
 pub struct Held {
     pool: PoolName,
     plane: FilePlane,
+    scope: SessionScope,
     disk: Disk,
+    holding: Holding,
 }
 
 /// Why one cannot be.
@@ -69,14 +75,18 @@ pub fn open(config: &Config) -> Result<Vec<Held>, OpenError> {
     let pools = config.pools.iter();
     let planes = pools.filter_map(|pool| Some((pool, pool.file_plane.as_ref()?)));
     let held = planes.map(|(pool, plane)| {
-        let disk = Disk::open(plane).map_err(|error| OpenError {
+        let of_pool = |error| OpenError {
             pool: pool.name.clone(),
             error,
-        })?;
+        };
+        let disk = Disk::open(plane).map_err(of_pool)?;
+        let holding = Holding::take(&disk, &disk::shown(&plane.dir)).map_err(of_pool)?;
         Ok(Held {
             pool: pool.name.clone(),
             plane: plane.clone(),
+            scope: pool.session,
             disk,
+            holding,
         })
     });
     held.collect()
@@ -97,6 +107,11 @@ pub(crate) enum Trouble {
     /// The fleet takes nothing now.
     #[error("{0}")]
     Later(String),
+    /// It is worked elsewhere.
+    #[error(
+        "another supervisor works the directory, or did until lately: it is left alone until state/heartbeat.json stays as it is"
+    )]
+    Elsewhere,
 }
 
 /// The time: microseconds since the Unix epoch.
@@ -115,7 +130,12 @@ pub struct Plane {
     fleet: FleetHandle,
     runs: Arc<Runs>,
     past: Arc<Past>,
+    /// Whether a session works one task, or many.
+    scope: SessionScope,
     disk: Arc<Mutex<Disk>>,
+    holding: Holding,
+    /// Nobody else works it: before that is known, nothing is read or written.
+    is_alone: bool,
     /// What an earlier start left was taken up.
     is_begun: bool,
     open: BTreeMap<RequestName, Open>,
@@ -159,7 +179,10 @@ impl Held {
             keys: self.plane,
             fleet,
             runs,
+            scope: self.scope,
             disk: Arc::new(Mutex::new(self.disk)),
+            holding: self.holding,
+            is_alone: false,
             is_begun: false,
             open: BTreeMap::new(),
             by_run: HashMap::new(),
@@ -198,9 +221,14 @@ impl Plane {
         .emit();
         loop {
             if watch.is_none() {
-                watch = self.watch().await;
+                match until_stuck(self.watch(), &stop).await {
+                    Some(watched) => watch = watched,
+                    None => return self.give_up(),
+                }
             }
-            self.round(&mut watch).await;
+            if until_stuck(self.round(&mut watch), &stop).await.is_none() {
+                return self.give_up();
+            }
             let wake = self.wake();
             tokio::select! {
                 () = stop.cancelled() => break,
@@ -219,7 +247,11 @@ impl Plane {
                     if heard.is_err() { break }
                     self.are_asks_new = true;
                 }
-                Some(done) = self.answers.join_next() => self.joined(done).await,
+                Some(done) = self.answers.join_next() => {
+                    if until_stuck(self.joined(done), &stop).await.is_none() {
+                        return self.give_up();
+                    }
+                }
                 () = tokio::time::sleep_until(wake) => {}
             }
             tokio::select! {
@@ -228,11 +260,15 @@ impl Plane {
             }
             self.drain(&mut notices);
         }
-        // A file system that does not answer must not keep the daemon.
         let last = tokio::time::timeout(FILE_PLANE_STUCK, self.last()).await;
         if last.is_err() {
-            tracing::warn!("a file plane was left as it is: its file system does not answer");
+            self.give_up();
         }
+    }
+
+    /// A file system that does not answer must not keep the daemon from its end.
+    fn give_up(&self) {
+        tracing::warn!(pool = %self.pool, "a file plane was left as it is: its file system does not answer");
     }
 
     /// The children are gone: what became of their tasks is written before the end.
@@ -248,7 +284,10 @@ impl Plane {
         (self.are_asks_new, self.is_state_new) = (true, true);
         self.again = Instant::now();
         self.round(&mut None).await;
-        let gone = self.disk(|disk| disk.remove(Area::State, "heartbeat.json"));
+        if !self.is_alone {
+            return; // It is another's.
+        }
+        let gone = self.disk(|disk| disk.remove(Area::State, HEARTBEAT));
         if let Ok(Err(error)) | Err(Trouble::Io(error)) = gone.await {
             tracing::debug!(pool = %self.pool, %error, "a heartbeat stays");
         }
@@ -285,18 +324,27 @@ impl Plane {
         let name = match heard {
             Ok(Notice::Assigned { run, session, .. }) => {
                 let name = self.by_run.get(&run).cloned();
-                if let Some(name) = &name {
-                    self.by_session.insert(session, name.clone());
-                    self.are_asks_new = true;
-                }
+                // A session asks for one task after the other.
+                match &name {
+                    Some(name) => self.by_session.insert(session, name.clone()),
+                    None => self.by_session.remove(&session),
+                };
+                self.are_asks_new |= name.is_some();
                 name
             }
             Ok(Notice::Events { session, .. } | Notice::Passed { session, .. }) => {
                 self.by_session.get(&session).cloned()
             }
-            Ok(Notice::Ended(report)) => self.by_run.get(&report.run).cloned(),
+            Ok(Notice::Ended(report)) => {
+                let name = self.by_run.get(&report.run).cloned();
+                if let Some(name) = &name {
+                    self.asks_no_more(name);
+                }
+                name
+            }
             Ok(Notice::Queued { .. } | Notice::Slot { .. } | Notice::Paused { .. }) => None,
             Err(RecvError::Lagged(_)) => {
+                self.by_session.clear();
                 for open in self.open.values_mut() {
                     open.is_dirty = true;
                 }
@@ -310,6 +358,12 @@ impl Plane {
         true
     }
 
+    /// What its session asks from now on is somebody else's.
+    fn asks_no_more(&mut self, name: &RequestName) {
+        self.by_session.retain(|_, of| of != name);
+        self.are_asks_new = true;
+    }
+
     /// The rest of what happened, so that it is worked together.
     fn drain(&mut self, notices: &mut broadcast::Receiver<Notice>) {
         for _ in 0..BROADCAST_EVENTS {
@@ -320,176 +374,6 @@ impl Plane {
             };
             self.hears(heard);
         }
-    }
-
-    /// Does everything that is to be done; what fails is done again.
-    async fn round(&mut self, watch: &mut Option<Watch>) {
-        let now = Instant::now();
-        if self.fault.is_some() && now < self.again {
-            return;
-        }
-        let done = self.work(watch).await;
-        let written = self.write_notes().await;
-        let fault = done.and(written).err().map(|error| error.to_string());
-        if fault != self.fault {
-            FilePlaneState {
-                pool: self.pool.as_str(),
-                fault: fault.as_deref(),
-            }
-            .emit();
-            self.fault = fault;
-            // As far as that can be written.
-            if let Err(error) = self.write_state().await {
-                tracing::debug!(pool = %self.pool, %error, "the state of a file plane is not written");
-            }
-        }
-        self.again = now + self.keys.poll.min(FILE_PLANE_BEAT);
-    }
-
-    async fn work(&mut self, watch: &mut Option<Watch>) -> Result<(), Trouble> {
-        let now = Instant::now();
-        let is_poll = now >= self.looked + self.keys.poll || self.fault.is_some();
-        if is_poll {
-            self.looked = now;
-            self.are_files_new = true;
-            self.settling.sweep(now);
-            // A notice may have been lost, and a task may have been taken up since.
-            for open in self.open.values_mut() {
-                open.is_dirty = true;
-            }
-        }
-        if self.are_files_new && self.disk(Disk::tend).await?? {
-            *watch = self.watch().await;
-            // What stood in the other one need not stand here.
-            self.shown.clear();
-            self.find_asks().await?;
-            self.is_state_new = true;
-        }
-        if now >= self.beat {
-            self.beat = now + FILE_PLANE_BEAT;
-            let text = format!("{{\"timestamp\": \"{}\"}}\n", stamp(now_us()));
-            self.disk(move |disk| disk.put(Area::State, "heartbeat.json", text.as_bytes()))
-                .await??;
-        }
-        if !self.is_begun {
-            self.write_state().await?;
-            self.take_up().await?;
-            self.find_asks().await?;
-            (self.is_begun, self.is_state_new) = (true, true);
-        }
-        let are_files_new = self.are_files_new || self.settling.next().is_some();
-        if are_files_new {
-            self.read_orders().await?;
-        }
-        let dirty = self
-            .open
-            .iter()
-            .filter(|(_, open)| open.is_dirty && open.is_task);
-        let mut followed = Ok(());
-        for name in dirty.map(|(name, _)| name.clone()).collect::<Vec<_>>() {
-            // What is wrong with one must not hold up the others.
-            followed = followed.and(self.follow(&name).await);
-        }
-        // Those that ended made room.
-        self.take(are_files_new).await?;
-        // What is told is told again after a failure before this line.
-        self.are_files_new = false;
-        self.submit().await?;
-        self.cancel_unwanted().await;
-        if self.tail.is_new {
-            self.write_tail().await?;
-        }
-        if self.are_asks_new {
-            self.are_asks_new = false;
-            self.show_asks()
-                .await
-                .inspect_err(|_| self.are_asks_new = true)?;
-        }
-        if are_files_new {
-            self.hear_answers().await?;
-        }
-        if self.is_state_new {
-            self.write_state().await?;
-        }
-        followed
-    }
-
-    fn has_room(&self) -> bool {
-        self.open.len() < self.keys.max_open && self.stop.is_none() && !self.is_closing
-    }
-
-    /// Takes requests in their order as long as there is room.
-    async fn take(&mut self, are_new: bool) -> Result<(), Trouble> {
-        if are_new {
-            let (names, is_more) = self
-                .disk(|disk| disk.list(Area::Queue, RequestName::parse))
-                .await?;
-            if is_more {
-                tracing::warn!(pool = %self.pool, "queue/ holds more files than are looked at together");
-            }
-            let before = self.backlog.len();
-            self.backlog = names.into_iter().collect();
-            self.is_state_new |= before != self.backlog.len();
-        }
-        let mut unsettled = Vec::new();
-        while self.has_room() {
-            let Some(name) = self.backlog.pop_first() else {
-                break;
-            };
-            self.is_state_new = true;
-            let looked = self.look(&name).await;
-            if !matches!(looked, Ok(Looked::Dealt)) {
-                unsettled.push(name);
-            }
-            looked?;
-        }
-        self.backlog.extend(unsettled);
-        Ok(())
-    }
-
-    async fn write_tail(&mut self) -> Result<(), Trouble> {
-        let text = self.tail.text();
-        self.tail.is_new = false;
-        self.disk(move |disk| disk.put(Area::Log, "last_n_lines.txt", text.as_bytes()))
-            .await??;
-        Ok(())
-    }
-
-    async fn write_state(&mut self) -> Result<(), Trouble> {
-        let begun = self
-            .open
-            .iter()
-            .find(|(_, open)| open.begun_at_us.is_some());
-        let phase = if self.fault.is_some() {
-            Phase::Error
-        } else if !self.is_begun {
-            Phase::Starting
-        } else if self.is_closing || self.stop.is_some() {
-            Phase::Stopping
-        } else if self.open.is_empty() {
-            Phase::Idle
-        } else {
-            Phase::Busy
-        };
-        let state = State {
-            phase,
-            session_id: self.pool.to_string(),
-            runner_pid: std::process::id(),
-            current_cmd_id: begun.map(|(name, _)| name.id().to_owned()),
-            open: self
-                .open
-                .keys()
-                .map(|name| name.stem().to_owned())
-                .collect(),
-            waiting: self.backlog.len(),
-            detail: self.fault.clone(),
-            updated_at: stamp(now_us()),
-        };
-        let text = serde_json::to_string_pretty(&state).unwrap_or_default() + "\n";
-        self.disk(move |disk| disk.put(Area::State, "state.json", text.as_bytes()))
-            .await??;
-        self.is_state_new = false;
-        Ok(())
     }
 
     /// A line about a request for the log of what happened.
@@ -556,10 +440,58 @@ impl Plane {
     }
 }
 
+/// Does something, unless the daemon's end waits for it for too long: then it is left in its middle.
+async fn until_stuck<T>(work: impl Future<Output = T>, stop: &CancellationToken) -> Option<T> {
+    let stuck = async {
+        stop.cancelled().await;
+        tokio::time::sleep(FILE_PLANE_STUCK).await;
+    };
+    tokio::select! {
+        biased;
+        done = work => Some(done),
+        () = stuck => None,
+    }
+}
+
 /// Waits for the kernel's word, for ever if nothing is watched.
 async fn changed(watch: &mut Option<Watch>) -> io::Result<()> {
     match watch {
         Some(watch) => watch.changed().await,
         None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn what_does_not_answer_keeps_nobody_from_the_end() {
+        let stop = CancellationToken::new();
+        assert_eq!(until_stuck(async { 7 }, &stop).await, Some(7));
+        let begin = Instant::now();
+        let slow = tokio::time::sleep(10 * FILE_PLANE_STUCK);
+        // Nobody waits for its end: it may take as long as it wants.
+        assert_eq!(until_stuck(slow, &stop).await, Some(()));
+        assert!(begin.elapsed() >= 10 * FILE_PLANE_STUCK);
+        let ends = stop.clone();
+        let later = tokio::spawn(async move {
+            tokio::time::sleep(FILE_PLANE_STUCK).await;
+            ends.cancel();
+        });
+        let begin = Instant::now();
+        let never = std::future::pending::<()>();
+        assert_eq!(until_stuck(never, &stop).await, None);
+        assert!(
+            begin.elapsed() >= 2 * FILE_PLANE_STUCK,
+            "{:?}",
+            begin.elapsed()
+        );
+        assert!(
+            begin.elapsed() < 3 * FILE_PLANE_STUCK,
+            "{:?}",
+            begin.elapsed()
+        );
+        later.await.expect("ends");
     }
 }

@@ -10,9 +10,10 @@ use tokio::time::Instant;
 
 use super::disk::{Area, Found};
 use super::results::small;
-use super::words::{self, AnswerName, Fault, stamp};
+use super::words::{self, AnswerName, Fault, RequestName, stamp};
 use super::{Plane, Trouble};
 use crate::api::asks::AskView;
+use crate::config::SessionScope;
 use crate::fleet::{AnswerError, AnswerOrder, Answered};
 use crate::journal::StoredQuestion;
 use crate::limits::FILE_PLANE_ASKS;
@@ -40,6 +41,18 @@ fn written(question: &StoredQuestion, request: &str) -> String {
     json_for_terminal(&json) + "\n"
 }
 
+/// In which session a request is worked, and since when, if it is.
+struct Works(Option<(String, i64)>);
+
+impl Works {
+    /// Whether it is its task that asks this: a session may work many, one after the other.
+    fn has_asked(&self, question: &StoredQuestion) -> bool {
+        self.0.as_ref().is_some_and(|(session, begun_at_us)| {
+            session == question.session.as_str() && question.asked_at_us >= *begun_at_us
+        })
+    }
+}
+
 impl Plane {
     /// Takes note of the asks that an earlier start left as files.
     pub(super) async fn find_asks(&mut self) -> Result<(), Trouble> {
@@ -48,7 +61,7 @@ impl Plane {
                 name.strip_suffix(".json").map(str::to_owned)
             })
         });
-        let (names, _) = found.await?;
+        let (names, _) = found.await??;
         self.shown.extend(names);
         self.are_asks_new = true;
         Ok(())
@@ -65,11 +78,21 @@ impl Plane {
                 .map_err(Trouble::Journal)?
         };
         let mut wanted = BTreeMap::new();
+        let mut works: BTreeMap<&RequestName, Works> = BTreeMap::new();
         for question in &waiting {
             let request = self.by_session.get(&question.session);
-            if let Some(request) = request.filter(|_| question.pool == self.pool)
-                && wanted.len() < FILE_PLANE_ASKS
-            {
+            let Some(request) = request.filter(|_| question.pool == self.pool) else {
+                continue;
+            };
+            if wanted.len() >= FILE_PLANE_ASKS {
+                break;
+            }
+            // Read after the asks: one that was not over then had asked them.
+            if !works.contains_key(request) {
+                let read = self.works(request).await?;
+                works.insert(request, read);
+            }
+            if works.get(request).is_some_and(|of| of.has_asked(question)) {
                 wanted.insert(question.ask.to_string(), (question, request));
             }
         }
@@ -96,20 +119,40 @@ impl Plane {
         Ok(())
     }
 
+    /// What the journal says now that a request is worked in.
+    async fn works(&self, request: &RequestName) -> Result<Works, Trouble> {
+        let mut works = Works(None);
+        let Some(open) = self.open.get(request) else {
+            return Ok(works);
+        };
+        let Some(row) = self.row(&open.run).await? else {
+            return Ok(works);
+        };
+        // Between two attempts the session may work something else.
+        let is_worked = row.state == "running" || self.scope == SessionScope::Task;
+        if is_worked && row.ended_at_us.is_none() {
+            works.0 = row.session.zip(row.begun_at_us);
+        }
+        Ok(works)
+    }
+
     /// Looks at the answers that came; each that can be given is on its way then.
     pub(super) async fn hear_answers(&mut self) -> Result<(), Trouble> {
         let found = self.disk(|disk| {
             disk.list(Area::Answers, |name| {
-                AnswerName::parse(name).map(|answer| (name.to_owned(), answer))
+                AnswerName::parse(name).map(|_| name.to_owned())
             })
         });
-        for (name, answer) in found.await?.0 {
+        let mut done = Ok(());
+        for name in found.await??.0 {
             if self.answering.contains(&name) || self.answering.len() >= FILE_PLANE_ASKS {
                 continue;
             }
-            self.hear(&name, &answer).await?;
+            if let Some(answer) = AnswerName::parse(&name) {
+                done = done.and(self.hear(&name, &answer).await);
+            }
         }
-        Ok(())
+        done
     }
 
     async fn hear(&mut self, name: &str, of: &AnswerName) -> Result<(), Trouble> {

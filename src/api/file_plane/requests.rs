@@ -5,14 +5,15 @@
 //! takes it in once, and it leaves `inflight/` when its result is on the disk (`results.rs`). Must not
 //! know where notices come from.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use sha2::{Digest as _, Sha256};
 use tokio::time::Instant;
 
-use super::disk::{Area, Found};
+use super::disk::{Area, Disk, Found};
 use super::output::Output;
-use super::results::{mark_name, result_name};
+use super::results::{cancel_name, mark_name, marked, result_name};
 use super::words::{self, Fault, Request, RequestName};
 use super::{Plane, Trouble, now_us};
 use crate::api::watch::Ledger;
@@ -42,6 +43,8 @@ pub(super) struct Open {
     pub(super) begun_at_us: Option<i64>,
     /// Somebody wants it ended, or its time is over.
     pub(super) is_unwanted: bool,
+    /// That is on the disk.
+    is_told_unwanted: bool,
     /// The pool was told that.
     is_cancelled: bool,
     pub(super) output: Output,
@@ -57,6 +60,7 @@ impl Open {
             is_dirty: true,
             begun_at_us: None,
             is_unwanted: false,
+            is_told_unwanted: false,
             is_cancelled: false,
             output: Output::default(),
         }
@@ -266,37 +270,40 @@ impl Plane {
 
     /// Takes up what an earlier start left in `inflight/`.
     pub(super) async fn take_up(&mut self) -> Result<(), Trouble> {
-        let (mut names, marks) = self
-            .disk(|disk| {
-                let (names, _) = disk.list(Area::Inflight, RequestName::parse);
-                let (marks, _) = disk.list(Area::Inflight, |name| {
-                    name.strip_suffix(".run").map(str::to_owned)
-                });
-                (names, marks)
+        let (names, marks) = self
+            .disk(|disk| -> Result<_, Trouble> {
+                let (names, _) = disk.list(Area::Inflight, RequestName::parse)?;
+                let is_mark = |name: &str| marked(name).map(|_| name.to_owned());
+                let (marks, _) = disk.list(Area::Inflight, is_mark)?;
+                Ok((names, marks))
             })
-            .await?;
-        names.sort();
+            .await??;
+        let stems: HashSet<&str> = names.iter().map(RequestName::stem).collect();
         for mark in marks {
-            if !names.iter().any(|name| name.stem() == mark) {
-                self.disk(move |disk| disk.remove(Area::Inflight, &mark_name(&mark)))
+            if !marked(&mark).is_some_and(|stem| stems.contains(stem)) {
+                self.disk(move |disk| disk.remove(Area::Inflight, &mark))
                     .await??;
             }
         }
-        for name in names {
-            if self.open.contains_key(&name) {
-                continue;
+        for name in &names {
+            if !self.open.contains_key(name) {
+                self.take_up_one(name).await?;
             }
-            self.take_up_one(&name).await?;
         }
         Ok(())
     }
 
     async fn take_up_one(&mut self, name: &RequestName) -> Result<(), Trouble> {
-        let (file, mark) = (name.file(), mark_name(name.stem()));
-        let (found, is_marked) = self
+        let (file, mark, cancel) = (
+            name.file(),
+            mark_name(name.stem()),
+            cancel_name(name.stem()),
+        );
+        let (found, is_marked, is_unwanted) = self
             .disk(move |disk| -> Result<_, Trouble> {
                 let found = disk.read(Area::Inflight, &file, FILE_PLANE_REQUEST_BYTES)?;
-                Ok((found, disk.has(Area::Inflight, &mark)))
+                let has = |name: &str| disk.has(Area::Inflight, name);
+                Ok((found, has(&mark), has(&cancel)))
             })
             .await??;
         let request = match found {
@@ -318,7 +325,9 @@ impl Plane {
         let is_there = self.row(&run).await?.is_some();
         // Where a task was made and the journal has it no more, nobody can tell what became of it:
         // it is not worked a second time.
-        self.keep(name, Open::of(run, only()?, request, is_there || is_marked));
+        let mut open = Open::of(run, only()?, request, is_there || is_marked);
+        (open.is_unwanted, open.is_told_unwanted) = (is_unwanted, is_unwanted);
+        self.keep(name, open);
         self.tell(name, "taken_up", None);
         Ok(())
     }
@@ -327,15 +336,16 @@ impl Plane {
     pub(super) async fn submit(&mut self) -> Result<(), Trouble> {
         let waiting = self.open.iter().filter(|(_, open)| !open.is_task);
         let waiting: Vec<_> = waiting.map(|(name, _)| name.clone()).collect();
+        let (mut done, mut is_full) = (Ok(()), false);
         for name in waiting {
             let Some(open) = self.open.get(&name) else {
                 continue;
             };
             if open.is_unwanted {
-                self.unsent(&name).await?;
+                done = done.and(self.unsent(&name).await);
                 continue;
             }
-            if self.is_closing {
+            if self.is_closing || is_full {
                 continue;
             }
             let (run, spec) = (
@@ -353,36 +363,64 @@ impl Plane {
                     self.tell(&name, "taken", None);
                 }
                 Err(SubmitError::Pool { why, .. }) => {
-                    self.reject(&name, Area::Inflight, &why, FileRequest::Refused)
-                        .await?;
+                    let refused = FileRequest::Refused;
+                    let gone = self.reject(&name, Area::Inflight, &why, refused);
+                    done = done.and(gone.await);
                     continue;
                 }
                 Err(SubmitError::Rejected(why)) => match self.row(&run).await? {
                     Some(row) if is_same(&row, &spec) => {}
                     Some(_) => {
                         let why = "another request had this name: take a new one";
-                        self.reject(&name, Area::Inflight, why, FileRequest::Rejected)
-                            .await?;
+                        let rejected = FileRequest::Rejected;
+                        let gone = self.reject(&name, Area::Inflight, why, rejected);
+                        done = done.and(gone.await);
                         continue;
                     }
-                    None => return Err(Trouble::Journal(why)),
+                    None => {
+                        done = done.and(Err(Trouble::Journal(why)));
+                        continue;
+                    }
                 },
-                Err(SubmitError::Stopping) => return Ok(()),
+                Err(SubmitError::Stopping) => return done,
                 Err(error @ (SubmitError::TooMany | SubmitError::Journal(_))) => {
-                    return Err(Trouble::Later(error.to_string()));
+                    // Those behind it wait as well: they have their order.
+                    (is_full, done) = (true, done.and(Err(Trouble::Later(error.to_string()))));
+                    continue;
                 }
             }
             if let Some(open) = self.open.get_mut(&name) {
                 (open.is_task, open.is_dirty) = (true, true);
             }
             let mark = mark_name(name.stem());
-            self.disk(move |disk| disk.put(Area::Inflight, &mark, run.as_str().as_bytes()))
-                .await??;
+            let put = move |disk: &mut Disk| -> Result<(), Trouble> {
+                disk.put(Area::Inflight, &mark, run.as_str().as_bytes())?;
+                Ok(())
+            };
+            done = done.and(self.disk(put).await.and_then(|put| put));
+        }
+        done
+    }
+
+    /// Has a request ended. That is on the disk, so that a kill does not forget it.
+    pub(super) async fn end_early(&mut self, name: &RequestName) -> Result<(), Trouble> {
+        let Some(open) = self.open.get_mut(name) else {
+            return Ok(());
+        };
+        open.is_unwanted = true;
+        if open.is_told_unwanted {
+            return Ok(());
+        }
+        let mark = cancel_name(name.stem());
+        self.disk(move |disk| disk.put(Area::Inflight, &mark, b""))
+            .await??;
+        if let Some(open) = self.open.get_mut(name) {
+            open.is_told_unwanted = true;
         }
         Ok(())
     }
 
-    async fn row(&self, run: &RunId) -> Result<Option<StoredTask>, Trouble> {
+    pub(super) async fn row(&self, run: &RunId) -> Result<Option<StoredTask>, Trouble> {
         let (past, run, task) = (self.past.clone(), run.clone(), only()?);
         let read = tokio::task::spawn_blocking(move || past.task(&run, &task)).await;
         let read = read.map_err(|_| Trouble::Journal("its reader ended".to_owned()))?;

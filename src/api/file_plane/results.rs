@@ -31,6 +31,24 @@ pub(super) fn mark_name(stem: &str) -> String {
     format!("{stem}.run")
 }
 
+/// Says that a claimed file is not wanted any more.
+pub(super) fn cancel_name(stem: &str) -> String {
+    format!("{stem}.cancel")
+}
+
+/// The request a mark is of.
+pub(super) fn marked(name: &str) -> Option<&str> {
+    name.strip_suffix(".run")
+        .or_else(|| name.strip_suffix(".cancel"))
+}
+
+/// Takes a request that has its result out of `inflight/`. A mark without a request means nothing.
+fn leave(disk: &Disk, name: &RequestName) -> Result<(), Trouble> {
+    disk.remove(Area::Inflight, &name.file())?;
+    disk.remove(Area::Inflight, &mark_name(name.stem()))?;
+    Ok(disk.remove(Area::Inflight, &cancel_name(name.stem()))?)
+}
+
 impl Plane {
     /// Writes what is new of one request, and its result if it is over.
     pub(super) async fn follow(&mut self, name: &RequestName) -> Result<(), Trouble> {
@@ -57,6 +75,8 @@ impl Plane {
         let read = read?;
         self.tail.push(&read.tail);
         if read.is_over() {
+            // What its session asks now is of another task, however long the result takes.
+            self.asks_no_more(name);
             return self.end(name, &read).await;
         }
         let worked = read.row.as_ref().and_then(|row| row.session.as_deref());
@@ -117,12 +137,11 @@ impl Plane {
         };
         let text = written(&result);
         let mut output = std::mem::take(&mut open.output);
-        let file = name.file();
+        let ended = name.clone();
         self.disk(move |disk| -> Result<(), Trouble> {
             output.close(disk, &output_name(&stem))?;
             disk.put(Area::Result, &result_name(&stem), text.as_bytes())?;
-            disk.remove(Area::Inflight, &file)?;
-            Ok(disk.remove(Area::Inflight, &mark_name(&stem))?)
+            leave(disk, &ended)
         })
         .await??;
         let word = word.unwrap_or("lost").to_owned();
@@ -150,10 +169,11 @@ impl Plane {
             None,
             now,
         ));
-        let (file, stem) = (name.file(), name.stem().to_owned());
+        let ended = name.clone();
         self.disk(move |disk| -> Result<(), Trouble> {
-            disk.put(Area::Result, &result_name(&stem), text.as_bytes())?;
-            Ok(disk.remove(Area::Inflight, &file)?)
+            let result = result_name(ended.stem());
+            disk.put(Area::Result, &result, text.as_bytes())?;
+            leave(disk, &ended)
         })
         .await??;
         self.tell(name, "cancelled", None);
