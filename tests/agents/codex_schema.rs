@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread;
 
 use serde_json::{Value, json};
@@ -238,7 +238,7 @@ impl Fake {
             .spawn()
             .expect("it starts");
         let stdout = BufReader::new(child.stdout.take().expect("stdout"));
-        let (sender, lines) = channel();
+        let (sender, lines) = sync_channel(64);
         thread::spawn(move || {
             for line in stdout.lines().map_while(Result::ok) {
                 if sender.send(line).is_err() {
