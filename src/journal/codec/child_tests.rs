@@ -1,10 +1,10 @@
-//! What a child's start and end tell of its limits, beside what version 1 had from the beginning.
+//! What a child's start and end tell of its limits, and that a tool is told nothing, beside what version 1 had from the beginning.
 
 use super::{decode, encode_into};
-use crate::model::{Event, ExitClass, ExitStatus, Weakness};
+use crate::model::{Event, ExitClass, ExitStatus, SessionId, Weakness};
 
 #[test]
-fn the_limits_of_a_child_and_its_peak_come_back() {
+fn the_limits_of_a_child_its_peak_and_what_it_is_not_told_come_back() {
     let began = Event::ChildStarted {
         pid: 7,
         launcher: "unshare",
@@ -19,6 +19,11 @@ fn the_limits_of_a_child_and_its_peak_come_back() {
         stderr: Vec::new(),
         memory_peak: Some(67_108_864),
     };
+    let fresh = Event::SessionFresh {
+        instead_of: SessionId::new("s-1").expect("id"),
+        why: "its tool ended".to_owned(),
+        untold: true,
+    };
     for (event, part) in [
         (
             began.clone(),
@@ -29,6 +34,7 @@ fn the_limits_of_a_child_and_its_peak_come_back() {
             r#""lacks":["shared_uid","landlock","cgroup.cpu"]"#,
         ),
         (ended, r#""memory_peak":67108864"#),
+        (fresh, r#""untold":true"#),
     ] {
         let written = |event: &Event| {
             let mut body = Vec::new();
