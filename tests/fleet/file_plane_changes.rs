@@ -76,12 +76,10 @@ fn a_reload_says_that_a_directory_counts_from_the_next_start_on() {
         text.replace("[pool.demo]\n", &format!("[pool.demo]\n{OLD}\n")),
     )
     .expect("written");
-    let told = drill.run(&["reload"]);
+    let told = drill.run(&["reload"]).all();
     assert!(
-        told.stdout
-            .contains("needs a restart: pool.demo.file_plane"),
-        "{}",
-        told.all()
+        told.contains("needs a restart: pool.demo.file_plane"),
+        "{told}"
     );
     assert!(names(&drill, "queue").contains("d.txt"));
     let _running = restarted(&drill, running);
