@@ -95,7 +95,8 @@ impl Kind {
             name: "sh",
             marker: r#"echo "{head}""{tail}""#,
             init: "PS1=; PS2=",
-            unit: r#"eval "$(printf '{octal}')""#,
+            // One list: bash goes on with the next line of what it evaluates if an interrupt ends a command of its own.
+            unit: r#"eval "$(printf '{ {octal}\n}')""#,
         },
     ];
 

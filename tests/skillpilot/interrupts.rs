@@ -111,11 +111,12 @@ fn a_payload_is_whatever_the_tool_can_work() {
         let done = session.result(&session.submit_with(1, payload, &kind));
         assert_eq!(done.end(), "ok marker_seen", "{tool:?}");
         assert_eq!(done.output, wanted, "{tool:?}");
-        // What cannot be worked as a whole is not begun, and keeps the tool from nothing.
-        let broken = if kind["kind"] == "python" {
-            "kept = 7\nif"
-        } else {
-            "kept=7\nif {"
+        // What cannot be worked as a whole keeps the tool from nothing. (An error that resets dash takes its
+        // input with it.)
+        let broken = match kind["kind"].as_str() {
+            Some("python") => "kept = 7\nif",
+            Some("tcl") => "set kept 7\nif {",
+            _ => continue,
         };
         let done = session.result(&session.submit_with(2, broken, &kind));
         assert_eq!(done.end(), "ok marker_seen", "{tool:?}: {done:?}");

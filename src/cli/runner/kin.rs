@@ -31,11 +31,9 @@ pub(super) fn children() -> Vec<Pid> {
         list.ok()
     });
     let pids = lists.flat_map(|list| {
-        let pids: Vec<i32> = list
-            .split_ascii_whitespace()
+        list.split_ascii_whitespace()
             .filter_map(|pid| pid.parse().ok())
-            .collect();
-        pids
+            .collect::<Vec<i32>>()
     });
     pids.filter_map(Pid::from_raw).collect()
 }

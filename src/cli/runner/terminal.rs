@@ -155,6 +155,11 @@ impl Tool {
         self.taken = 0;
         // What it has not read would be worked after the interrupt, and keep an interrupt that is typed from it.
         let _ = rustix::termios::tcflush(&self.terminal, QueueSelector::OFlush);
+        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+        if let Ok(theirs) = rustix::pty::ioctl_tiocgptpeer(&self.terminal, flags) {
+            // What is on the tool's side already is none of ours to flush.
+            let _ = rustix::termios::tcflush(&theirs, QueueSelector::IFlush);
+        }
         let modes = rustix::termios::tcgetattr(&self.terminal);
         let is_signal = modes.is_ok_and(|modes| modes.local_modes.contains(LocalModes::ISIG));
         let group = rustix::termios::tcgetpgrp(&self.terminal);
