@@ -21,11 +21,12 @@ pub use libfuzzer_sys;
 macro_rules! target {
     ($word:literal) => {
         $crate::libfuzzer_sys::fuzz_target!(|data: &[u8]| $crate::run($word, data));
-        $crate::libfuzzer_sys::fuzz_mutator!(
-            |data: &mut [u8], size: usize, max_size: usize, seed: u32| {
-                $crate::mutate($word, data, size, max_size, seed)
-            }
-        );
+        $crate::libfuzzer_sys::fuzz_mutator!(|data: &mut [u8],
+                                              size: usize,
+                                              max_size: usize,
+                                              seed: u32| {
+            $crate::mutate($word, data, size, max_size, seed)
+        });
     };
 }
 
