@@ -15,7 +15,8 @@ use marshal::policy::{NoLinks, Place, Policy, Request, Target};
 use marshal::route;
 use marshal::skillpilot::marker::{Marker, Scanner};
 use marshal::skillpilot::{
-    self, CommandName, MarkerMode, MarkerSpec, read_cancel, read_command, read_lease, read_stop,
+    self, CommandName, Manner, MarkerMode, MarkerSpec, read_cancel, read_command, read_lease,
+    read_stop,
 };
 use marshal::wire::ndjson::{LineError, Lines};
 use marshal::wire::{files, http, json, shim};
@@ -367,11 +368,14 @@ pub(super) fn files(input: &[u8]) {
             assert!(command.timeout_s.is_some_and(|seconds| seconds > 0));
         }
     }
-    let _ = (
-        read_cancel(content),
-        read_stop(content),
-        read_lease(content),
-    );
+    // What is read strictly is read leniently, and as the same.
+    if let Ok(cancel) = read_cancel(content, Manner::Strict) {
+        assert_eq!(read_cancel(content, Manner::Lenient).ok(), Some(cancel));
+    }
+    if let Ok(stop) = read_stop(content, Manner::Strict) {
+        assert_eq!(read_stop(content, Manner::Lenient).ok(), Some(stop));
+    }
+    let _ = read_lease(content);
     let _ = skillpilot::read_time(&String::from_utf8_lossy(content));
     for mode in [MarkerMode::RunnerInject, MarkerMode::PayloadContains] {
         let spec = MarkerSpec {

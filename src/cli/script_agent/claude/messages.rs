@@ -86,10 +86,11 @@ pub(super) struct Hooks {
 }
 
 #[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(deny_unknown_fields)]
 struct Hook {
     matcher: Option<String>,
-    hook_callback_ids: Vec<String>,
+    #[serde(rename = "hookCallbackIds")]
+    ids: Vec<String>,
     #[serde(rename = "onFailure")]
     _on_failure: Option<OnFailure>,
 }
@@ -109,7 +110,7 @@ impl Hooks {
         let Some(hook) = hooks.next() else {
             return Ok(None);
         };
-        let mut ids = hook.hook_callback_ids.into_iter();
+        let mut ids = hook.ids.into_iter();
         match (hook.matcher, ids.next(), ids.next(), hooks.next()) {
             (None, Some(id), None, None) => Ok(Some(id)),
             _ => Err("there is one hook at most here, without a matcher"),
