@@ -204,7 +204,7 @@ fn a_file_that_may_not_be_read_is_put_aside() {
     session.lay();
     session.put("queue/cmd_1_locked.json", "{}");
     let locked = session.path("queue/cmd_1_locked.json");
-    fs::set_permissions(locked, fs::Permissions::from_mode(0)).expect("mode");
+    fs::set_permissions(locked, fs::Permissions::from_mode(0o0)).expect("mode");
     let given = Command::new("chown")
         .args(["-R", &NOBODY.to_string()])
         .arg(session.path(""))
@@ -328,10 +328,8 @@ fn a_payload_as_large_as_a_command_may_be_reaches_the_tool_whole() {
     let session = Session::new();
     let _runner = session.tcl();
     assert_eq!(session.run(1, "set sum 0").end(), "ok marker_seen");
-    let mut payload = String::new();
-    for number in 0..50_000 {
-        payload += &format!("incr sum {number}; #\n");
-    }
+    let lines = (0..50_000).map(|number| format!("incr sum {number}; #\n"));
+    let mut payload: String = lines.collect();
     payload += "puts <$sum>\n";
     assert!(payload.len() > 850_000);
     let done = session.run(2, &payload);
