@@ -76,9 +76,11 @@ impl Beside {
             let served = carrier.serve(Some(&woken)).or_else(|error| {
                 // Its end of standard output is closed: it left, as with standard input.
                 let has_left = error.kind() == io::ErrorKind::BrokenPipe;
-                has_left
-                    .then(|| carrier.master_left())
-                    .unwrap_or(Err(error))
+                if has_left {
+                    carrier.master_left()
+                } else {
+                    Err(error)
+                }
             });
             if let Err(error) = served {
                 // The Master hears nothing any more: a Runner of its own ends, and says why.

@@ -314,12 +314,11 @@ impl Work {
         };
         let secret = uuid::Uuid::new_v4().simple().to_string();
         let marker = Marker::new(&command.marker, &secret);
-        let (mut typed, is_one_line) = match &self.orders.unit {
-            Some(unit) => (unit.line(&command.payload), true),
-            None => {
-                let is_one_line = !command.payload.trim_end().contains(['\n', '\r']);
-                (command.payload.clone(), is_one_line)
-            }
+        let (mut typed, is_one_line) = if let Some(unit) = &self.orders.unit {
+            (unit.line(&command.payload), true)
+        } else {
+            let is_one_line = !command.payload.trim_end().contains(['\n', '\r']);
+            (command.payload.clone(), is_one_line)
         };
         if !typed.ends_with('\n') {
             typed.push('\n');
