@@ -1,5 +1,6 @@
 //! Directories that are not to be trusted, and files that are none.
 
+use std::fmt::Write as _;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
 use std::process::{Command, Stdio};
@@ -204,7 +205,7 @@ fn a_file_that_may_not_be_read_is_put_aside() {
     session.lay();
     session.put("queue/cmd_1_locked.json", "{}");
     let locked = session.path("queue/cmd_1_locked.json");
-    fs::set_permissions(locked, fs::Permissions::from_mode(0)).expect("mode");
+    fs::set_permissions(locked, fs::Permissions::from_mode(0o000)).expect("mode");
     let given = Command::new("chown")
         .args(["-R", &NOBODY.to_string()])
         .arg(session.path(""))
@@ -330,7 +331,7 @@ fn a_payload_as_large_as_a_command_may_be_reaches_the_tool_whole() {
     assert_eq!(session.run(1, "set sum 0").end(), "ok marker_seen");
     let mut payload = String::new();
     for number in 0..50_000 {
-        payload += &format!("incr sum {number}; #\n");
+        writeln!(payload, "incr sum {number}; #").expect("a text");
     }
     payload += "puts <$sum>\n";
     assert!(payload.len() > 850_000);

@@ -127,10 +127,6 @@ fn meet(drill: &Drill, supervisor: &Running, sessions: usize) {
     let runners: Vec<u32> = tools.iter().copied().collect();
     let memory = resident(supervisor.pid());
     let most_fds = descriptors(supervisor.pid());
-    eprintln!(
-        "{sessions} sessions at once: {} processes in walls; the supervisor has {memory} KiB, {most_fds} descriptors",
-        runners.len()
-    );
     // A Runner and a tool each, and nothing that grows faster than they do.
     assert!(tools.len() >= 2 * sessions, "{tools:?}");
     assert!(memory < (64 << 10) + 1024 * sessions as u64, "{memory} KiB");

@@ -75,8 +75,7 @@ impl Beside {
         std::thread::spawn(move || {
             let served = carrier.serve(Some(&woken)).or_else(|error| {
                 // Its end of standard output is closed: it left, as with standard input.
-                let has_left = error.kind() == io::ErrorKind::BrokenPipe;
-                if has_left {
+                if error.kind() == io::ErrorKind::BrokenPipe {
                     carrier.master_left()
                 } else {
                     Err(error)
