@@ -1,5 +1,6 @@
 //! Directories that are not to be trusted, and files that are none.
 
+use std::fmt::Write as _;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
 use std::process::{Command, Stdio};
@@ -204,7 +205,7 @@ fn a_file_that_may_not_be_read_is_put_aside() {
     session.lay();
     session.put("queue/cmd_1_locked.json", "{}");
     let locked = session.path("queue/cmd_1_locked.json");
-    fs::set_permissions(locked, fs::Permissions::from_mode(0o0)).expect("mode");
+    fs::set_permissions(locked, fs::Permissions::from_mode(0o000)).expect("mode");
     let given = Command::new("chown")
         .args(["-R", &NOBODY.to_string()])
         .arg(session.path(""))
@@ -283,7 +284,7 @@ fn thousands_of_other_files_keep_no_command_waiting() {
         fs::write(session.path(&format!("queue/{name}_{number}")), "x").expect("written");
     }
     // Each is refused by a result.
-    for number in 1..=40 {
+    for number in 1..=200 {
         session.put(&format!("queue/cmd_{number}_junk.json"), "[]");
     }
     // What can be neither moved nor removed, when there is no room for it any more.
@@ -293,7 +294,7 @@ fn thousands_of_other_files_keep_no_command_waiting() {
     }
     let mut runner = session.tcl();
     assert_eq!(session.run(1000, "puts on").output, "on\n");
-    let end = session.result("cmd_40_junk").end();
+    let end = session.result("cmd_200_junk").end();
     assert!(end.starts_with("error refused: "), "{end}");
     session.until("they are gone", |session| session.names("queue").len() <= 3);
     assert!(session.names("rejected").len() <= 1000);
@@ -328,8 +329,10 @@ fn a_payload_as_large_as_a_command_may_be_reaches_the_tool_whole() {
     let session = Session::new();
     let _runner = session.tcl();
     assert_eq!(session.run(1, "set sum 0").end(), "ok marker_seen");
-    let lines = (0..50_000).map(|number| format!("incr sum {number}; #\n"));
-    let mut payload: String = lines.collect();
+    let mut payload = String::new();
+    for number in 0..50_000 {
+        writeln!(payload, "incr sum {number}; #").expect("a text");
+    }
     payload += "puts <$sum>\n";
     assert!(payload.len() > 850_000);
     let done = session.run(2, &payload);
