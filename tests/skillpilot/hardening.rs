@@ -284,7 +284,7 @@ fn thousands_of_other_files_keep_no_command_waiting() {
         fs::write(session.path(&format!("queue/{name}_{number}")), "x").expect("written");
     }
     // Each is refused by a result.
-    for number in 1..=200 {
+    for number in 1..=40 {
         session.put(&format!("queue/cmd_{number}_junk.json"), "[]");
     }
     // What can be neither moved nor removed, when there is no room for it any more.
@@ -294,7 +294,7 @@ fn thousands_of_other_files_keep_no_command_waiting() {
     }
     let mut runner = session.tcl();
     assert_eq!(session.run(1000, "puts on").output, "on\n");
-    let end = session.result("cmd_200_junk").end();
+    let end = session.result("cmd_40_junk").end();
     assert!(end.starts_with("error refused: "), "{end}");
     session.until("they are gone", |session| session.names("queue").len() <= 3);
     assert!(session.names("rejected").len() <= 1000);
