@@ -197,7 +197,7 @@ pub(crate) fn tools(bench: &Bench, _: &Speech) -> Seen {
 /// A table of the configuration in which the policy is to be asked, or every call is to be asked for.
 fn cannot_ask(bench: &Bench, speech: &Speech) -> &'static str {
     for key in ["asks = \"all\"", "guard = \"policy\""] {
-        let said = bench.refused(&speech.pool("strict", 1, &[], key));
+        let said = Bench::refused(&speech.pool("strict", 1, &[], key));
         assert!(said.contains("ask"), "{key}: {said}");
         assert!(said.contains("pool.strict"), "{key}: {said}");
     }

@@ -125,7 +125,7 @@ impl Bench {
     }
 
     /// What `config check` says of the same configuration with these pools instead.
-    pub(crate) fn refused(&self, pools: &str) -> String {
+    pub(crate) fn refused(pools: &str) -> String {
         let drill = Drill::new(&format!("{HEAD}{pools}"));
         let policy = POLICY.replace("REASON", REASON);
         fs::write(drill.path("conformance.toml"), policy).expect("a policy");
@@ -177,7 +177,7 @@ impl Bench {
         let mut all = String::new();
         let sessions = self.sessions.lock().map(|all| all.clone());
         for session in sessions.unwrap_or_default() {
-            all.push_str(&format!("--- events of {session}\n"));
+            all.extend(["--- events of ", session.as_str(), "\n"]);
             let ran = self.drill.run(&["--json", "events", "--session", &session]);
             for line in ran.stdout.lines() {
                 let line: String = line.chars().take(1000).collect();
@@ -186,16 +186,13 @@ impl Bench {
             }
             if let Some(text) = self.copy(&session).map(|copy| copy.join("ledger.txt")) {
                 let text = fs::read_to_string(text).unwrap_or_default();
-                all.push_str(&format!("--- what its agent heard\n{text}"));
+                all.extend(["--- what its agent heard\n", text.as_str()]);
             }
         }
         let log = self.drill.log("stderr.log");
         let lines: Vec<&str> = log.lines().collect();
         let from = lines.len().saturating_sub(LOG_LINES);
-        all.push_str(&format!(
-            "--- the supervisor\n{}\n",
-            lines[from..].join("\n")
-        ));
+        all.extend(["--- the supervisor\n", &lines[from..].join("\n"), "\n"]);
         all
     }
 

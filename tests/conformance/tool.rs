@@ -216,7 +216,7 @@ fn tools(bench: &Bench) -> Seen {
 
 fn cannot_ask(bench: &Bench) -> Seen {
     for key in ["asks = \"all\"\n", "guard = \"policy\"\n"] {
-        let said = bench.refused(&pool("strict", 1, &format!("{TOOL}{key}")));
+        let said = Bench::refused(&pool("strict", 1, &format!("{TOOL}{key}")));
         assert!(
             said.contains("pool.strict") && said.contains("ask"),
             "{key}: {said}"

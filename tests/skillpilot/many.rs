@@ -59,7 +59,7 @@ fn commands_run_by_their_number_each_once() {
         }
         std::thread::sleep(Duration::from_millis(50));
     }
-    eprintln!(
+    println!(
         "{commands} commands: {:?}, half of them after {half:?}; {memory} KiB, {fds} descriptors",
         begin.elapsed()
     );
@@ -127,6 +127,10 @@ fn meet(drill: &Drill, supervisor: &Running, sessions: usize) {
     let runners: Vec<u32> = tools.iter().copied().collect();
     let memory = resident(supervisor.pid());
     let most_fds = descriptors(supervisor.pid());
+    println!(
+        "{sessions} sessions at once: {} processes in walls; the supervisor has {memory} KiB, {most_fds} descriptors",
+        runners.len()
+    );
     // A Runner and a tool each, and nothing that grows faster than they do.
     assert!(tools.len() >= 2 * sessions, "{tools:?}");
     assert!(memory < (64 << 10) + 1024 * sessions as u64, "{memory} KiB");
