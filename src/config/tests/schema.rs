@@ -113,6 +113,7 @@ const BEYOND: &[&str] = &[
     "engine_tools needs",
     // What keys of a tool that is driven by files agree on.
     "a marker template is one line",
+    "a unit is one line",
     "init is one line",
     "prints a marker is not known",
     "that is driven by files cannot ask",
