@@ -249,6 +249,7 @@ const SAMPLES: &[(&str, &str)] = &[
     ("hook.NAME.command", "[\"/usr/local/bin/tell\", \"x\"]"),
     ("hook.NAME.pools", "[\"demo\"]"),
     ("pool.NAME.runner.marker", "'print(\"{head}\" \"{tail}\")'"),
+    ("pool.NAME.runner.unit", "'eval {hex}'"),
     ("pool.NAME.runner.init", "\"set quiet 1\""),
     ("pool.NAME.runner.dir", "\"session\""),
     ("pool.NAME.runner.lease", "\"2m\""),

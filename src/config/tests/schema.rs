@@ -115,6 +115,7 @@ const BEYOND: &[&str] = &[
     "the supervisor gives --settings",
     // What keys of a tool that is driven by files agree on.
     "a marker template is one line",
+    "a unit is one line",
     "init is one line",
     "prints a marker is not known",
     "that is driven by files cannot ask",
