@@ -195,7 +195,7 @@ pub(crate) fn tools(bench: &Bench, _: &Speech) -> Seen {
 }
 
 /// A table of the configuration in which the policy is to be asked, or every call is to be asked for.
-fn cannot_ask(bench: &Bench, speech: &Speech) -> &'static str {
+fn cannot_ask(speech: &Speech) -> &'static str {
     for key in ["asks = \"all\"", "guard = \"policy\""] {
         let said = Bench::refused(&speech.pool("strict", 1, &[], key));
         assert!(said.contains("ask"), "{key}: {said}");
@@ -216,7 +216,7 @@ pub(crate) fn allow(bench: &Bench, speech: &Speech) -> Seen {
     let made = fs::read_to_string(talk.copy().join("notes.txt"));
     assert_eq!(made.ok().as_deref(), Some("allowed\n"));
     if !speech.asks {
-        let why = cannot_ask(bench, speech);
+        let why = cannot_ask(speech);
         assert_eq!(talk.events("asked").len(), 0);
         assert_eq!(talk.events("unasked").len(), 2);
         return Seen::None(why);
@@ -238,7 +238,7 @@ pub(crate) fn allow(bench: &Bench, speech: &Speech) -> Seen {
 pub(crate) fn deny(bench: &Bench, speech: &Speech) -> Seen {
     let mut talk = bench.talked("work", "run rm README.md\nsay went on");
     if !speech.asks {
-        let why = cannot_ask(bench, speech);
+        let why = cannot_ask(speech);
         nothing_asked(&talk);
         assert_eq!(talk.events("unasked")[0]["decision"], "deny");
         assert!(!talk.copy().join("README.md").exists(), "it ran unasked");
@@ -277,7 +277,7 @@ pub(crate) fn ask(bench: &Bench, speech: &Speech) -> Seen {
     let (mut talk, turn) = bench.talk("work", "say before\nrun touch made.txt\nsay after");
     if !speech.asks {
         talk.stream.turn(&turn);
-        let why = cannot_ask(bench, speech);
+        let why = cannot_ask(speech);
         nothing_asked(&talk);
         return Seen::None(why);
     }
