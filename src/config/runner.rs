@@ -257,7 +257,13 @@ pub(super) fn stay_apart<'w>(
             continue;
         };
         let others = drafts.iter().enumerate().filter(|(other, _)| *other != at);
-        let written = others.flat_map(|(_, other)| writes_in_place(&other.pool));
+        let written = others.flat_map(|(other, draft)| {
+            // Of two Runners the later one is told.
+            let is_told = move |(dir, _): &(&Path, _)| {
+                other < at || draft.pool.runner_dir().is_none_or(|(own, _)| own != *dir)
+            };
+            writes_in_place(&draft.pool).filter(is_told)
+        });
         let written = written.map(|(other, _)| other);
         let Some(other) = written
             .chain(registered.iter().copied())

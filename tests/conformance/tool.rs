@@ -131,7 +131,7 @@ pub(crate) fn see(bench: &Bench, column: Column) -> Seen {
         Column::Prompt => prompt(bench),
         Column::Stream => stream(bench),
         Column::Tools => tools(bench),
-        Column::Allow | Column::Deny | Column::Ask => cannot_ask(),
+        Column::Allow | Column::Deny | Column::Ask => cannot_ask(bench),
         Column::Cancel => cancel(bench),
         Column::Busy => busy(bench),
         Column::Crash => crash(bench),
@@ -214,7 +214,7 @@ fn tools(bench: &Bench) -> Seen {
     Seen::None("A prompt is a command of the tool itself; what that starts is not told.")
 }
 
-fn cannot_ask() -> Seen {
+fn cannot_ask(bench: &Bench) -> Seen {
     for key in ["asks = \"all\"\n", "guard = \"policy\"\n"] {
         let said = Bench::refused(&pool("strict", 1, &format!("{TOOL}{key}")));
         assert!(

@@ -131,7 +131,9 @@ fn promises(effects: &[Effect]) {
                         let answer = &said["response"]["response"];
                         let hook = answer["hookSpecificOutput"]["permissionDecision"].as_str();
                         let is_of_hook = hook.is_some() || *answer == serde_json::json!({});
-                        assert!(hook.is_none_or(|decision| decision == "ask"));
+                        assert!(
+                            hook.is_none_or(|decision| decision == "ask" || decision == "deny")
+                        );
                         if is_of_hook {
                             continue;
                         }

@@ -98,7 +98,7 @@ fn a_mode_of_codex_is_a_policy_that_asks() {
     let codex = |keys: &str, expect: &str| whole(&format!("[pool.demo]\ncommand = [\"/usr/bin/codex\"]\ndialect = \"codex\"\n{keys}\n"), expect);
     codex("engine_tools = [\"read_file\"]\nlauncher = \"none\"", "engine_tools needs a sandbox of this host");
     codex("mcp_servers = [{ name = \"a.b\", command = \"x\" }]", "takes no dot in a tool server's name, found \"a.b\"");
-    codex("mcp_servers = [{ name = \"x\", type = \"sse\", route = \"openai\" }]", "reaches no tool servers by sse, and \"x\" is one");
+    codex("network = \"routes\"\nroutes = [\"openai\"]\nmcp_servers = [{ name = \"x\", type = \"sse\", route = \"openai\" }]", "reaches no tool servers by sse, and \"x\" is one");
 }
 
 #[test]

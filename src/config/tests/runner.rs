@@ -80,7 +80,7 @@ fn nobody_else_works_in_a_runners_directory_and_nothing_trusted_lies_there() {
     }
     refused("[workspace.all]\npath = \"/srv\"", "other agents work in \"/srv\"");
     let second = "launcher = \"pty\"\ndialect = \"skillpilot\"\nrunner = { dir = \"/srv/eda/x\" }";
-    refused(&format!("{other}{second}"), "other agents work in \"/srv/eda/x\"");
+    refused(&format!("{other}{second}"), "runner.dir is \"/srv/eda/x\", and other agents work in \"/srv/eda\"");
     refused(&format!("{other}file_plane = {{ dir = \"/srv/eda/plane\" }}"), "agents work in \"/srv/eda\", and could give themselves tasks here");
     // A copy of it is nobody's way in.
     let copied = format!("runner = {{ dir = \"/srv/eda\" }}\n{other}workspace = {{ path = \"/srv\", mode = \"copy\" }}");

@@ -43,6 +43,9 @@ pub(super) fn read(line: &[u8]) -> Result<Frame, String> {
     if !message.is_object() {
         return Err("a line is no JSON object".to_owned());
     }
+    if message.get("id").is_some_and(Value::is_null) {
+        return Err("an id is a number or a text".to_owned());
+    }
     let message: Message = serde_json::from_value(message)
         .map_err(|error| format!("a line is no message here: {error}"))?;
     let is_reply = message.result.is_some() || message.error.is_some();
