@@ -166,6 +166,7 @@ pub(crate) fn allowed(
         Target::Codex => {
             let result = &said["result"];
             let decides = !result["decision"].is_null()
+                && result["decision"]["denied"].is_null()
                 && !["decline", "cancel", "abort"]
                     .iter()
                     .any(|no| result["decision"] == *no);
