@@ -108,7 +108,14 @@ impl Plane {
         let is_late = open.until_us().is_some_and(|until| ended >= until);
         let word = row.and_then(|row| row.outcome.as_deref());
         let outcome = word.and_then(TaskOutcome::from_word);
-        let status = status_of(outcome, is_late);
+        // One that was cancelled before its turn was skipped, in the words of its task.
+        let was_cancelled = open.is_unwanted && outcome == Some(TaskOutcome::Skipped);
+        let ending = if was_cancelled {
+            Some(TaskOutcome::Cancelled)
+        } else {
+            outcome
+        };
+        let status = status_of(ending, is_late);
         let took = ended.saturating_sub(begun.unwrap_or(ended)) / 1000;
         let stem = name.stem().to_owned();
         let gone = "the journal has it no more, so nobody can tell what became of it; it is not worked again";
