@@ -114,8 +114,9 @@ fn copies(drill: &Drill) -> Vec<PathBuf> {
     found.map(|entry| entry.path()).collect()
 }
 
-/// Waits until that many prompts run, each in a workspace of its own; lets them go on then.
-fn meet(drill: &Drill, supervisor: &Running, sessions: usize) {
+/// Waits until that many prompts run, each in a workspace of its own; lets them go on then. Gives what
+/// they took.
+fn meet(drill: &Drill, supervisor: &Running, sessions: usize) -> String {
     let begun = || {
         let mut found = copies(drill);
         found.retain(|copy| copy.join("here").exists());
@@ -127,7 +128,7 @@ fn meet(drill: &Drill, supervisor: &Running, sessions: usize) {
     let runners: Vec<u32> = tools.iter().copied().collect();
     let memory = resident(supervisor.pid());
     let most_fds = descriptors(supervisor.pid());
-    println!(
+    let took = format!(
         "{sessions} sessions at once: {} processes in walls; the supervisor has {memory} KiB, {most_fds} descriptors",
         runners.len()
     );
@@ -141,6 +142,7 @@ fn meet(drill: &Drill, supervisor: &Running, sessions: usize) {
     for copy in begun() {
         fs::write(copy.join("go"), "").expect("written");
     }
+    took
 }
 
 #[test]
@@ -154,7 +156,7 @@ fn many_sessions_in_walls_work_at_once_each_with_a_tool_of_its_own() {
     prompts.extend((0..more).map(|number| format!("incr times; puts {number}:[pid]:$times")));
     tasks(&drill, "tasks.jsonl", &prompts);
     let mut supervisor = drill.start(&["run", "--results", "results.jsonl", "tasks.jsonl"]);
-    meet(&drill, &supervisor, sessions);
+    println!("{}", meet(&drill, &supervisor, sessions));
     let code = supervisor.wait(Duration::from_secs(120 + 10 * sessions as u64));
     assert_eq!(code, Some(0), "{}", drill.log("stderr.log"));
     let results = drill.results("results.jsonl");
