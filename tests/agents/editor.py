@@ -5,7 +5,10 @@ from acp.schema import AllowedOutcome, DeniedOutcome, RequestPermissionResponse
 cwd, steps, command = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3:]
 class Editor(Client):
     def __init__(self): self.heard, self.asked, self.answer, self.came = [], [], "allow_once", asyncio.Event()
-    async def session_update(self, session_id, update, **_): self.heard.append(update); self.came.set()
+    async def session_update(self, session_id, update, **_):
+        self.heard.append(update)
+        # A call may be shown before it is asked for.
+        if update.session_update == "agent_message_chunk": self.came.set()
     async def request_permission(self, session_id, tool_call, options, **_):
         self.asked.append(tool_call.title); self.came.set()
         if self.answer == "never": await asyncio.Event().wait()
