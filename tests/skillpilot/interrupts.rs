@@ -138,8 +138,11 @@ fn own_tool(session: &Session, options: &[&str], code: &str) -> Runner {
 /// A tool that works line by line, reads ahead, and survives an interrupt.
 const LINES: &str = r"
 import sys, time
-for line in iter(sys.stdin.readline, ''):
+while True:
     try:
+        line = sys.stdin.readline()
+        if not line:
+            break
         exec(line)
     except KeyboardInterrupt:
         pass
