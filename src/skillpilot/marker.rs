@@ -230,6 +230,32 @@ pub struct Scanner {
     held: Vec<u8>,
     /// What is held begins a line.
     at_line: bool,
+    /// The marker came without the end of its line.
+    left_open: bool,
+}
+
+/// The end of a marker's line, which a tool may write after the marker: no output of whatever comes next.
+#[derive(Debug, Default)]
+pub struct LineEnd {
+    is_awaited: bool,
+}
+
+impl LineEnd {
+    /// A marker was found.
+    pub const fn after(&mut self, scanner: &Scanner) {
+        self.is_awaited = scanner.left_open;
+    }
+
+    /// What of a piece is behind the marker's line.
+    pub fn skip<'p>(&mut self, piece: &'p [u8]) -> &'p [u8] {
+        if !self.is_awaited {
+            return piece;
+        }
+        let blanks = piece.iter().take_while(|b| **b == b'\r').count();
+        let rest = piece.get(blanks..).unwrap_or_default();
+        self.is_awaited = rest.is_empty();
+        rest.strip_prefix(b"\n").unwrap_or(rest)
+    }
 }
 
 impl Scanner {
@@ -240,6 +266,7 @@ impl Scanner {
             marker,
             held: Vec::new(),
             at_line: true,
+            left_open: false,
         }
     }
 
@@ -263,6 +290,8 @@ impl Scanner {
         let marker = self.marker.text.as_bytes();
         if let Some(at) = memmem::find(&self.held, marker) {
             out.extend(self.held.drain(..at));
+            let behind = self.held.get(marker.len()..).unwrap_or_default();
+            self.left_open = behind.iter().all(|b| *b == b'\r');
             self.held.clear();
             return true;
         }

@@ -1,5 +1,7 @@
 //! Real tools: what they print, how they end, in which order they work.
 
+use std::fs;
+
 use serde_json::json;
 
 use crate::session::{ENDLESS, Session, current};
@@ -252,4 +254,46 @@ fn a_sign_of_life_is_given_while_a_command_runs() {
     }
     assert_eq!(session.state()["phase"], "busy");
     assert!(stem.ends_with(session.state()["current_cmd_id"].as_str().expect("an id")));
+}
+
+#[test]
+fn the_end_of_a_markers_line_may_come_late() {
+    // It writes each line's end as a piece of its own, long after the line; once between two carriage returns.
+    let session = Session::new();
+    session.lay();
+    let script = session.beside("tool.py");
+    fs::write(
+        &script,
+        r#"
+import os, sys, time
+def late(text, end):
+    os.write(1, text.encode())
+    for piece in end:
+        time.sleep(0.1)
+        os.write(1, piece.encode())
+for line in iter(sys.stdin.readline, ""):
+    exec(line)
+"#,
+    )
+    .expect("a script");
+    let tool: [&str; 6] = ["/usr/bin/python3", "-I", "-S", "-u", "-B", &script.to_string_lossy()];
+    for (marker, ends) in [
+        (r#"late("{head}" "{tail}", ["\n"])"#, "its line's end"),
+        (r#"late("{head}" "{tail}", ["\r", "\r\n"])"#, "as a printer wants it"),
+    ] {
+        let session = Session::new();
+        let kind = json!({ "kind": "late" });
+        // They wait when the tool starts, so each is begun as soon as the one before it ended.
+        session.lay();
+        let said = ["print('on')", "late('\\n', ['on', '\\n'])", "late('', ['on'])"];
+        let stems: Vec<String> = (1..)
+            .zip(said)
+            .map(|(seq, payload)| session.submit_with(seq, payload, &kind))
+            .collect();
+        let _runner = session.start(&["--kind", "late", "--marker", marker], &tool);
+        let output = |at: usize| session.result(&stems[at]).output;
+        assert_eq!(output(0), "on\n", "{ends}");
+        assert_eq!(output(1), "\non\n", "{ends}");
+        assert_eq!(output(2), "on", "{ends}");
+    }
 }

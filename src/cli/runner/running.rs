@@ -120,6 +120,15 @@ impl Running {
         answered
     }
 
+    /// The marker that ended it.
+    pub(super) fn ended_by(&self) -> &Scanner {
+        let answer = self
+            .ending
+            .as_ref()
+            .and_then(|ending| ending.answer.as_ref());
+        answer.unwrap_or(&self.scanner)
+    }
+
     fn keep(&mut self, out: &[u8]) {
         if out.is_empty() {
             return;

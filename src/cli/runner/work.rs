@@ -28,7 +28,7 @@ use super::record::{Record, now};
 use super::running::{Running, Why, result};
 use super::terminal::Tool;
 use super::watch::{Happened, Watch};
-use crate::skillpilot::marker::{Marker, PREFIX, Scanner};
+use crate::skillpilot::marker::{LineEnd, Marker, PREFIX, Scanner};
 use crate::skillpilot::{
     COMMAND_BYTES, CommandName, MarkerMode, MarkerSpec, Phase, ResultFile, Stats, Status, Stop,
     read_command,
@@ -65,6 +65,7 @@ struct Work {
     queue: BTreeSet<CommandName>,
     tool: Option<Tool>,
     listens: Listens,
+    line_end: LineEnd,
     /// Why there is no tool.
     failed: Option<String>,
     /// A tool has listened, once.
@@ -126,6 +127,7 @@ pub(super) fn run(path: &Path, orders: Orders) -> Result<(), String> {
         queue: BTreeSet::new(),
         tool: None,
         listens: Listens::Gone,
+        line_end: LineEnd::default(),
         failed: None,
         has_listened: false,
         has_told: false,

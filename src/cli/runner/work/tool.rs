@@ -7,7 +7,7 @@ use serde_json::json;
 use super::super::running::Why;
 use super::super::terminal::Tool;
 use super::{Listens, PIECES, STARTING, Work, marker_seen, own_marker};
-use crate::skillpilot::marker::Scanner;
+use crate::skillpilot::marker::{LineEnd, Scanner};
 use crate::skillpilot::{Phase, Status};
 
 impl Work {
@@ -85,6 +85,7 @@ impl Work {
                 self.record
                     .note(&self.dir, "tool_started", json!({ "pid": tool.pid() }));
                 self.tool = Some(tool);
+                self.line_end = LineEnd::default();
                 let marker = own_marker("starts");
                 let line = self.orders.template.line(&marker);
                 let init = self.orders.init.clone().unwrap_or_default();
@@ -124,8 +125,10 @@ impl Work {
 
     pub(super) fn wrote(&mut self, piece: &[u8]) {
         self.record.wrote(&self.dir, piece);
+        let piece = self.line_end.skip(piece);
         if let Listens::Soon(scanner, _) = &mut self.listens {
             if scanner.feed(piece, &mut Vec::new()) {
+                self.line_end.after(scanner);
                 self.listens = Listens::Yes;
                 self.has_listened = true;
                 self.phase(Phase::Idle);
@@ -136,6 +139,7 @@ impl Work {
             return;
         };
         if running.wrote(piece) {
+            self.line_end.after(running.ended_by());
             let why = running
                 .ending
                 .take()
