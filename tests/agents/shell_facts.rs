@@ -3,7 +3,6 @@
 //! down the arguments that it was really given.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use serde_json::Value;
@@ -11,6 +10,7 @@ use serde_json::Value;
 use crate::bench::{Model, PATIENCE, alone, in_copy, result, said, start};
 use crate::codex::SERVER;
 use crate::drill::Drill;
+use crate::drill::programs::install;
 use crate::five::{CLAUDE, CODEX, GEMINI, HERMES, Kind, OPENCODE, drill};
 
 /// Allows the program, and what must stand before it where an agent asks for nothing else.
@@ -276,8 +276,7 @@ fn runs_what_was_judged(kind: &Kind) {
     let drill = drill(kind, &model);
     fs::write(drill.path("rehearsal.toml"), POLICY).expect("a policy");
     let dump = drill.workspace().join("dump");
-    fs::write(&dump, DUMP).expect("the program");
-    fs::set_permissions(&dump, fs::Permissions::from_mode(0o755)).expect("a mode");
+    install(&dump, DUMP.as_bytes());
     // Hermes asks for what it holds to be dangerous and for nothing else.
     let before = if kind.asks { "" } else { "rm -rf ./gone\n" };
     let cases = cases();

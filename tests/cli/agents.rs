@@ -1,12 +1,13 @@
 //! `agents`: what this host has, and a configuration to begin with.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Output};
 
 use serde_json::Value;
 use tempfile::TempDir;
+
+use crate::drill::programs;
 
 /// The program in a directory of its own, with nothing around it but the system's programs.
 fn marshal(dir: &Path, path: &str, args: &[&str]) -> Output {
@@ -30,9 +31,8 @@ fn scratch() -> TempDir {
 /// A program of this name that says its version.
 fn install(dir: &Path, name: &str) {
     fs::create_dir_all(dir).expect("a directory");
-    let file = dir.join(name);
-    fs::write(&file, "#!/bin/sh\necho \"agent 9.8.7\"\n").expect("a program");
-    fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).expect("chmod");
+    let text = b"#!/bin/sh\necho \"agent 9.8.7\"\n";
+    programs::install(&dir.join(name), &text[..]);
 }
 
 fn out(output: &Output) -> String {

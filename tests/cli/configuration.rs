@@ -10,6 +10,7 @@ use std::process::{Command, Stdio};
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::drill::programs::install;
 use crate::drill::{Drill, NOBODY, Ran};
 use crate::{POOL, exits};
 
@@ -318,7 +319,10 @@ fn a_binary_with_borrowed_rights_refuses_to_run() {
     assert!(rustix::process::geteuid().is_root(), "this test needs root");
     let place = Place::new(GOOD);
     let copy = place.path("marshal");
-    fs::copy(env!("CARGO_BIN_EXE_marshal"), &copy).expect("a copy");
+    install(
+        &copy,
+        fs::File::open(env!("CARGO_BIN_EXE_marshal")).expect("the program"),
+    );
     let by_nobody = || {
         let output = Command::new("setpriv")
             .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
@@ -332,7 +336,6 @@ fn a_binary_with_borrowed_rights_refuses_to_run() {
             String::from_utf8_lossy(&output.stderr).into_owned(),
         )
     };
-    chmod(&copy, 0o755);
     assert_eq!(by_nobody().0, Some(0), "{:?}", by_nobody());
     for mode in [0o4755, 0o2755] {
         chmod(&copy, mode);

@@ -10,6 +10,9 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tempfile::TempDir;
 
+#[path = "../support/programs.rs"]
+pub(crate) mod programs;
+
 /// An unprivileged uid for tests: nobody.
 pub(crate) const NOBODY: u32 = 65534;
 

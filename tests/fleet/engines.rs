@@ -3,11 +3,11 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use crate::drill::programs::install;
 use crate::drill::{Drill, descendants, eventually, is_alive};
 use crate::engine_support as engines;
 
@@ -243,8 +243,7 @@ fn with_engine(script: &str, image: &str) -> Drill {
     fs::create_dir(&bin).expect("bin");
     if !script.is_empty() {
         let podman = bin.join("podman");
-        fs::write(&podman, format!("#!/bin/sh\n{script}\n")).expect("podman");
-        fs::set_permissions(&podman, fs::Permissions::from_mode(0o755)).expect("podman");
+        install(&podman, format!("#!/bin/sh\n{script}\n").as_bytes());
     }
     drill
 }

@@ -15,6 +15,7 @@ use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use serde_json::Value;
 
 use crate::asks::{LONG, answer, client, daemon, good, id, pool, result, waiting};
+use crate::drill::programs::install;
 use crate::drill::{Drill, eventually, metric, processes};
 use crate::provider::{Got, Provider, Talk, whole};
 
@@ -390,7 +391,10 @@ fn an_ask_that_is_written_to_fool_is_told_harmlessly() {
 /// A drill whose hook is a shell script.
 fn running(script: &str, more: &str) -> Drill {
     let drill = Drill::new(&pool("scaiflux", ""));
-    put(&drill, "tell", &format!("#!/bin/sh\n{script}"), 0o755);
+    install(
+        &drill.path("tell"),
+        format!("#!/bin/sh\n{script}").as_bytes(),
+    );
     let hook = format!(
         "[hook.ops]\ncommand = [{:?}, \"a b\", \"$X\"]\n{more}\n",
         drill.path("tell").display().to_string()
@@ -519,7 +523,7 @@ fn a_command_that_may_work_later_is_run_again_and_one_that_fails_is_not() {
 #[test]
 fn an_ordinary_users_hook_runs_too_and_a_second_signal_waits_for_none() {
     let drill = Drill::of_nobody(&pool("scaiflux", ""));
-    put(&drill, "tell", "#!/bin/sh\n/bin/sleep 15\n", 0o755);
+    install(&drill.path("tell"), &b"#!/bin/sh\n/bin/sleep 15\n"[..]);
     let mut text = fs::read_to_string(drill.config()).expect("supervisor.toml");
     let tell = drill.path("tell").display().to_string();
     let hook = format!("[hook.ops]\ncommand = [{tell:?}]\ntimeout = \"1m\"\n");

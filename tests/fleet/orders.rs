@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use crate::drill::programs::install;
 use crate::drill::{Drill, NOBODY, count, eventually, metric};
 
 fn pool(more: &str) -> String {
@@ -327,14 +328,11 @@ fn a_hostile_repository_runs_nothing_before_the_agent() {
         let project = drill.workspace();
         let witness = drill.path("witness");
         let program = drill.path("program.sh");
-        fs::write(
-            &program,
-            format!(
-                "#!/bin/sh\nid > {}\nid > /tmp/witness-$PPID\n",
-                witness.display()
-            ),
-        )
-        .expect("program");
+        let text = format!(
+            "#!/bin/sh\nid > {}\nid > /tmp/witness-$PPID\n",
+            witness.display()
+        );
+        install(&program, text.as_bytes());
         let git = |args: &[&str]| {
             let mut git = Command::new("git");
             git.args(["-c", "user.name=x", "-c", "user.email=x@x"])
@@ -343,8 +341,6 @@ fn a_hostile_repository_runs_nothing_before_the_agent() {
             assert!(output.status.success(), "{args:?}: {output:?}");
             String::from_utf8_lossy(&output.stdout).trim().to_owned()
         };
-        let chmod = Command::new("chmod").arg("755").arg(&program).status();
-        assert!(chmod.expect("chmod").success());
         git(&["init", "-q"]);
         git(&["add", "-A"]);
         git(&["commit", "-q", "-m", "x"]);

@@ -9,6 +9,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
+use crate::drill::programs::install;
 use crate::drill::{Drill, Ran};
 
 const POOL: &str = r#"
@@ -83,8 +84,7 @@ fn plant(source: &Path, proof: &Path) {
     fs::set_permissions(proof, fs::Permissions::from_mode(0o777)).expect("proof");
     let program = source.join("planted.sh");
     let text = format!("#!/bin/sh\nid -u > {}/$$\ncat\n", proof.display());
-    fs::write(&program, text).expect("program");
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("program");
+    install(&program, text.as_bytes());
     let program = program.to_str().expect("UTF-8");
     for key in [
         "core.fsmonitor",
@@ -109,7 +109,7 @@ fn plant(source: &Path, proof: &Path) {
     ] {
         let hook = source.join(".git/hooks").join(hook);
         fs::create_dir_all(hook.parent().expect("hooks")).expect("hooks");
-        fs::copy(program, &hook).expect("hook");
+        install(&hook, fs::File::open(program).expect("program"));
     }
     let included = source.join("included");
     fs::write(&included, format!("[core]\n\tsshCommand = {program}\n")).expect("included");

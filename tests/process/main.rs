@@ -15,6 +15,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
 #[path = "../support/children.rs"]
 #[allow(dead_code, reason = "shared with other test binaries")]
 mod children;
+use children::programs::install;
 use children::{
     Place, alive, below, is_alive, is_root, plain, profile, run, spawner, until, walled,
 };
@@ -427,7 +428,7 @@ async fn nothing_outlives_a_supervisor_killed_while_it_starts_children() {
     }
     let place = Place::new();
     let own = place.path("marshal-of-this-test");
-    std::fs::copy(children::marshal(), &own).unwrap();
+    install(&own, std::fs::File::open(children::marshal()).unwrap());
     let helpers = || -> Vec<u32> {
         let runs_own =
             |pid: &u32| std::fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe == own);
@@ -450,11 +451,14 @@ async fn nothing_outlives_a_supervisor_killed_while_it_starts_children() {
             .stdout(Stdio::null())
             .spawn()
             .unwrap();
-        until(GONE, "the first helper is there", || !helpers().is_empty()).await;
+        until(GONE * 15, "the first helper is there", || {
+            !helpers().is_empty()
+        })
+        .await;
         tokio::time::sleep(Duration::from_micros(round * 700)).await;
         supervisor.kill().unwrap();
         supervisor.wait().unwrap();
-        until(GONE, "all are gone", || {
+        until(GONE * 5, "all are gone", || {
             helpers().is_empty() && alive(&format!("orphan-{token}")).is_empty()
         })
         .await;

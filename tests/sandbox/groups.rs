@@ -10,6 +10,7 @@ use marshal::launch::run_to_end;
 use marshal::model::{ExitStatus, GroupLimits, LimitBackend};
 use tokio::io::AsyncReadExt as _;
 
+use crate::children::programs::install;
 use crate::children::{self, Place, USER, is_alive, is_root, plain, spawner, until, walled};
 use crate::limits::{GLUTTON, MIB, groups_of, held, left_of, limited, line, over};
 
@@ -254,8 +255,7 @@ async fn groups_that_were_handed_to_an_ordinary_user_hold_its_children() {
     fs::set_permissions(dir.path(), open).unwrap();
     let copy = |from: &Path, name: &str| {
         let to = dir.path().join(name);
-        fs::copy(from, &to).unwrap();
-        fs::set_permissions(&to, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        install(&to, fs::File::open(from).unwrap());
         to
     };
     let tests = copy(&std::env::current_exe().unwrap(), "tests");

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use marshal::model::GroupLimits;
 use marshal::sandbox::workspace::Overlay;
 
+use crate::children::programs::install;
 use crate::children::{self, Place, is_alive, is_root, profile, spawner, walled};
 use crate::limits::{MIB, left_of, limited};
 use crate::overlay::{Over, session};
@@ -90,9 +91,10 @@ impl Ground {
         let programs = dir.path().join("programs");
         fs::create_dir(&programs).unwrap();
         let marshal = programs.join("marshal");
-        fs::copy(children::marshal(), &marshal).unwrap();
+        let copy = |from, to: &Path| install(to, fs::File::open(from).unwrap());
+        copy(children::marshal(), &marshal);
         if drill.has_shim {
-            fs::copy(children::shim(), programs.join("marshal-shim")).unwrap();
+            copy(children::shim(), &programs.join("marshal-shim"));
         }
         let killer = compiled(dir.path());
         Self {

@@ -7,6 +7,7 @@ use marshal::config;
 use marshal::launch::{self, LaunchPlan, RunError, SpawnError, Stage};
 use marshal::sandbox;
 
+use crate::children::programs::install;
 use crate::children::{self, Place, alive, ids, is_root, profile, spawner, walled};
 
 #[tokio::test]
@@ -28,7 +29,7 @@ async fn without_user_namespaces_the_start_fails_and_says_so() {
     let dir = tempfile::tempdir_in("/tmp").unwrap();
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let exe = dir.path().join("marshal");
-    fs::copy(children::marshal(), &exe).unwrap();
+    install(&exe, fs::File::open(children::marshal()).unwrap());
     let output = command
         .args([
             "unshare",

@@ -1,11 +1,12 @@
 //! What the agent sees of the host, and what it can change: root, mounts, `/proc`, `/etc`, `/tmp`.
 
 use std::fs;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::MetadataExt;
 
 use marshal::config::{self, ProcMode};
 use marshal::launch::{self, Spawner};
 
+use crate::children::programs::install;
 use crate::children::{self, Place, ids, is_root, profile, run, says, walled};
 
 #[tokio::test]
@@ -148,8 +149,7 @@ async fn root_needs_no_way_to_its_binary_for_the_slots_user() {
     let (place, profile) = (Place::new(), profile());
     // The temporary directory is 0700 and root's.
     let hidden = place.path("marshal");
-    fs::copy(children::marshal(), &hidden).unwrap();
-    fs::set_permissions(&hidden, fs::Permissions::from_mode(0o755)).unwrap();
+    install(&hidden, fs::File::open(children::marshal()).unwrap());
     let spawner = Spawner::with_executable(hidden).unwrap();
     let plan = walled(
         &place.request(&profile),

@@ -276,16 +276,30 @@ for line in iter(sys.stdin.readline, ""):
 "#,
     )
     .expect("a script");
-    let tool: [&str; 6] = ["/usr/bin/python3", "-I", "-S", "-u", "-B", &script.to_string_lossy()];
+    let tool: [&str; 6] = [
+        "/usr/bin/python3",
+        "-I",
+        "-S",
+        "-u",
+        "-B",
+        &script.to_string_lossy(),
+    ];
     for (marker, ends) in [
         (r#"late("{head}" "{tail}", ["\n"])"#, "its line's end"),
-        (r#"late("{head}" "{tail}", ["\r", "\r\n"])"#, "as a printer wants it"),
+        (
+            r#"late("{head}" "{tail}", ["\r", "\r\n"])"#,
+            "as a printer wants it",
+        ),
     ] {
         let session = Session::new();
         let kind = json!({ "kind": "late" });
         // They wait when the tool starts, so each is begun as soon as the one before it ended.
         session.lay();
-        let said = ["print('on')", "late('\\n', ['on', '\\n'])", "late('', ['on'])"];
+        let said = [
+            "print('on')",
+            "late('\\n', ['on', '\\n'])",
+            "late('', ['on'])",
+        ];
         let stems: Vec<String> = (1..)
             .zip(said)
             .map(|(seq, payload)| session.submit_with(seq, payload, &kind))

@@ -14,6 +14,10 @@ use marshal::launch::{Finished, LaunchPlan, RunError, Spawner, Walls, run_to_end
 use marshal::model::GroupLimits;
 use marshal::sandbox::{self, Ids, Tree, WallsRequest};
 use marshal::wire::shim::Access;
+use programs::install;
+
+#[path = "programs.rs"]
+pub(crate) mod programs;
 
 /// The uid of a slot in the tests; nobody's on this host.
 pub(crate) const SLOT_UID: u32 = 2_000_100;
@@ -238,8 +242,7 @@ pub(crate) fn again_as_ordinary_user(this: &str) {
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let copy = |from: &Path, name: &str| {
         let to = dir.path().join(name);
-        fs::copy(from, &to).unwrap();
-        fs::set_permissions(&to, fs::Permissions::from_mode(0o755)).unwrap();
+        install(&to, fs::File::open(from).unwrap());
         to
     };
     let tests = copy(&std::env::current_exe().unwrap(), "tests");

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 
+use crate::children::programs::install;
 use crate::children::{self, USER, is_root};
 
 /// The prober's sources, so that a copy of this test binary has them too.
@@ -196,8 +197,7 @@ impl Arena {
         ] {
             if let Some(name) = binary.file_name().filter(|_| binary.exists()) {
                 let copy = arena.path("bin").join(name);
-                fs::copy(&binary, &copy).unwrap();
-                fs::set_permissions(&copy, fs::Permissions::from_mode(0o755)).unwrap();
+                install(&copy, fs::File::open(&binary).unwrap());
             }
         }
         if is_root() && who == Who::User {
@@ -216,8 +216,7 @@ impl Arena {
         for file in ["file", "other"] {
             fs::write(dir.join(file), "as it was\n").unwrap();
         }
-        fs::copy(prober(), dir.join("prober")).unwrap();
-        fs::set_permissions(dir.join("prober"), fs::Permissions::from_mode(0o755)).unwrap();
+        install(&dir.join("prober"), fs::File::open(prober()).unwrap());
     }
 
     /// What looks like a repository.

@@ -5,12 +5,12 @@
 //! task. The control is git itself, run on the tree by whoever owns it.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use super::arena::{Arena, Who};
 use crate::children::is_root;
+use crate::children::programs::install;
 
 /// Configuration by which git starts a program.
 const PROGRAMS: [&str; 10] = [
@@ -49,8 +49,7 @@ fn program(path: &Path, mark: &Path, name: &str) {
         "#!/bin/sh\necho {name} $(id -u) >> '{}'\ncat\n",
         mark.display()
     );
-    fs::write(path, text).unwrap();
-    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+    install(path, text.as_bytes());
 }
 
 /// A repository in which everything is planted.
