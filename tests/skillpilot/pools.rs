@@ -75,6 +75,39 @@ fn a_prompt_is_worked_by_a_tool_at_a_terminal_in_walls() {
     assert!(drill.agents().is_empty(), "a tool is left");
 }
 
+/// The pool in the page that begins so.
+fn documented(begin: &str) -> String {
+    let page = include_str!("../../docs/skillpilot.md");
+    let at = page.find(begin).expect("it is documented");
+    let (example, _) = page[at..].split_once("```").expect("its end");
+    example.replace("path = \".\"", "path = \"project\"")
+}
+
+#[test]
+fn the_documented_tool_of_ones_own_works() {
+    let js =
+        documented("[pool.js]").replace("[pool.js.runner]", "session = \"slot\"\n[pool.js.runner]");
+    let drill = Drill::new(&js);
+    let results = run(
+        &drill,
+        &[
+            "let kept = 6\nfor (const i of [1, 2])\n  console.log(i)\nkept * 7",
+            "console.log(kept)\nif (",
+            "const fs = require('fs')",
+            "console.log(`<${kept}>`, typeof fs.readFileSync)",
+        ],
+    );
+    let answers: Vec<_> = results.iter().map(answer).collect();
+    assert_eq!(answers[0], "1\n2\n42\n", "{results:?}");
+    assert!(answers[1].contains("SyntaxError"), "{results:?}");
+    // What cannot be parsed is not begun, and leaves nothing behind.
+    assert!(!answers[1].starts_with('6'), "{results:?}");
+    assert_eq!(answers[2..], ["", "<6> function\n"], "{results:?}");
+    let runs_in_tcl = documented("[pool.eda]");
+    let results = run(&Drill::new(&runs_in_tcl), &["puts [expr {6 * 7}]"]);
+    assert_eq!(answer(&results[0]), "42\n", "{results:?}");
+}
+
 #[test]
 fn one_tool_works_the_prompts_of_a_slot_and_ends_are_told_as_they_are() {
     let more = "session = \"slot\"\nrunner = { timeout = \"10s\" }\n";
