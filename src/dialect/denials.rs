@@ -29,11 +29,6 @@ impl Denials {
         self.lines.push(line);
     }
 
-    /// The words before the next prompt, each line marked as a remark; none if nothing was denied.
-    pub(super) fn take(&mut self) -> Option<String> {
-        std::mem::take(self).words()
-    }
-
     /// Puts back what a prompt was to tell that was never taken.
     pub(super) fn told_in_vain(&mut self, earlier: Self) {
         let later = std::mem::replace(self, earlier);
@@ -47,7 +42,7 @@ impl Denials {
         self.more += later.more;
     }
 
-    /// The same, kept.
+    /// The words before the next prompt, each line marked as a remark; none if nothing was denied.
     pub(super) fn words(&self) -> Option<String> {
         let (lines, more) = (&self.lines, self.more);
         if lines.is_empty() {

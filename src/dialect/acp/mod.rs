@@ -145,6 +145,8 @@ pub struct Acp {
     calls: Calls,
     client: Client,
     denials: Denials,
+    /// Those that the prompt tells of which nothing came yet.
+    telling: Denials,
     /// Lines that were no messages.
     bad_lines: u32,
     /// Requests that were denied because too many were open.
@@ -235,6 +237,8 @@ impl Dialect for Acp {
     }
 
     fn untold(&mut self) -> Denials {
+        let telling = std::mem::take(&mut self.telling);
+        self.denials.told_in_vain(telling);
         std::mem::take(&mut self.denials)
     }
 }
@@ -324,6 +328,10 @@ impl Acp {
 
     /// The turn's end.
     fn prompted(&mut self, outcome: Result<&RawValue, ErrorReply>, line: &[u8], out: &mut Effects) {
+        let telling = std::mem::take(&mut self.telling);
+        if outcome.is_err() {
+            self.denials.told_in_vain(telling);
+        }
         let end = match outcome {
             Ok(result) => {
                 let read = members::<message::Prompted<'_>>(result);
@@ -375,6 +383,7 @@ impl Acp {
     fn turn_goes_on(&mut self, out: &mut Effects) -> bool {
         if let Turn::Sent(id) = self.turn {
             self.turn = Turn::Running(id);
+            self.telling = Denials::default();
             out.push(Effect::Event(Event::TurnStarted { turn: None }));
         }
         self.turn != Turn::None

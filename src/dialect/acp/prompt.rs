@@ -14,7 +14,8 @@ impl Acp {
             return;
         };
         self.replay.is_over = true;
-        let denials = self.denials.take();
+        self.telling = std::mem::take(&mut self.denials);
+        let denials = self.telling.words();
         let id = self.fresh_id();
         self.turn = Turn::Sent(id);
         let mut blocks = Vec::with_capacity(attached.len() + 2);

@@ -19,6 +19,7 @@ mod events;
 mod filling;
 mod reading;
 mod said;
+mod turn;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -28,10 +29,7 @@ use std::time::Instant;
 use serde_json::value::RawValue;
 
 use super::asks::{Asks, Ids};
-use super::{
-    Attachment, Command, Denials, Dialect, Effect, Effects, Fault, Input, Opening, Refused,
-    bad_line,
-};
+use super::{Command, Denials, Dialect, Effect, Effects, Fault, Input, Opening, Refused, bad_line};
 use crate::config::DialectTable;
 use crate::config::dialect_table::{Hole, RuleEvent, Template, Unanswered};
 use crate::limits;
@@ -137,6 +135,8 @@ pub struct Custom {
     /// It is to go on with that one.
     resuming: bool,
     denials: Denials,
+    /// Those that the turn's prompt tells.
+    telling: Denials,
     /// Lines that were no messages.
     bad_lines: u32,
     /// Requests that were denied because too many were open.
@@ -251,6 +251,7 @@ impl Dialect for Custom {
     fn tick(&mut self, _now: Instant, _out: &mut Effects) {}
 
     fn untold(&mut self) -> Denials {
+        self.told(self.turn == Turn::None);
         std::mem::take(&mut self.denials)
     }
 }
@@ -389,46 +390,6 @@ impl Custom {
         [(Hole::Session, session), (Hole::Workspace, &self.workspace)]
     }
 
-    fn prompt(&mut self, plan: &Plan, text: &Foreign, files: &[Attachment], out: &mut Effects) {
-        let told = self.denials.take();
-        let text = told.map_or_else(
-            || text.raw().to_owned(),
-            |told| format!("{told}{}", text.raw()),
-        );
-        let mut all = vec![(Hole::Prompt, text.as_str())];
-        all.extend(self.known());
-        let filling = Filling {
-            texts: &all,
-            attached: plan.table.attached.as_ref().map(|each| (each, files)),
-            ..Filling::default()
-        };
-        out.push(Effect::Write(filling::line(&plan.table.prompt, &filling)));
-        self.last.by_error = false;
-        self.usage = Usage::default();
-        self.turn = Turn::Sent;
-        self.is_taken = false;
-        if !plan.starts_turns {
-            self.turn = Turn::Running(None);
-            out.push(Effect::Event(Event::TurnStarted { turn: None }));
-        }
-    }
-
-    /// Ends the running turn from our side. Nothing to do if none runs, or if that was said.
-    fn cancel(&mut self, table: &DialectTable, out: &mut Effects) {
-        if self.turn == Turn::None || self.cancelling {
-            return;
-        }
-        self.cancelling = true;
-        self.give_up_asks(table, "the turn is cancelled", out);
-        self.interrupt(table, out);
-    }
-
-    fn interrupt(&self, table: &DialectTable, out: &mut Effects) {
-        if let Some(template) = &table.cancel {
-            self.say(template, &[], out);
-        }
-    }
-
     /// Says goodbye, once.
     fn leave(&mut self, table: &DialectTable, out: &mut Effects) {
         if std::mem::replace(&mut self.leaving, true) {
@@ -516,27 +477,6 @@ impl Custom {
         let open = reading::name_of(id).and_then(|name| self.asks.close(&name));
         out.extend(open.map(|(key, _)| Effect::Withdrawn(key)));
         self.deny(table, id, reason, out);
-    }
-
-    fn end_turn(&mut self, end: Ended, out: &mut Effects) {
-        self.withdraw(out);
-        let named = match std::mem::take(&mut self.turn) {
-            Turn::Running(id) => id,
-            Turn::None | Turn::Sent => None,
-        };
-        self.last.id = named.or(end.turn);
-        let asked = std::mem::take(&mut self.cancelling);
-        let used = std::mem::take(&mut self.usage);
-        let outcome = match end.outcome {
-            TurnOutcome::Failed if asked => TurnOutcome::Cancelled,
-            outcome => outcome,
-        };
-        out.push(Effect::Event(Event::TurnEnded {
-            outcome,
-            stop_reason: end.stop_reason,
-            usage: end.usage.unwrap_or(used),
-            detail: end.detail,
-        }));
     }
 
     fn too_early(&mut self, out: &mut Effects) {

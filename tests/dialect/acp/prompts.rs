@@ -6,11 +6,11 @@ use std::sync::Arc;
 use marshal::config::{
     Acp, DialectName, McpServer, PermissionReply, Reach, ServerKind, TellDenials,
 };
-use marshal::dialect::{Attachment, Command, Effect, Fault, Opening};
+use marshal::dialect::{Attachment, Command, Denials, Effect, Fault, Opening};
 use serde_json::{Value, json};
 
 use super::talk_with;
-use crate::script::{Conversation, played};
+use crate::script::{Conversation, play, played};
 
 fn said(talk: &Conversation, method: &str) -> Vec<Value> {
     let lines = talk
@@ -105,6 +105,39 @@ fn a_denial_is_told_before_the_next_prompt_once_unless_nobody_wants_that() {
             json!([text("three")])
         ]
     );
+}
+
+#[test]
+fn a_denial_whose_prompt_was_not_taken_is_told_before_the_next_one() {
+    let denied = format!(
+        "> prompt one\n{ASK}\n> deny 7 not\n< {{\"id\":3,\"result\":{{\"stopReason\":\"end_turn\"}}}}\n> prompt two\n"
+    );
+    let rejected = r#"< {"id":4,"error":{"code":-32000,"message":"no"}}"#;
+    let taken = r#"< {"method":"session/update","params":{"sessionId":"s-1","update":{"sessionUpdate":"agent_message_chunk","content":{"type":"text","text":"x"}}}}"#;
+    let prompts = |more: &str| {
+        let mut talk = opened(talk_with(Acp::default()), "");
+        let _ = play(&mut talk, &format!("{denied}{more}"));
+        let blocks = |said: &Value| said["params"]["prompt"].as_array().map_or(0, Vec::len);
+        let blocks: Vec<_> = said(&talk, "session/prompt").iter().map(blocks).collect();
+        (blocks, talk.untold() != Denials::default())
+    };
+    for (more, told, is_untold) in [
+        (String::new(), vec![1, 2], true),
+        ("< EOF".to_owned(), vec![1, 2], true),
+        (format!("{taken}\n< EOF"), vec![1, 2], false),
+        (
+            format!("{rejected}\n> prompt three\n{taken}"),
+            vec![1, 2, 2],
+            false,
+        ),
+        (
+            format!("{taken}\n{rejected}\n> prompt three"),
+            vec![1, 2, 1],
+            false,
+        ),
+    ] {
+        assert_eq!(prompts(&more), (told, is_untold), "{more}");
+    }
 }
 
 #[test]

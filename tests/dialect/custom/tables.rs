@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use marshal::config::DialectName;
-use marshal::dialect::{Attachment, Command, Effect, Fault, Input, Opening, build};
+use marshal::dialect::{Attachment, Command, Denials, Effect, Fault, Input, Opening, build};
 use marshal::limits;
 use marshal::model::Answer;
 
 use super::{check, check_opened, opening, table};
-use crate::script::{Conversation, named};
+use crate::script::{Conversation, named, play};
 
 /// The least that a table can say.
 const LEAST: &str = r#"
@@ -124,6 +124,49 @@ fn the_input_that_is_allowed_comes_back_as_it_was_asked() {
            write {"say":"# Before this prompt, these requests of yours were denied:\n# - bash: not now\nnext"}
            turn started -"##,
     );
+}
+
+#[test]
+fn a_denial_whose_prompt_was_not_taken_is_told_before_the_next_one() {
+    let table =
+        format!("{ASKS}\n[[on]]\ntype = \"error\"\nevent = \"error\"\nmessage = \"message\"\n");
+    let denied = r#"> prompt one
+        < {"type":"may","n":7,"call":{"name":"bash"}}
+        > deny 7 not
+        < {"type":"done","why":"fine"}
+        > prompt two"#;
+    let rejected = r#"< {"type":"error","message":"no"}"#;
+    let taken = r#"< {"type":"may","n":8,"call":{"name":"bash"}}"#;
+    for (more, told, is_untold) in [
+        (String::new(), vec![false, true], true),
+        ("< EOF".to_owned(), vec![false, true], true),
+        (format!("{taken}\n< EOF"), vec![false, true], false),
+        (
+            format!("{rejected}\n> prompt three\n{taken}"),
+            vec![false, true, true],
+            false,
+        ),
+        (
+            format!("{taken}\n< {{\"type\":\"done\",\"why\":\"fine\"}}\n> prompt three"),
+            vec![false, true, false],
+            false,
+        ),
+        (
+            "< {\"type\":\"done\",\"why\":\"fine\"}".to_owned(),
+            vec![false, true],
+            false,
+        ),
+    ] {
+        let mut talk = Conversation::opened(DialectName::Custom, &opening(&table));
+        let _ = play(&mut talk, &format!("{denied}\n{more}"));
+        let prompts = talk
+            .written()
+            .into_iter()
+            .filter(|line| line.contains("\"say\""));
+        let tells: Vec<_> = prompts.map(|line| line.contains("were denied")).collect();
+        assert_eq!(tells, told, "{more}");
+        assert_eq!(talk.untold() != Denials::default(), is_untold, "{more}");
+    }
 }
 
 #[test]
