@@ -322,7 +322,7 @@ pub(super) fn problem(status: StatusCode, detail: &str) -> Response {
 /// [`limits::HTTP_BODY_BYTES`].
 const BODIES: &[(&str, u64)] = &[
     ("/api/v1/sessions/", limits::CHAT_BODY_BYTES as u64),
-    ("/api/v1/workspaces/", limits::CHAT_BODY_BYTES as u64),
+    ("/api/v1/workspaces/", limits::HTTP_PUT_BODY_BYTES),
 ];
 
 /// No page takes a body larger than its bound: one, or one of unknown length, is refused unread.

@@ -87,6 +87,12 @@ pub const CERTIFICATE_BYTES: u64 = 1 << 20;
 /// [`super::STORE_CONTENT_BYTES`] a few times over.
 pub const HTTP_FILES: usize = 4;
 
+/// Bytes of a file that a client writes whole.
+pub const HTTP_PUT_BYTES: usize = 1 << 20;
+
+/// Bytes of such a request's body: the largest file in base64, or a text with a newline in every other place.
+pub const HTTP_PUT_BODY_BYTES: u64 = 2 * HTTP_PUT_BYTES as u64;
+
 /// Bytes of contents of files that clients asked for and have not taken yet: four of the largest in
 /// JSON.
 pub const HTTP_FILES_BYTES: usize = 8 * super::STORE_CONTENT_BYTES + (4 << 20);

@@ -25,7 +25,7 @@ default = "allow"
 "#;
 
 /// Chats whose agents write the registered workspace itself.
-fn drill(before: &str) -> Drill {
+pub(crate) fn drill(before: &str) -> Drill {
     let drill = Drill::new(&format!(
         r#"
 {before}
@@ -62,7 +62,7 @@ file = "open.toml"
     drill
 }
 
-const FILES: &str = "/api/v1/workspaces/main/files";
+pub(crate) const FILES: &str = "/api/v1/workspaces/main/files";
 const HISTORY: &str = "/api/v1/workspaces/main/history";
 const RESTORE: &str = "/api/v1/workspaces/main/restore";
 

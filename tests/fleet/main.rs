@@ -55,6 +55,7 @@ mod file_plane_kept;
 mod file_plane_odd;
 mod file_plane_travel;
 mod files;
+mod files_put;
 mod first_run;
 mod full_disk;
 mod hooks;

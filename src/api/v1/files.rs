@@ -5,8 +5,9 @@
 
 use axum::http::StatusCode;
 use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
-use serde::{Deserialize, Serialize};
+use base64::alphabet::STANDARD as STANDARD_ALPHABET;
+use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig, STANDARD};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::call::Call;
 use super::fault::Fault;
@@ -14,7 +15,7 @@ use super::views::{List, shown, time};
 use super::{Answer, Desk};
 use crate::config::Approver;
 use crate::fleet::{FileWrite, FilesError, HandError, Parents};
-use crate::limits::STORE_PAGE;
+use crate::limits::{HTTP_PUT_BYTES, STORE_PAGE};
 use crate::model::WorkspaceName;
 use crate::store::{Author, AuthorKind, Base, Diff, Held, Origin, StoreError, Version};
 
@@ -93,14 +94,46 @@ struct DiffView {
     cut: bool,
 }
 
-/// Characters of a file that a client puts, as the document says; its body has `HTTP_BODY_BYTES`.
-const CONTENT_CHARS: usize = 60_000;
+/// Any base64 that the document's pattern lets through.
+const LENIENT: GeneralPurpose = GeneralPurpose::new(
+    &STANDARD_ALPHABET,
+    GeneralPurposeConfig::new().with_decode_allow_trailing_bits(true),
+);
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Put {
-    content: String,
+    #[serde(default, deserialize_with = "text")]
+    content: Option<String>,
+    #[serde(default, deserialize_with = "text")]
+    base64: Option<String>,
     base: Option<u64>,
+}
+
+/// What is given is a text, never null.
+fn text<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
+    String::deserialize(from).map(Some)
+}
+
+impl Put {
+    fn bytes(self) -> Result<Vec<u8>, Fault> {
+        let bytes = match (self.content, self.base64) {
+            (Some(text), None) => text.into_bytes(),
+            (None, Some(text)) => LENIENT
+                .decode(text)
+                .map_err(|error| Fault::bad(format!("\"base64\" is none: {error}")))?,
+            _ => {
+                return Err(Fault::bad(
+                    "the body needs one of \"content\" and \"base64\"",
+                ));
+            }
+        };
+        if bytes.len() > HTTP_PUT_BYTES {
+            let detail = format!("a file that is put has at most {HTTP_PUT_BYTES} bytes");
+            return Err(Fault::new(StatusCode::PAYLOAD_TOO_LARGE, detail));
+        }
+        Ok(bytes)
+    }
 }
 
 #[derive(Deserialize)]
@@ -262,14 +295,11 @@ pub(super) async fn one(desk: Desk, call: Call) -> Answer {
 pub(super) async fn put(desk: Desk, call: Call) -> Answer {
     let workspace = workspace(&call)?;
     let put: Put = call.body()?;
-    if put.content.chars().nth(CONTENT_CHARS).is_some() {
-        let detail = format!("\"content\" has at most {CONTENT_CHARS} characters");
-        return Err(Fault::new(StatusCode::PAYLOAD_TOO_LARGE, detail));
-    }
+    let base = base(put.base);
     let file = FileWrite {
-        base: base(put.base),
+        base,
         holds: None,
-        bytes: put.content.into(),
+        bytes: put.bytes()?.into(),
         origin: by(&call.who),
         parents: Parents::Make,
     };

@@ -6,6 +6,7 @@ use axum::http::Method;
 
 use super::super::files;
 use super::{ACTS, Given, Key, LIMIT, LOOKS, Route};
+use crate::limits;
 
 /// A version of a file.
 const VERSION: Given = Given::Text { longest: 20 };
@@ -75,6 +76,7 @@ pub(super) static ROUTES: &[Route] = &[
         name: "putFile",
         does: "Writes a file: its next version, durable and on the disk when this answers",
         body: Some("NewFile"),
+        body_bytes: limits::HTTP_PUT_BODY_BYTES,
         gives: (200, "FileVersion"),
         handle: |desk, call| Box::pin(files::put(desk, call)),
         ..ACTS
