@@ -79,7 +79,9 @@ pub(crate) fn client(drill: &Drill, running: &Running, args: &[&str]) -> Command
     let text = fs::read_to_string(drill.config()).expect("toml");
     let (own, there) = (drill.state(), inside(drill, running));
     let text = text.replace(&*own.to_string_lossy(), &there.to_string_lossy());
-    fs::write(drill.path("client.toml"), text).expect("written");
+    // Whole at once: a client before this one may just be reading it.
+    fs::write(drill.path("client.new"), text).expect("written");
+    fs::rename(drill.path("client.new"), drill.path("client.toml")).expect("moved");
     let mut command = Command::new(env!("CARGO_BIN_EXE_marshal"));
     command
         .arg("--config")
