@@ -42,4 +42,4 @@ async def main():
                     came["stop"] = (await turn).stop_reason
             except RequestError as error: came["error"] = [error.code, str(error)]
             print(json.dumps({"step": verb, "session": session, "version": hello.protocol_version} | came | editor.take()), flush=True)
-asyncio.run(asyncio.wait_for(main(), 60))
+asyncio.run(asyncio.wait_for(main(), 240))

@@ -187,11 +187,11 @@ fn a_run_asks_only_where_it_is_told_to() {
         drill.run(&["--json", "asks", "ls"]).code == Some(0)
     });
     let ask = waiting(&drill, 1).remove(0);
-    let log = drill.log("stderr.log");
-    assert!(
-        log.contains(&id(&ask)) && log.contains("asks show"),
-        "{log}"
-    );
+    // It is on record a moment before it is told.
+    eventually(LONG, "it is told", || {
+        let log = drill.log("stderr.log");
+        log.contains(&id(&ask)) && log.contains("asks show")
+    });
     good(&answer(&drill, "allow", &ask, &[]));
     assert_eq!(running.wait(LONG), Some(0));
     assert_eq!(drill.results("r.jsonl")[0]["outcome"], "done");
@@ -209,11 +209,11 @@ fn nobody_answers_in_time() {
         let drill = Drill::new(&pool(dialect, &more));
         let _daemon = daemon(&drill);
         // The end of the turn comes behind the denial.
-        let prompt = format!("{ASKED}\nsleep 2s\nsay went on");
-        let client = client(&drill, &[&prompt]);
-        let ask = waiting(&drill, 1).remove(0);
-        let result = result(&drill, client);
+        let prompt = format!("{ASKED}\nsleep 4s\nsay went on");
+        let result = result(&drill, client(&drill, &[&prompt]));
         assert_eq!(result["outcome"], outcome, "{result}");
+        // Looked at when it is over: a look may take longer than it waits.
+        let ask = listed(&drill, &["--over"]).remove(0);
         let said = result["answer"].as_str().unwrap_or_default();
         assert_eq!(said.contains("went on"), then == "deny", "{result}");
         assert_eq!(state(&drill, &ask), "expired");
@@ -424,6 +424,14 @@ fn an_agent_that_goes_a_turn_that_is_cancelled_and_a_supervisor_that_ends_deny()
     assert_eq!(open, Ok(0));
 }
 
+/// A step of a script: pauses until there is this file.
+const PAUSE: &str = "unasked until test -e go; do sleep 0.1; done";
+
+/// Ends the pause of the session of an ask.
+fn go(drill: &Drill, ask: &Value) {
+    fs::write(copy(drill, ask).join("go"), "").expect("go");
+}
+
 /// A request of its own for a permission, whatever its script does besides.
 fn raw_ask(command: &str) -> String {
     format!(
@@ -438,7 +446,9 @@ fn a_request_id_that_was_answered_is_not_judged_again() {
     // Of the later two a rule would allow one, and a person has allowed the other already.
     let script = [
         &raw_ask("touch a"),
-        "sleep 3s",
+        PAUSE,
+        // The answer is on record a moment before the agent has it.
+        "sleep 1s",
         &raw_ask("ls"),
         &raw_ask("touch a"),
         "say on",
@@ -446,6 +456,7 @@ fn a_request_id_that_was_answered_is_not_judged_again() {
     let working = client(&drill, &[&script.join("\n")]);
     let first = waiting(&drill, 1).remove(0);
     good(&answer(&drill, "allow", &first, &["--remember", "turn"]));
+    go(&drill, &first);
     let done = result(&drill, working);
     assert_eq!(done["outcome"], "done", "{done}");
     assert_eq!(done["requests"]["allowed"], 1, "{done}");
@@ -463,9 +474,10 @@ fn the_same_request_id_twice_is_denied_and_so_is_too_large_an_input() {
     let drill = Drill::new(&pool("acp", ""));
     let _daemon = daemon(&drill);
     let ask = raw_ask;
-    let script = [&ask("touch a"), "sleep 3s", &ask("touch b"), "say on"].join("\n");
+    let script = [&ask("touch a"), PAUSE, &ask("touch b"), "say on"].join("\n");
     let working = client(&drill, &[&script]);
     let first = waiting(&drill, 1).remove(0);
+    go(&drill, &first);
     assert_eq!(result(&drill, working)["requests"]["allowed"], 0);
     assert_eq!(
         state(&drill, &first),

@@ -156,7 +156,8 @@ fn a_released_session_waits_without_its_child_and_lets_others_work() {
 
 #[test]
 fn an_orphan_expires_by_itself() {
-    let text = slot_pool("acp") + "ask = { timeout = \"15s\" }\n";
+    // Time enough for a kill and a start before that.
+    let text = slot_pool("acp") + "ask = { timeout = \"25s\" }\n";
     let drill = Drill::new(&text);
     let first = daemon(&drill);
     let lost = client(&drill, &[ASKED]);

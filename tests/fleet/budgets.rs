@@ -419,7 +419,9 @@ fn no_more_of_a_runs_tasks_are_worked_at_once_than_it_says() {
         let drill = scripted("scaiflux", "size = 4", "turn_tokens = 1000000");
         let _daemon = with_daemon.then(|| asks::daemon(&drill));
         let mut args = vec!["run", "--jobs", "2"];
-        args.extend(["sleep 200ms"; 6]);
+        // Two that meet, however long a start takes, and others that would begin beside them.
+        args.extend(["sleep 4s"; 2]);
+        args.extend(["sleep 200ms"; 4]);
         let ran = drill.run(&args);
         assert_eq!(ran.code, Some(0), "{}", ran.all());
         let times = times(&drill);
@@ -432,7 +434,8 @@ fn no_more_of_a_runs_tasks_are_worked_at_once_than_it_says() {
 fn a_cost_that_is_spent_in_the_grace_of_a_run_ends_it() {
     let provider = Provider::start(message);
     let drill = routes::drill(&provider, "[price.\"m*\"]\ninput = 1\noutput = 1");
-    let until = (jiff::Timestamp::now() + Duration::from_secs(6)).to_string();
+    // It asks eight seconds after it began, so that this is over by then, whenever it begins.
+    let until = (jiff::Timestamp::now() + Duration::from_secs(8)).to_string();
     let began = Instant::now();
     let mut args = vec!["run", "--results", "r.jsonl", "--until", &until];
     args.extend(["--grace", "100s", "--max-cost", "0.00002", "late"]);
@@ -449,15 +452,16 @@ fn when_its_time_is_over_a_run_begins_nothing_more_and_what_runs_is_cancelled() 
     for with_daemon in [false, true] {
         let drill = scripted("scaiflux", "", "turn_tokens = 1000000");
         let _daemon = with_daemon.then(|| asks::daemon(&drill));
-        let until = jiff::Timestamp::now() + Duration::from_secs(6);
+        // The first one ends and the second one begins before that.
+        let until = jiff::Timestamp::now() + Duration::from_secs(15);
         let until = until.to_string();
         let began = Instant::now();
         let mut args = vec!["run", "--results", "r.jsonl", "--until", &until];
-        args.extend(["--grace", "500ms", "say hi", "sleep 60s", "say never"]);
+        args.extend(["--grace", "500ms", "say hi", "sleep 300s", "say never"]);
         let ran = drill.run(&args);
         assert_eq!(ran.code, Some(1), "{}", ran.all());
         assert!(
-            began.elapsed() < Duration::from_secs(40),
+            began.elapsed() < Duration::from_secs(120),
             "{:?}",
             began.elapsed()
         );

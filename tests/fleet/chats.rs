@@ -336,6 +336,8 @@ fn a_stop_ends_what_waits_too() {
     let waits = daemon.say(&chat, "say two");
     daemon.post(&format!("{chat}/stop"), &json!({}));
     assert_eq!(stream.any_turn().last().expect("an end").name, "stopped");
+    // One after the other.
+    assert_eq!(stream.turn(&waits).last().expect("an end").name, "stopped");
     let turns = daemon.get(&format!("{chat}/turns")).body;
     assert_eq!(turns["items"][1]["turn_id"], *waits, "{turns}");
     assert_eq!(turns["items"][1]["outcome"], "cancelled", "{turns}");

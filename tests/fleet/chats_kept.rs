@@ -180,7 +180,9 @@ fn a_closed_chat_takes_no_messages_and_leaves_nothing_behind() {
         assert_eq!(again.status, 200, "{again:?}");
         assert_eq!(again.body["status"], "closed");
         eventually(LONG, "its home is gone", || !home.exists());
-        assert_eq!(daemon.get(chat).body["loaded"], false);
+        eventually(LONG, "nobody has it", || {
+            daemon.get(chat).body["loaded"] == false
+        });
     }
     let events = other.turn(&waits);
     assert_eq!(
@@ -219,7 +221,7 @@ fn a_chat_that_nobody_uses_is_closed_by_itself() {
     eventually(LONG, "it is closed", || {
         state_of(&daemon, &chat) == "closed"
     });
-    assert!(drill.agents().is_empty());
+    eventually(LONG, "no agent is left", || drill.agents().is_empty());
     // One that waits for a slot is used.
     let path = "/api/v1/pools/demo/pause";
     assert_eq!(daemon.request("POST", path, "", "").status, 200);

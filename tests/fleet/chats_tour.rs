@@ -46,7 +46,7 @@ fn every_line_of_the_tour_works() {
         .replace("/var/lib/marshal", &drill.state().display().to_string())
         .replace("127.0.0.1:7117", &daemon.address);
     let ran = Command::new("timeout")
-        .args(["120", "bash", "-eux", "-c", &script])
+        .args(["300", "bash", "-eux", "-c", &script])
         .current_dir(drill.path("."))
         .output()
         .expect("bash");

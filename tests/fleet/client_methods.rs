@@ -10,6 +10,8 @@ use serde_json::Value;
 
 use crate::drill::{Drill, Ran, eventually};
 
+const LONG: Duration = Duration::from_secs(60);
+
 fn pool(more: &str) -> String {
     format!(
         r#"
@@ -454,10 +456,8 @@ fn a_seventeenth_terminal_is_refused_until_one_is_released() {
     );
     // They end with their session, each told once.
     assert_eq!(told.of("terminal_ended").len(), 17);
-    assert!(began.elapsed() < Duration::from_secs(60));
-    eventually(Duration::from_secs(2), "nothing is left", || {
-        drill.agents().is_empty()
-    });
+    assert!(began.elapsed() < Duration::from_secs(300));
+    eventually(LONG, "nothing is left", || drill.agents().is_empty());
 }
 
 #[test]
@@ -465,7 +465,7 @@ fn a_kill_ends_the_whole_tree_of_its_terminal_and_no_other() {
     let drill = open("");
     let tree = "trap '' TERM INT HUP; (setsid env -i sleep 7654 &) ; sleep 7654 & wait";
     let script = format!(
-        "client terminal/create {{\"command\":\"sleep\",\"args\":[\"7655\"]}}\nclient terminal/create {{\"command\":\"sh\",\"args\":[\"-c\",\"{tree}\"]}}\nsleep 500ms\nrun pgrep -fc '[s]leep 7654'\nclient terminal/kill {{\"terminalId\":\"$TERMINAL\"}}\nrun pgrep -fc '[s]leep 7654'\nrun pgrep -fc '[s]leep 7655'\nclient terminal/output {{\"terminalId\":\"$TERMINAL\"}}\nclient terminal/kill {{\"terminalId\":\"$TERMINAL\"}}"
+        "client terminal/create {{\"command\":\"sleep\",\"args\":[\"7655\"]}}\nclient terminal/create {{\"command\":\"sh\",\"args\":[\"-c\",\"{tree}\"]}}\nrun until test $(pgrep -fxc 'sleep 7654') -eq 2; do sleep 0.1; done; pgrep -fxc 'sleep 7654'\nclient terminal/kill {{\"terminalId\":\"$TERMINAL\"}}\nrun pgrep -fc '[s]leep 7654'\nrun pgrep -fc '[s]leep 7655'\nclient terminal/output {{\"terminalId\":\"$TERMINAL\"}}\nclient terminal/kill {{\"terminalId\":\"$TERMINAL\"}}"
     );
     let told = tell(&drill, &script);
     let results: Vec<String> = told
@@ -473,10 +473,7 @@ fn a_kill_ends_the_whole_tree_of_its_terminal_and_no_other() {
         .iter()
         .map(|body| body["output"].to_string())
         .collect();
-    assert!(
-        results[0].starts_with("\"3") || results[0].starts_with("\"2"),
-        "{results:?}"
-    );
+    assert!(results[0].starts_with("\"2"), "{results:?}");
     assert!(results[1].starts_with("\"0"), "{results:?}\n{}", told.text);
     assert!(results[2].starts_with("\"1"), "{results:?}");
     told.has("\"exitStatus\":{\"exitCode\":null,\"signal\":\"SIGKILL\"}");
@@ -513,31 +510,31 @@ fn made(drill: &Drill) -> Vec<String> {
 fn nothing_is_done_before_its_verdict_is_on_the_disk() {
     let drill = open("");
     let writes = "client-write made-1 x\nclient-write made-2 x";
-    let script = format!("say begun\nsleep 1s\n{writes}\nsleep 60s");
+    let pause = "unasked until test -e go; do sleep 0.1; done";
+    let script = format!("say begun\n{pause}\n{writes}\nsleep 60s");
     let mut running = drill.start(&["run", &script]);
     let begun = || {
         let query = "SELECT count(*) FROM events WHERE kind = 'text'";
         let row = drill.database().query_row(query, [], |row| row.get(0));
         row.unwrap_or(0_i64) > 0
     };
-    eventually(Duration::from_secs(20), "the turn runs", || {
+    eventually(LONG, "the turn runs", || {
         drill.state().join("journal.db").exists() && begun()
     });
     // Another process holds the database; what the agent wants is judged, and stays undone.
     let blocker = drill.database();
     blocker.execute_batch("BEGIN IMMEDIATE").expect("lock");
+    for copy in copies(&drill).into_iter().filter(|copy| copy.is_dir()) {
+        fs::write(copy.join("go"), "").expect("go");
+    }
     std::thread::sleep(Duration::from_millis(2500));
     assert_eq!(made(&drill), Vec::<String>::new());
     blocker.execute_batch("ROLLBACK").expect("unlock");
     drop(blocker);
-    eventually(Duration::from_secs(20), "both are made", || {
-        made(&drill).len() == 2
-    });
+    eventually(LONG, "both are made", || made(&drill).len() == 2);
     running.signal("KILL");
     running.child.wait().expect("it ended");
-    eventually(Duration::from_secs(5), "nothing is left", || {
-        drill.agents().is_empty()
-    });
+    eventually(LONG, "nothing is left", || drill.agents().is_empty());
     let allowed = allowed(&drill);
     for path in made(&drill) {
         assert!(allowed.contains(&path), "{path} is not in {allowed:?}");

@@ -110,7 +110,7 @@ fn one_that_is_not_logged_in_parks_its_slot() {
 
 #[test]
 fn what_it_has_no_room_for_is_asked_again() {
-    let keys = r#"timeouts = { turn = "5s", cancel = "60s" }"#;
+    let keys = r#"timeouts = { turn = "12s", cancel = "60s" }"#;
     let drill = Drill::new(&native::pool(CODEX, r#", "--quirk", "overload""#, keys));
     // The first interrupt is refused, too.
     let (ran, results) = native::run(&drill, &["say first\nsleep 1h"]);

@@ -118,9 +118,9 @@ fn with_retry_the_crashed_are_sent_again_in_a_fresh_copy() {
 fn restarts_and_backoff_show_in_metrics() {
     let drill = Drill::new(&pool("report", 1));
     let script = "crash";
-    let mut running = drill.start(&["run", script, script, script, "sleep 4s"]);
+    let mut running = drill.start(&["run", script, script, script, "sleep 10m"]);
     let mut page = String::new();
-    eventually(Duration::from_secs(10), "three restarts", || {
+    eventually(Duration::from_secs(60), "three restarts", || {
         page = drill.get("/metrics").1;
         metric(
             &page,
@@ -146,7 +146,8 @@ fn restarts_and_backoff_show_in_metrics() {
         metric(&page, r#"marshal_turns_total{pool="demo",outcome="lost"}"#),
         Some(3.0)
     );
-    assert_eq!(running.wait(Duration::from_secs(20)), Some(1));
+    running.signal("INT");
+    assert_eq!(running.wait(Duration::from_secs(60)), Some(1));
 }
 
 #[test]

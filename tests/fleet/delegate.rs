@@ -320,7 +320,7 @@ fn no_answer_of_the_right_form_is_a_deny() {
             8 => String::new(),
             9 => "HTTP/1.1 200 OK\r\ncontent-length: 9000\r\n\r\n{\"result\"".to_owned(),
             10 => {
-                std::thread::sleep(Duration::from_secs(4));
+                std::thread::sleep(Duration::from_secs(15));
                 ok(allow)
             }
             _ => {
@@ -329,19 +329,14 @@ fn no_answer_of_the_right_form_is_a_deny() {
                 for byte in allow.as_bytes() {
                     let _ = to.write_all(&[*byte]);
                     let _ = to.flush();
-                    std::thread::sleep(Duration::from_millis(200));
+                    std::thread::sleep(Duration::from_millis(500));
                 }
                 return;
             }
         };
         let _ = to.write_all(text.as_bytes());
     });
-    let drill = Drill::new(&pools(
-        "acp",
-        1,
-        "",
-        &by_url(&server, "timeout = \"1500ms\""),
-    ));
+    let drill = Drill::new(&pools("acp", 1, "", &by_url(&server, "timeout = \"6s\"")));
     let _daemon = daemon(&drill);
     let ended = client(&drill, &[&format!("ask {} README.md", KINDS.len())]);
     assert_eq!(result(&drill, ended)["outcome"], "denied");
@@ -424,7 +419,7 @@ fn a_program_that_fails_denies_and_nothing_of_it_is_left() {
          6) echo $$ > DIR/pid; echo $allow; exec /bin/sleep 3600 ;;\n\
          esac\n"
     );
-    let drill = by_script(&script, "timeout = \"2s\"");
+    let drill = by_script(&script, "timeout = \"10s\"");
     let _daemon = daemon(&drill);
     let ended = client(&drill, &["ask 6 README.md"]);
     assert_eq!(result(&drill, ended)["outcome"], "denied");
@@ -446,7 +441,7 @@ fn a_program_that_fails_denies_and_nothing_of_it_is_left() {
             "too_long"
         ]
     );
-    eventually(Duration::from_secs(10), "nothing of it is left", || {
+    eventually(LONG, "nothing of it is left", || {
         processes(|environ| environ.contains(&mark)).is_empty()
     });
     // Somebody kills it in the middle of a call.
@@ -510,14 +505,14 @@ fn many_are_asked_beside_each_other_and_not_more_than_may_be() {
 
 #[test]
 fn a_supervisor_that_ends_meanwhile_denies_and_does_not_wait() {
-    for (signal, script) in [("TERM", "pending 5"), ("KILL", "read README.md")] {
+    for (signal, script, asked) in [("TERM", "pending 5", 5), ("KILL", "read README.md", 1)] {
         let server = Provider::start(|_, _: &Got, _: &mut dyn Write| {
             std::thread::sleep(Duration::from_secs(120));
         });
         let drill = Drill::new(&pools("acp", 1, "", &by_url(&server, "timeout = \"60s\"")));
         let mut running = daemon(&drill);
         let mut ended = client(&drill, &[script]);
-        eventually(LONG, "it is asked", || !server.got().is_empty());
+        eventually(LONG, "it is asked", || server.got().len() == asked);
         let began = Instant::now();
         running.signal(signal);
         running.wait(LONG);

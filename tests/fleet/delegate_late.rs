@@ -3,6 +3,8 @@
 
 use std::fs;
 use std::io::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde_json::json;
@@ -11,6 +13,16 @@ use crate::asks::{LONG, answer, client, daemon, good, result, waiting};
 use crate::drill::{Drill, eventually};
 use crate::provider::{Got, Provider, whole};
 use crate::reload::{counts, own, put};
+
+/// A server that allows as soon as it may.
+fn held(may: &Arc<AtomicBool>) -> Provider {
+    let may = Arc::clone(may);
+    Provider::start(move |_, _: &Got, to: &mut dyn Write| {
+        eventually(LONG, "it may", || may.load(Ordering::SeqCst));
+        let body = json!({"result": {"decision": "allow"}}).to_string();
+        let _ = to.write_all(whole("200 OK", "", &body).as_bytes());
+    })
+}
 
 /// A server that allows after this long.
 fn slow(wait: Duration) -> Provider {
@@ -56,7 +68,8 @@ fn rows(drill: &Drill) -> Vec<(String, String, String)> {
 #[test]
 fn a_policy_that_denies_meanwhile_denies_and_one_that_asks_asks() {
     for (decision, is_allowed) in [("deny", false), ("ask", true), ("allow", true)] {
-        let server = slow(Duration::from_secs(6));
+        let may = Arc::new(AtomicBool::new(false));
+        let server = held(&may);
         let drill = drill(&server, &own("deny", "allow", ""));
         let _daemon = daemon(&drill);
         let working = client(&drill, &["run echo one"]);
@@ -64,6 +77,7 @@ fn a_policy_that_denies_meanwhile_denies_and_one_that_asks_asks() {
         put(&drill, "own.toml", &own("ask", decision, ""));
         good(&drill.run(&["policy", "reload"]));
         assert!(rows(&drill).is_empty(), "it is not decided yet");
+        may.store(true, Ordering::SeqCst);
         if decision == "ask" {
             let ask = waiting(&drill, 1).remove(0);
             assert_eq!(ask["rules"], json!(["say-ask"]), "{ask}");

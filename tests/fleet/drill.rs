@@ -192,7 +192,7 @@ impl Drill {
         let connection =
             rusqlite::Connection::open(self.state().join("journal.db")).expect("journal.db");
         connection
-            .busy_timeout(Duration::from_secs(5))
+            .busy_timeout(Duration::from_secs(60))
             .expect("busy timeout");
         connection
     }

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::drill::eventually;
 use crate::editor::Editor;
-use crate::editors::{daemon, drill, events, nothing_runs, text};
+use crate::editors::{copy, daemon, drill, events, nothing_runs, text};
 
 #[test]
 fn what_is_no_message_or_no_method_is_answered_and_changes_nothing() {
@@ -82,12 +82,18 @@ fn prompts_wait_in_their_order_and_too_many_are_refused() {
     let drill = drill("acp");
     let mut editor = Editor::start(&drill, "demo");
     let session = editor.open(&drill);
-    let first = editor.begin(&session, "say begun\nsleep 1500ms");
+    let first = "say begun\nunasked until test -e go; do sleep 0.1; done";
+    let first = editor.begin(&session, first);
     editor.until("it has begun", |editor| !editor.updates.is_empty());
     let others: Vec<_> = (0..20)
         .map(|n| editor.begin(&session, &format!("say number-{n}.")))
         .collect();
     let mut refused = 0;
+    // The first one goes on until all of them have come.
+    editor.until("four are refused", |editor| {
+        others.iter().filter(|id| editor.has_reply(**id)).count() == 4
+    });
+    std::fs::write(copy(&drill, &session).join("go"), "").expect("go");
     assert_eq!(editor.reply(first)["result"]["stopReason"], "end_turn");
     for id in others {
         let reply = editor.reply(id);
@@ -143,18 +149,24 @@ fn an_editor_that_never_reads_holds_nothing_but_a_bounded_memory() {
     let cwd = drill.workspace();
     write(json!({"id": 2, "method": "session/new", "params": {"cwd": cwd, "mcpServers": []}}));
     let mut session = String::new();
-    eventually(Duration::from_secs(10), "a session", || {
+    eventually(Duration::from_secs(60), "a session", || {
         session = text(&drill, "SELECT session FROM sessions")
             .pop()
             .unwrap_or_default();
         !session.is_empty()
     });
-    // The row is there a little before the reply to session/new is.
-    std::thread::sleep(Duration::from_secs(1));
     let prompt = json!([{"type": "text", "text": "flood 20000 1000"}]);
-    write(
-        json!({"id": 3, "method": "session/prompt", "params": {"sessionId": session, "prompt": prompt}}),
-    );
+    // The row is there before the reply to session/new is: until then there is nothing to prompt.
+    eventually(Duration::from_secs(60), "it is prompted", || {
+        std::thread::sleep(Duration::from_secs(2));
+        let is_prompted = events(&drill, "prompt_accepted") > 0;
+        if !is_prompted {
+            write(
+                json!({"id": 3, "method": "session/prompt", "params": {"sessionId": session, "prompt": prompt}}),
+            );
+        }
+        is_prompted
+    });
     eventually(Duration::from_secs(60), "the flood is journalled", || {
         events(&drill, "turn_ended") > 0
     });

@@ -87,7 +87,7 @@ pub(crate) fn copy(drill: &Drill, session: &str) -> std::path::PathBuf {
 }
 
 pub(crate) fn nothing_runs(drill: &Drill) {
-    eventually(Duration::from_secs(20), "no agent is left", || {
+    eventually(Duration::from_secs(60), "no agent is left", || {
         drill.agents().is_empty()
     });
 }
@@ -233,7 +233,8 @@ fn a_cancel_ends_the_turn_and_what_waits_and_denies_what_is_asked() {
         for id in [turn, waiting] {
             assert_eq!(editor.reply(id)["result"]["stopReason"], "cancelled");
         }
-        assert!(began.elapsed() < Duration::from_secs(10), "{dialect}");
+        // Who does not heed it is stopped after fifteen seconds.
+        assert!(began.elapsed() < Duration::from_secs(14), "{dialect}");
 
         editor.says = Says::Nothing;
         let asks = editor.begin(&session, "write no.txt x");
@@ -363,7 +364,7 @@ fn a_daemon_serves_several_editors_each_in_a_slot_and_frees_it_when_they_go() {
         message.contains("no slot of pool demo came free"),
         "{message}"
     );
-    assert!(began.elapsed() < Duration::from_secs(20));
+    assert!(began.elapsed() < Duration::from_secs(35));
     // One that waits gets the slot as soon as it is free.
     let params = json!({"cwd": drill.workspace(), "mcpServers": []});
     let waits = second.request("session/new", &params);
@@ -379,7 +380,7 @@ fn a_daemon_serves_several_editors_each_in_a_slot_and_frees_it_when_they_go() {
     let page = drill.get("/metrics").1;
     assert!(page.contains("marshal_permission"), "{page}");
     daemon.signal("TERM");
-    assert_eq!(daemon.wait(Duration::from_secs(20)), Some(0));
+    assert_eq!(daemon.wait(Duration::from_secs(60)), Some(0));
     nothing_runs(&drill);
     let lost = second.begin(&other, "say three");
     assert!(second.reply(lost)["error"].is_object());
@@ -396,7 +397,7 @@ fn a_daemon_that_is_killed_is_told_to_the_editor_and_its_successor_loads_the_ses
     let turn = editor.begin(&session, "say begun\nsleep 60s");
     editor.until("it has begun", |editor| editor.said_so("begun"));
     killed.signal("KILL");
-    killed.wait(Duration::from_secs(5));
+    killed.wait(Duration::from_secs(60));
     let lost = editor.reply(turn);
     let message = lost["error"]["message"].as_str().expect("a message");
     assert!(message.contains("broke off"), "{message}");
@@ -434,7 +435,8 @@ fn a_pool_whose_slots_are_parked_says_so() {
         message.contains("every slot of pool demo is parked"),
         "{message}"
     );
-    assert!(began.elapsed() < Duration::from_secs(5), "at once");
+    // For a slot it would have waited ten seconds.
+    assert!(began.elapsed() < Duration::from_secs(9), "at once");
 }
 
 #[test]

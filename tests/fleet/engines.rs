@@ -84,7 +84,7 @@ fn monitors(drill: &Drill) -> usize {
 
 /// Nothing of the drill is left anywhere.
 fn nothing_left(drill: &Drill) {
-    eventually(Duration::from_secs(10), "nothing is left", || {
+    eventually(Duration::from_secs(60), "nothing is left", || {
         drill.agents().is_empty() && containers(drill).is_empty() && monitors(drill) == 0
     });
     let mounts = fs::read_to_string("/proc/self/mountinfo").expect("mounts");
@@ -165,11 +165,11 @@ fn a_crash_is_retried_and_a_stop_leaves_nothing() {
         assert_eq!(results.len(), 1, "{launcher}: {}", ran.all());
         nothing_left(&drill);
         let mut running = drill.start(&["run", "spawn-orphan\nsleep 600s"]);
-        eventually(Duration::from_secs(40), "an agent and an orphan", || {
+        eventually(Duration::from_secs(90), "an agent and an orphan", || {
             drill.agents().len() >= 2
         });
         running.signal("TERM");
-        let code = running.wait(Duration::from_secs(40));
+        let code = running.wait(Duration::from_secs(90));
         assert_eq!(code, Some(1), "{launcher}: {}", drill.log("stderr.log"));
         nothing_left(&drill);
     }
@@ -181,7 +181,7 @@ fn a_killed_supervisor_leaves_no_container_and_no_process() {
         let drill = drill(launcher, 2);
         let script = "spawn-orphan\nsleep 600s";
         let mut running = drill.start(&["run", script, script]);
-        eventually(Duration::from_secs(40), "two agents, two orphans", || {
+        eventually(Duration::from_secs(90), "two agents, two orphans", || {
             drill.agents().len() >= 4
         });
         if launcher == "container" {
@@ -195,10 +195,10 @@ fn a_killed_supervisor_leaves_no_container_and_no_process() {
         running.child.kill().expect("kill -9");
         let _ = running.child.wait();
         // The agents at once; the engine, which cleans up after them, a moment later.
-        eventually(Duration::from_secs(2), "no agent is left", || {
+        eventually(Duration::from_secs(20), "no agent is left", || {
             drill.agents().is_empty()
         });
-        eventually(Duration::from_secs(10), "no helper is left", || {
+        eventually(Duration::from_secs(60), "no helper is left", || {
             all.iter().all(|pid| !is_alive(*pid))
         });
         println!("{launcher}: nothing left after {:?}", since.elapsed());

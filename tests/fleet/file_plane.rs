@@ -86,9 +86,12 @@ pub(crate) fn tasks(drill: &Drill) -> i64 {
     counted.expect("tasks")
 }
 
-fn counted(drill: &Drill, what: &str, result: &str) -> Option<f64> {
+/// So many are counted: a moment after a file says so.
+fn counted(drill: &Drill, what: &str, result: &str, many: f64) {
     let name = format!(r#"marshal_file_plane_{what}_total{{pool="demo",result="{result}"}}"#);
-    metric(&drill.get("/metrics").1, &name)
+    eventually(LONG, &format!("{name} is {many}"), || {
+        metric(&drill.get("/metrics").1, &name) == Some(many)
+    });
 }
 
 #[test]
@@ -106,7 +109,10 @@ fn a_pool_is_worked_with_mv_cat_and_ls_alone() {
     assert_eq!(result["stats"]["bytes"], said.len(), "{result}");
     assert_eq!(result["stats"]["lines"], 2, "{result}");
     assert_eq!(result["report"]["outcome"], "done", "{result}");
-    assert!(names(&drill, "queue").is_empty() && names(&drill, "inflight").is_empty());
+    // A result is there before its request is gone.
+    eventually(LONG, "nothing is left of it", || {
+        names(&drill, "queue").is_empty() && names(&drill, "inflight").is_empty()
+    });
     assert!(sh(&drill, "cat log/last_n_lines.txt").ends_with("hello there\nagain\n"));
     // A question is shown, and a file answers it.
     let asking = command(&drill, 1, "a", ASKED, "");
@@ -172,15 +178,17 @@ fn a_pool_is_worked_with_mv_cat_and_ls_alone() {
         beat["timestamp"].as_str().is_some_and(|at| at.len() == 13),
         "{beat}"
     );
-    let log = sh(&drill, "cat log/meta.log");
+    // What was done is noted when all of it is done.
     for event in ["taken", "ended", "asked", "answered", "cancel", "refused"] {
         let part = format!("\"event\":\"{event}\"");
-        assert!(log.contains(&part), "{event}: {log}");
+        eventually(LONG, &format!("{part} is noted"), || {
+            sh(&drill, "cat log/meta.log").contains(&part)
+        });
     }
-    assert_eq!(counted(&drill, "requests", "taken"), Some(5.0));
-    assert_eq!(counted(&drill, "requests", "refused"), Some(1.0));
-    assert_eq!(counted(&drill, "answers", "allowed"), Some(1.0));
-    assert_eq!(counted(&drill, "answers", "denied"), Some(1.0));
+    counted(&drill, "requests", "taken", 5.0);
+    counted(&drill, "requests", "refused", 1.0);
+    counted(&drill, "answers", "allowed", 1.0);
+    counted(&drill, "answers", "denied", 1.0);
 }
 
 /// The one ask of a request, once it is a file.
@@ -261,8 +269,8 @@ fn the_same_file_again_is_the_same_request_and_another_one_is_put_aside() {
     put(&drill, "queue/b.txt", "say two");
     listed(&drill, "rejected", "b.txt.reason");
     assert_eq!(tasks(&drill), 1);
-    assert_eq!(counted(&drill, "requests", "repeated"), Some(2.0));
-    assert_eq!(counted(&drill, "requests", "rejected"), Some(2.0));
+    counted(&drill, "requests", "repeated", 2.0);
+    counted(&drill, "requests", "rejected", 2.0);
 }
 
 #[test]
@@ -278,12 +286,16 @@ fn what_is_odd_is_put_aside_and_nothing_is_followed() {
     fs::create_dir(queue.join("dir.txt")).expect("a directory");
     let pipe = Command::new("mkfifo").arg(queue.join("pipe.txt")).status();
     assert!(pipe.expect("mkfifo").success());
-    let huge = fs::File::create(queue.join("huge.txt")).expect("a file");
+    // Whole at once: what is looked at before that is another file.
+    let new = drill.path("plane/new");
+    let huge = fs::File::create(&new).expect("a file");
     huge.set_len(64 << 20).expect("huge");
+    fs::rename(&new, queue.join("huge.txt")).expect("moved");
     put(&drill, "queue/cmd_2_bad.json", "{\"cmd_id\":");
     let text = r#"{"cmd_id":"../../x","seq":3,"kind":"prompt","payload":"say x"}"#;
     put(&drill, "queue/cmd_3_up.json", text);
-    fs::write(queue.join("bytes.txt"), b"say \xff").expect("written");
+    fs::write(&new, b"say \xff").expect("written");
+    fs::rename(&new, queue.join("bytes.txt")).expect("moved");
     let odd = [
         ("link.txt", "symbolic link"),
         ("cmd_1_zero.json", "symbolic link"),
@@ -303,7 +315,7 @@ fn what_is_odd_is_put_aside_and_nothing_is_followed() {
         let result = result_of(&drill, stem);
         assert_eq!(result["status"], "error", "{result}");
     }
-    assert!(names(&drill, "queue").is_empty());
+    eventually(LONG, "all are aside", || names(&drill, "queue").is_empty());
     // What others have not finished, and what is no request, stays as it is.
     for name in [".later.txt.Xa12bQ", "later.txt~", "notes.md", "-x.txt"] {
         fs::write(queue.join(name), "say no").expect("written");
@@ -327,7 +339,7 @@ fn what_is_odd_is_put_aside_and_nothing_is_followed() {
     // Orders that are none are put aside as well.
     put(&drill, "ctl/cancel.json", r#"{"scope":"everything"}"#);
     listed(&drill, "rejected", "cancel.json.reason");
-    assert_eq!(counted(&drill, "requests", "rejected"), Some(8.0));
+    counted(&drill, "requests", "rejected", 8.0);
 }
 
 #[test]
@@ -426,5 +438,5 @@ fn a_file_answers_no_ask_of_another_door() {
     good(&answer(&drill, "deny", &ask, &[]));
     let result = crate::asks::result(&drill, other);
     assert_eq!(result["outcome"], "denied", "{result}");
-    assert_eq!(counted(&drill, "answers", "refused"), Some(1.0));
+    counted(&drill, "answers", "refused", 1.0);
 }

@@ -90,7 +90,7 @@ fn a_reload_says_that_a_directory_counts_from_the_next_start_on() {
 fn a_directory_that_was_replaced_is_worked_as_it_is_now() {
     let drill = drill("answers = true, poll = \"200ms\"", "");
     let _daemon = daemon(&drill);
-    let first = command(&drill, 1, "a", "say begun\nsleep 2s\nsay ended", "");
+    let first = command(&drill, 1, "a", "say begun\nsleep 8s\nsay ended", "");
     works(&drill, "a");
     // Also while something is worked there: its result is where whoever waits for it looks.
     fs::rename(drill.path("plane"), drill.path("before")).expect("moved");

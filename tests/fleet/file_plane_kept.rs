@@ -95,6 +95,11 @@ fn a_stop_by_force_cancels_and_what_waits_is_worked_after_it() {
     // What it works is cancelled, and says so.
     let long = command(&drill, 4, "d", "say begun\nsleep 10m", "");
     works(&drill, "d");
+    eventually(LONG, "it has said so", || {
+        let query = "SELECT count(*) FROM events WHERE kind = 'text' AND body LIKE '%begun%'";
+        let said = drill.database().query_row(query, [], |row| row.get(0));
+        said == Ok(1)
+    });
     running.signal("TERM");
     assert_eq!(running.wait(LONG), Some(0));
     let result = document(&drill, &format!("result/{long}.json"));

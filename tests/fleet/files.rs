@@ -209,7 +209,11 @@ fn what_agents_and_people_write_are_versions_and_a_stale_one_is_refused() {
         "stale: /workspace/src/new.txt is not there",
     );
     // A person's edit is a version before anything is written over it.
-    fs::write(drill.workspace().join("a.txt"), "a person\n").expect("written");
+    // Whole at once, for somebody may look just now; and nobody's, as it was.
+    let person = drill.path("person.txt");
+    fs::write(&person, "a person\n").expect("written");
+    std::os::unix::fs::chown(&person, Some(NOBODY), Some(NOBODY)).expect("given");
+    fs::rename(&person, drill.workspace().join("a.txt")).expect("moved");
     said(
         &daemon,
         &one,

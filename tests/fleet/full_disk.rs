@@ -61,7 +61,7 @@ pub(crate) fn up(drill: &Drill) -> Running {
         .spawn()
         .expect("unshare");
     let running = Running { child };
-    eventually(Duration::from_secs(20), "the daemon is ready", || {
+    eventually(Duration::from_secs(60), "the daemon is ready", || {
         drill.log("stderr.log").contains("listening on http://") && drill.get("/readyz").0 == 200
     });
     running
@@ -79,7 +79,9 @@ pub(crate) fn client(drill: &Drill, running: &Running, args: &[&str]) -> Command
     let text = fs::read_to_string(drill.config()).expect("toml");
     let (own, there) = (drill.state(), inside(drill, running));
     let text = text.replace(&*own.to_string_lossy(), &there.to_string_lossy());
-    fs::write(drill.path("client.toml"), text).expect("written");
+    // Whole at once: a client before this one may just be reading it.
+    fs::write(drill.path("client.new"), text).expect("written");
+    fs::rename(drill.path("client.new"), drill.path("client.toml")).expect("moved");
     let mut command = Command::new(env!("CARGO_BIN_EXE_marshal"));
     command
         .arg("--config")
@@ -96,8 +98,9 @@ fn a_full_disk_holds_everything_and_space_lets_it_go_on_without_a_loss() {
     let drill = Drill::with_supervisor(POOLS, "journal.min_free = \"12M\"");
     let mut running = up(&drill);
     let lines = 2500;
-    let flood = format!("sleep 5s\nflood {lines} 4096");
-    let asks = vec!["sleep 100ms\nread README.md"; 60].join("\n");
+    // By then most of the space is taken, and requests still come after that.
+    let flood = format!("sleep 15s\nflood {lines} 4096");
+    let asks = vec!["sleep 250ms\nread README.md"; 60].join("\n");
     let mut working = client(
         &drill,
         &running,
@@ -107,17 +110,17 @@ fn a_full_disk_holds_everything_and_space_lets_it_go_on_without_a_loss() {
     .stderr(Stdio::null())
     .spawn()
     .expect("a client");
-    eventually(Duration::from_secs(20), "requests are allowed", || {
+    eventually(Duration::from_secs(60), "requests are allowed", || {
         let series = r#"marshal_permission_requests_total{pool="demo",tool_class="read",decision="allow",decided_by="policy"}"#;
         metric(&drill.get("/metrics").1, series).is_some_and(|count| count > 0.0)
     });
     let more = inside(&drill, &running).join("more");
     fs::write(&more, vec![0; 22 << 20]).expect("there is room for this");
-    eventually(Duration::from_secs(20), "it is low on space early", || {
+    eventually(Duration::from_secs(60), "it is low on space early", || {
         let (code, page) = drill.get("/readyz");
         code == 503 && page.contains("MiB free on the journal's file system, 12 MiB wanted")
     });
-    eventually(Duration::from_secs(30), "the disk is full", || {
+    eventually(Duration::from_secs(90), "the disk is full", || {
         let (code, page) = drill.get("/readyz");
         code == 503 && (page.contains("full") || page.contains("I/O"))
     });
@@ -135,7 +138,7 @@ fn a_full_disk_holds_everything_and_space_lets_it_go_on_without_a_loss() {
     let before = told();
     let until = Instant::now() + Duration::from_secs(2);
     let bound = PROGRAM_BYTES + 3 * limits::session_bytes() + limits::BROADCAST_BYTES;
-    let peak = peak_rss(running.pid(), Duration::from_secs(10), || {
+    let peak = peak_rss(running.pid(), Duration::from_secs(60), || {
         Instant::now() > until
     });
     assert!(
@@ -152,10 +155,10 @@ fn a_full_disk_holds_everything_and_space_lets_it_go_on_without_a_loss() {
     // Space returns.
     fs::remove_file(inside(&drill, &running).join(BALLAST)).expect("space");
     fs::remove_file(more).expect("space");
-    eventually(Duration::from_secs(20), "it recovers by itself", || {
+    eventually(Duration::from_secs(60), "it recovers by itself", || {
         drill.get("/readyz").0 == 200
     });
-    let end = Instant::now() + Duration::from_secs(60);
+    let end = Instant::now() + Duration::from_secs(120);
     while working.try_wait().expect("wait").is_none() {
         assert!(
             Instant::now() < end,
@@ -185,11 +188,13 @@ fn a_full_disk_holds_everything_and_space_lets_it_go_on_without_a_loss() {
     assert!(again.output().expect("a client").status.success());
     assert_eq!(drill.results("again.jsonl")[0]["requests"]["allowed"], 1);
     // Taken out of its namespace, into the directory below the mount: SQLite would follow /proc
-    // to that one.
+    // to that one. Of one moment, while nothing is written.
+    running.signal("STOP");
     let from = inside(&drill, &running);
     for name in ["journal.db", "journal.db-wal"] {
         fs::copy(from.join(name), drill.state().join(name)).expect(name);
     }
+    running.signal("CONT");
     drill.assert_dense();
     let proved = drill.run(&["audit", "verify"]);
     assert_eq!(proved.code, Some(0), "{}", proved.all());
@@ -207,5 +212,5 @@ fn a_full_disk_holds_everything_and_space_lets_it_go_on_without_a_loss() {
         "no text is lost: {texts}"
     );
     running.signal("TERM");
-    running.wait(Duration::from_secs(20));
+    running.wait(Duration::from_secs(60));
 }

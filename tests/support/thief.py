@@ -26,6 +26,7 @@ def offer(fd):
             pass
 
 
+open("thieving", "w").close()
 end = time.time() + 120
 while time.time() < end and not os.path.exists("stop"):
     for name in os.listdir("/proc"):

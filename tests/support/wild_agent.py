@@ -73,7 +73,7 @@ def ghost(turn):
             say(wants(waits[-1], "terminal/wait_for_exit", terminalId="terminal-1"))
         while select.select([sys.stdin.fileno()], [], [], 0.002)[0] and take(hear()) is None:
             pass
-    end = time.time() + 3
+    end = time.time() + 20
     while time.time() < end and any(id not in codes for id in waits):
         if select.select([sys.stdin.fileno()], [], [], 0.1)[0]:
             take(hear())
@@ -83,7 +83,7 @@ def ghost(turn):
 def deaf(turn):
     # Wants long texts and takes none of them in.
     say(*[wants(f"d-{n}", "fs/read_text_file", path="/workspace/long") for n in range(20)])
-    time.sleep(45)
+    time.sleep(150)
 
 
 def stopper():
