@@ -29,8 +29,9 @@ const LOCK: &str = "lock";
 /// Links followed on the way to the state directory (the kernel's own bound).
 const LINKS: usize = 40;
 
-/// Readings of the lock's file until its holder has written its pid, 5 ms apart.
-const PID_READS: usize = 40;
+/// Tries to take a lock that nobody alive has, 5 ms apart: a holder that was killed while it started a
+/// child leaves it to that child until its exec, and a new holder has not written its pid yet.
+const LOCK_TRIES: usize = 400;
 
 /// Why a state directory cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -490,15 +491,20 @@ fn lock(dir: &OwnedFd, path: &Path) -> Result<OwnedFd, StateError> {
     let lock = rustix::fs::openat(dir, LOCK, flags, Mode::from_raw_mode(0o600))
         .map_err(error("open"))
         .map_err(failed)?;
-    match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => {}
-        Err(Errno::WOULDBLOCK) => {
+    let mut tries = 0;
+    while let Err(errno) = rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+        if errno != Errno::WOULDBLOCK {
+            return Err(failed(error("lock")(errno)));
+        }
+        let pid = pid_of_holder(lock.as_fd());
+        tries += 1;
+        if pid.is_some() || tries == LOCK_TRIES {
             return Err(StateError::Held {
                 path: path.to_owned(),
-                pid: pid_of_holder(lock.as_fd()),
+                pid,
             });
         }
-        Err(errno) => return Err(failed(error("lock")(errno))),
+        std::thread::sleep(Duration::from_millis(5));
     }
     let pid = format!("{}\n", std::process::id());
     rustix::fs::ftruncate(&lock, 0)
@@ -508,23 +514,13 @@ fn lock(dir: &OwnedFd, path: &Path) -> Result<OwnedFd, StateError> {
     Ok(lock)
 }
 
-/// Reads the pid in a lock's file. Between taking the lock and writing its pid the holder leaves
-/// there nothing, or the pid of one that is gone: both are read again for a moment.
+/// The pid in a lock's file, if it is somebody's who lives.
 fn pid_of_holder(lock: BorrowedFd<'_>) -> Option<u32> {
-    for _ in 0..PID_READS {
-        let mut text = [0_u8; 16];
-        let length = rustix::io::pread(lock, &mut text[..], 0).unwrap_or(0);
-        let pid = std::str::from_utf8(&text[..length])
-            .ok()
-            .and_then(|text| text.trim_end().parse().ok());
-        if let Some(pid) = pid
-            && Path::new(&format!("/proc/{pid}")).exists()
-        {
-            return Some(pid);
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    None
+    let mut text = [0_u8; 16];
+    let length = rustix::io::pread(lock, &mut text[..], 0).unwrap_or(0);
+    let text = std::str::from_utf8(text.get(..length)?).ok()?;
+    let pid = text.trim_end().parse().ok()?;
+    Path::new(&format!("/proc/{pid}")).exists().then_some(pid)
 }
 
 #[cfg(test)]

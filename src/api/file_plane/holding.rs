@@ -25,6 +25,8 @@ const LOCK: &str = ".lock";
 pub(super) const HEARTBEAT: &str = "heartbeat.json";
 /// For how long a heartbeat must stay as it is before whoever wrote it counts as gone.
 const QUIET: Duration = FILE_PLANE_BEAT.saturating_mul(3);
+/// How long a lock may be held by a child that a supervisor was starting when it was killed.
+const LEFT: Duration = Duration::from_millis(500);
 /// What tells this start of this kernel from others.
 const BOOT: &str = "/proc/sys/kernel/random/boot_id";
 
@@ -167,7 +169,16 @@ fn print_of(stat: &Stat) -> (u64, u64) {
 fn lock(disk: &Disk, what: &str) -> Result<Lock, DiskError> {
     let file = open(disk).map_err(|error| system(LOCK, "opened", error))?;
     let stat = rustix::fs::fstat(&file).map_err(|errno| system(LOCK, "examined", errno))?;
-    let is_locked = match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+    let until = std::time::Instant::now() + LEFT;
+    let locked = loop {
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) if std::time::Instant::now() < until => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            locked => break locked,
+        }
+    };
+    let is_locked = match locked {
         Ok(()) => true,
         Err(Errno::WOULDBLOCK) => return Err(DiskError::Taken(what.to_owned())),
         // Nobody can lock anything there: the heartbeat has to do.

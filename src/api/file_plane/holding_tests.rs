@@ -50,9 +50,13 @@ fn one_alone_has_the_lock_and_who_is_gone_is_not_waited_for() {
         }
         other => panic!("{other:?}"),
     }
-    // As after a kill: the lock is free, and the heartbeat stays.
-    drop(first);
+    // As after a kill: the heartbeat stays, and the lock is free in a moment.
+    let child = std::thread::spawn(|| {
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        drop(first);
+    });
     let mut second = take(&disk);
+    child.join().expect("it let go");
     assert!(second.is_alone(&seen(&disk), now));
 }
 

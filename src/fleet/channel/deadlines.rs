@@ -15,7 +15,7 @@ use crate::telemetry::event::child::ChildExited;
 use crate::telemetry::sets::Hang;
 
 /// How long the last words on stderr may take after the process is gone.
-const LAST_WORDS: Duration = Duration::from_millis(200);
+const LAST_WORDS: Duration = Duration::from_secs(1);
 /// How long its output may take, unless the journal holds it back.
 const LAST_OUTPUT: Duration = Duration::from_secs(2);
 

@@ -79,6 +79,31 @@ fn the_second_holder_is_told_the_first_ones_pid_and_a_free_one_is_taken() {
 }
 
 #[test]
+fn a_lock_that_a_killed_holder_left_to_its_child_is_waited_for() {
+    let dir = scratch();
+    let path = dir.path().join("state");
+    drop(StateDir::open(&path, &[]).unwrap());
+    std::fs::write(path.join("lock"), "4194305999\n").unwrap();
+    let left = std::fs::File::open(path.join("lock")).unwrap();
+    left.lock().unwrap();
+    let child = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(500));
+        drop(left);
+    });
+    StateDir::open(&path, &[]).expect("it is free in a moment");
+    child.join().unwrap();
+    // Somebody holds it on and on, and nobody knows who.
+    std::fs::write(path.join("lock"), "4194305999\n").unwrap();
+    let left = std::fs::File::open(path.join("lock")).unwrap();
+    left.lock().unwrap();
+    let error = StateDir::open(&path, &[]).expect_err("held");
+    assert!(
+        matches!(error, StateError::Held { pid: None, .. }),
+        "{error}"
+    );
+}
+
+#[test]
 fn local_runs_work_beside_a_holder_and_each_alone() {
     let dir = scratch();
     let path = dir.path().join("state");
