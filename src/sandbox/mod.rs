@@ -27,6 +27,7 @@ mod engine;
 mod fail;
 mod files;
 mod fresh;
+pub mod held;
 mod idmap;
 mod init;
 mod landlock;

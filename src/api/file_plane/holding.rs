@@ -9,7 +9,7 @@ use std::io::{self, Read as _, Seek as _, Write as _};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, RenameFlags, Stat};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, Stat};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
@@ -18,6 +18,7 @@ use super::aside::fresh_number;
 use super::disk::{Area, Disk, DiskError, Found, system};
 use super::words::stamp;
 use crate::limits::{FILE_PLANE_BEAT, FILE_PLANE_SMALL_BYTES};
+use crate::sandbox::held;
 
 /// The file that is locked, in the plane's own directory.
 const LOCK: &str = ".lock";
@@ -25,8 +26,6 @@ const LOCK: &str = ".lock";
 pub(super) const HEARTBEAT: &str = "heartbeat.json";
 /// For how long a heartbeat must stay as it is before whoever wrote it counts as gone.
 const QUIET: Duration = FILE_PLANE_BEAT.saturating_mul(3);
-/// How long a lock may be held by a child that a supervisor was starting when it was killed.
-const LEFT: Duration = Duration::from_millis(500);
 /// What tells this start of this kernel from others.
 const BOOT: &str = "/proc/sys/kernel/random/boot_id";
 
@@ -169,16 +168,7 @@ fn print_of(stat: &Stat) -> (u64, u64) {
 fn lock(disk: &Disk, what: &str) -> Result<Lock, DiskError> {
     let file = open(disk).map_err(|error| system(LOCK, "opened", error))?;
     let stat = rustix::fs::fstat(&file).map_err(|errno| system(LOCK, "examined", errno))?;
-    let until = std::time::Instant::now() + LEFT;
-    let locked = loop {
-        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Err(Errno::WOULDBLOCK) if std::time::Instant::now() < until => {
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            locked => break locked,
-        }
-    };
-    let is_locked = match locked {
+    let is_locked = match held::take(&file) {
         Ok(()) => true,
         Err(Errno::WOULDBLOCK) => return Err(DiskError::Taken(what.to_owned())),
         // Nobody can lock anything there: the heartbeat has to do.

@@ -10,7 +10,6 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
@@ -19,6 +18,7 @@ use crate::journal::{NamedTask, Reader};
 use crate::model::foreign::show;
 use crate::model::{PoolName, RunId, TaskId, TaskOutcome};
 use crate::plan::ItemId;
+use crate::sandbox::held::Held;
 
 /// The directory of the books, below the state directory.
 const BOOKS: &str = "plans";
@@ -68,7 +68,7 @@ pub(super) struct Book {
     path: PathBuf,
     shown: String,
     pub(super) kept: Kept,
-    _lock: File,
+    _lock: Held<File>,
 }
 
 /// What earlier runs left of a plan.
@@ -224,11 +224,11 @@ impl Book {
             .mode(0o600)
             .open(book(state, &digest).with_extension("lock"))
             .map_err(failed)?;
-        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
+        let lock = match Held::take(lock) {
+            Ok(lock) => lock,
             Err(Errno::AGAIN) => return Err(BookError::Held(file.shown.clone())),
             Err(error) => return Err(failed(error.into())),
-        }
+        };
         let kept = look(state, &digest).map_err(failed)?.unwrap_or_default();
         Ok(Self {
             path: book(state, &digest),

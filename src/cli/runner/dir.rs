@@ -11,9 +11,10 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
 
-use rustix::fs::{AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, RenameFlags, Stat};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, Stat};
 use rustix::io::Errno;
 
+use crate::sandbox::held;
 use crate::skillpilot::{DIRECTORIES, TEMPORARY};
 
 /// Files that `rejected/` holds; more are removed instead.
@@ -128,7 +129,7 @@ impl SessionDir {
         }
         is_own(&found).map_err(|why| said(&format!("it {why}")))?;
         if used == Use::Run
-            && let Err(error) = rustix::fs::flock(&root, FlockOperation::NonBlockingLockExclusive)
+            && let Err(error) = held::take(&root)
         {
             return Err(said(&match error {
                 Errno::WOULDBLOCK => "another Runner works in it".to_owned(),
@@ -200,7 +201,7 @@ impl SessionDir {
         });
         let failed = |error: Errno| format!("state/{LOCK} cannot be locked: {error}");
         let file = opened.map_err(failed)?;
-        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        match held::take(&file) {
             Ok(()) => Ok(File::from(file)),
             Err(Errno::WOULDBLOCK) => {
                 Err("another Runner works in it, perhaps on another machine".to_owned())

@@ -23,7 +23,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, Gid, Mode, OFlags, Uid};
+use rustix::fs::{Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 
 pub use self::bases::{Base, Record};
@@ -33,6 +33,7 @@ use super::tree::{Root, TreeError, meta_of};
 use super::{Owner, foreign_path};
 use crate::limits;
 use crate::model::{Foreign, SessionId};
+use crate::sandbox::held::Held;
 
 /// The directory that takes what is written.
 const UPPER: &str = "upper";
@@ -93,7 +94,7 @@ pub struct Overlay {
     overlays: Root,
     /// Where the session's part of it is.
     path: PathBuf,
-    _lock: OwnedFd,
+    _lock: Held<OwnedFd>,
 }
 
 /// The name of something that is kept beside a session's overlay.
@@ -168,10 +169,10 @@ impl Overlay {
             Err(Errno::NOENT) => return Err(OverlayError::Missing(session.clone())),
             lock => lock.map_err(failed("lock the overlay of"))?,
         };
-        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+        let lock = match Held::take(lock) {
             Err(Errno::WOULDBLOCK) => return Err(OverlayError::Busy(session.clone())),
             locked => locked.map_err(failed("lock the overlay of"))?,
-        }
+        };
         // One that was discarded meanwhile locks nothing any more.
         let is_ours = |found: rustix::fs::Stat| {
             rustix::fs::fstat(&lock).is_ok_and(|lock| lock.st_ino == found.st_ino)
