@@ -120,10 +120,7 @@ fn a_silent_turn_times_out_and_a_talking_one_does_not() {
     let drill = Drill::new(&pool(&more));
     // Longer than that, and never silent for as long.
     let talking = ["say alive\nsleep 1s"; 6].join("\n");
-    let (results, _, all) = outcomes(
-        &drill,
-        &["hang", "run sleep 3", &talking],
-    );
+    let (results, _, all) = outcomes(&drill, &["hang", "run sleep 3", &talking]);
     assert_eq!(results[0]["outcome"], "timed_out", "{all}");
     assert_eq!(results[2]["outcome"], "done", "{all}");
     eventually(GONE, "nothing is left", || drill.agents().is_empty());
@@ -194,9 +191,7 @@ fn a_denied_call_that_nobody_asked_for_interrupts_its_turn_and_a_doubtful_one_is
     let more = format!("{COPY}\nsession = \"slot\"\non_unasked_deny = \"interrupt\"");
     let drill = Drill::new(&pool(&more));
     let _daemon = drill.start(&["up"]);
-    eventually(LONG, "ready", || {
-        drill.get("/readyz").0 == 200
-    });
+    eventually(LONG, "ready", || drill.get("/readyz").0 == 200);
     // A person would have to allow the first; that it ran ends nothing.
     let prompts = [
         "unasked touch made.txt\nsay on",

@@ -214,9 +214,10 @@ fn a_plan_that_is_written_all_the_time_is_one_row_and_told_now_and_then() {
         write(&drill, "plan.md", &text);
     }
     let digest = ring::digest::digest(&ring::digest::SHA256, text.as_bytes());
-    let last: String = digest.as_ref().iter().fold(String::new(), |hex, byte| {
-        format!("{hex}{byte:02x}")
-    });
+    let last: String = digest
+        .as_ref()
+        .iter()
+        .fold(String::new(), |hex, byte| format!("{hex}{byte:02x}"));
     // One that stood there in between may be told as well.
     let told = stream.until("the last", |of| {
         of.name == "plan" && of.data["sha256"] == *last

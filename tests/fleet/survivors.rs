@@ -28,14 +28,10 @@ fn busy(drill: &Drill) -> (Running, BTreeSet<u32>) {
     args.extend([script; 8]);
     let running = drill.start(&args);
     // An agent and its orphan in each of eight sandboxes.
-    eventually(
-        LONG,
-        "eight agents and eight orphans",
-        || {
-            let agents = drill.agents();
-            agents.len() >= 16 && sandboxes(&agents).len() == 8
-        },
-    );
+    eventually(LONG, "eight agents and eight orphans", || {
+        let agents = drill.agents();
+        agents.len() >= 16 && sandboxes(&agents).len() == 8
+    });
     let mut all = descendants(running.pid());
     all.extend(drill.agents());
     assert!(all.len() >= 32, "helpers included: {all:?}");
