@@ -235,6 +235,10 @@ fn turns_and_sessions_are_ended_by_their_ids_and_slots_restarted() {
     let door = Door::of(&NARROW.replace("SCOPE", "slot"));
     let first = give(&door, &json!({"prompt": "sleep 300s"}));
     until(&door, &first, "running");
+    // A turn that is not sent yet ends with its child.
+    eventually(LONG, "its prompt was sent", || {
+        door.see("/slots/demo/0")["state"] == "busy"
+    });
     let slot = door.see("/slots/demo/0");
     let session = slot["session"].as_str().expect("a session").to_owned();
     let of = |what: &str| format!("/sessions/{session}/{what}");

@@ -31,7 +31,7 @@ fn the_document_says_what_happens() {
     );
     std::fs::write(dir.path().join("schemathesis.toml"), config).expect("written");
     let ran = Command::new("timeout")
-        .args(["--kill-after=10", "400"])
+        .args(["--kill-after=10", "900"])
         .arg(tool)
         .args(["--config-file", "schemathesis.toml", "run"])
         .arg(format!("http://{}/api/v1/openapi.json", door.address))

@@ -8,6 +8,8 @@ use serde_json::Value;
 use crate::drill::{Drill, Ran, Running, eventually};
 use crate::{POOL, exits, up};
 
+const LONG: Duration = Duration::from_secs(60);
+
 const PROMPT: &str = "read README.md\nwrite notes.txt hello\nrun curl https://example.com";
 
 fn json(ran: &Ran) -> Vec<Value> {
@@ -258,24 +260,29 @@ fn an_export_has_what_is_on_record() {
 fn the_log_has_the_head_at_start_and_stop_and_a_follower_sees_verdicts_come() {
     let drill = Drill::new(POOL);
     let mut running = up(&drill);
+    assert_eq!(drill.run(&["run", "read README.md"]).code, Some(0));
     let mut follower = Running {
         child: drill
-            .command(&["--json", "audit", "tail", "-n", "0", "--follow"])
+            .command(&["--json", "audit", "tail", "-n", "1", "--follow"])
             .stdout(fs::File::create(drill.path("follow.out")).expect("a file"))
             .spawn()
             .expect("marshal starts"),
     };
+    // It follows from what it has shown on.
+    eventually(LONG, "the follower is there", || {
+        drill.log("follow.out").lines().count() == 1
+    });
     // Beside a daemon that works, it is read and proved.
     assert_eq!(drill.run(&["run", PROMPT]).code, Some(0));
     assert_eq!(head(&drill).len(), 64);
-    eventually(Duration::from_secs(20), "the follower has all", || {
-        drill.log("follow.out").lines().count() == 3
+    eventually(LONG, "the follower has all", || {
+        drill.log("follow.out").lines().count() == 4
     });
     follower.signal("TERM");
-    follower.wait(Duration::from_secs(20));
+    follower.wait(LONG);
     let last = head(&drill);
     running.signal("TERM");
-    eventually(Duration::from_secs(20), "the daemon ends", || {
+    eventually(LONG, "the daemon ends", || {
         running.child.try_wait().expect("wait").is_some()
     });
     let log = drill.log("stderr.log");

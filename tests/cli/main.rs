@@ -50,7 +50,7 @@ fn exits(ran: &Ran, code: i32, parts: &[&str]) {
 /// A daemon that is ready.
 fn up(drill: &Drill) -> Running {
     let running = drill.start(&["up"]);
-    eventually(Duration::from_secs(20), "the daemon is ready", || {
+    eventually(Duration::from_secs(60), "the daemon is ready", || {
         drill.log("stderr.log").contains("listening on http://") && {
             drill.state().join("control.sock").exists() && drill.get("/readyz").0 == 200
         }
@@ -245,7 +245,7 @@ fn the_daemon_serves_its_pages_and_ends_at_sigterm() {
     exits(&drill.run(&["logs", "demo/0"]), 0, &[]);
     is_up(&mut running);
     running.signal("TERM");
-    assert_eq!(running.wait(Duration::from_secs(30)), Some(0));
+    assert_eq!(running.wait(Duration::from_secs(60)), Some(0));
     assert!(
         !drill.state().join("control.sock").exists(),
         "the socket is removed"
@@ -271,8 +271,8 @@ fn a_taken_address_stops_a_daemon_and_not_a_run() {
 #[test]
 fn a_second_run_is_told_who_holds_the_state_and_may_work_beside_it() {
     let drill = Drill::new(POOL);
-    let mut first = drill.start(&["run", "sleep 60s"]);
-    eventually(Duration::from_secs(20), "an agent works", || {
+    let mut first = drill.start(&["run", "sleep 600s"]);
+    eventually(Duration::from_secs(60), "an agent works", || {
         !drill.agents().is_empty()
     });
     let pid = first.pid().to_string();
@@ -281,7 +281,7 @@ fn a_second_run_is_told_who_holds_the_state_and_may_work_beside_it() {
     exits(&drill.run(&["run", "--local", "say hi"]), 0, &[]);
     is_up(&mut first);
     first.signal("INT");
-    assert_eq!(first.wait(Duration::from_secs(30)), Some(1));
+    assert_eq!(first.wait(Duration::from_secs(60)), Some(1));
     assert!(
         drill.log("stdout.log").contains("cancelled"),
         "{}",
@@ -306,7 +306,15 @@ fn beside_a_daemon_a_run_hands_its_tasks_over() {
     exits(&drill.run(&["run", "--local", "say hi"]), 0, &[]);
     is_up(&mut daemon);
     daemon.signal("TERM");
-    assert_eq!(daemon.wait(Duration::from_secs(30)), Some(0));
+    assert_eq!(daemon.wait(Duration::from_secs(60)), Some(0));
+}
+
+/// Whether a process has a handler for SIGINT.
+fn heeds_interrupts(pid: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    let caught = caught.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    caught.is_some_and(|mask| mask & 1 << (2 - 1) != 0)
 }
 
 #[test]
@@ -323,11 +331,14 @@ fn a_journal_that_another_process_locks_does_not_hold_the_program() {
         .spawn()
         .map(|child| Running { child })
         .expect("marshal starts");
+    eventually(Duration::from_secs(60), "it heeds signals", || {
+        heeds_interrupts(client.pid())
+    });
     std::thread::sleep(Duration::from_secs(1));
     is_up(&mut client);
     client.signal("INT");
-    assert_eq!(client.wait(Duration::from_secs(5)), Some(1));
+    assert_eq!(client.wait(Duration::from_secs(20)), Some(1));
     lock.execute_batch("ROLLBACK").expect("unlocked");
     running.signal("TERM");
-    assert_eq!(running.wait(Duration::from_secs(30)), Some(0));
+    assert_eq!(running.wait(Duration::from_secs(60)), Some(0));
 }

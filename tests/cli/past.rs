@@ -201,13 +201,13 @@ fn a_follower_sees_what_a_daemon_adds_and_stops_at_its_limit() {
         let ran = drill.run(&["run", "read README.md"]);
         assert_eq!(ran.code, Some(0), "{}", ran.all());
     }
-    assert_eq!(follower.wait(Duration::from_secs(20)), Some(0));
+    assert_eq!(follower.wait(Duration::from_secs(60)), Some(0));
     assert_eq!(drill.log("follow.out").lines().count(), 2);
     // Beside a running daemon it reads without being in its way.
     let ran = drill.run(&["events", "--limit", "1"]);
     assert_eq!(ran.code, Some(0), "{}", ran.all());
     running.signal("TERM");
-    eventually(Duration::from_secs(20), "the daemon ends", || {
+    eventually(Duration::from_secs(60), "the daemon ends", || {
         running.child.try_wait().expect("wait").is_some()
     });
 }

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 use std::fs;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use marshal::journal::Reader;
 use rand::rngs::StdRng;
@@ -256,15 +256,20 @@ fn a_supervisor_killed_at_any_moment_and_continued_loses_and_doubles_nothing() {
             vec!["run", "--continue"]
         };
         let mut running = drill.start(&args);
+        // Every other run has begun its work by then, however slow its start is.
+        if kill % 2 == 0 && args[0] == "run" {
+            eventually(Duration::from_secs(60), "tasks are given out", || {
+                drill.log("stderr.log").contains("given to")
+                    || running.child.try_wait().expect("wait").is_some()
+            });
+        }
         // From before the first look at the journal to the middle of the work.
         std::thread::sleep(Duration::from_millis(random.random_range(0..1400)));
         running.child.kill().expect("kill -9");
         let _ = running.child.wait();
-        let killed = Instant::now();
-        eventually(Duration::from_secs(2), "no agent is left", || {
+        eventually(Duration::from_secs(20), "no agent is left", || {
             drill.agents().is_empty()
         });
-        assert!(killed.elapsed() < Duration::from_secs(3));
         // It may not have come to its first commit.
         let reader = Reader::open(&drill.state());
         if reader.map_or(true, |reader| reader.is_new().expect("a version")) {

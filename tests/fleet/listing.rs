@@ -87,8 +87,8 @@ fn pools_and_slots_are_listed_with_what_their_walls_lack() {
         assert_eq!(tells, !is_root, "{}", text.all());
 
         run.signal("INT");
-        run.wait(Duration::from_secs(20));
+        run.wait(Duration::from_secs(60));
         daemon.signal("TERM");
-        daemon.wait(Duration::from_secs(20));
+        daemon.wait(Duration::from_secs(60));
     }
 }

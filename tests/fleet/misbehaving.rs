@@ -16,7 +16,7 @@ policy    = "developer"
 client_fs = "read"
 workspace = { path = "project", mode = "copy" }
 restart   = { budget = 1000, base = "1ms", max = "5ms" }
-timeouts  = { silence = "2s", cancel = "500ms" }
+timeouts  = { silence = "10s", cancel = "500ms" }
 stop      = { goodbye = "200ms", eof = "200ms", int = "200ms", term = "200ms" }
 env       = { set = { DRILL = "MARK" } }
 "#;
@@ -108,8 +108,8 @@ fn whatever_an_agent_does_has_a_defined_end_and_no_neighbour_waits_for_it() {
     let corpus = corpus();
     let mut lines: Vec<Value> = Vec::new();
     for (at, (id, prompt, ..)) in corpus.iter().enumerate() {
-        // Both are long enough that others end meanwhile.
-        let prompt = format!("sleep 500ms\n{prompt}").replace("\nsay on", "\nsleep 500ms\nsay on");
+        // Both are long enough that others end meanwhile, also where a start takes its time.
+        let prompt = format!("sleep 3s\n{prompt}").replace("\nsay on", "\nsleep 500ms\nsay on");
         lines.push(json!({"id": id, "prompt": prompt}));
         for good in ["good", "fine"] {
             lines.push(json!({"id": format!("{good}-{at}"), "prompt": "write n.txt x\nsay fine"}));

@@ -11,6 +11,10 @@ use serde_json::Value;
 use crate::drill::programs::install;
 use crate::drill::{Drill, NOBODY, count, eventually, metric};
 
+const LONG: Duration = Duration::from_secs(60);
+/// For what must be gone by then, and would be there for minutes by itself.
+const GONE: Duration = Duration::from_secs(20);
+
 fn pool(more: &str) -> String {
     format!(
         r#"
@@ -37,15 +41,15 @@ fn outcomes(drill: &Drill, args: &[&str]) -> (Vec<Value>, Option<i32>, String) {
 
 #[test]
 fn a_restart_by_hand_ends_a_backoff() {
-    let more = format!("{COPY}\nrestart = {{ base = \"60s\", max = \"60s\", budget = 9 }}");
+    let more = format!("{COPY}\nrestart = {{ base = \"20m\", max = \"20m\", budget = 9 }}");
     let drill = Drill::new(&pool(&more));
     let mut running = drill.start(&["run", "--results", "results.jsonl", "crash", "say hello"]);
-    eventually(Duration::from_secs(10), "the slot backs off", || {
+    eventually(LONG, "the slot backs off", || {
         drill.log("stderr.log").contains("backing off")
     });
     let ran = drill.run(&["restart", "demo/0"]);
     assert_eq!(ran.code, Some(0), "{}", ran.all());
-    assert_eq!(running.wait(Duration::from_secs(15)), Some(1));
+    assert_eq!(running.wait(LONG), Some(1));
     let results = drill.results("results.jsonl");
     let of =
         |id: &str| results.iter().find(|r| r["id"] == id).expect("a result")["outcome"].clone();
@@ -74,19 +78,15 @@ fn a_running_check_can_be_cancelled() {
     let more = format!("{COPY}\ncheck = [\"sleep\", \"600\"]");
     let drill = Drill::new(&pool(&more));
     let mut running = drill.start(&["run", "--results", "results.jsonl", "say hello"]);
-    eventually(Duration::from_secs(10), "the check runs", || {
+    eventually(LONG, "the check runs", || {
         drill.agents().iter().any(|pid| {
             fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.trim() == "sleep")
         })
     });
-    let since = Instant::now();
     running.signal("TERM");
-    assert_eq!(running.wait(Duration::from_secs(5)), Some(1));
-    assert!(since.elapsed() < Duration::from_secs(5));
+    assert_eq!(running.wait(GONE), Some(1));
     assert_eq!(drill.results("results.jsonl")[0]["outcome"], "cancelled");
-    eventually(Duration::from_secs(2), "nothing is left", || {
-        drill.agents().is_empty()
-    });
+    eventually(GONE, "nothing is left", || drill.agents().is_empty());
 }
 
 #[test]
@@ -95,44 +95,35 @@ fn signals_in_the_middle_of_starts_leave_nothing_and_lose_no_report() {
     for round in 0..count(5) as u64 {
         let pause = [0, 20, 60, 120, 250][(round % 5) as usize] + round / 5;
         let mut args = vec!["run", "--results", "results.jsonl"];
-        args.extend(["sleep 60s"; 16]);
+        args.extend(["sleep 600s"; 16]);
         let mut running = drill.start(&args);
-        eventually(Duration::from_secs(10), "the run begins", || {
+        eventually(LONG, "the run begins", || {
             drill.log("stderr.log").contains("given to")
         });
         std::thread::sleep(Duration::from_millis(pause));
         running.signal("INT");
-        assert_eq!(
-            running.wait(Duration::from_secs(20)),
-            Some(1),
-            "after {pause} ms"
-        );
+        assert_eq!(running.wait(LONG), Some(1), "after {pause} ms");
         let results = drill.results("results.jsonl");
         assert_eq!(results.len(), 16, "after {pause} ms");
         for result in &results {
             let outcome = result["outcome"].as_str().expect("an outcome");
             assert!(matches!(outcome, "cancelled" | "skipped"), "{result}");
         }
-        eventually(Duration::from_secs(2), "nothing is left", || {
-            drill.agents().is_empty()
-        });
+        eventually(GONE, "nothing is left", || drill.agents().is_empty());
         drill.assert_dense();
     }
 }
 
 #[test]
 fn a_silent_turn_times_out_and_a_talking_one_does_not() {
-    let more = format!("{COPY}\ntimeouts = {{ silence = \"1s\", cancel = \"500ms\" }}");
+    let more = format!("{COPY}\ntimeouts = {{ silence = \"5s\", cancel = \"500ms\" }}");
     let drill = Drill::new(&pool(&more));
-    let (results, _, all) = outcomes(
-        &drill,
-        &["hang", "run sleep 3", "say alive\nsleep 500ms\nsay still"],
-    );
+    // Longer than that, and never silent for as long.
+    let talking = ["say alive\nsleep 1s"; 6].join("\n");
+    let (results, _, all) = outcomes(&drill, &["hang", "run sleep 3", &talking]);
     assert_eq!(results[0]["outcome"], "timed_out", "{all}");
     assert_eq!(results[2]["outcome"], "done", "{all}");
-    eventually(Duration::from_secs(2), "nothing is left", || {
-        drill.agents().is_empty()
-    });
+    eventually(GONE, "nothing is left", || drill.agents().is_empty());
 }
 
 #[test]
@@ -200,9 +191,7 @@ fn a_denied_call_that_nobody_asked_for_interrupts_its_turn_and_a_doubtful_one_is
     let more = format!("{COPY}\nsession = \"slot\"\non_unasked_deny = \"interrupt\"");
     let drill = Drill::new(&pool(&more));
     let _daemon = drill.start(&["up"]);
-    eventually(Duration::from_secs(20), "ready", || {
-        drill.get("/readyz").0 == 200
-    });
+    eventually(LONG, "ready", || drill.get("/readyz").0 == 200);
     // A person would have to allow the first; that it ran ends nothing.
     let prompts = [
         "unasked touch made.txt\nsay on",
@@ -213,7 +202,7 @@ fn a_denied_call_that_nobody_asked_for_interrupts_its_turn_and_a_doubtful_one_is
     let (results, code, all) = outcomes(&drill, &prompts);
     let took = began.elapsed();
     assert_eq!(code, Some(1), "{all}");
-    assert!(took < Duration::from_secs(30), "{took:?}");
+    assert!(took < Duration::from_secs(55), "{took:?}");
     let of = |key: &str| -> Vec<Value> { results.iter().map(|of| of[key].clone()).collect() };
     assert_eq!(of("outcome"), ["done", "failed", "done"], "{all}");
     assert_eq!(of("unasked_denied"), [0, 1, 0], "{all}");
@@ -303,6 +292,14 @@ fn every_verdict_is_in_the_audit_chain() {
     assert!(reader.verify_audit().is_err(), "a changed verdict is found");
 }
 
+/// Whether a process has a handler for SIGINT.
+fn heeds_interrupts(pid: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    let caught = caught.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    caught.is_some_and(|mask| mask & 1 << (2 - 1) != 0)
+}
+
 #[test]
 fn a_stopped_journal_is_no_reason_to_ignore_a_signal() {
     let drill = Drill::new(&pool(COPY));
@@ -311,6 +308,7 @@ fn a_stopped_journal_is_no_reason_to_ignore_a_signal() {
     let blocker = drill.database();
     blocker.execute_batch("BEGIN IMMEDIATE").expect("lock");
     let mut running = drill.start(&["run", "say hello"]);
+    eventually(LONG, "it heeds signals", || heeds_interrupts(running.pid()));
     std::thread::sleep(Duration::from_millis(1500));
     running.signal("INT");
     std::thread::sleep(Duration::from_millis(500));

@@ -101,10 +101,12 @@ pub(crate) fn plan_of(drill: &Drill, path: &str) -> String {
     fs::read_to_string(drill.workspace().join(path)).expect("a plan")
 }
 
+/// Whole and with its owner at once: a daemon may look at it in any moment.
 pub(crate) fn write(drill: &Drill, path: &str, text: &str) {
-    let path = drill.workspace().join(path);
-    fs::write(&path, text).expect("written");
-    given(&path);
+    let fresh = drill.path(".written.new");
+    fs::write(&fresh, text).expect("written");
+    given(&fresh);
+    fs::rename(fresh, drill.workspace().join(path)).expect("put in its place");
 }
 
 pub(crate) fn has(drill: &Drill, path: &str) -> bool {

@@ -55,7 +55,7 @@ fn a_change_between_the_first_reading_and_the_first_watch_is_not_lost() {
     assert_eq!(drill.get("/healthz").0, 200);
     let wanted = drill.run(&["policy", "explain", "-p", "own"]);
     assert!(!wanted.all().is_empty() && path.exists());
-    eventually(Duration::from_secs(20), "the new one denies", || {
+    eventually(LONG, "the new one denies", || {
         asked(&drill, "run echo one") == (0, 1)
     });
     drop(running);

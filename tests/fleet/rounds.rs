@@ -214,7 +214,8 @@ fn a_turn_whose_agent_died_counts_and_meets_no_goal() {
 fn a_person_stops_the_whole_and_is_heard_first() {
     let drill = drill();
     let daemon = Daemon::start(&drill);
-    let body = json!({"goal": "say one\nsleep 1s", "continue_prompt": "say more\nsleep 200ms", "check": "false", "limits": {"turns": 500}});
+    // Long enough for what is said meanwhile.
+    let body = json!({"goal": "say one\nsleep 5s", "continue_prompt": "say more\nsleep 200ms", "check": "false", "limits": {"turns": 500}});
     let chat = begin(&daemon, &body);
     let said = daemon.say(&chat, "say mine");
     let mut stream = daemon.follow(&chat, None);
@@ -242,14 +243,18 @@ fn kills_neither_lose_nor_repeat_a_round_and_the_past_is_told_as_it_was() {
     let most = kills + 12;
     let mut daemon = Daemon::start(&drill);
     let body = json!({
-        "goal": "say begun\nsleep 30ms",
-        "continue_prompt": "say more\nsleep 30ms",
+        "goal": "say begun\nsleep 150ms",
+        "continue_prompt": "say more\nsleep 150ms",
         "check": "false",
         "limits": {"turns": most},
     });
     let chat = begin(&daemon, &body);
     let mut live: Vec<Told> = Vec::new();
     for kill in 0..kills {
+        // The work may be over before the last kill.
+        if live.last().is_some_and(is_over) {
+            break;
+        }
         let after = live.last().map(|told| told.id.clone());
         let mut stream = daemon.follow(&chat, after.as_deref());
         // Somewhere in a round: after its first event, or its end.

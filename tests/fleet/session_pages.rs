@@ -58,10 +58,15 @@ fn worked(daemon: &Daemon, prompt: &str) -> String {
         task["state"] == "ended"
     });
     assert_eq!(task["outcome"], "done", "{task}");
-    format!(
-        "/api/v1/sessions/{}",
-        task["session"].as_str().expect("one")
-    )
+    let session = task["session"].as_str().expect("one");
+    let path = format!("/api/v1/sessions/{session}");
+    // Its session lets go of what it wrote a moment later.
+    eventually(LONG, "its files are looked at", || {
+        let diff = daemon.get(&format!("{path}/diff"));
+        let detail = diff.body["detail"].as_str().unwrap_or_default();
+        !detail.contains("is still at work")
+    });
+    path
 }
 
 #[test]

@@ -26,7 +26,8 @@ fn a_child_that_fills_its_home_in_silence_is_stopped() {
     assert_eq!(results[0]["outcome"], "failed", "{}", ran.all());
     let detail = results[0]["detail"].as_str().expect("a detail");
     assert!(detail.contains("the home has"), "{detail}");
-    // Asked for every 10 s, with a second for the question and some for the stop.
-    assert!(ran.took < Duration::from_secs(60), "{}", ran.all());
+    // Asked for every 10 s, with a second for the question and some for the stop; by itself it ends after
+    // five minutes.
+    assert!(ran.took < Duration::from_secs(120), "{}", ran.all());
     assert!(drill.agents().is_empty());
 }

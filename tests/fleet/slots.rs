@@ -32,6 +32,8 @@ env       = {{ set = {{ DRILL = "MARK" }} }}
     )
 }
 
+const LONG: Duration = Duration::from_secs(60);
+
 const RESUME: &str = r#"on_crash = "resume""#;
 
 /// Runs prompts one after another in one slot, and gives their results.
@@ -234,7 +236,7 @@ fn a_permanent_child_is_back_before_a_task_needs_it() {
     let _daemon = daemon(&drill);
     let ran = drill.run(&["run", "say one", "crash"]);
     assert_eq!(ran.code, Some(1), "{}", ran.all());
-    eventually(Duration::from_secs(10), "a child without a task", || {
+    eventually(LONG, "a child without a task", || {
         count(&drill, "events WHERE kind = 'ready'") == 2 && !drill.agents().is_empty()
     });
 }
@@ -252,7 +254,7 @@ fn a_slot_restarted_by_hand_between_tasks_goes_on_with_its_session() {
     let (ran, results) = run(&drill, &["recall"]);
     assert!(answer(&results[0]).contains("say one"), "{}", ran.all());
     daemon.signal("TERM");
-    daemon.wait(Duration::from_secs(20));
+    daemon.wait(LONG);
     assert!(drill.agents().is_empty());
 }
 
@@ -270,8 +272,8 @@ fn a_session_outlives_its_supervisor_stopped_or_killed() {
             ran.all()
         );
         daemon.signal(signal);
-        daemon.wait(Duration::from_secs(20));
-        eventually(Duration::from_secs(2), "no agent is left", || {
+        daemon.wait(LONG);
+        eventually(Duration::from_secs(20), "no agent is left", || {
             drill.agents().is_empty()
         });
         assert_eq!(count(&drill, "sessions WHERE ended_at_us IS NULL"), 2);
@@ -292,13 +294,13 @@ fn a_session_outlives_its_supervisor_stopped_or_killed() {
 #[test]
 fn a_session_that_nobody_goes_on_with_leaves_no_home() {
     let drill = Drill::new(&pool("scaiflux", 1, RESUME));
-    let mut running = drill.start(&["run", "say first", "sleep 60s"]);
-    eventually(Duration::from_secs(20), "the second task begins", || {
+    let mut running = drill.start(&["run", "say first", "sleep 600s"]);
+    eventually(LONG, "the second task begins", || {
         drill.state().join("journal.db").exists()
             && database_says(&drill, "SELECT state FROM tasks WHERE place = 1", "running")
     });
     running.child.kill().expect("kill -9");
-    running.wait(Duration::from_secs(5));
+    running.wait(LONG);
     let homes = || std::fs::read_dir(drill.state().join("homes")).map_or(0, Iterator::count);
     assert_eq!(homes(), 1);
     let ran = drill.run(&["run", "--continue"]);

@@ -62,7 +62,7 @@ fn rss(pid: u32) -> usize {
 
 pub(crate) fn up(drill: &Drill) -> Running {
     let running = drill.start(&["up"]);
-    eventually(Duration::from_secs(20), "the daemon is ready", || {
+    eventually(Duration::from_secs(60), "the daemon is ready", || {
         drill.log("stderr.log").contains("listening on http://")
             && drill.state().join("control.sock").exists()
             && drill.get("/readyz").0 == 200
@@ -101,7 +101,7 @@ fn a_flood_of_100_megabytes_is_journalled_within_the_bound_of_memory() {
     let drill = Drill::new(POOLS);
     let mut running = drill.start(&["run", "--results", "r.jsonl", &flood(100 << 20)]);
     let pid = running.pid();
-    let most = Duration::from_secs(60 * count(1) as u64);
+    let most = Duration::from_secs(240 * count(1) as u64);
     let bound = PROGRAM_BYTES + limits::session_bytes() + limits::BROADCAST_BYTES;
     let peak = peak_rss(pid, most, || !is_alive(pid));
     assert!(
@@ -135,7 +135,7 @@ fn a_line_without_an_end_fails_its_child_with_the_reason_and_nothing_else() {
     ]);
     let pid = running.pid();
     let bound = PROGRAM_BYTES + 2 * limits::session_bytes();
-    let peak = peak_rss(pid, Duration::from_secs(60), || !is_alive(pid));
+    let peak = peak_rss(pid, Duration::from_secs(240), || !is_alive(pid));
     assert!(
         peak < bound,
         "{} MiB, the bound is {} MiB",
@@ -196,7 +196,7 @@ fn a_session_over_its_quota_is_stopped_with_that_class_and_its_slot_goes_on() {
 fn read_all(stream: UnixStream) -> (BTreeMap<String, Vec<u64>>, usize, bool) {
     let (mut seqs, mut lagged, mut complete) = (BTreeMap::<String, Vec<u64>>::new(), 0, false);
     stream
-        .set_read_timeout(Some(Duration::from_secs(60)))
+        .set_read_timeout(Some(Duration::from_secs(180)))
         .expect("timeout");
     for line in BufReader::new(stream).lines() {
         let line: Value = serde_json::from_str(&line.expect("a line")).expect("JSON");
@@ -231,7 +231,7 @@ fn a_watcher_that_never_reads_slows_nobody_and_a_slow_one_misses_nothing() {
         std::thread::sleep(Duration::from_secs(3));
         read_all(slow)
     });
-    let most = Duration::from_secs(90 * count(1) as u64);
+    let most = Duration::from_secs(240 * count(1) as u64);
     let done = || {
         let page = drill.get("/metrics").1;
         let ended = |outcome: &str| {
@@ -279,6 +279,6 @@ fn a_watcher_that_never_reads_slows_nobody_and_a_slow_one_misses_nothing() {
     }
     drop(deaf);
     running.signal("TERM");
-    running.wait(Duration::from_secs(20));
+    running.wait(Duration::from_secs(60));
     drill.assert_dense();
 }

@@ -17,6 +17,10 @@ timeouts  = { cancel = "500ms" }
 env       = { set = { DRILL = "MARK" } }
 "#;
 
+const LONG: Duration = Duration::from_secs(60);
+/// For what would be there for minutes by itself.
+const GONE: Duration = Duration::from_secs(20);
+
 /// A supervisor whose eight agents are busy, each with an orphan that left its session.
 fn busy(drill: &Drill) -> (Running, BTreeSet<u32>) {
     let script = "spawn-orphan\nsleep 600s";
@@ -24,14 +28,10 @@ fn busy(drill: &Drill) -> (Running, BTreeSet<u32>) {
     args.extend([script; 8]);
     let running = drill.start(&args);
     // An agent and its orphan in each of eight sandboxes.
-    eventually(
-        Duration::from_secs(30),
-        "eight agents and eight orphans",
-        || {
-            let agents = drill.agents();
-            agents.len() >= 16 && sandboxes(&agents).len() == 8
-        },
-    );
+    eventually(LONG, "eight agents and eight orphans", || {
+        let agents = drill.agents();
+        agents.len() >= 16 && sandboxes(&agents).len() == 8
+    });
     let mut all = descendants(running.pid());
     all.extend(drill.agents());
     assert!(all.len() >= 32, "helpers included: {all:?}");
@@ -66,7 +66,7 @@ fn a_killed_supervisor_leaves_nothing() {
         let since = Instant::now();
         running.child.kill().expect("kill -9");
         let _ = running.child.wait();
-        gone(&all, &drill, since, Duration::from_secs(2));
+        gone(&all, &drill, since, GONE);
     }
 }
 
@@ -76,9 +76,9 @@ fn ctrl_c_and_term_leave_nothing_and_write_results() {
         let drill = Drill::new(POOL);
         let (mut running, all) = busy(&drill);
         running.signal(signal);
-        let code = running.wait(Duration::from_secs(20));
+        let code = running.wait(LONG);
         assert_eq!(code, Some(1), "{signal}: {}", drill.log("stderr.log"));
-        gone(&all, &drill, Instant::now(), Duration::from_secs(2));
+        gone(&all, &drill, Instant::now(), GONE);
         let table = drill.log("stdout.log");
         assert!(table.matches("cancelled").count() >= 8, "{table}");
     }
@@ -89,11 +89,14 @@ fn a_second_signal_kills() {
     let drill = Drill::new(&POOL.replace("500ms", "60s"));
     let (mut running, all) = busy(&drill);
     running.signal("INT");
-    std::thread::sleep(Duration::from_millis(300));
+    // Two that come before one is looked at are one.
+    eventually(LONG, "the first is heard", || {
+        drill.log("stderr.log").contains("a second signal kills")
+    });
     running.signal("INT");
-    let code = running.wait(Duration::from_secs(5));
+    let code = running.wait(GONE);
     assert!(matches!(code, Some(130 | 1)), "{code:?}");
-    gone(&all, &drill, Instant::now(), Duration::from_secs(2));
+    gone(&all, &drill, Instant::now(), GONE);
 }
 
 #[test]
@@ -104,7 +107,7 @@ fn a_restarted_slot_leaves_nothing_of_its_old_child() {
     assert_eq!(before.len(), 8, "{before:?}");
     let ran = drill.run(&["restart", "demo/3"]);
     assert_eq!(ran.code, Some(0), "{}", ran.all());
-    eventually(Duration::from_secs(2), "one sandbox is empty", || {
+    eventually(GONE, "one sandbox is empty", || {
         sandboxes(&drill.agents()).len() == 7
     });
     let ran = drill.run(&["restart", "demo/99"]);
@@ -121,12 +124,10 @@ fn without_walls_a_stop_leaves_nothing() {
     let drill = Drill::new(&pool);
     let script = "spawn-orphan\nsleep 600s";
     let mut running = drill.start(&["run", script, script]);
-    eventually(Duration::from_secs(30), "two agents, two orphans", || {
+    eventually(LONG, "two agents, two orphans", || {
         drill.agents().len() >= 4
     });
     running.signal("TERM");
-    assert_eq!(running.wait(Duration::from_secs(20)), Some(1));
-    eventually(Duration::from_secs(2), "nothing is left", || {
-        drill.agents().is_empty()
-    });
+    assert_eq!(running.wait(LONG), Some(1));
+    eventually(GONE, "nothing is left", || drill.agents().is_empty());
 }

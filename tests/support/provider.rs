@@ -1,6 +1,6 @@
 //! A model provider on the loopback: remembers what it was asked, answers as a test says.
 
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -76,6 +76,7 @@ impl Provider {
             }
             match stream.read(&mut chunk) {
                 Ok(read @ 1..) => bytes.extend_from_slice(&chunk[..read]),
+                Err(error) if is_interrupted(&error) => {}
                 _ => return,
             }
         };
@@ -88,6 +89,7 @@ impl Provider {
         while bytes.len() < end + length.unwrap_or(0) {
             match stream.read(&mut chunk) {
                 Ok(read @ 1..) => bytes.extend_from_slice(&chunk[..read]),
+                Err(error) if is_interrupted(&error) => {}
                 _ => return,
             }
         }
@@ -101,6 +103,12 @@ impl Provider {
         answer(number, &got, &mut *stream);
         let _ = stream.flush();
     }
+}
+
+/// Whether a read with a time was broken into, as when the child of another thread ends while that one
+/// starts the next: it is tried again.
+fn is_interrupted(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::Interrupted
 }
 
 /// A whole answer with these headers, a line each.
