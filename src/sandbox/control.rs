@@ -75,12 +75,15 @@ pub(super) fn receive<T: DeserializeOwned>(
     let mut header = [0; HEADER_BYTES];
     let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let got = recvmsg(
-        socket,
-        &mut [IoSliceMut::new(&mut header)],
-        &mut control,
-        RecvFlags::CMSG_CLOEXEC,
-    )?;
+    // One with a time is broken into by a stop, too.
+    let got = rustix::io::retry_on_intr(|| {
+        recvmsg(
+            socket,
+            &mut [IoSliceMut::new(&mut header)],
+            &mut control,
+            RecvFlags::CMSG_CLOEXEC,
+        )
+    })?;
     if got.bytes == 0 {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }

@@ -230,8 +230,14 @@ impl Reply {
     pub(crate) fn read(stream: &mut TcpStream) -> Self {
         let mut bytes = Vec::new();
         let mut chunk = vec![0; 65536];
-        while let Ok(read @ 1..) = stream.read(&mut chunk) {
-            bytes.extend_from_slice(&chunk[..read]);
+        loop {
+            match stream.read(&mut chunk) {
+                Ok(read @ 1..) => bytes.extend_from_slice(&chunk[..read]),
+                // A read with a time is broken into when the child of another thread ends while that one
+                // starts the next.
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                _ => break,
+            }
         }
         let text = String::from_utf8_lossy(&bytes).into_owned();
         let (head, rest) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));

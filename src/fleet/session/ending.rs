@@ -378,6 +378,10 @@ impl SessionState {
         self.has_task = false;
         self.phase = Phase::Idle;
         self.unload_when_idle();
+        if !stays {
+            // Whoever is told may look at what it left, whose lock must be free then.
+            self.prepared = None;
+        }
         let _ = self
             .pool_ref
             .send_message(PoolMsg::AttemptEnded(Box::new(attempt)));
