@@ -383,7 +383,7 @@ fn hold(dir: &OwnedFd, place: &Path, first: u32, count: u32) -> Result<OwnedFd, 
 mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
-    use super::super::workspace::testing::{Scratch, scratch};
+    use super::super::workspace::testing::{Scratch, free, scratch};
     use super::*;
 
     fn sources(subuid: &str) -> (Scratch, Sources) {
@@ -432,9 +432,13 @@ mod tests {
             matches!(error, UidError::NoFreeBlock { held: 3, .. }),
             "{error}"
         );
+        let freed = |first: u32| free(&sources.held.join(first.to_string()));
         drop(held_small);
+        freed(small);
         assert_eq!(first(&sources, 8).unwrap().0, 700_064, "into the gap");
         drop(held_large);
+        freed(large);
+        freed(700_064);
         let (forty, _held_forty) = first(&sources, 40).unwrap();
         assert_eq!(forty, 700_000);
         let error = first(&sources, 35).expect_err("34 are free behind the forty");
