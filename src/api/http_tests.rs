@@ -233,11 +233,11 @@ async fn a_connection_ends_with_its_life_and_the_server_with_its_stop() {
     let server = server(Readiness::Ready, bounds).await;
     let mut idle = TcpStream::connect(server.addr).await.expect("connected");
     let mut buffer = [0; 16];
-    let read = tokio::time::timeout(Duration::from_secs(5), idle.read(&mut buffer)).await;
+    let read = tokio::time::timeout(LONG, idle.read(&mut buffer)).await;
     assert!(matches!(read, Ok(Ok(0) | Err(_))), "{read:?}");
     let _held = TcpStream::connect(server.addr).await.expect("connected");
     server.stop.cancel();
-    tokio::time::timeout(Duration::from_secs(5), server.done)
+    tokio::time::timeout(LONG, server.done)
         .await
         .expect("it ends")
         .expect("it does not panic");

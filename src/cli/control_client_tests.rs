@@ -57,7 +57,7 @@ async fn logs_are_shown_safely_and_followed_until_the_end() {
     let (mut streams, out, _) = Streams::captured(true);
     let follow = logs(server.dir.path(), slot(0), true, true, &mut streams);
     let rest = async {
-        for _ in 0..100 {
+        for _ in 0..2000 {
             tokio::time::sleep(Duration::from_millis(10)).await;
             server.fleet.print("third\u{202e}");
             if out.text().contains("third") {

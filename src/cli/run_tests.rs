@@ -8,6 +8,7 @@ use crate::api::reply::Role;
 use crate::api::testing::{EVIL, FakeFleet, hostile, spec};
 use crate::cli::control_client::daemon;
 use crate::cli::streams::Captured;
+use crate::fleet::Notice;
 use crate::model::foreign::is_unsafe;
 
 struct Told {
@@ -202,11 +203,22 @@ async fn a_flood_that_is_too_fast_is_told_and_loses_no_report() {
     assert!(told.out.contains("2 of 3 done, 1 denied"), "{}", told.out);
 }
 
+/// Waits until the task works that hangs, which is called b.
+fn hangs(fleet: &FakeFleet) -> impl Future<Output = ()> + use<> {
+    let mut notices = fleet.watch();
+    async move {
+        let is_it = |notice: Notice| matches!(notice, Notice::Assigned { task, .. } if task.as_str() == "b");
+        while !notices.recv().await.is_ok_and(is_it) {}
+    }
+}
+
 async fn with_signals(setting: &mut Setting, there: bool, send: &[Signal]) -> Told {
     let tasks = vec![spec("a", "done"), spec("b", "hang"), spec("c", "done")];
     let signals = setting.signals.clone();
     let send = send.to_vec();
+    let works = hangs(&setting.fleet);
     let sending = async move {
+        works.await;
         for signal in send {
             tokio::time::sleep(Duration::from_millis(150)).await;
             signals.send(signal).await.expect("sent");
@@ -391,7 +403,9 @@ async fn a_daemon_that_goes_away_leaves_what_is_known() {
     let mut signals = Signals::from_channel(mpsc::channel(1).1);
     let tasks = vec![spec("a", "done"), spec("b", "hang")];
     let order = setting.order(tasks);
+    let works = hangs(&setting.fleet);
     let gone = async {
+        works.await;
         tokio::time::sleep(Duration::from_millis(150)).await;
         stop.cancel();
     };
@@ -459,7 +473,7 @@ async fn a_signal_ends_the_wait_for_tasks_that_are_not_taken_in() {
             }
         };
         let working = async {
-            let most = Duration::from_secs(10);
+            let most = Duration::from_secs(60);
             if there {
                 timeout(most, setting.there(tasks)).await
             } else {
@@ -486,7 +500,7 @@ async fn a_second_signal_ends_a_run_whose_tasks_were_never_taken_in() {
         }
     };
     let working = timeout(
-        Duration::from_secs(10),
+        Duration::from_secs(60),
         setting.here(vec![spec("a", "stall")]),
     );
     let (told, ()) = tokio::join!(working, send);

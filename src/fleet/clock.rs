@@ -74,7 +74,8 @@ mod tests {
         tokio::time::sleep(Duration::from_millis(3)).await;
         let after = now_us();
         STAMPS.set(None);
-        assert!((1_000..100_000).contains(&before), "{before}");
+        // Of this clock, however late it is looked at: the real one says a thousand million times as much.
+        assert!((1_000..600_000_000).contains(&before), "{before}");
         assert!(after >= before + 3_000, "{before} {after}");
     }
 }

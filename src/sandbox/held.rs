@@ -28,6 +28,11 @@ impl<F: AsFd> Held<F> {
         take(&file)?;
         Ok(Self(file))
     }
+
+    /// The same of one that is taken already.
+    pub const fn taken(file: F) -> Self {
+        Self(file)
+    }
 }
 
 impl<F: AsFd> Drop for Held<F> {

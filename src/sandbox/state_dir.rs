@@ -17,6 +17,7 @@ use rustix::io::Errno;
 
 use crate::model::{Foreign, RunId};
 
+use super::held::Held;
 use super::workspace::Root;
 
 /// The subdirectories, each 0700.
@@ -165,7 +166,7 @@ pub struct StateDir {
     homes: Root,
     copies: Root,
     overlays: Root,
-    _lock: OwnedFd,
+    _lock: Held<OwnedFd>,
 }
 
 impl StateDir {
@@ -218,7 +219,7 @@ impl StateDir {
             copies,
             overlays,
             path,
-            _lock: lock,
+            _lock: Held::taken(lock),
         })
     }
 

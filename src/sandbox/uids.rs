@@ -19,6 +19,7 @@ use rustix::io::Errno;
 use crate::config::UidRange;
 use crate::limits;
 use crate::model::Foreign;
+use crate::sandbox::held::Held;
 
 pub use range::{Accounts, Range, RangeError};
 
@@ -158,7 +159,7 @@ impl Block {
 #[derive(Debug)]
 pub struct HeldBlock {
     block: Block,
-    _lock: OwnedFd,
+    _lock: Held<OwnedFd>,
 }
 
 impl HeldBlock {
@@ -244,7 +245,7 @@ pub fn take(sources: &Sources, count: u32, wanted: UidRange) -> Result<HeldBlock
     // The directory's own lock goes with `dir`.
     Ok(HeldBlock {
         block: Block { first, count },
-        _lock: lock,
+        _lock: Held::taken(lock),
     })
 }
 
@@ -383,7 +384,7 @@ fn hold(dir: &OwnedFd, place: &Path, first: u32, count: u32) -> Result<OwnedFd, 
 mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
-    use super::super::workspace::testing::{Scratch, scratch};
+    use super::super::workspace::testing::{Scratch, free, scratch};
     use super::*;
 
     fn sources(subuid: &str) -> (Scratch, Sources) {
@@ -432,9 +433,13 @@ mod tests {
             matches!(error, UidError::NoFreeBlock { held: 3, .. }),
             "{error}"
         );
+        let freed = |first: u32| free(&sources.held.join(first.to_string()));
         drop(held_small);
+        freed(small);
         assert_eq!(first(&sources, 8).unwrap().0, 700_064, "into the gap");
         drop(held_large);
+        freed(large);
+        freed(700_064);
         let (forty, _held_forty) = first(&sources, 40).unwrap();
         assert_eq!(forty, 700_000);
         let error = first(&sources, 35).expect_err("34 are free behind the forty");

@@ -24,12 +24,16 @@ fn proxy() -> (u16, mpsc::Receiver<String>) {
     let (tell, heard) = mpsc::sync_channel(256);
     std::thread::spawn(move || {
         for stream in listener.incoming().flatten() {
-            let mut line = String::new();
-            let _ = BufReader::new(&stream).read_line(&mut line);
-            let _ = (&stream).write_all(b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n");
-            if tell.send(line).is_err() {
-                return; // The test is over.
-            }
+            let tell = tell.clone();
+            // One that says nothing holds up no other.
+            std::thread::spawn(move || {
+                let mut line = String::new();
+                let _ = BufReader::new(&stream).read_line(&mut line);
+                let _ =
+                    (&stream).write_all(b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n");
+                // The test may be over.
+                let _ = tell.send(line);
+            });
         }
     });
     (port, heard)
@@ -117,7 +121,10 @@ home_files = {{ {} }}
             }
         }
     };
-    running.signal("INT");
+    // One that ended is nobody any more to whom a signal could be sent.
+    if running.child.try_wait().expect("its state").is_none() {
+        running.signal("INT");
+    }
     let _ = running.wait(Duration::from_secs(60));
     let proxies = told(name)["proxies"].as_str().expect("a text").to_owned();
     let word = if through { "yes: " } else { "no: " };

@@ -86,12 +86,12 @@ fn whoever_is_slow_is_cut_off_in_time() {
         return;
     }
     let world = World::new(&zone());
-    let bench = world.bench(&format!("{ALLOW}\ntimeouts = {{ request = \"700ms\" }}"));
+    let bench = world.bench(&format!("{ALLOW}\ntimeouts = {{ request = \"2s\" }}"));
     let head = b"CONNECT good.example.com:443 HTTP/1.1\r\nHost: good.example.com\r\n\r\n";
     let drip = |mut stream: TcpStream, words: Vec<u8>| {
         std::thread::spawn(move || {
             for byte in words {
-                std::thread::sleep(Duration::from_millis(50));
+                std::thread::sleep(Duration::from_millis(500));
                 if stream.write_all(&[byte]).is_err() {
                     return;
                 }
@@ -104,7 +104,7 @@ fn whoever_is_slow_is_cut_off_in_time() {
     let dripping = drip(stream.try_clone().expect("a clone"), head[..60].to_vec());
     assert_eq!(read_reply(&mut stream).status, 408);
     assert!(
-        began.elapsed() < Duration::from_secs(4),
+        began.elapsed() < Duration::from_secs(20),
         "{:?}",
         began.elapsed()
     );
@@ -120,7 +120,7 @@ fn whoever_is_slow_is_cut_off_in_time() {
     );
     assert!(rest(&mut stream).is_empty());
     assert!(
-        began.elapsed() < Duration::from_secs(4),
+        began.elapsed() < Duration::from_secs(20),
         "{:?}",
         began.elapsed()
     );

@@ -38,8 +38,12 @@ def work(word):
             held += crowd[:4]
             for s in crowd[4:]: s.close()
         for s in held: s.close()
-        import time; time.sleep(1)
-        return "flooded, then " + get("https://good.example.com/")
+        import time
+        for _ in range(60):
+            time.sleep(1)
+            page = get("https://good.example.com/")
+            if "hello" in page: break
+        return "flooded, then " + page
     if word == "look": return " ".join(sorted(k for k in os.environ if "PROXY" in k.upper())) + " " + os.environ["https_proxy"]
 say(type="ready", protocol=1, version="1", session_id="s", model="m", mode="x", tools=[], context_window=1, max_tokens=1, gadgets=[])
 for line in sys.stdin:

@@ -179,6 +179,9 @@ fn the_second_hello_must_name_the_host_again() {
     );
     let ccs = [20, 3, 3, 0, 1, 1];
     let ask = |second: &[u8], at_once: bool| {
+        // The server notes one of both of each connection, maybe long after its client has gone.
+        let over = || world.log("second").len() + world.log("error").len();
+        let before = over();
         let (mut stream, reply) = bench.ask("retry.example.com:8443");
         assert_eq!(reply.status, 200, "{reply:?}");
         let first = if at_once {
@@ -196,11 +199,8 @@ fn the_second_hello_must_name_the_host_again() {
             stream.write_all(second).expect("sent");
         }
         rest(&mut stream);
-        let seen = world.log("second").len();
         drop(stream);
-        eventually("it is over", || {
-            world.log("second").len() + world.log("error").len() >= seen
-        });
+        eventually("it is over", || over() > before);
     };
     for at_once in [false, true] {
         // The control: the same name again arrives, with the record for middleboxes or without.
@@ -237,27 +237,28 @@ fn bytes_and_time_have_their_limits() {
         return;
     }
     let world = World::new(&zone());
-    let rules = "allow = [\"good.example.com\"]\nsent_max = \"64K\"\nreceived_max = \"128K\"\ntimeouts = { idle = \"700ms\", total = \"3s\" }";
+    // Each limit by itself: a slow machine would come to the one of time before the one of bytes.
+    let rules = "allow = [\"good.example.com\"]\nsent_max = \"64K\"\nreceived_max = \"128K\"";
     let bench = world.bench(rules);
-    let begin = |words: &str| {
+    let begin = |bench: &Bench, words: &str| {
         let mut tls = bench.tls("good.example.com:443", "good.example.com");
         tls.write_all(words.as_bytes()).expect("sent");
         tls.flush().expect("sent");
         tls
     };
     // Within the limits all of it comes.
-    let mut tls = begin("send 100000");
+    let mut tls = begin(&bench, "send 100000");
     let mut got = Vec::new();
     let _ = tls.read_to_end(&mut got);
     assert_eq!(got.len(), 100_000);
     drop(tls);
-    let mut tls = begin("send 1000000");
+    let mut tls = begin(&bench, "send 1000000");
     got.clear();
     let _ = tls.read_to_end(&mut got);
     assert!(got.len() < 128 << 10, "{}", got.len());
     drop(tls);
     eventually("it was cut", || bench.counted(Why::Bytes) == 1);
-    let mut tls = begin("take");
+    let mut tls = begin(&bench, "take");
     let piece = vec![b'x'; 16 << 10];
     let sent = (0..64).take_while(|_| tls.write_all(&piece).and_then(|()| tls.flush()).is_ok());
     let _ = sent.count();
@@ -268,31 +269,34 @@ fn bytes_and_time_have_their_limits() {
             "{record:?}"
         );
     }
+    // The server itself waits for 30 s.
+    let silent = world.bench(&format!("{rules}\ntimeouts = {{ idle = \"2s\" }}"));
     let began = std::time::Instant::now();
-    let mut tls = begin("wait");
+    let mut tls = begin(&silent, "wait");
     let _ = tls.read(&mut [0; 16]);
     assert!(
-        began.elapsed() < Duration::from_millis(2500),
+        began.elapsed() < Duration::from_secs(20),
         "{:?}",
         began.elapsed()
     );
     eventually("it was idle", || bench.counted(Why::Idle) == 1);
     drop(tls);
     // Whoever says something now and then is cut in the end, too.
+    let bounded = world.bench(&format!("{rules}\ntimeouts = {{ total = \"4s\" }}"));
     let began = std::time::Instant::now();
-    let mut tls = begin("take");
+    let mut tls = begin(&bounded, "take");
     while tls.write_all(b"x").and_then(|()| tls.flush()).is_ok() {
         std::thread::sleep(Duration::from_millis(100));
-        assert!(began.elapsed() < Duration::from_secs(10));
+        assert!(began.elapsed() < Duration::from_secs(30));
     }
     assert!(
-        began.elapsed() > Duration::from_millis(2500),
+        began.elapsed() > Duration::from_millis(3500),
         "{:?}",
         began.elapsed()
     );
     eventually("its time was over", || bench.counted(Why::Time) == 1);
     // A child's end cuts what is open, and tells it.
-    let mut tls = begin("wait");
+    let mut tls = begin(&bench, "wait");
     let rest = bench.proxy.finish();
     assert!(
         rest.iter()

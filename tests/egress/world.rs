@@ -109,7 +109,7 @@ impl World {
         let own = own_services();
         fs::write(
             at("resolv.conf"),
-            "nameserver 9.9.9.9\nsearch evil.example\noptions timeout:2 attempts:1\n",
+            "nameserver 9.9.9.9\nsearch evil.example\noptions timeout:10 attempts:1\n",
         )
         .expect("resolv.conf");
         let mounted = Command::new("mount")
@@ -173,7 +173,7 @@ impl World {
     #[expect(clippy::unused_self, reason = "without a world there is nobody")]
     pub(crate) fn straight(&self, address: &str) -> bool {
         let address = SocketAddr::new(address.parse().expect("an address"), 443);
-        TcpStream::connect_timeout(&address, Duration::from_secs(3)).is_ok()
+        TcpStream::connect_timeout(&address, Duration::from_secs(20)).is_ok()
     }
 
     /// A proxy with these keys of `egress`, behind a socket of the loopback.
@@ -275,10 +275,10 @@ pub(crate) struct Reply {
 }
 
 impl Bench {
-    /// A connection that gives up after 20 s.
+    /// A connection that gives up after 60 s.
     pub(crate) fn connect(&self) -> TcpStream {
         let stream = TcpStream::connect(self.address).expect("it listens");
-        let patience = Some(Duration::from_secs(20));
+        let patience = Some(Duration::from_secs(60));
         stream.set_read_timeout(patience).expect("a timeout");
         stream
     }
@@ -396,7 +396,7 @@ pub(crate) fn read_reply(stream: &mut (impl Read + ?Sized)) -> Reply {
 
 /// Waits until `check` holds.
 pub(crate) fn eventually(what: &str, mut check: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(30);
+    let end = Instant::now() + Duration::from_secs(60);
     while !check() {
         assert!(Instant::now() < end, "{what}");
         std::thread::sleep(Duration::from_millis(10));

@@ -20,8 +20,9 @@ use children::{
     Place, alive, below, is_alive, is_root, plain, profile, run, spawner, until, walled,
 };
 
-/// Everything must be gone after this long, the kill of the supervisor included.
-const GONE: Duration = Duration::from_secs(2);
+/// Everything must be gone after this long, the kill of the supervisor included: by itself none of it goes, and
+/// the ladder takes longer.
+const GONE: Duration = Duration::from_secs(20);
 
 fn waits(each: Duration) -> StopWaits {
     StopWaits {
@@ -57,7 +58,7 @@ async fn first_line(launched: &mut Launched) -> String {
 }
 
 async fn ended(ended: tokio::sync::oneshot::Receiver<Ended>) -> Ended {
-    tokio::time::timeout(Duration::from_secs(10), ended)
+    tokio::time::timeout(GONE * 3, ended)
         .await
         .unwrap()
         .unwrap()
@@ -204,7 +205,11 @@ async fn a_forced_stop_leaves_nothing_however_busy_it_is() {
             (end.status, end.forced),
             (Some(ExitStatus::Signal(9)), true)
         );
-        assert_eq!((alive(&token), alive(&launched.marker)), (vec![], vec![]));
+        // Where the helper was too slow to do it, who was killed may still be on its way out.
+        until(GONE, "all are gone", || {
+            alive(&token).is_empty() && alive(&launched.marker).is_empty()
+        })
+        .await;
         assert!(!is_alive(launched.pid));
     }
 }
@@ -258,6 +263,12 @@ async fn dropping_a_start_on_its_way_leaves_nothing() {
 async fn the_ladder_goes_from_int_over_term_to_kill() {
     let place = Place::new();
     let wait = Duration::from_millis(300);
+    // Only the steps that nothing comes of are short.
+    let steps = |short: u32| StopWaits {
+        int: if short > 0 { wait } else { GONE },
+        term: if short > 1 { wait } else { GONE },
+        ..waits(GONE)
+    };
     for (trap, expected, at_least) in [
         ("trap 'exit 4' INT", ExitStatus::Code(4), 0),
         ("trap '' INT; trap 'exit 5' TERM", ExitStatus::Code(5), 1),
@@ -269,7 +280,7 @@ async fn the_ladder_goes_from_int_over_term_to_kill() {
         ) {
             let mut launched = spawner().spawn(plan).await.unwrap();
             assert_eq!(first_line(&mut launched).await, "up\n");
-            let (keeper, end) = launch::keep(launched.process, waits(wait));
+            let (keeper, end) = launch::keep(launched.process, steps(at_least));
             let begin = Instant::now();
             keeper.stop_from(Step::Int);
             let end = ended(end).await;
@@ -347,7 +358,7 @@ async fn a_run_is_bounded_in_time_and_in_what_is_kept() {
         assert!(matches!(failed, RunError::TimedOut { .. }), "{failed}");
     }
     for plan in both(&place, "head -c 3000000 /dev/zero; echo e >&2; exit 1") {
-        let finished = launch::run_to_end(&spawner(), plan, GONE * 5, 100)
+        let finished = launch::run_to_end(&spawner(), plan, GONE * 3, 100)
             .await
             .unwrap();
         assert_eq!(
@@ -378,9 +389,7 @@ async fn many_start_at_once() {
         let runs: Vec<_> = (0..24)
             .map(|_| {
                 let (spawner, plan) = (spawner.clone(), plan.clone());
-                tokio::spawn(async move {
-                    launch::run_to_end(&spawner, plan, Duration::from_secs(30), 100).await
-                })
+                tokio::spawn(async move { launch::run_to_end(&spawner, plan, GONE * 3, 100).await })
             })
             .collect();
         for run in runs {
@@ -405,10 +414,14 @@ async fn nothing_outlives_a_killed_supervisor() {
             lines.any(|line| line.unwrap().contains("all children are up")),
             "{walls}"
         );
-        let tree = below(supervisor.id());
         let helpers = if walls == "none" { 1 } else { 2 };
-        // Per child: helpers, the busy shell, the orphan's shell and its sleep.
-        assert!(tree.len() >= 8 * (helpers + 3), "{walls}: {}", tree.len());
+        // Per child: helpers, the busy shell, the orphan's shell and its sleep, which may be late.
+        let mut tree = Vec::new();
+        until(GONE, "all of them are there", || {
+            tree = below(supervisor.id());
+            tree.len() >= 8 * (helpers + 3)
+        })
+        .await;
         supervisor.kill().unwrap();
         let took = until(GONE, "all are gone", || {
             tree.iter().all(|pid| !is_alive(*pid)) && alive(&format!("orphan-{token}")).is_empty()
@@ -451,14 +464,14 @@ async fn nothing_outlives_a_supervisor_killed_while_it_starts_children() {
             .stdout(Stdio::null())
             .spawn()
             .unwrap();
-        until(GONE * 15, "the first helper is there", || {
+        until(GONE * 2, "the first helper is there", || {
             !helpers().is_empty()
         })
         .await;
         tokio::time::sleep(Duration::from_micros(round * 700)).await;
         supervisor.kill().unwrap();
         supervisor.wait().unwrap();
-        until(GONE * 5, "all are gone", || {
+        until(GONE, "all are gone", || {
             helpers().is_empty() && alive(&format!("orphan-{token}")).is_empty()
         })
         .await;

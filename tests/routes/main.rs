@@ -50,13 +50,12 @@ fn a_request_goes_on_with_the_real_key_and_without_what_came_from_inside() {
     });
     for (kind, count) in [("input", 16.0), ("output", 7.0), ("cache_read", 5.0)] {
         let label = format!("type=\"{kind}\"");
-        assert!(
-            (bench.metric("marshal_route_tokens_total", &label) - count).abs() < 0.1,
-            "{kind}"
-        );
+        eventually(kind, || {
+            (bench.metric("marshal_route_tokens_total", &label) - count).abs() < 0.1
+        });
     }
+    eventually("the log is on", || logs().contains("a model answered"));
     let said = logs() + &page();
-    assert!(said.contains("a model answered"), "the log is on");
     for secret in [KEY, "smuggled", "my private words", "2023-06-01"] {
         assert!(!said.contains(secret), "{secret} was logged");
     }
@@ -233,7 +232,7 @@ fn slow_heads_and_bodies_are_cut_off_in_time() {
         // A byte now and then does not help.
         let mut drip = stream.try_clone().expect("a clone");
         let dripping = std::thread::spawn(move || {
-            for _ in 0..40 {
+            for _ in 0..400 {
                 std::thread::sleep(Duration::from_millis(100));
                 if drip.write_all(b" ").is_err() {
                     return;
@@ -247,7 +246,7 @@ fn slow_heads_and_bodies_are_cut_off_in_time() {
             "{reply:?}"
         );
         assert!(
-            began.elapsed() < Duration::from_millis(3500),
+            began.elapsed() < Duration::from_secs(20),
             "{:?}",
             began.elapsed()
         );
@@ -260,7 +259,9 @@ fn slow_heads_and_bodies_are_cut_off_in_time() {
     stream.read_to_end(&mut nothing).expect("the end");
     assert!(nothing.is_empty());
     assert!(bench.provider.got().is_empty());
-    assert!(bench.metric("marshal_route_refused_total", "reason=\"slow\"") > 1.5);
+    eventually("both are counted", || {
+        bench.metric("marshal_route_refused_total", "reason=\"slow\"") > 1.5
+    });
 }
 
 #[test]

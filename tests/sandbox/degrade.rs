@@ -5,6 +5,7 @@
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -161,7 +162,8 @@ fn each_child_that_goes_without_is_counted() {
         text
     };
     let socket = host.dir.path().join("state/control.sock");
-    while !socket.exists() {
+    // It is there a moment before somebody listens at it.
+    while UnixStream::connect(&socket).is_err() {
         assert!(began.elapsed() < Duration::from_secs(30), "no socket");
         thread::sleep(Duration::from_millis(20));
     }

@@ -242,7 +242,7 @@ async fn this_program_runs_inside_any_image() {
 async fn signals_reach_the_agent_and_what_it_leaves_is_killed() {
     let (place, profile) = (Place::new(), profile());
     let script = "trap 'echo int' INT; trap 'echo term; exit 7' TERM; \
-                  (trap '' INT TERM; sleep 1000) & echo ready; while :; do wait; done";
+                  (trap '' INT TERM; echo ready; sleep 1000) & while :; do wait; done";
     for engine in all(&place) {
         let mut launched = spawner()
             .spawn(walled(&place.request(&profile), &engine, script))

@@ -37,7 +37,7 @@ async fn groups_end_with_their_child_and_with_their_supervisor() {
     // A child that does not start leaves none either.
     let mut missing = plain("true");
     missing.argv = vec!["no-such-program".to_owned()];
-    run_to_end(&spawner, missing, Duration::from_secs(5), 0)
+    run_to_end(&spawner, missing, Duration::from_secs(30), 0)
         .await
         .unwrap_err();
     let own = dirs.iter().flatten().filter_map(|dir| dir.parent());
@@ -47,13 +47,13 @@ async fn groups_end_with_their_child_and_with_their_supervisor() {
         entries.filter(|entry| entry.path().is_dir()).count()
     };
     // But those of the helper that is ready for the next sandbox.
-    until(Duration::from_secs(5), "no groups of children", || {
+    until(Duration::from_secs(20), "no groups of children", || {
         own.iter().all(|dir| children(dir) == 1)
     })
     .await;
     drop(spawner);
     until(
-        Duration::from_secs(5),
+        Duration::from_secs(20),
         "no groups of the supervisor",
         || own.iter().all(|dir| !dir.exists()),
     )
@@ -127,12 +127,16 @@ async fn a_supervisor_that_gets_sigkill_leaves_no_group() {
     assert!(left.len() >= 2, "{left:?}");
     let began = Instant::now();
     child.kill().unwrap();
-    until(Duration::from_secs(2), "no group is left", || {
+    until(Duration::from_secs(20), "no group is left", || {
         left_of(child.id()).is_empty()
     })
     .await;
     eprintln!("gone after {:?}", began.elapsed());
-    assert!(!is_alive(helper));
+    // Whoever was killed leaves its groups a moment before it is gone.
+    until(Duration::from_secs(20), "the helper is gone", || {
+        !is_alive(helper)
+    })
+    .await;
     child.wait().unwrap();
 }
 
@@ -144,33 +148,40 @@ async fn the_next_start_sweeps_what_a_dead_supervisor_and_its_janitor_left() {
     }
     let (mut dead, _) = supervisor(this_test(PLAYER));
     let (mut alive, helper) = supervisor(this_test(PLAYER));
-    let janitors = children::below(dead.id());
-    let janitors = janitors.into_iter().filter(|pid| {
+    let is_janitor = |pid: &u32| {
         let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
         name.trim() == "marshal-janitor"
-    });
-    let janitors: Vec<u32> = janitors.collect();
+    };
+    // It takes its name after it was started.
+    let mut janitors = Vec::new();
+    until(Duration::from_secs(20), "a janitor", || {
+        janitors = children::below(dead.id());
+        janitors.retain(is_janitor);
+        !janitors.is_empty()
+    })
+    .await;
     assert_eq!(janitors.len(), 1);
+    let (left, others) = (left_of(dead.id()), left_of(alive.id()));
+    assert!(left.len() >= 2 && others.len() >= 2, "{left:?} {others:?}");
+    // Somebody hides in a group of it: before its end, because every other start sweeps, too, those of the
+    // tests beside this one among them.
+    let mut hidden = Command::new("sleep").arg("1000").spawn().unwrap();
+    fs::write(left[0].join("cgroup.procs"), hidden.id().to_string()).unwrap();
     for pid in janitors.into_iter().chain([dead.id()]) {
         let pid = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
         rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
     }
     dead.wait().unwrap();
-    let (left, others) = (left_of(dead.id()), left_of(alive.id()));
-    assert!(left.len() >= 2 && others.len() >= 2, "{left:?} {others:?}");
-    // Somebody hides in a group of it.
-    let mut hidden = Command::new("sleep").arg("1000").spawn().unwrap();
-    fs::write(left[0].join("cgroup.procs"), hidden.id().to_string()).unwrap();
     let spawner = spawner();
-    until(Duration::from_secs(10), "swept", || {
+    until(Duration::from_secs(30), "swept", || {
         left_of(dead.id()).is_empty()
     })
     .await;
     assert!(!hidden.wait().unwrap().success(), "it was killed");
-    assert_eq!(
-        left_of(alive.id()),
-        others,
-        "those of a supervisor that lives stay"
+    // It may have made more: a helper is made ready in groups of its own.
+    assert!(
+        others.iter().all(|dir| dir.exists()),
+        "those of a supervisor that lives stay: {others:?}"
     );
     assert!(is_alive(helper));
     drop(spawner);
@@ -299,7 +310,7 @@ async fn groups_that_were_handed_to_an_ordinary_user_hold_its_children() {
             let entries = fs::read_dir(&group.0).unwrap().flatten();
             entries.filter(|entry| entry.path().is_dir()).count() == 0
         };
-        until(Duration::from_secs(5), "nothing is left in it", clean).await;
+        until(Duration::from_secs(20), "nothing is left in it", clean).await;
     }
 }
 
@@ -333,7 +344,7 @@ async fn holds_what_was_handed() {
     let mut launched = spawner.spawn(plan).await.unwrap();
     let orphan: u32 = line(&mut launched).await.parse().unwrap();
     drop(launched);
-    until(Duration::from_secs(5), "the orphan is gone", || {
+    until(Duration::from_secs(20), "the orphan is gone", || {
         !is_alive(orphan)
     })
     .await;

@@ -23,8 +23,8 @@ use crate::overlay::{Over, session};
 const STOPS: u64 = 24;
 const LONGER: u64 = 10;
 
-/// What is left of a supervisor must be gone by then.
-const GONE: Duration = Duration::from_secs(2);
+/// What is left of a supervisor must be gone by then: by itself none of it goes.
+const GONE: Duration = Duration::from_secs(20);
 
 /// The variable that tells a supervisor how long its agent is to sleep.
 const NAP: &str = "MARSHAL_TEST_NAP";

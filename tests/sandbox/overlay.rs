@@ -121,7 +121,18 @@ impl Over {
         let held = self.prepare().unwrap();
         let said = says(&self.request(&held), script).await;
         held.changes(&Manifest::default()).unwrap();
+        drop(held);
+        self.is_free();
         said
+    }
+
+    /// Waits until nobody has the session's lock: what other tests start beside holds it, too, until it is
+    /// another program. By a process of its own, because nobody else inherits what that opens.
+    fn is_free(&self) {
+        let lock = self.at("state/overlays/s-1,lock");
+        let mut locks = Command::new("flock");
+        let free = locks.args(["-w", "30"]).arg(lock).arg("true").status();
+        assert!(free.unwrap().success(), "its lock is held");
     }
 
     /// Runs a command of the program. What other tests start beside may hold a lock of this process

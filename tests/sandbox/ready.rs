@@ -10,7 +10,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::children::{self, Place, is_alive, is_root, spawner, until, walled};
 
-const SOON: Duration = Duration::from_secs(10);
+const SOON: Duration = Duration::from_secs(30);
 
 /// The helpers of sandboxes that the thread which started this child has as children, without it.
 fn others_of(first: &Launched) -> Vec<u32> {
@@ -27,7 +27,8 @@ fn others_of(first: &Launched) -> Vec<u32> {
     let tasks = fs::read_dir("/proc/self/task").unwrap().flatten();
     let lists: Vec<Vec<u32>> = tasks.map(|task| children(&task)).collect();
     let own = lists.into_iter().find(|list| list.contains(&first.pid));
-    let mut own = own.unwrap();
+    // The kernel leaves somebody out of a list that changes while it is read: then it is read again.
+    let mut own = own.unwrap_or_default();
     own.retain(|pid| *pid != first.pid && is_helper(pid) && is_alive(*pid));
     own
 }

@@ -152,7 +152,7 @@ async fn nothing_of_a_failed_start_is_left() {
             .await
             .unwrap_err();
     }
-    let limit = std::time::Duration::from_secs(5);
+    let limit = std::time::Duration::from_secs(20);
     children::until(limit, "helpers have gone", || {
         children::below(own).iter().all(|pid| {
             let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();

@@ -81,5 +81,5 @@ fn a_loader_asks_one_after_the_other_and_reports_what_it_measured() {
         "{}",
         text(&turn)
     );
-    assert!(began.elapsed() < Duration::from_secs(20));
+    assert!(began.elapsed() < Duration::from_secs(60));
 }

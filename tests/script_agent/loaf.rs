@@ -306,7 +306,7 @@ fn a_turn_is_steered_by_further_steps() {
     let session = client.session.clone();
     let reply = client.ask("session.steer", &steer(&session));
     assert_eq!(reply["result"]["accepted"], false, "nothing runs");
-    client.send("say first\nsleep 300ms");
+    client.send("say first\nsleep 3s");
     client.until("session.stream.chunk");
     let reply = client.ask("session.steer", &steer(&session));
     assert_eq!(reply["result"]["accepted"], true);

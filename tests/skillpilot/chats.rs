@@ -1,5 +1,6 @@
 //! Chats with a tool at a terminal: it gets their messages and nothing else, because it would run that.
 
+use std::cell::RefCell;
 use std::fs;
 
 use serde_json::{Value, json};
@@ -39,8 +40,12 @@ fn what_would_be_told_beside_a_message_is_left_out_and_nothing_is_run_again() {
     assert_eq!(text(&stream.any_turn()).trim(), "begun");
     // After a stop, which an agent would be told of.
     let turn = daemon.say(&chat, "puts running; flush stdout; after 3600000");
+    // What it says may come in pieces.
+    let said = RefCell::new(String::new());
     stream.until("it runs", |told| {
-        text(std::slice::from_ref(told)).contains("running")
+        said.borrow_mut()
+            .push_str(&text(std::slice::from_ref(told)));
+        said.borrow().contains("running")
     });
     let stop = daemon.post(&format!("{chat}/stop"), &json!({}));
     assert_eq!(stop.status, 200, "{stop:?}");

@@ -200,8 +200,8 @@ def line():
     while not read.endswith(b"\n"):
         read += os.read(0, 1)
         if read == b"stuck":
-            print("begun", flush=True)
             try:
+                print("begun", flush=True)
                 time.sleep(600)
             except KeyboardInterrupt:
                 return b""

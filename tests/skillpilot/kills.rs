@@ -54,6 +54,7 @@ fn a_runner_that_is_killed_at_any_moment_runs_nothing_twice() {
         std::thread::sleep(Duration::from_millis(random.random_range(0..500)));
         runner.signal("KILL");
         drop(runner);
+        session.is_free();
         killed += session.names("inflight").len();
     }
     let _runner = session.start_busy();

@@ -172,6 +172,14 @@ impl Session {
         self.until("nothing is left", |session| session.names(below).is_empty());
     }
 
+    /// Waits until no Runner has the directory: what one was starting when it was killed holds its lock, too,
+    /// until it is another program.
+    pub(crate) fn is_free(&self) {
+        let mut locks = Command::new("flock");
+        let free = locks.args(["-w", "60"]).arg(self.path("")).arg("true");
+        assert!(free.status().expect("flock").success(), "it is locked");
+    }
+
     /// Puts a file as the protocol wants it: whole.
     pub(crate) fn put(&self, below: &str, content: &str) {
         let temporary = self.path(&format!(".{}", uuid::Uuid::new_v4()));

@@ -91,7 +91,7 @@ impl Room {
         let stdin = child.stdin.take().expect("stdin");
         // The deaf one has two more, which come when it has set its traps.
         let all = if words.ends_with(&BUSY) { 3 } else { 1 };
-        eventually(Duration::from_secs(20), "the command runs", || {
+        eventually(Duration::from_secs(60), "the command runs", || {
             self.inside() >= all
         });
         (child, stdin)
@@ -114,6 +114,9 @@ fn shown(output: &Output) -> String {
         text(&output.stderr)
     )
 }
+
+/// What is left must be gone by then: by itself none of it goes.
+const GONE: Duration = Duration::from_secs(20);
 
 const BUSY: [&str; 4] = [
     "--",
@@ -310,7 +313,7 @@ fn the_end_of_the_input_is_a_stop_and_its_ladder_ends_everything() {
     // SIGINT ends it after its time.
     assert_eq!(child.wait().expect("ends").code(), Some(130));
     assert!(began.elapsed() >= Duration::from_millis(300));
-    room.gone(Duration::from_secs(2));
+    room.gone(GONE);
     let words: Vec<&str> = ["--mode=ro", "--eof-wait=0s"]
         .into_iter()
         .chain(BUSY)
@@ -347,7 +350,7 @@ fn nothing_survives_the_end_of_whoever_started_it() {
     let (mut child, _stdin) = room.start(&words);
     crate::far::signal(child.id(), "KILL");
     let _ = child.wait();
-    room.gone(Duration::from_secs(3));
+    room.gone(GONE);
     // The shell between is killed: nobody else says anything, and the input stays open.
     let marshal = env!("CARGO_BIN_EXE_marshal");
     let mark = format!("--set=MARK={}", room.mark);
@@ -378,12 +381,12 @@ fn nothing_survives_the_end_of_whoever_started_it() {
         .stderr(Stdio::null());
     let mut shell = command.spawn().expect("sh");
     let _stdin = shell.stdin.take();
-    eventually(Duration::from_secs(20), "the command runs", || {
+    eventually(Duration::from_secs(60), "the command runs", || {
         room.inside() >= 2
     });
     crate::far::signal(shell.id(), "KILL");
     let _ = shell.wait();
-    room.gone(Duration::from_secs(3));
+    room.gone(GONE);
 }
 
 #[test]
@@ -406,7 +409,7 @@ fn an_output_that_nobody_reads_any_more_ends_the_command() {
     stdout.read_exact(&mut first).expect("a line");
     drop(stdout);
     let _ = child.wait().expect("ends");
-    room.gone(Duration::from_secs(3));
+    room.gone(GONE);
 }
 
 #[test]

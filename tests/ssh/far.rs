@@ -40,6 +40,13 @@ fn keygen(file: &Path) {
 
 impl Far {
     pub(crate) fn start() -> Self {
+        // A port that was free may be somebody's in the next moment: then another one is tried.
+        let far = (0..5).find_map(|_| Self::started());
+        far.expect("a port that stays free")
+    }
+
+    /// `None`: somebody took its port.
+    fn started() -> Option<Self> {
         assert!(
             rustix::process::geteuid().is_root(),
             "run this as root: sshd is shown a list of accounts of its own"
@@ -100,13 +107,16 @@ impl Far {
             dir,
             port,
         };
-        eventually(Duration::from_secs(20), "sshd listens", || {
+        let mut is_taken = false;
+        eventually(Duration::from_secs(60), "sshd listens", || {
             if let Ok(Some(status)) = far.sshd.try_wait() {
-                panic!("sshd ended with {status}: {}", far.log());
+                is_taken = far.log().contains("Address already in use");
+                assert!(is_taken, "sshd ended with {status}: {}", far.log());
+                return true;
             }
             far.log().contains("Server listening")
         });
-        far
+        (!is_taken).then_some(far)
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {

@@ -13,7 +13,7 @@ fn busy(drill: &Drill) -> Running {
         let name = std::fs::read_to_string(format!("/proc/{pid}/comm"));
         name.is_ok_and(|name| name.trim_end() == "sleep")
     };
-    eventually(Duration::from_secs(30), "an agent and its orphan", || {
+    eventually(Duration::from_secs(60), "an agent and its orphan", || {
         drill.agents().iter().any(is_orphan)
     });
     running
@@ -31,7 +31,7 @@ fn a_cut_connection_is_told_with_what_may_be_left() {
     let drill = Drill::new(&far.pool(&far.keys(), ""));
     let mut running = busy(&drill);
     far.signal_sessions("KILL");
-    let code = running.wait(Duration::from_secs(20));
+    let code = running.wait(Duration::from_secs(60));
     assert_eq!(code, Some(1), "{}", drill.log("stderr.log"));
     let detail = detail(&drill);
     for part in [
@@ -61,25 +61,25 @@ fn with_marshal_at_the_far_end_nothing_survives_a_cut() {
     let mut running = busy(&drill);
     far.signal_sessions("KILL");
     let cut = Instant::now();
-    assert_eq!(running.wait(Duration::from_secs(20)), Some(1));
+    assert_eq!(running.wait(Duration::from_secs(60)), Some(1));
     let detail = detail(&drill);
     assert!(detail.contains("was lost"), "{detail}");
     assert!(!detail.contains("may be left"), "{detail}");
     eventually(
-        Duration::from_secs(5),
+        Duration::from_secs(30),
         "everything at the far end is gone",
         || drill.agents().is_empty(),
     );
-    assert!(cut.elapsed() < Duration::from_secs(20));
+    assert!(cut.elapsed() < Duration::from_secs(60));
 }
 
 #[test]
 fn a_stalled_connection_counts_as_lost() {
     let far = Far::start();
-    let drill = Drill::new(&far.pool(&format!("{}\nalive_timeout = \"3s\"", far.keys()), ""));
+    let drill = Drill::new(&far.pool(&format!("{}\nalive_timeout = \"6s\"", far.keys()), ""));
     let mut running = busy(&drill);
     far.signal_sessions("STOP");
-    let code = running.wait(Duration::from_secs(30));
+    let code = running.wait(Duration::from_secs(60));
     assert_eq!(code, Some(1), "{}", drill.log("stderr.log"));
     let detail = detail(&drill);
     for part in ["was lost", "no sign of life", "may be left"] {
@@ -97,12 +97,12 @@ fn a_killed_supervisor_leaves_nothing_behind_far_walls_and_no_client_here() {
     let drill = Drill::new(&far.pool(&format!("{}\nmarshal = \"marshal\"", far.keys()), ""));
     let running = busy(&drill);
     running.signal("KILL");
-    eventually(Duration::from_secs(10), "no connection is left", || {
+    eventually(Duration::from_secs(30), "no connection is left", || {
         far.sessions().is_empty()
     });
     // The end of its input is a normal stop at first: it has its time.
     eventually(
-        Duration::from_secs(25),
+        Duration::from_secs(60),
         "everything at the far end is gone",
         || drill.agents().is_empty(),
     );

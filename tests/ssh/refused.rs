@@ -1,6 +1,8 @@
 //! Far ends that are not reached, or let nobody in: each is told apart, and never hammered.
 
-use std::net::TcpListener;
+use std::net::{Ipv4Addr, SocketAddrV4};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use crate::drill::{Drill, Ran};
 use crate::far::Far;
@@ -76,10 +78,13 @@ fn a_key_that_is_not_let_in_parks_the_slot_at_once() {
 #[test]
 fn a_host_that_is_not_there_is_tried_as_often_as_the_budget_says() {
     let far = Far::start();
-    // A port that nobody listens on, and nobody else takes.
-    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let port = taken.local_addr().expect("an address").port();
-    drop(taken);
+    // A port that nobody listens on, and nobody else takes as long as this has it.
+    let (family, kind) = (AddressFamily::INET, SocketType::STREAM);
+    let taken = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None);
+    let taken = taken.expect("a socket");
+    rustix::net::bind(&taken, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).expect("a port");
+    let address = rustix::net::getsockname(&taken).expect("an address");
+    let port = SocketAddrV4::try_from(address).expect("of IPv4").port();
     let pool = far
         .pool(
             &far.keys(),
@@ -98,6 +103,7 @@ fn a_host_that_is_not_there_is_tried_as_often_as_the_budget_says() {
     let drill = Drill::new(&name);
     let (ran, detail) = one_task(&drill);
     says(&ran, &detail, &["was not reached", "ssh.host"]);
+    drop(taken);
 }
 
 #[test]

@@ -29,10 +29,11 @@ fn agents_of_both_dialects_work_at_a_far_end() {
         let result = &drill.results("r.jsonl")[0];
         assert_eq!(result["outcome"], "done");
     }
-    assert_eq!(
-        far.sessions(),
-        Vec::<u32>::new(),
-        "a child has its own connection"
+    // The far end sees a moment later that a client has gone.
+    eventually(
+        Duration::from_secs(20),
+        "no connection outlives its child",
+        || far.sessions().is_empty(),
     );
 }
 
@@ -49,7 +50,7 @@ fn a_far_agent_gets_its_variables_and_no_list_of_processes_shows_its_secrets() {
             "DRILL = \"MARK\", PLAIN = \"a b'c$x\", API_KEY = \"env:FAR_SECRET\"",
         );
     let drill = Drill::new(&pool);
-    let mut command = drill.command(&["run", "sleep 2s"]);
+    let mut command = drill.command(&["run", "sleep 5s"]);
     command
         .env("FAR_SECRET", "s3cret-value")
         .env("SSH_AUTH_SOCK", "/nonexistent/agent")
@@ -59,7 +60,7 @@ fn a_far_agent_gets_its_variables_and_no_list_of_processes_shows_its_secrets() {
         .stderr(fs::File::create(drill.path("stderr.log")).expect("a log"))
         .spawn()
         .expect("marshal");
-    eventually(Duration::from_secs(20), "the agent runs", || {
+    eventually(Duration::from_secs(60), "the agent runs", || {
         !drill.agents().is_empty()
     });
     for entry in fs::read_dir("/proc").expect("/proc").flatten() {

@@ -152,7 +152,7 @@ pub(crate) fn walled(request: &WallsRequest<'_>, script: &str) -> LaunchPlan {
 
 /// Runs a plan to its end.
 pub(crate) async fn run(plan: LaunchPlan) -> Result<Finished, RunError> {
-    run_to_end(&spawner(), plan, Duration::from_secs(30), 1 << 20).await
+    run_to_end(&spawner(), plan, Duration::from_secs(60), 1 << 20).await
 }
 
 /// What a script says in walls, which must be nothing on stderr.

@@ -84,11 +84,11 @@ fn brief() -> Bounds {
 
 async fn client(dir: &Path) -> Lines {
     let stream = connect(dir).await.expect("connected");
-    Lines::new(stream, 1 << 20, Duration::from_secs(5))
+    Lines::new(stream, 1 << 20, Duration::from_secs(60))
 }
 
 async fn line(lines: &mut Lines) -> Option<String> {
-    let line = lines.next(Some(Duration::from_secs(10))).await.ok()??;
+    let line = lines.next(Some(Duration::from_secs(60))).await.ok()??;
     Some(String::from_utf8(line).expect("text"))
 }
 

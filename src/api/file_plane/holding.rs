@@ -9,7 +9,7 @@ use std::io::{self, Read as _, Seek as _, Write as _};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, Stat};
+use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, RenameFlags, Stat};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
@@ -65,6 +65,13 @@ pub(super) struct Lock {
     is_locked: bool,
     /// Which file that is.
     print: (u64, u64),
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // In so many words: a process that another thread starts has a copy of the descriptor.
+        let _ = rustix::fs::flock(&self.file, FlockOperation::Unlock);
+    }
 }
 
 impl Holding {

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::*;
 use crate::config::{Approver, FilePlane};
+use crate::sandbox::workspace::testing::free;
 
 fn opened() -> (tempfile::TempDir, PathBuf, Disk) {
     let above = tempfile::tempdir().expect("a directory");
@@ -37,7 +38,7 @@ fn put(disk: &Disk, text: &str) {
 
 #[test]
 fn one_alone_has_the_lock_and_who_is_gone_is_not_waited_for() {
-    let (_above, _, disk) = opened();
+    let (_above, dir, disk) = opened();
     let now = Instant::now();
     let mut first = take(&disk);
     assert!(first.is_alone(&seen(&disk), now), "there is no heartbeat");
@@ -62,7 +63,7 @@ fn one_alone_has_the_lock_and_who_is_gone_is_not_waited_for() {
 
 #[test]
 fn a_heartbeat_of_another_host_is_waited_for_until_it_is_quiet() {
-    let (_above, _, disk) = opened();
+    let (_above, dir, disk) = opened();
     let begin = Instant::now();
     let mut holding = take(&disk);
     let of = |at| format!(r#"{{"timestamp":"{at}","instance":"x","boot":"y"}}"#);
@@ -83,6 +84,7 @@ fn a_heartbeat_of_another_host_is_waited_for_until_it_is_quiet() {
     // The same holder on another kernel is not the one whose lock was free.
     let lost = holding.own.clone();
     drop(holding);
+    free(&dir.join(LOCK));
     let mut next = take(&disk);
     let text = format!(
         r#"{{"timestamp":"1","instance":"{}","boot":"y"}}"#,

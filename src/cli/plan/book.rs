@@ -292,6 +292,7 @@ impl Book {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sandbox::workspace::testing::free;
 
     fn row(run: &str, item: &str, state: &str, outcome: Option<&str>) -> NamedTask {
         NamedTask {
@@ -356,13 +357,16 @@ mod tests {
             error.to_string().contains("another `marshal run`"),
             "{error}"
         );
+        let lock = book.path.with_extension("lock");
         drop(book);
+        free(&lock);
         let book = Book::open(state.path(), &file).expect("open");
         assert_eq!(book.kept.added, 3);
         assert!(book.kept.settled.contains("r1"));
         assert_eq!(book.kept.path, file.path());
         fs::write(&book.path, "{}}").expect("written");
         drop(book);
+        free(&lock);
         let error = Book::open(state.path(), &file).expect_err("damaged");
         assert!(
             error.to_string().contains("the book of the plan"),

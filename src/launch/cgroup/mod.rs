@@ -27,6 +27,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 pub use choice::{By, Finding, Held};
 pub use janitor::janitor_main;
@@ -46,8 +47,9 @@ pub use crate::telemetry::sets::GroupStep;
 /// The controllers of v2 that are of use.
 const WANTED: [&str; 3] = ["pids", "memory", "cpu"];
 
-/// Tries to make a group whose name nobody has.
-const TRIES: usize = 5;
+/// Tries to make a group whose name nobody has, and what is between two of them.
+const TRIES: usize = 100;
+const AGAIN: Duration = Duration::from_millis(10);
 
 /// Something with a group failed.
 #[derive(Debug, thiserror::Error)]
@@ -201,15 +203,19 @@ impl Groups {
             janitor::may_make_in(below)?;
             return Err(io::Error::other("it could not be written a moment ago"));
         }
-        for _ in 0..TRIES {
-            Kernel.make(&dir)?;
+        for tried in 0..TRIES {
+            match Kernel.make(&dir) {
+                // The sweeper has not come to its removal yet, or leaves it.
+                Err(error) if tried > 0 && error.kind() == io::ErrorKind::AlreadyExists => {}
+                made => made?,
+            }
             // Between the two, a sweeper may have taken it for a dead one's.
             match sweep::lock(&dir) {
                 Ok(Some(lock)) => {
                     self.locks.push(lock);
                     return Ok(dir);
                 }
-                Ok(None) => {}
+                Ok(None) => std::thread::sleep(AGAIN),
                 Err(error) => {
                     let _ = Kernel.remove(&dir);
                     return Err(error);

@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 
-use super::super::workspace::testing::{as_ordinary_user, is_root, scratch};
+use super::super::workspace::testing::{as_ordinary_user, free, is_root, scratch};
 use super::*;
 
 fn mode(path: &Path) -> u32 {
@@ -74,6 +74,7 @@ fn the_second_holder_is_told_the_first_ones_pid_and_a_free_one_is_taken() {
         "{error}"
     );
     drop(first);
+    free(&path.join("lock"));
     std::fs::write(path.join("lock"), "4194305999\n").unwrap();
     StateDir::open(&path, &[]).expect("a lock is held by flock, not by what its file says");
 }
@@ -113,9 +114,10 @@ fn local_runs_work_beside_a_holder_and_each_alone() {
     assert_eq!(local.path(), path.join("local/0190-a"));
     assert!(StateDir::open_local(&path, &run, &[]).is_err());
     assert!(StateDir::open_local(&path, &RunId::new("0190-b").unwrap(), &[]).is_ok());
-    let free = free_locals(&state).unwrap();
+    free(&path.join("local/0190-b/lock"));
+    let locals = free_locals(&state).unwrap();
     assert_eq!(
-        free.iter().map(|(name, _)| &**name).collect::<Vec<_>>(),
+        locals.iter().map(|(name, _)| &**name).collect::<Vec<_>>(),
         ["0190-b"]
     );
 }
@@ -158,6 +160,7 @@ fn a_directory_that_others_may_write_is_refused_and_one_they_may_read_is_closed(
     chmod(&path, 0o755);
     StateDir::open(&path, &[]).unwrap();
     assert_eq!(mode(&path), 0o700);
+    free(&path.join("lock"));
     chmod(dir.path(), 0o777);
     let error = StateDir::open(&path, &[]).expect_err("others could replace it");
     assert!(

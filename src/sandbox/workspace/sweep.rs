@@ -283,7 +283,7 @@ mod tests {
     use std::path::Path;
 
     use super::super::copy;
-    use super::super::testing::scratch;
+    use super::super::testing::{free, scratch};
     use super::*;
     use crate::limits::COPY_KEPT;
     use crate::model::RunId;
@@ -395,6 +395,7 @@ mod tests {
         let state = StateDir::open(&path, &[]).unwrap();
         let run = |name| StateDir::open_local(&path, &RunId::new(name).unwrap(), &[]).unwrap();
         drop(run("ended"));
+        free(&path.join("local/ended/lock"));
         let running = run("running");
         let at = |now| sweep(&state, When::Start, now, COPY_KEPT, &Known::default()).leftovers;
         let now = SystemTime::now();

@@ -55,6 +55,14 @@ pub(crate) fn deep_tree(top: &Path, levels: usize) {
     rustix::fs::openat(&dir, "bottom", flags, Mode::from_raw_mode(0o644)).expect("a file");
 }
 
+/// Waits until nobody holds a lock that was let go: what another test starts holds it, too, until it is another
+/// program. By a process of its own, because nobody else inherits what that opens.
+pub(crate) fn free(lock: &Path) {
+    let mut locks = Command::new("flock");
+    let free = locks.args(["-w", "30"]).arg(lock).arg("true").status();
+    assert!(free.expect("flock").success(), "{} is held", lock.display());
+}
+
 /// Whether this process is root.
 pub(crate) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
@@ -72,7 +80,11 @@ pub(crate) fn as_ordinary_user(test: &str, body: impl FnOnce()) {
     let open = std::fs::Permissions::from_mode(0o755);
     std::fs::set_permissions(place.path(), open).expect("chmod");
     let binary = place.path().join("tests");
-    std::fs::copy("/proc/self/exe", &binary).expect("a copy of the test binary");
+    // By a process of its own: what another test starts holds whatever this one has open for writing up to its
+    // own exec, and what is open for writing cannot be executed.
+    let own = format!("/proc/{}/exe", std::process::id());
+    let copied = Command::new("cp").args(["-L", &own]).arg(&binary).status();
+    assert!(copied.expect("cp").success(), "a copy of the test binary");
     let output = Command::new("setpriv")
         .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
         .arg(&binary)

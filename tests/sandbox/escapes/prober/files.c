@@ -125,15 +125,23 @@ ATTEMPT(chown_other_slot, ROOT, "give a file to another slot's uid") {
 }
 
 static int run_and_look(const char *program) {
-    char path[64], line[256];
+    char path[64], line[256], name[64] = "", state = 0;
     int ends[2], euid = -1;
     if (pipe(ends)) return errno;
     pid_t child = fork();
     if (!child) { dup2(ends[0], 0); dup2(open("/dev/null", O_WRONLY), 1); dup2(1, 2); execl(program, program, NULL); _exit(127); }
-    usleep(150000);
     snprintf(path, sizeof path, "/proc/%d/status", (int)child);
-    FILE *status = fopen(path, "r");
-    while (status && fgets(line, sizeof line, status)) sscanf(line, "Uid: %*d %d", &euid);
+    /* Until it is that program, or could not be. */
+    for (int look = 0; look < 200 && state != 'Z' && strcmp(name, strrchr(program, '/') + 1); look++) {
+        usleep(50000);
+        FILE *status = fopen(path, "r");
+        while (status && fgets(line, sizeof line, status)) {
+            sscanf(line, "Name: %63s", name);
+            sscanf(line, "State: %c", &state);
+            sscanf(line, "Uid: %*d %d", &euid);
+        }
+        if (status) fclose(status);
+    }
     kill(child, SIGKILL);
     return euid == 0 ? 0 : say("euid %d", euid);
 }
