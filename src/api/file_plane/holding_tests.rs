@@ -38,7 +38,7 @@ fn put(disk: &Disk, text: &str) {
 
 #[test]
 fn one_alone_has_the_lock_and_who_is_gone_is_not_waited_for() {
-    let (_above, dir, disk) = opened();
+    let (_above, _, disk) = opened();
     let now = Instant::now();
     let mut first = take(&disk);
     assert!(first.is_alone(&seen(&disk), now), "there is no heartbeat");
