@@ -7,8 +7,8 @@ class Editor(Client):
     def __init__(self): self.heard, self.asked, self.answer, self.came = [], [], "allow_once", asyncio.Event()
     async def session_update(self, session_id, update, **_):
         self.heard.append(update)
-        # A call may be shown before it is asked for.
-        if update.session_update == "agent_message_chunk": self.came.set()
+        # A call may be shown before it is asked for, and the last words of the turn before may come late.
+        if update.session_update == "agent_message_chunk" and self.answer != "never": self.came.set()
     async def request_permission(self, session_id, tool_call, options, **_):
         self.asked.append(tool_call.title); self.came.set()
         if self.answer == "never": await asyncio.Event().wait()
