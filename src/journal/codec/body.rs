@@ -236,6 +236,13 @@ pub(super) struct StateChanged<'a> {
 }
 
 #[derive(Serialize, Deserialize)]
+pub(super) struct CommandGiven<'a> {
+    pub(super) command: Text<'a>,
+    pub(super) args: Text<'a>,
+    pub(super) by: Text<'a>,
+}
+
+#[derive(Serialize, Deserialize)]
 pub(super) struct SlashResult<'a> {
     pub(super) command: Text<'a>,
     pub(super) text: Text<'a>,

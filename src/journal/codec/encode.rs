@@ -40,6 +40,7 @@ pub fn encode_into(event: &Event, out: &mut Vec<u8>) {
         | Event::Usage(_)
         | Event::ContextUsed { .. }
         | Event::StateChanged { .. }
+        | Event::CommandGiven { .. }
         | Event::SlashResult { .. }
         | Event::AgentError { .. }
         | Event::Unknown { .. }
@@ -419,6 +420,14 @@ fn reports(event: &Event, out: &mut Vec<u8>) {
                 mode: maybe(mode.as_ref()),
                 context_pct: *context_pct,
                 context_window: *context_window,
+            },
+        ),
+        Event::CommandGiven { command, args, by } => put(
+            out,
+            &body::CommandGiven {
+                command: Cow::Borrowed(command),
+                args: text(args),
+                by: Cow::Borrowed(by),
             },
         ),
         Event::SlashResult {
