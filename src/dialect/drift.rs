@@ -60,13 +60,11 @@ impl Drift {
     fn asks_less(&self, mode: &str) -> bool {
         let place = |mode: &str| self.order.iter().position(|known| *known == mode);
         let began = self.began.as_deref();
-        match (began.and_then(place), place(mode)) {
-            (Some(began), Some(now)) => now > began,
-            _ => {
-                let skips = |mode: &str| self.acp.skipping.has(mode);
-                began != Some(mode) && skips(mode) && !began.is_some_and(skips)
-            }
+        if let (Some(began), Some(now)) = (began.and_then(place), place(mode)) {
+            return now > began;
         }
+        let skips = |mode: &str| self.acp.skipping.has(mode);
+        began != Some(mode) && skips(mode) && !began.is_some_and(skips)
     }
 }
 

@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{CommandEnd, Effect, Effects};
+use super::{CommandEnd, Effect, Effects, Refused};
 use crate::model::{Event, Foreign, Origin};
 
 /// See the head of this file.
@@ -42,10 +42,20 @@ impl Slash {
         !matches!(self.open, Open::None)
     }
 
-    /// One was written.
-    pub(super) fn begin(&mut self, now: Instant) {
+    /// One is about to be written.
+    ///
+    /// # Errors
+    /// [`Refused`] while a turn runs, and while another has no result.
+    pub(super) fn begin(&mut self, in_turn: bool, now: Instant) -> Result<(), Refused> {
+        if in_turn {
+            return Err(Refused::Busy);
+        }
+        if self.is_open() {
+            return Err(Refused::Commanded);
+        }
         let due = self.most.and_then(|most| now.checked_add(most));
         self.open = Open::Waits(due);
+        Ok(())
     }
 
     /// Its result came: gives whether there was one to have it.

@@ -116,6 +116,17 @@ fn place(events: &[(String, Value)], kind: &str, word: &str) -> usize {
         .unwrap_or_else(|| panic!("no {kind} with {word}: {events:?}"))
 }
 
+/// The session's events, once there is one of a kind with a word in its body.
+fn until(drill: &Drill, session: &str, kind: &str, word: &str) -> Vec<(String, Value)> {
+    let mut seen = Vec::new();
+    eventually(LONG, word, || {
+        seen = events(drill, session);
+        let is_it = |(of, body): &(String, Value)| of == kind && body.to_string().contains(word);
+        seen.iter().any(is_it)
+    });
+    seen
+}
+
 fn slot(daemon: &Daemon, pool: &str) -> Value {
     daemon.get(&format!("/api/v1/slots/{pool}/0")).body
 }
@@ -205,10 +216,19 @@ fn an_agent_that_exits_by_a_command_has_not_crashed() {
         let session = worked(&daemon, pool, "say hello");
         assert_eq!(said(&daemon, &session, "exit", "")["text"], bye);
         until_slot(&daemon, pool, "unloaded");
-        let seen = events(&drill, &session);
+        let seen = until(&drill, &session, "child_exited", "stopped");
         let ended = place(&seen, "child_exited", "stopped");
         assert!(place(&seen, "slash_result", "exit") < ended, "{seen:?}");
-        let why = refused(&daemon, &session, &json!({"command": "context"}), 409);
+        // One that cannot be loaded again is closed first.
+        let mut told = None;
+        eventually(LONG, "it is refused", || {
+            let answer = command(&daemon, &session, &json!({"command": "context"}));
+            assert!(matches!(answer.status, 409 | 503), "{answer:?}");
+            let is_it = answer.status == 409;
+            told = Some(answer);
+            is_it
+        });
+        let why = told.expect("an answer").body["detail"].to_string();
         assert!(
             why.contains("no agent runs") || why.contains("in no slot"),
             "{why}"
@@ -315,7 +335,7 @@ fn a_text_goes_into_a_running_turn_of_loaf_and_other_commands_between_turns() {
     assert_eq!(ran.code, Some(1), "{}", ran.all());
     said(&daemon, &session, "quit", "");
     until_slot(&daemon, "demo", "unloaded");
-    place(&events(&drill, &session), "child_exited", "stopped");
+    until(&drill, &session, "child_exited", "stopped");
 }
 
 #[test]
@@ -331,7 +351,7 @@ fn no_command_brings_an_agent_into_a_mode_in_which_it_asks_for_less() {
     let mode = json!({"command": "mode", "args": "workspace-write"});
     let why = refused(&daemon, &session, &mode, 409);
     assert!(why.contains("asks for less than in prompt"), "{why}");
-    let seen = events(&drill, &session);
+    let seen = until(&drill, &session, "child_exited", "protocol_fault");
     let changed = place(&seen, "state_changed", "workspace-write");
     assert!(
         changed < place(&seen, "child_exited", "protocol_fault"),
@@ -387,7 +407,7 @@ fn a_command_without_an_answer_is_given_up_and_a_prompt_waits_for_that() {
     until_slot(&daemon, "demo", "ready");
     let why = refused(&daemon, &session, &json!({"command": "x"}), 409);
     assert!(why.contains("has not answered the command before"), "{why}");
-    place(&events(&drill, &session), "agent_error", "refused");
+    until(&drill, &session, "agent_error", "refused");
     drill.assert_dense();
 }
 

@@ -111,7 +111,7 @@ pub(super) async fn command(desk: Desk, call: Call) -> Answer {
             "the connection's time is over before the agent has answered; its answer will be an event of the session",
         )
     })?;
-    let said = said.map_err(not_commanded)?;
+    let said = said.map_err(|error| not_commanded(&error))?;
     let (ok, text, cut) = (said.ok, said.text.raw(), said.cut);
     shown(&Said { ok, text, cut })
 }
@@ -120,7 +120,7 @@ fn unanswered(detail: impl Into<String>) -> Fault {
     Fault::new(StatusCode::GATEWAY_TIMEOUT, detail)
 }
 
-fn not_commanded(error: CommandError) -> Fault {
+fn not_commanded(error: &CommandError) -> Fault {
     let detail = error.to_string();
     match error {
         CommandError::NoCommands(..) | CommandError::Bad(_) => {

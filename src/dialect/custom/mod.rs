@@ -13,9 +13,7 @@
 //! - Events of another turn are out of state: text is dropped, tool calls are passed on all the same,
 //!   so that they are judged.
 //! - A turn's end that cannot be read ends the turn `failed`.
-//! - A mode that asks for less than the one that the agent was begun in, by its name, ends its child.
-//! - A slash command without a result in its time is told as unanswered; until its result comes there
-//!   is no other.
+//! - A mode that skips requests, by its name, ends the child; a slash command has its time (`slash`).
 //! - A session that is to go on under its id and says another one is not that session.
 
 mod events;
@@ -226,10 +224,8 @@ impl Dialect for Custom {
             Command::Slash { .. } if plan.table.slash.is_none() => {
                 return Err(Refused::Unsupported);
             }
-            Command::Slash { .. } if self.turn != Turn::None => return Err(Refused::Busy),
-            Command::Slash { .. } if self.slash.is_open() => return Err(Refused::Commanded),
             Command::Slash { command, args } => {
-                self.slash.begin(now);
+                self.slash.begin(self.turn != Turn::None, now)?;
                 if let Some(template) = &plan.table.slash {
                     let texts = [(Hole::Command, &*command), (Hole::Args, &*args)];
                     self.say(template, &texts, out);
@@ -251,8 +247,7 @@ impl Dialect for Custom {
     }
 
     fn deadline(&self) -> Option<Instant> {
-        let is_open = self.phase != Phase::Closed;
-        self.slash.due().filter(|_| is_open)
+        (self.phase != Phase::Closed).then(|| self.slash.due())?
     }
 
     fn tick(&mut self, now: Instant, out: &mut Effects) {

@@ -154,10 +154,8 @@ impl Dialect for Scaiflux {
                 self.last.by_error = false;
                 out.push(Effect::Write(message::prompt(&text)));
             }
-            Command::Slash { .. } if self.turn != Turn::None => return Err(Refused::Busy),
-            Command::Slash { .. } if self.slash.is_open() => return Err(Refused::Commanded),
             Command::Slash { command, args } => {
-                self.slash.begin(now);
+                self.slash.begin(self.turn != Turn::None, now)?;
                 out.push(Effect::Write(message::slash(&command, &args)));
             }
             Command::Cancel => self.cancel(out),

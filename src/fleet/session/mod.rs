@@ -391,7 +391,6 @@ fn begin(args: SessionArgs, myself: SessionRef) -> Box<SessionState> {
         warm,
         choosing: choosing::Choosing::default(),
         commands: commands::Commands::default(),
-        began_in: None,
         prompted: stored.as_ref().is_some_and(|of| of.prompted),
         memory: transcript::Memory::default(),
         grace: gentle::Grace::default(),

@@ -128,7 +128,7 @@ impl SessionState {
             control: config.timeouts.control,
             keepalive: config.timeouts.keepalive,
             table: config.dialect_table(),
-            mode: config.mode.clone().or_else(|| self.began_in.clone()),
+            mode: config.mode.as_ref().or(self.choosing.began()).cloned(),
             any_mode: config.guard == Guard::Sandbox,
             runner: Arc::clone(&config.runner),
             offers: config.client_offers(),
@@ -150,9 +150,6 @@ impl SessionState {
         self.tell_pool(SlotEvent::Ready, None);
         self.knows_agent_session(&info);
         self.choosing.ready(&info);
-        if let (None, Some(mode)) = (&self.began_in, &info.mode) {
-            self.began_in = Some(mode.raw().to_owned());
-        }
         if let Some(model) = &info.model {
             self.budget.purse.uses_model(model.raw());
         }

@@ -100,8 +100,6 @@ pub(crate) struct SessionState {
     pub(super) choosing: Choosing,
     /// The agent's own commands.
     pub(super) commands: Commands,
-    /// The mode that its first child began in, by its own word.
-    pub(super) began_in: Option<String>,
     /// The agent has had a prompt in it.
     pub(super) prompted: bool,
     /// What the agent has forgotten, and is told again.

@@ -242,6 +242,16 @@ pub(super) struct CommandGiven<'a> {
     pub(super) by: Text<'a>,
 }
 
+impl<'a> CommandGiven<'a> {
+    pub(super) fn of(command: &'a str, args: &'a Foreign, by: &'a str) -> Self {
+        Self {
+            command: Cow::Borrowed(command),
+            args: text(args),
+            by: Cow::Borrowed(by),
+        }
+    }
+}
+
 #[derive(Serialize, Deserialize)]
 pub(super) struct SlashResult<'a> {
     pub(super) command: Text<'a>,

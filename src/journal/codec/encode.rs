@@ -36,11 +36,13 @@ pub fn encode_into(event: &Event, out: &mut Vec<u8>) {
         | Event::TerminalEnded { .. } => terminals(event, out),
         Event::Egress { .. } => egress(event, out),
         Event::Work(work) => super::work::write(work, out),
+        Event::CommandGiven { command, args, by } => {
+            put(out, &body::CommandGiven::of(command, args, by));
+        }
         Event::Plan { .. }
         | Event::Usage(_)
         | Event::ContextUsed { .. }
         | Event::StateChanged { .. }
-        | Event::CommandGiven { .. }
         | Event::SlashResult { .. }
         | Event::AgentError { .. }
         | Event::Unknown { .. }
@@ -420,14 +422,6 @@ fn reports(event: &Event, out: &mut Vec<u8>) {
                 mode: maybe(mode.as_ref()),
                 context_pct: *context_pct,
                 context_window: *context_window,
-            },
-        ),
-        Event::CommandGiven { command, args, by } => put(
-            out,
-            &body::CommandGiven {
-                command: Cow::Borrowed(command),
-                args: text(args),
-                by: Cow::Borrowed(by),
             },
         ),
         Event::SlashResult {
