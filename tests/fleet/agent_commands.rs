@@ -376,7 +376,7 @@ fn a_command_without_an_answer_is_given_up_and_a_prompt_waits_for_that() {
     let drill = Drill::new(&shell(
         "demo",
         "\"scaiflux\"",
-        "timeouts = { control = \"3s\" }",
+        "timeouts = { control = \"10s\" }",
     ));
     let daemon = Daemon::start(&drill);
     let session = worked(&daemon, "demo", "hello");
