@@ -240,7 +240,10 @@ fn an_agent_that_exits_by_a_command_has_not_crashed() {
         for cause in ["crash", "protocol", "hang", "spawn", "oom"] {
             let series =
                 format!("marshal_child_restarts_total{{pool=\"{pool}\",cause=\"{cause}\"}}");
-            assert_eq!(metric(&page, &series).unwrap_or(0.0), 0.0, "{series}");
+            assert!(
+                metric(&page, &series).is_none_or(|count| count < 1.0),
+                "{series}"
+            );
         }
     }
     assert!(page.contains("marshal_child_restarts_total{"), "{page}");
