@@ -387,10 +387,10 @@ fn a_mode_that_asks_for_less_ends_the_agent() {
                < {{"type":"state_changed","mode":"bypassPermissions"}}"#
         ),
         &format!(
-            r#"ready protocol=1 mode='prompt'
+            "ready protocol=1 mode='prompt'
                state model=- mode='prompt' pct=None window=None
                state model=- mode='bypassPermissions' pct=None window=None
-               {}"#,
+               {}",
             unsafe_in("bypassPermissions", "prompt")
         ),
     );
