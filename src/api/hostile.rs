@@ -128,6 +128,11 @@ fn hostile_events(evil: &str, task: &TaskId) -> Vec<Event> {
             context_pct: None,
             context_window: None,
         },
+        Event::CommandGiven {
+            command: evil.to_owned(),
+            args: text(),
+            by: evil.to_owned(),
+        },
         Event::SlashResult {
             command: text(),
             text: text(),

@@ -113,6 +113,19 @@ pub enum Command {
         #[arg(long)]
         turn: bool,
     },
+    /// Give the agent of a session one of its own commands, and show its answer
+    ///
+    /// For agents whose protocol has them: ScaiFlux, loaf, and custom dialects whose table says how.
+    Command {
+        /// The session, as `ls` and `events` name it
+        #[arg(value_parser = |text: &str| SessionId::new(text))]
+        session: SessionId,
+        /// The command's name, without its slash
+        name: String,
+        /// What follows it on its line
+        #[arg(allow_hyphen_values = true, trailing_var_arg = true)]
+        args: Vec<String>,
+    },
     /// Have the daemon read its configuration and policies again, and say what needs a restart
     Reload,
     /// Send a message to a chat of the daemon, a new one or one that goes on, and show the answer
@@ -328,6 +341,7 @@ impl Command {
             | Self::Resume { .. }
             | Self::Resize { .. }
             | Self::Stop { .. }
+            | Self::Command { .. }
             | Self::Reload
             | Self::Prompt(_)
             | Self::Chat(_)

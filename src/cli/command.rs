@@ -196,6 +196,11 @@ async fn of_state(
         Command::Stop { session, turn } => {
             orders::stop(state, session, *turn, cli.json, streams).await
         }
+        Command::Command {
+            session,
+            name,
+            args,
+        } => orders::command(state, session, name, args, cli.json, streams).await,
         Command::Reload => orders::reload(state, cli.json, streams).await,
         Command::Prompt(args) => prompt::run(state, args, cli.json, cli.quiet, streams).await,
         Command::Chat(args) => chat::run(state, config, args, (cli.json, cli.quiet), streams).await,

@@ -123,6 +123,9 @@ fn says(event: &Event) -> String {
         Event::StateChanged { model, mode, .. } => {
             format!("{} {}", or(model.as_ref()), or(mode.as_ref()))
         }
+        Event::CommandGiven { command, args, by } => {
+            format!("/{command} {} (by {by})", args.raw())
+        }
         Event::SlashResult { command, text, .. } => format!("{} {}", command.raw(), text.raw()),
         Event::AgentError { code, message, .. } => format!("{}: {}", code.raw(), message.raw()),
         Event::TurnEnded {

@@ -1,5 +1,5 @@
 //! What a person orders of the daemon's pools and sessions: `drain`, `pause`, `resume`, `resize`,
-//! `stop`, `reload`.
+//! `stop`, `command`, `reload`.
 //!
 //! Owns the words and what is said when it is done. Must not know how it is carried out.
 
@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use super::exit::Exit;
 use super::http_client::{HttpError, ask};
 use super::streams::Streams;
+use crate::limits;
 use crate::model::foreign::show;
 use crate::model::{PoolName, SessionId};
 
@@ -79,6 +80,40 @@ pub(super) async fn stop(
         "it is told to end"
     };
     told(answer, json, streams, |_| format!("{session}: {words}"))
+}
+
+/// `command SESSION NAME [ARGS…]`: an answer of the agent's that it failed is a failure.
+pub(super) async fn command(
+    state: &Path,
+    session: &SessionId,
+    name: &str,
+    args: &[String],
+    json: bool,
+    streams: &mut Streams,
+) -> Exit {
+    let path = format!("/api/v1/sessions/{session}/commands");
+    let body = json!({"command": name, "args": args.join(" ")});
+    let answer = match ask(state, Method::POST, &path, Some(&body)).await {
+        Ok(answer) => answer,
+        Err(error) => return error.complain(streams),
+    };
+    if json {
+        streams.out.json(&answer.to_string());
+    } else {
+        let text = answer["text"].as_str().unwrap_or_default();
+        for line in text.lines() {
+            streams.out.line(&show(line, limits::COMMAND_TEXT_BYTES));
+        }
+        if answer["cut"] == true {
+            let events = format!("it said more: marshal events --session {session}");
+            streams.err.line(&events);
+        }
+    }
+    if answer["ok"] == true {
+        Exit::Done
+    } else {
+        Exit::Failures
+    }
 }
 
 /// `reload`.

@@ -12,12 +12,14 @@ pub mod claude;
 pub mod codex;
 pub mod custom;
 mod denials;
+mod drift;
 mod envelope;
 mod lenient;
 pub mod loaf;
 pub mod scaiflux;
 mod served;
 pub mod skillpilot;
+mod slash;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -46,6 +48,10 @@ pub struct Opening {
     pub acp: Arc<config::Acp>,
     /// What it wants of Codex.
     pub codex: config::Codex,
+    /// The mode that the agent is begun in, as far as it is known; any other may ask for less.
+    pub mode: Option<String>,
+    /// The agent may go into any mode: its pool does not count on being asked.
+    pub any_mode: bool,
     /// How a command is to be run, where a Runner is driven by files.
     pub runner: Arc<config::Runner>,
     /// The base URL of each route of the pool, as the agent reaches it.
@@ -96,7 +102,8 @@ pub enum Command {
         /// Files that belong to it. Only for protocols that have a place for them.
         attached: Arc<[Attachment]>,
     },
-    /// Run a slash command, where the protocol has them.
+    /// Run a slash command, where the protocol has them. One that is not refused ends with an
+    /// [`Effect::Commanded`], or with the channel.
     Slash {
         /// The name, without its slash.
         command: String,
@@ -136,6 +143,9 @@ pub enum Refused {
     /// A turn runs already.
     #[error("a turn is running")]
     Busy,
+    /// A slash command has no result yet.
+    #[error("the agent has not answered the command before")]
+    Commanded,
     /// No ask of that key is open.
     #[error("no open permission request has this id")]
     UnknownAsk,
@@ -151,6 +161,22 @@ pub enum Refused {
     /// The channel has failed or is closing.
     #[error("the channel is closed")]
     Closed,
+}
+
+/// What came of [`Command::Slash`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CommandEnd {
+    /// The agent answered.
+    Said {
+        /// It did not say that it failed, or that it does not know it.
+        ok: bool,
+        /// Its words.
+        text: Foreign,
+    },
+    /// It did not in its time: in our words.
+    Unanswered(String),
+    /// It was not sent.
+    Refused(Refused),
 }
 
 /// Why a channel cannot go on.
@@ -211,6 +237,8 @@ pub enum Effect {
     Withdrawn(AskKey),
     /// What was to be set is set, or why it is not.
     Set(Result<(), String>),
+    /// What came of a slash command, behind the event that tells it.
+    Commanded(CommandEnd),
     /// The dialect itself ends the running turn: the agent could not be told otherwise that
     /// something is denied. The time that a cancelled turn has begins now.
     Cancelling,

@@ -18,6 +18,7 @@ mod budgets;
 mod channel;
 mod chats;
 mod clock;
+mod commands;
 mod continuing;
 mod conversation;
 mod conversations;
@@ -67,6 +68,7 @@ pub use chats::STOPPED_UNSENT;
 pub use clock::day_time;
 #[doc(hidden)]
 pub use clock::simulate_stamps;
+pub use commands::{CommandError, CommandOrder, CommandSaid};
 pub use continuing::{TakeUpError, TakenUp};
 pub use conversation::{Brought, Conversation, ConversationOrder, OpenError, PromptError};
 pub use conversations::ConversationView;

@@ -1,4 +1,4 @@
-//! The bounds of chats and their messages.
+//! The bounds of chats and their messages, and of the commands that people give to agents.
 
 /// Bytes of one message.
 pub const TURN_BYTES: usize = 256 << 10;
@@ -26,3 +26,9 @@ pub const CHAT_RECALLED_EVENTS: u64 = 100_000;
 
 /// The most turns of a chat of the mode `autonomous`.
 pub const CHAT_ROUNDS: u32 = 1000;
+
+/// Bytes of the name of an agent's own command.
+pub const COMMAND_NAME_BYTES: usize = 64;
+
+/// Bytes of what an agent says to one that who gave it is told; the journal has all of it.
+pub const COMMAND_TEXT_BYTES: usize = 64 << 10;

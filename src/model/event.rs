@@ -53,6 +53,8 @@ words!(
         PlanStep = "plan_step",
         /// [`Event::StateChanged`]
         StateChanged = "state_changed",
+        /// [`Event::CommandGiven`]
+        CommandGiven = "command_given",
         /// [`Event::SlashResult`]
         SlashResult = "slash_result",
         /// [`Event::AgentError`]
@@ -303,6 +305,15 @@ pub enum Event {
         /// The size of its context window now, in tokens.
         context_window: Option<u64>,
     },
+    /// Somebody gives the agent one of its own commands; durable before it is sent.
+    CommandGiven {
+        /// Its name, without a slash.
+        command: String,
+        /// The rest of the line.
+        args: Foreign,
+        /// Who.
+        by: String,
+    },
     /// A slash command finished.
     SlashResult {
         /// The command.
@@ -515,6 +526,7 @@ impl Event {
             Self::FileUpdated { .. } => EventKind::FileUpdated,
             Self::PlanStep { .. } => EventKind::PlanStep,
             Self::StateChanged { .. } => EventKind::StateChanged,
+            Self::CommandGiven { .. } => EventKind::CommandGiven,
             Self::SlashResult { .. } => EventKind::SlashResult,
             Self::AgentError { .. } => EventKind::AgentError,
             Self::TurnEnded { .. } => EventKind::TurnEnded,

@@ -249,6 +249,21 @@ fn turns_and_sessions_are_ended_by_their_ids_and_slots_restarted() {
         door.see("/slots/demo/0")["state"] == "ready"
     });
     door.post(&of("interrupt"), "").assert_problem(409);
+    let context = json!({"command": "context", "args": ""}).to_string();
+    let said = order(&door, &of("commands"), &context, 200);
+    assert_eq!((&said["ok"], &said["cut"]), (&json!(true), &json!(false)));
+    assert!(said["text"].as_str().is_some_and(|text| !text.is_empty()));
+    for (bad, status) in [
+        (json!({"command": "a b"}), 422),
+        (json!({"command": "context", "args": "\u{7f}"}), 422),
+        (json!({"command": 1}), 400),
+        (json!({}), 400),
+    ] {
+        door.post(&of("commands"), &bad.to_string())
+            .assert_problem(status);
+    }
+    door.post("/sessions/none/commands", &context)
+        .assert_problem(404);
     let pid = door.see("/slots/demo/0")["pid"].clone();
     order(&door, "/slots/demo/0/restart", "", 202);
     eventually(LONG, "its child is gone", || {

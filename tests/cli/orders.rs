@@ -77,6 +77,12 @@ fn a_session_and_a_turn_are_stopped() {
         !session.is_empty()
     });
     exits(
+        &drill.run(&["command", &session, "context"]),
+        1,
+        &["a turn is running"],
+    );
+    exits(&drill.run(&["command", "none", "context"]), 2, &["session"]);
+    exits(
         &drill.run(&["stop", "--turn", &session]),
         0,
         &["told to end"],

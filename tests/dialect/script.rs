@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use marshal::config::{DialectName, DialectTable};
-use marshal::dialect::{Command, Denials, Dialect, Effect, Effects, Input, Opening, build};
+use marshal::dialect::{
+    Command, CommandEnd, Denials, Dialect, Effect, Effects, Input, Opening, build,
+};
 use marshal::model::{
     Answer, AskKey, ClientAnswer, ClientDone, ClientError, ClientFault, Event, Foreign, Setting,
     SettingValue,
@@ -265,6 +267,12 @@ fn describe(effect: &Effect) -> String {
         }
         Effect::Set(Ok(())) => "set".to_owned(),
         Effect::Set(Err(why)) => format!("not set: {why}"),
+        Effect::Commanded(CommandEnd::Said { ok: true, .. }) => "commanded".to_owned(),
+        Effect::Commanded(CommandEnd::Said { text: said, .. }) => {
+            format!("not commanded {}", text(said))
+        }
+        Effect::Commanded(CommandEnd::Unanswered(why)) => format!("not commanded: {why}"),
+        Effect::Commanded(CommandEnd::Refused(refused)) => format!("not commanded: {refused}"),
         Effect::Ask(ask) => {
             let claims = [
                 ("active", &ask.claimed.active_mode),

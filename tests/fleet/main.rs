@@ -6,6 +6,7 @@
 #![allow(clippy::expect_used, reason = "a test ends with its first failure")]
 
 mod acp;
+mod agent_commands;
 mod asks;
 mod asks_doors;
 mod asks_kept;

@@ -352,6 +352,17 @@ static ROUTES: &[Route] = &[
         ..ACTS
     },
     Route {
+        path: "/api/v1/sessions/{session}/commands",
+        name: "commandSession",
+        does: "Gives the agent of a session one of its own commands; returns with the agent's answer",
+        body: Some("Command"),
+        body_bytes: chats::BODY_BYTES,
+        gives: (200, "CommandSaid"),
+        refuses: &[404, 409, 422, 504],
+        handle: |desk, call| Box::pin(sessions::command(desk, call)),
+        ..ACTS
+    },
+    Route {
         path: "/api/v1/sessions/{session}/diff",
         name: "diffSession",
         does: "What a session wrote over its workspace, as `marshal diff` shows it",

@@ -3,15 +3,22 @@
 //!
 //! Must not know actors, or SQL.
 
+use std::time::Duration;
+
 use axum::http::StatusCode;
+use serde::{Deserialize, Serialize};
 
 use super::call::Call;
 use super::fault::Fault;
 use super::fleet::{named, refused};
 use super::views::{List, Session, page, shown};
 use super::{Answer, Desk, chats};
+use crate::fleet::{CommandError, CommandOrder};
 use crate::journal::{SessionQuery, StoredSession};
 use crate::model::{PoolName, SessionId};
+
+/// How long before its connection's end a client is told that the agent has not answered.
+const SAID_BY: Duration = Duration::from_secs(2);
 
 pub(super) async fn list(desk: Desk, call: Call) -> Answer {
     let pool = named(&desk, &call)?.map(|pool| pool.to_string());
@@ -71,6 +78,62 @@ pub(super) async fn prompt(desk: Desk, call: Call) -> Answer {
         ));
     };
     chats::message(&chats, chat.workspace.as_str(), id.as_str(), &call).await
+}
+
+/// The body of `…/commands`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Given {
+    command: String,
+    #[serde(default)]
+    args: String,
+}
+
+/// What the agent said to a command.
+#[derive(Serialize)]
+struct Said<'a> {
+    ok: bool,
+    text: &'a str,
+    cut: bool,
+}
+
+/// Gives a session's agent one of its own commands; returns with its answer.
+pub(super) async fn command(desk: Desk, call: Call) -> Answer {
+    let (id, row) = known(&desk, &call).await?;
+    let pool = pool(&row)?;
+    let Given { command, args } = call.body()?;
+    let by = format!("token {}", call.who);
+    let order = CommandOrder { command, args, by };
+    let given = desk.fleet.give_command(&pool, id, order);
+    let until = call.until.checked_sub(SAID_BY).unwrap_or(call.until);
+    let said = tokio::time::timeout_at(until, given).await.map_err(|_| {
+        unanswered(
+            "the connection's time is over before the agent has answered; its answer will be an event of the session",
+        )
+    })?;
+    let said = said.map_err(|error| not_commanded(&error))?;
+    let (ok, text, cut) = (said.ok, said.text.raw(), said.cut);
+    shown(&Said { ok, text, cut })
+}
+
+fn unanswered(detail: impl Into<String>) -> Fault {
+    Fault::new(StatusCode::GATEWAY_TIMEOUT, detail)
+}
+
+fn not_commanded(error: &CommandError) -> Fault {
+    let detail = error.to_string();
+    match error {
+        CommandError::NoCommands(..) | CommandError::Bad(_) => {
+            Fault::new(StatusCode::UNPROCESSABLE_ENTITY, detail)
+        }
+        CommandError::Unanswered(_) => unanswered(detail),
+        CommandError::ReadOnly | CommandError::Stopping => Fault::unavailable(detail),
+        CommandError::NotHere
+        | CommandError::NoAgent
+        | CommandError::Busy(_)
+        | CommandError::Refused(_)
+        | CommandError::Ended(_) => Fault::conflict(detail),
+    }
 }
 
 /// Ends the turn of a session; it goes on where it can.

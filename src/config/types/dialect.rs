@@ -51,6 +51,18 @@ impl DialectName {
         matches!(self, Self::Acp | Self::Claude)
     }
 
+    /// Whether the agent's own commands can be sent in it; by a custom dialect, if its table says how.
+    #[must_use]
+    pub const fn has_commands(self) -> bool {
+        matches!(self, Self::Custom | Self::Loaf | Self::Scaiflux)
+    }
+
+    /// Whether a command of that name goes into the running turn, and not between turns.
+    #[must_use]
+    pub fn steers_by(self, command: &str) -> bool {
+        self == Self::Loaf && command == "steer"
+    }
+
     /// Whether whoever reads a prompt takes words of ours around it for remarks. A tool at a terminal would
     /// run them.
     #[must_use]

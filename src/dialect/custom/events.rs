@@ -12,7 +12,7 @@ use super::{Custom, Ended, Open, Phase, Plan, Turn, reading};
 use crate::config::dialect_table::{Accepted, EndsTurn, Hole, Told, Unanswered};
 use crate::dialect::asks::Clash;
 use crate::dialect::custom::filling::{self, Filling};
-use crate::dialect::{Effect, Effects, Fault, bad_line, lenient};
+use crate::dialect::{Effect, Effects, Fault, bad_line, lenient, slash};
 use crate::limits;
 use crate::model::{AgentInfo, Ask, Event, Foreign, Origin, TurnOutcome};
 
@@ -77,7 +77,9 @@ impl Custom {
                 self.usage.output = self.usage.output.saturating_add(usage.output);
             }
             Said::Usage(_) => {}
-            Said::State(event) => out.push(Effect::Event(event)),
+            Said::State(event) => {
+                self.state_is(event, out);
+            }
             Said::End(end) => self.ended(*end, at, out),
             Said::Error {
                 code,
@@ -120,6 +122,9 @@ impl Custom {
     }
 
     pub(super) fn is_ready(&mut self, plan: &Plan, mut info: AgentInfo, out: &mut Effects) {
+        if let Some(fault) = self.modes.begins(info.mode.as_ref()) {
+            return self.refuse(fault, out);
+        }
         self.phase = Phase::Ready;
         if plan.table.accepted.is_empty() {
             info.protocol.clone_from(&plan.table.name);
@@ -137,6 +142,22 @@ impl Custom {
                 replayed: 0,
             }));
         }
+    }
+
+    /// Its model, mode or context are these now; `false` if it must end for that.
+    fn state_is(&mut self, state: Event, out: &mut Effects) -> bool {
+        let fault = match &state {
+            Event::StateChanged {
+                mode: Some(mode), ..
+            } => self.modes.goes(mode),
+            _ => None,
+        };
+        out.push(Effect::Event(state));
+        let is_safe = fault.is_none();
+        if let Some(fault) = fault {
+            self.refuse(fault, out);
+        }
+        is_safe
     }
 
     /// An event before the agent is ready: a fault, but what an error says is worth showing.
@@ -244,7 +265,7 @@ impl Custom {
             }
             return;
         }
-        if self.turn == Turn::None && !self.slash {
+        if self.turn == Turn::None && !self.slash.is_open() {
             at.out_of_state(out);
             return self.deny_at_once(table, request.id, "no turn is running", out);
         }
@@ -335,20 +356,28 @@ impl Custom {
         self.end_turn(ended, out);
     }
 
-    fn slash_result(&mut self, slash: Slash, at: &At<'_>, out: &mut Effects) {
+    fn slash_result(&mut self, told: Slash, at: &At<'_>, out: &mut Effects) {
         // One that nobody asked for must not make an exit look wanted.
-        if !std::mem::take(&mut self.slash) {
+        if !self.slash.end() {
             return at.out_of_state(out);
         }
         if self.turn == Turn::None {
             self.withdraw(out);
         }
-        out.push(Effect::Event(slash.result));
-        out.extend(slash.state.map(Effect::Event));
-        if slash.clear {
+        let end = match &told.result {
+            Event::SlashResult { text, .. } => slash::said(true, text),
+            _ => slash::said(true, &Foreign::default()),
+        };
+        out.push(Effect::Event(told.result));
+        if told.clear {
             out.push(Effect::SessionCleared);
         }
-        if slash.exit {
+        if told.state.is_some_and(|state| !self.state_is(state, out)) {
+            return;
+        }
+        out.push(end);
+        if told.exit {
+            self.leaving = true;
             out.push(Effect::ExitWanted);
         }
     }
@@ -373,11 +402,11 @@ impl Custom {
             Told::Ends(EndsTurn::Never) => false,
             _ => rejected,
         };
-        if self.turn == Turn::None && at.turn.is_none() {
-            self.slash = false;
-        }
+        let is_of_slash = self.turn == Turn::None && at.turn.is_none() && self.slash.end();
+        let end = is_of_slash.then(|| slash::said(false, &message));
         let (event, said) = reported(code, message, origin);
         out.push(Effect::Event(event));
+        out.extend(end);
         if ends {
             let end = Ended {
                 turn: at.turn.map(str::to_owned),

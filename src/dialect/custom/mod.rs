@@ -13,6 +13,7 @@
 //! - Events of another turn are out of state: text is dropped, tool calls are passed on all the same,
 //!   so that they are judged.
 //! - A turn's end that cannot be read ends the turn `failed`.
+//! - A mode that skips requests, by its name, ends the child; a slash command has its time (`slash`).
 //! - A session that is to go on under its id and says another one is not that session.
 
 mod events;
@@ -29,6 +30,8 @@ use std::time::Instant;
 use serde_json::value::RawValue;
 
 use super::asks::{Asks, Ids};
+use super::drift::Drift;
+use super::slash::Slash;
 use super::{Command, Denials, Dialect, Effect, Effects, Fault, Input, Opening, Refused, bad_line};
 use crate::config::DialectTable;
 use crate::config::dialect_table::{Hole, RuleEvent, Template, Unanswered};
@@ -121,8 +124,8 @@ pub struct Custom {
     /// The turn is to end.
     cancelling: bool,
     last: LastTurn,
-    /// A slash command has no result yet.
-    slash: bool,
+    slash: Slash,
+    modes: Drift,
     /// The goodbye was said.
     leaving: bool,
     ids: Ids,
@@ -151,6 +154,8 @@ impl Dialect for Custom {
             return out.push(Effect::Fault(Fault::NeedsSetup(why)));
         };
         let plan = Arc::new(Plan::of(table));
+        self.slash = Slash::within(opening.control);
+        self.modes = Drift::of(opening, &[]);
         self.workspace.clone_from(&opening.workspace);
         self.denials = opening.denials.clone();
         let resume = opening.resume.as_ref().map(|id| id.raw().to_owned());
@@ -196,7 +201,7 @@ impl Dialect for Custom {
     fn command(
         &mut self,
         command: Command,
-        _now: Instant,
+        now: Instant,
         out: &mut Effects,
     ) -> Result<(), Refused> {
         let plan = self.plan.clone().filter(|_| self.phase != Phase::Closed);
@@ -219,11 +224,8 @@ impl Dialect for Custom {
             Command::Slash { .. } if plan.table.slash.is_none() => {
                 return Err(Refused::Unsupported);
             }
-            Command::Slash { .. } if self.turn != Turn::None || self.slash => {
-                return Err(Refused::Busy);
-            }
             Command::Slash { command, args } => {
-                self.slash = true;
+                self.slash.begin(self.turn != Turn::None, now)?;
                 if let Some(template) = &plan.table.slash {
                     let texts = [(Hole::Command, &*command), (Hole::Args, &*args)];
                     self.say(template, &texts, out);
@@ -245,10 +247,14 @@ impl Dialect for Custom {
     }
 
     fn deadline(&self) -> Option<Instant> {
-        None
+        (self.phase != Phase::Closed).then(|| self.slash.due())?
     }
 
-    fn tick(&mut self, _now: Instant, _out: &mut Effects) {}
+    fn tick(&mut self, now: Instant, out: &mut Effects) {
+        if self.phase != Phase::Closed {
+            self.slash.tick(now, out);
+        }
+    }
 
     fn untold(&mut self) -> Denials {
         self.told(self.turn == Turn::None);

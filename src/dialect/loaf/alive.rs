@@ -5,9 +5,8 @@
 use std::time::Instant;
 
 use super::{Loaf, Phase, Wait, write};
-use crate::dialect::{Effect, Effects, Fault};
+use crate::dialect::{Effect, Effects, Fault, slash};
 use crate::limits;
-use crate::model::{Event, Origin};
 
 /// What is known of the agent's silence between turns.
 #[derive(Debug, Default)]
@@ -64,13 +63,7 @@ impl Loaf {
         };
         for open in self.open.extract_if(.., is_due) {
             let method = open.wait.bounded().unwrap_or_default();
-            let said =
-                format!("the agent did not answer {method} within {control:?} (timeouts.control)");
-            out.push(Effect::Event(Event::AgentError {
-                code: "unanswered".into(),
-                message: said.into(),
-                origin: Origin::Local,
-            }));
+            slash::unanswered(method, control, out);
         }
     }
 

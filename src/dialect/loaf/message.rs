@@ -398,6 +398,11 @@ impl<'a> Executed<'a> {
             .unwrap_or_default()
     }
 
+    /// Whether the agent knows the command, and says nothing of an error.
+    pub(super) fn is_done(&self) -> bool {
+        self.handled.and_then(parse) != Some(false) && self.members().error.is_none()
+    }
+
     /// Whether the session was emptied.
     pub(super) fn cleared(&self) -> bool {
         self.members().cleared.and_then(parse) == Some(true)

@@ -11,7 +11,7 @@ use super::{Loaf, Wait, write};
 use crate::dialect::acp::reported;
 use crate::dialect::envelope::ErrorReply;
 use crate::dialect::lenient::members;
-use crate::dialect::{Effect, Effects, Refused, bad_line};
+use crate::dialect::{Effect, Effects, Refused, bad_line, slash};
 use crate::model::{Event, Foreign, Origin, TurnOutcome, Usage};
 
 /// The command by which a text goes into the running turn.
@@ -272,8 +272,11 @@ impl Loaf {
             return Ok(());
         }
         let is_one = |open: &super::Open| matches!(open.wait, Wait::Command(_));
-        if self.turn.is_some() || self.open.iter().any(is_one) {
+        if self.turn.is_some() {
             return Err(Refused::Busy);
+        }
+        if self.open.iter().any(is_one) {
+            return Err(Refused::Commanded);
         }
         let raw = format!("/{command} {args}");
         self.ask_beside(Wait::Command(command), out, |id| {
@@ -290,16 +293,18 @@ impl Loaf {
     ) {
         let result: Executed<'_> = match outcome {
             Ok(result) => members(result).unwrap_or_default(),
-            Err(error) => return out.push(told(error)),
+            Err(error) => return not_done(error, out),
         };
-        let exit = result.exits();
+        let (exit, text) = (result.exits(), result.text());
+        let end = slash::said(result.is_done(), &text);
         out.push(Effect::Event(Event::SlashResult {
             command: command.into(),
-            text: result.text(),
+            text,
             data: result.output.map(ToOwned::to_owned),
             clear_session: result.cleared(),
             exit,
         }));
+        out.push(end);
         if exit {
             // It takes nothing any more, and stays: the end of its stdin ends it.
             self.leaving = true;
@@ -311,18 +316,31 @@ impl Loaf {
 
 /// Whether the running turn took a text.
 pub(super) fn steered(outcome: Result<&RawValue, ErrorReply>, out: &mut Effects) {
-    let text = match outcome {
-        Ok(result) if Word::of(result).is_accepted() => "the agent took it",
-        Ok(_) => "the agent did not take it",
-        Err(error) => return out.push(told(error)),
+    let is_taken = match outcome {
+        Ok(result) => Word::of(result).is_accepted(),
+        Err(error) => return not_done(error, out),
     };
+    let text = Foreign::from(if is_taken {
+        "the agent took it"
+    } else {
+        "the agent did not take it"
+    });
+    let end = slash::said(is_taken, &text);
     out.push(Effect::Event(Event::SlashResult {
         command: STEER.into(),
-        text: text.into(),
+        text,
         data: None,
         clear_session: false,
         exit: false,
     }));
+    out.push(end);
+}
+
+/// A command ended with an error.
+fn not_done(error: ErrorReply, out: &mut Effects) {
+    let end = slash::said(false, &error.message.as_str().into());
+    out.push(told(error));
+    out.push(end);
 }
 
 /// An error of the agent as an event.

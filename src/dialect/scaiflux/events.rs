@@ -9,7 +9,7 @@ use super::message::{
 };
 use super::{End, PROTOCOL, Phase, Scaiflux, Turn};
 use crate::dialect::asks::Clash;
-use crate::dialect::{Effect, Effects, Fault, bad_line, lenient};
+use crate::dialect::{Effect, Effects, Fault, bad_line, lenient, slash};
 use crate::limits;
 use crate::model::{AgentInfo, Ask, Claimed, Event, Foreign, Origin, TurnOutcome, Usage};
 
@@ -28,7 +28,9 @@ impl Scaiflux {
             Message::PermissionRequest(request) => self.permission_request(request, line, out),
             Message::TurnComplete(complete) => self.turn_complete(complete, line, out),
             Message::SlashResult(result) => self.slash_result(result, line, out),
-            Message::StateChanged(state) => out.push(Effect::Event(changed(state))),
+            Message::StateChanged(state) => {
+                self.state_is(state, out);
+            }
             Message::Error(error) => self.error(error, out),
             Message::Unknown(tag, raw) => out.push(Effect::Event(Event::Unknown {
                 tag,
@@ -48,6 +50,9 @@ impl Scaiflux {
             let ours = PROTOCOL;
             return self.refuse(Fault::Version { theirs, ours }, out);
         }
+        if let Some(fault) = self.modes.begins(ready.mode().as_ref()) {
+            return self.refuse(fault, out);
+        }
         self.phase = Phase::Ready;
         out.push(Effect::Ready(AgentInfo {
             protocol: PROTOCOL.to_owned(),
@@ -61,6 +66,23 @@ impl Scaiflux {
             // By an argument of its command line: the configuration says whether it can.
             forgets: false,
         }));
+    }
+
+    /// Its model, mode or context are these now; `false` if it must end for that.
+    fn state_is(&mut self, state: StateChanged, out: &mut Effects) -> bool {
+        let state = changed(state);
+        let fault = match &state {
+            Event::StateChanged {
+                mode: Some(mode), ..
+            } => self.modes.goes(mode),
+            _ => None,
+        };
+        out.push(Effect::Event(state));
+        let is_safe = fault.is_none();
+        if let Some(fault) = fault {
+            self.refuse(fault, out);
+        }
+        is_safe
     }
 
     /// An event before `ready`: a fault, but what an error says is worth showing.
@@ -158,7 +180,7 @@ impl Scaiflux {
         if self.is_winding_down() {
             return bad_line(OUT_OF_STATE, line, out);
         }
-        if self.turn == Turn::None && !self.slash {
+        if self.turn == Turn::None && !self.slash.is_open() {
             bad_line(OUT_OF_STATE, line, out);
             return self.deny_at_once(id, "no turn is running", out);
         }
@@ -246,7 +268,7 @@ impl Scaiflux {
 
     fn slash_result(&mut self, result: SlashResult<'_>, line: &[u8], out: &mut Effects) {
         // One that nobody asked for must not make an exit look wanted.
-        if !std::mem::take(&mut self.slash) {
+        if !self.slash.end() {
             return bad_line(OUT_OF_STATE, line, out);
         }
         if self.turn == Turn::None {
@@ -255,18 +277,24 @@ impl Scaiflux {
         let state = result.changed();
         let clear_session = result.clear_session.unwrap_or(false);
         let exit = result.exit.unwrap_or(false);
+        let text = Foreign::from(result.text.unwrap_or_default());
+        let end = slash::said(true, &text);
         out.push(Effect::Event(Event::SlashResult {
             command: result.command.unwrap_or_default().into(),
-            text: result.text.unwrap_or_default().into(),
+            text,
             data: result.data.map(ToOwned::to_owned),
             clear_session,
             exit,
         }));
-        out.extend(state.map(|state| Effect::Event(changed(state))));
         if clear_session {
             out.push(Effect::SessionCleared);
         }
+        if state.is_some_and(|state| !self.state_is(state, out)) {
+            return;
+        }
+        out.push(end);
         if exit {
+            self.leaving = true;
             out.push(Effect::ExitWanted);
         }
     }
@@ -277,12 +305,14 @@ impl Scaiflux {
             (Turn::Sent, None) => true,
             (_, Some(_)) => self.is_current(&error.turn_id),
         };
-        if self.turn == Turn::None && error.turn_id.0.is_none() {
-            self.slash = false;
-        }
+        let is_of_slash = self.turn == Turn::None && error.turn_id.0.is_none() && self.slash.end();
         let turn = error.turn_id.0.as_deref().map(str::to_owned);
+        let words = error.message.clone().unwrap_or_default();
         let (event, said) = reported(error);
         out.push(Effect::Event(event));
+        if is_of_slash {
+            out.push(slash::said(false, &words.into()));
+        }
         if ends {
             let end = End {
                 turn,

@@ -18,6 +18,10 @@
 //!   answer: the `interrupt` already under way ends it.
 //! - An `interrupt` that was written before `turn_started` came is written again then: the first
 //!   may have found no turn.
+//! - A mode that asks for less than the one that the agent was begun in ends its child, whatever
+//!   brought it about. An agent that says that it exits takes nothing any more.
+//! - A slash command without a result in its time is told as unanswered; until its result comes there
+//!   is no other.
 //! - The agent's session, not this module, says what becomes of a turn whose channel ends.
 
 mod events;
@@ -26,6 +30,8 @@ mod message;
 use std::time::Instant;
 
 use super::asks::{Asks, Ids};
+use super::drift::Drift;
+use super::slash::Slash;
 use super::{Command, Dialect, Effect, Effects, Fault, Input, Opening, Refused, bad_line};
 use crate::limits;
 use crate::model::{Answer, Event, Foreign, TurnOutcome, Usage};
@@ -33,6 +39,14 @@ use crate::wire::json::{self, BadFrame};
 
 /// The version that we speak, as `ready.protocol` writes it.
 const PROTOCOL: &str = "1";
+
+/// The permission modes, from the one that asks for the most.
+const MODES: [&str; 4] = [
+    "prompt",
+    "read-only",
+    "workspace-write",
+    "danger-full-access",
+];
 
 /// How far the channel is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -74,8 +88,8 @@ pub struct Scaiflux {
     /// The turn was interrupted.
     cancelling: bool,
     last: LastTurn,
-    /// A slash command has no result yet.
-    slash: bool,
+    slash: Slash,
+    modes: Drift,
     /// `shutdown` was written.
     leaving: bool,
     ids: Ids,
@@ -87,8 +101,11 @@ pub struct Scaiflux {
 }
 
 impl Dialect for Scaiflux {
-    /// Nothing: the agent speaks first.
-    fn open(&mut self, _opening: &Opening, _now: Instant, _out: &mut Effects) {}
+    /// Says nothing: the agent speaks first.
+    fn open(&mut self, opening: &Opening, _now: Instant, _out: &mut Effects) {
+        self.slash = Slash::within(opening.control);
+        self.modes = Drift::of(opening, &MODES);
+    }
 
     fn input(&mut self, input: Input<'_>, _now: Instant, out: &mut Effects) {
         if self.phase == Phase::Closed {
@@ -114,7 +131,7 @@ impl Dialect for Scaiflux {
     fn command(
         &mut self,
         command: Command,
-        _now: Instant,
+        now: Instant,
         out: &mut Effects,
     ) -> Result<(), Refused> {
         if self.phase == Phase::Closed {
@@ -137,11 +154,8 @@ impl Dialect for Scaiflux {
                 self.last.by_error = false;
                 out.push(Effect::Write(message::prompt(&text)));
             }
-            Command::Slash { .. } if self.turn != Turn::None || self.slash => {
-                return Err(Refused::Busy);
-            }
             Command::Slash { command, args } => {
-                self.slash = true;
+                self.slash.begin(self.turn != Turn::None, now)?;
                 out.push(Effect::Write(message::slash(&command, &args)));
             }
             Command::Cancel => self.cancel(out),
@@ -161,10 +175,15 @@ impl Dialect for Scaiflux {
     }
 
     fn deadline(&self) -> Option<Instant> {
-        None
+        let is_open = self.phase != Phase::Closed;
+        self.slash.due().filter(|_| is_open)
     }
 
-    fn tick(&mut self, _now: Instant, _out: &mut Effects) {}
+    fn tick(&mut self, now: Instant, out: &mut Effects) {
+        if self.phase != Phase::Closed {
+            self.slash.tick(now, out);
+        }
+    }
 }
 
 impl Scaiflux {

@@ -15,7 +15,7 @@ use super::deadlines::Drain;
 use super::stdin::{NoPlace, Stdin};
 use super::stdout::StreamEnd;
 use super::{Cause, ChannelMsg, ChannelRef, stderr, stdout};
-use crate::dialect::{self, Command, Dialect, Effect, Fault, Input, Opening, Refused};
+use crate::dialect::{self, Command, CommandEnd, Dialect, Effect, Fault, Input, Opening, Refused};
 use crate::fleet::clock;
 use crate::fleet::credit::{Credits, Hold};
 use crate::fleet::session::{Item, SessionMsg, SessionRef};
@@ -269,6 +269,7 @@ impl ChannelState {
     pub(super) fn command(&mut self, command: Command, now: Instant) {
         let is_prompt = matches!(command, Command::Prompt { .. });
         let is_setting = matches!(command, Command::Set(_));
+        let is_slash = matches!(command, Command::Slash { .. });
         match &command {
             Command::Prompt { .. } => {
                 self.watch.turn_began(now);
@@ -304,6 +305,10 @@ impl ChannelState {
                 // One that is on its way out says by its end what is to become of a setting.
                 if is_setting && refused != Refused::Closed {
                     self.send(vec![Item::Set(Err(refused.to_string()))], None);
+                }
+                if is_slash {
+                    let end = CommandEnd::Refused(refused.clone());
+                    self.send(vec![Item::Commanded(end)], None);
                 }
                 if is_prompt {
                     self.fault(
@@ -389,6 +394,7 @@ impl ChannelState {
                     items.push(Item::Withdrawn(key));
                 }
                 Effect::Set(result) => items.push(Item::Set(result)),
+                Effect::Commanded(end) => items.push(Item::Commanded(end)),
                 Effect::Cancelling => {
                     self.in_turn = false;
                     self.watch.cancel_sent(now);

@@ -4,12 +4,15 @@
 //! How tasks flow and how many slots work stands in what the fleet shares of the pool; it lasts until
 //! the supervisor ends. Must not know who orders.
 
+use std::sync::Arc;
+
 use tokio::sync::oneshot;
 
 use super::ActiveTask;
 use super::ending::unbegun;
 use super::slot::{Kept, Slot};
 use super::state::PoolState;
+use crate::fleet::commands::{CommandError, CommandOrder, CommandReply};
 use crate::fleet::needs::{MayBegin, may_begin};
 use crate::fleet::orders::{OrderError, Ordered};
 use crate::fleet::session::SessionMsg;
@@ -36,6 +39,15 @@ pub(crate) enum Order {
     Interrupt(SessionId),
     /// The end of a session.
     StopSession(SessionId),
+    /// A command of its agent's own.
+    Command {
+        /// For which.
+        session: SessionId,
+        /// Which.
+        order: Arc<CommandOrder>,
+        /// Who waits for the answer.
+        reply: CommandReply,
+    },
 }
 
 impl PoolState {
@@ -54,6 +66,11 @@ impl PoolState {
             }
             Order::Interrupt(session) => self.interrupt(&session),
             Order::StopSession(session) => self.stop_session(&session),
+            Order::Command {
+                session,
+                order,
+                reply,
+            } => self.command_session(&session, order, reply),
         };
         let _ = done.send(came_to);
     }
@@ -113,6 +130,24 @@ impl PoolState {
             let _ = work.actor.send_message(SessionMsg::Stop { now: false });
         }
         self.dismisses = true;
+        Ok(())
+    }
+
+    fn command_session(
+        &mut self,
+        session: &SessionId,
+        order: Arc<CommandOrder>,
+        reply: CommandReply,
+    ) -> Ordered {
+        let slot = self.of_session(session).ok_or(OrderError::NotHere)?;
+        match slot.occupant() {
+            Some((actor, _)) => {
+                let _ = actor.send_message(SessionMsg::Command { order, reply });
+            }
+            None => {
+                let _ = reply.send(Err(CommandError::NoAgent));
+            }
+        }
         Ok(())
     }
 

@@ -19,6 +19,8 @@ pub(super) struct Choosing {
     modes: Vec<ChoiceInfo>,
     options: Vec<OptionState>,
     chosen: Vec<Setting>,
+    /// The mode that its first child began in, by its own word.
+    began: Option<String>,
     /// What waits for the agent's word.
     open: Option<(Setting, SetReply)>,
 }
@@ -26,6 +28,14 @@ pub(super) struct Choosing {
 impl Choosing {
     pub(super) fn ready(&mut self, info: &AgentInfo) {
         self.modes.clone_from(&info.modes);
+        if self.began.is_none() {
+            self.began = info.mode.as_ref().map(|mode| mode.raw().to_owned());
+        }
+    }
+
+    /// The mode that its first child began in.
+    pub(super) const fn began(&self) -> Option<&String> {
+        self.began.as_ref()
     }
 
     pub(super) fn event(&mut self, event: &Event) {

@@ -52,6 +52,7 @@ impl SessionState {
             SessionMsg::Answered { ask, said } => self.answered(&ask, said),
             SessionMsg::Decide { ask, answer, reply } => self.decided_by(&ask, *answer, reply),
             SessionMsg::Set { setting, reply } => self.choose(setting, reply),
+            SessionMsg::Command { order, reply } => self.commanded(order, reply),
             SessionMsg::BudgetSpent { spent, turn } => self.budget_spent(&spent, turn),
             SessionMsg::AskExpired(ask) => self.ask_expired(&ask),
             SessionMsg::Delegated { ask, said } => self.delegate_said(&ask, said),
@@ -239,6 +240,7 @@ impl SessionState {
         // Whoever waits for them is told by their loss.
         self.warm = None;
         self.child_heard_no_more(end.class.is_wanted());
+        self.command_lost(&end.detail);
         self.load_ended(&end);
         self.outbox.event(Event::ChildExited {
             class: end.class,

@@ -184,6 +184,7 @@ pub(super) fn event(mask: &Mask, event: &mut Event) {
         // texts of others, or never a session's.
         Event::Asked { .. }
         | Event::PromptAccepted { .. }
+        | Event::CommandGiven { .. }
         | Event::ChildStarted { .. }
         | Event::TurnStarted { turn: _ }
         | Event::Usage(_)

@@ -14,6 +14,7 @@ mod budget;
 mod calls;
 mod choosing;
 mod client;
+mod commands;
 mod confirming;
 mod delegated;
 mod directory;
@@ -74,6 +75,7 @@ use state::{Phase, SessionState};
 use super::answering::AnswerReply;
 use super::approver::{Approver, Said};
 use super::channel::ChannelEnd;
+use super::commands::{CommandOrder, CommandReply};
 use super::credit::Hold;
 use super::files::Observed;
 use super::mailbox::{Address, Mailbox, mailbox};
@@ -81,7 +83,7 @@ use super::pool::PoolMsg;
 use super::setting::SetReply;
 use super::setup::{PoolShared, Shared};
 use crate::config::SessionScope;
-use crate::dialect::Attachment;
+use crate::dialect::{Attachment, CommandEnd};
 use crate::journal::{AnswerRow, Write};
 use crate::lifecycle::watch::Expired;
 use crate::model::{
@@ -123,6 +125,8 @@ pub(crate) enum Item {
     Withdrawn(AskKey),
     /// What was to be set is set, or why it is not.
     Set(Result<(), String>),
+    /// What came of a command of the agent's own.
+    Commanded(CommandEnd),
     /// The dialect cancelled the turn: a denial could not be told otherwise.
     Cancelling,
     /// The agent began a new session of its own.
@@ -184,6 +188,13 @@ pub(crate) enum SessionMsg {
         setting: Setting,
         /// Who waits for the answer.
         reply: SetReply,
+    },
+    /// Somebody gives the agent one of its own commands.
+    Command {
+        /// Which.
+        order: Arc<CommandOrder>,
+        /// Who waits for the answer.
+        reply: CommandReply,
     },
     /// A budget is spent whose end is the turn's, too.
     BudgetSpent {
@@ -379,6 +390,7 @@ fn begin(args: SessionArgs, myself: SessionRef) -> Box<SessionState> {
         has_task,
         warm,
         choosing: choosing::Choosing::default(),
+        commands: commands::Commands::default(),
         prompted: stored.as_ref().is_some_and(|of| of.prompted),
         memory: transcript::Memory::default(),
         grace: gentle::Grace::default(),

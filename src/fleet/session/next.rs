@@ -273,7 +273,7 @@ impl SessionState {
         if let Some(channel) = self
             .channel
             .as_ref()
-            .filter(|_| is_idle && self.comes_back())
+            .filter(|_| is_idle && self.comes_back() && !self.has_command())
         {
             self.tell_pool(SlotEvent::StopBegun, None);
             let _ = channel.send_message(ChannelMsg::Unload);

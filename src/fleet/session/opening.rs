@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::outbox::After;
 use super::state::{Phase, SessionState};
 use super::{PrepareError, Prepared, measure, prepare, tools};
-use crate::config::Codex;
+use crate::config::{Codex, Guard};
 use crate::dialect::{Denials, Opening};
 use crate::fleet::channel::{self, ChannelArgs, ChannelEnd};
 use crate::fleet::clock::{self, now_us};
@@ -128,6 +128,8 @@ impl SessionState {
             control: config.timeouts.control,
             keepalive: config.timeouts.keepalive,
             table: config.dialect_table(),
+            mode: config.mode.as_ref().or(self.choosing.began()).cloned(),
+            any_mode: config.guard == Guard::Sandbox,
             runner: Arc::clone(&config.runner),
             offers: config.client_offers(),
             denials: Denials::default(),

@@ -12,6 +12,7 @@ use tokio::sync::oneshot;
 use super::{SessionMsg, SessionRef, masking};
 use crate::fleet::answering::{AnswerError, AnswerReply, Answered};
 use crate::fleet::clock::now_us;
+use crate::fleet::commands::{CommandReply, Commanded};
 use crate::fleet::credit::Hold;
 use crate::fleet::notice::Notice;
 use crate::fleet::setting::SetReply;
@@ -66,6 +67,10 @@ pub(crate) enum After {
     Warm(oneshot::Sender<()>),
     /// What was to be set is.
     Set(SetReply),
+    /// A command may be sent to the agent.
+    Command,
+    /// What came of it is.
+    Commanded(CommandReply, Commanded),
     /// What was to be noted is.
     Noted(oneshot::Sender<()>),
     /// The turn's end is known for good.

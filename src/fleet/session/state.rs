@@ -14,6 +14,7 @@ use super::asks;
 use super::budget::Counters;
 use super::calls::{Asks, Call, Shown};
 use super::choosing::Choosing;
+use super::commands::Commands;
 use super::delegated::Delegated;
 use super::gentle::Grace;
 use super::judging;
@@ -97,6 +98,8 @@ pub(crate) struct SessionState {
     pub(super) warm: Option<oneshot::Sender<()>>,
     /// What the agent offers, and what was chosen of it.
     pub(super) choosing: Choosing,
+    /// The agent's own commands.
+    pub(super) commands: Commands,
     /// The agent has had a prompt in it.
     pub(super) prompted: bool,
     /// What the agent has forgotten, and is told again.
@@ -208,6 +211,7 @@ impl SessionState {
                 self.asks.withdrawn(&key);
                 self.withdrawn(&key);
             }
+            Item::Commanded(end) => self.command_ended(end),
             Item::Cancelling => self.cancelling(),
             Item::Cleared => {
                 tracing::info!(session = %self.work.session, "the agent began a new session of its own");
@@ -250,6 +254,10 @@ impl SessionState {
                 detail,
             } => {
                 self.turn_ended(outcome, stop_reason.clone(), usage, detail);
+            }
+            Event::SlashResult { exit: true, .. } => {
+                self.outbox.event(event);
+                self.exits_by_command();
             }
             Event::ToolStart { .. } => {
                 let evicted = self.asks.tool_started(&event);
@@ -396,6 +404,9 @@ impl SessionState {
                 if self.phase != Phase::Prompting {
                     return; // The child is gone, and with it what the prompt was for.
                 }
+                if self.holds_prompt() {
+                    return;
+                }
                 if self.ending.is_none() {
                     let text = self.memory.before(&self.work.prompt);
                     self.asks.directory.turn_begins(self.pool.config.shell_cwd);
@@ -445,6 +456,10 @@ impl SessionState {
                 let _ = ready.send(());
             }
             After::Set(reply) => reply.done(Ok(())),
+            After::Command => self.command_durable(),
+            After::Commanded(reply, result) => {
+                let _ = reply.send(result);
+            }
             After::Noted(done) => {
                 let _ = done.send(());
             }

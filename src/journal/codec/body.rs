@@ -236,6 +236,23 @@ pub(super) struct StateChanged<'a> {
 }
 
 #[derive(Serialize, Deserialize)]
+pub(super) struct CommandGiven<'a> {
+    pub(super) command: Text<'a>,
+    pub(super) args: Text<'a>,
+    pub(super) by: Text<'a>,
+}
+
+impl<'a> CommandGiven<'a> {
+    pub(super) fn of(command: &'a str, args: &'a Foreign, by: &'a str) -> Self {
+        Self {
+            command: Cow::Borrowed(command),
+            args: text(args),
+            by: Cow::Borrowed(by),
+        }
+    }
+}
+
+#[derive(Serialize, Deserialize)]
 pub(super) struct SlashResult<'a> {
     pub(super) command: Text<'a>,
     pub(super) text: Text<'a>,

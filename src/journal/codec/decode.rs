@@ -96,6 +96,7 @@ pub fn decode(kind: &str, version: u32, body: &str) -> Result<Event, CodecError>
         | EventKind::Usage
         | EventKind::ContextUsed
         | EventKind::StateChanged
+        | EventKind::CommandGiven
         | EventKind::SlashResult
         | EventKind::AgentError
         | EventKind::Unknown
@@ -420,6 +421,14 @@ fn reports(reader: &Reader<'_>) -> Result<Event, CodecError> {
                 mode: b.mode.map(own),
                 context_pct: b.context_pct,
                 context_window: b.context_window,
+            }
+        }
+        EventKind::CommandGiven => {
+            let b: body::CommandGiven<'_> = reader.parse()?;
+            Event::CommandGiven {
+                command: b.command.into_owned(),
+                args: own(b.args),
+                by: b.by.into_owned(),
             }
         }
         EventKind::SlashResult => {

@@ -53,5 +53,10 @@ pub(super) fn events() -> Vec<Event> {
             observed: true,
         })),
     });
+    events.push(Event::CommandGiven {
+        command: "compact".to_owned(),
+        args: "the \u{1b} tests".into(),
+        by: "token ci".to_owned(),
+    });
     events
 }

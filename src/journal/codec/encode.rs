@@ -36,6 +36,9 @@ pub fn encode_into(event: &Event, out: &mut Vec<u8>) {
         | Event::TerminalEnded { .. } => terminals(event, out),
         Event::Egress { .. } => egress(event, out),
         Event::Work(work) => super::work::write(work, out),
+        Event::CommandGiven { command, args, by } => {
+            put(out, &body::CommandGiven::of(command, args, by));
+        }
         Event::Plan { .. }
         | Event::Usage(_)
         | Event::ContextUsed { .. }

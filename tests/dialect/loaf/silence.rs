@@ -71,9 +71,8 @@ fn a_command_without_a_reply_holds_up_no_later_one() {
         )
     };
     let error = |method: &str| {
-        format!(
-            "error 'unanswered' 'the agent did not answer {method} within 100ms (timeouts.control)' local"
-        )
+        let said = format!("the agent did not answer {method} within 100ms (timeouts.control)");
+        format!("error 'unanswered' '{said}' local\nnot commanded: {said}")
     };
     check_open(
         Some(100),
@@ -91,8 +90,9 @@ fn a_command_without_a_reply_holds_up_no_later_one() {
             &error("command.execute"),
             &command(4, "model"),
             "slash 'model' '' data=- clear=false exit=false",
+            "commanded",
             "bad unknown_id",
-            "refused slash model: a turn is running",
+            "refused slash model: the agent has not answered the command before",
         ]),
     );
     check_open(

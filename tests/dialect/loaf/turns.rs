@@ -267,6 +267,7 @@ fn replies_may_come_in_any_order_and_each_once() {
            write {"jsonrpc":"2.0","id":4,"method":"session.steer","params":{"session_id":"s-1","text":"more"}}
            write {"jsonrpc":"2.0","id":5,"method":"session.interrupt","params":{"session_id":"s-1"}}
            slash 'steer' 'the agent took it' data=- clear=false exit=false
+           commanded
            bad unknown_id
            bad unknown_id
            bad unknown_id
@@ -293,16 +294,21 @@ fn commands_are_the_agents_own_and_steering_needs_a_turn() {
         ]),
         r#"write {"jsonrpc":"2.0","id":3,"method":"command.execute","params":{"session_id":"s-1","raw_command":"/model"}}
            slash 'model' '' data={"selected_model":"m"} clear=false exit=false
+           commanded
            write {"jsonrpc":"2.0","id":4,"method":"command.execute","params":{"session_id":"s-1","raw_command":"/clear now"}}
            slash 'clear' '' data={"cleared":true} clear=true exit=false
+           commanded
            write {"jsonrpc":"2.0","id":5,"method":"command.execute","params":{"session_id":"s-1","raw_command":"/nope"}}
            slash 'nope' 'unknown command: /nope' data={"error":"unknown command: /nope"} clear=false exit=false
+           not commanded 'unknown command: /nope'
            write {"jsonrpc":"2.0","id":6,"method":"command.execute","params":{"session_id":"s-1","raw_command":"/odd"}}
            slash 'odd' 'the agent does not know this command' data=- clear=false exit=false
+           not commanded 'the agent does not know this command'
            write {"jsonrpc":"2.0","id":7,"method":"command.execute","params":{"session_id":"s-1","raw_command":"/limits"}}
            error '-32603' 'no provider' unknown
+           not commanded 'no provider'
            refused slash steer x: no turn is running that could be steered
-           refused slash clear now: a turn is running"#,
+           refused slash clear now: the agent has not answered the command before"#,
     );
     check_open(
         &lines(&[
@@ -312,6 +318,7 @@ fn commands_are_the_agents_own_and_steering_needs_a_turn() {
         ]),
         r#"write {"jsonrpc":"2.0","id":3,"method":"command.execute","params":{"session_id":"s-1","raw_command":"/quit"}}
            slash 'quit' '' data={"shutting_down":true} clear=false exit=true
+           commanded
            exit wanted
            close input
            refused prompt p: the channel is closed"#,

@@ -1,7 +1,11 @@
 //! Turns, tools, slash commands, errors and goodbyes.
 
+use std::time::Duration;
+
 use super::{TURN, both, check, check_in_turn, run_both as run};
-use marshal::dialect::Command;
+use crate::script::{Conversation, played};
+use marshal::config::DialectName;
+use marshal::dialect::{Command, Opening};
 use marshal::limits;
 
 #[test]
@@ -265,16 +269,130 @@ fn slash_commands_tell_what_they_changed() {
            withdrawn r
            slash 'model' 'now x' data={"model":"x","mode":"plan","more":1} clear=false exit=false
            state model='x' mode='plan' pct=None window=None
+           commanded
            write {"type":"slash","command":"clear","args":""}
            slash 'clear' '' data=- clear=true exit=false
            session cleared
+           commanded
            write {"type":"slash","command":"context","args":""}
            slash 'context' 'half' data={"context_pct":50,"context_window":1000} clear=false exit=false
            state model=- mode=- pct=Some(50.0) window=Some(1000)
+           commanded
            write {"type":"slash","command":"exit","args":""}
            slash 'exit' '' data=[1] clear=false exit=true
+           commanded
            exit wanted
-           refused slash again: a turn is running"#,
+           refused slash again: the agent has not answered the command before"#,
+    );
+}
+
+#[test]
+fn an_error_between_turns_is_the_answer_to_a_command() {
+    check(
+        r#"< READY
+           > slash nope
+           < {"type":"error","code":"bad_command","message":"no such command"}
+           < {"type":"slash_result","command":"nope","text":"late"}
+           > slash exit
+           < {"type":"slash_result","command":"exit","text":"bye","exit":true}
+           > prompt p
+           > goodbye"#,
+        r#"ready protocol=1
+           write {"type":"slash","command":"nope","args":""}
+           error 'bad_command' 'no such command' unknown
+           not commanded 'no such command'
+           bad out_of_state {"type":"slash_result","command":"nope","text":"late"}
+           write {"type":"slash","command":"exit","args":""}
+           slash 'exit' 'bye' data=- clear=false exit=true
+           commanded
+           exit wanted
+           refused prompt p: the channel is closed"#,
+    );
+}
+
+#[test]
+fn a_command_without_a_result_is_given_up_and_no_other_is_sent_before_it() {
+    let said = "the agent did not answer the command within 100ms (timeouts.control)";
+    let late = "the agent has not answered the command before";
+    let expect = format!(
+        r#"ready protocol=1
+write {{"type":"slash","command":"help","args":""}}
+error 'unanswered' '{said}' local
+not commanded: {said}
+slash 'help' 'late' data=- clear=false exit=false
+commanded
+write {{"type":"slash","command":"model","args":""}}
+slash 'model' 'm' data=- clear=false exit=false
+commanded
+refused slash model: {late}
+refused slash model: {late}"#
+    );
+    let script = r#"< READY
+        > slash help
+        ~ 99
+        > slash model
+        ~ 1
+        > slash model
+        < {"type":"slash_result","command":"help","text":"late"}
+        > slash model
+        ~ 99
+        < {"type":"slash_result","command":"model","text":"m"}
+        ~ 1000"#;
+    for (name, table) in [
+        (DialectName::Scaiflux, None),
+        (
+            DialectName::Custom,
+            Some(crate::script::example("scaiflux")),
+        ),
+    ] {
+        let opening = Opening {
+            control: Some(Duration::from_millis(100)),
+            table,
+            ..Opening::default()
+        };
+        let talk = Conversation::opened(name, &opening);
+        assert_eq!(played(talk, script).trim(), expect, "{name}");
+    }
+}
+
+#[test]
+fn a_mode_that_asks_for_less_ends_the_agent() {
+    let unsafe_in = |mode: &str, began: &str| {
+        format!(
+            "fault the agent went into the mode {mode}, in which it asks for less than in {began}: it was ended; begin it in that mode if that is meant"
+        )
+    };
+    let ready = r#"< {"type":"ready","protocol":1,"mode":"prompt"}"#;
+    check(
+        &format!(
+            r#"{ready}
+               > slash mode danger-full-access
+               < {{"type":"slash_result","command":"mode","text":"now","data":{{"mode":"danger-full-access"}}}}
+               > prompt p"#
+        ),
+        &format!(
+            r#"ready protocol=1 mode='prompt'
+               write {{"type":"slash","command":"mode","args":"danger-full-access"}}
+               slash 'mode' 'now' data={{"mode":"danger-full-access"}} clear=false exit=false
+               state model=- mode='danger-full-access' pct=None window=None
+               {}
+               refused prompt p: the channel is closed"#,
+            unsafe_in("danger-full-access", "prompt")
+        ),
+    );
+    check(
+        &format!(
+            r#"{ready}
+               < {{"type":"state_changed","mode":"prompt"}}
+               < {{"type":"state_changed","mode":"bypassPermissions"}}"#
+        ),
+        &format!(
+            "ready protocol=1 mode='prompt'
+               state model=- mode='prompt' pct=None window=None
+               state model=- mode='bypassPermissions' pct=None window=None
+               {}",
+            unsafe_in("bypassPermissions", "prompt")
+        ),
     );
 }
 
