@@ -42,8 +42,10 @@ impl Drift {
     }
 
     /// It is in this mode, by its own word: why it must end for that, if so.
-    pub(super) fn goes(&self, mode: &Foreign) -> Option<Fault> {
+    pub(super) fn goes(&mut self, mode: &Foreign) -> Option<Fault> {
         if self.is_meant || !self.asks_less(mode.raw()) {
+            // The first one that it tells is what it began in.
+            self.began.get_or_insert_with(|| mode.raw().to_owned());
             return None;
         }
         let began = self.began.as_deref().map(Foreign::from);
@@ -110,6 +112,10 @@ mod tests {
         assert_eq!(drift.begins(None), None);
         assert_eq!(drift.begins(Some(&"read-only".into())), None);
         assert!(drift.goes(&"danger-full-access".into()).is_some());
+        // One that names none begins in the first that it tells.
+        let mut drift = Drift::of(&Opening::default(), ORDER);
+        assert_eq!(drift.goes(&"prompt".into()), None);
+        assert!(drift.goes(&"read-only".into()).is_some());
         let wanted = Opening {
             mode: Some("prompt".to_owned()),
             ..Opening::default()

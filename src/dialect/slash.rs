@@ -6,14 +6,15 @@
 use std::time::{Duration, Instant};
 
 use super::{CommandEnd, Effect, Effects, Refused};
+use crate::limits::COMMAND_WAIT;
 use crate::model::{Event, Foreign, Origin};
 
 /// See the head of this file.
 #[derive(Debug, Default)]
 pub(super) struct Slash {
     open: Open,
-    /// How long it may take, if there is a bound.
-    most: Option<Duration>,
+    /// How long it may take.
+    most: Duration,
 }
 
 #[derive(Debug, Default)]
@@ -28,12 +29,23 @@ enum Open {
     Late,
 }
 
+/// Of which command a result is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Heard {
+    /// Of none.
+    Unasked,
+    /// Of the one that somebody waits for.
+    Awaited,
+    /// Of one that was given up: nobody is told, lest it be taken for the answer to the next one.
+    Late,
+}
+
 impl Slash {
     /// With that much time for each.
-    pub(super) const fn within(most: Option<Duration>) -> Self {
+    pub(super) fn within(control: Option<Duration>) -> Self {
         Self {
             open: Open::None,
-            most,
+            most: control.unwrap_or(COMMAND_WAIT),
         }
     }
 
@@ -53,14 +65,17 @@ impl Slash {
         if self.is_open() {
             return Err(Refused::Commanded);
         }
-        let due = self.most.and_then(|most| now.checked_add(most));
-        self.open = Open::Waits(due);
+        self.open = Open::Waits(now.checked_add(self.most));
         Ok(())
     }
 
-    /// Its result came: gives whether there was one to have it.
-    pub(super) fn end(&mut self) -> bool {
-        !matches!(std::mem::take(&mut self.open), Open::None)
+    /// Its result came.
+    pub(super) fn end(&mut self) -> Heard {
+        match std::mem::take(&mut self.open) {
+            Open::None => Heard::Unasked,
+            Open::Waits(_) => Heard::Awaited,
+            Open::Late => Heard::Late,
+        }
     }
 
     /// When it was waited for long enough.
@@ -75,8 +90,7 @@ impl Slash {
     pub(super) fn tick(&mut self, now: Instant, out: &mut Effects) {
         if self.due().is_some_and(|due| due <= now) {
             self.open = Open::Late;
-            let most = self.most.unwrap_or_default();
-            unanswered("the command", most, out);
+            unanswered("the command", self.most, out);
         }
     }
 }

@@ -1,5 +1,7 @@
 //! The bounds of chats and their messages, and of the commands that people give to agents.
 
+use std::time::Duration;
+
 /// Bytes of one message.
 pub const TURN_BYTES: usize = 256 << 10;
 
@@ -29,6 +31,9 @@ pub const CHAT_ROUNDS: u32 = 1000;
 
 /// Bytes of the name of an agent's own command.
 pub const COMMAND_NAME_BYTES: usize = 64;
+
+/// How long an agent may take for one where `timeouts.control` is no bound.
+pub const COMMAND_WAIT: Duration = Duration::from_secs(600);
 
 /// Bytes of what an agent says to one that who gave it is told; the journal has all of it.
 pub const COMMAND_TEXT_BYTES: usize = 64 << 10;

@@ -177,6 +177,12 @@ async fn json_body(headers: &HeaderMap, body: Body, most: u64) -> Result<Vec<u8>
         return Err(Fault::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, detail).closing());
     }
     let most = usize::try_from(most).unwrap_or(usize::MAX);
+    let length = headers.get(header::CONTENT_LENGTH);
+    let length = length.and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
+    if length.is_some_and(|length| length > most) {
+        let detail = format!("the body has at most {most} bytes");
+        return Err(Fault::new(StatusCode::PAYLOAD_TOO_LARGE, detail).closing());
+    }
     let read = body::to_bytes(body, most);
     match tokio::time::timeout(limits::HTTP_BODY_WAIT, read).await {
         Ok(Ok(body)) => Ok(body.into()),

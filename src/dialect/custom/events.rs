@@ -12,7 +12,8 @@ use super::{Custom, Ended, Open, Phase, Plan, Turn, reading};
 use crate::config::dialect_table::{Accepted, EndsTurn, Hole, Told, Unanswered};
 use crate::dialect::asks::Clash;
 use crate::dialect::custom::filling::{self, Filling};
-use crate::dialect::{Effect, Effects, Fault, bad_line, lenient, slash};
+use crate::dialect::slash::{self, Heard};
+use crate::dialect::{Effect, Effects, Fault, bad_line, lenient};
 use crate::limits;
 use crate::model::{AgentInfo, Ask, Event, Foreign, Origin, TurnOutcome};
 
@@ -357,9 +358,14 @@ impl Custom {
     }
 
     fn slash_result(&mut self, told: Slash, at: &At<'_>, out: &mut Effects) {
-        // One that nobody asked for must not make an exit look wanted.
-        if !self.slash.end() {
-            return at.out_of_state(out);
+        let heard = self.slash.end();
+        // One that nobody asked for must not make an exit look wanted; what it says of the mode counts.
+        if heard == Heard::Unasked {
+            at.out_of_state(out);
+            if let Some(state) = told.state {
+                self.state_is(state, out);
+            }
+            return;
         }
         if self.turn == Turn::None {
             self.withdraw(out);
@@ -375,7 +381,9 @@ impl Custom {
         if told.state.is_some_and(|state| !self.state_is(state, out)) {
             return;
         }
-        out.push(end);
+        if heard == Heard::Awaited {
+            out.push(end);
+        }
         if told.exit {
             self.leaving = true;
             out.push(Effect::ExitWanted);
@@ -402,7 +410,8 @@ impl Custom {
             Told::Ends(EndsTurn::Never) => false,
             _ => rejected,
         };
-        let is_of_slash = self.turn == Turn::None && at.turn.is_none() && self.slash.end();
+        let is_of_slash =
+            self.turn == Turn::None && at.turn.is_none() && self.slash.end() == Heard::Awaited;
         let end = is_of_slash.then(|| slash::said(false, &message));
         let (event, said) = reported(code, message, origin);
         out.push(Effect::Event(event));

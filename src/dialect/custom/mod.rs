@@ -31,7 +31,7 @@ use serde_json::value::RawValue;
 
 use super::asks::{Asks, Ids};
 use super::drift::Drift;
-use super::slash::Slash;
+use super::slash::{self, Heard, Slash};
 use super::{Command, Denials, Dialect, Effect, Effects, Fault, Input, Opening, Refused, bad_line};
 use crate::config::DialectTable;
 use crate::config::dialect_table::{Hole, RuleEvent, Template, Unanswered};
@@ -353,6 +353,10 @@ impl Custom {
             _ if self.phase == Phase::Closed => {}
             RuleEvent::Ready => {
                 self.fault(format!("the agent's {shown} message cannot be read"), out);
+            }
+            RuleEvent::SlashResult if self.slash.end() == Heard::Awaited => {
+                let why = format!("the agent's {shown} cannot be read");
+                out.push(slash::said(false, &why.into()));
             }
             RuleEvent::End if self.turn != Turn::None => {
                 let detail = format!("the agent's {shown} cannot be read");

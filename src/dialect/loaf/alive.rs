@@ -45,7 +45,7 @@ impl Loaf {
 
     /// When the first command must have been answered that a person waits for.
     pub(super) fn command_due(&self) -> Option<Instant> {
-        let control = self.opening.control?;
+        let control = self.opening.control.unwrap_or(limits::COMMAND_WAIT);
         let waits = self.phase == Phase::Ready && !self.leaving;
         let open = self.open.iter().filter(|_| waits);
         let sent = open.filter(|open| open.wait.bounded().is_some());
@@ -55,7 +55,7 @@ impl Loaf {
 
     /// Commands without a reply in their time hold up no later ones.
     pub(super) fn command_is_silent(&mut self, now: Instant, out: &mut Effects) {
-        let control = self.opening.control.unwrap_or_default();
+        let control = self.opening.control.unwrap_or(limits::COMMAND_WAIT);
         let is_due = |open: &mut super::Open| {
             let sent = open.sent.filter(|_| open.wait.bounded().is_some());
             sent.and_then(|sent| sent.checked_add(control))

@@ -9,7 +9,8 @@ use super::message::{
 };
 use super::{End, PROTOCOL, Phase, Scaiflux, Turn};
 use crate::dialect::asks::Clash;
-use crate::dialect::{Effect, Effects, Fault, bad_line, lenient, slash};
+use crate::dialect::slash::{self, Heard};
+use crate::dialect::{Effect, Effects, Fault, bad_line, lenient};
 use crate::limits;
 use crate::model::{AgentInfo, Ask, Claimed, Event, Foreign, Origin, TurnOutcome, Usage};
 
@@ -69,7 +70,7 @@ impl Scaiflux {
     }
 
     /// Its model, mode or context are these now; `false` if it must end for that.
-    fn state_is(&mut self, state: StateChanged, out: &mut Effects) -> bool {
+    pub(super) fn state_is(&mut self, state: StateChanged, out: &mut Effects) -> bool {
         let state = changed(state);
         let fault = match &state {
             Event::StateChanged {
@@ -267,14 +268,19 @@ impl Scaiflux {
     }
 
     fn slash_result(&mut self, result: SlashResult<'_>, line: &[u8], out: &mut Effects) {
-        // One that nobody asked for must not make an exit look wanted.
-        if !self.slash.end() {
-            return bad_line(OUT_OF_STATE, line, out);
+        let state = result.changed();
+        let heard = self.slash.end();
+        // One that nobody asked for must not make an exit look wanted; what it says of the mode counts.
+        if heard == Heard::Unasked {
+            bad_line(OUT_OF_STATE, line, out);
+            if let Some(state) = state {
+                self.state_is(state, out);
+            }
+            return;
         }
         if self.turn == Turn::None {
             self.withdraw(out);
         }
-        let state = result.changed();
         let clear_session = result.clear_session.unwrap_or(false);
         let exit = result.exit.unwrap_or(false);
         let text = Foreign::from(result.text.unwrap_or_default());
@@ -292,7 +298,9 @@ impl Scaiflux {
         if state.is_some_and(|state| !self.state_is(state, out)) {
             return;
         }
-        out.push(end);
+        if heard == Heard::Awaited {
+            out.push(end);
+        }
         if exit {
             self.leaving = true;
             out.push(Effect::ExitWanted);
@@ -305,7 +313,9 @@ impl Scaiflux {
             (Turn::Sent, None) => true,
             (_, Some(_)) => self.is_current(&error.turn_id),
         };
-        let is_of_slash = self.turn == Turn::None && error.turn_id.0.is_none() && self.slash.end();
+        let is_of_slash = self.turn == Turn::None
+            && error.turn_id.0.is_none()
+            && self.slash.end() == Heard::Awaited;
         let turn = error.turn_id.0.as_deref().map(str::to_owned);
         let words = error.message.clone().unwrap_or_default();
         let (event, said) = reported(error);

@@ -215,7 +215,9 @@ pub(super) struct SlashResult<'a> {
 impl SlashResult<'_> {
     /// What the command changed, as `data` tells it.
     pub(super) fn changed(&self) -> Option<StateChanged> {
-        parse::<StateChanged>(self.data?).filter(|state| !state.is_empty())
+        let data = self.data?;
+        let state = parse::<StateChanged>(data).or_else(|| Some(StateChanged::mode(data.get())?));
+        state.filter(|state| !state.is_empty())
     }
 }
 
@@ -230,6 +232,20 @@ pub(super) struct StateChanged {
 }
 
 impl StateChanged {
+    /// The mode alone, of an object that is none as a whole, or of its `data`.
+    pub(super) fn mode(object: &str) -> Option<Self> {
+        let object: serde_json::Value = serde_json::from_str(object).ok()?;
+        let mode = object
+            .get("mode")
+            .or_else(|| object.get("data")?.get("mode"))?;
+        Some(Self {
+            model: None,
+            mode: Some(mode.as_str()?.to_owned()),
+            context_pct: None,
+            context_window: None,
+        })
+    }
+
     fn is_empty(&self) -> bool {
         self.model.is_none()
             && self.mode.is_none()

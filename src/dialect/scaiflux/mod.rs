@@ -31,7 +31,7 @@ use std::time::Instant;
 
 use super::asks::{Asks, Ids};
 use super::drift::Drift;
-use super::slash::Slash;
+use super::slash::{self, Heard, Slash};
 use super::{Command, Dialect, Effect, Effects, Fault, Input, Opening, Refused, bad_line};
 use crate::limits;
 use crate::model::{Answer, Event, Foreign, TurnOutcome, Usage};
@@ -212,6 +212,15 @@ impl Scaiflux {
             "permission_request" if self.phase == Phase::Ready && !self.is_winding_down() => {
                 if let Some(id) = message::request_id(object) {
                     self.deny_at_once(&id, "the permission request cannot be read", out);
+                }
+            }
+            "state_changed" | "slash_result" => {
+                // What it says of the mode counts all the same.
+                let is_safe = message::StateChanged::mode(object)
+                    .is_none_or(|state| self.state_is(state, out));
+                if is_safe && tag == "slash_result" && self.slash.end() == Heard::Awaited {
+                    let why = "the agent's slash_result cannot be read";
+                    out.push(slash::said(false, &why.into()));
                 }
             }
             _ => {}

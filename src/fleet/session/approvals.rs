@@ -461,6 +461,7 @@ impl SessionState {
     fn release(&mut self) {
         let wanted = self.pool.config.ask.when_waiting == WhenWaiting::Release;
         if !wanted
+            || !self.has_task
             || self.talk.is_some()
             || !self.comes_back()
             || self.ending.is_some()

@@ -88,6 +88,12 @@ impl Counters {
         }
     }
 
+    /// An agent's own command is none of the turn before it.
+    pub(super) fn command_begins(&mut self) {
+        self.began = None;
+        (self.allows, self.denies, self.denies_in_a_row) = (0, 0, 0);
+    }
+
     fn counts(&mut self, decision: Decision, budget: &Budget) {
         if decision != Decision::Allow {
             self.denies += 1;
@@ -175,6 +181,7 @@ impl SessionState {
         if let Some(timer) = self.budget.timer.take() {
             timer.abort();
         }
+        self.budget.began = None;
     }
 
     /// The budget that is spent, if one is: then nothing more is simply allowed.

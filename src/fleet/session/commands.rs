@@ -19,6 +19,8 @@ pub(super) struct Commands {
     open: Option<Open>,
     /// A prompt that is durable waits until none is open.
     holds_prompt: bool,
+    /// The child would be unloaded by now.
+    holds_unload: bool,
 }
 
 #[derive(Debug)]
@@ -39,7 +41,7 @@ impl SessionState {
             args: Foreign::from(order.args.as_str()),
             by: order.by.clone(),
         });
-        self.outbox.after(After::Command);
+        self.outbox.after(After::Command(Arc::clone(&order)));
         self.commands.open = Some(Open { order, reply });
     }
 
@@ -75,11 +77,16 @@ impl SessionState {
     }
 
     /// It is on record: it goes out, unless the child has gone meanwhile.
-    pub(super) fn command_durable(&mut self) {
-        let Some(open) = &self.commands.open else {
+    pub(super) fn command_durable(&mut self, order: &Arc<CommandOrder>) {
+        let is_it = |open: &&Open| Arc::ptr_eq(&open.order, order);
+        let Some(open) = self.commands.open.as_ref().filter(is_it) else {
             return;
         };
-        let (command, args) = (open.order.command.clone(), open.order.args.clone());
+        if self.phase == Phase::Idle {
+            self.budget.command_begins();
+        }
+        let open = open.order.as_ref();
+        let (command, args) = (open.command.clone(), open.args.clone());
         self.command(Command::Slash { command, args });
     }
 
@@ -113,13 +120,18 @@ impl SessionState {
         if self.phase == Phase::Idle {
             self.unload_when_idle();
         }
+        if std::mem::take(&mut self.commands.holds_unload) {
+            self.unload(self.task_number);
+        }
     }
 
     /// The child is gone, and nothing more will come of it.
     pub(super) fn command_lost(&mut self, why: &str) {
         self.commands.holds_prompt = false;
+        self.commands.holds_unload = false;
         if let Some(open) = self.commands.open.take() {
-            let result = Err(CommandError::Ended(why.to_owned()));
+            let why = self.shared.mask.text(why).into_owned();
+            let result = Err(CommandError::Ended(why));
             self.outbox.after(After::Commanded(open.reply, result));
         }
     }
@@ -128,6 +140,11 @@ impl SessionState {
     pub(super) const fn holds_prompt(&mut self) -> bool {
         self.commands.holds_prompt = self.commands.open.is_some();
         self.commands.holds_prompt
+    }
+
+    /// The child is unloaded when the command is answered.
+    pub(super) const fn unload_is_held(&mut self) {
+        self.commands.holds_unload = true;
     }
 
     /// Whether the agent is at a command.

@@ -152,6 +152,10 @@ impl SessionState {
 
     /// Ends the running turn for a reason of ours.
     pub(super) fn interrupt(&mut self, outcome: TurnOutcome, why: String) {
+        if !self.has_task && self.has_command() {
+            // Nothing but its end ends a command.
+            return self.stop(false);
+        }
         if self.turn.is_some() || self.end.is_some() || !self.has_task {
             return;
         }

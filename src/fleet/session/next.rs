@@ -157,6 +157,8 @@ impl SessionState {
         self.turn_detail = None;
         self.turn_began = None;
         self.ending = None;
+        self.released = None;
+        self.budget.parks = None;
         self.limit = None;
         self.end = None;
         self.check = None;
@@ -268,12 +270,15 @@ impl SessionState {
 
     /// Stops the child that nobody needed since the task of that number; the next task loads the
     /// session again.
-    pub(super) fn unload(&self, task: u64) {
+    pub(super) fn unload(&mut self, task: u64) {
         let is_idle = self.phase == Phase::Idle && self.task_number == task;
+        if is_idle && self.has_command() {
+            return self.unload_is_held();
+        }
         if let Some(channel) = self
             .channel
             .as_ref()
-            .filter(|_| is_idle && self.comes_back() && !self.has_command())
+            .filter(|_| is_idle && self.comes_back())
         {
             self.tell_pool(SlotEvent::StopBegun, None);
             let _ = channel.send_message(ChannelMsg::Unload);

@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 use super::{SessionMsg, SessionRef, masking};
 use crate::fleet::answering::{AnswerError, AnswerReply, Answered};
 use crate::fleet::clock::now_us;
-use crate::fleet::commands::{CommandReply, Commanded};
+use crate::fleet::commands::{CommandOrder, CommandReply, Commanded};
 use crate::fleet::credit::Hold;
 use crate::fleet::notice::Notice;
 use crate::fleet::setting::SetReply;
@@ -68,7 +68,7 @@ pub(crate) enum After {
     /// What was to be set is.
     Set(SetReply),
     /// A command may be sent to the agent.
-    Command,
+    Command(Arc<CommandOrder>),
     /// What came of it is.
     Commanded(CommandReply, Commanded),
     /// What was to be noted is.

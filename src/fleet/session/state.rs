@@ -456,7 +456,7 @@ impl SessionState {
                 let _ = ready.send(());
             }
             After::Set(reply) => reply.done(Ok(())),
-            After::Command => self.command_durable(),
+            After::Command(order) => self.command_durable(&order),
             After::Commanded(reply, result) => {
                 let _ = reply.send(result);
             }

@@ -320,7 +320,6 @@ write {{"type":"slash","command":"help","args":""}}
 error 'unanswered' '{said}' local
 not commanded: {said}
 slash 'help' 'late' data=- clear=false exit=false
-commanded
 write {{"type":"slash","command":"model","args":""}}
 slash 'model' 'm' data=- clear=false exit=false
 commanded
@@ -353,6 +352,69 @@ refused slash model: {late}"#
         let talk = Conversation::opened(name, &opening);
         assert_eq!(played(talk, script).trim(), expect, "{name}");
     }
+}
+
+#[test]
+fn a_mode_counts_whatever_it_is_told_in() {
+    let ready = r#"< {"type":"ready","protocol":1,"mode":"prompt"}"#;
+    for (name, table) in [
+        (DialectName::Scaiflux, None),
+        (
+            DialectName::Custom,
+            Some(crate::script::example("scaiflux")),
+        ),
+    ] {
+        let is_scaiflux = table.is_none();
+        for (script, is_safe) in [
+            // A result that nobody waits for, as behind an error that was taken for the answer.
+            (
+                "> slash m\n< {\"type\":\"error\",\"message\":\"hm\"}\n< {\"type\":\"slash_result\",\"text\":\"\",\"data\":{\"mode\":\"bypassPermissions\"}}",
+                false,
+            ),
+            (
+                "< {\"type\":\"slash_result\",\"text\":\"\",\"exit\":true,\"data\":{\"mode\":\"prompt\"}}",
+                true,
+            ),
+            // One that cannot be read as a whole.
+            (
+                "> slash m\n< {\"type\":\"slash_result\",\"text\":[],\"data\":{\"mode\":\"bypassPermissions\"}}",
+                !is_scaiflux,
+            ),
+            (
+                "> slash m\n< {\"type\":\"slash_result\",\"text\":\"\",\"data\":{\"mode\":\"bypassPermissions\",\"model\":[]}}",
+                false,
+            ),
+            (
+                "< {\"type\":\"state_changed\",\"model\":[],\"mode\":\"bypassPermissions\"}",
+                false,
+            ),
+        ] {
+            let opening = Opening {
+                table: table.clone(),
+                ..Opening::default()
+            };
+            let talk = Conversation::opened(name, &opening);
+            let told = played(talk, &format!("{ready}\n{script}"));
+            let faulted = told.contains("fault the agent went into the mode bypassPermissions");
+            assert_eq!(!faulted, is_safe, "{name} {script}: {told}");
+            assert!(!told.contains("exit wanted"), "{name} {script}: {told}");
+        }
+    }
+}
+
+#[test]
+fn a_result_that_cannot_be_read_is_an_answer() {
+    check(
+        r#"< READY
+           > slash m
+           < {"type":"slash_result","text":[]}
+           > slash n"#,
+        r#"ready protocol=1
+           write {"type":"slash","command":"m","args":""}
+           bad bad_shape {"type":"slash_result","text":[]}
+           not commanded 'the agent's slash_result cannot be read'
+           write {"type":"slash","command":"n","args":""}"#,
+    );
 }
 
 #[test]
