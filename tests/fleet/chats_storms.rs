@@ -216,11 +216,16 @@ fn agents_that_come_and_go_all_the_time_leave_nothing_behind() {
     // One slot for two chats: each message unloads the one and brings the other back.
     let drill = drill("acp", 1);
     let daemon = Daemon::start(&drill);
-    let chats = [daemon.create("say begin"), daemon.create("say begin")];
-    let mut streams = chats.each_ref().map(|chat| daemon.follow(chat, None));
-    for stream in &mut streams {
+    // One after the other, so that the second one has the slot in the end.
+    let begun = [(); 2].map(|()| {
+        let chat = daemon.create("say begin");
+        let mut stream = daemon.follow(&chat, None);
         stream.any_turn();
-    }
+        (chat, stream)
+    });
+    let [(first_chat, first_stream), (second_chat, second_stream)] = begun;
+    let chats = [first_chat, second_chat];
+    let mut streams = [first_stream, second_stream];
     let is_long = count(1) > 1;
     // 25 rounds of two, or 500.
     let (first, last) = if is_long { (50, 500) } else { (10, 25) };
