@@ -216,7 +216,7 @@ impl SlashResult<'_> {
     /// What the command changed, as `data` tells it.
     pub(super) fn changed(&self) -> Option<StateChanged> {
         let data = self.data?;
-        let state = parse::<StateChanged>(data).or_else(|| Some(StateChanged::mode(data.get())?));
+        let state = parse::<StateChanged>(data).or_else(|| StateChanged::mode(data.get()));
         state.filter(|state| !state.is_empty())
     }
 }
