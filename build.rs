@@ -15,7 +15,15 @@ use std::process::Command;
 use std::{env, io};
 
 /// What goes into the program: another content is another build.
-const PARTS: [&str; 4] = ["src", "build.rs", "Cargo.toml", "Cargo.lock"];
+const PARTS: [&str; 7] = [
+    "crates/model",
+    "crates/wire",
+    "crates/policy",
+    "crates/config",
+    "crates/sandbox",
+    "src/shim_main.rs",
+    "Cargo.lock",
+];
 /// What else makes it another one.
 const SETTINGS: [&str; 5] = ["TARGET", "PROFILE", "OPT_LEVEL", "DEBUG", "RUSTC"];
 /// The libraries that rustc names for a program with a shared C library, and what stands for each

@@ -7,13 +7,15 @@ use std::time::Instant;
 use bytes::Bytes;
 use divan::counter::ItemsCount;
 use divan::{Bencher, black_box_drop};
-use marshal::config::DialectName;
-use marshal::dialect::{self, Command, Effects, Input};
-use marshal::journal::{Commit, Journal, SessionRow, Write};
-use marshal::model::{Claimed, Event, EventId, Foreign, PoolName, SessionId, SlotId, Stamped};
-use marshal::policy::extract::{self, Extractor};
-use marshal::policy::{NoLinks, Place, Policy};
-use marshal::wire::ndjson::Lines;
+use marshal_config::DialectName;
+use marshal_dialect::{self as dialect, Command, Effects, Input};
+use marshal_journal::{Commit, Journal, SessionRow, Write};
+use marshal_model::{
+    AgentClaims, Event, EventId, PoolName, SessionId, SlotId, StampedEvent, UntrustedText,
+};
+use marshal_policy::extract::{self, Extractor};
+use marshal_policy::{FsContext, NoLinks, Policy};
+use marshal_wire::ndjson::LineDecoder;
 use serde_json::value::RawValue;
 
 /// Lines of one chunk: what a full pipe brings at once.
@@ -37,7 +39,7 @@ fn split_lines(bencher: Bencher) {
     let chunk = Bytes::from(format!("{}\n", line()).repeat(LINES));
     bencher
         .counter(ItemsCount::new(LINES))
-        .with_inputs(|| (Lines::default(), chunk.clone()))
+        .with_inputs(|| (LineDecoder::default(), chunk.clone()))
         .bench_local_values(|(mut lines, chunk)| {
             lines.push(chunk);
             for line in lines.by_ref() {
@@ -49,31 +51,31 @@ fn split_lines(bencher: Bencher) {
 #[divan::bench]
 fn read_scaiflux_text(bencher: Bencher) {
     let now = Instant::now();
-    let mut dialect = dialect::build(DialectName::Scaiflux);
+    let mut dialect = dialect::create_dialect(DialectName::Scaiflux);
     let mut effects = Effects::new();
     let ready = br#"{"type":"ready","protocol":1,"session_id":"s","model":"m","mode":"m","tools":[],"context_window":1}"#;
-    dialect.input(Input::Frame(ready), now, &mut effects);
-    let text = Foreign::from("say x");
-    let prompted = dialect.command(
+    dialect.handle_input(Input::Frame(ready), now, &mut effects);
+    let text = UntrustedText::from("say x");
+    let prompted = dialect.handle_command(
         Command::Prompt {
             text,
-            attached: std::sync::Arc::default(),
+            attachments: std::sync::Arc::default(),
         },
         now,
         &mut effects,
     );
     assert!(prompted.is_ok(), "{effects:?}");
     let started = br#"{"type":"turn_started","turn_id":"t-1"}"#;
-    dialect.input(Input::Frame(started), now, &mut effects);
+    dialect.handle_input(Input::Frame(started), now, &mut effects);
     let line = line();
     effects.clear();
-    dialect.input(Input::Frame(line.as_bytes()), now, &mut effects);
+    dialect.handle_input(Input::Frame(line.as_bytes()), now, &mut effects);
     let is_text = matches!(&effects[..], [dialect::Effect::Event(Event::Text { .. })]);
     assert!(is_text, "{effects:?}");
     bencher.counter(ItemsCount::new(LINES)).bench_local(|| {
         let mut effects = Effects::with_capacity(LINES);
         for _ in 0..LINES {
-            dialect.input(Input::Frame(black_box(line.as_bytes())), now, &mut effects);
+            dialect.handle_input(Input::Frame(black_box(line.as_bytes())), now, &mut effects);
         }
         dialect::merge_text(&mut effects);
         effects
@@ -91,8 +93,8 @@ fn decide(bencher: Bencher, call: &str) {
     let extractor = Extractor::parse(extract::builtin_text("scaiflux").unwrap()).unwrap();
     let (tool, input) = call.split_once(' ').unwrap();
     let input = RawValue::from_string(input.to_owned()).unwrap();
-    let claimed = Claimed::default();
-    let place = Place {
+    let claimed = AgentClaims::default();
+    let place = FsContext {
         workspace: "/workspace",
         home: "/home/agent",
         cwd: Some("/workspace"),
@@ -121,14 +123,14 @@ fn commit_events(bencher: Bencher, batch: u64) {
         at_us: 0,
     })];
     let mut seq = 0;
-    let event = |seq| Stamped {
+    let event = |seq| StampedEvent {
         id: EventId {
             epoch: journal.epoch(),
             seq,
         },
         at_us: 0,
         event: Event::Text {
-            delta: Foreign::from("All work and no play makes a dull agent."),
+            delta: UntrustedText::from("All work and no play makes a dull agent."),
         },
     };
     bencher.counter(ItemsCount::new(batch)).bench_local(|| {
@@ -139,7 +141,7 @@ fn commit_events(bencher: Bencher, batch: u64) {
             events: Arc::new(events),
         });
         let (tell, told) = std::sync::mpsc::sync_channel(1);
-        let commit = Commit::of(std::mem::take(&mut writes)).then(move |fate| {
+        let commit = Commit::new(std::mem::take(&mut writes)).with_callback(move |fate| {
             drop(tell.send(fate));
         });
         journal.submit(commit).unwrap();

@@ -10,8 +10,8 @@ use std::fmt::Write as _;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use marshal::model::Claimed;
-use marshal::policy::{Mask, NoLinks, Place, Policy, Request, builtin_text};
+use marshal_model::AgentClaims;
+use marshal_policy::{FsContext, Mask, NoLinks, Policy, Request, builtin_text};
 use serde_json::value::RawValue;
 
 /// Decisions that are timed for each line.
@@ -61,14 +61,14 @@ fn masking(name: &str, command: &str) {
     };
     let (without, with) = (input(command), input(&format!("{command} {}", values[7].1)));
     assert!(
-        !mask.json(&with).get().contains(values[7].1),
+        !mask.mask_json(&with).get().contains(values[7].1),
         "it is masked"
     );
     let [none, _] = timed(|| {
-        black_box(mask.json(black_box(&without)));
+        black_box(mask.mask_json(black_box(&without)));
     });
     let [one, _] = timed(|| {
-        black_box(mask.json(black_box(&with)));
+        black_box(mask.mask_json(black_box(&with)));
     });
     let [decision, _] = measure(&with_rules(0).0, command);
     let median = |times: &[Duration]| times[times.len() / 2].as_secs_f64() * 1e6;
@@ -121,8 +121,8 @@ fn echo() -> String {
 
 /// CPU time and time by the clock, each in ascending order.
 fn measure(policy: &Policy, command: &str) -> [Vec<Duration>; 2] {
-    let claimed = Claimed::default();
-    let place = Place {
+    let claimed = AgentClaims::default();
+    let place = FsContext {
         workspace: "/workspace",
         home: "/home/agent",
         cwd: Some("/workspace"),
@@ -174,7 +174,7 @@ fn report(
     let us = |time: Duration| time.as_secs_f64() * 1e6;
     println!(
         "{{\"command\":\"{name}\",\"bytes\":{bytes},\"rules\":{},\"p50_us\":{:.2},\"p99_us\":{:.2},\"wall_p50_us\":{:.2},\"wall_p99_us\":{:.2},\"load_ms\":{:.1}}}",
-        policy.rules(),
+        policy.rule_count(),
         us(times[times.len() / 2]),
         us(times[times.len() * 99 / 100]),
         us(wall[wall.len() / 2]),

@@ -4,10 +4,10 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     // Before any thread, argument or setting: a helper has one thread and no time.
-    if let Some(code) = marshal::sandbox::shim_main() {
+    if let Some(code) = marshal_sandbox::shim_main() {
         return code;
     }
-    if let Some(code) = marshal::launch::cgroup::janitor_main() {
+    if let Some(code) = marshal_launch::cgroup::janitor_main() {
         return code;
     }
     marshal::cli::command::main()

@@ -9,8 +9,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use marshal::fleet::{Notice, TaskReport};
-use marshal::model::{Event, SlotId, SlotState, TaskOutcome};
+use marshal_fleet::{FleetEvent, TaskReport};
+use marshal_model::{Event, SlotId, SlotState, TaskOutcome};
 use rustix::process::{Signal, kill_process};
 use tokio::sync::{broadcast, mpsc};
 
@@ -49,7 +49,7 @@ impl Side for Full {
 
     fn run(&mut self, load: &Load) -> Result<Figures, Failure> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
-            .max_blocking_threads(marshal::limits::BLOCKING_THREADS)
+            .max_blocking_threads(marshal_model::limits::BLOCKING_THREADS)
             .enable_all()
             .build()?;
         let manner = &self.0;
@@ -139,7 +139,7 @@ async fn idle(load: &Load, manner: &Manner) -> Result<Figures, Failure> {
 
 async fn kill(load: &Load, manner: &Manner, kills: usize) -> Result<Figures, Failure> {
     let house = House::open(load, manner).await?;
-    let mut notices = house.fleet.watch();
+    let mut notices = house.fleet.subscribe();
     // One waits for each child that is killed.
     let _reports = house.submit(load.children() + kills, FOR_EVER).await?;
     house.all_busy(|_| Ok(())).await?;
@@ -187,9 +187,9 @@ async fn working(house: &House, slot: &SlotId) -> Result<u32, Failure> {
 }
 
 async fn wait_for(
-    notices: &mut broadcast::Receiver<Notice>,
+    notices: &mut broadcast::Receiver<FleetEvent>,
     slot: &SlotId,
-    wanted: fn(&Notice, &SlotId) -> bool,
+    wanted: fn(&FleetEvent, &SlotId) -> bool,
 ) -> Result<(), Failure> {
     while !wanted(
         &tokio::time::timeout(PATIENCE, notices.recv()).await??,
@@ -199,16 +199,16 @@ async fn wait_for(
 }
 
 /// The child's end is on the disk.
-fn is_exit(notice: &Notice, of: &SlotId) -> bool {
-    let Notice::Events { slot, events, .. } = notice else {
+fn is_exit(notice: &FleetEvent, of: &SlotId) -> bool {
+    let FleetEvent::SessionEvents { slot, events, .. } = notice else {
         return false;
     };
     let mut events = events.iter();
     slot == of && events.any(|stamped| matches!(stamped.event, Event::ChildExited { .. }))
 }
 
-fn is_ready(notice: &Notice, of: &SlotId) -> bool {
-    matches!(notice, Notice::Slot { slot, state: SlotState::Ready, .. } if slot == of)
+fn is_ready(notice: &FleetEvent, of: &SlotId) -> bool {
+    matches!(notice, FleetEvent::SlotChanged { slot, state: SlotState::Ready, .. } if slot == of)
 }
 
 /// What a write and its sync cost where the journal is.

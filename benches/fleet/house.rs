@@ -6,18 +6,18 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use marshal::config::{Config, Extractor as ExtractorRef, Launcher, Origin, UidRange};
-use marshal::fleet::{
-    Ambient, FleetHandle, GoOn, LoadedPolicy, Notice, Setup, SlotView, Stop, TaskReport,
+use marshal_config::{Config, Extractor as ExtractorRef, Launcher, Origin, UidRange};
+use marshal_fleet::{
+    Ambient, FleetEvent, FleetHandle, LoadedPolicy, ResumeScope, Setup, SlotView, Stop, TaskReport,
 };
-use marshal::journal::Journal;
-use marshal::launch::Spawner;
-use marshal::model::{Foreign, RunId, SlotState, TaskId, TaskSpec};
-use marshal::policy::Policy;
-use marshal::policy::extract::{self, Extractor};
-use marshal::sandbox::state_dir::StateDir;
-use marshal::sandbox::uids::{SlotUids, Sources};
-use marshal::telemetry::{Build, Exporter, SlotSample};
+use marshal_journal::Journal;
+use marshal_launch::Spawner;
+use marshal_model::{RunId, SlotState, TaskId, TaskSpec, UntrustedText};
+use marshal_policy::Policy;
+use marshal_policy::extract::{self, Extractor};
+use marshal_sandbox::state_dir::StateDir;
+use marshal_sandbox::uids::{SlotUids, Sources};
+use marshal_telemetry::{BuildInfo, Exporter, SlotSample};
 use tempfile::TempDir;
 use tokio::sync::{broadcast, mpsc};
 use tokio::task::JoinHandle;
@@ -64,7 +64,7 @@ impl House {
         std::fs::create_dir(&workspace)?;
         let config = Arc::new(configuration(load, manner, dir.path().to_owned())?);
         let state = StateDir::open(&dir.path().join("state"), &[workspace])?;
-        let exporter = Exporter::install(Build {
+        let exporter = Exporter::install(BuildInfo {
             version: "bench",
             revision: "unknown",
             rustc: "unknown",
@@ -73,14 +73,18 @@ impl House {
         let is_walled = manner.launcher == Launcher::Unshare;
         let uids = if is_walled && rustix::process::geteuid().is_root() {
             let count = u32::from(config.supervisor.max_children);
-            Some(SlotUids::take(&Sources::host(), count, [UidRange::Auto])?)
+            Some(SlotUids::acquire(
+                &Sources::host(),
+                count,
+                [UidRange::Auto],
+            )?)
         } else {
             None
         };
         let marshal = PathBuf::from(env!("CARGO_BIN_EXE_marshal"));
         let fleet = FleetHandle::start(Setup {
-            go_on: GoOn::Nothing,
-            asks_people: false,
+            resume_scope: ResumeScope::None,
+            has_approvers: false,
             policies: policies(&config)?.into(),
             policy_reader: None,
             mask: std::sync::Arc::default(),
@@ -88,7 +92,7 @@ impl House {
             config,
             state: Arc::new(state),
             journal: journal.clone(),
-            host: Arc::new(Spawner::with_executable(marshal.clone())?),
+            host: Arc::new(Spawner::with_executable(marshal.clone(), marshal::BUILD)?),
             ambient: Ambient::default(),
             uids,
             engines: std::collections::BTreeMap::new(),
@@ -98,7 +102,7 @@ impl House {
         })
         .await?;
         let subscribers = (0..manner.subscribers)
-            .map(|_| tokio::spawn(listen(fleet.watch())))
+            .map(|_| tokio::spawn(listen(fleet.subscribe())))
             .collect();
         let upkeep = tokio::spawn({
             let exporter = exporter.clone();
@@ -130,16 +134,16 @@ impl House {
         let task = |number| -> Result<TaskSpec, Failure> {
             Ok(TaskSpec {
                 id: TaskId::new(&format!("t{number}"))?,
-                prompt: Foreign::from(script),
+                prompt: UntrustedText::from(script),
                 pool: None,
                 workspace: None,
                 attempts: None,
                 check: None,
                 files: Vec::new(),
-                embed: Vec::new(),
+                embedded_files: Vec::new(),
                 policy_layer: None,
                 priority: 0,
-                after: Vec::new(),
+                depends_on: Vec::new(),
             })
         };
         let tasks = (1..=count).map(task).collect::<Result<_, _>>()?;
@@ -201,7 +205,7 @@ impl House {
         std::hint::black_box(self.exporter.render(
             None,
             &samples,
-            &marshal::telemetry::Usages::default(),
+            &marshal_telemetry::UsageSample::default(),
         ));
         began.elapsed()
     }
@@ -223,11 +227,11 @@ impl House {
 }
 
 /// Takes every notice and looks into it, until the fleet is gone.
-async fn listen(mut notices: broadcast::Receiver<Notice>) -> Heard {
+async fn listen(mut notices: broadcast::Receiver<FleetEvent>) -> Heard {
     let mut heard = Heard::default();
     loop {
         match notices.recv().await {
-            Ok(Notice::Events { events, .. }) => heard.events += events.len() as u64,
+            Ok(FleetEvent::SessionEvents { events, .. }) => heard.events += events.len() as u64,
             Ok(_) => {}
             Err(broadcast::error::RecvError::Lagged(missed)) => heard.missed += missed,
             Err(broadcast::error::RecvError::Closed) => return heard,
@@ -252,7 +256,7 @@ fn configuration(load: &Load, manner: &Manner, dir: PathBuf) -> Result<Config, F
     let origin = Origin {
         file: None,
         dir,
-        named: true,
+        is_explicit: true,
     };
     Ok(Config::parse(&text, &origin)?)
 }

@@ -4,7 +4,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use clap::Subcommand;
-use marshal::config::Launcher;
+use marshal_config::Launcher;
 use serde_json::{Value, json};
 
 use crate::wire::Wire;

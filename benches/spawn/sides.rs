@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use marshal::config::{Config, DEFAULT, Network, Origin, StopWaits};
-use marshal::launch::{LaunchPlan, Launched, Limits, Spawner, Walls, keep};
-use marshal::sandbox::{self, Ids, ShimPlan, Tree, WallsRequest};
-use marshal::wire::shim::Access;
+use marshal_config::{Config, DEFAULT, Network, Origin, StopTimeouts};
+use marshal_launch::{LaunchPlan, LaunchedChild, ProcessLimits, SandboxSpec, Spawner, keep};
+use marshal_sandbox::{self as sandbox, HostIds, SandboxRequest, ShimPlan, Tree};
+use marshal_wire::shim::MountAccess;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, Command};
 
@@ -39,17 +39,17 @@ pub(crate) enum Side {
 
 enum Running {
     Command(Child),
-    Marshal(Box<Launched>),
+    Marshal(Box<LaunchedChild>),
 }
 
 /// Who agents are.
-pub(crate) fn own_ids() -> Ids {
+pub(crate) fn own_ids() -> HostIds {
     let uid = rustix::process::geteuid();
     if uid.is_root() {
-        Ids::Root { slot_uid: SLOT_UID }
+        HostIds::Root { slot_uid: SLOT_UID }
     } else {
         let (uid, gid) = (uid.as_raw(), rustix::process::getegid().as_raw());
-        Ids::Own { uid, gid }
+        HostIds::Own { uid, gid }
     }
 }
 
@@ -67,30 +67,30 @@ impl House {
         let tree = |name: &str| -> Result<Tree, Failure> {
             let path = dir.path().join(name);
             fs::create_dir(&path)?;
-            let owner = ids.outside();
+            let owner = ids.uid_and_gid();
             chown(&path, Some(owner.0), Some(owner.1))?;
             Ok(Tree {
                 path,
                 owner,
-                access: Access::Rw,
+                access: MountAccess::Rw,
                 identity: None,
             })
         };
-        let walls: ShimPlan = sandbox::plan(&WallsRequest {
+        let walls: ShimPlan = sandbox::plan(&SandboxRequest {
             network: Network::None,
             home: Some(tree("home")?),
             workspace: Some(tree("workspace")?),
             hostname: "bench",
             ..sandbox::probe_request(profile, ids)
         })?;
-        let limits: Limits = sandbox::limits_of(profile);
+        let limits: ProcessLimits = sandbox::limits_of(profile);
         Ok(Self {
             plan: LaunchPlan {
                 argv: vec![CAT.to_owned()],
                 env: vec![("PATH".to_owned(), "/usr/bin:/bin".to_owned())],
                 cwd: sandbox::WORKSPACE_INSIDE.to_owned(),
                 limits,
-                walls: Walls::Shim(Box::new(walls)),
+                sandbox: SandboxSpec::Shim(Box::new(walls)),
                 preamble: Vec::new(),
             },
             marshal: marshal.to_owned(),
@@ -104,7 +104,7 @@ impl House {
         if Path::new("/usr/bin/bwrap").exists() {
             sides.push(Side::Command("bwrap", self.bwrap()));
         }
-        let spawner = Spawner::with_executable(self.marshal.clone())?;
+        let spawner = Spawner::with_executable(self.marshal.clone(), marshal::BUILD)?;
         let plan = || Box::new(self.plan.clone());
         sides.push(Side::Marshal("marshal", spawner, plan()));
         // Without the small binary beside it.
@@ -113,7 +113,7 @@ impl House {
         let program = alone.join("marshal");
         fs::copy(&self.marshal, &program)?;
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
-        let spawner = Spawner::with_executable(program)?;
+        let spawner = Spawner::with_executable(program, marshal::BUILD)?;
         sides.push(Side::Marshal("marshal-without-shim", spawner, plan()));
         Ok(sides)
     }
@@ -296,7 +296,7 @@ impl Running {
             }
             Self::Marshal(launched) => {
                 drop(launched.stdin);
-                let waits = StopWaits {
+                let waits = StopTimeouts {
                     goodbye: Duration::ZERO,
                     eof: START,
                     int: START,

@@ -9,13 +9,13 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use marshal::config::{Config, DEFAULT, Network, Origin, Sandbox};
-use marshal::launch::{LaunchPlan, Spawner, Walls, run_to_end};
-use marshal::model::SessionId;
-use marshal::sandbox::state_dir::StateDir;
-use marshal::sandbox::workspace::{Listing, Overlay, Owner, Root, copy};
-use marshal::sandbox::{self, Ids, Tree, WallsRequest};
-use marshal::wire::shim::Access;
+use marshal_config::{Config, DEFAULT, Network, Origin, Sandbox};
+use marshal_launch::{LaunchPlan, SandboxSpec, Spawner, run_to_end};
+use marshal_model::SessionId;
+use marshal_sandbox::state_dir::StateDir;
+use marshal_sandbox::workspace::{Listing, Overlay, Owner, Root, copy};
+use marshal_sandbox::{self as sandbox, HostIds, SandboxRequest, Tree};
+use marshal_wire::shim::MountAccess;
 use serde_json::{Map, Value, json};
 
 use crate::sides::own_ids;
@@ -65,7 +65,7 @@ struct Measured {
 
 struct Bench {
     dir: tempfile::TempDir,
-    ids: Ids,
+    ids: HostIds,
     profile: Sandbox,
     spawner: Spawner,
     state: StateDir,
@@ -141,13 +141,13 @@ impl Bench {
         let home = dir.path().join("home");
         fs::create_dir(&home)?;
         fs::set_permissions(&home, fs::Permissions::from_mode(0o700))?;
-        let owner = ids.outside();
+        let owner = ids.uid_and_gid();
         chown(&home, Some(owner.0), Some(owner.1))?;
         let state = StateDir::open(&dir.path().join("state"), &[])?;
         Ok(Self {
             ids,
             profile,
-            spawner: Spawner::with_executable(marshal.to_owned())?,
+            spawner: Spawner::with_executable(marshal.to_owned(), marshal::BUILD)?,
             state,
             dir,
         })
@@ -159,8 +159,8 @@ impl Bench {
 
     async fn once(&self, way: Way, round: u32) -> Result<(Duration, Duration), Failure> {
         let session = SessionId::new(&format!("round-{round}"))?;
-        let owner = self.ids.outside();
-        let owned = matches!(self.ids, Ids::Root { .. }).then_some(Owner {
+        let owner = self.ids.uid_and_gid();
+        let owned = matches!(self.ids, HostIds::Root { .. }).then_some(Owner {
             uid: owner.0,
             gid: owner.1,
         });
@@ -173,10 +173,10 @@ impl Bench {
         let asked = Instant::now();
         let lower = Root::open_resolved(&self.project())?;
         let meta = fs::metadata(self.project())?;
-        let whole = tree(self.project(), (meta.uid(), meta.gid()), Access::Rw);
+        let whole = tree(self.project(), (meta.uid(), meta.gid()), MountAccess::Rw);
         let (workspace, over) = match way {
             Way::Plain => {
-                let access = Access::Ro;
+                let access = MountAccess::Ro;
                 (Tree { access, ..whole }, None)
             }
             Way::Overlay => {
@@ -185,10 +185,10 @@ impl Bench {
                 (whole, Some(held))
             }
             Way::Copy => {
-                let (all, bounds) = (Listing::Everything, copy::Bounds::default());
-                copy::make(&self.state, &session, &lower, &all, owned, bounds)?;
+                let (all, bounds) = (Listing::Everything, copy::CopyBounds::default());
+                copy::create(&self.state, &session, &lower, &all, owned, bounds)?;
                 let path = self.state.copies().path().join(session.as_str());
-                (tree(path, owner, Access::Rw), None)
+                (tree(path, owner, MountAccess::Rw), None)
             }
         };
         let made = asked.elapsed();
@@ -199,11 +199,11 @@ impl Bench {
             }
             None => None,
         };
-        let walls = sandbox::plan(&WallsRequest {
+        let walls = sandbox::plan(&SandboxRequest {
             network: Network::None,
-            home: Some(tree(self.dir.path().join("home"), owner, Access::Rw)),
+            home: Some(tree(self.dir.path().join("home"), owner, MountAccess::Rw)),
             workspace: Some(workspace),
-            over: layer,
+            overlay: layer,
             hostname: "bench",
             ..sandbox::probe_request(&self.profile, self.ids)
         })?;
@@ -212,7 +212,7 @@ impl Bench {
             env: vec![("PATH".to_owned(), "/usr/bin:/bin".to_owned())],
             cwd: sandbox::WORKSPACE_INSIDE.to_owned(),
             limits: sandbox::limits_of(&self.profile),
-            walls: Walls::Shim(Box::new(walls)),
+            sandbox: SandboxSpec::Shim(Box::new(walls)),
             preamble: Vec::new(),
         };
         let finished = run_to_end(&self.spawner, plan, START, 1 << 10).await?;

@@ -1,9 +1,9 @@
-//! The targets of `tests/fuzz` for libFuzzer: the same harness, the same inputs.
+//! The targets of `tests/quick/fuzz` for libFuzzer: the same harness, the same inputs.
 //!
 //! Owns what a target's program does with libFuzzer's bytes. Must not know what is fuzzed: that is the
 //! harness's.
 
-#[path = "../../tests/fuzz/harness/mod.rs"]
+#[path = "../../tests/quick/fuzz/harness/mod.rs"]
 #[allow(dead_code, reason = "floods are for the tests on stable")]
 mod harness;
 

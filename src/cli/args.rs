@@ -2,13 +2,16 @@
 //!
 //! Owns the shape of the command line; only what does something is here. Must not know what the
 //! commands do.
+//!
+//! A new command also touches `command.rs` and, if it is a client of the daemon, `engine/api/request.rs` and
+//! `engine/api/control/`.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use clap::{ArgAction, Parser, Subcommand};
 
-use super::asks::AsksCommand;
+use super::approvals::ApprovalsCommand;
 use super::audit::AuditCommand;
 use super::board::Verbosity;
 use super::chat::ChatArgs;
@@ -19,9 +22,9 @@ use super::policy::PolicyCommand;
 use super::prompt::PromptArgs;
 use super::report::ReportArgs;
 use super::run_bounds::BoundArgs;
-use super::walls::SandboxCommand;
-use super::{agents, manual, overlay, runner, script_agent, script_model};
-use crate::model::{PoolName, RunId, SessionId, SlotId};
+use super::sandbox_command::SandboxCommand;
+use super::{agents, manual, overlay};
+use marshal_model::{PoolName, RunId, SessionId, SlotId};
 
 /// Runs many AI agents on one host, each in its own sandbox, judged by policy
 #[derive(Debug, Parser)]
@@ -143,7 +146,7 @@ pub enum Command {
     Asks {
         /// What to do with it
         #[command(subcommand)]
-        command: AsksCommand,
+        command: ApprovalsCommand,
     },
     /// Show one session: its task, requests with their verdicts, tool calls, exit
     Show {
@@ -231,11 +234,13 @@ pub enum Command {
         socket: PathBuf,
     },
     /// Run a tool at a terminal, driven by the files of a session directory: SkillPilot's Runner
-    Runner(runner::Args),
+    Runner(marshal_skillpilot_runner::Args),
+    #[cfg(feature = "rehearsal")]
     /// Be the script agent: a deterministic agent that works a prompt as a small script
-    ScriptAgent(script_agent::Args),
+    ScriptAgent(marshal_rehearsal::script_agent::Args),
+    #[cfg(feature = "rehearsal")]
     /// Be the rehearsal model: a server that answers as model providers do, by a script in the prompt
-    ScriptModel(script_model::Args),
+    ScriptModel(marshal_rehearsal::script_model::Args),
 }
 
 /// `api …`
@@ -346,14 +351,14 @@ impl Command {
             | Self::Prompt(_)
             | Self::Chat(_)
             | Self::Asks { .. }
-            | Self::Policy { .. } => config_file::load_to_ask(named, cwd),
+            | Self::Policy { .. } => config_file::load_for_client(named, cwd),
             _ => config_file::load(named, cwd),
         }
     }
 }
 
 fn layer(name: &str) -> Result<String, String> {
-    crate::api::task_rules::policy_layer(name).map(|()| name.to_owned())
+    marshal_engine::api::task_rules::check_policy_layer(name).map(|()| name.to_owned())
 }
 
 impl Cli {
@@ -371,7 +376,7 @@ impl Cli {
 /// Reads the arguments, the program's name first. Help and errors are printed.
 ///
 /// # Errors
-/// [`Exit::Usage`] if they are wrong, [`Exit::Done`] after help or version.
+/// [`Exit::Usage`] if they are wrong, [`Exit::ChangeOutcome`] after help or version.
 pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Cli, Exit> {
     Cli::try_parse_from(arguments).map_err(|error| {
         // Where nobody reads, nothing can be said.

@@ -6,12 +6,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use crate::api::watch::Item;
-use crate::fleet::{Notice, TaskReport};
-use crate::limits;
-use crate::model::foreign::show;
-use crate::model::{
-    AskId, DecidedBy, Decision, Event, SlotId, SlotState, TaskId, TaskOutcome, Verdict,
+use marshal_engine::api::run_stream::RunStreamItem;
+use marshal_fleet::{FleetEvent, TaskReport};
+use marshal_model::limits;
+use marshal_model::untrusted::escape_for_display;
+use marshal_model::{
+    DecidedBy, Decision, Event, PermissionRequestId, SlotId, SlotState, TaskId, TaskOutcome,
+    Verdict,
 };
 
 /// Columns of a foreign word inside a line.
@@ -37,7 +38,7 @@ struct SlotLine {
     task: Option<TaskId>,
     doing: String,
     /// Open asks with the tools that they are about.
-    asks: Vec<(AskId, String)>,
+    asks: Vec<(PermissionRequestId, String)>,
 }
 
 /// The state of one run.
@@ -110,31 +111,33 @@ impl Board {
     }
 
     /// Takes one item in.
-    pub fn take(&mut self, item: &Item) -> Change {
+    pub fn apply(&mut self, item: &RunStreamItem) -> Change {
         match item {
-            Item::Notice(notice) => self.notice(notice),
-            Item::Ended(report) => self.end(report),
-            Item::Lagged(missed) => Change {
+            RunStreamItem::Notice(notice) => self.notice(notice),
+            RunStreamItem::Ended(report) => self.end(report),
+            RunStreamItem::Lagged(missed) => Change {
                 lines: vec![format!(
                     "{missed} notices came too fast; their events follow from the journal"
                 )],
                 ..Change::default()
             },
-            Item::Complete => Change::default(),
+            RunStreamItem::Complete => Change::default(),
         }
     }
 
-    fn notice(&mut self, notice: &Notice) -> Change {
+    fn notice(&mut self, notice: &FleetEvent) -> Change {
         match notice {
-            Notice::Queued { .. } | Notice::Passed { .. } => Change::default(),
-            Notice::Assigned {
+            FleetEvent::TaskQueued { .. } | FleetEvent::EventsSkipped { .. } => Change::default(),
+            FleetEvent::TaskAssigned {
                 task,
                 slot,
                 attempt,
                 ..
-            } => self.assigned(task, slot, *attempt),
-            Notice::Slot { slot, state, note } => self.moved(slot, *state, note.as_deref()),
-            Notice::Events { slot, events, .. } => {
+            } => self.task_assigned(task, slot, *attempt),
+            FleetEvent::SlotChanged { slot, state, note } => {
+                self.slot_changed(slot, *state, note.as_deref())
+            }
+            FleetEvent::SessionEvents { slot, events, .. } => {
                 let mut change = Change::default();
                 for stamped in events.iter() {
                     if self.event(slot, &stamped.event, &mut change.lines) {
@@ -143,7 +146,7 @@ impl Board {
                 }
                 change
             }
-            Notice::Paused { pool, wait } => Change {
+            FleetEvent::PoolPaused { pool, wait } => Change {
                 lines: vec![match wait {
                     Some(wait) => format!(
                         "{pool}: its provider limits requests; no task starts for {:.1} s",
@@ -153,7 +156,7 @@ impl Board {
                 }],
                 ..Change::default()
             },
-            Notice::Ended(report) => self.end(report),
+            FleetEvent::TaskEnded(report) => self.end(report),
         }
     }
 
@@ -166,7 +169,7 @@ impl Board {
         })
     }
 
-    fn assigned(&mut self, task: &TaskId, slot: &SlotId, attempt: u32) -> Change {
+    fn task_assigned(&mut self, task: &TaskId, slot: &SlotId, attempt: u32) -> Change {
         let line = self.line_of(slot);
         line.task = Some(task.clone());
         line.doing.clear();
@@ -186,11 +189,11 @@ impl Board {
         }
     }
 
-    fn moved(&mut self, slot: &SlotId, state: SlotState, note: Option<&str>) -> Change {
+    fn slot_changed(&mut self, slot: &SlotId, state: SlotState, note: Option<&str>) -> Change {
         let verbose = self.verbosity >= Verbosity::Verbose;
         let line = self.line_of(slot);
         line.state = state;
-        let note = note.map(|note| show(note, SENTENCE));
+        let note = note.map(|note| escape_for_display(note, SENTENCE));
         line.doing = note.clone().unwrap_or_default();
         let tells = matches!(state, SlotState::Parked | SlotState::BackingOff) || verbose;
         let text = match note {
@@ -217,22 +220,22 @@ impl Board {
             Event::Text { .. } => "answers".to_owned(),
             Event::Thought { .. } => "thinks".to_owned(),
             Event::ToolStart { name, .. } => {
-                let name = name.show(WORD);
+                let name = name.escape_for_display(WORD);
                 if verbose {
                     lines.push(format!("{}: calls {name}", who()));
                 }
                 name
             }
-            Event::Asked { id, ask } => {
-                let tool = ask.tool.show(WORD);
+            Event::PermissionRequested { id, request: ask } => {
+                let tool = ask.tool.escape_for_display(WORD);
                 let doing = format!("asks for {tool}");
-                if line.asks.len() < limits::ASKS_PER_SESSION {
+                if line.asks.len() < limits::APPROVALS_PER_SESSION {
                     line.asks.push((id.clone(), tool));
                 }
                 doing
             }
-            Event::Decided(verdict) => {
-                let place = line.asks.iter().position(|(id, _)| *id == verdict.ask);
+            Event::PermissionDecided(verdict) => {
+                let place = line.asks.iter().position(|(id, _)| *id == verdict.request);
                 let tool = place.map(|place| line.asks.remove(place).1);
                 let tool = tool.unwrap_or_else(|| "a request".to_owned());
                 let text = verdict_line(verdict, &tool);
@@ -245,13 +248,13 @@ impl Board {
                 }
                 text
             }
-            Event::Unasked {
+            Event::UnrequestedToolCall {
                 tool,
                 decision: Decision::Deny,
                 rules,
                 ..
             } => {
-                let (tool, rules) = (tool.show(WORD), named(rules));
+                let (tool, rules) = (tool.escape_for_display(WORD), named(rules));
                 lines.push(format!(
                     "{}: {tool} ran without asking, against {rules}",
                     who()
@@ -259,12 +262,15 @@ impl Board {
                 return false;
             }
             Event::AgentError { code, message, .. } if verbose => {
-                let (code, message) = (code.show(WORD), message.show(SENTENCE));
+                let (code, message) = (
+                    code.escape_for_display(WORD),
+                    message.escape_for_display(SENTENCE),
+                );
                 lines.push(format!("{}: error {code}: {message}", who()));
                 return false;
             }
-            Event::ChildExited { class, detail, .. } if !class.is_wanted() || verbose => {
-                let detail = show(detail, SENTENCE);
+            Event::ChildExited { class, detail, .. } if !class.is_requested() || verbose => {
+                let detail = escape_for_display(detail, SENTENCE);
                 lines.push(format!("{}: child ended ({class}): {detail}", who()));
                 return false;
             }
@@ -294,7 +300,7 @@ impl Board {
         if report.outcome != TaskOutcome::Done
             && let Some(detail) = &report.detail
         {
-            let _ = write!(text, ": {}", detail.show(SENTENCE));
+            let _ = write!(text, ": {}", detail.escape_for_display(SENTENCE));
         }
         Change {
             lines: vec![text],
@@ -311,8 +317,12 @@ fn verdict_line(verdict: &Verdict, tool: &str) -> String {
         Decision::Ask => "not answered",
         Decision::Deny => "denied",
     };
-    let reason = show(&verdict.reason, SENTENCE);
-    match (verdict.rules.is_empty(), verdict.by, reason.is_empty()) {
+    let reason = escape_for_display(&verdict.reason, SENTENCE);
+    match (
+        verdict.rules.is_empty(),
+        verdict.decided_by,
+        reason.is_empty(),
+    ) {
         (false, _, _) => format!("{word} {tool} by {}", named(&verdict.rules)),
         (true, DecidedBy::Default, _) => format!("{word} {tool} by the policy's default"),
         (true, _, false) => format!("{word} {tool}: {reason}"),
@@ -322,11 +332,14 @@ fn verdict_line(verdict: &Verdict, tool: &str) -> String {
 
 /// Rules by name, for a line.
 fn named(rules: &[String]) -> String {
-    let names: Vec<String> = rules.iter().map(|rule| show(rule, WORD)).collect();
+    let names: Vec<String> = rules
+        .iter()
+        .map(|rule| escape_for_display(rule, WORD))
+        .collect();
     if names.is_empty() {
         "the policy".to_owned()
     } else {
-        show(&names.join(", "), SENTENCE)
+        escape_for_display(&names.join(", "), SENTENCE)
     }
 }
 

@@ -3,16 +3,18 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::api::testing::{EVIL, event, hostile, report, slot};
-use crate::model::foreign::is_unsafe;
-use crate::model::{Ask, AskKey, Claimed, ExitClass, RunId, SessionId};
+use marshal_engine::api::test_fixtures::{EVIL, event, hostile_items, report, slot};
+use marshal_model::untrusted::is_unsafe;
+use marshal_model::{
+    AgentClaims, ExitClass, PermissionRequest, PermissionRequestKey, RunId, SessionId,
+};
 
 fn task(id: &str) -> TaskId {
     TaskId::new(id).expect("id")
 }
 
-fn assigned(id: &str, at: u16, attempt: u32) -> Item {
-    Item::Notice(Notice::Assigned {
+fn assigned(id: &str, at: u16, attempt: u32) -> RunStreamItem {
+    RunStreamItem::Notice(FleetEvent::TaskAssigned {
         run: RunId::new("r").expect("id"),
         task: task(id),
         slot: slot(at),
@@ -21,41 +23,41 @@ fn assigned(id: &str, at: u16, attempt: u32) -> Item {
     })
 }
 
-fn happened(id: &str, what: Event) -> Item {
+fn happened(id: &str, what: Event) -> RunStreamItem {
     let session = SessionId::new("s").expect("id");
-    Item::Notice(event(&slot(0), &session, &task(id), what))
+    RunStreamItem::Notice(event(&slot(0), &session, &task(id), what))
 }
 
-fn asked(id: &str, tool: &str) -> Event {
-    Event::Asked {
-        id: AskId::new(id).expect("id"),
-        ask: Ask {
-            key: AskKey {
+fn permission_request(id: &str, tool: &str) -> Event {
+    Event::PermissionRequested {
+        id: PermissionRequestId::new(id).expect("id"),
+        request: PermissionRequest {
+            key: PermissionRequestKey {
                 id: "k".to_owned(),
                 serial: 1,
             },
             tool_id: None,
             tool: tool.into(),
             input: serde_json::value::to_raw_value(&()).expect("JSON"),
-            claimed: Claimed::default(),
+            claims: AgentClaims::default(),
         },
     }
 }
 
 fn decided(id: &str, decision: Decision, rules: &[&str]) -> Event {
-    Event::Decided(Verdict {
-        ask: AskId::new(id).expect("id"),
+    Event::PermissionDecided(Verdict {
+        request: PermissionRequestId::new(id).expect("id"),
         decision,
-        by: DecidedBy::Policy,
+        decided_by: DecidedBy::Policy,
         rules: rules.iter().map(ToString::to_string).collect(),
         reason: "because".to_owned(),
     })
 }
 
-fn told(board: &mut Board, items: &[Item]) -> Vec<String> {
+fn lines_of(board: &mut Board, items: &[RunStreamItem]) -> Vec<String> {
     items
         .iter()
-        .flat_map(|item| board.take(item).lines)
+        .flat_map(|item| board.apply(item).lines)
         .collect()
 }
 
@@ -71,10 +73,10 @@ fn a_run_is_told_by_its_meaningful_changes() {
     let items = [
         assigned("a", 0, 1),
         assigned("a", 0, 1),
-        happened("a", asked("q1", "read_file")),
+        happened("a", permission_request("q1", "read_file")),
         happened("a", decided("q1", Decision::Allow, &["read"])),
         happened("a", Event::Text { delta: "hi".into() }),
-        happened("a", asked("q2", "bash")),
+        happened("a", permission_request("q2", "bash")),
         happened("a", decided("q2", Decision::Deny, &["net", "guard:x"])),
         happened("a", decided("gone", Decision::Deny, &[])),
         happened(
@@ -87,17 +89,17 @@ fn a_run_is_told_by_its_meaningful_changes() {
                 memory_peak: None,
             },
         ),
-        Item::Notice(Notice::Slot {
+        RunStreamItem::Notice(FleetEvent::SlotChanged {
             slot: slot(0),
             state: SlotState::BackingOff,
             note: Some("next start in 0.4s".to_owned()),
         }),
         assigned("a", 0, 2),
-        Item::Lagged(7),
-        Item::Ended(Arc::new(report(&run, &task("a"), TaskOutcome::Done))),
-        Item::Ended(Arc::new(denied)),
-        Item::Ended(Arc::new(skipped)),
-        Item::Complete,
+        RunStreamItem::Lagged(7),
+        RunStreamItem::Ended(Arc::new(report(&run, &task("a"), TaskOutcome::Done))),
+        RunStreamItem::Ended(Arc::new(denied)),
+        RunStreamItem::Ended(Arc::new(skipped)),
+        RunStreamItem::Complete,
     ];
     let mut board = Board::new(Verbosity::Normal);
     let expect = [
@@ -112,11 +114,11 @@ fn a_run_is_told_by_its_meaningful_changes() {
         "b: denied in 1.2s: every request was denied",
         "c: skipped",
     ];
-    assert_eq!(told(&mut board, &items), expect);
+    assert_eq!(lines_of(&mut board, &items), expect);
     assert_eq!(board.ended(), 3);
     assert_eq!(board.total_line(), "1 done, 1 denied, 1 skipped");
     let mut verbose = Board::new(Verbosity::Verbose);
-    let more = told(&mut verbose, &items);
+    let more = lines_of(&mut verbose, &items);
     assert!(
         more.contains(&"a: allowed read_file by read".to_owned()),
         "{more:?}"
@@ -126,27 +128,27 @@ fn a_run_is_told_by_its_meaningful_changes() {
 #[test]
 fn a_slots_line_says_what_it_does() {
     let mut board = Board::new(Verbosity::Normal);
-    board.take(&assigned("a", 0, 1));
-    board.take(&Item::Notice(Notice::Slot {
+    board.apply(&assigned("a", 0, 1));
+    board.apply(&RunStreamItem::Notice(FleetEvent::SlotChanged {
         slot: slot(0),
         state: SlotState::Busy,
         note: None,
     }));
-    let change = board.take(&happened("a", asked("q", "bash")));
+    let change = board.apply(&happened("a", permission_request("q", "bash")));
     assert_eq!(change.slot, Some(slot(0)));
     assert_eq!(
         board.slot_line(&slot(0)),
         "demo/0    busy         a  asks for bash"
     );
     let text = || happened("a", Event::Text { delta: "x".into() });
-    assert!(board.take(&text()).slot.is_some());
+    assert!(board.apply(&text()).slot.is_some());
     assert_eq!(
-        board.take(&text()),
+        board.apply(&text()),
         Change::default(),
         "a flood of text redraws nothing"
     );
     let run = RunId::new("r").expect("id");
-    board.take(&Item::Ended(Arc::new(report(
+    board.apply(&RunStreamItem::Ended(Arc::new(report(
         &run,
         &task("a"),
         TaskOutcome::Done,
@@ -158,13 +160,13 @@ fn a_slots_line_says_what_it_does() {
 fn nothing_that_acts_on_a_terminal_is_told() {
     for evil in EVIL {
         for verbosity in [Verbosity::Normal, Verbosity::Verbose] {
-            let (report, notices) = hostile(evil);
+            let (report, notices) = hostile_items(evil);
             let mut board = Board::new(verbosity);
-            let ends = [Item::Ended(Arc::new(report))];
-            let items = notices.into_iter().map(Item::Notice).chain(ends);
+            let ends = [RunStreamItem::Ended(Arc::new(report))];
+            let items = notices.into_iter().map(RunStreamItem::Notice).chain(ends);
             let mut lines = 0;
             for item in items {
-                let change = board.take(&item);
+                let change = board.apply(&item);
                 lines += change.lines.len();
                 let slots: Vec<_> = board.slots().map(|slot| board.slot_line(slot)).collect();
                 for text in change

@@ -13,40 +13,42 @@ use super::audit;
 use super::board::Verbosity;
 use super::config_file::{LoadError, Loaded};
 use super::continuing;
-use super::control_client::{self, complain};
-use super::diagnostic::{self, Look};
+use super::control_client::{self, report_error};
+use super::daemon_commands::Flow;
+use super::diagnostic::{self, RenderStyle};
 use super::doctor;
-use super::doors::{self, Doors, Plan};
 use super::events;
 use super::exit::Exit;
+use super::land;
+use super::listeners::{self, ListenConfig, Listeners};
 use super::ls;
-use super::orders::Flow;
 use super::plan;
 use super::progress::Screen;
 use super::report;
 use super::results::Results;
-use super::run::{self, Job, Order};
+use super::run::{self, Job, RunRequest};
 use super::run_bounds;
+#[cfg(feature = "rehearsal")]
+use super::script_model;
 use super::show as session;
 use super::signals::Signals;
-use super::start::{self, Failure};
+use super::start::{self, StartFailure};
 use super::state_dir::{self, StateDirError};
 use super::streams::Streams;
-use super::take;
-use super::tasks::{self, Surroundings};
+use super::tasks::{self, TaskContext};
 use super::trust;
 use super::{
-    agents, asks, chat, config_command, editor, manual, mcp, orders, overlay, policy, prompt,
-    runner, script_agent, script_model, up, walls,
+    agents, approvals, chat, config_command, daemon_commands, editor, manual, mcp, overlay, policy,
+    prompt, sandbox_command, up,
 };
 
-use crate::api::{control, file_plane, reply::Role};
-use crate::chat::Chats;
-use crate::config::{Config, ConfigErrors, LogFormat};
-use crate::fleet::GoOn;
-use crate::model::PoolName;
-use crate::sandbox::state_dir::StateError;
-use crate::telemetry::log::{self, Form};
+use marshal_config::{Config, ConfigErrors, LogFormat};
+use marshal_engine::api::{control, file_plane, reply::Role};
+use marshal_engine::chat::Chats;
+use marshal_fleet::ResumeScope;
+use marshal_model::PoolName;
+use marshal_sandbox::state_dir::StateError;
+use marshal_telemetry::log::{self, LogStyle};
 
 /// Runs the program.
 #[must_use]
@@ -65,11 +67,12 @@ pub fn main() -> ExitCode {
         Err(exit) => return exit.into(),
     };
     // An agent is one of many: it starts without a runtime.
+    #[cfg(feature = "rehearsal")]
     if let Command::ScriptAgent(args) = cli.command {
-        return script_agent::run(args, cli.verbose > 0);
+        return marshal_rehearsal::script_agent::run(args, cli.verbose > 0);
     }
     if let Command::Runner(args) = cli.command {
-        return runner::run(args);
+        return marshal_skillpilot_runner::run(args);
     }
     if let Command::Mcp { socket } = cli.command {
         return mcp::run(&socket);
@@ -81,7 +84,7 @@ pub fn main() -> ExitCode {
     }
     // What it ends with is the command's own.
     if let Command::Sandbox { command } = cli.command {
-        return walls::main(command, cli.config.as_deref(), cli.json, streams);
+        return sandbox_command::main(command, cli.config.as_deref(), cli.json, streams);
     }
     if let Command::Policy { command } = &cli.command
         && !command.is_live()
@@ -94,7 +97,7 @@ pub fn main() -> ExitCode {
         Err(other) => *other,
     };
     let runtime = tokio::runtime::Builder::new_multi_thread()
-        .max_blocking_threads(crate::limits::BLOCKING_THREADS)
+        .max_blocking_threads(marshal_model::limits::BLOCKING_THREADS)
         .enable_all()
         .build();
     match runtime {
@@ -122,6 +125,7 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
     if let Command::Api { command } = cli.command {
         return config_command::api(command, &mut streams);
     }
+    #[cfg(feature = "rehearsal")]
     if let Command::ScriptModel(args) = cli.command {
         return script_model::run(args, cli.json, cli.quiet, streams).await;
     }
@@ -136,7 +140,7 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
     }
     let loaded = match cli.command.load(cli.config.as_deref(), &directory) {
         Ok(loaded) => loaded,
-        Err(error) => return faulty(&error, cli.json, &mut streams),
+        Err(error) => return report_load_error(&error, cli.json, &mut streams),
     };
     match &cli.command {
         Command::Config { command } => match command {
@@ -148,11 +152,11 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
         Command::Up => Box::pin(daemon(&cli, loaded, streams)).await,
         Command::Acp { pool } => Box::pin(editor::run(&cli, pool, loaded, streams)).await,
         // Taken before the runtime, or before the configuration.
-        Command::ScriptAgent(_)
-        | Command::Runner(_)
+        #[cfg(feature = "rehearsal")]
+        Command::ScriptAgent(_) | Command::ScriptModel(_) => Exit::Usage,
+        Command::Runner(_)
         | Command::Mcp { .. }
         | Command::Sandbox { .. }
-        | Command::ScriptModel(_)
         | Command::Completions(_)
         | Command::Man(_)
         | Command::Diff(_)
@@ -161,14 +165,14 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
         | Command::Api { .. }
         | Command::Agents(_) => Exit::Usage,
         _ => match find_state(&loaded.config, &mut streams) {
-            Ok(state) => of_state(&cli, &loaded, &directory, &state, &mut streams).await,
+            Ok(state) => run_state_command(&cli, &loaded, &directory, &state, &mut streams).await,
             Err(exit) => exit,
         },
     }
 }
 
 /// The commands that look at a state directory, or ask whoever works there.
-async fn of_state(
+async fn run_state_command(
     cli: &Cli,
     loaded: &Loaded,
     directory: &Path,
@@ -185,43 +189,49 @@ async fn of_state(
             control_client::logs(state, slot.clone(), *follow, cli.json, streams).await
         }
         Command::Restart { slot } => control_client::restart(state, slot.clone(), streams).await,
-        Command::Drain { pool } => orders::flow(state, pool, Flow::Drain, cli.json, streams).await,
-        Command::Pause { pool } => orders::flow(state, pool, Flow::Pause, cli.json, streams).await,
+        Command::Drain { pool } => {
+            daemon_commands::flow(state, pool, Flow::Drain, cli.json, streams).await
+        }
+        Command::Pause { pool } => {
+            daemon_commands::flow(state, pool, Flow::Pause, cli.json, streams).await
+        }
         Command::Resume { pool } => {
-            orders::flow(state, pool, Flow::Resume, cli.json, streams).await
+            daemon_commands::flow(state, pool, Flow::Resume, cli.json, streams).await
         }
         Command::Resize { pool, size } => {
-            orders::resize(state, pool, *size, cli.json, streams).await
+            daemon_commands::resize(state, pool, *size, cli.json, streams).await
         }
         Command::Stop { session, turn } => {
-            orders::stop(state, session, *turn, cli.json, streams).await
+            daemon_commands::stop(state, session, *turn, cli.json, streams).await
         }
         Command::Command {
             session,
             name,
             args,
-        } => orders::command(state, session, name, args, cli.json, streams).await,
-        Command::Reload => orders::reload(state, cli.json, streams).await,
+        } => daemon_commands::command(state, session, name, args, cli.json, streams).await,
+        Command::Reload => daemon_commands::reload(state, cli.json, streams).await,
         Command::Prompt(args) => prompt::run(state, args, cli.json, cli.quiet, streams).await,
         Command::Chat(args) => chat::run(state, config, args, (cli.json, cli.quiet), streams).await,
         Command::Events(args) => events::events(state, args, cli.json, streams),
-        Command::Asks { command } => asks::run(state, command, cli.json, streams).await,
+        Command::Asks { command } => approvals::run(state, command, cli.json, streams).await,
         Command::Policy { command } => policy::live(command, state, cli.json, streams).await,
         Command::Show { session: name } => session::show(state, name, cli.json, streams),
         Command::Audit { command } => audit::run(state, command, cli.json, streams),
         Command::Report(args) => {
-            let around = policy::source::Around {
+            let around = policy::source::PolicySources {
                 config: cli.config.as_deref(),
                 directory: directory.to_owned(),
             };
             report::report(state, config, &around, args, cli.json, streams)
         }
-        Command::Take { session } => take::take(state, config, session, cli.json, streams).await,
+        Command::Take { session } => {
+            land::land_branch(state, config, session, cli.json, streams).await
+        }
         _ => Exit::Usage,
     }
 }
 
-pub(super) fn faulty(error: &LoadError, json: bool, streams: &mut Streams) -> Exit {
+pub(super) fn report_load_error(error: &LoadError, json: bool, streams: &mut Streams) -> Exit {
     match error {
         LoadError::Faulty(errors) => show(errors, json, streams),
         other => streams.err.line(&format!("error: {other}")),
@@ -236,7 +246,7 @@ pub(super) fn show(errors: &ConfigErrors, json: bool, streams: &mut Streams) {
         }
         return;
     }
-    let look = Look {
+    let look = RenderStyle {
         colour: streams.err.is_terminal() && streams.coloured,
         width: streams.width,
     };
@@ -257,10 +267,10 @@ pub(super) fn find_state(config: &Config, streams: &mut Streams) -> Result<PathB
 pub(super) fn start_log(cli: &Cli, config: &Config, screen: Option<&Screen>, is_daemon: bool) {
     let is_terminal = std::io::stderr().is_terminal();
     let form = match config.supervisor.log {
-        LogFormat::Json => Form::Json,
-        LogFormat::Auto if !is_terminal && is_daemon => Form::Json,
-        LogFormat::Human | LogFormat::Auto if is_terminal => Form::Coloured,
-        LogFormat::Human | LogFormat::Auto => Form::Plain,
+        LogFormat::Json => LogStyle::Json,
+        LogFormat::Auto if !is_terminal && is_daemon => LogStyle::Json,
+        LogFormat::Human | LogFormat::Auto if is_terminal => LogStyle::Coloured,
+        LogFormat::Human | LogFormat::Auto => LogStyle::Plain,
     };
     let filter = match (is_daemon, cli.quiet, cli.verbose) {
         (_, true, _) => "error",
@@ -284,7 +294,7 @@ pub(super) fn start_log(cli: &Cli, config: &Config, screen: Option<&Screen>, is_
 
 /// What `run` and `up` say first.
 pub(super) fn announce(loaded: &Loaded, streams: &mut Streams) {
-    streams.err.line(&start::in_use(&loaded.source));
+    streams.err.line(&start::describe_source(&loaded.source));
     for note in &loaded.config.notes {
         streams.err.line(&format!("note: {note}"));
     }
@@ -346,7 +356,7 @@ async fn run(
         return Exit::Done;
     }
     let is_new = matches!(job, Job::New(_));
-    let order = Order {
+    let order = RunRequest {
         job,
         bounds,
         results,
@@ -360,9 +370,11 @@ async fn run(
     };
     if !args.local {
         match control_client::daemon(&state).await {
-            Ok(Some(client)) => return run::there(client, order, streams, &mut signals).await,
+            Ok(Some(client)) => {
+                return run::run_on_daemon(client, order, streams, &mut signals).await;
+            }
             Ok(None) => {}
-            Err(error) => return complain(&error, &mut streams),
+            Err(error) => return report_error(&error, &mut streams),
         }
         if let Some(note) = continuing::note(&state).filter(|_| is_new && !cli.quiet) {
             streams.err.line(&note);
@@ -388,9 +400,9 @@ fn job(
 ) -> Result<(Job, Vec<String>), String> {
     let named = match &args.plan {
         Some(plan) => Some(directory.join(plan)),
-        None => plan::named(&args.tasks, directory)?,
+        None => plan::plan_argument(&args.tasks, directory)?,
     };
-    let wish = plan::Wish {
+    let wish = plan::PlanOptions {
         config,
         state,
         pool: args.pool.as_ref(),
@@ -402,14 +414,14 @@ fn job(
         return plan::job_of(&path, wish);
     }
     if let Some(wanted) = &args.goes_on {
-        return plan::continued(wanted.as_ref(), wish);
+        return plan::resume_job(wanted.as_ref(), wish);
     }
     if args.agent_items || args.pool.is_some() {
         let text = "--agent-items and --pool are for a plan: name one, as FILE.md or with --plan";
         return Err(text.to_owned());
     }
     let pools: Vec<PoolName> = config.pools.iter().map(|pool| pool.name.clone()).collect();
-    let around = Surroundings {
+    let around = TaskContext {
         pools: &pools,
         directory,
         stdin: &mut std::io::stdin(),
@@ -426,23 +438,23 @@ async fn run_here(
     config: Config,
     state: &Path,
     (local, ask): (bool, bool),
-    mut order: Order,
+    mut order: RunRequest,
     mut streams: Streams,
     signals: &mut Signals,
 ) -> Exit {
-    let plan = Plan::of(&config);
+    let plan = ListenConfig::from_config(&config);
     let go_on = match &order.job {
-        Job::New(_) => GoOn::Nothing,
-        Job::Continue { run, .. } => GoOn::Run(run.clone()),
+        Job::New(_) => ResumeScope::None,
+        Job::Continue { run, .. } => ResumeScope::Run(run.clone()),
         Job::Plan(plan) => plan
-            .goes_on()
-            .map_or(GoOn::Nothing, |run| GoOn::Run(run.clone())),
+            .resumed_run()
+            .map_or(ResumeScope::None, |run| ResumeScope::Run(run.clone())),
     };
-    let started = match begin(config, state, local, (go_on, ask), &mut streams).await {
+    let started = match start_fleet(config, state, local, (go_on, ask), &mut streams).await {
         Ok(started) => started,
         Err(exit) => return exit,
     };
-    let http = doors::listen(&plan, Role::Run, &mut streams.err).await;
+    let http = listeners::listen(&plan, Role::Run, &mut streams.err).await;
     let control = control::bind(started.state.path());
     let (http, control) = match (http, control) {
         (Ok(http), Ok(control)) => (http, control),
@@ -452,26 +464,26 @@ async fn run_here(
             return Exit::CannotStart;
         }
     };
-    let within = doors::within(
+    let within = listeners::open_in_state_dir(
         started.state.path(),
         &plan,
         &started.fleet,
         &mut streams.err,
     );
     let (fleet, metrics, runs) = (&started.fleet, started.metrics.clone(), Arc::default());
-    let doors = Doors::open(fleet, Role::Run, http, control, metrics, within, runs);
+    let listeners = Listeners::open(fleet, Role::Run, http, control, metrics, within, runs);
     let (fleet, job) = (
         started.fleet.clone(),
         std::mem::replace(&mut order.job, Job::New(Vec::new())),
     );
     let exit = if let Job::Plan(plan) = job {
         let state = started.state.path();
-        run::plan_here(fleet, *plan, state, order, streams, signals).await
+        run::run_plan_local(fleet, *plan, state, order, streams, signals).await
     } else {
         order.job = job;
-        run::here(fleet, order, streams, signals).await
+        run::run_local(fleet, order, streams, signals).await
     };
-    doors.close().await;
+    listeners.close().await;
     finish(started, exit, signals).await
 }
 
@@ -486,9 +498,9 @@ async fn daemon(cli: &Cli, loaded: Loaded, mut streams: Streams) -> Exit {
     };
     start_log(cli, &loaded.config, None, true);
     announce(&loaded, &mut streams);
-    let plan = Plan::of(&loaded.config);
+    let plan = ListenConfig::from_config(&loaded.config);
     // Before anything is started: a taken address must leave nothing behind.
-    let http = match doors::listen(&plan, Role::Daemon, &mut streams.err).await {
+    let http = match listeners::listen(&plan, Role::Daemon, &mut streams.err).await {
         Ok(http) => http,
         Err(exit) => return exit,
     };
@@ -499,8 +511,8 @@ async fn daemon(cli: &Cli, loaded: Loaded, mut streams: Streams) -> Exit {
             return Exit::CannotStart;
         }
     };
-    let go_on = (GoOn::All, true);
-    let started = match begin(loaded.config, &state, false, go_on, &mut streams).await {
+    let go_on = (ResumeScope::All, true);
+    let started = match start_fleet(loaded.config, &state, false, go_on, &mut streams).await {
         Ok(started) => started,
         Err(exit) => return exit,
     };
@@ -511,7 +523,7 @@ async fn daemon(cli: &Cli, loaded: Loaded, mut streams: Streams) -> Exit {
             return Exit::CannotStart;
         }
     };
-    let mut within = doors::within(
+    let mut within = listeners::open_in_state_dir(
         started.state.path(),
         &plan,
         &started.fleet,
@@ -522,36 +534,46 @@ async fn daemon(cli: &Cli, loaded: Loaded, mut streams: Streams) -> Exit {
     let chats = Chats::new(started.fleet.clone());
     within.chats = Some(chats.clone());
     let (fleet, metrics) = (&started.fleet, started.metrics.clone());
-    let runs = Arc::new(up::awaited(&unfinished));
-    let work = |held: file_plane::Held| held.of(fleet.clone(), Arc::clone(&runs));
+    let runs = Arc::new(up::pending_runs(&unfinished));
+    let work = |held: file_plane::OpenedPlane| held.into_worker(fleet.clone(), Arc::clone(&runs));
     within.planes = planes.into_iter().map(work).collect();
-    let doors = Doors::open(fleet, Role::Daemon, http, control, metrics, within, runs);
-    chats.go_on().await;
+    let listeners = Listeners::open(fleet, Role::Daemon, http, control, metrics, within, runs);
+    chats.resume().await;
     if !unfinished.is_empty() {
         let count = unfinished.len();
         let text = format!("going on with unfinished runs: {count}");
         streams.err.line(&text);
     }
-    let taking = tokio::spawn(up::take_up(started.fleet.clone(), doors.runs(), unfinished));
-    let exit = up::serve(started.fleet.clone(), doors, &mut streams.err, &mut signals).await;
+    let taking = tokio::spawn(up::resume_runs(
+        started.fleet.clone(),
+        listeners.runs(),
+        unfinished,
+    ));
+    let exit = up::serve(
+        started.fleet.clone(),
+        listeners,
+        &mut streams.err,
+        &mut signals,
+    )
+    .await;
     taking.abort();
     finish(started, exit, &mut signals).await
 }
 
 /// Takes the state directory and starts the fleet; says why not.
-pub(super) async fn begin(
+pub(super) async fn start_fleet(
     config: Config,
     state: &Path,
     local: bool,
-    (go_on, asks_people): (GoOn, bool),
+    (go_on, asks_people): (ResumeScope, bool),
     streams: &mut Streams,
-) -> Result<start::Started, Exit> {
-    let taken = start::take_state(&config, state, local);
+) -> Result<start::RunningFleet, Exit> {
+    let taken = start::lock_state_dir(&config, state, local);
     let taken = match taken {
         Ok(taken) => taken,
         Err(error) => {
             streams.err.line(&format!("error: {error}"));
-            if matches!(error, StateError::Held { .. }) && go_on == GoOn::Nothing {
+            if matches!(error, StateError::Locked { .. }) && go_on == ResumeScope::None {
                 streams
                     .err
                     .line("  or add --local to work beside it, in a state directory of its own");
@@ -563,7 +585,7 @@ pub(super) async fn begin(
         Ok(started) => Ok(started),
         Err(failure) => {
             match &failure {
-                Failure::Config(errors) => show(errors, false, streams),
+                StartFailure::Config(errors) => show(errors, false, streams),
                 other => streams.err.line(&format!("error: {other}")),
             }
             Err(failure.exit())
@@ -574,7 +596,11 @@ pub(super) async fn begin(
 /// The journal is closed last: everything before may still write to it.
 ///
 /// A signal ends the wait for a disk that takes nothing; the next start says what was lost by it.
-pub(super) async fn finish(started: start::Started, exit: Exit, signals: &mut Signals) -> Exit {
+pub(super) async fn finish(
+    started: start::RunningFleet,
+    exit: Exit,
+    signals: &mut Signals,
+) -> Exit {
     match run::unless_insisted(started.close(), signals).await {
         Err(signal) => {
             tracing::error!("the end of the journal's writing was not waited for");

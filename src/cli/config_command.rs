@@ -8,8 +8,8 @@ use super::config_file::Loaded;
 use super::exit::Exit;
 use super::start;
 use super::streams::Streams;
-use crate::api::v1::openapi;
-use crate::config;
+use marshal_config as config;
+use marshal_engine::api::v1::openapi;
 
 /// `config check`: what is wrong with it, or what it says in a few lines.
 pub(super) fn check(loaded: &Loaded, json: bool, streams: &mut Streams) -> Exit {
@@ -28,7 +28,7 @@ pub(super) fn check(loaded: &Loaded, json: bool, streams: &mut Streams) -> Exit 
         streams.out.json(&document.to_string());
         return Exit::Done;
     }
-    streams.out.line(&start::in_use(&loaded.source));
+    streams.out.line(&start::describe_source(&loaded.source));
     for line in loaded.config.describe() {
         streams.out.line(&line);
     }
@@ -52,7 +52,7 @@ pub(super) fn schema(dialect: bool, json: bool, streams: &mut Streams) -> Exit {
 
 /// `api schema` and `api routes`: the HTTP API, as a document or as a table.
 pub(super) fn api(command: ApiCommand, streams: &mut Streams) -> Exit {
-    let document = openapi::told(command == ApiCommand::Routes);
+    let document = openapi::render(command == ApiCommand::Routes);
     streams.out.text(&document);
     Exit::Done
 }
@@ -60,14 +60,14 @@ pub(super) fn api(command: ApiCommand, streams: &mut Streams) -> Exit {
 /// `config show`: every key with the value that it has, secrets hidden.
 pub(super) fn effective(loaded: Loaded, json: bool, streams: &mut Streams) -> Exit {
     let Loaded { mut config, source } = loaded;
-    streams.err.line(&start::in_use(&source));
+    streams.err.line(&start::describe_source(&source));
     match find_state(&config, streams) {
         Ok(state) => config.supervisor.state_dir = Some(state),
         Err(exit) => return exit,
     }
     let effective = config.effective();
     if json {
-        match serde_json::to_string(&effective.tree()) {
+        match serde_json::to_string(&effective.to_table()) {
             Ok(document) => streams.out.json(&document),
             Err(error) => {
                 streams.err.line(&format!("error: no JSON: {error}"));
@@ -75,7 +75,7 @@ pub(super) fn effective(loaded: Loaded, json: bool, streams: &mut Streams) -> Ex
             }
         }
     } else {
-        streams.out.text(&effective.toml());
+        streams.out.text(&effective.to_toml());
     }
     Exit::Done
 }

@@ -8,11 +8,11 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::agents::{self, find::Around};
+use super::agents::{self, find::SearchPaths};
 use super::trust::{OpenError, Untrusted, open_trusted, shown, why};
-use crate::config::dialect_table::TABLE_BYTES;
-use crate::config::{Config, ConfigErrors, DEFAULT, DialectTable, Origin, Pool, Ssh};
-use crate::limits;
+use marshal_config::dialect_table::TABLE_BYTES;
+use marshal_config::{Config, ConfigErrors, DEFAULT, DialectTable, Origin, Pool, Ssh};
+use marshal_model::limits;
 
 /// The file that is looked for in the current directory.
 pub const NAME: &str = "supervisor.toml";
@@ -77,8 +77,8 @@ pub enum LoadError {
 /// No file, a file of somebody else, or its faults, those that only the file system shows
 /// included.
 pub fn load(named: Option<&Path>, cwd: &Path) -> Result<Loaded, LoadError> {
-    let mut loaded = load_to_ask(named, cwd)?;
-    take_tables(&mut loaded.config)?;
+    let mut loaded = load_for_client(named, cwd)?;
+    load_dialect_tables(&mut loaded.config)?;
     check_policies(&loaded.config).map_err(Box::new)?;
     Ok(loaded)
 }
@@ -88,7 +88,7 @@ pub fn load(named: Option<&Path>, cwd: &Path) -> Result<Loaded, LoadError> {
 ///
 /// # Errors
 /// [`LoadError`]
-pub fn load_to_ask(named: Option<&Path>, cwd: &Path) -> Result<Loaded, LoadError> {
+pub fn load_for_client(named: Option<&Path>, cwd: &Path) -> Result<Loaded, LoadError> {
     let found = cwd.join(NAME);
     let (path, source) = match named {
         Some(path) => (cwd.join(path), Source::Named as fn(PathBuf) -> Source),
@@ -117,7 +117,7 @@ pub fn load_to_ask(named: Option<&Path>, cwd: &Path) -> Result<Loaded, LoadError
     let origin = Origin {
         file: Some(path.clone()),
         dir,
-        named: named.is_some(),
+        is_explicit: named.is_some(),
     };
     let mut config = Config::parse_bytes(&bytes, &origin).map_err(Box::new)?;
     find_programs(&mut config, &origin).map_err(Box::new)?;
@@ -140,11 +140,11 @@ fn built_in(cwd: &Path) -> Result<Loaded, LoadError> {
 
 /// Finds the programs of agents that are built in.
 fn find_programs(config: &mut Config, origin: &Origin) -> Result<(), ConfigErrors> {
-    let faults = agents::find_all(config, &Around::of_process(&origin.dir));
+    let faults = agents::find_programs(config, &SearchPaths::from_process(&origin.dir));
     if faults.is_empty() {
         Ok(())
     } else {
-        Err(config.places.refuse(faults))
+        Err(config.source_map.locate_errors(faults))
     }
 }
 
@@ -172,20 +172,20 @@ fn check_files(config: &Config, origin: &Origin) -> Result<(), ConfigErrors> {
     if faults.is_empty() {
         Ok(())
     } else {
-        Err(config.places.refuse(faults))
+        Err(config.source_map.locate_errors(faults))
     }
 }
 
 /// Reads the tables of custom dialects: what decides what a question is, and what is answered, must be
 /// nobody else's file.
-fn take_tables(config: &mut Config) -> Result<(), LoadError> {
+fn load_dialect_tables(config: &mut Config) -> Result<(), LoadError> {
     let mut faults = Vec::new();
     for pool in &mut config.pools {
-        let Some(file) = pool.custom.as_ref().map(|own| own.file.clone()) else {
+        let Some(file) = pool.custom_dialect.as_ref().map(|own| own.file.clone()) else {
             continue;
         };
         match read_table(&file) {
-            Ok(table) => faults.extend(pool.take_table(Arc::new(table?))),
+            Ok(table) => faults.extend(pool.set_dialect_table(Arc::new(table?))),
             Err(message) => {
                 let key = format!("pool.{}.dialect.custom", pool.name);
                 faults.push((key, message, None));
@@ -195,7 +195,7 @@ fn take_tables(config: &mut Config) -> Result<(), LoadError> {
     if faults.is_empty() {
         Ok(())
     } else {
-        Err(Box::new(config.places.refuse(faults)).into())
+        Err(Box::new(config.source_map.locate_errors(faults)).into())
     }
 }
 
@@ -228,15 +228,15 @@ fn check_policies(config: &Config) -> Result<(), ConfigErrors> {
     if faults.is_empty() {
         Ok(())
     } else {
-        Err(config.places.refuse(faults))
+        Err(config.source_map.locate_errors(faults))
     }
 }
 
 /// A fault found after the check: key, message, help.
-type Fault = (String, String, Option<String>);
+type ConfigFault = (String, String, Option<String>);
 
-fn check_pool(pool: &Pool, origin: &Origin, faults: &mut Vec<Fault>) {
-    let found = origin.file.is_some() && !origin.named;
+fn check_pool(pool: &Pool, origin: &Origin, faults: &mut Vec<ConfigFault>) {
+    let found = origin.file.is_some() && !origin.is_explicit;
     let outside = |real: &Path| found && !real.starts_with(&origin.dir);
     let trust = Some("name the file with --config if you trust it");
     let mut fault = |key: &str, message: String, help: Option<&str>| {
@@ -244,7 +244,7 @@ fn check_pool(pool: &Pool, origin: &Origin, faults: &mut Vec<Fault>) {
         faults.push((key, message, help.map(str::to_owned)));
     };
     if let Some(ssh) = &pool.ssh {
-        check_far(ssh, &mut fault);
+        check_ssh_files(ssh, &mut fault);
     }
     let Some(workspace) = pool.local_workspace() else {
         return;
@@ -277,7 +277,7 @@ fn check_pool(pool: &Pool, origin: &Origin, faults: &mut Vec<Fault>) {
 
 /// What is wrong with a workspace, and what helps.
 fn directory_fault(path: &Path, origin: &Origin) -> Option<(String, Option<&'static str>)> {
-    let found = origin.file.is_some() && !origin.named;
+    let found = origin.file.is_some() && !origin.is_explicit;
     match fs::canonicalize(path) {
         Ok(real) if !real.is_dir() => Some((format!("{} is not a directory", shown(path)), None)),
         Ok(real) if found && !real.starts_with(&origin.dir) => {
@@ -296,7 +296,7 @@ fn directory_fault(path: &Path, origin: &Origin) -> Option<(String, Option<&'sta
 }
 
 /// Files that the ssh client reads: what decides whom it talks to, and what it runs, is code.
-fn check_far(ssh: &Ssh, fault: &mut impl FnMut(&str, String, Option<&str>)) {
+fn check_ssh_files(ssh: &Ssh, fault: &mut impl FnMut(&str, String, Option<&str>)) {
     for (key, file) in [
         ("ssh.config_file", &ssh.config_file),
         ("ssh.known_hosts", &ssh.known_hosts),

@@ -2,18 +2,20 @@
 //!
 //! Reads the journal before anything is started, beside a daemon too. Must not know how a run is
 //! worked.
+//!
+//! Beside a daemon `run --continue` starts nothing: it only watches the run that the daemon works.
 
 use std::path::{Path, PathBuf};
 
 use super::run::Job;
-use crate::journal::{OpenError, ReadError, Reader, StoredRun};
-use crate::model::{IdError, RunId, TaskId, foreign};
+use marshal_journal::{OpenError, ReadError, Reader, StoredRun};
+use marshal_model::{IdError, RunId, TaskId, untrusted};
 
 /// Why there is nothing to go on with. Each is exit code 2.
 #[derive(Debug, thiserror::Error)]
 pub enum ContinueError {
     /// No supervisor has worked here.
-    #[error("there is nothing to continue: {} has no journal", foreign::show(&.0.to_string_lossy(), 300))]
+    #[error("there is nothing to continue: {} has no journal", untrusted::escape_for_display(&.0.to_string_lossy(), 300))]
     NoJournal(PathBuf),
     /// The journal cannot be opened.
     #[error(transparent)]
@@ -25,7 +27,7 @@ pub enum ContinueError {
     #[error("the journal is damaged: {0}")]
     Id(#[from] IdError),
     /// The journal does not know this run.
-    #[error("there is no run {run} in {}; {hint}", foreign::show(&.path.to_string_lossy(), 300))]
+    #[error("there is no run {run} in {}; {hint}", untrusted::escape_for_display(&.path.to_string_lossy(), 300))]
     NoSuchRun {
         /// The run.
         run: RunId,
@@ -38,7 +40,7 @@ pub enum ContinueError {
     #[error("run {0} is over: each of its tasks has ended; its end has code {1}")]
     Finished(RunId, u8),
     /// Nothing of any run is left.
-    #[error("there is nothing to continue: every run in {} has ended", foreign::show(&.0.to_string_lossy(), 300))]
+    #[error("there is nothing to continue: every run in {} has ended", untrusted::escape_for_display(&.0.to_string_lossy(), 300))]
     Nothing(PathBuf),
 }
 
@@ -47,14 +49,14 @@ pub enum ContinueError {
 /// # Errors
 /// [`ContinueError`]
 pub fn find(state: &Path, wanted: Option<&RunId>) -> Result<Job, ContinueError> {
-    if !state.join(crate::journal::FILE).exists() {
+    if !state.join(marshal_journal::FILE_NAME).exists() {
         return Err(ContinueError::NoJournal(state.to_owned()));
     }
     let reader = Reader::open(state)?;
-    if reader.is_new()? {
+    if reader.has_no_schema()? {
         return Err(ContinueError::NoJournal(state.to_owned()));
     }
-    let unfinished = reader.unfinished()?;
+    let unfinished = reader.unfinished_runs()?;
     let newest = unfinished.last();
     let found = match wanted {
         None => newest,
@@ -89,7 +91,7 @@ pub fn find(state: &Path, wanted: Option<&RunId>) -> Result<Job, ContinueError> 
 #[must_use]
 pub fn note(state: &Path) -> Option<String> {
     let reader = Reader::open(state).ok()?;
-    let unfinished = reader.unfinished().ok()?;
+    let unfinished = reader.unfinished_runs().ok()?;
     let newest = unfinished.last()?;
     let more = match unfinished.len() - 1 {
         0 => String::new(),
@@ -97,14 +99,14 @@ pub fn note(state: &Path) -> Option<String> {
     };
     Some(format!(
         "run {} is unfinished{more}: marshal run --continue {}",
-        told(newest),
+        describe_run(newest),
         newest.run
     ))
 }
 
 /// A run with the time of its beginning.
 #[must_use]
-pub fn told(run: &StoredRun) -> String {
+pub fn describe_run(run: &StoredRun) -> String {
     let time = jiff::Timestamp::from_microsecond(run.begun_at_us);
     let time = time.map(|time| format!(" of {}", time.strftime("%Y-%m-%d %H:%M:%S UTC")));
     format!("{}{}", run.run, time.unwrap_or_default())
@@ -113,8 +115,8 @@ pub fn told(run: &StoredRun) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::journal::{Commit, Journal, TaskRow, Write};
-    use crate::model::{PoolName, TaskSpec};
+    use marshal_journal::{Commit, Journal, TaskRow, Write};
+    use marshal_model::{PoolName, TaskSpec};
 
     fn journal(dir: &Path, runs: &[&str]) -> Journal {
         let journal = Journal::open(dir).expect("journal");
@@ -138,16 +140,16 @@ mod tests {
                         attempts: None,
                         check: None,
                         files: Vec::new(),
-                        embed: Vec::new(),
+                        embedded_files: Vec::new(),
                         policy_layer: None,
                         priority: 0,
-                        after: Vec::new(),
+                        depends_on: Vec::new(),
                     },
                     pool: PoolName::new("demo").expect("name"),
                     at_us,
                 }),
             ];
-            journal.submit(Commit::of(writes)).expect("accepted");
+            journal.submit(Commit::new(writes)).expect("accepted");
         }
         journal
             .close(std::time::Duration::from_secs(10))

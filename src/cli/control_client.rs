@@ -8,25 +8,25 @@ use std::path::{Path, PathBuf};
 
 use super::exit::Exit;
 use super::streams::Streams;
-use crate::api::asks::AskRequest;
-use crate::api::control::{LineError, Lines, connect};
-use crate::api::listing::Listing;
-use crate::api::policies::PolicyStatusView;
-use crate::api::reply::{self, ConversationLine, Reply, Role};
-use crate::api::request::{self, Code, Failure, Request};
-use crate::api::view::{self, LogItem};
-use crate::api::watch::Item;
-use crate::fleet::RunBounds;
-use crate::limits;
-use crate::model::foreign::show;
-use crate::model::{Foreign, PoolName, RunId, SessionId, SlotId, TaskId, TaskSpec};
+use marshal_engine::api::approvals::ApprovalOp;
+use marshal_engine::api::control::{LineError, Lines, connect};
+use marshal_engine::api::json_lines::{self, LogItem};
+use marshal_engine::api::listing::Listing;
+use marshal_engine::api::policies::PolicyStatusView;
+use marshal_engine::api::reply::{self, ConversationLine, Reply, Role};
+use marshal_engine::api::request::{self, Code, Failure, Request};
+use marshal_engine::api::run_stream::RunStreamItem;
+use marshal_fleet::RunBounds;
+use marshal_model::limits;
+use marshal_model::untrusted::escape_for_display;
+use marshal_model::{PoolName, RunId, SessionId, SlotId, TaskId, TaskSpec, UntrustedText};
 
 /// Why a supervisor could not be asked, or did not do what it was asked for.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// Nobody answers.
     #[error("no supervisor answers at {}: {source}; start one with `marshal up`, or check the state directory", .path.display())]
-    NobodyThere {
+    NoSupervisor {
         /// The state directory.
         path: PathBuf,
         /// What the system said.
@@ -52,7 +52,7 @@ impl ClientError {
     #[must_use]
     pub fn exit(&self) -> Exit {
         match self {
-            Self::NobodyThere { .. } | Self::Lost(_) => Exit::NoDaemon,
+            Self::NoSupervisor { .. } | Self::Lost(_) => Exit::NoDaemon,
             Self::NotPermitted(_) => Exit::NotPermitted,
             Self::TooLong(_) => Exit::Usage,
             Self::Refused(failure) => match failure.code {
@@ -95,18 +95,22 @@ impl Client {
     /// Connects.
     ///
     /// # Errors
-    /// [`ClientError::NobodyThere`], [`ClientError::NotPermitted`].
+    /// [`ClientError::NoSupervisor`], [`ClientError::NotPermitted`].
     pub async fn connect(state_dir: &Path) -> Result<Self, ClientError> {
         let stream = connect(state_dir).await.map_err(|source| {
             let path = state_dir.to_owned();
             if source.kind() == io::ErrorKind::PermissionDenied {
                 ClientError::NotPermitted(path)
             } else {
-                ClientError::NobodyThere { path, source }
+                ClientError::NoSupervisor { path, source }
             }
         })?;
         Ok(Self {
-            lines: Lines::new(stream, limits::CONTROL_TOLD_BYTES, limits::CONTROL_WAIT),
+            lines: Lines::new(
+                stream,
+                limits::CONTROL_EVENT_LINE_BYTES,
+                limits::CONTROL_TIMEOUT,
+            ),
             state_dir: state_dir.to_owned(),
         })
     }
@@ -119,7 +123,7 @@ impl Client {
         }
     }
 
-    async fn ask(&mut self, request: &Request) -> Result<Reply, ClientError> {
+    async fn request(&mut self, request: &Request) -> Result<Reply, ClientError> {
         let line = request::write(request).map_err(ClientError::Refused)?;
         if line.len() > limits::CONTROL_LINE_BYTES {
             return Err(ClientError::TooLong(line.len()));
@@ -143,7 +147,7 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     pub async fn hello(&mut self) -> Result<(Role, u32), ClientError> {
-        match self.ask(&Request::Hello).await? {
+        match self.request(&Request::Hello).await? {
             Reply::Hello { role, pid } => Ok((role, pid)),
             _ => Err(unexpected()),
         }
@@ -154,7 +158,7 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     pub async fn list(&mut self) -> Result<Listing, ClientError> {
-        match self.ask(&Request::List).await? {
+        match self.request(&Request::List).await? {
             Reply::Listed(listing) => Ok(listing),
             _ => Err(unexpected()),
         }
@@ -182,7 +186,7 @@ impl Client {
             watch: true,
             bounds,
         };
-        match self.ask(&request).await? {
+        match self.request(&request).await? {
             Reply::Submitted { run, .. } => Ok(run),
             _ => Err(unexpected()),
         }
@@ -193,20 +197,20 @@ impl Client {
     /// # Errors
     /// [`ClientError`], also if the daemon does not have it.
     pub async fn watch(&mut self, run: RunId) -> Result<(), ClientError> {
-        match self.ask(&Request::Watch { run }).await? {
+        match self.request(&Request::Watch { run }).await? {
             Reply::Watching { .. } => Ok(()),
             _ => Err(unexpected()),
         }
     }
 
-    /// The next item of the run's stream, with the line that it came as. `None` is a line that
+    /// The next item of the run's stream, with the line that it came as. `NoJournal` is a line that
     /// this program does not know; it still has its text.
     ///
     /// # Errors
     /// [`ClientError`]; nothing more comes then.
-    pub async fn next(&mut self) -> Result<(Option<Item>, String), ClientError> {
+    pub async fn next(&mut self) -> Result<(Option<RunStreamItem>, String), ClientError> {
         let line = self.line().await?;
-        match view::read_item(&line) {
+        match json_lines::read_item(&line) {
             Ok(item) => Ok((item, line)),
             Err(error) => match reply::read_reply(&line) {
                 Some(Reply::Failed(failure)) => Err(ClientError::Refused(failure)),
@@ -221,7 +225,7 @@ impl Client {
     /// [`ClientError`].
     pub async fn cancel(state_dir: &Path, run: RunId) -> Result<(), ClientError> {
         let mut client = Self::connect(state_dir).await?;
-        client.ask(&Request::Cancel { run }).await.map(drop)
+        client.request(&Request::Cancel { run }).await.map(drop)
     }
 
     /// Ends one task of a run, over a connection of its own.
@@ -240,15 +244,15 @@ impl Client {
             run: run.clone(),
             task: task.clone(),
         };
-        client.ask(&request).await.map(drop)
+        client.request(&request).await.map(drop)
     }
 
     /// Asks about the asks, or answers one.
     ///
     /// # Errors
     /// [`ClientError`].
-    pub async fn asks(&mut self, asked: AskRequest) -> Result<Reply, ClientError> {
-        self.ask(&Request::Asks(asked)).await
+    pub async fn approvals(&mut self, asked: ApprovalOp) -> Result<Reply, ClientError> {
+        self.request(&Request::Approvals(asked)).await
     }
 
     /// What judges each pool; with `reload` after reading the policies again.
@@ -261,7 +265,7 @@ impl Client {
         } else {
             Request::Policies
         };
-        match self.ask(&request).await? {
+        match self.request(&request).await? {
             Reply::Policies(status) => Ok(*status),
             _ => Err(unexpected()),
         }
@@ -282,7 +286,7 @@ impl Client {
             directory,
             session,
         };
-        match self.ask(&request).await? {
+        match self.request(&request).await? {
             Reply::Opened { session } => Ok(session),
             _ => Err(unexpected()),
         }
@@ -298,7 +302,10 @@ impl Client {
         after: u32,
     ) -> Result<Vec<ConversationLine>, ClientError> {
         let pool = pool.clone();
-        match self.ask(&Request::Conversations { pool, after }).await? {
+        match self
+            .request(&Request::Conversations { pool, after })
+            .await?
+        {
             Reply::Conversations(found) => Ok(found),
             _ => Err(unexpected()),
         }
@@ -328,7 +335,7 @@ fn unexpected() -> ClientError {
 pub async fn daemon(state_dir: &Path) -> Result<Option<Client>, ClientError> {
     let mut client = match Client::connect(state_dir).await {
         Ok(client) => client,
-        Err(ClientError::NobodyThere { .. }) => return Ok(None),
+        Err(ClientError::NoSupervisor { .. }) => return Ok(None),
         Err(error) => return Err(error),
     };
     match client.hello().await? {
@@ -344,7 +351,7 @@ pub async fn daemon(state_dir: &Path) -> Result<Option<Client>, ClientError> {
 pub async fn serves_conversations(state_dir: &Path) -> Result<bool, ClientError> {
     let mut client = match Client::connect(state_dir).await {
         Ok(client) => client,
-        Err(ClientError::NobodyThere { .. }) => return Ok(false),
+        Err(ClientError::NoSupervisor { .. }) => return Ok(false),
         Err(error) => return Err(error),
     };
     match client.hello().await? {
@@ -353,7 +360,7 @@ pub async fn serves_conversations(state_dir: &Path) -> Result<bool, ClientError>
             Code::NoDaemon,
             format!(
                 "process {pid} works a list of tasks in {}; wait for its end, or use another state directory",
-                show(&state_dir.to_string_lossy(), 300)
+                escape_for_display(&state_dir.to_string_lossy(), 300)
             ),
         ))),
     }
@@ -363,14 +370,16 @@ pub async fn serves_conversations(state_dir: &Path) -> Result<bool, ClientError>
 pub async fn restart(state_dir: &Path, slot: SlotId, streams: &mut Streams) -> Exit {
     let asked = async {
         let mut client = Client::connect(state_dir).await?;
-        client.ask(&Request::Restart { slot: slot.clone() }).await
+        client
+            .request(&Request::Restart { slot: slot.clone() })
+            .await
     };
     match asked.await {
         Ok(_) => {
             streams.err.line(&format!("{slot}: restarted"));
             Exit::Done
         }
-        Err(error) => complain(&error, streams),
+        Err(error) => report_error(&error, streams),
     }
 }
 
@@ -385,21 +394,21 @@ pub async fn logs(
 ) -> Exit {
     let asked = async {
         let mut client = Client::connect(state_dir).await?;
-        client.ask(&Request::Logs { slot, follow }).await?;
+        client.request(&Request::Logs { slot, follow }).await?;
         Ok(client)
     };
     let mut client = match asked.await {
         Ok(client) => client,
-        Err(error) => return complain(&error, streams),
+        Err(error) => return report_error(&error, streams),
     };
     loop {
         let line = match client.line().await {
             Ok(line) => line,
-            Err(error) => return complain(&error, streams),
+            Err(error) => return report_error(&error, streams),
         };
-        let item = match view::read_log(&line) {
+        let item = match json_lines::read_log(&line) {
             Ok(item) => item,
-            Err(error) => return complain(&ClientError::Lost(error.to_string()), streams),
+            Err(error) => return report_error(&ClientError::Lost(error.to_string()), streams),
         };
         match item {
             LogItem::Complete => return Exit::Done,
@@ -417,12 +426,12 @@ pub async fn logs(
 }
 
 /// A log line is at most [`limits::STDERR_LINE_BYTES`] long; escaped it can be longer.
-fn show_line(text: &Foreign) -> String {
-    text.show(limits::STDERR_LINE_BYTES * "\\u{10ffff}".len())
+fn show_line(text: &UntrustedText) -> String {
+    text.escape_for_display(limits::STDERR_LINE_BYTES * "\\u{10ffff}".len())
 }
 
 /// Says an error; its text is safe to show.
-pub(crate) fn complain(error: &ClientError, streams: &mut Streams) -> Exit {
+pub(crate) fn report_error(error: &ClientError, streams: &mut Streams) -> Exit {
     streams.err.line(&format!("error: {error}"));
     error.exit()
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 use super::*;
-use crate::api::control;
-use crate::api::testing::{FakeFleet, slot, spec};
+use marshal_engine::api::control;
+use marshal_engine::api::test_fixtures::{FakeFleet, slot, spec};
 
 struct Server {
     dir: tempfile::TempDir,
@@ -113,7 +113,7 @@ async fn a_refusal_and_a_broken_stream_are_errors_with_their_codes() {
         .expect_err("refused");
     assert_eq!(refused.exit(), Exit::CannotStart);
     let mut pooled = spec("a", "done");
-    pooled.pool = crate::model::PoolName::new("none").ok();
+    pooled.pool = marshal_model::PoolName::new("none").ok();
     let refused = client.submit(vec![pooled]).await.expect_err("refused");
     assert_eq!(refused.exit(), Exit::Usage);
     let huge = vec![spec("a", &"x".repeat(limits::CONTROL_LINE_BYTES))];
@@ -133,8 +133,8 @@ async fn a_refusal_and_a_broken_stream_are_errors_with_their_codes() {
     let mut ended = 0;
     loop {
         match client.next().await.expect("an item") {
-            (Some(Item::Ended(_)), _) => ended += 1,
-            (Some(Item::Complete), _) => break,
+            (Some(RunStreamItem::Ended(_)), _) => ended += 1,
+            (Some(RunStreamItem::Complete), _) => break,
             _ => {}
         }
     }

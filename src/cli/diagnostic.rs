@@ -3,25 +3,25 @@
 //! Must not know how faults are found. The file's text is foreign: what could act on a terminal is
 //! replaced before it is drawn.
 
-use std::fmt::{self, Write as _};
+use std::fmt::Write as _;
+use std::ops::Range;
 
-use miette::{
-    Diagnostic, GraphicalReportHandler, GraphicalTheme, LabeledSpan, NamedSource, SourceCode,
-};
+use annotate_snippets::renderer::DecorStyle;
+use annotate_snippets::{AnnotationKind, Group, Level, Renderer, Snippet};
 
-use crate::config::{ConfigError, ConfigErrors};
-use crate::model::foreign;
+use marshal_config::{ConfigError, ConfigErrors};
+use marshal_model::untrusted;
 
 /// How faults are drawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Look {
+pub struct RenderStyle {
     /// In colours: for a terminal that wants them.
     pub colour: bool,
     /// Columns of a line.
     pub width: usize,
 }
 
-impl Look {
+impl RenderStyle {
     /// For files, pipes and tests.
     pub const PLAIN: Self = Self {
         colour: false,
@@ -34,39 +34,26 @@ const LONGEST_LINE: usize = 2000;
 
 /// All faults, each with its place and line, then their number.
 #[must_use]
-pub fn render(errors: &ConfigErrors, look: Look) -> String {
-    let theme = if look.colour {
-        GraphicalTheme::unicode()
+pub fn render(errors: &ConfigErrors, look: RenderStyle) -> String {
+    let renderer = if look.colour {
+        Renderer::styled()
     } else {
-        GraphicalTheme::unicode_nocolor()
+        Renderer::plain()
     };
-    let handler = GraphicalReportHandler::new_themed(theme)
-        .with_width(look.width.max(40))
-        .with_context_lines(1)
-        .without_syntax_highlighting()
-        .with_links(false);
+    let renderer = renderer
+        .decor_style(DecorStyle::Unicode)
+        .term_width(look.width.max(40));
     let text = showable(&errors.text);
     let mut out = String::new();
     for error in &errors.errors {
-        // The line, the one before and the one after.
-        let first = error.line.saturating_sub(2);
-        let mut around = text.lines().skip(first).take(3);
-        let drawable = around.all(|line| line.len() <= LONGEST_LINE);
-        let report = Report {
-            file: &errors.file,
-            source: drawable.then(|| NamedSource::new(&errors.file, text.clone())),
-            error,
-        };
-        if handler.render_report(&mut out, &report).is_err() {
-            let _ = writeln!(out, "{}:{error}", errors.file);
-        }
-        out.push('\n');
+        out.push_str(&renderer.render(&[report(error, &errors.file, &text)]));
+        out.push_str("\n\n");
     }
-    let number = errors.errors.len() + errors.left_out;
+    let number = errors.errors.len() + errors.omitted;
     let s = if number == 1 { "" } else { "s" };
     let _ = write!(out, "{number} error{s} in {}", errors.file);
-    if errors.left_out > 0 {
-        let _ = write!(out, ", {} not shown", errors.left_out);
+    if errors.omitted > 0 {
+        let _ = write!(out, ", {} not shown", errors.omitted);
     }
     out.push('\n');
     out
@@ -89,64 +76,62 @@ pub fn json(errors: &ConfigErrors) -> Vec<serde_json::Value> {
     errors.errors.iter().map(object).collect()
 }
 
-/// One fault as miette wants it.
-struct Report<'e> {
-    file: &'e str,
-    source: Option<NamedSource<String>>,
-    error: &'e ConfigError,
-}
-
-impl Report<'_> {
-    /// The span, at least one byte long where the text has one, so that an arrow can point at it.
-    fn span(&self) -> (usize, usize) {
-        let span = &self.error.span;
-        (span.start, span.len().max(1))
+/// One fault beside its line, the line before and the line after; beside its place alone where the file has no text
+/// or a line is too long.
+fn report<'a>(error: &'a ConfigError, file: &'a str, text: &'a str) -> Group<'a> {
+    let ConfigError { key, message, .. } = error;
+    let mut title = if key.is_empty() {
+        message.clone()
+    } else {
+        format!("{key}: {message}")
+    };
+    let before = error.line.saturating_sub(2);
+    let mut lines = text.split_inclusive('\n');
+    let start: usize = lines.by_ref().take(before).map(str::len).sum();
+    let around = || lines.clone().take(3);
+    let end = start + around().map(str::len).sum::<usize>();
+    let snippet = (start < end && around().all(|line| line.len() <= LONGEST_LINE)).then(|| {
+        let place = AnnotationKind::Primary.span(within(&text[start..end], start, &error.span));
+        Snippet::source(&text[start..end])
+            .path(file)
+            .line_start(before + 1)
+            .fold(false)
+            .annotation(place)
+    });
+    if snippet.is_none() {
+        title = format!("{file}:{}:{}: {title}", error.line, error.column);
     }
+    let help = error.help.as_deref().map(|help| Level::HELP.message(help));
+    Level::ERROR
+        .primary_title(title)
+        .elements(snippet)
+        .elements(help)
 }
 
-impl fmt::Display for Report<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ConfigError { key, message, .. } = self.error;
-        if self.source.is_none() {
-            write!(
-                f,
-                "{}:{}:{}: ",
-                self.file, self.error.line, self.error.column
-            )?;
+/// What an arrow points at: of a span of the file, the part on its first line, of whole characters and at least one;
+/// at the end of a line its last character. `source` begins at the file's byte `start`.
+fn within(source: &str, start: usize, span: &Range<usize>) -> Range<usize> {
+    let wanted = span.start.saturating_sub(start);
+    let mut from = 0;
+    let mut is_at_end = false;
+    for (at, c) in source.char_indices().take_while(|(at, _)| *at <= wanted) {
+        is_at_end = c == '\n';
+        if !is_at_end || source[..at].ends_with('\n') {
+            from = at;
         }
-        if key.is_empty() {
-            f.write_str(message)
-        } else {
-            write!(f, "{key}: {message}")
-        }
     }
-}
-
-impl fmt::Debug for Report<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-impl std::error::Error for Report<'_> {}
-
-impl Diagnostic for Report<'_> {
-    fn help<'a>(&'a self) -> Option<Box<dyn fmt::Display + 'a>> {
-        let help = self.error.help.as_ref()?;
-        Some(Box::new(help))
-    }
-
-    fn source_code(&self) -> Option<&dyn SourceCode> {
-        let source = self.source.as_ref()?;
-        Some(source)
-    }
-
-    fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {
-        self.source.as_ref()?;
-        let (start, length) = self.span();
-        let label = LabeledSpan::new(Some("here".to_owned()), start, length);
-        Some(Box::new(std::iter::once(label)))
-    }
+    let line = source[from..]
+        .find('\n')
+        .map_or(source.len(), |at| from + at);
+    let end = if is_at_end {
+        line
+    } else {
+        line.min(span.end.saturating_sub(start))
+    };
+    let mut ends = end.max(from + 1)..source.len();
+    from..ends
+        .find(|at| source.is_char_boundary(*at))
+        .unwrap_or(source.len())
 }
 
 /// The text with every unsafe character replaced by one of the same length in bytes, so that spans
@@ -155,10 +140,10 @@ fn showable(text: &str) -> String {
     text.chars()
         .map(|c| match (c, c.len_utf8()) {
             ('\n' | '\t', _) => c,
-            (c, 1) if foreign::is_unsafe(c) => '?',
-            (c, 2) if foreign::is_unsafe(c) => '\u{b7}',
-            (c, 3) if foreign::is_unsafe(c) => '\u{fffd}',
-            (c, _) if foreign::is_unsafe(c) => '\u{10ff0}',
+            (c, 1) if untrusted::is_unsafe(c) => '?',
+            (c, 2) if untrusted::is_unsafe(c) => '\u{b7}',
+            (c, 3) if untrusted::is_unsafe(c) => '\u{fffd}',
+            (c, _) if untrusted::is_unsafe(c) => '\u{10ff0}',
             (c, _) => c,
         })
         .collect()
@@ -169,13 +154,13 @@ mod tests {
     use std::path::PathBuf;
 
     use super::*;
-    use crate::config::{Config, Origin};
+    use marshal_config::{Config, Origin};
 
     fn errors(text: &str) -> ConfigErrors {
         let origin = Origin {
             file: Some(PathBuf::from("/etc/marshal/supervisor.toml")),
             dir: PathBuf::from("/etc/marshal"),
-            named: true,
+            is_explicit: true,
         };
         Config::parse(text, &origin)
             .map(|_| ())
@@ -183,7 +168,7 @@ mod tests {
     }
 
     fn plain(text: &str) -> String {
-        render(&errors(text), Look::PLAIN)
+        render(&errors(text), RenderStyle::PLAIN)
     }
 
     #[test]
@@ -210,6 +195,24 @@ mod tests {
     }
 
     #[test]
+    fn an_arrow_points_at_whole_characters_of_one_line() {
+        let source = "a = \u{fffd}\n\nb = 1\n";
+        for (span, expected) in [
+            (0..1, 0..1),
+            (5..6, 4..7),
+            (4..30, 4..7),
+            (7..8, 4..7),
+            (8..9, 8..9),
+            (9..9, 9..10),
+            (90..99, 13..14),
+        ] {
+            let span = span.start + 100..span.end + 100;
+            assert_eq!(within(source, 100, &span), expected, "{span:?}");
+        }
+        assert_eq!(within(source, 100, &(3..4)), 0..1, "before the source");
+    }
+
+    #[test]
     fn words_of_later_versions_are_shown_as_such() {
         insta::assert_snapshot!(plain("[pool.demo]\nagent = \"goose\"\n[remote]\n"));
     }
@@ -229,9 +232,11 @@ mod tests {
             format!("{nasty}\r{nasty}"),
         ] {
             let errors = errors(&text);
-            let both = [render(&errors, Look::PLAIN), errors.to_string()];
+            let both = [render(&errors, RenderStyle::PLAIN), errors.to_string()];
             for shown in both {
-                let bad = shown.chars().find(|c| *c != '\n' && foreign::is_unsafe(*c));
+                let bad = shown
+                    .chars()
+                    .find(|c| *c != '\n' && untrusted::is_unsafe(*c));
                 assert_eq!(bad, None, "{shown:?}");
             }
         }
@@ -240,8 +245,8 @@ mod tests {
     #[test]
     fn colours_are_only_for_those_who_want_them() {
         let errors = errors("size = 4\n");
-        assert!(!render(&errors, Look::PLAIN).contains('\u{1b}'));
-        let colour = Look {
+        assert!(!render(&errors, RenderStyle::PLAIN).contains('\u{1b}'));
+        let colour = RenderStyle {
             colour: true,
             width: 80,
         };

@@ -8,18 +8,18 @@ use tokio_util::sync::CancellationToken;
 
 use super::acp;
 use super::args::Cli;
-use super::command::{announce, begin, find_state, finish, start_log};
+use super::command::{announce, find_state, finish, start_fleet, start_log};
 use super::config_file::Loaded;
-use super::control_client::{self, complain};
-use super::doors::{self, Doors, Plan};
+use super::control_client::{self, report_error};
 use super::exit::Exit;
+use super::listeners::{self, ListenConfig, Listeners};
 use super::run;
 use super::signals::{Signal, Signals};
 use super::streams::Streams;
-use crate::api::control;
-use crate::api::reply::Role;
-use crate::fleet::GoOn;
-use crate::model::PoolName;
+use marshal_engine::api::control;
+use marshal_engine::api::reply::Role;
+use marshal_fleet::ResumeScope;
+use marshal_model::PoolName;
 
 /// Serves an editor, by the supervisor of the state directory or by a fleet of this process.
 /// Standard output is the editor's: everything else goes to standard error.
@@ -33,14 +33,14 @@ pub(super) async fn run(cli: &Cli, pool: &PoolName, loaded: Loaded, mut streams:
         return Exit::CannotStart;
     };
     start_log(cli, &loaded.config, None, false);
-    let place = acp::Place {
+    let place = acp::SupervisorTarget {
         state_dir: state.clone(),
         pool: pool.clone(),
     };
     match control_client::serves_conversations(&state).await {
-        Ok(true) => return front(place, &mut signals).await,
+        Ok(true) => return serve_editor(place, &mut signals).await,
         Ok(false) => {}
-        Err(error) => return complain(&error, &mut streams),
+        Err(error) => return report_error(&error, &mut streams),
     }
     if loaded.config.pool(pool.as_str()).is_none() {
         let text = format!("error: there is no pool {pool} in the configuration");
@@ -50,14 +50,14 @@ pub(super) async fn run(cli: &Cli, pool: &PoolName, loaded: Loaded, mut streams:
     if !cli.quiet {
         announce(&loaded, &mut streams);
     }
-    let plan = Plan::of(&loaded.config);
-    let go_on = (GoOn::Nothing, false);
-    let begun = begin(loaded.config, &state, false, go_on, &mut streams).await;
+    let plan = ListenConfig::from_config(&loaded.config);
+    let go_on = (ResumeScope::None, false);
+    let begun = start_fleet(loaded.config, &state, false, go_on, &mut streams).await;
     let started = match begun {
         Ok(started) => started,
         Err(exit) => return exit,
     };
-    let http = doors::listen(&plan, Role::Editor, &mut streams.err).await;
+    let http = listeners::listen(&plan, Role::Editor, &mut streams.err).await;
     let control = control::bind(started.state.path());
     let (http, control) = match (http, control) {
         (Ok(http), Ok(control)) => (http, control),
@@ -68,23 +68,23 @@ pub(super) async fn run(cli: &Cli, pool: &PoolName, loaded: Loaded, mut streams:
         }
     };
     let metrics = started.metrics.clone();
-    let within = doors::within(
+    let within = listeners::open_in_state_dir(
         started.state.path(),
         &plan,
         &started.fleet,
         &mut streams.err,
     );
     let (fleet, runs) = (&started.fleet, Arc::default());
-    let doors = Doors::open(fleet, Role::Editor, http, control, metrics, within, runs);
-    let exit = front(place, &mut signals).await;
+    let listeners = Listeners::open(fleet, Role::Editor, http, control, metrics, within, runs);
+    let exit = serve_editor(place, &mut signals).await;
     started.fleet.cancel_all();
     let second = run::stop(&started.fleet, &mut signals).await;
-    doors.close().await;
+    listeners.close().await;
     finish(started, second.map_or(exit, Signal::exit), &mut signals).await
 }
 
 /// Speaks with the editor until it closes its end, or a signal ends it.
-async fn front(place: acp::Place, signals: &mut Signals) -> Exit {
+async fn serve_editor(place: acp::SupervisorTarget, signals: &mut Signals) -> Exit {
     let stop = CancellationToken::new();
     let serving = acp::serve(place, std::io::stdin(), std::io::stdout(), stop.clone());
     let mut serving = std::pin::pin!(serving);
@@ -92,7 +92,7 @@ async fn front(place: acp::Place, signals: &mut Signals) -> Exit {
         tokio::select! {
             ended = &mut serving => return match ended {
                 acp::Ended::Closed => Exit::Done,
-                acp::Ended::Endless => Exit::Failures,
+                acp::Ended::LineTooLong => Exit::Failures,
             },
             // The editor may go on without its terminal.
             signal = signals.next() => if signal != Signal::Hangup {

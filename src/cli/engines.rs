@@ -7,12 +7,13 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::config::{self, Config, ContainerEngine, Launcher};
-use crate::launch::{
-    self, Container, Engine, Finished, Flavour, LaunchPlan, Limits, Spawner, Walls,
+use marshal_config::{self as config, Config, ContainerEngine, Launcher};
+use marshal_launch::{
+    self, Container, ContainerCli, Engine, LaunchPlan, ProcessLimits, ProgramOutput, SandboxSpec,
+    Spawner,
 };
-use crate::limits::{ENGINE_COMMAND, ENGINE_SAID_BYTES};
-use crate::model::{GroupLimits, PoolName, foreign};
+use marshal_model::limits::{ENGINE_COMMAND, ENGINE_OUTPUT_BYTES};
+use marshal_model::{PoolName, ResourceLimits, untrusted};
 
 /// What an engine may know of the supervisor's environment.
 const PASSED: [&str; 16] = [
@@ -44,11 +45,11 @@ const DIRECTORY: &str = "engines";
 const SHOWN: usize = 300;
 
 /// What an engine's own processes may have.
-const LIMITS: Limits = Limits {
+const LIMITS: ProcessLimits = ProcessLimits {
     nofile: 4096,
     fsize: 1 << 30,
     nproc: None,
-    group: GroupLimits::NONE,
+    group: ResourceLimits::NONE,
 };
 
 /// Why walls that another program is to put up cannot be had.
@@ -66,7 +67,7 @@ pub enum EngineError {
     },
     /// It did not answer.
     #[error("{program} could not be asked for {what}: {why}")]
-    Deaf {
+    NoAnswer {
         /// The program.
         program: &'static str,
         /// For what it was asked.
@@ -108,7 +109,7 @@ pub enum EngineError {
     },
     /// What an earlier start left cannot be removed.
     #[error("containers of an earlier start could not be removed: {said}")]
-    Left {
+    LeftoverContainers {
         /// What the engine said.
         said: String,
     },
@@ -119,7 +120,7 @@ pub enum EngineError {
 ///
 /// # Errors
 /// [`EngineError`]; nothing runs then.
-pub async fn ready(
+pub async fn prepare_engines(
     config: &Config,
     spawner: &Spawner,
     state: &Path,
@@ -130,7 +131,7 @@ pub async fn ready(
         let engine = match pool.launcher {
             Launcher::Bwrap => Arc::new(bwrap()?),
             Launcher::Container => {
-                let image = pool.image_of(&config.container).unwrap_or_default();
+                let image = pool.container_image(&config.container).unwrap_or_default();
                 if let Some(engine) = images.get(image) {
                     Arc::clone(engine)
                 } else {
@@ -156,7 +157,7 @@ pub async fn ready(
 /// bubblewrap, where it is.
 ///
 /// # Errors
-/// [`EngineError::Missing`].
+/// [`EngineError::OnMissing`].
 pub fn bwrap() -> Result<Engine, EngineError> {
     Ok(Engine::Bwrap {
         program: find(Launcher::Bwrap, "bwrap")?,
@@ -191,19 +192,19 @@ pub async fn of_image(
     directory: &Path,
 ) -> Result<Container, EngineError> {
     let (flavour, program) = match config.engine {
-        ContainerEngine::Podman => (Flavour::Podman, "podman"),
-        ContainerEngine::Docker => (Flavour::Docker, "docker"),
+        ContainerEngine::Podman => (ContainerCli::Podman, "podman"),
+        ContainerEngine::Docker => (ContainerCli::Docker, "docker"),
     };
     let mut line = vec![find(Launcher::Container, program)?];
-    line.extend(config.before.iter().cloned());
+    line.extend(config.global_options.iter().cloned());
     let mut extra = Vec::new();
     if let Some(runtime) = &config.runtime {
         match flavour {
-            Flavour::Podman => line.push(format!("--runtime={runtime}")),
-            Flavour::Docker => extra.push(format!("--runtime={runtime}")),
+            ContainerCli::Podman => line.push(format!("--runtime={runtime}")),
+            ContainerCli::Docker => extra.push(format!("--runtime={runtime}")),
         }
     }
-    extra.extend(config.of_run.iter().cloned());
+    extra.extend(config.run_options.iter().cloned());
     let mut container = Container {
         flavour,
         program: line,
@@ -218,12 +219,12 @@ pub async fn of_image(
         labels: vec![format!("{OWNER}={owner}")],
         directory: directory.to_string_lossy().into_owned(),
     };
-    container.image = pinned(&container, image, program, spawner).await?;
+    container.image = resolve_image(&container, image, program, spawner).await?;
     Ok(container)
 }
 
 /// The id of the image of that name.
-async fn pinned(
+async fn resolve_image(
     container: &Container,
     image: &str,
     program: &'static str,
@@ -236,7 +237,7 @@ async fn pinned(
         image,
     ];
     let what = format!("the image {image}");
-    let finished = ask(container, &words, program, &what, spawner).await?;
+    let finished = run_command(container, &words, program, &what, spawner).await?;
     let image = image.to_owned();
     if finished.status.shell_code() != 0 {
         return Err(EngineError::NoImage {
@@ -251,7 +252,7 @@ async fn pinned(
     let id = words.next().unwrap_or_default();
     let id = id.strip_prefix("sha256:").unwrap_or(id);
     let is_id = id.len() == 64 && id.bytes().all(|b| b.is_ascii_hexdigit());
-    if !is_id || finished.is_cut || text.lines().count() != 1 {
+    if !is_id || finished.is_truncated || text.lines().count() != 1 {
         return Err(EngineError::Garbage {
             program,
             image,
@@ -279,14 +280,14 @@ async fn pinned(
 /// Removes every container of this state directory: its supervisor is gone, for this one holds it.
 async fn sweep(container: &Container, spawner: &Spawner, state: &Path) -> Result<(), EngineError> {
     let program = match container.flavour {
-        Flavour::Podman => "podman",
-        Flavour::Docker => "docker",
+        ContainerCli::Podman => "podman",
+        ContainerCli::Docker => "docker",
     };
     let label = format!("--filter=label={OWNER}={}", state.display());
     let words = ["ps", "--all", "--format={{.Names}}", &label];
-    let finished = ask(container, &words, program, "its containers", spawner).await?;
+    let finished = run_command(container, &words, program, "its containers", spawner).await?;
     if finished.status.shell_code() != 0 {
-        return Err(EngineError::Left {
+        return Err(EngineError::LeftoverContainers {
             said: shown(&finished.stderr),
         });
     }
@@ -298,9 +299,9 @@ async fn sweep(container: &Container, spawner: &Spawner, state: &Path) -> Result
         }
         tracing::warn!(name, "removing a container that an earlier start left");
         let words = ["rm", "--force", name];
-        let finished = ask(container, &words, program, "an end", spawner).await?;
+        let finished = run_command(container, &words, program, "an end", spawner).await?;
         if finished.status.shell_code() != 0 {
-            return Err(EngineError::Left {
+            return Err(EngineError::LeftoverContainers {
                 said: shown(&finished.stderr),
             });
         }
@@ -315,13 +316,13 @@ async fn sweep(container: &Container, spawner: &Spawner, state: &Path) -> Result
 }
 
 /// Runs one command of an engine.
-async fn ask(
+async fn run_command(
     container: &Container,
     words: &[&str],
     program: &'static str,
     what: &str,
     spawner: &Spawner,
-) -> Result<Finished, EngineError> {
+) -> Result<ProgramOutput, EngineError> {
     let argv = container.program.iter().cloned();
     let plan = LaunchPlan {
         argv: argv
@@ -330,12 +331,12 @@ async fn ask(
         env: container.env.clone(),
         cwd: "/".to_owned(),
         limits: LIMITS,
-        walls: Walls::None,
+        sandbox: SandboxSpec::None,
         preamble: Vec::new(),
     };
-    launch::run_to_end(spawner, plan, ENGINE_COMMAND, ENGINE_SAID_BYTES)
+    marshal_launch::run_to_end(spawner, plan, ENGINE_COMMAND, ENGINE_OUTPUT_BYTES)
         .await
-        .map_err(|error| EngineError::Deaf {
+        .map_err(|error| EngineError::NoAnswer {
             program,
             what: what.to_owned(),
             why: error.to_string(),
@@ -343,5 +344,5 @@ async fn ask(
 }
 
 fn shown(said: &[u8]) -> String {
-    foreign::show(String::from_utf8_lossy(said).trim(), SHOWN)
+    untrusted::escape_for_display(String::from_utf8_lossy(said).trim(), SHOWN)
 }

@@ -2,9 +2,9 @@
 //!
 //! Pure; every text here is safe to show. Must not know where lines go.
 
-use crate::journal::StoredEvent;
-use crate::model::foreign::show;
-use crate::model::{Event, Foreign, Verdict, Work};
+use marshal_journal::StoredEvent;
+use marshal_model::untrusted::escape_for_display;
+use marshal_model::{Event, UntrustedText, Verdict, WorkEvent};
 
 /// The least that is shown of what an event says, in columns.
 const LEAST: usize = 40;
@@ -23,11 +23,15 @@ pub fn time(at_us: i64) -> String {
 pub fn line(event: &StoredEvent, named: bool, width: usize) -> String {
     let mut text = time(event.at_us);
     if named {
-        text = format!("{text} {}", show(&event.session, 64));
+        text = format!("{text} {}", escape_for_display(&event.session, 64));
     }
-    text = format!("{text} {} {}", event.id, show(&event.kind, 32));
+    text = format!(
+        "{text} {} {}",
+        event.id,
+        escape_for_display(&event.kind, 32)
+    );
     let says = match event.decode() {
-        Ok(stamped) => says(&stamped.event),
+        Ok(stamped) => describe_event(&stamped.event),
         // What a newer program wrote is shown as it is stored.
         Err(_) => event.body.clone(),
     };
@@ -35,17 +39,17 @@ pub fn line(event: &StoredEvent, named: bool, width: usize) -> String {
         return text;
     }
     let room = width.saturating_sub(text.chars().count() + 1).max(LEAST);
-    format!("{text} {}", show(&says, room))
+    format!("{text} {}", escape_for_display(&says, room))
 }
 
 /// A child's start: which walls stand, by what its limits are held, and what is missing.
-fn started(event: &Event) -> String {
+fn describe_start(event: &Event) -> String {
     let Event::ChildStarted {
         pid,
         launcher,
-        lacks,
+        sandbox_gaps: lacks,
         limits,
-        walls,
+        sandbox_layers: walls,
     } = event
     else {
         return String::new();
@@ -65,8 +69,9 @@ fn started(event: &Event) -> String {
 }
 
 /// What it says; foreign text in it is not yet made safe.
-fn says(event: &Event) -> String {
-    let or = |text: Option<&crate::model::Foreign>| text.map_or("", |text| text.raw()).to_owned();
+fn describe_event(event: &Event) -> String {
+    let or =
+        |text: Option<&marshal_model::UntrustedText>| text.map_or("", |text| text.raw()).to_owned();
     match event {
         Event::PromptAccepted {
             task,
@@ -76,7 +81,7 @@ fn says(event: &Event) -> String {
             let task = task.as_ref().map_or("-", |task| task.as_str());
             format!("{task} attempt {attempt}: {}", text.raw())
         }
-        Event::ChildStarted { .. } => started(event),
+        Event::ChildStarted { .. } => describe_start(event),
         Event::Ready(info) => format!(
             "protocol {} {} {}",
             info.protocol,
@@ -107,7 +112,9 @@ fn says(event: &Event) -> String {
             let how = if *is_error { "error" } else { "ok" };
             format!("{} {how}: {}", id.raw(), output.raw())
         }
-        Event::Asked { .. } | Event::Decided(_) | Event::Unasked { .. } => of_ask(event),
+        Event::PermissionRequested { .. }
+        | Event::PermissionDecided(_)
+        | Event::UnrequestedToolCall { .. } => of_ask(event),
         Event::Plan { entries } => {
             let steps = entries.iter().map(|entry| entry.content.raw());
             steps.collect::<Vec<_>>().join("; ")
@@ -155,9 +162,13 @@ fn says(event: &Event) -> String {
 /// What was asked for, and what was said to it.
 fn of_ask(event: &Event) -> String {
     match event {
-        Event::Asked { id, ask } => format!("{id} {} {}", ask.tool.raw(), ask.input.get()),
-        Event::Decided(verdict) => format!("{} {}", verdict.ask, decided(verdict)),
-        Event::Unasked {
+        Event::PermissionRequested { id, request: ask } => {
+            format!("{id} {} {}", ask.tool.raw(), ask.input.get())
+        }
+        Event::PermissionDecided(verdict) => {
+            format!("{} {}", verdict.request, describe_verdict(verdict))
+        }
+        Event::UnrequestedToolCall {
             id,
             tool,
             decision,
@@ -174,7 +185,8 @@ fn of_ask(event: &Event) -> String {
 
 /// What an agent says of its session, and what we did about that.
 fn of_session(event: &Event) -> String {
-    let or = |text: Option<&crate::model::Foreign>| text.map_or("", |text| text.raw()).to_owned();
+    let or =
+        |text: Option<&marshal_model::UntrustedText>| text.map_or("", |text| text.raw()).to_owned();
     match event {
         Event::Commands { commands } => {
             let names = commands.iter().map(|command| command.name.raw());
@@ -217,9 +229,9 @@ fn of_session(event: &Event) -> String {
     }
 }
 
-fn of_work(work: &Work) -> String {
+fn of_work(work: &WorkEvent) -> String {
     match work {
-        Work::Item {
+        WorkEvent::Item {
             step,
             status,
             content,
@@ -227,17 +239,17 @@ fn of_work(work: &Work) -> String {
             total,
             ..
         } => format!("{done}/{total}, {step} {status}: {}", content.raw()),
-        Work::Forwarded { chat, seq } => format!("event {seq} of {chat}"),
-        Work::Member {
+        WorkEvent::Forwarded { chat, seq } => format!("event {seq} of {chat}"),
+        WorkEvent::Member {
             chat,
             role,
             outcome,
         } => format!("{role} in {chat}: {outcome}"),
-        Work::Review {
+        WorkEvent::Review {
             state, plan, by, ..
         } => format!("{plan} {state} by {}", by.as_deref().unwrap_or("nobody")),
-        Work::Round { round, why } => format!("{round}: {why}"),
-        Work::Ended {
+        WorkEvent::Round { round, why } => format!("{round}: {why}"),
+        WorkEvent::Ended {
             outcome, message, ..
         } => format!("{outcome}: {message}"),
     }
@@ -281,14 +293,14 @@ fn of_terminal(event: &Event) -> String {
             argv,
             cwd,
         } => {
-            let words: Vec<_> = argv.iter().map(Foreign::raw).collect();
+            let words: Vec<_> = argv.iter().map(UntrustedText::raw).collect();
             format!("{terminal} in {}: {}", cwd.raw(), words.join(" "))
         }
         Event::TerminalOutput { terminal, delta } => format!("{terminal}: {}", delta.raw()),
         Event::TerminalEnded {
             terminal,
             status,
-            wrote,
+            written_bytes: wrote,
             ..
         } => {
             let how = status.map_or_else(|| "lost".to_owned(), |status| status.to_string());
@@ -298,9 +310,9 @@ fn of_terminal(event: &Event) -> String {
     }
 }
 
-fn decided(verdict: &Verdict) -> String {
+fn describe_verdict(verdict: &Verdict) -> String {
     let rules = verdict.rules.join(", ");
-    let (decision, by, reason) = (verdict.decision, verdict.by, &verdict.reason);
+    let (decision, by, reason) = (verdict.decision, verdict.decided_by, &verdict.reason);
     format!("{decision} by {by} ({rules}): {reason}")
 }
 
@@ -309,16 +321,16 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::api::testing::{EVIL, hostile};
-    use crate::fleet::Notice;
-    use crate::journal::codec;
-    use crate::model::foreign::is_unsafe;
+    use marshal_engine::api::test_fixtures::{EVIL, hostile_items};
+    use marshal_fleet::FleetEvent;
+    use marshal_journal::codec;
+    use marshal_model::untrusted::is_unsafe;
 
     #[test]
     fn nothing_that_acts_on_a_terminal_is_in_a_line_of_any_kind() {
         for evil in EVIL {
-            for notice in hostile(evil).1 {
-                let Notice::Events {
+            for notice in hostile_items(evil).1 {
+                let FleetEvent::SessionEvents {
                     session, events, ..
                 } = notice
                 else {

@@ -12,10 +12,10 @@ use super::event_text;
 use super::exit::Exit;
 use super::since::Since;
 use super::streams::Streams;
-use crate::journal::{FILE, OpenError, ReadError, Reader, StoredEvent, StoredSession};
-use crate::limits;
-use crate::model::foreign::show;
-use crate::model::{EventId, EventKind, PoolName, SessionId};
+use marshal_journal::{FILE_NAME, OpenError, ReadError, Reader, StoredEvent, StoredSession};
+use marshal_model::limits;
+use marshal_model::untrusted::escape_for_display;
+use marshal_model::{EventId, EventKind, PoolName, SessionId};
 
 /// What is wanted.
 #[derive(Debug, Clone, clap::Args)]
@@ -54,12 +54,12 @@ fn kind(text: &str) -> Result<EventKind, String> {
 
 /// Why the journal cannot be shown.
 #[derive(Debug, thiserror::Error)]
-pub enum PastError {
+pub enum JournalError {
     /// There is none.
     #[error(
         "there is no journal in {0}: nothing was run with this state directory yet, or --config names another one"
     )]
-    None(String),
+    NoJournal(String),
     /// It belongs to somebody else.
     #[error("the journal in {0} may not be read; become its user or root")]
     NotPermitted(String),
@@ -74,15 +74,15 @@ pub enum PastError {
     NoSession(SessionId),
     /// A cursor without its session.
     #[error("the cursor {0} is an event of one session: name it with --session")]
-    Whose(EventId),
+    SessionRequired(EventId),
 }
 
-impl PastError {
+impl JournalError {
     /// How the program ends because of it.
     #[must_use]
     pub fn exit(&self) -> Exit {
         match self {
-            Self::None(_) | Self::NoSession(_) | Self::Whose(_) => Exit::Usage,
+            Self::NoJournal(_) | Self::NoSession(_) | Self::SessionRequired(_) => Exit::Usage,
             Self::NotPermitted(_) => Exit::NotPermitted,
             Self::Open(_) | Self::Read(_) => Exit::Failures,
         }
@@ -92,14 +92,14 @@ impl PastError {
 /// Opens the journal of a state directory for reading.
 ///
 /// # Errors
-/// [`PastError`]
-pub fn open(state: &Path) -> Result<Reader, PastError> {
-    let shown = || show(&state.to_string_lossy(), 200);
-    match std::fs::File::open(state.join(FILE)).map_err(|error| error.kind()) {
+/// [`JournalError`]
+pub fn open_journal(state: &Path) -> Result<Reader, JournalError> {
+    let shown = || escape_for_display(&state.to_string_lossy(), 200);
+    match std::fs::File::open(state.join(FILE_NAME)).map_err(|error| error.kind()) {
         Err(std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory) => {
-            Err(PastError::None(shown()))
+            Err(JournalError::NoJournal(shown()))
         }
-        Err(std::io::ErrorKind::PermissionDenied) => Err(PastError::NotPermitted(shown())),
+        Err(std::io::ErrorKind::PermissionDenied) => Err(JournalError::NotPermitted(shown())),
         // Everything else is told by SQLite, with its reason.
         _ => Ok(Reader::open(state)?),
     }
@@ -128,31 +128,31 @@ fn run(
     args: &EventsArgs,
     json: bool,
     streams: &mut Streams,
-) -> Result<(), PastError> {
+) -> Result<(), JournalError> {
     /// How often a follower looks for more.
     const LOOK: Duration = Duration::from_millis(100);
     /// How long before its begin a follower looks for sessions that ended: longer than a commit
     /// takes.
     const MARGIN_US: i64 = 60_000_000;
-    let reader = open(state)?;
+    let reader = open_journal(state)?;
     let begun_us = now_us();
     let mut tail = Tail {
         args,
         json,
         from_us: args.since.and_then(|since| since.at_us(begun_us)),
         left: args.limit.unwrap_or(u64::MAX),
-        given: HashMap::new(),
+        last_seqs: HashMap::new(),
     };
     tail.begin(&reader, streams)?;
     let mut ended_after = tail.from_us.unwrap_or(i64::MIN);
     loop {
-        let version = reader.version()?;
+        let version = reader.data_version()?;
         tail.round(&reader, ended_after, streams)?;
         if !args.follow || tail.left == 0 || streams.out.is_closed() {
             return Ok(());
         }
         ended_after = ended_after.max(begun_us - MARGIN_US);
-        while reader.version()? == version {
+        while reader.data_version()? == version {
             std::thread::sleep(LOOK);
         }
     }
@@ -165,7 +165,7 @@ struct Tail<'a> {
     from_us: Option<i64>,
     /// Events that may still be shown.
     left: u64,
-    given: HashMap<String, u64>,
+    last_seqs: HashMap<String, u64>,
 }
 
 /// The next events of one session.
@@ -179,7 +179,8 @@ impl Source {
     /// Reads on if nothing is left; `false` if nothing more is there.
     fn fill(&mut self, reader: &Reader, bytes: usize) -> Result<bool, ReadError> {
         if self.next.is_empty() {
-            let page = reader.page(&self.session, self.after, limits::CATCH_UP_EVENTS, bytes)?;
+            let page =
+                reader.events_page(&self.session, self.after, limits::CATCH_UP_EVENTS, bytes)?;
             self.next = page.into();
         }
         Ok(!self.next.is_empty())
@@ -188,31 +189,31 @@ impl Source {
 
 impl Tail<'_> {
     /// Finds the place of the cursor, and says if it is not durable.
-    fn begin(&mut self, reader: &Reader, streams: &mut Streams) -> Result<(), PastError> {
+    fn begin(&mut self, reader: &Reader, streams: &mut Streams) -> Result<(), JournalError> {
         let Some(session) = &self.args.session else {
             return match self.args.since {
-                Some(Since::Event(cursor)) => Err(PastError::Whose(cursor)),
+                Some(Since::Event(cursor)) => Err(JournalError::SessionRequired(cursor)),
                 _ => Ok(()),
             };
         };
         if reader.session(session)?.is_none() {
-            return Err(PastError::NoSession(session.clone()));
+            return Err(JournalError::NoSession(session.clone()));
         }
         if let Some(Since::Event(cursor)) = self.args.since {
             let to = match cursor.seq {
                 0 => cursor,
-                _ => reader.durable_at(session, cursor)?,
+                _ => reader.last_common_event(session, cursor)?,
             };
             if to != cursor {
-                self.rewound(session, to, streams);
+                self.print_rewound(session, to, streams);
             }
-            self.given.insert(session.to_string(), to.seq);
+            self.last_seqs.insert(session.to_string(), to.seq);
         }
         Ok(())
     }
 
     /// The cursor lies beyond what is durable: whoever holds it saw events that were never kept.
-    fn rewound(&self, session: &SessionId, to: EventId, streams: &mut Streams) {
+    fn print_rewound(&self, session: &SessionId, to: EventId, streams: &mut Streams) {
         if self.json {
             let line = serde_json::json!({
                 "type": "rewound", "session": session.as_str(), "to": to.to_string(),
@@ -225,7 +226,7 @@ impl Tail<'_> {
     }
 
     /// The sessions that may have more.
-    fn sources(&mut self, reader: &Reader, ended_after: i64) -> Result<Vec<Source>, PastError> {
+    fn sources(&mut self, reader: &Reader, ended_after: i64) -> Result<Vec<Source>, JournalError> {
         let sessions: Vec<StoredSession> = match &self.args.session {
             Some(session) => reader.session(session)?.into_iter().collect(),
             None => reader.sessions_since(ended_after)?,
@@ -239,12 +240,12 @@ impl Tail<'_> {
             let Ok(session) = SessionId::new(&stored.session) else {
                 continue;
             };
-            let after = match (self.given.get(&stored.session), self.from_us) {
+            let after = match (self.last_seqs.get(&stored.session), self.from_us) {
                 (Some(given), _) => *given,
                 (None, Some(from_us)) => reader.seq_before(&session, from_us)?,
                 (None, None) => 0,
             };
-            self.given.insert(stored.session, after);
+            self.last_seqs.insert(stored.session, after);
             sources.push(Source {
                 session,
                 after,
@@ -260,7 +261,7 @@ impl Tail<'_> {
         reader: &Reader,
         ended_after: i64,
         streams: &mut Streams,
-    ) -> Result<(), PastError> {
+    ) -> Result<(), JournalError> {
         let mut sources = self.sources(reader, ended_after)?;
         // Together they hold what one page may hold.
         let bytes = limits::CATCH_UP_BYTES / sources.len().max(1);
@@ -280,7 +281,7 @@ impl Tail<'_> {
                 continue;
             };
             source.after = event.id.seq;
-            self.given.insert(event.session.clone(), event.id.seq);
+            self.last_seqs.insert(event.session.clone(), event.id.seq);
             self.show(event, streams);
             if self.left == 0 || streams.out.is_closed() {
                 return Ok(());

@@ -4,9 +4,9 @@
 
 use std::sync::Arc;
 
-use crate::config::{Config, ConfigErrors, Secret};
-use crate::sandbox::state_dir::StateDir;
-use crate::store::{Server, Store, StoreError};
+use marshal_config::{Config, ConfigErrors, Secret};
+use marshal_sandbox::state_dir::StateDir;
+use marshal_store::{Server, Store, StoreError};
 
 /// The server that the configuration names, its secret read.
 fn server(config: &Config) -> Option<Result<Server, StoreError>> {
@@ -23,7 +23,7 @@ pub(super) fn check(config: &Config) -> Result<(), Box<ConfigErrors>> {
     match server(config) {
         Some(Err(error)) => {
             let faults = vec![("store.postgres".to_owned(), error.to_string(), None)];
-            Err(Box::new(config.places.refuse(faults)))
+            Err(Box::new(config.source_map.locate_errors(faults)))
         }
         _ => Ok(()),
     }

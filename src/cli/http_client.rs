@@ -13,13 +13,13 @@ use hyper::body::{Body as _, Incoming};
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
 
-use super::control_client::{ClientError, complain};
+use super::control_client::{ClientError, report_error};
 use super::exit::Exit;
 use super::streams::Streams;
-use crate::api::control::connect_as;
-use crate::api::http::SOCKET;
-use crate::limits;
-use crate::model::foreign::show;
+use marshal_engine::api::control::connect_as;
+use marshal_engine::api::http::SOCKET;
+use marshal_model::limits;
+use marshal_model::untrusted::escape_for_display;
 
 /// Columns of a sentence of the daemon's.
 const SENTENCE: usize = 600;
@@ -40,22 +40,22 @@ pub(super) enum HttpError {
 
 impl HttpError {
     /// Whether what only reads, or is sent under a key, may be done if it is asked again a little later.
-    pub(super) fn may_come_again(&self) -> bool {
+    pub(super) fn is_retryable(&self) -> bool {
         match self {
-            Self::Client(ClientError::NobodyThere { .. } | ClientError::Lost(_)) => true,
+            Self::Client(ClientError::NoSupervisor { .. } | ClientError::Lost(_)) => true,
             Self::Client(_) => false,
             Self::Refused { status, .. } => *status == StatusCode::SERVICE_UNAVAILABLE,
         }
     }
 
     /// Says it, and how the program ends.
-    pub(super) fn complain(&self, streams: &mut Streams) -> Exit {
+    pub(super) fn report(&self, streams: &mut Streams) -> Exit {
         match self {
-            Self::Client(error) => complain(error, streams),
+            Self::Client(error) => report_error(error, streams),
             Self::Refused { status, detail } => {
                 streams
                     .err
-                    .line(&format!("error: {}", show(detail, SENTENCE)));
+                    .line(&format!("error: {}", escape_for_display(detail, SENTENCE)));
                 match status.as_u16() {
                     401 | 403 => Exit::NotPermitted,
                     400 | 404 | 413 | 422 => Exit::Usage,
@@ -74,7 +74,7 @@ fn lost(error: impl std::fmt::Display) -> HttpError {
 ///
 /// # Errors
 /// [`HttpError`]
-pub(super) async fn ask(
+pub(super) async fn request_json(
     state: &Path,
     method: Method,
     path: &str,
@@ -88,7 +88,7 @@ pub(super) async fn ask(
 ///
 /// # Errors
 /// [`HttpError`]
-pub(super) async fn ask_once(
+pub(super) async fn post_idempotent(
     state: &Path,
     path: &str,
     key: &str,
@@ -99,7 +99,7 @@ pub(super) async fn ask_once(
 }
 
 async fn read(answer: Incoming) -> Result<Value, HttpError> {
-    let bytes = body::to_bytes(Body::new(answer), limits::CONTROL_TOLD_BYTES);
+    let bytes = body::to_bytes(Body::new(answer), limits::CONTROL_EVENT_LINE_BYTES);
     let bytes = bytes.await.map_err(lost)?;
     if bytes.is_empty() {
         return Ok(Value::Null);
@@ -120,7 +120,7 @@ pub(super) async fn stream(
     let body = send(state, Method::GET, path, None, head).await?;
     Ok(EventStream {
         body,
-        held: Vec::new(),
+        buffer: Vec::new(),
     })
 }
 
@@ -136,7 +136,7 @@ async fn send(
         HttpError::Client(if source.kind() == io::ErrorKind::PermissionDenied {
             ClientError::NotPermitted(path)
         } else {
-            ClientError::NobodyThere { path, source }
+            ClientError::NoSupervisor { path, source }
         })
     })?;
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
@@ -161,7 +161,7 @@ async fn send(
     if status.is_success() {
         return Ok(body);
     }
-    let bytes = body::to_bytes(Body::new(body), limits::CONTROL_TOLD_BYTES).await;
+    let bytes = body::to_bytes(Body::new(body), limits::CONTROL_EVENT_LINE_BYTES).await;
     let said = serde_json::from_slice::<Value>(&bytes.unwrap_or_default()).unwrap_or_default();
     let detail = said.get("detail").and_then(Value::as_str);
     Err(HttpError::Refused {
@@ -173,30 +173,30 @@ async fn send(
 /// A stream of events.
 pub(super) struct EventStream {
     body: Incoming,
-    held: Vec<u8>,
+    buffer: Vec<u8>,
 }
 
 /// An event: its id, if it has one, and its data.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct ReadEvent {
+pub(super) struct ServerSentEvent {
     pub(super) id: Option<String>,
     pub(super) data: String,
 }
 
 impl EventStream {
-    /// The next event; `None` when the stream ends.
+    /// The next event; `NoJournal` when the stream ends.
     ///
     /// # Errors
     /// [`HttpError`], also for an event longer than any that is sent.
-    pub(super) async fn next(&mut self) -> Result<Option<ReadEvent>, HttpError> {
+    pub(super) async fn next(&mut self) -> Result<Option<ServerSentEvent>, HttpError> {
         loop {
-            if let Some(event) = cut(&mut self.held) {
+            if let Some(event) = cut(&mut self.buffer) {
                 if event.data.is_empty() {
                     continue;
                 }
                 return Ok(Some(event));
             }
-            if self.held.len() > limits::CONTROL_TOLD_BYTES {
+            if self.buffer.len() > limits::CONTROL_EVENT_LINE_BYTES {
                 return Err(lost("an event is too long"));
             }
             let frame = std::future::poll_fn(|cx| Pin::new(&mut self.body).poll_frame(cx));
@@ -205,7 +205,7 @@ impl EventStream {
                 Some(Err(error)) => return Err(lost(error)),
                 Some(Ok(frame)) => {
                     if let Some(data) = frame.data_ref() {
-                        self.held.extend_from_slice(data);
+                        self.buffer.extend_from_slice(data);
                     }
                 }
             }
@@ -214,11 +214,11 @@ impl EventStream {
 }
 
 /// Takes a whole event off the front: comments and hints have no data.
-fn cut(held: &mut Vec<u8>) -> Option<ReadEvent> {
+fn cut(held: &mut Vec<u8>) -> Option<ServerSentEvent> {
     let end = held.windows(2).position(|two| two == b"\n\n")?;
     let text: Vec<u8> = held.drain(..end + 2).collect();
     let text = String::from_utf8_lossy(&text);
-    let mut event = ReadEvent {
+    let mut event = ServerSentEvent {
         id: None,
         data: String::new(),
     };

@@ -10,11 +10,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use unicode_width::UnicodeWidthStr as _;
 
 use super::board::span;
-use super::control_client::{Client, complain};
+use super::control_client::{Client, report_error};
 use super::exit::Exit;
 use super::streams::Streams;
-use crate::api::listing::{Listing, PoolLine, SlotLine};
-use crate::model::foreign::show;
+use marshal_engine::api::listing::{Listing, PoolLine, SlotLine};
+use marshal_model::untrusted::escape_for_display;
 
 /// Columns of a cell before the last one: the longest names of pools and sessions fit.
 const CELL: usize = 48;
@@ -26,7 +26,7 @@ pub(super) async fn run(state: &Path, json: bool, streams: &mut Streams) -> Exit
     let asked = async { Client::connect(state).await?.list().await };
     let listing = match asked.await {
         Ok(listing) => listing,
-        Err(error) => return complain(&error, streams),
+        Err(error) => return report_error(&error, streams),
     };
     if json {
         let line = serde_json::to_string(&listing).unwrap_or_default();
@@ -111,7 +111,7 @@ fn slot(line: &SlotLine, now: f64) -> Row {
             line.pid.map_or_else(none, |pid| pid.to_string()),
             line.task.clone().unwrap_or_else(none),
             line.session.clone().unwrap_or_else(none),
-            show(&note.collect::<Vec<_>>().join("; "), SENTENCE),
+            escape_for_display(&note.collect::<Vec<_>>().join("; "), SENTENCE),
         ],
         below: Vec::new(),
     }
@@ -128,7 +128,7 @@ fn grid(rows: &[Row]) -> String {
         .map(|row| {
             let mut cells = row.cells.clone();
             for cell in cells.iter_mut().take(6) {
-                *cell = show(cell, CELL);
+                *cell = escape_for_display(cell, CELL);
             }
             (cells, row.below.as_slice())
         })
@@ -148,7 +148,7 @@ fn grid(rows: &[Row]) -> String {
         text += line.trim_end();
         text.push('\n');
         for sentence in below {
-            let _ = writeln!(text, "  {}", show(sentence, SENTENCE));
+            let _ = writeln!(text, "  {}", escape_for_display(sentence, SENTENCE));
         }
     }
     text
@@ -210,7 +210,7 @@ mod tests {
         let text = render(&hostile, f64::NAN);
         let acts = text
             .chars()
-            .find(|c| *c != '\n' && crate::model::foreign::is_unsafe(*c));
+            .find(|c| *c != '\n' && marshal_model::untrusted::is_unsafe(*c));
         assert_eq!(acts, None, "{text:?}");
         assert_eq!(text.lines().count(), 9, "{text}");
     }

@@ -12,8 +12,8 @@ use std::process::ExitCode;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::limits::{LINE_BYTES, READ_CHUNK_BYTES};
-use crate::mcp;
+use marshal_dialect::mcp;
+use marshal_model::limits::{LINE_BYTES, READ_CHUNK_BYTES};
 
 /// Runs until either end is closed.
 pub(super) fn run(socket: &Path) -> ExitCode {
@@ -79,7 +79,7 @@ fn refuse(from: impl Read, mut to: impl Write, why: &str) -> io::Result<()> {
         let Some(id) = request.and_then(|request| request.id.map(RawValue::get)) else {
             continue;
         };
-        to.write_all(&mcp::failed(Some(id), mcp::INTERNAL, why))?;
+        to.write_all(&mcp::error_line(Some(id), mcp::INTERNAL, why))?;
         return to.flush();
     }
     Ok(())

@@ -11,32 +11,34 @@ use std::sync::Arc;
 
 use sha2::{Digest as _, Sha256};
 
-use super::{own_cases, trust};
-use crate::config::{Config, ConfigErrors, Extractor as ExtractorRef, writes_in_place};
-use crate::fleet::{LoadedPolicy, Policies, PolicyReader, Reading, leads_into};
-use crate::limits;
-use crate::policy::extract::Extractor;
-use crate::policy::{Find, LayerText, Policy};
+use super::{policy_test_dir, trust};
+use marshal_config::{Config, ConfigErrors, Extractor as ExtractorRef, writable_dirs};
+use marshal_fleet::{
+    LoadedPolicy, Policies, PolicyReadResult, PolicyReader, path_enters_directory,
+};
+use marshal_model::limits;
+use marshal_policy::extract::Extractor;
+use marshal_policy::{LayerText, LoadExtended, Policy};
 
 /// The files that were looked for, for whoever watches them.
-type Seen = RefCell<BTreeSet<PathBuf>>;
+type SeenFiles = RefCell<BTreeSet<PathBuf>>;
 
 /// Reads and checks every policy that a pool uses, each once: those that decide, shadows, and the
 /// layers that a session may put on top.
 ///
 /// # Errors
 /// Everything that is wrong with them, and every pool that lacks the guard without saying so.
-pub(super) fn policies(config: &Config) -> Result<Policies, Box<ConfigErrors>> {
-    read(config, &Seen::default())
+pub(super) fn load_policies(config: &Config) -> Result<Policies, Box<ConfigErrors>> {
+    read(config, &SeenFiles::default())
 }
 
 /// The same as often as it is wanted, of the same configuration.
 pub(super) fn reader(config: &Config) -> PolicyReader {
     let config = config.clone();
     PolicyReader::new(move || {
-        let seen = Seen::default();
-        let policies = read(&config, &seen).map_err(|errors| told(&errors));
-        Reading {
+        let seen = SeenFiles::default();
+        let policies = read(&config, &seen).map_err(|errors| one_line(&errors));
+        PolicyReadResult {
             policies,
             files: seen.into_inner(),
         }
@@ -44,11 +46,11 @@ pub(super) fn reader(config: &Config) -> PolicyReader {
 }
 
 /// Every fault on one line.
-fn told(errors: &ConfigErrors) -> String {
+fn one_line(errors: &ConfigErrors) -> String {
     errors.to_string().replace('\n', "; ")
 }
 
-fn read(config: &Config, seen: &Seen) -> Result<Policies, Box<ConfigErrors>> {
+fn read(config: &Config, seen: &SeenFiles) -> Result<Policies, Box<ConfigErrors>> {
     let mut all = Policies::default();
     let mut faults = Vec::new();
     let mut failed: BTreeSet<&str> = BTreeSet::new();
@@ -62,7 +64,7 @@ fn read(config: &Config, seen: &Seen) -> Result<Policies, Box<ConfigErrors>> {
             if all.by_name.contains_key(name) || failed.contains(name.as_str()) {
                 continue;
             }
-            match checked(config, name, None, seen) {
+            match load_checked(config, name, None, seen) {
                 Ok(loaded) => drop(all.by_name.insert(name.clone(), loaded)),
                 Err(why) => {
                     failed.insert(name);
@@ -87,7 +89,7 @@ fn read(config: &Config, seen: &Seen) -> Result<Policies, Box<ConfigErrors>> {
             if all.layered.contains_key(&names) || failed.contains(layer.as_str()) {
                 continue;
             }
-            match checked(config, &pool.policy, Some(layer), seen) {
+            match load_checked(config, &pool.policy, Some(layer), seen) {
                 Ok(loaded) => drop(all.layered.insert(names, loaded)),
                 Err(why) => {
                     failed.insert(layer);
@@ -99,38 +101,38 @@ fn read(config: &Config, seen: &Seen) -> Result<Policies, Box<ConfigErrors>> {
     if faults.is_empty() {
         Ok(all)
     } else {
-        Err(Box::new(config.places.refuse(faults)))
+        Err(Box::new(config.source_map.locate_errors(faults)))
     }
 }
 
 /// A policy as it may come into force: read, no agent's to write, and right about its own cases.
-fn checked(
+fn load_checked(
     config: &Config,
     name: &str,
     layer: Option<&str>,
-    seen: &Seen,
+    seen: &SeenFiles,
 ) -> Result<LoadedPolicy, String> {
-    let loaded = joined(config, name, layer, seen)?;
+    let loaded = load_with_layers(config, name, layer, seen)?;
     for file in &loaded.files {
-        stays_outside(config, file)?;
+        check_outside_workspaces(config, file)?;
     }
     // A layer is tried with what it lies on: alone it is no policy.
     let tested = layer.unwrap_or(name);
     if let Some(dir) = config.policy_uses.test_dirs.get(tested) {
-        own_cases::pass(&loaded, dir, seen)?;
+        policy_test_dir::check_cases(&loaded, dir, seen)?;
     }
     Ok(loaded)
 }
 
 /// No agent may write what decides about it: the file, all links followed, must not lie in a workspace
 /// that its pool's agent changes in place.
-fn stays_outside(config: &Config, file: &Path) -> Result<(), String> {
+fn check_outside_workspaces(config: &Config, file: &Path) -> Result<(), String> {
     for pool in &config.pools {
-        if !pool.launcher.has_walls() {
+        if !pool.launcher.has_sandbox() {
             continue;
         }
-        let mut written = writes_in_place(pool);
-        if let Some((_, what)) = written.find(|(dir, _)| leads_into(file, dir)) {
+        let mut written = writable_dirs(pool);
+        if let Some((_, what)) = written.find(|(dir, _)| path_enters_directory(file, dir)) {
             return Err(format!(
                 "{} lies in {what} of pool {}, whose agent could write it: move it out of there",
                 trust::shown(file),
@@ -145,21 +147,21 @@ fn stays_outside(config: &Config, file: &Path) -> Result<(), String> {
 /// plain SHA-256 if it extends no file and there is no site's policy below it, then the files that it
 /// extends with their names, in the order in which they are read, then the site's in the same way,
 /// then that of the layer on top. Built-in texts that it extends go with the program's version.
-pub(super) fn policy(
+pub(super) fn load_policy(
     config: &Config,
     name: &str,
     layer: Option<&str>,
 ) -> Result<LoadedPolicy, String> {
-    joined(config, name, layer, &Seen::default())
+    load_with_layers(config, name, layer, &SeenFiles::default())
 }
 
-fn joined(
+fn load_with_layers(
     config: &Config,
     name: &str,
     layer: Option<&str>,
-    seen: &Seen,
+    seen: &SeenFiles,
 ) -> Result<LoadedPolicy, String> {
-    let files = Seen::default();
+    let files = SeenFiles::default();
     let read = |path: &Path| {
         seen.borrow_mut().insert(path.to_owned());
         files.borrow_mut().insert(path.to_owned());
@@ -174,7 +176,7 @@ fn joined(
     let top = layer
         .map(|layer| source_by(config, layer, &read))
         .transpose()?;
-    let mut loaded = layered(&own, site.as_ref(), top.as_ref(), &read)?;
+    let mut loaded = build_layers(&own, site.as_ref(), top.as_ref(), &read)?;
     loaded.files = files.into_inner().into_iter().collect();
     Ok(loaded)
 }
@@ -191,10 +193,10 @@ pub(super) fn of_file(
         text: read(path)?,
         directory: path.parent().unwrap_or(Path::new("/")).to_owned(),
     };
-    layered(&own, None, None, read)
+    build_layers(&own, None, None, read)
 }
 
-fn layered(
+fn build_layers(
     own: &Source,
     site: Option<&Source>,
     top: Option<&Source>,
@@ -229,7 +231,7 @@ fn layered(
     layers.push(own.layer(&find_own));
     if let Some(top) = top {
         let layer = top.layer(&find_top);
-        crate::policy::check_layer(&layer).map_err(|error| error.to_string())?;
+        marshal_policy::check_layer(&layer).map_err(|error| error.to_string())?;
         note("\0layer\0", top);
         layers.push(layer);
     }
@@ -238,10 +240,10 @@ fn layered(
         let below = Policy::load_layers(&layers[..layers.len() - 1]);
         let below = below.map_err(|error| error.to_string())?;
         let name = format!("{}+{}", below.name(), policy.name());
-        policy = policy.renamed(name);
+        policy = policy.with_name(name);
     }
     drop(layers);
-    let sha256 = hexadecimal(&digest.borrow().clone().finalize());
+    let sha256 = hex::encode(digest.borrow().clone().finalize());
     Ok(LoadedPolicy {
         policy: Arc::new(policy),
         sha256,
@@ -257,11 +259,11 @@ pub(super) struct Source {
 }
 
 impl Source {
-    fn layer<'l>(&'l self, find: &'l Find<'l>) -> LayerText<'l> {
+    fn layer<'l>(&'l self, find: &'l LoadExtended<'l>) -> LayerText<'l> {
         LayerText {
             name: &self.name,
             text: &self.text,
-            find,
+            load_extended: find,
         }
     }
 }
@@ -283,7 +285,7 @@ fn source_by(
             directory: path.parent().unwrap_or(Path::new("/")).to_owned(),
         });
     }
-    let text = crate::policy::builtin_text(name);
+    let text = marshal_policy::builtin_text(name);
     Ok(Source {
         name: format!("builtin:{name}"),
         text: text
@@ -293,21 +295,13 @@ fn source_by(
     })
 }
 
-fn hexadecimal(bytes: &[u8]) -> String {
-    use std::fmt::Write as _;
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
-}
-
 /// A policy is code: it is trusted like the configuration.
 pub(super) fn read_policy(path: &Path) -> Result<String, String> {
     let file = trust::open_trusted(path).map_err(|error| error.to_string())?;
     let mut text = String::new();
     let bound = limits::CONFIG_BYTES as u64;
     let read = file.take(bound + 1).read_to_string(&mut text);
-    let shown = crate::model::foreign::show(&path.to_string_lossy(), 300);
+    let shown = marshal_model::untrusted::escape_for_display(&path.to_string_lossy(), 300);
     let read = read.map_err(|error| format!("{shown}: {error}"))?;
     if read as u64 > bound {
         return Err(format!("{shown}: larger than {bound} bytes"));
@@ -326,7 +320,7 @@ pub(super) fn extractors(
     let mut faults = Vec::new();
     for pool in &config.pools {
         let text = match &pool.extractor {
-            ExtractorRef::BuiltIn(name) => crate::policy::extract::builtin_text(name),
+            ExtractorRef::BuiltIn(name) => marshal_policy::extract::builtin_text(name),
             ExtractorRef::Inline(text) => Some(text.as_str()),
         };
         let key = format!("pool.{}.extractor", pool.name);
@@ -341,7 +335,7 @@ pub(super) fn extractors(
     if faults.is_empty() {
         Ok(parsed)
     } else {
-        Err(Box::new(config.places.refuse(faults)))
+        Err(Box::new(config.source_map.locate_errors(faults)))
     }
 }
 
@@ -350,7 +344,7 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::config::Origin;
+    use marshal_config::Origin;
 
     const BARE: &str = "schema = 1\nname = \"bare\"\ndefault = \"deny\"\n";
 
@@ -358,7 +352,7 @@ mod tests {
         let origin = Origin {
             file: Some(dir.join("supervisor.toml")),
             dir: dir.to_owned(),
-            named: true,
+            is_explicit: true,
         };
         Config::parse(text, &origin).expect("good")
     }
@@ -377,14 +371,15 @@ mod tests {
         let file = "[policy.bare]\nfile = \"bare.toml\"\n";
         let off = pool("a", "guard_off = true");
         let both = format!("{file}{off}{}", pool("b", ""));
-        let error = policies(&config(&dir, &both)).expect_err("b has no guard");
+        let error = load_policies(&config(&dir, &both)).expect_err("b has no guard");
         let shown = error.to_string();
         assert!(
             shown.contains("pool.b.policy") && shown.contains("builtin:guard"),
             "{shown}"
         );
         assert!(!shown.contains("pool.a.policy"), "{shown}");
-        let loaded = policies(&config(&dir, &format!("{file}{off}"))).expect("by its own word");
+        let loaded =
+            load_policies(&config(&dir, &format!("{file}{off}"))).expect("by its own word");
         assert_eq!(loaded.by_name.len(), 1);
     }
 
@@ -402,26 +397,26 @@ mod tests {
             "[pool.b]\nagent = \"script\"",
             1,
         );
-        let loaded = policies(&config(&dir, &text)).expect("loaded");
-        let at = crate::policy::Place {
+        let loaded = load_policies(&config(&dir, &text)).expect("loaded");
+        let at = marshal_policy::FsContext {
             workspace: "/w",
             home: "/h",
             cwd: Some("/w"),
-            resolver: &crate::policy::NoLinks,
+            resolver: &marshal_policy::NoLinks,
         };
-        let request = crate::policy::Request::Shell {
+        let request = marshal_policy::Request::Shell {
             command: "ls".to_owned(),
             cwd: None,
         };
         for name in ["bare", "developer"] {
             let policy = &loaded.by_name[name].policy;
-            let judged = policy.decide(&request, &crate::model::Claimed::default(), &at);
+            let judged = policy.decide(&request, &marshal_model::AgentClaims::default(), &at);
             assert_eq!(judged.rules, ["no-ls"], "{name}");
             assert_ne!(policy.name(), "corp");
         }
         let before = loaded.by_name["developer"].sha256.clone();
         fs::write(dir.join("corp.toml"), format!("{site}# changed\n")).expect("written");
-        let again = policies(&config(&dir, &text)).expect("loaded");
+        let again = load_policies(&config(&dir, &text)).expect("loaded");
         assert_ne!(before, again.by_name["developer"].sha256);
     }
 
@@ -432,17 +427,17 @@ mod tests {
         let file = "[policy.bare]\nfile = \"bare.toml\"\n";
         let text = format!("{file}{}", pool("a", "guard_off = true"));
         let digest = || {
-            let loaded = policies(&config(&dir, &text)).expect("loaded");
+            let loaded = load_policies(&config(&dir, &text)).expect("loaded");
             loaded.by_name["bare"].sha256.clone()
         };
         fs::write(dir.join("bare.toml"), BARE).expect("written");
-        assert_eq!(digest(), hexadecimal(&Sha256::digest(BARE)));
+        assert_eq!(digest(), hex::encode(Sha256::digest(BARE)));
         let extending = format!("{BARE}extends = [\"base.toml\"]\n");
         fs::write(dir.join("bare.toml"), &extending).expect("written");
         fs::write(dir.join("base.toml"), BARE).expect("written");
         let before = digest();
         assert_eq!(before, digest());
-        assert_ne!(before, hexadecimal(&Sha256::digest(&extending)));
+        assert_ne!(before, hex::encode(Sha256::digest(&extending)));
         fs::write(dir.join("base.toml"), format!("{BARE}# changed\n")).expect("written");
         assert_ne!(before, digest());
     }

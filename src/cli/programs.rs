@@ -6,11 +6,13 @@
 use std::path::Path;
 
 use super::trust::{OpenError, open_trusted, shown, why};
-use crate::config::{Config, ConfigErrors, Decider, HookTo, works_in, writes_in_place};
-use crate::fleet::leads_into;
+use marshal_config::{
+    Config, ConfigErrors, DelegateTarget, HookTarget, working_dirs, writable_dirs,
+};
+use marshal_fleet::path_enters_directory;
 
 /// A fault found after the check: key, message, help.
-type Fault = (String, String, Option<String>);
+type ConfigFault = (String, String, Option<String>);
 
 /// Checks every hook's program and every used delegate's, and every file that is an argument; and
 /// that nothing of what the supervisor runs or trusts is looked up in a directory that agents write.
@@ -23,7 +25,7 @@ pub fn check(config: &Config) -> Result<(), Box<ConfigErrors>> {
     for delegate in config.delegates.values() {
         let name = Some(delegate.name.as_str());
         let is_used = pools.iter().any(|pool| pool.delegate.as_deref() == name);
-        if let Decider::Command(argv) = &delegate.how
+        if let DelegateTarget::Command(argv) = &delegate.target
             && is_used
         {
             let key = format!("delegate.{}.command", delegate.name);
@@ -31,22 +33,22 @@ pub fn check(config: &Config) -> Result<(), Box<ConfigErrors>> {
         }
     }
     for hook in &config.hooks {
-        if let HookTo::Command(command) = &hook.to {
+        if let HookTarget::Command(command) = &hook.target {
             let key = format!("hook.{}.command", hook.name);
             files(&key, &command.argv, Path::is_file, &mut faults);
         }
     }
-    outside(config, &mut faults);
-    hidden(config, &mut faults);
+    check_outside_workspaces(config, &mut faults);
+    check_hidden(config, &mut faults);
     if faults.is_empty() {
         Ok(())
     } else {
-        Err(Box::new(config.places.refuse(faults)))
+        Err(Box::new(config.source_map.locate_errors(faults)))
     }
 }
 
 /// The program, and of the arguments those that are files.
-fn files(key: &str, argv: &[String], counts: fn(&Path) -> bool, faults: &mut Vec<Fault>) {
+fn files(key: &str, argv: &[String], counts: fn(&Path) -> bool, faults: &mut Vec<ConfigFault>) {
     for (at, word) in argv.iter().enumerate() {
         // They run in the root.
         let path = Path::new("/").join(word);
@@ -65,20 +67,23 @@ fn files(key: &str, argv: &[String], counts: fn(&Path) -> bool, faults: &mut Vec
 }
 
 /// All links followed: what the texts say was looked at before.
-fn outside(config: &Config, faults: &mut Vec<Fault>) {
-    let walled = config.pools.iter().filter(|pool| pool.launcher.has_walls());
-    let written = walled.flat_map(|pool| writes_in_place(pool).map(move |dir| (pool, dir)));
+fn check_outside_workspaces(config: &Config, faults: &mut Vec<ConfigFault>) {
+    let walled = config
+        .pools
+        .iter()
+        .filter(|pool| pool.launcher.has_sandbox());
+    let written = walled.flat_map(|pool| writable_dirs(pool).map(move |dir| (pool, dir)));
     let written: Vec<_> = written.collect();
-    for of in config.trusted() {
+    for of in config.trusted_paths() {
         for (pool, (dir, what)) in &written {
-            if !leads_into(&of.path, dir) {
+            if !path_enters_directory(&of.path, dir) {
                 continue;
             }
             let message = format!(
                 "{} leads into {what} of pool {}, whose agent could write it: it is a file {}",
                 shown(&of.path),
                 pool.name,
-                of.part.why()
+                of.purpose.reason()
             );
             let help = "move it out of there; workspace mode \"copy\" needs no such care";
             if !faults
@@ -92,9 +97,9 @@ fn outside(config: &Config, faults: &mut Vec<Fault>) {
 }
 
 /// What people come in with is no file that an agent sees, all links followed.
-fn hidden(config: &Config, faults: &mut Vec<Fault>) {
+fn check_hidden(config: &Config, faults: &mut Vec<ConfigFault>) {
     let workspaces = config.pools.iter().flat_map(|pool| {
-        works_in(pool).map(|(dir, what)| (dir, format!("{what} of pool {}", pool.name)))
+        working_dirs(pool).map(|(dir, what)| (dir, format!("{what} of pool {}", pool.name)))
     });
     let bound = config.sandboxes.iter().flat_map(|(name, profile)| {
         let dirs = profile.ro_bind.iter();
@@ -105,9 +110,9 @@ fn hidden(config: &Config, faults: &mut Vec<Fault>) {
         Some(binds.map(move |dir| (dir.as_path(), format!("the program of pool {}", pool.name))))
     });
     let seen: Vec<_> = workspaces.chain(bound).chain(own.flatten()).collect();
-    for (key, path) in config.secret_door_files() {
+    for (key, path) in config.private_credential_files() {
         for (dir, what) in &seen {
-            if leads_into(path, dir) {
+            if path_enters_directory(path, dir) {
                 let message = format!(
                     "{} lies in {what}, whose agents could read it: it is a file by which people come in",
                     shown(path)

@@ -11,8 +11,8 @@ use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::board::{Board, Change, Verbosity};
 use super::streams::Output;
-use crate::api::watch::Item;
-use crate::model::SlotId;
+use marshal_engine::api::run_stream::RunStreamItem;
+use marshal_model::SlotId;
 
 /// Slots that get a line; more would push the total off most screens.
 const SLOT_LINES: usize = 20;
@@ -49,7 +49,7 @@ impl Write for ScreenWriter {
     }
 }
 
-enum How {
+enum ProgressMode {
     Bars(Bars),
     Lines,
     Nothing,
@@ -58,7 +58,7 @@ enum How {
 /// The progress of one run.
 pub struct Progress {
     board: Board,
-    how: How,
+    mode: ProgressMode,
 }
 
 impl std::fmt::Debug for Progress {
@@ -74,32 +74,32 @@ impl Progress {
     #[must_use]
     pub fn new(total: usize, verbosity: Verbosity, screen: Option<&Screen>) -> Self {
         let how = match (verbosity, screen) {
-            (Verbosity::Quiet, _) => How::Nothing,
-            (_, Some(screen)) => How::Bars(Bars::new(screen, total)),
-            (_, None) => How::Lines,
+            (Verbosity::Quiet, _) => ProgressMode::Nothing,
+            (_, Some(screen)) => ProgressMode::Bars(Bars::new(screen, total)),
+            (_, None) => ProgressMode::Lines,
         };
         Self {
             board: Board::new(verbosity),
-            how,
+            mode: how,
         }
     }
 
     /// Shows one item.
-    pub fn item(&mut self, item: &Item, err: &mut Output) {
-        if matches!(self.how, How::Nothing) {
+    pub fn item(&mut self, item: &RunStreamItem, err: &mut Output) {
+        if matches!(self.mode, ProgressMode::Nothing) {
             return;
         }
-        let change = self.board.take(item);
-        match &mut self.how {
-            How::Bars(bars) => bars.show(&self.board, &change),
-            How::Lines => change.lines.iter().for_each(|line| err.line(line)),
-            How::Nothing => {}
+        let change = self.board.apply(item);
+        match &mut self.mode {
+            ProgressMode::Bars(bars) => bars.show(&self.board, &change),
+            ProgressMode::Lines => change.lines.iter().for_each(|line| err.line(line)),
+            ProgressMode::Nothing => {}
         }
     }
 
     /// So many tasks came.
     pub fn grow(&mut self, more: usize) {
-        if let How::Bars(bars) = &mut self.how {
+        if let ProgressMode::Bars(bars) = &mut self.mode {
             bars.total
                 .inc_length(u64::try_from(more).unwrap_or(u64::MAX));
         }
@@ -107,16 +107,16 @@ impl Progress {
 
     /// Shows a sentence of our own.
     pub fn note(&mut self, text: &str, err: &mut Output) {
-        match &mut self.how {
-            How::Bars(bars) => bars.above(text),
-            How::Lines => err.line(text),
-            How::Nothing => {}
+        match &mut self.mode {
+            ProgressMode::Bars(bars) => bars.above(text),
+            ProgressMode::Lines => err.line(text),
+            ProgressMode::Nothing => {}
         }
     }
 
     /// Takes the bars away.
     pub fn finish(&mut self) {
-        if let How::Bars(bars) = &mut self.how {
+        if let ProgressMode::Bars(bars) = &mut self.mode {
             bars.clear();
         }
     }
@@ -166,7 +166,7 @@ impl Bars {
         }
     }
 
-    /// The slot's line, in the order of the slots; `None` beyond the bound.
+    /// The slot's line, in the order of the slots; `NoJournal` beyond the bound.
     fn bar_of(&mut self, slot: &SlotId) -> Option<&ProgressBar> {
         if !self.slots.contains_key(slot) {
             if self.slots.len() >= SLOT_LINES {
@@ -200,14 +200,14 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::api::testing::{hostile, report};
     use crate::cli::Streams;
-    use crate::model::{RunId, TaskId, TaskOutcome};
+    use marshal_engine::api::test_fixtures::{hostile_items, report};
+    use marshal_model::{RunId, TaskId, TaskOutcome};
 
-    fn ended() -> Item {
+    fn ended() -> RunStreamItem {
         let run = RunId::new("r").expect("id");
         let task = TaskId::new("a").expect("id");
-        Item::Ended(Arc::new(report(&run, &task, TaskOutcome::Done)))
+        RunStreamItem::Ended(Arc::new(report(&run, &task, TaskOutcome::Done)))
     }
 
     #[test]
@@ -230,19 +230,26 @@ mod tests {
         let hidden = MultiProgress::with_draw_target(ProgressDrawTarget::hidden());
         let mut bars = Bars::new(&Screen(hidden), 3);
         for index in [3_u16, 0, 2, 1] {
-            assert!(bars.bar_of(&crate::api::testing::slot(index)).is_some());
+            assert!(
+                bars.bar_of(&marshal_engine::api::test_fixtures::slot(index))
+                    .is_some()
+            );
         }
         for index in 4..50 {
-            bars.bar_of(&crate::api::testing::slot(index));
+            bars.bar_of(&marshal_engine::api::test_fixtures::slot(index));
         }
         assert_eq!(bars.slots.len(), SLOT_LINES);
         let mut board = Board::new(Verbosity::Normal);
-        for notice in hostile("\u{1b}[2J").1 {
-            let change = board.take(&Item::Notice(notice));
+        for notice in hostile_items("\u{1b}[2J").1 {
+            let change = board.apply(&RunStreamItem::Notice(notice));
             bars.show(&board, &change);
         }
         for bar in bars.slots.values() {
-            assert!(!bar.message().chars().any(crate::model::foreign::is_unsafe));
+            assert!(
+                !bar.message()
+                    .chars()
+                    .any(marshal_model::untrusted::is_unsafe)
+            );
         }
         bars.clear();
     }

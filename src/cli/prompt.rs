@@ -9,15 +9,15 @@ use axum::http::Method;
 use serde_json::{Value, json};
 
 use super::exit::Exit;
-use super::http_client::{EventStream, HttpError, ask, stream};
+use super::http_client::{EventStream, HttpError, request_json, stream};
 use super::signals::{Signal, Signals};
 use super::streams::Streams;
-use crate::limits;
-use crate::model::foreign::show;
-use crate::model::{RoleName, SessionId, WorkspaceName};
+use marshal_model::limits;
+use marshal_model::untrusted::escape_for_display;
+use marshal_model::{RoleName, SessionId, WorkspaceName};
 
 /// How often a stream that is cut is taken up, before an event came of it again.
-const CUTS: u32 = 5;
+const MAX_REOPENS: u32 = 5;
 /// A place that no session reaches: a stream from there begins at its end, and says where that is.
 const END: u64 = u64::MAX >> 1;
 
@@ -42,7 +42,7 @@ pub struct PromptArgs {
 
 /// A turn that is followed.
 struct Turn {
-    place: String,
+    chat_path: String,
     id: String,
     events: EventStream,
     last: Option<String>,
@@ -63,11 +63,13 @@ pub(super) async fn run(
     let begun = begin(state, args).await;
     let mut turn = match begun {
         Ok(turn) => turn,
-        Err(error) => return error.complain(streams),
+        Err(error) => return error.report(streams),
     };
     if !quiet && args.chat.is_none() {
-        let chat = turn.place.rsplit('/').next().unwrap_or_default();
-        streams.err.line(&format!("chat {}", show(chat, 80)));
+        let chat = turn.chat_path.rsplit('/').next().unwrap_or_default();
+        streams
+            .err
+            .line(&format!("chat {}", escape_for_display(chat, 80)));
     }
     let mut cuts = 0;
     let mut is_stopped = false;
@@ -80,9 +82,9 @@ pub(super) async fn run(
                     ended if is_stopped => return ended.exit(),
                     _ => {
                         is_stopped = true;
-                        let path = format!("{}/stop", turn.place);
-                        if let Err(error) = ask(state, Method::POST, &path, None).await {
-                            return error.complain(streams);
+                        let path = format!("{}/stop", turn.chat_path);
+                        if let Err(error) = request_json(state, Method::POST, &path, None).await {
+                            return error.report(streams);
                         }
                     }
                 }
@@ -100,15 +102,15 @@ pub(super) async fn run(
             // The daemon restarts, or the stream is old.
             ended => {
                 cuts += 1;
-                tokio::time::sleep(limits::CHAT_STREAM_AGAIN * cuts).await;
-                let path = format!("{}/events?shape=enveloped", turn.place);
+                tokio::time::sleep(limits::CHAT_STREAM_RETRY * cuts).await;
+                let path = format!("{}/events?shape=enveloped", turn.chat_path);
                 match stream(state, &path, turn.last.as_deref()).await {
                     Ok(events) => turn.events = events,
-                    Err(error) if cuts >= CUTS => return error.complain(streams),
+                    Err(error) if cuts >= MAX_REOPENS => return error.report(streams),
                     Err(_) => {}
                 }
-                if let (Err(error), true) = (ended, cuts >= CUTS) {
-                    return error.complain(streams);
+                if let (Err(error), true) = (ended, cuts >= MAX_REOPENS) {
+                    return error.report(streams);
                 }
             }
         }
@@ -123,12 +125,12 @@ async fn begin(state: &Path, args: &PromptArgs) -> Result<Turn, HttpError> {
         if let Some(role) = &args.role {
             body["role"] = json!(role.as_str());
         }
-        let answer = ask(state, Method::POST, &chats, Some(&body)).await?;
+        let answer = request_json(state, Method::POST, &chats, Some(&body)).await?;
         let place = format!("{chats}/{}", text(&answer, "chat_id"));
         let events = stream(state, &format!("{place}/events?shape=enveloped"), None).await?;
         let id = text(&answer, "turn_id").to_owned();
         return Ok(Turn {
-            place,
+            chat_path: place,
             id,
             events,
             last: None,
@@ -140,10 +142,10 @@ async fn begin(state: &Path, args: &PromptArgs) -> Result<Turn, HttpError> {
     // It says where it begins.
     let first = events.next().await?;
     let body = json!({"content": args.text});
-    let answer = ask(state, Method::POST, &place, Some(&body)).await?;
+    let answer = request_json(state, Method::POST, &place, Some(&body)).await?;
     Ok(Turn {
         id: text(&answer, "turn_id").to_owned(),
-        place,
+        chat_path: place,
         events,
         last: first.and_then(|event| event.id),
     })
@@ -171,20 +173,26 @@ pub(super) fn show_event(
             "done" => streams.out.text("\n"),
             "stopped" => streams.err.line("stopped"),
             "error" => {
-                let why = show(text(data, "message"), 400);
+                let why = escape_for_display(text(data, "message"), 400);
                 streams.err.line(&format!("error: {why}"));
             }
             "ask" => {
-                let (id, tool) = (show(text(data, "id"), 80), show(text(data, "tool"), 80));
+                let (id, tool) = (
+                    escape_for_display(text(data, "id"), 80),
+                    escape_for_display(text(data, "tool"), 80),
+                );
                 let text = format!("{tool} waits for a person: marshal asks show {id}");
                 streams.err.line(&text);
             }
             "call" if !quiet => {
-                let (tool, path) = (show(text(data, "tool"), 80), show(text(data, "path"), 200));
+                let (tool, path) = (
+                    escape_for_display(text(data, "tool"), 80),
+                    escape_for_display(text(data, "path"), 200),
+                );
                 streams.err.line(format!("· {tool} {path}").trim_end());
             }
             "rehydrated" if !quiet => {
-                let by = show(text(data, "by"), 40);
+                let by = escape_for_display(text(data, "by"), 40);
                 streams.err.line(&format!("the agent came back by {by}"));
             }
             _ => {}
@@ -202,7 +210,9 @@ pub(super) fn show_event(
 
 /// A text of the agent's, on its lines.
 fn safe(text: &str) -> String {
-    let lines = text.split('\n').map(|line| show(line, usize::MAX));
+    let lines = text
+        .split('\n')
+        .map(|line| escape_for_display(line, usize::MAX));
     lines.collect::<Vec<_>>().join("\n")
 }
 

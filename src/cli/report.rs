@@ -4,7 +4,7 @@
 //! journal beside whatever runs, and judges what was denied again only to say what would have
 //! allowed it.
 
-mod spent;
+mod spending;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,24 +12,24 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::audit::now_us;
-use super::audit::record::{Line, value};
+use super::audit::record::{ExportedRecord, value};
 use super::event_text::time;
-use super::events::{PastError, open};
+use super::events::{JournalError, open_journal};
 use super::exit::Exit;
 use super::policy::learn::{rule_id, with_rule};
-use super::policy::past::{Past, judged_then};
-use super::policy::replay::{Tables, known_policies};
-use super::policy::source::{Around, Chosen};
+use super::policy::recorded::{RecordedRequest, recorded_decision};
+use super::policy::replay::{Extractors, known_policies};
+use super::policy::source::{PolicySources, SelectedPolicy};
 use super::since::Since;
 use super::streams::Streams;
-use crate::config::Config;
-use crate::journal::codec::read_report;
-use crate::journal::{AuditQuery, Crashes, Reader, StoredQuestion, StoredSpent, StoredTask};
-use crate::limits;
-use crate::model::Decision;
-use crate::model::foreign::show;
-use crate::policy::Request;
-use crate::policy::learn::proposals;
+use marshal_config::Config;
+use marshal_journal::codec::read_report;
+use marshal_journal::{AuditQuery, CrashCount, Reader, StoredApproval, StoredSpend, StoredTask};
+use marshal_model::Decision;
+use marshal_model::limits;
+use marshal_model::untrusted::escape_for_display;
+use marshal_policy::Request;
+use marshal_policy::learn::propose_rules;
 
 /// Columns of a foreign word, and of a sentence.
 const WORD: usize = 60;
@@ -44,14 +44,14 @@ pub struct ReportArgs {
 }
 
 /// Requests that were denied alike.
-struct Denied {
+struct DeniedGroup {
     tool: String,
     about: String,
     by: String,
     rules: Vec<String>,
     count: usize,
     /// The last of them.
-    line: Line,
+    line: ExportedRecord,
 }
 
 /// A tree that a task left, or a task that ended badly.
@@ -67,7 +67,7 @@ struct Row {
 }
 
 #[derive(Default)]
-struct Page {
+struct ReportData {
     since_us: i64,
     outcomes: BTreeMap<String, usize>,
     open: usize,
@@ -77,11 +77,11 @@ struct Page {
     input: u64,
     output: u64,
     costs: BTreeMap<String, f64>,
-    spent: BTreeMap<String, StoredSpent>,
+    spent: BTreeMap<String, StoredSpend>,
     verdicts: BTreeMap<(String, String), usize>,
-    denied: Vec<(Denied, Advice)>,
-    crashes: Vec<Crashes>,
-    waiting: Vec<StoredQuestion>,
+    denied: Vec<(DeniedGroup, Advice)>,
+    crashes: Vec<CrashCount>,
+    waiting: Vec<StoredApproval>,
     parked: Vec<(String, String, i64)>,
     rows: Vec<Row>,
     more_rows: usize,
@@ -99,7 +99,7 @@ enum Advice {
 pub(super) fn report(
     state: &Path,
     config: &Config,
-    around: &Around<'_>,
+    around: &PolicySources<'_>,
     args: &ReportArgs,
     json: bool,
     streams: &mut Streams,
@@ -110,7 +110,7 @@ pub(super) fn report(
             Exit::Done
         }
         Ok(page) => {
-            tell(&page, streams);
+            print_report(&page, streams);
             Exit::Done
         }
         Err(error) => {
@@ -123,27 +123,30 @@ pub(super) fn report(
 fn page(
     state: &Path,
     config: &Config,
-    around: &Around<'_>,
+    around: &PolicySources<'_>,
     args: &ReportArgs,
     streams: &mut Streams,
-) -> Result<Page, PastError> {
-    let reader = open(state)?;
+) -> Result<ReportData, JournalError> {
+    let reader = open_journal(state)?;
     let since_us = args.since.at_us(now_us()).unwrap_or(i64::MIN);
-    let mut page = Page {
+    let mut page = ReportData {
         since_us,
-        ..Page::default()
+        ..ReportData::default()
     };
     reader.tasks_since(since_us, &mut |_, task| page.task(&task))?;
     for (amount, currency) in reader.costs_since(since_us)? {
-        *page.costs.entry(currency.show(WORD)).or_default() += amount;
+        *page
+            .costs
+            .entry(currency.escape_for_display(WORD))
+            .or_default() += amount;
     }
-    page.spent = reader.spent_since(since_us)?;
+    page.spent = reader.spend_since(since_us)?;
     page.crashes = reader.crashes_since(since_us)?;
-    page.waiting = reader.questions(false, limits::QUESTIONS_LISTED)?;
+    page.waiting = reader.approvals(false, limits::APPROVALS_LISTED)?;
     // Of a supervisor that is gone some may be open whose time is over: the next start ends them.
     page.waiting.retain(|ask| ask.deadline_us > now_us());
     page.waiting.truncate(limits::REPORT_ROWS);
-    for park in reader.parks()? {
+    for park in reader.parked_slots()? {
         page.parked
             .push((park.slot.to_string(), park.reason, park.at_us));
     }
@@ -151,7 +154,7 @@ fn page(
     Ok(page)
 }
 
-impl Page {
+impl ReportData {
     fn task(&mut self, task: &StoredTask) {
         if task.state != "ended" {
             self.open += 1;
@@ -198,46 +201,46 @@ impl Page {
 /// What was denied, the most frequent first, each kind with what would have allowed the last of it.
 fn denied(
     reader: &Reader,
-    page: &mut Page,
+    page: &mut ReportData,
     config: &Config,
-    around: &Around<'_>,
+    around: &PolicySources<'_>,
     streams: &mut Streams,
-) -> Result<(), PastError> {
+) -> Result<(), JournalError> {
     let query = AuditQuery {
         since_us: Some(page.since_us),
         ..AuditQuery::default()
     };
-    let mut kinds: BTreeMap<(String, String, String), Denied> = BTreeMap::new();
-    reader.audit_after(&query, 0, &mut |record| {
+    let mut kinds: BTreeMap<(String, String, String), DeniedGroup> = BTreeMap::new();
+    reader.audit_records_after(&query, 0, &mut |record| {
         let key = (record.decision.clone(), record.decided_by.clone());
         *page.verdicts.entry(key).or_default() += 1;
         if record.decision != Decision::Deny.word() {
             return true;
         }
-        let line = Line::of(&record, None);
+        let line = ExportedRecord::from_record(&record, None);
         let about = about(&line);
         let rules = line.rules.join(", ");
         let key = (rules, line.tool.clone(), about.clone());
         let is_known = kinds.contains_key(&key);
         if is_known || kinds.len() < limits::LEARN_REQUESTS {
-            let kind = kinds.entry(key).or_insert_with(|| Denied {
+            let kind = kinds.entry(key).or_insert_with(|| DeniedGroup {
                 tool: line.tool.clone(),
                 about,
                 by: line.by.clone(),
                 rules: line.rules.clone(),
                 count: 0,
-                line: Line::of(&record, None),
+                line: ExportedRecord::from_record(&record, None),
             });
             kind.count += 1;
             kind.line = line;
         }
         true
     })?;
-    let mut kinds: Vec<Denied> = kinds.into_values().collect();
+    let mut kinds: Vec<DeniedGroup> = kinds.into_values().collect();
     kinds.sort_by_key(|kind| std::cmp::Reverse(kind.count));
     kinds.truncate(limits::REPORT_ROWS);
     let known = known_policies(around, config, streams);
-    let tables = Tables::of(Some(config), None, streams).ok();
+    let tables = Extractors::load(Some(config), None, streams).ok();
     for kind in kinds {
         let advice = advise(&kind.line, tables.as_ref(), &known);
         page.denied.push((kind, advice));
@@ -246,7 +249,7 @@ fn denied(
 }
 
 /// What a request is about, in a few words: its programs, or its path.
-fn about(line: &Line) -> String {
+fn about(line: &ExportedRecord) -> String {
     let facts: Option<Value> = line
         .facts
         .as_ref()
@@ -262,7 +265,11 @@ fn about(line: &Line) -> String {
     words.join(", ")
 }
 
-fn advise(line: &Line, tables: Option<&Tables>, known: &BTreeMap<String, Chosen>) -> Advice {
+fn advise(
+    line: &ExportedRecord,
+    tables: Option<&Extractors>,
+    known: &BTreeMap<String, SelectedPolicy>,
+) -> Advice {
     let none = |why: &str| Advice::None(why.to_owned());
     let policy = line
         .policy
@@ -275,7 +282,7 @@ fn advise(line: &Line, tables: Option<&Tables>, known: &BTreeMap<String, Chosen>
     let Some(tables) = tables else {
         return none("the configuration cannot be used");
     };
-    match judged_then(line) {
+    match recorded_decision(line) {
         None => {
             return none("no rule was asked: too large, too many at once, or the disk was full");
         }
@@ -287,7 +294,7 @@ fn advise(line: &Line, tables: Option<&Tables>, known: &BTreeMap<String, Chosen>
         }
         Some(_) => {}
     }
-    let past = match Past::of(line, tables) {
+    let past = match RecordedRequest::from_record(line, tables) {
         Ok(past) => past,
         Err(why) => return none(why),
     };
@@ -295,17 +302,17 @@ fn advise(line: &Line, tables: Option<&Tables>, known: &BTreeMap<String, Chosen>
     if let Some(why) = &judged.facts.not_plain {
         return Advice::None(format!(
             "no rule can: the command is not plain ({})",
-            show(why, WORD)
+            escape_for_display(why, WORD)
         ));
     }
-    for (number, proposal) in proposals(&past.request, &judged, past.workspace())
+    for (number, proposal) in propose_rules(&past.request, &judged, past.workspace())
         .iter()
         .enumerate()
     {
         let id = rule_id(proposal, number + 1);
-        let policy = with_rule(base, &proposal.toml(&id));
+        let policy = with_rule(base, &proposal.to_toml(&id));
         if policy.is_some_and(|policy| past.judge(&policy).decision == Decision::Allow) {
-            return Advice::Rule(proposal.toml(&id));
+            return Advice::Rule(proposal.to_toml(&id));
         }
     }
     none(unproposed(&past.request))
@@ -323,7 +330,7 @@ const fn unproposed(request: &Request) -> &'static str {
     }
 }
 
-fn document(page: &Page) -> Value {
+fn document(page: &ReportData) -> Value {
     let denied: Vec<Value> = page
         .denied
         .iter()
@@ -356,10 +363,10 @@ fn document(page: &Page) -> Value {
         .iter()
         .map(|w| {
             json!({
-                "ask": w.ask.as_str(), "session": w.session.as_str(), "pool": w.pool.as_str(),
-                "tool": w.tool.raw(), "state": w.state.word(), "times": w.times,
+                "ask": w.id.as_str(), "session": w.session.as_str(), "pool": w.pool.as_str(),
+                "tool": w.tool.raw(), "state": w.state.word(), "times": w.request_count,
                 "answered": w.answer.as_ref().map(|answer| answer.decision.word()),
-                "input": w.input.as_ref().map(crate::model::Foreign::raw),
+                "input": w.input.as_ref().map(marshal_model::UntrustedText::raw),
                 "asked_at_us": w.asked_at_us, "deadline_us": w.deadline_us,
             })
         })
@@ -383,13 +390,13 @@ fn document(page: &Page) -> Value {
         "since": time(page.since_us), "outcomes": page.outcomes, "open": page.open,
         "attempts": page.attempts, "retried": page.retried, "restarts": page.restarts,
         "tokens": {"input": page.input, "output": page.output}, "costs": page.costs,
-        "spent": spent::document(&page.spent),
+        "spent": spending::document(&page.spent),
         "verdicts": verdicts, "denied": denied, "crashes": crashes, "waiting": waiting,
         "parked": parked, "tasks": rows, "more_tasks": page.more_rows,
     })
 }
 
-fn tell(page: &Page, streams: &mut Streams) {
+fn print_report(page: &ReportData, streams: &mut Streams) {
     let mut lines = vec![format!("since {}", time(page.since_us)), String::new()];
     let done: usize = page.outcomes.values().sum();
     let words = page
@@ -416,7 +423,7 @@ fn tell(page: &Page, streams: &mut Streams) {
         "COST       {cost} (as agents say); {} tokens in, {} out",
         page.input, page.output
     ));
-    spent::tell(&page.spent, &mut lines);
+    spending::push_lines(&page.spent, &mut lines);
     lines.push(format!(
         "RETRIES    {} attempts, {} tasks more than once, {} restarts",
         page.attempts, page.retried, page.restarts
@@ -427,11 +434,14 @@ fn tell(page: &Page, streams: &mut Streams) {
         "CRASHES".to_owned()
     });
     for crash in page.crashes.iter().take(limits::REPORT_ROWS) {
-        let (pool, class) = (show(&crash.pool, WORD), show(&crash.class, WORD));
+        let (pool, class) = (
+            escape_for_display(&crash.pool, WORD),
+            escape_for_display(&crash.class, WORD),
+        );
         lines.push(format!(
             "  {}  {pool} {class}: {}",
             crash.count,
-            crash.detail.show(SENTENCE)
+            crash.detail.escape_for_display(SENTENCE)
         ));
     }
     waits(page, &mut lines);
@@ -448,7 +458,11 @@ fn tell(page: &Page, streams: &mut Streams) {
         }
     ));
     for (kind, advice) in &page.denied {
-        let rules: Vec<_> = kind.rules.iter().map(|rule| show(rule, WORD)).collect();
+        let rules: Vec<_> = kind
+            .rules
+            .iter()
+            .map(|rule| escape_for_display(rule, WORD))
+            .collect();
         let by = if rules.is_empty() {
             kind.by.clone()
         } else {
@@ -457,18 +471,18 @@ fn tell(page: &Page, streams: &mut Streams) {
         lines.push(format!(
             "  {} denied by {by}: {} {}",
             kind.count,
-            show(&kind.tool, WORD),
-            show(&kind.about, WORD)
+            escape_for_display(&kind.tool, WORD),
+            escape_for_display(&kind.about, WORD)
         ));
         match advice {
             Advice::Rule(rule) => {
                 lines.push("      this rule would have allowed the last of them:".to_owned());
                 lines.extend(
                     rule.lines()
-                        .map(|line| format!("        {}", show(line, SENTENCE))),
+                        .map(|line| format!("        {}", escape_for_display(line, SENTENCE))),
                 );
             }
-            Advice::None(why) => lines.push(format!("      {}", show(why, SENTENCE))),
+            Advice::None(why) => lines.push(format!("      {}", escape_for_display(why, SENTENCE))),
         }
     }
     trees(page, &mut lines);
@@ -477,7 +491,7 @@ fn tell(page: &Page, streams: &mut Streams) {
     }
 }
 
-fn waits(page: &Page, lines: &mut Vec<String>) {
+fn waits(page: &ReportData, lines: &mut Vec<String>) {
     lines.push(if page.waiting.is_empty() && page.parked.is_empty() {
         "WAITS      nothing waits for a person".to_owned()
     } else {
@@ -487,33 +501,37 @@ fn waits(page: &Page, lines: &mut Vec<String>) {
         let input = ask
             .input
             .as_ref()
-            .map_or(String::new(), |input| input.show(SENTENCE));
+            .map_or(String::new(), |input| input.escape_for_display(SENTENCE));
         let answer = ask.answer.as_ref().map_or(String::new(), |answer| {
-            format!(", {} by {}", answer.decision, show(&answer.approver, WORD))
+            format!(
+                ", {} by {}",
+                answer.decision,
+                escape_for_display(&answer.approver, WORD)
+            )
         });
         lines.push(format!(
             "  since {}  ask {} of {} ({}; {}{answer}; until {}): {} {input}",
             time(ask.asked_at_us),
-            show(ask.ask.as_str(), 128),
-            show(ask.session.as_str(), 128),
+            escape_for_display(ask.id.as_str(), 128),
+            escape_for_display(ask.session.as_str(), 128),
             ask.pool,
             ask.state,
             time(ask.deadline_us),
-            ask.tool.show(WORD)
+            ask.tool.escape_for_display(WORD)
         ));
     }
     for (slot, reason, at_us) in &page.parked {
         lines.push(format!(
             "  since {}  slot {} is parked: {}; then `marshal restart {}`",
             time(*at_us),
-            show(slot, WORD),
-            show(reason, SENTENCE),
-            show(slot, WORD)
+            escape_for_display(slot, WORD),
+            escape_for_display(reason, SENTENCE),
+            escape_for_display(slot, WORD)
         ));
     }
 }
 
-fn trees(page: &Page, lines: &mut Vec<String>) {
+fn trees(page: &ReportData, lines: &mut Vec<String>) {
     if page.rows.is_empty() {
         return;
     }
@@ -523,24 +541,24 @@ fn trees(page: &Page, lines: &mut Vec<String>) {
     for row in page.rows.iter().take(limits::REPORT_ROWS) {
         let detail = row.detail.as_ref();
         let detail = detail.map_or(String::new(), |detail| {
-            format!(": {}", show(detail, SENTENCE))
+            format!(": {}", escape_for_display(detail, SENTENCE))
         });
         lines.push(format!(
             "  {} {}{detail}",
-            show(&row.task, WORD),
-            show(&row.outcome, WORD)
+            escape_for_display(&row.task, WORD),
+            escape_for_display(&row.outcome, WORD)
         ));
         if let Some(tree) = &row.tree {
             lines.push(format!(
                 "      {} files changed in {}",
                 row.changes,
-                show(tree, SENTENCE)
+                escape_for_display(tree, SENTENCE)
             ));
         }
         if let (true, Some(session)) = (row.bundle, &row.session) {
             lines.push(format!(
                 "      its branch: `marshal take {}`",
-                show(session, 128)
+                escape_for_display(session, 128)
             ));
         }
     }
@@ -553,7 +571,7 @@ fn trees(page: &Page, lines: &mut Vec<String>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::Foreign;
+    use marshal_model::UntrustedText;
 
     #[test]
     fn what_is_not_proposed_is_not_called_impossible() {
@@ -561,8 +579,8 @@ mod tests {
         let (from, to) = (ends(), ends());
         let moved = unproposed(&Request::Move { from, to });
         let called = unproposed(&Request::Mcp {
-            server: Foreign::from("s"),
-            name: Foreign::from("n"),
+            server: UntrustedText::from("s"),
+            name: UntrustedText::from("n"),
             arguments: Value::Null,
         });
         for why in [moved, called] {

@@ -9,9 +9,9 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use crate::api::view;
-use crate::fleet::TaskReport;
-use crate::model::foreign::{json_for_terminal, show};
+use marshal_engine::api::json_lines;
+use marshal_fleet::TaskReport;
+use marshal_model::untrusted::{escape_for_display, escape_json_for_terminal};
 
 /// Why results cannot be written.
 #[derive(Debug, thiserror::Error)]
@@ -37,7 +37,7 @@ pub enum ResultsError {
 }
 
 fn shown(path: &Path) -> String {
-    show(&path.to_string_lossy(), 400)
+    escape_for_display(&path.to_string_lossy(), 400)
 }
 
 /// An open results file.
@@ -93,7 +93,7 @@ impl Results {
     /// # Errors
     /// [`ResultsError::Write`].
     pub fn write(&mut self, report: &TaskReport) -> Result<(), ResultsError> {
-        let mut line = json_for_terminal(&view::report(report));
+        let mut line = escape_json_for_terminal(&json_lines::report_json(report));
         line.push('\n');
         let written = self.file.write_all(line.as_bytes());
         written.map_err(|source| self.failed(source))
@@ -122,9 +122,9 @@ impl Results {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::testing::{EVIL, hostile, report};
-    use crate::model::foreign::is_unsafe;
-    use crate::model::{RunId, TaskId, TaskOutcome};
+    use marshal_engine::api::test_fixtures::{EVIL, hostile_items, report};
+    use marshal_model::untrusted::is_unsafe;
+    use marshal_model::{RunId, TaskId, TaskOutcome};
 
     #[test]
     fn old_results_stay_until_the_run_begins() {
@@ -162,7 +162,7 @@ mod tests {
     fn a_device_takes_results_too() {
         let mut results = Results::open(Path::new("/dev/null")).expect("opened");
         results.begin().expect("begun");
-        let (row, _) = hostile("x");
+        let (row, _) = hostile_items("x");
         results.write(&row).expect("written");
         results.finish().expect("finished");
     }
@@ -173,7 +173,7 @@ mod tests {
             let dir = tempfile::tempdir().expect("directory");
             let path = dir.path().join("out.jsonl");
             let mut results = Results::open(&path).expect("opened");
-            let (row, _) = hostile(evil);
+            let (row, _) = hostile_items(evil);
             results.write(&row).expect("written");
             let text = std::fs::read_to_string(&path).expect("read");
             assert!(!text.chars().any(|c| c != '\n' && is_unsafe(c)), "{text:?}");

@@ -16,23 +16,23 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::board::Verbosity;
-use super::control_client::{Client, ClientError, complain};
+use super::control_client::{Client, ClientError, report_error};
 use super::exit::Exit;
-use super::plan::{self, PlanJob, Told};
+use super::plan::{self, PlanJob, PlanOutput};
 use super::progress::{Progress, Screen};
 use super::results::{Results, ResultsError};
 use super::signals::{Signal, Signals};
 use super::streams::Streams;
 use super::table;
-use crate::api::watch::{Item, Ledger, RunStream, new_run};
-use crate::api::{Fleet, Refusal, view};
-use crate::fleet::{RunBounds, Stop, TaskReport};
-use crate::limits;
-use crate::model::{RunId, TaskId, TaskOutcome, TaskSpec};
+use marshal_engine::api::run_stream::{Ledger, RunStream, RunStreamItem, new_run_id};
+use marshal_engine::api::{Fleet, Refusal, json_lines};
+use marshal_fleet::{RunBounds, Stop, TaskReport};
+use marshal_model::limits;
+use marshal_model::{RunId, TaskId, TaskOutcome, TaskSpec};
 
 /// What is to be done, and how it is to be shown.
 #[derive(Debug)]
-pub struct Order {
+pub struct RunRequest {
     /// What is worked.
     pub job: Job,
     /// What bounds it.
@@ -76,19 +76,19 @@ impl Job {
 }
 
 /// Works the tasks with a fleet of this process, and stops the fleet.
-pub async fn here<F: Fleet>(
+pub async fn run_local<F: Fleet>(
     fleet: F,
-    order: Order,
+    order: RunRequest,
     mut streams: Streams,
     signals: &mut Signals,
 ) -> Exit {
-    let taken = unless_signalled(take_in(&fleet, &order.job, order.bounds), signals).await;
+    let taken = unless_signalled(submit_job(&fleet, &order.job, order.bounds), signals).await;
     let exit = match taken {
         Ok(Ok(stream)) => {
             let run = stream.run().clone();
-            let show = Show::new(order, streams, Some(&run));
-            let reins = Here(fleet.clone(), Begun::one(run));
-            work(Source::Here(Box::new(stream)), show, &reins, signals).await
+            let show = RunDisplay::new(order, streams, Some(&run));
+            let reins = LocalControl(fleet.clone(), StartedRuns::with_run(run));
+            run_until_done(ItemSource::Local(Box::new(stream)), show, &reins, signals).await
         }
         Ok(Err(refusal)) => {
             streams.err.line(&format!("error: {refusal}"));
@@ -103,23 +103,23 @@ pub async fn here<F: Fleet>(
             Exit::Failures
         }
     };
-    stopped(&fleet, exit, signals).await
+    stop_unless_signalled(&fleet, exit, signals).await
 }
 
 /// The same for a plan; its book is in the state directory.
-pub async fn plan_here<F: Fleet>(
+pub async fn run_plan_local<F: Fleet>(
     fleet: F,
     plan: PlanJob,
     state: &Path,
-    order: Order,
+    order: RunRequest,
     streams: Streams,
     signals: &mut Signals,
 ) -> Exit {
-    let exit = plan::here(fleet.clone(), plan, state, order, streams, signals).await;
-    stopped(&fleet, exit, signals).await
+    let exit = plan::run_local(fleet.clone(), plan, state, order, streams, signals).await;
+    stop_unless_signalled(&fleet, exit, signals).await
 }
 
-async fn stopped<F: Fleet>(fleet: &F, exit: Exit, signals: &mut Signals) -> Exit {
+async fn stop_unless_signalled<F: Fleet>(fleet: &F, exit: Exit, signals: &mut Signals) -> Exit {
     match exit {
         Exit::Interrupted | Exit::Terminated => exit,
         exit => stop(fleet, signals).await.map_or(exit, Signal::exit),
@@ -153,7 +153,7 @@ pub(super) async fn unless_insisted<T>(
         tokio::select! {
             done = &mut work => return Ok(done),
             signal = signals.next() => {
-                if signals.insist() {
+                if signals.is_insistent() {
                     return Err(signal);
                 }
             }
@@ -161,38 +161,42 @@ pub(super) async fn unless_insisted<T>(
     }
 }
 
-async fn take_in<F: Fleet>(fleet: &F, job: &Job, bounds: RunBounds) -> Result<RunStream, Refusal> {
+async fn submit_job<F: Fleet>(
+    fleet: &F,
+    job: &Job,
+    bounds: RunBounds,
+) -> Result<RunStream, Refusal> {
     // Before the tasks, so that nothing of them is missed.
-    let notices = fleet.watch();
+    let notices = fleet.subscribe();
     let ledger = match job {
         Job::New(tasks) => {
-            let run = new_run().map_err(|error| Refusal::Fleet(error.to_string()))?;
-            fleet.bound(&run, bounds);
+            let run = new_run_id().map_err(|error| Refusal::Fleet(error.to_string()))?;
+            fleet.set_run_bounds(&run, bounds);
             let reports = fleet.submit(run.clone(), "run", tasks.clone()).await?;
             Ledger::collect(run, tasks.len(), reports)
         }
         Job::Continue { run, .. } => {
-            fleet.bound(run, bounds);
-            take_up(fleet, run.clone()).await?
+            fleet.set_run_bounds(run, bounds);
+            resume_run(fleet, run.clone()).await?
         }
-        Job::Plan(_) => return Err(not_at_once()),
+        Job::Plan(_) => return Err(plan_not_submittable()),
     };
     Ok(RunStream::new(notices, ledger, fleet.history()))
 }
 
-/// A plan's items are taken in as they are open: see [`plan_here`].
-fn not_at_once() -> Refusal {
+/// A plan's items are taken in as they are open: see [`run_plan_local`].
+fn plan_not_submittable() -> Refusal {
     Refusal::Tasks("a plan is not taken in at once".to_owned())
 }
 
 /// Goes on with a run, and keeps its reports.
 ///
 /// # Errors
-/// [`Refusal`]; nothing was changed then.
-pub(super) async fn take_up<F: Fleet>(fleet: &F, run: RunId) -> Result<Arc<Ledger>, Refusal> {
-    let taken = fleet.take_up(run.clone()).await?;
+/// [`CommandRefusal`]; nothing was changed then.
+pub(super) async fn resume_run<F: Fleet>(fleet: &F, run: RunId) -> Result<Arc<Ledger>, Refusal> {
+    let taken = fleet.resume_run(run.clone()).await?;
     let total = taken.tasks.len();
-    Ok(Ledger::going_on(run, total, taken.ended, taken.reports))
+    Ok(Ledger::resume(run, total, taken.ended, taken.reports))
 }
 
 /// Stops the fleet by the ladder, or at once when a second signal comes: then that is returned.
@@ -203,7 +207,7 @@ pub(super) async fn stop<F: Fleet>(fleet: &F, signals: &mut Signals) -> Option<S
             () = &mut stopping => return None,
             signal = signals.next() => signal,
         };
-        if signals.insist() {
+        if signals.is_insistent() {
             // Both go on: the first call may hold what the second one waits for.
             tokio::select! {
                 () = &mut stopping => {}
@@ -215,7 +219,7 @@ pub(super) async fn stop<F: Fleet>(fleet: &F, signals: &mut Signals) -> Option<S
 }
 
 async fn kill<F: Fleet>(fleet: &F) {
-    if timeout(limits::KILLED_WAIT, fleet.stop(Stop::Now))
+    if timeout(limits::KILLED_REPORT_TIMEOUT, fleet.stop(Stop::Now))
         .await
         .is_err()
     {
@@ -225,15 +229,15 @@ async fn kill<F: Fleet>(fleet: &F) {
 
 /// Hands new tasks to a daemon, or watches a run that it goes on with, and shows the run as if it
 /// were here.
-pub async fn there(
+pub async fn run_on_daemon(
     mut client: Client,
-    mut order: Order,
+    mut order: RunRequest,
     mut streams: Streams,
     signals: &mut Signals,
 ) -> Exit {
     if let Job::Plan(plan) = order.job {
         order.job = Job::New(Vec::new());
-        return plan::there(client, *plan, order, streams, signals).await;
+        return plan::run_on_daemon(client, *plan, order, streams, signals).await;
     }
     if let (Job::Continue { run, .. }, true) = (&order.job, order.bounds.is_set()) {
         let text = format!(
@@ -246,35 +250,40 @@ pub async fn there(
         match &order.job {
             Job::New(tasks) => client.submit_within(tasks.clone(), order.bounds).await,
             Job::Continue { run, .. } => client.watch(run.clone()).await.map(|()| run.clone()),
-            Job::Plan(_) => Err(ClientError::Lost(not_at_once().to_string())),
+            Job::Plan(_) => Err(ClientError::Lost(plan_not_submittable().to_string())),
         }
     };
     let run = match unless_signalled(asked, signals).await {
         Ok(Ok(run)) => run,
-        Ok(Err(error)) => return complain(&error, &mut streams),
+        Ok(Err(error)) => return report_error(&error, &mut streams),
         Err(_) => {
             let text = "error: interrupted before the daemon answered; it may work the tasks";
             streams.err.line(text);
             return Exit::Failures;
         }
     };
-    let reins = There(client.state_dir().to_owned(), Begun::one(run.clone()));
-    let show = Show::new(order, streams, Some(&run));
-    work(Source::There(Box::new(client)), show, &reins, signals).await
+    let reins = DaemonControl(
+        client.state_dir().to_owned(),
+        StartedRuns::with_run(run.clone()),
+    );
+    let show = RunDisplay::new(order, streams, Some(&run));
+    run_until_done(ItemSource::Daemon(Box::new(client)), show, &reins, signals).await
 }
 
 /// Where a run's items come from.
-pub(super) enum Source {
-    Here(Box<RunStream>),
-    There(Box<Client>),
+pub(super) enum ItemSource {
+    Local(Box<RunStream>),
+    Daemon(Box<Client>),
 }
 
-impl Source {
+impl ItemSource {
     /// The next item; from a daemon with its line.
-    pub(super) async fn next(&mut self) -> Result<(Option<Item>, Option<String>), ClientError> {
+    pub(super) async fn next(
+        &mut self,
+    ) -> Result<(Option<RunStreamItem>, Option<String>), ClientError> {
         match self {
-            Self::Here(stream) => Ok((Some(stream.next().await), None)),
-            Self::There(client) => {
+            Self::Local(stream) => Ok((Some(stream.next().await), None)),
+            Self::Daemon(client) => {
                 let (item, line) = client.next().await?;
                 Ok((item, Some(line)))
             }
@@ -284,32 +293,32 @@ impl Source {
 
 /// The runs that were begun, and whether they are cancelled.
 #[derive(Debug, Default)]
-pub(super) struct Begun(Mutex<(Vec<RunId>, bool)>);
+pub(super) struct StartedRuns(Mutex<(Vec<RunId>, bool)>);
 
-impl Begun {
-    fn one(run: RunId) -> Arc<Self> {
+impl StartedRuns {
+    fn with_run(run: RunId) -> Arc<Self> {
         Arc::new(Self(Mutex::new((vec![run], false))))
     }
 
-    fn look<T>(&self, look: impl FnOnce(&mut (Vec<RunId>, bool)) -> T) -> T {
+    fn with_lock<T>(&self, look: impl FnOnce(&mut (Vec<RunId>, bool)) -> T) -> T {
         look(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// One more; `true` if it is to be cancelled at once.
     pub(super) fn add(&self, run: RunId) -> bool {
-        self.look(|(runs, is_cancelled)| {
+        self.with_lock(|(runs, is_cancelled)| {
             runs.push(run);
             *is_cancelled
         })
     }
 
     pub(super) fn is_cancelled(&self) -> bool {
-        self.look(|(_, is_cancelled)| *is_cancelled)
+        self.with_lock(|(_, is_cancelled)| *is_cancelled)
     }
 
     /// None is begun from now on; those that were.
     fn cancel(&self) -> Vec<RunId> {
-        self.look(|(runs, is_cancelled)| {
+        self.with_lock(|(runs, is_cancelled)| {
             *is_cancelled = true;
             runs.clone()
         })
@@ -317,7 +326,7 @@ impl Begun {
 }
 
 /// How runs are stopped.
-pub(super) trait Reins {
+pub(super) trait RunControl {
     /// Begins the cancel; waits for nothing.
     fn cancel(&self, say: &mpsc::Sender<String>);
 
@@ -326,9 +335,9 @@ pub(super) trait Reins {
 }
 
 /// The runs are worked by this fleet.
-pub(super) struct Here<F>(pub(super) F, pub(super) Arc<Begun>);
+pub(super) struct LocalControl<F>(pub(super) F, pub(super) Arc<StartedRuns>);
 
-impl<F: Fleet> Reins for Here<F> {
+impl<F: Fleet> RunControl for LocalControl<F> {
     fn cancel(&self, _: &mpsc::Sender<String>) {
         for run in self.1.cancel() {
             self.0.cancel(&run);
@@ -342,9 +351,9 @@ impl<F: Fleet> Reins for Here<F> {
 }
 
 /// The runs are worked by the daemon of this state directory.
-pub(super) struct There(pub(super) PathBuf, pub(super) Arc<Begun>);
+pub(super) struct DaemonControl(pub(super) PathBuf, pub(super) Arc<StartedRuns>);
 
-impl Reins for There {
+impl RunControl for DaemonControl {
     fn cancel(&self, say: &mpsc::Sender<String>) {
         let (state_dir, runs, say) = (self.0.clone(), self.1.cancel(), say.clone());
         tokio::spawn(async move {
@@ -362,18 +371,23 @@ impl Reins for There {
 }
 
 /// Shows the run until its end, and obeys signals.
-async fn work(source: Source, show: Show, reins: &impl Reins, signals: &mut Signals) -> Exit {
+async fn run_until_done(
+    source: ItemSource,
+    show: RunDisplay,
+    reins: &impl RunControl,
+    signals: &mut Signals,
+) -> Exit {
     /// Sentences that wait to be shown; more would say nothing new.
     const SENTENCES: usize = 8;
     let (say, said) = mpsc::channel(SENTENCES);
-    obey(follow(source, show, said), &say, reins, signals).await
+    run_with_signals(show_items(source, show, said), &say, reins, signals).await
 }
 
 /// Waits for the end of what is followed, and obeys signals.
-pub(super) async fn obey(
+pub(super) async fn run_with_signals(
     following: impl Future<Output = Exit> + Send + 'static,
     say: &mpsc::Sender<String>,
-    reins: &impl Reins,
+    reins: &impl RunControl,
     signals: &mut Signals,
 ) -> Exit {
     let mut following = tokio::spawn(following);
@@ -381,7 +395,7 @@ pub(super) async fn obey(
     loop {
         let signal = tokio::select! {
             ended = &mut following => {
-                let exit = settled(ended);
+                let exit = join_exit(ended);
                 return match (exit, first) {
                     (Exit::Done, Some(_)) => Exit::Failures,
                     (exit, _) => exit,
@@ -402,7 +416,7 @@ pub(super) async fn obey(
                 let _ = say.try_send("killing".to_owned());
                 if reins.kill().await {
                     // What the kill ended is reported; the results keep it.
-                    let _ = timeout(limits::KILLED_WAIT, &mut following).await;
+                    let _ = timeout(limits::KILLED_REPORT_TIMEOUT, &mut following).await;
                 }
                 following.abort();
                 return signal.exit();
@@ -412,7 +426,7 @@ pub(super) async fn obey(
 }
 
 /// The task's exit; its panic is ours.
-fn settled(ended: Result<Exit, tokio::task::JoinError>) -> Exit {
+fn join_exit(ended: Result<Exit, tokio::task::JoinError>) -> Exit {
     match ended {
         Ok(exit) => exit,
         Err(error) => match error.try_into_panic() {
@@ -422,7 +436,11 @@ fn settled(ended: Result<Exit, tokio::task::JoinError>) -> Exit {
     }
 }
 
-async fn follow(mut source: Source, mut show: Show, mut said: mpsc::Receiver<String>) -> Exit {
+async fn show_items(
+    mut source: ItemSource,
+    mut show: RunDisplay,
+    mut said: mpsc::Receiver<String>,
+) -> Exit {
     loop {
         let told = tokio::select! {
             told = source.next() => told,
@@ -433,9 +451,9 @@ async fn follow(mut source: Source, mut show: Show, mut said: mpsc::Receiver<Str
         };
         let (item, line) = match told {
             Ok(told) => told,
-            Err(error) => return show.broken(&error),
+            Err(error) => return show.connection_lost(&error),
         };
-        let complete = matches!(item, Some(Item::Complete));
+        let complete = matches!(item, Some(RunStreamItem::Complete));
         show.item(item.as_ref(), line);
         if complete {
             return show.finish();
@@ -444,7 +462,7 @@ async fn follow(mut source: Source, mut show: Show, mut said: mpsc::Receiver<Str
 }
 
 /// Everything that a person, a program and the results file are told.
-pub(super) struct Show {
+pub(super) struct RunDisplay {
     streams: Streams,
     progress: Progress,
     json: bool,
@@ -458,9 +476,9 @@ pub(super) struct Show {
     begun: Instant,
 }
 
-impl Show {
+impl RunDisplay {
     /// `run` is the run whose tasks these are; without it they come.
-    pub(super) fn new(order: Order, mut streams: Streams, run: Option<&RunId>) -> Self {
+    pub(super) fn new(order: RunRequest, mut streams: Streams, run: Option<&RunId>) -> Self {
         let tasks = order.job.ids();
         let total = tasks.len();
         let verbosity = if order.json {
@@ -469,7 +487,7 @@ impl Show {
             order.verbosity
         };
         if let (true, Some(run)) = (order.json, run) {
-            streams.out.json(&view::begun(run, total));
+            streams.out.json(&json_lines::run_started_json(run, total));
         }
         let mut show = Self {
             progress: Progress::new(total, verbosity, order.screen.as_ref()),
@@ -483,12 +501,12 @@ impl Show {
             begun: Instant::now(),
         };
         let emptied = show.results.as_mut().map_or(Ok(()), Results::begin);
-        show.keep(emptied);
+        show.record_write(emptied);
         show
     }
 
     /// After a failure nothing more is written: a gap would look like a task without an end.
-    fn keep(&mut self, written: Result<(), ResultsError>) {
+    fn record_write(&mut self, written: Result<(), ResultsError>) {
         if let Err(error) = written {
             self.results = None;
             self.results_failed = true;
@@ -498,31 +516,33 @@ impl Show {
     }
 
     /// What comes of a plan.
-    pub(super) fn told(&mut self, told: Told) {
+    pub(super) fn show_plan_output(&mut self, told: PlanOutput) {
         match told {
-            Told::Item(item, line) => self.item(item.as_ref(), line),
-            Told::Begun(run, tasks) => {
+            PlanOutput::Item(item, line) => self.item(item.as_ref(), line),
+            PlanOutput::RunStarted(run, tasks) => {
                 if self.json {
-                    self.streams.out.json(&view::begun(&run, tasks.len()));
+                    self.streams
+                        .out
+                        .json(&json_lines::run_started_json(&run, tasks.len()));
                 }
                 self.progress.grow(tasks.len());
                 self.tasks.extend(tasks);
             }
-            Told::Step(step) if self.json => self.streams.out.json(&step.json()),
-            Told::Step(step) => {
+            PlanOutput::Step(step) if self.json => self.streams.out.json(&step.json()),
+            PlanOutput::Step(step) => {
                 if let Some(text) = step.text() {
                     self.note(&text);
                 }
             }
-            Told::Note(text) => self.note(&text),
-            Told::Excused(task) => {
+            PlanOutput::Note(text) => self.note(&text),
+            PlanOutput::Excused(task) => {
                 self.excused.insert(task);
             }
         }
     }
 
     /// Nothing more can be begun.
-    pub(super) fn given_up(mut self, why: &str) -> Exit {
+    pub(super) fn fail(mut self, why: &str) -> Exit {
         self.summary();
         self.streams.err.line(&format!("error: {why}"));
         Exit::Failures
@@ -532,25 +552,27 @@ impl Show {
         self.progress.note(text, &mut self.streams.err);
     }
 
-    /// `line` is the item as a daemon told it; `None` is an item that this program does not know.
-    fn item(&mut self, item: Option<&Item>, line: Option<String>) {
+    /// `line` is the item as a daemon told it; `NoJournal` is an item that this program does not know.
+    fn item(&mut self, item: Option<&RunStreamItem>, line: Option<String>) {
         if self.json {
-            let text = line.or_else(|| item.map(view::item)).unwrap_or_default();
+            let text = line
+                .or_else(|| item.map(json_lines::item_json))
+                .unwrap_or_default();
             text.lines().for_each(|line| self.streams.out.json(line));
         }
         let Some(item) = item else { return };
         self.progress.item(item, &mut self.streams.err);
-        if let Item::Ended(report) = item {
+        if let RunStreamItem::Ended(report) = item {
             let written = self.results.as_mut().map(|results| results.write(report));
-            self.keep(written.unwrap_or(Ok(())));
+            self.record_write(written.unwrap_or(Ok(())));
             self.reports.insert(report.task.clone(), Arc::clone(report));
         }
     }
 
     /// The daemon went away: what is known is shown.
-    pub(super) fn broken(mut self, error: &ClientError) -> Exit {
+    pub(super) fn connection_lost(mut self, error: &ClientError) -> Exit {
         self.summary();
-        complain(error, &mut self.streams)
+        report_error(error, &mut self.streams)
     }
 
     pub(super) fn finish(mut self) -> Exit {
@@ -577,7 +599,7 @@ impl Show {
     fn summary(&mut self) {
         self.progress.finish();
         let synced = self.results.as_ref().map_or(Ok(()), Results::finish);
-        self.keep(synced);
+        self.record_write(synced);
         if self.json {
             return;
         }

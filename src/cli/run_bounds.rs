@@ -9,11 +9,11 @@ use jiff::tz::TimeZone;
 use jiff::{Timestamp, civil};
 
 use super::run::Job;
-use crate::config::{Config, may_report_no_cost, read_duration};
-use crate::fleet::RunBounds;
-use crate::limits::RUN_JOBS;
-use crate::model::PoolName;
-use crate::model::budget::dollars;
+use marshal_config::{Config, may_report_no_cost, read_duration};
+use marshal_fleet::RunBounds;
+use marshal_model::PoolName;
+use marshal_model::budget::nanos_from_dollars;
+use marshal_model::limits::RUN_JOBS;
 
 /// The flags.
 #[derive(Debug, Clone, Default, Args)]
@@ -40,7 +40,7 @@ pub struct BoundArgs {
 
 fn cost(text: &str) -> Result<u64, String> {
     let amount = text.strip_prefix('$').unwrap_or(text).parse::<f64>().ok();
-    let nano = amount.and_then(dollars).filter(|nano| *nano > 0);
+    let nano = amount.and_then(nanos_from_dollars).filter(|nano| *nano > 0);
     nano.ok_or_else(|| "expected US dollars, a number above 0, such as 40 or 2.50".to_owned())
 }
 
@@ -94,7 +94,7 @@ fn next(text: &str, now: Timestamp, zone: &TimeZone) -> Result<Timestamp, String
     let wrong = || {
         format!(
             "--until {:?}: expected a time of day such as 07:00, or a time such as 2026-01-31T07:00:00Z",
-            crate::model::foreign::show(text, 60)
+            marshal_model::untrusted::escape_for_display(text, 60)
         )
     };
     if let Ok(at) = text.parse::<Timestamp>() {

@@ -3,22 +3,22 @@
 use tokio_util::sync::CancellationToken;
 
 use super::*;
-use crate::api::control;
-use crate::api::reply::Role;
-use crate::api::testing::{EVIL, FakeFleet, hostile, spec};
 use crate::cli::control_client::daemon;
 use crate::cli::streams::Captured;
-use crate::fleet::Notice;
-use crate::model::foreign::is_unsafe;
+use marshal_engine::api::control;
+use marshal_engine::api::reply::Role;
+use marshal_engine::api::test_fixtures::{EVIL, FakeFleet, hostile_items, spec};
+use marshal_fleet::FleetEvent;
+use marshal_model::untrusted::is_unsafe;
 
-struct Told {
+struct RunOutput {
     exit: Exit,
     out: String,
     err: String,
     results: String,
 }
 
-impl Told {
+impl RunOutput {
     fn outcomes(&self) -> Vec<(String, String)> {
         let lines = self.results.lines().map(|line| {
             let value: serde_json::Value = serde_json::from_str(line).expect("JSON");
@@ -49,9 +49,9 @@ impl Setting {
         }
     }
 
-    fn order(&self, tasks: Vec<TaskSpec>) -> Order {
-        Order {
-            bounds: crate::fleet::RunBounds::default(),
+    fn order(&self, tasks: Vec<TaskSpec>) -> RunRequest {
+        RunRequest {
+            bounds: marshal_fleet::RunBounds::default(),
             job: Job::New(tasks),
             results: Some(Results::open(&self.dir.path().join("out.jsonl")).expect("opened")),
             json: self.json,
@@ -60,8 +60,8 @@ impl Setting {
         }
     }
 
-    fn told(&self, exit: Exit, out: &Captured, err: &Captured) -> Told {
-        Told {
+    fn run_output(&self, exit: Exit, out: &Captured, err: &Captured) -> RunOutput {
+        RunOutput {
             exit,
             out: out.text(),
             err: err.text(),
@@ -69,14 +69,14 @@ impl Setting {
         }
     }
 
-    async fn here(&mut self, tasks: Vec<TaskSpec>) -> Told {
+    async fn here(&mut self, tasks: Vec<TaskSpec>) -> RunOutput {
         let (streams, out, err) = Streams::captured(false);
         let mut signals = Signals::from_channel(self.incoming.take().expect("once"));
-        let exit = here(self.fleet.clone(), self.order(tasks), streams, &mut signals).await;
-        self.told(exit, &out, &err)
+        let exit = run_local(self.fleet.clone(), self.order(tasks), streams, &mut signals).await;
+        self.run_output(exit, &out, &err)
     }
 
-    async fn there(&mut self, tasks: Vec<TaskSpec>) -> Told {
+    async fn there(&mut self, tasks: Vec<TaskSpec>) -> RunOutput {
         let stop = CancellationToken::new();
         let listener = control::bind(self.dir.path()).expect("bound");
         let bounds = control::Bounds::default();
@@ -90,10 +90,10 @@ impl Setting {
             .expect("there");
         let (streams, out, err) = Streams::captured(false);
         let mut signals = Signals::from_channel(self.incoming.take().expect("once"));
-        let exit = there(client, self.order(tasks), streams, &mut signals).await;
+        let exit = run_on_daemon(client, self.order(tasks), streams, &mut signals).await;
         stop.cancel();
         serving.await.expect("no panic");
-        self.told(exit, &out, &err)
+        self.run_output(exit, &out, &err)
     }
 }
 
@@ -101,7 +101,7 @@ fn three() -> Vec<TaskSpec> {
     vec![spec("a", "done"), spec("b", "deny"), spec("c", "done")]
 }
 
-fn check_three(told: &Told) {
+fn check_three(told: &RunOutput) {
     assert_eq!(told.exit, Exit::Failures);
     assert!(told.out.contains("\nb     demo/1  denied "), "{}", told.out);
     assert!(
@@ -205,14 +205,14 @@ async fn a_flood_that_is_too_fast_is_told_and_loses_no_report() {
 
 /// Waits until the task works that hangs, which is called b.
 fn hangs(fleet: &FakeFleet) -> impl Future<Output = ()> + use<> {
-    let mut notices = fleet.watch();
+    let mut notices = fleet.subscribe();
     async move {
-        let is_it = |notice: Notice| matches!(notice, Notice::Assigned { task, .. } if task.as_str() == "b");
+        let is_it = |notice: FleetEvent| matches!(notice, FleetEvent::TaskAssigned { task, .. } if task.as_str() == "b");
         while !notices.recv().await.is_ok_and(is_it) {}
     }
 }
 
-async fn with_signals(setting: &mut Setting, there: bool, send: &[Signal]) -> Told {
+async fn with_signals(setting: &mut Setting, there: bool, send: &[Signal]) -> RunOutput {
     let tasks = vec![spec("a", "done"), spec("b", "hang"), spec("c", "done")];
     let signals = setting.signals.clone();
     let send = send.to_vec();
@@ -279,7 +279,7 @@ async fn a_refusal_has_its_exit_code_and_leaves_old_results() {
     assert_eq!(told.err, "error: the journal is read-only\n");
     assert_eq!(told.results, "{}\n");
     let mut pooled = spec("a", "done");
-    pooled.pool = crate::model::PoolName::new("none").ok();
+    pooled.pool = marshal_model::PoolName::new("none").ok();
     assert_eq!(
         Setting::new().here(vec![pooled.clone()]).await.exit,
         Exit::Usage
@@ -291,14 +291,15 @@ async fn a_refusal_has_its_exit_code_and_leaves_old_results() {
 fn leave(setting: &Setting) -> Job {
     let run = RunId::new("r").expect("id");
     let id = |name: &str| TaskId::new(name).expect("id");
-    let ended = |name, outcome| crate::api::testing::report(&run, &id(name), outcome);
+    let ended =
+        |name, outcome| marshal_engine::api::test_fixtures::report(&run, &id(name), outcome);
     let before = vec![ended("c", TaskOutcome::Lost), ended("a", TaskOutcome::Done)];
     setting.fleet.leave(&run, before, vec![spec("b", "done")]);
     let tasks = vec![id("a"), id("b"), id("c")];
     Job::Continue { run, tasks }
 }
 
-fn check_whole(told: &Told) {
+fn check_whole(told: &RunOutput) {
     assert_eq!(told.exit, Exit::Failures, "c was lost: {}", told.err);
     let of = |id: &str, outcome: &str| (id.to_owned(), outcome.to_owned());
     let whole = [of("c", "lost"), of("a", "done"), of("b", "done")];
@@ -316,8 +317,8 @@ async fn a_continued_run_shows_and_writes_all_of_it() {
     order.job = leave(&setting);
     let (streams, out, err) = Streams::captured(false);
     let mut signals = Signals::from_channel(setting.incoming.take().expect("once"));
-    let exit = here(setting.fleet.clone(), order, streams, &mut signals).await;
-    check_whole(&setting.told(exit, &out, &err));
+    let exit = run_local(setting.fleet.clone(), order, streams, &mut signals).await;
+    check_whole(&setting.run_output(exit, &out, &err));
 }
 
 #[tokio::test]
@@ -329,8 +330,8 @@ async fn a_run_that_a_daemon_goes_on_with_is_watched_from_its_beginning() {
         panic!("continue")
     };
     let runs = Arc::new(control::Runs::default());
-    let ledger = take_up(&setting.fleet, run).await.expect("taken up");
-    runs.keep(&ledger);
+    let ledger = resume_run(&setting.fleet, run).await.expect("taken up");
+    runs.insert(&ledger);
     let stop = CancellationToken::new();
     let listener = control::bind(setting.dir.path()).expect("bound");
     let bounds = control::Bounds::default();
@@ -340,9 +341,9 @@ async fn a_run_that_a_daemon_goes_on_with_is_watched_from_its_beginning() {
     let client = daemon(setting.dir.path()).await.expect("asked");
     let (streams, out, err) = Streams::captured(false);
     let mut signals = Signals::from_channel(setting.incoming.take().expect("once"));
-    let exit = there(client.expect("there"), order, streams, &mut signals).await;
+    let exit = run_on_daemon(client.expect("there"), order, streams, &mut signals).await;
     stop.cancel();
-    check_whole(&setting.told(exit, &out, &err));
+    check_whole(&setting.run_output(exit, &out, &err));
 }
 
 #[tokio::test]
@@ -356,8 +357,8 @@ async fn a_run_that_is_not_there_cannot_be_continued() {
     let (streams, out, err) = Streams::captured(false);
     let mut signals = Signals::from_channel(setting.incoming.take().expect("once"));
     std::fs::write(setting.dir.path().join("out.jsonl"), "{}\n").expect("written");
-    let exit = here(setting.fleet.clone(), order, streams, &mut signals).await;
-    let told = setting.told(exit, &out, &err);
+    let exit = run_local(setting.fleet.clone(), order, streams, &mut signals).await;
+    let told = setting.run_output(exit, &out, &err);
     assert_eq!((told.exit, told.results.as_str()), (Exit::Usage, "{}\n"));
     assert_eq!(told.err, "error: there is no run none\n");
 }
@@ -369,7 +370,7 @@ async fn results_that_cannot_be_written_are_a_failure() {
     order.results = Some(Results::open(std::path::Path::new("/dev/full")).expect("opened"));
     let (streams, out, err) = Streams::captured(false);
     let mut signals = Signals::from_channel(setting.incoming.take().expect("once"));
-    let exit = here(setting.fleet.clone(), order, streams, &mut signals).await;
+    let exit = run_local(setting.fleet.clone(), order, streams, &mut signals).await;
     assert_eq!(exit, Exit::Failures);
     assert!(
         err.text()
@@ -409,7 +410,7 @@ async fn a_daemon_that_goes_away_leaves_what_is_known() {
         tokio::time::sleep(Duration::from_millis(150)).await;
         stop.cancel();
     };
-    let (exit, ()) = tokio::join!(there(client, order, streams, &mut signals), gone);
+    let (exit, ()) = tokio::join!(run_on_daemon(client, order, streams, &mut signals), gone);
     assert_eq!(exit, Exit::NoDaemon);
     assert!(
         out.text().contains("1 of 2 done, 1 without a result"),
@@ -432,17 +433,17 @@ fn nothing_that_acts_on_a_terminal_is_shown_from_any_field() {
             ..Setting::new()
         };
         let (streams, out, err) = Streams::captured(true);
-        let (report, notices) = hostile(evil);
+        let (report, notices) = hostile_items(evil);
         let mut order = setting.order(vec![spec("t", "x")]);
         order.verbosity = Verbosity::Verbose;
-        let mut show = Show::new(order, streams, Some(&report.run));
+        let mut show = RunDisplay::new(order, streams, Some(&report.run));
         for notice in notices {
-            show.item(Some(&Item::Notice(notice)), None);
+            show.item(Some(&RunStreamItem::Notice(notice)), None);
         }
-        show.item(Some(&Item::Ended(Arc::new(report))), None);
-        show.item(Some(&Item::Complete), None);
+        show.item(Some(&RunStreamItem::Ended(Arc::new(report))), None);
+        show.item(Some(&RunStreamItem::Complete), None);
         assert_eq!(show.finish(), Exit::Failures);
-        let told = setting.told(Exit::Failures, &out, &err);
+        let told = setting.run_output(Exit::Failures, &out, &err);
         for text in [&told.out, &told.err, &told.results] {
             let acts = text.chars().find(|c| *c != '\n' && is_unsafe(*c));
             assert_eq!(acts, None, "{text:?}");

@@ -11,12 +11,12 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use super::trust::{OpenError, open_trusted, shown, why};
-use crate::config::{
-    Authorities, Config, ConfigErrors, HookTo, Route, Secret, SecretSource, StoreConfig,
-    is_secretive,
+use marshal_config::{
+    CertificateAuthorities, Config, ConfigErrors, HookTarget, Route, Secret, SecretSource,
+    StoreConfig, is_likely_secret,
 };
-use crate::limits;
-use crate::policy::Mask;
+use marshal_model::limits;
+use marshal_policy::Mask;
 
 /// Gives every secret of the configuration its value. `env` reads the environment.
 ///
@@ -29,7 +29,7 @@ pub fn read(
     let mut faults = Vec::new();
     for pool in &mut config.pools {
         for (name, secret) in &mut pool.env.secrets {
-            if let Err(message) = give(secret, &env) {
+            if let Err(message) = load_secret(secret, &env) {
                 let key = format!("pool.{}.env.set.{name}", pool.name);
                 faults.push((key, message, None));
             }
@@ -37,17 +37,17 @@ pub fn read(
     }
     for hook in &mut config.hooks {
         let signs = format!("hook.{}.secret", hook.name);
-        for (key, secret) in hook.secrets() {
-            let mut given = give(secret, &env);
+        for (key, secret) in hook.secrets_mut() {
+            let mut given = load_secret(secret, &env);
             if key == signs {
-                given = given.and_then(|()| can_sign(secret));
+                given = given.and_then(|()| check_signing_secret(secret));
             }
             if let Err(message) = given {
                 faults.push((key, message, None));
             }
         }
         let ca_key = format!("hook.{}.ca", hook.name);
-        if let HookTo::Address(to) = &mut hook.to
+        if let HookTarget::Address(to) = &mut hook.target
             && let Some(ca) = &mut to.ca
             && let Err(message) = read_authorities(ca)
         {
@@ -63,7 +63,7 @@ pub fn read(
         let key = |key: &str| format!("route.{}.{key}", route.name);
         let (secret_key, ca_key) = (key("secret"), key("ca"));
         if let Some(secret) = &mut route.secret {
-            let given = give(secret, &env).and_then(|()| can_be_sent(secret));
+            let given = load_secret(secret, &env).and_then(|()| check_header_value(secret));
             if let Err(message) = given {
                 faults.push((secret_key, message, None));
             }
@@ -84,14 +84,14 @@ pub fn read(
     for delegate in config.delegates.values_mut().filter(|of| used(&of.name)) {
         let key = format!("delegate.{}.token", delegate.name);
         if let Some(token) = &mut delegate.token {
-            let given = give(token, &env).and_then(|()| can_be_sent(token));
+            let given = load_secret(token, &env).and_then(|()| check_header_value(token));
             faults.extend(given.err().map(|message| (key, message, None)));
         }
     }
     if faults.is_empty() {
         Ok(())
     } else {
-        Err(Box::new(config.places.refuse(faults)))
+        Err(Box::new(config.source_map.locate_errors(faults)))
     }
 }
 
@@ -102,7 +102,7 @@ fn of_store(
 ) -> Vec<(String, String, Option<String>)> {
     let mut faults = Vec::new();
     if let Some(secret) = &mut store.postgres
-        && let Err(message) = give(secret, env)
+        && let Err(message) = load_secret(secret, env)
     {
         faults.push(("store.postgres".to_owned(), message, None));
     }
@@ -124,7 +124,7 @@ pub fn mask(config: &Config, env: impl Fn(&str) -> Option<OsString>) -> Mask {
         .iter()
         .flat_map(|pool| &pool.env.pass)
         .collect();
-    let passed = passed.into_iter().filter(|name| is_secretive(name));
+    let passed = passed.into_iter().filter(|name| is_likely_secret(name));
     let passed: Vec<(String, String)> = passed
         .filter_map(|name| Some((name.clone(), env(name)?.into_string().ok()?)))
         .collect();
@@ -149,11 +149,11 @@ pub fn mask(config: &Config, env: impl Fn(&str) -> Option<OsString>) -> Mask {
     values.extend(store.map(|value| ("store.postgres".to_owned(), value)));
     for hook in &config.hooks {
         let name = |of: &str| format!("hook.{}.{of}", hook.name);
-        match &hook.to {
-            HookTo::Address(address) => {
+        match &hook.target {
+            HookTarget::Address(address) => {
                 values.extend(address.secret.expose().map(|value| (name("secret"), value)));
             }
-            HookTo::Command(command) => {
+            HookTarget::Command(command) => {
                 for (variable, secret) in &command.secrets {
                     values.extend(secret.expose().map(|value| (name(variable), value)));
                 }
@@ -164,7 +164,7 @@ pub fn mask(config: &Config, env: impl Fn(&str) -> Option<OsString>) -> Mask {
     if !short.is_empty() {
         tracing::warn!(
             secrets = ?short,
-            least = limits::SECRET_LEAST_BYTES,
+            least = limits::SECRET_MIN_BYTES,
             "these secrets are shorter than what is looked for in texts: they are not masked in the journal"
         );
     }
@@ -172,20 +172,20 @@ pub fn mask(config: &Config, env: impl Fn(&str) -> Option<OsString>) -> Mask {
 }
 
 /// Gives a secret its value.
-fn give(secret: &mut Secret, env: &impl Fn(&str) -> Option<OsString>) -> Result<(), String> {
+fn load_secret(secret: &mut Secret, env: &impl Fn(&str) -> Option<OsString>) -> Result<(), String> {
     let value = match &secret.source {
         SecretSource::Variable(variable) => of_variable(variable, env(variable)),
         SecretSource::File(path) => of_file(path),
-        SecretSource::NotShown => Err(
+        SecretSource::Redacted => Err(
             "these words stand for a secret that was not shown: write where it stands, \"env:NAME\" or \"file:PATH\"".to_owned(),
         ),
     }?;
-    *secret = secret.clone().read(&value);
+    *secret = secret.clone().with_value(&value);
     Ok(())
 }
 
 /// A key goes into a header.
-fn can_be_sent(secret: &Secret) -> Result<(), String> {
+fn check_header_value(secret: &Secret) -> Result<(), String> {
     let value = secret.expose().unwrap_or_default();
     if value.bytes().all(|b| matches!(b, b'!'..=b'~')) {
         Ok(())
@@ -198,7 +198,7 @@ fn can_be_sent(secret: &Secret) -> Result<(), String> {
 }
 
 /// A short secret can be guessed from one message.
-fn can_sign(secret: &Secret) -> Result<(), String> {
+fn check_signing_secret(secret: &Secret) -> Result<(), String> {
     let least = limits::HOOK_SECRET_BYTES;
     let is_long = secret.expose().unwrap_or_default().len() >= least;
     is_long.then_some(()).ok_or_else(|| {
@@ -208,7 +208,7 @@ fn can_sign(secret: &Secret) -> Result<(), String> {
     })
 }
 
-fn read_authorities(ca: &mut Authorities) -> Result<(), String> {
+fn read_authorities(ca: &mut CertificateAuthorities) -> Result<(), String> {
     let name = shown(&ca.path);
     let mut file = open_trusted(&ca.path).map_err(|error| match error {
         OpenError::Read(error) => format!("cannot read {name}: {}", why(&error)),
@@ -234,7 +234,7 @@ fn of_variable(name: &str, value: Option<OsString>) -> Result<String, String> {
     };
     let value = value.into_string();
     let value = value.map_err(|_| format!("the variable {name} does not hold UTF-8"))?;
-    checked(value, &format!("the variable {name}"))
+    check_value(value, &format!("the variable {name}"))
 }
 
 fn of_file(path: &Path) -> Result<String, String> {
@@ -256,11 +256,11 @@ fn of_file(path: &Path) -> Result<String, String> {
     read.map_err(failed)?;
     let text = String::from_utf8(bytes).map_err(|_| format!("{name} does not hold UTF-8"))?;
     let text = text.strip_suffix('\n').unwrap_or(&text);
-    checked(text.to_owned(), &name)
+    check_value(text.to_owned(), &name)
 }
 
 /// What can be the value of a variable.
-fn checked(value: String, whose: &str) -> Result<String, String> {
+fn check_value(value: String, whose: &str) -> Result<String, String> {
     let most = limits::SECRET_BYTES;
     match &value {
         _ if value.is_empty() => Err(format!("{whose} is empty")),
@@ -276,13 +276,13 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
-    use crate::config::Origin;
+    use marshal_config::Origin;
 
     fn config(dir: &Path, value: &str) -> Config {
         let origin = Origin {
             file: Some(dir.join("supervisor.toml")),
             dir: dir.to_owned(),
-            named: true,
+            is_explicit: true,
         };
         let text = format!("[pool.demo]\nagent = \"script\"\nenv.set.KEY = \"{value}\"\n");
         Config::parse(&text, &origin).expect("good")
@@ -335,6 +335,8 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let file = dir.path().join("key");
         let put = |bytes: &[u8], mode: u32| {
+            // Its owner may not write into the last one.
+            let _ = fs::remove_file(&file);
             fs::write(&file, bytes).expect("written");
             fs::set_permissions(&file, Permissions::from_mode(mode)).expect("chmod");
         };

@@ -7,15 +7,15 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::event_text::time;
-use super::events::{PastError, open};
+use super::events::{JournalError, open_journal};
 use super::exit::Exit;
 use super::streams::Streams;
-use crate::config::show_size;
-use crate::journal::codec;
-use crate::journal::{Reader, StoredAsk, StoredSession, StoredTask};
-use crate::limits;
-use crate::model::foreign::show as safe;
-use crate::model::{Event, ExitClass, ExitStatus, Foreign, RunId, SessionId, TaskId};
+use marshal_config::show_size;
+use marshal_journal::codec;
+use marshal_journal::{Reader, StoredPermissionRequest, StoredSession, StoredTask};
+use marshal_model::limits;
+use marshal_model::untrusted::escape_for_display as safe;
+use marshal_model::{Event, ExitClass, ExitStatus, RunId, SessionId, TaskId, UntrustedText};
 
 /// Columns of a foreign word.
 const WORD: usize = 40;
@@ -24,19 +24,19 @@ const SENTENCE: usize = 400;
 
 /// One tool call.
 struct Tool {
-    id: Foreign,
-    name: Foreign,
+    id: UntrustedText,
+    name: UntrustedText,
     input: String,
     /// Whether it failed, once it ended.
     is_error: Option<bool>,
 }
 
 /// The last end of a child.
-struct Ended {
+struct LastExit {
     class: ExitClass,
     status: Option<ExitStatus>,
     detail: String,
-    stderr: Vec<Foreign>,
+    stderr: Vec<UntrustedText>,
 }
 
 /// Everything about one session.
@@ -46,16 +46,16 @@ struct Facts {
     bytes: u64,
     tasks: Vec<StoredTask>,
     attempts: Vec<StoredSession>,
-    asks: Vec<StoredAsk>,
+    asks: Vec<StoredPermissionRequest>,
     tools: Vec<Tool>,
     /// Tool calls beyond those listed.
     more_tools: u64,
-    exit: Option<Ended>,
+    exit: Option<LastExit>,
 }
 
 /// Shows a session.
 pub fn show(state: &Path, session: &SessionId, json: bool, streams: &mut Streams) -> Exit {
-    let facts = open(state).and_then(|reader| facts(&reader, session));
+    let facts = open_journal(state).and_then(|reader| facts(&reader, session));
     match facts {
         Ok(facts) if json => {
             streams.out.json(&document(&facts).to_string());
@@ -80,9 +80,9 @@ fn cut(line: &str, width: usize) -> String {
     safe(line, width.max(2))
 }
 
-fn facts(reader: &Reader, session: &SessionId) -> Result<Facts, PastError> {
+fn facts(reader: &Reader, session: &SessionId) -> Result<Facts, JournalError> {
     let stored = reader.session(session)?;
-    let stored = stored.ok_or_else(|| PastError::NoSession(session.clone()))?;
+    let stored = stored.ok_or_else(|| JournalError::NoSession(session.clone()))?;
     let run = stored.run.as_ref().and_then(|run| RunId::new(run).ok());
     let task = stored.task.as_ref().and_then(|task| TaskId::new(task).ok());
     let attempts = match run.zip(task) {
@@ -92,9 +92,9 @@ fn facts(reader: &Reader, session: &SessionId) -> Result<Facts, PastError> {
     let mut facts = Facts {
         events: reader.last_seq(session)?,
         bytes: reader.session_bytes(session)?,
-        tasks: reader.tasks_of(&stored)?,
+        tasks: reader.tasks_of_session(&stored)?,
         attempts,
-        asks: reader.asks(session)?,
+        asks: reader.permission_requests(session)?,
         tools: Vec::new(),
         more_tools: 0,
         exit: None,
@@ -103,7 +103,7 @@ fn facts(reader: &Reader, session: &SessionId) -> Result<Facts, PastError> {
     let mut after = 0;
     loop {
         let (most, bytes) = (limits::CATCH_UP_EVENTS, limits::CATCH_UP_BYTES);
-        let page = reader.page(session, after, most, bytes)?;
+        let page = reader.events_page(session, after, most, bytes)?;
         let Some(last) = page.last() else {
             return Ok(facts);
         };
@@ -125,7 +125,7 @@ impl Facts {
     fn event(&mut self, event: Event) {
         match event {
             Event::ToolStart { id, name, input } => {
-                if self.tools.len() >= limits::TOOLS_SHOWN {
+                if self.tools.len() >= limits::TOOL_CALLS_LISTED {
                     self.more_tools += 1;
                     return;
                 }
@@ -149,7 +149,7 @@ impl Facts {
                 stderr,
                 ..
             } => {
-                self.exit = Some(Ended {
+                self.exit = Some(LastExit {
                     class,
                     status,
                     detail,
@@ -166,8 +166,9 @@ impl Facts {
         let own = tasks.filter(|task| task.session.as_ref() == Some(&self.session.session));
         let reports = own.filter_map(|task| codec::read_report(task.result.as_deref()?).ok());
         let changes = reports.flat_map(|report| {
-            let change =
-                |change: codec::Change<'_>| (change.kind.into_owned(), change.path.into_owned());
+            let change = |change: codec::ChangedFile<'_>| {
+                (change.kind.into_owned(), change.path.into_owned())
+            };
             report.changes.into_iter().map(change).collect::<Vec<_>>()
         });
         changes.collect()
@@ -194,14 +195,17 @@ fn lines(facts: &Facts) -> Vec<String> {
         let detail = safe(&exit.detail, SENTENCE);
         lines.push(format!("exit      {}: {detail}", exit.class));
         for line in &exit.stderr {
-            lines.push(format!("  {}", line.show(SENTENCE)));
+            lines.push(format!("  {}", line.escape_for_display(SENTENCE)));
         }
     }
     for task in &facts.tasks {
         let outcome = task.outcome.as_deref().unwrap_or(&task.state);
         let id = safe(&task.id, 128);
         lines.push(format!("task      {id}: {}", safe(outcome, WORD)));
-        lines.push(format!("  prompt  {}", task.prompt.show(SENTENCE)));
+        lines.push(format!(
+            "  prompt  {}",
+            task.prompt.escape_for_display(SENTENCE)
+        ));
         if let Some(detail) = task.detail.as_ref().filter(|detail| !detail.is_empty()) {
             lines.push(format!("  detail  {}", safe(detail, SENTENCE)));
         }
@@ -224,7 +228,10 @@ fn lines(facts: &Facts) -> Vec<String> {
             facts.tools.len() as u64 + facts.more_tools
         ));
         lines.extend(facts.tools.iter().map(|tool| {
-            let (name, input) = (tool.name.show(WORD), safe(&tool.input, SENTENCE));
+            let (name, input) = (
+                tool.name.escape_for_display(WORD),
+                safe(&tool.input, SENTENCE),
+            );
             format!("  {} {name} {input}", tool.word())
         }));
     }
@@ -251,17 +258,17 @@ impl Tool {
     }
 }
 
-fn ask_line(ask: &StoredAsk) -> String {
+fn ask_line(ask: &StoredPermissionRequest) -> String {
     let decision = safe(ask.decision.as_deref().unwrap_or("open"), WORD);
     let by = safe(ask.decided_by.as_deref().unwrap_or("-"), WORD);
     let rules: Vec<String> = rules(ask);
     let rules = safe(&rules.join(", "), SENTENCE);
-    let tool = ask.tool.show(WORD);
+    let tool = ask.tool.escape_for_display(WORD);
     let input = safe(ask.input.as_deref().unwrap_or("-"), SENTENCE);
     format!("{decision} by {by} ({rules}) {tool} {input}")
 }
 
-fn rules(ask: &StoredAsk) -> Vec<String> {
+fn rules(ask: &StoredPermissionRequest) -> Vec<String> {
     let text = ask.rules.as_deref().unwrap_or("[]");
     serde_json::from_str(text).unwrap_or_default()
 }
@@ -285,7 +292,7 @@ fn document(facts: &Facts) -> Value {
         let read = serde_json::from_str::<Value>(text);
         read.unwrap_or_else(|_| Value::from(text))
     };
-    let ask = |ask: &StoredAsk| {
+    let ask = |ask: &StoredPermissionRequest| {
         json!({
             "id": ask.id, "asked_seq": ask.asked_seq, "decided_seq": ask.decided_seq,
             "tool": ask.tool.raw(), "input": ask.input.as_deref().map(input),
@@ -303,7 +310,7 @@ fn document(facts: &Facts) -> Value {
         json!({
             "class": exit.class.word(), "code": exit.status.map(ExitStatus::shell_code),
             "detail": exit.detail,
-            "stderr": exit.stderr.iter().map(Foreign::raw).collect::<Vec<_>>(),
+            "stderr": exit.stderr.iter().map(UntrustedText::raw).collect::<Vec<_>>(),
         })
     });
     let changes: Vec<Value> = facts

@@ -35,7 +35,7 @@ impl Signal {
 /// The signals as they come.
 #[derive(Debug)]
 pub struct Signals {
-    coming: mpsc::Receiver<Signal>,
+    receiver: mpsc::Receiver<Signal>,
     /// Those that want the end.
     ends: u32,
 }
@@ -71,21 +71,18 @@ impl Signals {
     /// Signals that come from a channel instead of the kernel.
     #[must_use]
     pub fn from_channel(receiver: mpsc::Receiver<Signal>) -> Self {
-        Self {
-            coming: receiver,
-            ends: 0,
-        }
+        Self { receiver, ends: 0 }
     }
 
     /// Whether a second one wanted the end: then nothing is waited for any more.
     #[must_use]
-    pub const fn insist(&self) -> bool {
+    pub const fn is_insistent(&self) -> bool {
         self.ends > 1
     }
 
     /// The next signal. Cancel-safe. Waits for ever when none can come any more.
     pub async fn next(&mut self) -> Signal {
-        match self.coming.recv().await {
+        match self.receiver.recv().await {
             Some(signal) => {
                 self.ends += u32::from(signal != Signal::Hangup);
                 signal

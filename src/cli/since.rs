@@ -4,8 +4,8 @@
 
 use std::time::Duration;
 
-use crate::config::read_duration;
-use crate::model::EventId;
+use marshal_config::read_duration;
+use marshal_model::EventId;
 
 /// The value of `--since`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

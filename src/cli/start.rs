@@ -9,25 +9,25 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use super::config_file::Source;
-use super::doctor::ready::{self, Unready};
+use super::doctor::preflight::{self, PreflightError};
 use super::engines::{self, EngineError};
 use super::exit::Exit;
 use super::policies::{self, extractors};
-use super::{doors, file_store, programs, secrets, watching};
-use crate::api::http::Render;
-use crate::api::process_stats;
-use crate::config::{Config, ConfigErrors, HookTo, works_in};
-use crate::fleet::{Ambient, FleetHandle, GoOn, Setup, StartError};
-use crate::journal::{Health, Journal, Keeping, OpenError, Rules, Space};
-use crate::launch::Spawner;
-use crate::limits;
-use crate::model::{RunId, SessionId};
-use crate::relay::{Poster, Upstream, UpstreamError};
-use crate::sandbox::state_dir::{StateDir, StateError};
-use crate::sandbox::uids::{SlotUids, Sources, UidError};
-use crate::sandbox::workspace::sweep::{self, Sessions, When};
-use crate::store::StoreError;
-use crate::telemetry::{Build, Exporter, InstallError, SlotSample, Usages};
+use super::{file_store, listeners, policy_watch, programs, secrets};
+use marshal_config::{Config, ConfigErrors, HookTarget, working_dirs};
+use marshal_engine::api::http::Render;
+use marshal_engine::api::process_stats;
+use marshal_fleet::{Ambient, FleetHandle, ResumeScope, Setup, StartError};
+use marshal_journal::{DiskSpace, Health, Journal, JournalOptions, OpenError, RetentionLimits};
+use marshal_launch::Spawner;
+use marshal_model::limits;
+use marshal_model::{RunId, SessionId};
+use marshal_proxy::model_proxy::{Upstream, UpstreamError, WebhookClient};
+use marshal_sandbox::state_dir::{StateDir, StateError};
+use marshal_sandbox::uids::{SlotUids, Sources, UidError};
+use marshal_sandbox::workspace::sweep::{self, SessionLookup, SweepTime};
+use marshal_store::StoreError;
+use marshal_telemetry::{BuildInfo, Exporter, InstallError, SlotSample, UsageSample};
 
 /// How often histograms are folded: until then the recorder keeps every observation, and a flood
 /// makes a million a second.
@@ -35,7 +35,7 @@ const UPKEEP: Duration = Duration::from_millis(500);
 
 /// Why there is no fleet.
 #[derive(Debug, thiserror::Error)]
-pub enum Failure {
+pub enum StartFailure {
     /// The configuration cannot be used: a policy or an extractor that it names is faulty.
     #[error(transparent)]
     Config(#[from] Box<ConfigErrors>),
@@ -59,7 +59,7 @@ pub enum Failure {
     Engine(#[from] EngineError),
     /// This host lacks what the walls need, or they cannot be planned.
     #[error(transparent)]
-    Walls(#[from] Unready),
+    Sandbox(#[from] PreflightError),
     /// The metrics recorder cannot be installed.
     #[error(transparent)]
     Metrics(#[from] InstallError),
@@ -68,7 +68,7 @@ pub enum Failure {
     Fleet(#[from] StartError),
 }
 
-impl Failure {
+impl StartFailure {
     /// What the program ends with.
     #[must_use]
     pub const fn exit(&self) -> Exit {
@@ -80,7 +80,7 @@ impl Failure {
 }
 
 /// A running fleet and what goes with it.
-pub struct Started {
+pub struct RunningFleet {
     /// The fleet.
     pub fleet: FleetHandle,
     /// Its journal, to be closed last.
@@ -91,13 +91,13 @@ pub struct Started {
     pub metrics: Render,
 }
 
-impl std::fmt::Debug for Started {
+impl std::fmt::Debug for RunningFleet {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Started({:?})", self.fleet)
     }
 }
 
-impl Started {
+impl RunningFleet {
     /// Makes everything durable, and then removes what the sessions that ended left: one that was
     /// ended without having been loaded has nobody else to do that. Says what could not be made
     /// durable.
@@ -115,8 +115,8 @@ impl Started {
         Box::pin(self.fleet.close_versions()).await;
         // The fleet has stopped, so nothing works any more; it may still answer that a session
         // does which could not be stopped.
-        let working = Working::of(&self.journal, Some(self.fleet));
-        sweep_copies(&self.state, When::Hourly, working).await;
+        let working = ActiveSessions::new(&self.journal, Some(self.fleet));
+        sweep_copies(&self.state, SweepTime::Hourly, working).await;
         Ok(())
     }
 }
@@ -125,11 +125,11 @@ impl Started {
 ///
 /// # Errors
 /// [`StateError`]; who holds it is named.
-pub fn take_state(config: &Config, path: &Path, local: bool) -> Result<StateDir, StateError> {
+pub fn lock_state_dir(config: &Config, path: &Path, local: bool) -> Result<StateDir, StateError> {
     let workspaces: Vec<PathBuf> = config
         .pools
         .iter()
-        .flat_map(|pool| works_in(pool).map(|(dir, _)| dir.to_owned()))
+        .flat_map(|pool| working_dirs(pool).map(|(dir, _)| dir.to_owned()))
         // What every agent of a profile sees must not show the state either.
         .chain(
             config
@@ -164,8 +164,8 @@ pub fn check(config: &Config) -> Result<(), Box<ConfigErrors>> {
     routes(config)?;
     programs::check(config)?;
     file_store::check(config)?;
-    doors::check(config)?;
-    policies::policies(config)?;
+    listeners::check(config)?;
+    policies::load_policies(config)?;
     extractors(config)?;
     Ok(())
 }
@@ -189,69 +189,78 @@ fn routes(config: &Config) -> Result<(), Box<ConfigErrors>> {
         }
     }
     for hook in &config.hooks {
-        if let HookTo::Address(to) = &hook.to
-            && let Err(error) = Poster::new(&hook.name, to)
+        if let HookTarget::Address(to) = &hook.target
+            && let Err(error) = WebhookClient::new(&hook.name, to)
         {
-            let key = format!("hook.{}.{}", hook.name, error.key());
+            let key = format!("hook.{}.{}", hook.name, error.config_key());
             faults.push((key, error.to_string(), None));
         }
     }
     if faults.is_empty() {
         Ok(())
     } else {
-        Err(Box::new(config.places.refuse(faults)))
+        Err(Box::new(config.source_map.locate_errors(faults)))
     }
 }
 
 fn open_journal(config: &Config, state: &Path) -> Result<Journal, OpenError> {
     let wanted = config.supervisor.journal;
-    let rules = Rules {
-        keeping: Some(Keeping {
+    let rules = JournalOptions {
+        retention: Some(RetentionLimits {
             age: wanted.keep,
             bytes: wanted.max_size,
         }),
         min_free: wanted.min_free,
     };
-    Journal::open_under(state, rules, Box::new(Space::of))
+    Journal::open_with_options(state, rules, Box::new(DiskSpace::measure))
 }
 
 /// Starts the fleet.
 ///
 /// # Errors
-/// [`Failure`]; nothing runs then.
+/// [`StartFailure`]; nothing runs then.
 pub async fn start(
     mut config: Config,
     state: StateDir,
-    go_on: GoOn,
+    go_on: ResumeScope,
     asks_people: bool,
-) -> Result<Started, Failure> {
+) -> Result<RunningFleet, StartFailure> {
     secrets::read(&mut config, |name| std::env::var_os(name))?;
     routes(&config)?;
     programs::check(&config)?;
     file_store::check(&config)?;
-    doors::check(&config)?;
-    let policies = policies::policies(&config)?;
+    listeners::check(&config)?;
+    let policies = policies::load_policies(&config)?;
     let extractors = extractors(&config)?;
     raise_descriptor_limit();
     let journal = open_journal(&config, state.path())?;
-    let spawner = Spawner::start().map_err(Failure::Spawner)?;
-    let is_walled = ready::walled(&config).next().is_some();
+    let spawner = Spawner::start(crate::BUILD).map_err(StartFailure::Spawner)?;
+    let is_walled = preflight::sandboxed_profiles(&config).next().is_some();
     let uids = if is_walled && rustix::process::geteuid().is_root() {
         let count = u32::from(config.supervisor.max_children);
-        let ranges = ready::uid_ranges(&config);
-        Some(SlotUids::take_behind(&Sources::host(), count, ranges)?)
+        let ranges = preflight::uid_ranges(&config);
+        Some(SlotUids::acquire_after_reserve(
+            &Sources::host(),
+            count,
+            ranges,
+        )?)
     } else {
         None
     };
-    ready::check_programs(&config).await?;
-    let engines = engines::ready(&config, &spawner, state.path()).await?;
-    ready::check(&mut config, &spawner, uids.as_ref(), state.path(), &engines).await?;
-    let is_daemon = go_on == GoOn::All;
+    preflight::check_programs(&config).await?;
+    let engines = engines::prepare_engines(&config, &spawner, state.path()).await?;
+    preflight::check(&mut config, &spawner, uids.as_ref(), state.path(), &engines).await?;
+    let is_daemon = go_on == ResumeScope::All;
     let mask = Arc::new(secrets::mask(&config, |name| std::env::var_os(name)));
     let config = Arc::new(config);
     let exporter = Exporter::install(BUILD)?;
     let state = Arc::new(state);
-    sweep_copies(&state, When::Start, Working::of(&journal, None)).await;
+    sweep_copies(
+        &state,
+        SweepTime::Start,
+        ActiveSessions::new(&journal, None),
+    )
+    .await;
     let setup = Setup {
         config: Arc::clone(&config),
         policies,
@@ -268,22 +277,22 @@ pub async fn start(
         environment: std::env::vars_os()
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
             .collect(),
-        go_on,
-        asks_people,
+        resume_scope: go_on,
+        has_approvers: asks_people,
         mask,
     };
     let fleet = Box::pin(FleetHandle::start(setup)).await?;
     fleet.end_old_conversations().await;
-    tokio::spawn(watching::watch(fleet.clone()));
+    tokio::spawn(policy_watch::watch_policies(fleet.clone()));
     let exporter = Arc::new(exporter);
-    tokio::spawn(keep_house(
+    tokio::spawn(run_maintenance(
         Arc::clone(&exporter),
         journal.clone(),
         Arc::clone(&state),
         fleet.clone(),
     ));
-    Ok(Started {
-        metrics: page(exporter, fleet.clone()),
+    Ok(RunningFleet {
+        metrics: metrics_renderer(exporter, fleet.clone()),
         fleet,
         journal,
         state,
@@ -291,7 +300,7 @@ pub async fn start(
 }
 
 /// What the build was.
-const BUILD: Build = Build {
+const BUILD: BuildInfo = BuildInfo {
     version: env!("CARGO_PKG_VERSION"),
     revision: match option_env!("MARSHAL_REVISION") {
         Some(revision) => revision,
@@ -317,13 +326,13 @@ fn raise_descriptor_limit() {
 }
 
 /// The page of `/metrics`.
-fn page(exporter: Arc<Exporter>, fleet: FleetHandle) -> Render {
+fn metrics_renderer(exporter: Arc<Exporter>, fleet: FleetHandle) -> Render {
     Arc::new(move || {
         let began = std::time::Instant::now();
         let process = process_stats::read()
             .inspect_err(|error| tracing::debug!(%error, "no figures of this process"))
             .ok();
-        fleet.sample();
+        fleet.update_gauges();
         let slots = fleet.slots();
         let config = fleet.config();
         let samples: Vec<_> = slots
@@ -343,12 +352,12 @@ fn page(exporter: Arc<Exporter>, fleet: FleetHandle) -> Render {
         let page = exporter.render(
             process.as_ref(),
             &samples,
-            &Usages {
-                slots: fleet.used(),
+            &UsageSample {
+                slots: fleet.slot_usage(),
                 host: process_stats::pressure(),
             },
         );
-        crate::telemetry::event::process::ScrapeServed {
+        marshal_telemetry::event::process::ScrapeServed {
             took: began.elapsed(),
         }
         .emit();
@@ -357,14 +366,14 @@ fn page(exporter: Arc<Exporter>, fleet: FleetHandle) -> Render {
 }
 
 /// What must be done from time to time, as long as the process lives.
-async fn keep_house(
+async fn run_maintenance(
     exporter: Arc<Exporter>,
     journal: Journal,
     state: Arc<StateDir>,
     fleet: FleetHandle,
 ) {
     let mut upkeep = tokio::time::interval(UPKEEP);
-    let mut sweeping = tokio::time::interval(limits::SWEEP_EVERY);
+    let mut sweeping = tokio::time::interval(limits::SWEEP_INTERVAL);
     sweeping.reset();
     let mut health = journal.health();
     let cleared = fleet.clone();
@@ -374,7 +383,7 @@ async fn keep_house(
             _ = upkeep.tick() => exporter.upkeep(),
             _ = sweeping.tick() => {
                 fleet.end_old_conversations().await;
-                sweep_copies(&state, When::Hourly, Working::of(&journal, Some(fleet.clone()))).await;
+                sweep_copies(&state, SweepTime::Hourly, ActiveSessions::new(&journal, Some(fleet.clone()))).await;
                 // Beside the rest: a server may take its time.
                 let fleet = fleet.clone();
                 tokio::spawn(async move {
@@ -400,50 +409,56 @@ async fn keep_house(
 
 /// What a sweep must leave alone: the sessions that work now, and those that a slot may go on
 /// with.
-struct Working {
+struct ActiveSessions {
     journal: Journal,
     fleet: Option<FleetHandle>,
-    /// `None`: they cannot be told, so every session may be one.
-    kept: Option<HashSet<SessionId>>,
+    /// `NoJournal`: they cannot be told, so every session may be one.
+    resumable: Option<HashSet<SessionId>>,
 }
 
-impl Working {
-    fn of(journal: &Journal, fleet: Option<FleetHandle>) -> Self {
+impl ActiveSessions {
+    fn new(journal: &Journal, fleet: Option<FleetHandle>) -> Self {
         Self {
             journal: journal.clone(),
             fleet,
-            kept: None,
+            resumable: None,
         }
     }
 
     /// Reads which sessions are kept. Blocks.
-    fn look(&mut self) {
+    fn refresh(&mut self) {
         let kept = self.journal.reader().map_err(|error| error.to_string());
-        let kept = kept.and_then(|reader| reader.kept_sessions().map_err(|e| e.to_string()));
+        let kept = kept.and_then(|reader| reader.resumable_sessions().map_err(|e| e.to_string()));
         match kept {
-            Ok(kept) => self.kept = Some(kept.into_iter().map(|of| of.session).collect()),
+            Ok(kept) => self.resumable = Some(kept.into_iter().map(|of| of.session).collect()),
             Err(why) => tracing::warn!(why, "nothing is swept: the kept sessions are not known"),
         }
     }
 }
 
-impl Sessions for Working {
+impl SessionLookup for ActiveSessions {
     fn exists(&self, session: &SessionId) -> bool {
-        let kept = self.kept.as_ref();
+        let kept = self.resumable.as_ref();
         kept.is_none_or(|kept| kept.contains(session))
     }
 
-    fn works(&self, session: &SessionId) -> bool {
+    fn is_working(&self, session: &SessionId) -> bool {
         let fleet = self.fleet.as_ref();
-        fleet.is_some_and(|fleet| fleet.works(session)) || self.exists(session)
+        fleet.is_some_and(|fleet| fleet.is_session_active(session)) || self.exists(session)
     }
 }
 
-async fn sweep_copies(state: &Arc<StateDir>, when: When, mut working: Working) {
+async fn sweep_copies(state: &Arc<StateDir>, when: SweepTime, mut working: ActiveSessions) {
     let state = Arc::clone(state);
     let swept = tokio::task::spawn_blocking(move || {
-        working.look();
-        sweep::sweep(&state, when, SystemTime::now(), limits::COPY_KEPT, &working)
+        working.refresh();
+        sweep::sweep(
+            &state,
+            when,
+            SystemTime::now(),
+            limits::COPY_RETENTION,
+            &working,
+        )
     })
     .await;
     match swept {
@@ -451,7 +466,7 @@ async fn sweep_copies(state: &Arc<StateDir>, when: When, mut working: Working) {
             for error in &swept.failed {
                 tracing::warn!(%error, "a leftover could not be removed");
             }
-            for told in &swept.finished {
+            for told in &swept.finished_applies {
                 tracing::info!("{told}");
             }
             tracing::debug!(
@@ -467,6 +482,6 @@ async fn sweep_copies(state: &Arc<StateDir>, when: When, mut working: Working) {
 
 /// The line that says which configuration is in use.
 #[must_use]
-pub fn in_use(source: &Source) -> String {
+pub fn describe_source(source: &Source) -> String {
     format!("using {source}")
 }

@@ -6,9 +6,9 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::config::{Config, ConfigErrors, works_in};
-use crate::model::foreign;
-use crate::sandbox::state_dir::default_path;
+use marshal_config::{Config, ConfigErrors, working_dirs};
+use marshal_model::untrusted;
+use marshal_sandbox::state_dir::default_path;
 
 /// Why there is no state directory. Each is exit code 2.
 #[derive(Debug, thiserror::Error)]
@@ -37,11 +37,11 @@ pub fn find(
     };
     let real = real(&dir);
     for pool in &config.pools {
-        let mut seen = works_in(pool).map(|(dir, what)| (self::real(dir), what));
+        let mut seen = working_dirs(pool).map(|(dir, what)| (self::real(dir), what));
         let Some((dir, what)) = seen.find(|(dir, _)| real.starts_with(dir)) else {
             continue;
         };
-        let shown = |path: &Path| foreign::show(&path.to_string_lossy(), 200);
+        let shown = |path: &Path| untrusted::escape_for_display(&path.to_string_lossy(), 200);
         let message = format!(
             "the state directory {} lies in {what} {} of pool {}",
             shown(&real),
@@ -55,8 +55,8 @@ pub fn find(
             format!("pool.{}.workspace.path", pool.name)
         };
         let errors = config
-            .places
-            .refuse(vec![(key, message, Some(help.to_owned()))]);
+            .source_map
+            .locate_errors(vec![(key, message, Some(help.to_owned()))]);
         return Err(Box::new(errors).into());
     }
     Ok(dir)
@@ -78,14 +78,14 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
-    use crate::config::Origin;
+    use marshal_config::Origin;
 
     fn config(dir: &Path, keys: &str) -> Config {
         let text = format!("{keys}\n[pool.demo]\nagent = \"script\"\nworkspace.path = \"work\"\n");
         let origin = Origin {
             file: Some(dir.join("supervisor.toml")),
             dir: dir.to_owned(),
-            named: true,
+            is_explicit: true,
         };
         Config::parse(&text, &origin).expect("good")
     }

@@ -6,7 +6,7 @@
 
 use std::io::{self, IsTerminal, Write};
 
-use crate::model::foreign::json_for_terminal;
+use marshal_model::untrusted::escape_json_for_terminal;
 
 /// The width of tables that go into a file or a pipe, in columns.
 pub const PIPED_WIDTH: usize = 120;
@@ -73,7 +73,7 @@ impl Output {
     /// Writes a JSON document as one line; on a terminal, what could act there is written `\u`.
     pub fn json(&mut self, document: &str) {
         if self.is_terminal {
-            self.line(&json_for_terminal(document));
+            self.line(&escape_json_for_terminal(document));
         } else {
             self.line(document);
         }

@@ -10,9 +10,9 @@ use std::time::Duration;
 use unicode_width::UnicodeWidthStr;
 
 use super::board::span;
-use crate::fleet::{ChangeKind, TaskReport};
-use crate::model::TaskOutcome;
-use crate::model::foreign::show;
+use marshal_fleet::{ChangeKind, TaskReport};
+use marshal_model::TaskOutcome;
+use marshal_model::untrusted::escape_for_display;
 
 /// Columns of a task's id.
 const TASK: usize = 32;
@@ -88,7 +88,7 @@ fn grid(rows: &[&TaskReport], style: Style) -> String {
     for (cells, outcome) in &lines {
         let mut line = String::new();
         for (column, (cell, width)) in cells.iter().zip(&widths).enumerate() {
-            let shown = show(&cell.text, *width);
+            let shown = escape_for_display(&cell.text, *width);
             let gap = " ".repeat(width.saturating_sub(shown.width()));
             if column > 0 {
                 line.push_str("  ");
@@ -101,7 +101,7 @@ fn grid(rows: &[&TaskReport], style: Style) -> String {
                 line.push_str(&gap);
             }
         }
-        let line = show(line.trim_end(), style.width);
+        let line = escape_for_display(line.trim_end(), style.width);
         let line = match outcome {
             Some(outcome) if style.coloured => paint(&line, *outcome, &cells[2].text),
             _ => line,
@@ -135,8 +135,8 @@ fn cells(row: &TaskReport, with_restarts: bool) -> Vec<Cell> {
     let slot = row.slot.as_ref().map(ToString::to_string);
     let tokens = row.usage.input.saturating_add(row.usage.output);
     let mut cells = vec![
-        left(show(row.task.as_str(), TASK)),
-        left(show(slot.as_deref().unwrap_or("-"), SLOT)),
+        left(escape_for_display(row.task.as_str(), TASK)),
+        left(escape_for_display(slot.as_deref().unwrap_or("-"), SLOT)),
         left(row.outcome.word()),
         right(row.allowed.to_string()),
         right(row.denied.to_string()),
@@ -174,7 +174,7 @@ fn changed(row: &TaskReport) -> String {
             ChangeKind::Deleted => '-',
         };
         let gap = if text.is_empty() { "" } else { " " };
-        let _ = write!(text, "{gap}{mark}{}", change.path.show(200));
+        let _ = write!(text, "{gap}{mark}{}", change.path.escape_for_display(200));
     }
     if row.changes.len() > NAMED || row.changes_cut {
         text.push_str(" …");
@@ -229,11 +229,11 @@ fn explain(text: &mut String, rows: &[&TaskReport], style: Style) {
     let mut more = 0;
     for (place, (row, explanation)) in notable.enumerate() {
         if place < EXPLAINED {
-            let id = show(row.task.as_str(), TASK);
+            let id = escape_for_display(row.task.as_str(), TASK);
             let _ = writeln!(
                 text,
                 "{id}: {}",
-                show(&explanation, SENTENCE.max(style.width))
+                escape_for_display(&explanation, SENTENCE.max(style.width))
             );
         } else {
             more += 1;
@@ -249,18 +249,26 @@ fn explanation(row: &TaskReport) -> Option<String> {
     if row.outcome != TaskOutcome::Done {
         let mut part = row.outcome.word().replace('_', " ");
         if !row.denied_by.is_empty() {
-            let rules: Vec<String> = row.denied_by.iter().map(|rule| show(rule, 80)).collect();
+            let rules: Vec<String> = row
+                .denied_by
+                .iter()
+                .map(|rule| escape_for_display(rule, 80))
+                .collect();
             let _ = write!(part, " by {}", rules.join(", "));
         }
         if let Some(detail) = &row.detail {
-            let _ = write!(part, ": {}", detail.show(SENTENCE));
+            let _ = write!(part, ": {}", detail.escape_for_display(SENTENCE));
         }
         if row.attempts > 1 {
             let _ = write!(part, " (attempt {})", row.attempts);
         }
         parts.push(part);
     } else if row.denied > 0 {
-        let rules: Vec<String> = row.denied_by.iter().map(|rule| show(rule, 80)).collect();
+        let rules: Vec<String> = row
+            .denied_by
+            .iter()
+            .map(|rule| escape_for_display(rule, 80))
+            .collect();
         let by = if rules.is_empty() {
             String::new()
         } else {
@@ -276,7 +284,7 @@ fn explanation(row: &TaskReport) -> Option<String> {
     }
     let changed = row.changes_cut || !row.changes.is_empty();
     if let (Some(copy), true) = (&row.copy, changed) {
-        let copy = show(&copy.to_string_lossy(), SENTENCE);
+        let copy = escape_for_display(&copy.to_string_lossy(), SENTENCE);
         parts.push(format!("changed files are in {copy}"));
     }
     if let (Some(_), Some(session)) = (&row.bundle, &row.session) {

@@ -1,10 +1,10 @@
 //! The table as people see it.
 
 use super::*;
-use crate::api::testing::{EVIL, hostile, report, slot};
-use crate::fleet::FileChange;
-use crate::model::foreign::is_unsafe;
-use crate::model::{RunId, TaskId, Usage};
+use marshal_engine::api::test_fixtures::{EVIL, hostile_items, report, slot};
+use marshal_fleet::FileChange;
+use marshal_model::untrusted::is_unsafe;
+use marshal_model::{RunId, TaskId, Usage};
 
 const PIPE: Style = Style {
     width: 120,
@@ -194,7 +194,7 @@ fn many_failures_are_cut_with_their_number() {
 #[test]
 fn nothing_that_acts_on_a_terminal_is_in_a_table() {
     for evil in EVIL {
-        let (hostile, _) = hostile(evil);
+        let (hostile, _) = hostile_items(evil);
         let text = render(&[&hostile], 0, Duration::ZERO, PIPE);
         assert!(!text.chars().any(|c| c != '\n' && is_unsafe(c)), "{text:?}");
         assert_eq!(text.lines().count(), 5, "{text}");

@@ -14,10 +14,10 @@ use std::path::{Path, PathBuf};
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::Value;
 
-use crate::api::task_rules;
-use crate::limits;
-use crate::model::foreign::show;
-use crate::model::{Foreign, PoolName, TaskId, TaskSpec};
+use marshal_engine::api::task_rules;
+use marshal_model::limits;
+use marshal_model::untrusted::escape_for_display;
+use marshal_model::{PoolName, TaskId, TaskSpec, UntrustedText};
 
 /// The keys of a task.
 const KEYS: &[&str] = &[
@@ -36,7 +36,7 @@ const KEYS: &[&str] = &[
 /// One thing that is wrong with the tasks. Its text is safe to show.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
-    /// `FILE:LINE`, `FILE`, or what was given.
+    /// `FILE:LINE`, `FILE_NAME`, or what was given.
     pub place: String,
     /// The key.
     pub key: Option<String>,
@@ -81,7 +81,7 @@ impl fmt::Display for TasksError {
 impl std::error::Error for TasksError {}
 
 /// What the tasks are checked against.
-pub struct Surroundings<'a> {
+pub struct TaskContext<'a> {
     /// The pools of the configuration, in its order.
     pub pools: &'a [PoolName],
     /// The directory that paths of arguments and of standard input are relative to; absolute.
@@ -90,7 +90,7 @@ pub struct Surroundings<'a> {
     pub stdin: &'a mut dyn Read,
 }
 
-impl fmt::Debug for Surroundings<'_> {
+impl fmt::Debug for TaskContext<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Surroundings").finish_non_exhaustive()
     }
@@ -110,10 +110,10 @@ pub struct Tasks {
 ///
 /// # Errors
 /// [`TasksError`] with everything that is wrong.
-pub fn read(arguments: &[OsString], around: Surroundings<'_>) -> Result<Tasks, TasksError> {
+pub fn read(arguments: &[OsString], around: TaskContext<'_>) -> Result<Tasks, TasksError> {
     let mut reader = Reader {
         pools: around.pools,
-        found: Vec::new(),
+        parsed: Vec::new(),
         problems: Vec::new(),
         notes: Vec::new(),
         more: 0,
@@ -131,13 +131,13 @@ pub fn read(arguments: &[OsString], around: Surroundings<'_>) -> Result<Tasks, T
             reader.file(&path, &argument.to_string_lossy());
         } else if let Some(prompt) = argument.to_str() {
             if names_file && !prompt.contains(char::is_whitespace) {
-                let shown = show(prompt, 100);
+                let shown = escape_for_display(prompt, 100);
                 let note = format!("there is no file {shown}, so it is taken as a prompt");
                 reader.notes.push(note);
             }
             reader.prompt(prompt);
         } else {
-            let shown = show(&argument.to_string_lossy(), 60);
+            let shown = escape_for_display(&argument.to_string_lossy(), 60);
             reader.problem(&shown, None, "is not UTF-8, as a prompt must be");
         }
     }
@@ -145,15 +145,15 @@ pub fn read(arguments: &[OsString], around: Surroundings<'_>) -> Result<Tasks, T
 }
 
 /// A task whose id may still have to be made.
-struct Found {
+struct ParsedTask {
     place: String,
     id: Option<TaskId>,
-    spec: Unnamed,
+    spec: TaskFields,
 }
 
 /// Everything of a task but its id.
-struct Unnamed {
-    prompt: Foreign,
+struct TaskFields {
+    prompt: UntrustedText,
     pool: Option<PoolName>,
     workspace: Option<PathBuf>,
     attempts: Option<u32>,
@@ -166,7 +166,7 @@ struct Unnamed {
 
 struct Reader<'a> {
     pools: &'a [PoolName],
-    found: Vec<Found>,
+    parsed: Vec<ParsedTask>,
     problems: Vec<Problem>,
     notes: Vec<String>,
     more: usize,
@@ -180,18 +180,18 @@ impl Reader<'_> {
         }
         self.problems.push(Problem {
             place: place.to_owned(),
-            key: key.map(|key| show(key, 40)),
+            key: key.map(|key| escape_for_display(key, 40)),
             message: message.into(),
         });
     }
 
     fn prompt(&mut self, prompt: &str) {
-        let place = format!("prompt \"{}\"", show(prompt, 40));
-        if let Err(message) = task_rules::prompt(prompt) {
+        let place = format!("prompt \"{}\"", escape_for_display(prompt, 40));
+        if let Err(message) = task_rules::check_prompt(prompt) {
             self.problem(&place, None, message);
             return;
         }
-        let spec = Unnamed {
+        let spec = TaskFields {
             prompt: prompt.into(),
             pool: None,
             workspace: None,
@@ -206,7 +206,7 @@ impl Reader<'_> {
     }
 
     fn file(&mut self, path: &Path, name: &str) {
-        let name = show(name, 100);
+        let name = escape_for_display(name, 100);
         match std::fs::File::open(path) {
             Ok(mut file) => {
                 let base = path.parent().unwrap_or(path).to_owned();
@@ -228,14 +228,14 @@ impl Reader<'_> {
             self.problem(name, None, message);
             return;
         }
-        let before = self.found.len() + self.problems.len() + self.more;
+        let before = self.parsed.len() + self.problems.len() + self.more;
         let text = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&bytes);
         for (index, line) in text.split(|byte| *byte == b'\n').enumerate() {
             if !line.trim_ascii().is_empty() {
                 self.line(&format!("{name}:{}", index + 1), line, base);
             }
         }
-        if self.found.len() + self.problems.len() + self.more == before {
+        if self.parsed.len() + self.problems.len() + self.more == before {
             self.problem(
                 name,
                 None,
@@ -259,7 +259,7 @@ impl Reader<'_> {
             Err(error) => {
                 let message = format!(
                     "the line is no JSON object: {}",
-                    show(&error.to_string(), 160)
+                    escape_for_display(&error.to_string(), 160)
                 );
                 self.problem(place, None, message);
             }
@@ -270,8 +270,8 @@ impl Reader<'_> {
         let known_before = self.problems.len() + self.more;
         let mut id = None;
         let mut prompt = None;
-        let mut spec = Unnamed {
-            prompt: Foreign::default(),
+        let mut spec = TaskFields {
+            prompt: UntrustedText::default(),
             pool: None,
             workspace: None,
             attempts: None,
@@ -322,25 +322,25 @@ impl Reader<'_> {
         known.cloned().map(Some).ok_or_else(|| {
             format!(
                 "names no pool: \"{}\"; {}",
-                show(name, 40),
+                escape_for_display(name, 40),
                 pools_there(self.pools)
             )
         })
     }
 
-    fn take(&mut self, place: String, id: Option<TaskId>, spec: Unnamed) {
+    fn take(&mut self, place: String, id: Option<TaskId>, spec: TaskFields) {
         if spec.pool.is_none() && self.pools.len() != 1 {
             let message = format!("is needed; {}", pools_there(self.pools));
             self.problem(&place, Some("pool"), message);
             return;
         }
-        self.found.push(Found { place, id, spec });
+        self.parsed.push(ParsedTask { place, id, spec });
     }
 
     fn finish(mut self) -> Result<Tasks, TasksError> {
         let mut ids: HashSet<TaskId> = HashSet::new();
         let mut twice = Vec::new();
-        for found in &self.found {
+        for found in &self.parsed {
             if let Some(id) = &found.id
                 && !ids.insert(id.clone())
             {
@@ -350,15 +350,15 @@ impl Reader<'_> {
         for (place, id) in twice {
             self.problem(&place, Some("id"), format!("is used twice: {id}"));
         }
-        if self.found.len() > limits::POOL_QUEUE {
+        if self.parsed.len() > limits::POOL_QUEUE {
             let message = format!(
                 "{} are too many; at most {} fit into one run",
-                self.found.len(),
+                self.parsed.len(),
                 limits::POOL_QUEUE
             );
             self.problem("tasks", None, message);
         }
-        if self.found.is_empty() && self.problems.is_empty() {
+        if self.parsed.is_empty() && self.problems.is_empty() {
             self.problem(
                 "tasks",
                 None,
@@ -371,7 +371,7 @@ impl Reader<'_> {
                 more: self.more,
             });
         }
-        let specs = name_all(self.found, &ids);
+        let specs = name_all(self.parsed, &ids);
         Ok(Tasks {
             specs,
             notes: self.notes,
@@ -380,7 +380,7 @@ impl Reader<'_> {
 }
 
 /// Gives ids to the tasks that have none: `task-1` and on, in their order, around the given ones.
-fn name_all(found: Vec<Found>, given: &HashSet<TaskId>) -> Vec<TaskSpec> {
+fn name_all(found: Vec<ParsedTask>, given: &HashSet<TaskId>) -> Vec<TaskSpec> {
     let mut number = 0_usize;
     let mut next = || loop {
         number += 1;
@@ -397,10 +397,10 @@ fn name_all(found: Vec<Found>, given: &HashSet<TaskId>) -> Vec<TaskSpec> {
         attempts: found.spec.attempts,
         check: found.spec.check,
         files: found.spec.files,
-        embed: found.spec.embed,
+        embedded_files: found.spec.embed,
         policy_layer: found.spec.policy_layer,
         priority: found.spec.priority,
-        after: Vec::new(),
+        depends_on: Vec::new(),
     });
     specs.collect()
 }
@@ -437,17 +437,17 @@ fn read_id(value: &Value) -> Result<TaskId, String> {
     TaskId::new(text).map_err(|_| {
         format!(
             "is \"{}\"; give letters, digits, '.', '_' and '-', at most 128, beginning with a letter or digit, and not \"latest\"",
-            show(text, 40)
+            escape_for_display(text, 40)
         )
     })
 }
 
-fn read_prompt(value: Value) -> Result<Foreign, String> {
+fn read_prompt(value: Value) -> Result<UntrustedText, String> {
     let Value::String(text) = value else {
         return Err(format!("is {}; give a string", kind(&value)));
     };
-    task_rules::prompt(&text)?;
-    Ok(Foreign::new(text))
+    task_rules::check_prompt(&text)?;
+    Ok(UntrustedText::new(text))
 }
 
 fn read_workspace(value: &Value, base: &Path) -> Result<Option<PathBuf>, String> {
@@ -458,18 +458,18 @@ fn read_workspace(value: &Value, base: &Path) -> Result<Option<PathBuf>, String>
         return Err("is empty; give a directory".to_owned());
     }
     let path = base.join(text);
-    task_rules::workspace(&path)?;
+    task_rules::check_workspace(&path)?;
     if path.is_dir() {
         Ok(Some(path))
     } else {
-        let shown = show(&path.to_string_lossy(), 200);
+        let shown = escape_for_display(&path.to_string_lossy(), 200);
         Err(format!("is no directory: {shown}"))
     }
 }
 
 fn read_attempts(value: &Value) -> Result<Option<u32>, String> {
     match value.as_u64() {
-        Some(number) => task_rules::attempts(number).map(Some),
+        Some(number) => task_rules::check_attempts(number).map(Some),
         None => optional(value, "a whole number from 1"),
     }
 }
@@ -483,7 +483,7 @@ fn read_check(value: &Value) -> Result<Option<Vec<String>>, String> {
         .map(|word| word.as_str().map(str::to_owned))
         .collect();
     let argv = argv.ok_or("holds something that is no string")?;
-    task_rules::check(&argv)?;
+    task_rules::check_argv(&argv)?;
     Ok(Some(argv))
 }
 
@@ -497,14 +497,14 @@ fn read_files(value: &Value) -> Result<Vec<String>, String> {
         .map(|path| path.as_str().map(str::to_owned))
         .collect();
     let paths = paths.ok_or("holds something that is no string")?;
-    task_rules::files(&paths)?;
+    task_rules::check_files(&paths)?;
     Ok(paths)
 }
 
 fn read_priority(value: &Value) -> Result<i8, String> {
     match value {
         Value::Null => Ok(0),
-        value => task_rules::priority(value.as_i64()),
+        value => task_rules::check_priority(value.as_i64()),
     }
 }
 
@@ -512,7 +512,7 @@ fn read_layer(value: &Value) -> Result<Option<String>, String> {
     let Value::String(name) = value else {
         return optional(value, "the name of a policy");
     };
-    task_rules::policy_layer(name)?;
+    task_rules::check_policy_layer(name)?;
     Ok(Some(name.clone()))
 }
 

@@ -16,7 +16,7 @@ fn from_file(contents: impl AsRef<[u8]>, names: &[&str]) -> Result<Tasks, TasksE
     let dir = tempfile::tempdir().expect("directory");
     std::fs::create_dir(dir.path().join("src")).expect("made");
     std::fs::write(dir.path().join("t.jsonl"), contents).expect("written");
-    let around = Surroundings {
+    let around = TaskContext {
         pools: &pools(names),
         directory: dir.path(),
         stdin: &mut std::io::empty(),
@@ -26,7 +26,7 @@ fn from_file(contents: impl AsRef<[u8]>, names: &[&str]) -> Result<Tasks, TasksE
 
 fn from_arguments(arguments: &[&str], stdin: &str) -> Result<Tasks, TasksError> {
     let dir = tempfile::tempdir().expect("directory");
-    let around = Surroundings {
+    let around = TaskContext {
         pools: &pools(&["demo"]),
         directory: dir.path(),
         stdin: &mut stdin.as_bytes(),
@@ -41,7 +41,7 @@ fn check(contents: &str, expect: &[&str]) {
     assert!(
         !text
             .chars()
-            .any(|c| c != '\n' && crate::model::foreign::is_unsafe(c)),
+            .any(|c| c != '\n' && marshal_model::untrusted::is_unsafe(c)),
         "{text:?}"
     );
     for part in expect {
@@ -265,7 +265,7 @@ fn no_tasks_and_bad_arguments_are_errors() {
         error.to_string().contains("standard input: has no task"),
         "{error}"
     );
-    let around = Surroundings {
+    let around = TaskContext {
         pools: &pools(&["demo"]),
         directory: Path::new("/"),
         stdin: &mut std::io::empty(),

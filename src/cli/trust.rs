@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags};
 
-use crate::model::foreign;
+use marshal_model::untrusted;
 
 /// Why a file that is code is not used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -54,7 +54,7 @@ pub enum Untrusted {
 }
 
 pub(super) fn shown(path: &Path) -> String {
-    foreign::show(&path.to_string_lossy(), 200)
+    untrusted::escape_for_display(&path.to_string_lossy(), 200)
 }
 
 /// The system's words without their number.
@@ -92,17 +92,17 @@ pub fn open_trusted(path: &Path) -> Result<File, OpenError> {
         return Err(Untrusted::NotAFile(path.to_owned()).into());
     }
     let caller = Caller::current();
-    caller.check(path, &Rights::of(&file)?)?;
+    caller.check(path, &Rights::of_file(&file)?)?;
     let mut near = vec![fs::canonicalize(path.parent().unwrap_or(Path::new("/")))?];
     let real = fs::canonicalize(path)?;
     near.extend(real.parent().map(Path::to_owned));
     near.dedup();
     for dir in &near {
-        caller.check_near(dir, &Rights::of(&File::open(dir)?)?)?;
+        caller.check_parent(dir, &Rights::of_file(&File::open(dir)?)?)?;
     }
-    for dir in way(path, &caller)? {
+    for dir in lookup_dirs(path, &caller)? {
         if !near.contains(&dir) {
-            caller.check_far(&dir, &Rights::of_directory(&dir)?)?;
+            caller.check_ancestor(&dir, &Rights::of_directory(&dir)?)?;
         }
     }
     Ok(file)
@@ -119,21 +119,21 @@ struct Rights {
 }
 
 impl Rights {
-    fn of(file: &File) -> std::io::Result<Self> {
+    fn of_file(file: &File) -> std::io::Result<Self> {
         let metadata = file.metadata()?;
         let mut none = [0_u8; 0];
         let acl = rustix::fs::fgetxattr(file, "system.posix_acl_access", &mut none[..]).is_ok();
-        Ok(Self::by(&metadata, acl))
+        Ok(Self::from_metadata(&metadata, acl))
     }
 
     /// Of a directory that need not be readable, only passable.
     fn of_directory(path: &Path) -> std::io::Result<Self> {
         let mut none = [0_u8; 0];
         let acl = rustix::fs::getxattr(path, "system.posix_acl_access", &mut none[..]).is_ok();
-        Ok(Self::by(&fs::metadata(path)?, acl))
+        Ok(Self::from_metadata(&fs::metadata(path)?, acl))
     }
 
-    fn by(metadata: &Metadata, acl: bool) -> Self {
+    fn from_metadata(metadata: &Metadata, acl: bool) -> Self {
         let owner = metadata.uid();
         Self {
             owner,
@@ -156,7 +156,7 @@ impl Caller {
     }
 
     /// The directory that holds the file, or a link to it.
-    fn check_near(&self, path: &Path, rights: &Rights) -> Result<(), Untrusted> {
+    fn check_parent(&self, path: &Path, rights: &Rights) -> Result<(), Untrusted> {
         if rights.mode & STICKY != 0 && rights.mode & 0o002 != 0 {
             return Err(Untrusted::Shared {
                 path: path.to_owned(),
@@ -167,7 +167,7 @@ impl Caller {
     }
 
     /// A directory further up: in one with the sticky bit nobody can move what is ours.
-    fn check_far(&self, path: &Path, rights: &Rights) -> Result<(), Untrusted> {
+    fn check_ancestor(&self, path: &Path, rights: &Rights) -> Result<(), Untrusted> {
         let is_sticky = rights.mode & STICKY != 0;
         let mode = rights.mode & if is_sticky { !0o022 } else { !0 };
         // Where root itself is not mapped, the top of the tree seems to be somebody else's.
@@ -191,7 +191,7 @@ impl Caller {
             mode: 0,
             private_group: true,
         };
-        self.check_far(path, &rights)
+        self.check_ancestor(path, &rights)
     }
 
     fn check(&self, path: &Path, rights: &Rights) -> Result<(), Untrusted> {
@@ -226,7 +226,7 @@ const LINKS: usize = 40;
 
 /// Every directory in which a part of the absolute path is looked up, links followed. A link on the
 /// way must be root's or the caller's.
-fn way(path: &Path, caller: &Caller) -> Result<BTreeSet<PathBuf>, OpenError> {
+fn lookup_dirs(path: &Path, caller: &Caller) -> Result<BTreeSet<PathBuf>, OpenError> {
     let parts = |path: &Path| -> Vec<OsString> {
         let parts = path.components().rev();
         parts.map(|part| part.as_os_str().to_owned()).collect()
@@ -406,7 +406,7 @@ mod tests {
                 mode,
                 private_group: false,
             };
-            caller.check_far(path, &rights)
+            caller.check_ancestor(path, &rights)
         };
         assert!(far(0, 0o1777).is_ok());
         assert!(matches!(far(1001, 0o1777), Err(Untrusted::Owner { .. })));

@@ -5,23 +5,23 @@
 use std::sync::Arc;
 
 use super::continuing;
-use super::doors::Doors;
 use super::exit::Exit;
+use super::listeners::Listeners;
 use super::run;
 use super::signals::{Signal, Signals};
 use super::streams::Output;
-use crate::api::control::Runs;
-use crate::api::{Fleet, Refusal};
-use crate::journal::{Journal, StoredRun};
-use crate::limits;
-use crate::model::RunId;
-use crate::telemetry::sets::ReloadCause;
+use marshal_engine::api::control::Runs;
+use marshal_engine::api::{Fleet, Refusal};
+use marshal_journal::{Journal, StoredRun};
+use marshal_model::RunId;
+use marshal_model::limits;
+use marshal_telemetry::labels::ReloadCause;
 
 /// The runs that earlier starts left, oldest first. A journal that cannot be read has none.
 #[must_use]
 pub fn unfinished(journal: &Journal) -> Vec<StoredRun> {
     let read = journal.reader().map_err(|error| error.to_string());
-    let read = read.and_then(|reader| reader.unfinished().map_err(|error| error.to_string()));
+    let read = read.and_then(|reader| reader.unfinished_runs().map_err(|error| error.to_string()));
     read.unwrap_or_else(|why| {
         tracing::error!(why, "unfinished runs cannot be read: none is taken up");
         Vec::new()
@@ -30,36 +30,36 @@ pub fn unfinished(journal: &Journal) -> Vec<StoredRun> {
 
 /// The runs that are about to be taken up, for the doors.
 #[must_use]
-pub fn awaited(unfinished: &[StoredRun]) -> Runs {
+pub fn pending_runs(unfinished: &[StoredRun]) -> Runs {
     let ids = unfinished.iter().map(|stored| RunId::new(&stored.run));
-    Runs::awaiting(ids.filter_map(Result::ok))
+    Runs::with_pending(ids.filter_map(Result::ok))
 }
 
 /// Goes on with these runs, one after the other; clients may watch them. One that does not fit
 /// into the queues waits until it does.
-pub async fn take_up<F: Fleet>(fleet: F, runs: Arc<Runs>, unfinished: Vec<StoredRun>) {
+pub async fn resume_runs<F: Fleet>(fleet: F, runs: Arc<Runs>, unfinished: Vec<StoredRun>) {
     for stored in unfinished {
         let Ok(run) = RunId::new(&stored.run) else {
             continue;
         };
         loop {
-            match run::take_up(&fleet, run.clone()).await {
+            match run::resume_run(&fleet, run.clone()).await {
                 Ok(ledger) => {
                     let tasks = ledger.total();
                     tracing::info!(
-                        run = continuing::told(&stored),
+                        run = continuing::describe_run(&stored),
                         tasks,
                         "going on with a run"
                     );
-                    runs.keep(&ledger);
+                    runs.insert(&ledger);
                 }
                 Err(Refusal::Full(_)) => {
-                    tokio::time::sleep(limits::TAKE_UP_AGAIN).await;
+                    tokio::time::sleep(limits::RUN_RETRY_INTERVAL).await;
                     continue;
                 }
                 Err(error) => {
                     tracing::error!(run = %run, %error, "an unfinished run is not taken up");
-                    runs.give_up(&run);
+                    runs.drop_pending(&run);
                 }
             }
             break;
@@ -71,18 +71,18 @@ pub async fn take_up<F: Fleet>(fleet: F, runs: Arc<Runs>, unfinished: Vec<Stored
 /// kills. The doors stay open until the children are gone, so that the end can be watched.
 pub async fn serve<F: Fleet>(
     fleet: F,
-    doors: Doors,
+    doors: Listeners,
     err: &mut Output,
     signals: &mut Signals,
 ) -> Exit {
     while signals.next().await == Signal::Hangup {
         // Beside the signals: one that ends us must not wait for a file. What is wrong is logged.
-        doors.read_again();
+        doors.reload_certificate();
         let fleet = fleet.clone();
         tokio::spawn(async move { drop(fleet.reload_policies(ReloadCause::Signal).await) });
     }
     err.line("stopping; a second signal kills");
-    doors.stop_taking();
+    doors.stop_accepting();
     fleet.cancel_all();
     let second = run::stop(&fleet, signals).await;
     // A door behind which something hangs is not waited for by somebody who insists.
@@ -104,13 +104,13 @@ mod tests {
     use tokio::sync::mpsc;
 
     use super::*;
-    use crate::api::control;
-    use crate::api::reply::Role;
-    use crate::api::testing::{FakeFleet, spec};
     use crate::cli::control_client::{Client, daemon};
-    use crate::cli::doors::{Within, listen};
+    use crate::cli::listeners::{StateListeners, listen};
     use crate::cli::streams::{Captured, Streams};
-    use crate::fleet::Stop;
+    use marshal_engine::api::control;
+    use marshal_engine::api::reply::Role;
+    use marshal_engine::api::test_fixtures::{FakeFleet, spec};
+    use marshal_fleet::Stop;
 
     struct Daemon {
         dir: tempfile::TempDir,
@@ -124,7 +124,7 @@ mod tests {
         daemon_with(fleet, |_| {}).await
     }
 
-    async fn daemon_with(fleet: FakeFleet, change: impl FnOnce(&Doors)) -> Daemon {
+    async fn daemon_with(fleet: FakeFleet, change: impl FnOnce(&Listeners)) -> Daemon {
         let dir = tempfile::tempdir().expect("directory");
         let (mut streams, _, err) = Streams::captured(false);
         let any: SocketAddr = "127.0.0.1:0".parse().expect("address");
@@ -133,13 +133,13 @@ mod tests {
         let control = control::bind(dir.path()).expect("bound");
         let metrics = Arc::new(|| "up 1\n".to_owned());
         let http = http.expect("bound");
-        let doors = Doors::open(
+        let doors = Listeners::open(
             &fleet,
             Role::Daemon,
             http,
             control,
             metrics,
-            Within::default(),
+            StateListeners::default(),
             Arc::default(),
         );
         change(&doors);
@@ -206,8 +206,8 @@ mod tests {
         let mut ended = 0;
         while let Ok((item, _)) = client.next().await {
             match item {
-                Some(crate::api::watch::Item::Ended(_)) => ended += 1,
-                Some(crate::api::watch::Item::Complete) => break,
+                Some(marshal_engine::api::run_stream::RunStreamItem::Ended(_)) => ended += 1,
+                Some(marshal_engine::api::run_stream::RunStreamItem::Complete) => break,
                 _ => {}
             }
         }

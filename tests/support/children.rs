@@ -1,7 +1,7 @@
 //! What the tests of real children share: plans, places on disk, and a look at what is left.
 //!
-//! Every test also runs as an ordinary user: [`again_as_ordinary_user`] runs the whole test binary
-//! once more without root.
+//! Every test also runs as an ordinary user: [`again_as_ordinary_user`] runs an area once more
+//! without root.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -9,15 +9,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use marshal::config::{self, ProcMode};
-use marshal::launch::{Finished, LaunchPlan, RunError, Spawner, Walls, run_to_end};
-use marshal::model::GroupLimits;
-use marshal::sandbox::{self, Ids, Tree, WallsRequest};
-use marshal::wire::shim::Access;
-use programs::install;
+use marshal_config::{self as config, ProcMode};
+use marshal_launch::{LaunchPlan, ProgramOutput, RunError, SandboxSpec, Spawner, run_to_end};
+use marshal_model::ResourceLimits;
+use marshal_sandbox::{self as sandbox, HostIds, SandboxRequest, Tree};
+use marshal_wire::shim::MountAccess;
 
-#[path = "programs.rs"]
-pub(crate) mod programs;
+use crate::programs::install;
 
 /// The uid of a slot in the tests; nobody's on this host.
 pub(crate) const SLOT_UID: u32 = 2_000_100;
@@ -27,6 +25,9 @@ pub(crate) const USER: u32 = 54_321;
 const EXE: &str = "MARSHAL_UNDER_TEST";
 /// The same of its helpers' binary.
 const SHIM: &str = "MARSHAL_SHIM_UNDER_TEST";
+
+/// How many tests run at a time.
+const THREADS: &str = "RUST_TEST_THREADS";
 
 /// The binary under test.
 pub(crate) fn marshal() -> PathBuf {
@@ -45,16 +46,16 @@ pub(crate) fn is_root() -> bool {
 
 /// A spawner whose helpers are the binary under test.
 pub(crate) fn spawner() -> Spawner {
-    Spawner::with_executable(marshal()).unwrap()
+    Spawner::with_executable(marshal(), marshal::BUILD).unwrap()
 }
 
 /// Who agents are.
-pub(crate) fn ids() -> Ids {
+pub(crate) fn ids() -> HostIds {
     if is_root() {
-        Ids::Root { slot_uid: SLOT_UID }
+        HostIds::Root { slot_uid: SLOT_UID }
     } else {
         let (uid, gid) = (rustix::process::getuid(), rustix::process::getgid());
-        Ids::Own {
+        HostIds::Own {
             uid: uid.as_raw(),
             gid: gid.as_raw(),
         }
@@ -77,8 +78,8 @@ pub(crate) fn profile() -> config::Sandbox {
         fsize: 1 << 20,
         landlock_min_abi: 0,
         seccomp: config::Seccomp::Default,
-        demands: config::Demands::default(),
-        group: GroupLimits::NONE,
+        requirements: config::HostRequirements::default(),
+        group_limits: ResourceLimits::NONE,
     }
 }
 
@@ -96,7 +97,7 @@ impl Place {
             let path = place.path(name);
             fs::create_dir(&path).unwrap();
             fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).unwrap();
-            give(&path, ids().outside());
+            give(&path, ids().uid_and_gid());
         }
         place
     }
@@ -106,14 +107,14 @@ impl Place {
     }
 
     /// A walls request with this home and workspace.
-    pub(crate) fn request<'a>(&self, profile: &'a config::Sandbox) -> WallsRequest<'a> {
+    pub(crate) fn request<'a>(&self, profile: &'a config::Sandbox) -> SandboxRequest<'a> {
         let tree = |name| Tree {
             path: self.path(name),
-            owner: ids().outside(),
-            access: Access::Rw,
+            owner: ids().uid_and_gid(),
+            access: MountAccess::Rw,
             identity: None,
         };
-        WallsRequest {
+        SandboxRequest {
             home: Some(tree("home")),
             workspace: Some(tree("workspace")),
             hostname: "test-0",
@@ -136,27 +137,27 @@ pub(crate) fn plain(script: &str) -> LaunchPlan {
         env: vec![("PATH".to_owned(), "/usr/bin:/bin".to_owned())],
         cwd: "/".to_owned(),
         limits: sandbox::limits_of(&profile()),
-        walls: Walls::None,
+        sandbox: SandboxSpec::None,
         preamble: Vec::new(),
     }
 }
 
 /// `sh -c` in walls.
-pub(crate) fn walled(request: &WallsRequest<'_>, script: &str) -> LaunchPlan {
+pub(crate) fn walled(request: &SandboxRequest<'_>, script: &str) -> LaunchPlan {
     LaunchPlan {
         cwd: "/workspace".to_owned(),
-        walls: Walls::Shim(Box::new(sandbox::plan(request).unwrap())),
+        sandbox: SandboxSpec::Shim(Box::new(sandbox::plan(request).unwrap())),
         ..plain(script)
     }
 }
 
 /// Runs a plan to its end.
-pub(crate) async fn run(plan: LaunchPlan) -> Result<Finished, RunError> {
+pub(crate) async fn run(plan: LaunchPlan) -> Result<ProgramOutput, RunError> {
     run_to_end(&spawner(), plan, Duration::from_secs(60), 1 << 20).await
 }
 
 /// What a script says in walls, which must be nothing on stderr.
-pub(crate) async fn says(request: &WallsRequest<'_>, script: &str) -> String {
+pub(crate) async fn says(request: &SandboxRequest<'_>, script: &str) -> String {
     let finished = run(walled(request, script)).await.unwrap();
     assert_eq!(
         String::from_utf8_lossy(&finished.stderr),
@@ -219,6 +220,32 @@ pub(crate) fn below(ancestor: u32) -> Vec<u32> {
     found
 }
 
+/// The mounts of this process's namespace that name a directory: by where they are, or by what they show.
+pub(crate) fn mounts_of(dir: &Path) -> Vec<String> {
+    let dir = dir.display().to_string();
+    let table = fs::read("/proc/self/mountinfo").unwrap();
+    let table = String::from_utf8_lossy(&table).into_owned();
+    let lines = table.lines().map(unescaped);
+    lines.filter(|line| line.contains(&dir)).collect()
+}
+
+/// A line of a table of mounts, where the kernel writes a blank in a name as `\040`.
+fn unescaped(line: &str) -> String {
+    let mut text = String::new();
+    let mut rest = line;
+    while let Some((before, after)) = rest.split_once('\\') {
+        text.push_str(before);
+        let octal = after.split_at_checked(3).and_then(|(digits, rest)| {
+            let byte = u8::from_str_radix(digits, 8).ok()?;
+            Some((char::from(byte), rest))
+        });
+        let (character, after) = octal.unwrap_or(('\\', after));
+        text.push(character);
+        rest = after;
+    }
+    text + rest
+}
+
 /// Waits until `done`, or fails after `limit`.
 pub(crate) async fn until(limit: Duration, what: &str, mut done: impl FnMut() -> bool) -> Duration {
     let begin = Instant::now();
@@ -229,8 +256,8 @@ pub(crate) async fn until(limit: Duration, what: &str, mut done: impl FnMut() ->
     begin.elapsed()
 }
 
-/// Runs all tests of this binary once more without root; `this` is the caller, which is left out.
-pub(crate) fn again_as_ordinary_user(this: &str) {
+/// Runs all tests of an area once more without root, but the caller, which has the name below.
+pub(crate) fn again_as_ordinary_user(area: &str) {
     if !is_root() {
         return;
     }
@@ -256,8 +283,13 @@ pub(crate) fn again_as_ordinary_user(this: &str) {
         .args([&format!("--reuid={USER}"), &format!("--regid={USER}")])
         .arg("--clear-groups")
         .arg(&tests)
-        .args(["--skip", this])
+        .args([
+            &format!("{area}::"),
+            "--skip",
+            "all_of_this_holds_for_an_ordinary_user",
+        ])
         .env_clear()
+        .envs(std::env::var_os(THREADS).map(|threads| (THREADS, threads)))
         .env("PATH", "/usr/bin:/bin")
         .env("TMPDIR", &tmp)
         .env(EXE, &marshal)

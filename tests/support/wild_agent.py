@@ -113,6 +113,10 @@ def stopped(turn):
         wait_for(names[-1])
         if codes[names[-1]] != 0:
             held = int(os.read(came, 20))
+            if names[-1] in os.listdir("/workspace"):
+                # It had written already, and only not said so.
+                os.kill(held, signal.SIGCONT)
+                return text("missed")
         elif select.select([came], [], [], 0)[0]:
             # It had written already.
             os.kill(int(os.read(came, 20)), signal.SIGCONT)

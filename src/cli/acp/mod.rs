@@ -2,10 +2,20 @@
 //!
 //! Owns the editor's connection and which sessions it has open. Must not know what a supervisor
 //! does with them: it speaks to one over its control socket, to its own as to any other.
+//!
+//! What ends what:
+//!
+//! - The editor ends, by EOF or a kill: its connections end, turns are cancelled, requests are denied
+//!   (`gone`), children are stopped and slots are free.
+//! - `marshal acp` with a fleet of its own ends: the same, and its children die with it.
+//! - The daemon is killed: the editor's prompts end with an error. The next start ends them `lost`, and the
+//!   session can be loaded.
+//! - An editor reads nothing: what waits for it has a bound. Then its connection is not read any more, and
+//!   the supervisor drops it after `CONTROL_TIMEOUT`.
 
-mod out;
+mod output;
+mod session;
 mod sessions;
-mod talk;
 
 use std::io::{Read, Write};
 use std::path::PathBuf;
@@ -17,23 +27,24 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::control_client::{Client, ClientError};
-use crate::api::acp::incoming::{
-    self, Incoming, List, OfSession, Open, Params, Prompt, RequestId, SetMode, SetOption,
+use marshal_engine::api::acp::incoming::{
+    self, Incoming, ListParams, OpenParams, Params, PromptParams, RequestId, SessionParams,
+    SetMode, SetOption,
 };
-use crate::api::acp::known::Can;
-use crate::api::acp::{RpcError, content, outgoing};
-use crate::api::reply::ConversationLine;
-use crate::api::request::Code;
-use crate::limits;
-use crate::model::foreign::show;
-use crate::model::{Foreign, PoolName, Setting};
-use crate::wire::ndjson::Lines;
-use out::Out;
-use sessions::{Sessions, ToSession};
+use marshal_engine::api::acp::session_state::ClientCapabilities;
+use marshal_engine::api::acp::{RpcError, content, outgoing};
+use marshal_engine::api::reply::ConversationLine;
+use marshal_engine::api::request::Code;
+use marshal_model::limits;
+use marshal_model::untrusted::escape_for_display;
+use marshal_model::{PoolName, Setting, UntrustedText};
+use marshal_wire::ndjson::LineDecoder;
+use output::EditorOutput;
+use sessions::{SessionCommand, Sessions};
 
 /// Whom an editor's sessions come from.
 #[derive(Debug, Clone)]
-pub struct Place {
+pub struct SupervisorTarget {
     /// The state directory of the supervisor.
     pub state_dir: PathBuf,
     /// The pool.
@@ -46,42 +57,42 @@ pub enum Ended {
     /// It closed its end, or was asked to.
     Closed,
     /// It sent a line without an end.
-    Endless,
+    LineTooLong,
 }
 
 /// What every part of one editor's connection needs.
 #[derive(Debug, Clone)]
-struct Desk {
-    place: Arc<Place>,
-    out: Out,
+struct EditorContext {
+    target: Arc<SupervisorTarget>,
+    output: EditorOutput,
     sessions: Arc<Sessions>,
     tasks: TaskTracker,
     /// What the editor understands, once it has greeted.
-    can: Arc<OnceLock<Can>>,
+    capabilities: Arc<OnceLock<ClientCapabilities>>,
     /// The editor is gone.
-    gone: CancellationToken,
+    editor_gone: CancellationToken,
 }
 
 /// Serves one editor until it goes, or `stop`.
 pub async fn serve(
-    place: Place,
+    place: SupervisorTarget,
     input: impl Read + Send + 'static,
     output: impl Write + Send + 'static,
     stop: CancellationToken,
 ) -> Ended {
     let gone = stop.child_token();
-    let (out, written) = Out::start(output, gone.clone());
-    let chunks = out::read(input);
-    let desk = Desk {
-        place: Arc::new(place),
-        out,
+    let (out, written) = EditorOutput::start(output, gone.clone());
+    let chunks = output::read(input);
+    let desk = EditorContext {
+        target: Arc::new(place),
+        output: out,
         sessions: Arc::new(Sessions::default()),
         tasks: TaskTracker::new(),
-        can: Arc::default(),
-        gone: gone.clone(),
+        capabilities: Arc::default(),
+        editor_gone: gone.clone(),
     };
     let ended = tokio::select! {
-        ended = hear(&desk, chunks) => ended,
+        ended = read_messages(&desk, chunks) => ended,
         () = gone.cancelled() => Ended::Closed,
     };
     // Whoever waits for the supervisor or for the editor stops waiting: connections end, and with
@@ -90,13 +101,13 @@ pub async fn serve(
     desk.tasks.close();
     desk.tasks.wait().await;
     drop(desk);
-    out::finish(written).await;
+    output::finish(written).await;
     ended
 }
 
 /// Reads until the editor closes its end.
-async fn hear(desk: &Desk, mut chunks: mpsc::Receiver<Vec<u8>>) -> Ended {
-    let mut lines = Lines::new(limits::EDITOR_LINE_BYTES);
+async fn read_messages(desk: &EditorContext, mut chunks: mpsc::Receiver<Vec<u8>>) -> Ended {
+    let mut lines = LineDecoder::new(limits::EDITOR_LINE_BYTES);
     let mut greeted = false;
     while let Some(chunk) = chunks.recv().await {
         lines.push(chunk);
@@ -106,9 +117,9 @@ async fn hear(desk: &Desk, mut chunks: mpsc::Receiver<Vec<u8>>) -> Ended {
                     "a line is longer than {} bytes; the connection ends",
                     limits::EDITOR_LINE_BYTES
                 );
-                let error = RpcError::new(RpcError::REQUEST, message);
-                desk.out.send(outgoing::error(None, &error)).await;
-                return Ended::Endless;
+                let error = RpcError::new(RpcError::INVALID_REQUEST, message);
+                desk.output.send(outgoing::error_reply(None, &error)).await;
+                return Ended::LineTooLong;
             };
             desk.line(&line, &mut greeted).await;
         }
@@ -116,52 +127,60 @@ async fn hear(desk: &Desk, mut chunks: mpsc::Receiver<Vec<u8>>) -> Ended {
     Ended::Closed
 }
 
-impl Desk {
+impl EditorContext {
     async fn line(&self, line: &[u8], greeted: &mut bool) {
         match incoming::read(line) {
             Ok(Incoming::Request { id, method, params }) => {
                 if method == "initialize" {
                     *greeted = true;
                     // Whoever greets twice is taken by the first word.
-                    let _ = self.can.set(incoming::understands(&params));
-                    self.out.send(outgoing::initialized(&id)).await;
+                    let _ = self
+                        .capabilities
+                        .set(incoming::client_capabilities(&params));
+                    self.output.send(outgoing::initialize_reply(&id)).await;
                 } else if *greeted {
                     self.request(id, &method, &params).await;
                 } else {
-                    let error = RpcError::new(RpcError::REQUEST, "initialize comes first");
+                    let error = RpcError::new(RpcError::INVALID_REQUEST, "initialize comes first");
                     self.fail(&id, &error).await;
                 }
             }
-            Ok(Incoming::Notification { method, params }) => self.notified(&method, &params),
+            Ok(Incoming::Notification { method, params }) => {
+                self.handle_notification(&method, &params);
+            }
             Ok(Incoming::Reply { id, outcome }) => {
                 self.sessions
-                    .answered(id, incoming::said(outcome.as_deref()));
+                    .deliver_answer(id, incoming::parse_permission_answer(outcome.as_deref()));
             }
             Err(bad) => {
-                let told = outgoing::error(bad.id.as_ref(), &bad.error);
-                self.out.send(told).await;
+                let told = outgoing::error_reply(bad.id.as_ref(), &bad.error);
+                self.output.send(told).await;
             }
         }
     }
 
     async fn fail(&self, id: &RequestId, error: &RpcError) {
-        self.out.send(outgoing::error(Some(id), error)).await;
+        self.output
+            .send(outgoing::error_reply(Some(id), error))
+            .await;
     }
 
     async fn request(&self, id: RequestId, method: &str, params: &Params) {
         let served = match method {
-            "session/new" => self.open(&id, params, talk::How::New),
-            "session/load" => self.open(&id, params, talk::How::Load),
-            "session/resume" => self.open(&id, params, talk::How::Resume),
+            "session/new" => self.open(&id, params, session::OpenMode::New),
+            "session/load" => self.open(&id, params, session::OpenMode::Load),
+            "session/resume" => self.open(&id, params, session::OpenMode::Resume),
             "session/prompt" => self.prompt(&id, params),
             "session/close" => self.close(&id, params),
             "session/list" => self.list(&id, params),
-            "authenticate" => Err(RpcError::params("there is nothing to authenticate with")),
+            "authenticate" => Err(RpcError::invalid_params(
+                "there is nothing to authenticate with",
+            )),
             "session/set_mode" => self.set_mode(&id, params),
             "session/set_config_option" => self.set_option(&id, params),
             other => Err(RpcError::new(
-                RpcError::METHOD,
-                format!("there is no method {}", show(other, 80)),
+                RpcError::METHOD_NOT_FOUND,
+                format!("there is no method {}", escape_for_display(other, 80)),
             )),
         };
         if let Err(error) = served {
@@ -169,46 +188,51 @@ impl Desk {
         }
     }
 
-    fn notified(&self, method: &str, params: &Params) {
+    fn handle_notification(&self, method: &str, params: &Params) {
         // Every other notification is ignored, as the protocol wants it.
         if method == "session/cancel"
-            && let Ok(of) = params.read::<OfSession>()
+            && let Ok(of) = params.read::<SessionParams>()
         {
             self.sessions.cancel(&of.session_id);
         }
     }
 
-    fn open(&self, id: &RequestId, params: &Params, how: talk::How) -> Result<(), RpcError> {
-        let open: Open = params.read()?;
+    fn open(
+        &self,
+        id: &RequestId,
+        params: &Params,
+        how: session::OpenMode,
+    ) -> Result<(), RpcError> {
+        let open: OpenParams = params.read()?;
         let directory = open.directory()?;
         let session = match how {
-            talk::How::New => None,
-            talk::How::Load | talk::How::Resume => Some(open.session()?),
+            session::OpenMode::New => None,
+            session::OpenMode::Load | session::OpenMode::Resume => Some(open.session()?),
         };
         if let Some(session) = &session
             && self.sessions.has(session.as_str())
         {
-            return Err(RpcError::params(format!(
+            return Err(RpcError::invalid_params(format!(
                 "session {session} is open here already; close it first"
             )));
         }
-        let place = self.sessions.place()?;
-        let opening = talk::Opening {
+        let place = self.sessions.reserve()?;
+        let opening = session::OpenRequest {
             id: id.clone(),
             directory,
             session,
-            how,
-            place,
+            mode: how,
+            permit: place,
         };
-        self.tasks.spawn(talk::run(self.clone(), opening));
+        self.tasks.spawn(session::run(self.clone(), opening));
         Ok(())
     }
 
     fn prompt(&self, id: &RequestId, params: &Params) -> Result<(), RpcError> {
-        let prompt: Prompt = params.read()?;
+        let prompt: PromptParams = params.read()?;
         let session = self.sessions.find(&prompt.session_id)?;
-        let text = content::text(&prompt.prompt, session.directory())?;
-        session.tell(ToSession::Prompt {
+        let text = content::prompt_text(&prompt.prompt, session.directory())?;
+        session.send(SessionCommand::Prompt {
             id: id.clone(),
             text,
         })
@@ -231,41 +255,41 @@ impl Desk {
         setting: Result<Setting, RpcError>,
     ) -> Result<(), RpcError> {
         let session = self.sessions.find(session)?;
-        session.tell(ToSession::Set {
+        session.send(SessionCommand::Set {
             id: id.clone(),
             setting: setting?,
         })
     }
 
     fn close(&self, id: &RequestId, params: &Params) -> Result<(), RpcError> {
-        let of: OfSession = params.read()?;
+        let of: SessionParams = params.read()?;
         let session = self.sessions.find(&of.session_id)?;
-        session.tell(ToSession::Close { id: id.clone() })
+        session.send(SessionCommand::Close { id: id.clone() })
     }
 
     fn list(&self, id: &RequestId, params: &Params) -> Result<(), RpcError> {
-        let list: List = params.read()?;
+        let list: ListParams = params.read()?;
         let after = match list.cursor.as_deref() {
             None => 0,
             Some(cursor) => cursor
                 .parse()
-                .map_err(|_| RpcError::params("the cursor is none of ours"))?,
+                .map_err(|_| RpcError::invalid_params("the cursor is none of ours"))?,
         };
         let (desk, id) = (self.clone(), id.clone());
-        let place = self.sessions.place()?;
+        let place = self.sessions.reserve()?;
         self.tasks.spawn(async move {
             let asked = async {
-                let mut client = Client::connect(&desk.place.state_dir).await?;
-                client.conversations(&desk.place.pool, after).await
+                let mut client = Client::connect(&desk.target.state_dir).await?;
+                client.conversations(&desk.target.pool, after).await
             };
             let found = tokio::select! {
                 found = asked => found,
-                () = desk.gone.cancelled() => return,
+                () = desk.editor_gone.cancelled() => return,
             };
             match found {
                 Ok(found) => {
                     let result = page(&found, after, list.cwd.as_deref());
-                    desk.out.send(outgoing::reply(&id, &result)).await;
+                    desk.output.send(outgoing::reply(&id, &result)).await;
                 }
                 Err(error) => desk.fail(&id, &rpc(error)).await,
             }
@@ -280,8 +304,8 @@ fn page(found: &[ConversationLine], after: u32, cwd: Option<&str>) -> serde_json
     let shown = |of: &&ConversationLine| cwd.is_none_or(|cwd| cwd == of.directory);
     let session = |of: &ConversationLine| {
         let mut session = json!({"sessionId": of.session, "cwd": of.directory});
-        let title = of.title.as_deref().map(Foreign::from);
-        if let Some(title) = title.as_ref().and_then(incoming::title) {
+        let title = of.title.as_deref().map(UntrustedText::from);
+        if let Some(title) = title.as_ref().and_then(incoming::session_title) {
             session["title"] = title.into();
         }
         if let Ok(at) = jiff::Timestamp::from_microsecond(of.at_us) {
@@ -302,6 +326,6 @@ fn page(found: &[ConversationLine], after: u32, cwd: Option<&str>) -> serde_json
 fn rpc(error: ClientError) -> RpcError {
     match error {
         ClientError::Refused(failure) if failure.code != Code::Stopping => failure.into(),
-        other => RpcError::internal(other.to_string()),
+        other => RpcError::internal_error(other.to_string()),
     }
 }

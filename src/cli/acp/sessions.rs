@@ -8,28 +8,28 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
 
-use crate::api::acp::RpcError;
-use crate::api::acp::incoming::RequestId;
-use crate::fleet::Said;
-use crate::limits;
-use crate::model::{AskId, Foreign, Setting};
+use marshal_engine::api::acp::RpcError;
+use marshal_engine::api::acp::incoming::RequestId;
+use marshal_fleet::ApproverReply;
+use marshal_model::limits;
+use marshal_model::{PermissionRequestId, Setting, UntrustedText};
 
 /// What the editor wants of a session.
 #[derive(Debug)]
-pub(super) enum ToSession {
+pub(super) enum SessionCommand {
     /// Work this.
     Prompt {
         /// The request that is answered at its end.
         id: RequestId,
         /// The text.
-        text: Foreign,
+        text: UntrustedText,
     },
     /// A person's answer to an ask.
     Answer {
         /// Which ask.
-        ask: AskId,
+        ask: PermissionRequestId,
         /// What was said.
-        said: Said,
+        answer: ApproverReply,
     },
     /// Set something.
     Set {
@@ -52,15 +52,15 @@ const WAITING: usize = 4 * limits::CONVERSATION_QUEUE;
 
 /// The way to one session.
 #[derive(Debug, Clone)]
-pub(super) struct Session {
-    to: mpsc::Sender<ToSession>,
+pub(super) struct SessionHandle {
+    to: mpsc::Sender<SessionCommand>,
     cancel: Arc<Notify>,
     directory: Arc<PathBuf>,
 }
 
-impl Session {
+impl SessionHandle {
     /// A session and what it hears.
-    pub(super) fn new(directory: PathBuf) -> (Self, mpsc::Receiver<ToSession>, Arc<Notify>) {
+    pub(super) fn new(directory: PathBuf) -> (Self, mpsc::Receiver<SessionCommand>, Arc<Notify>) {
         let (to, heard) = mpsc::channel(WAITING);
         let cancel = Arc::new(Notify::new());
         let session = Self {
@@ -77,13 +77,13 @@ impl Session {
     }
 
     /// Tells it something.
-    pub(super) fn tell(&self, what: ToSession) -> Result<(), RpcError> {
+    pub(super) fn send(&self, what: SessionCommand) -> Result<(), RpcError> {
         self.to.try_send(what).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => {
-                RpcError::internal("too much waits for this session; wait for its end")
+                RpcError::internal_error("too much waits for this session; wait for its end")
             }
             mpsc::error::TrySendError::Closed(_) => {
-                RpcError::internal("the session is being closed")
+                RpcError::internal_error("the session is being closed")
             }
         })
     }
@@ -93,14 +93,14 @@ impl Session {
 #[derive(Debug)]
 pub(super) struct Sessions {
     inner: Mutex<Inner>,
-    places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
 }
 
 #[derive(Debug, Default)]
 struct Inner {
-    open: HashMap<String, Session>,
+    open: HashMap<String, SessionHandle>,
     /// Requests of ours that wait for the editor's answer: bounded by the open asks.
-    asked: HashMap<u64, (String, AskId)>,
+    pending_requests: HashMap<u64, (String, PermissionRequestId)>,
     last_id: u64,
 }
 
@@ -108,7 +108,7 @@ impl Default for Sessions {
     fn default() -> Self {
         Self {
             inner: Mutex::default(),
-            places: Arc::new(Semaphore::new(limits::EDITOR_SESSIONS)),
+            permits: Arc::new(Semaphore::new(limits::EDITOR_SESSIONS)),
         }
     }
 }
@@ -119,10 +119,10 @@ impl Sessions {
     }
 
     /// A place for one more, held until it is dropped.
-    pub(super) fn place(&self) -> Result<OwnedSemaphorePermit, RpcError> {
-        let place = Arc::clone(&self.places).try_acquire_owned();
+    pub(super) fn reserve(&self) -> Result<OwnedSemaphorePermit, RpcError> {
+        let place = Arc::clone(&self.permits).try_acquire_owned();
         place.map_err(|_| {
-            RpcError::internal(format!(
+            RpcError::internal_error(format!(
                 "{} sessions are open; close one first",
                 limits::EDITOR_SESSIONS
             ))
@@ -133,12 +133,12 @@ impl Sessions {
         self.lock().open.contains_key(id)
     }
 
-    pub(super) fn find(&self, id: &str) -> Result<Session, RpcError> {
+    pub(super) fn find(&self, id: &str) -> Result<SessionHandle, RpcError> {
         let found = self.lock().open.get(id).cloned();
-        found.ok_or_else(|| RpcError::no_session(id))
+        found.ok_or_else(|| RpcError::session_not_found(id))
     }
 
-    pub(super) fn insert(&self, id: &str, session: Session) {
+    pub(super) fn insert(&self, id: &str, session: SessionHandle) {
         self.lock().open.insert(id.to_owned(), session);
     }
 
@@ -146,13 +146,15 @@ impl Sessions {
     pub(super) fn remove(&self, id: &str) {
         let mut inner = self.lock();
         inner.open.remove(id);
-        inner.asked.retain(|_, (session, _)| session != id);
+        inner
+            .pending_requests
+            .retain(|_, (session, _)| session != id);
     }
 
     /// Cancels what a session does. One that is not there has nothing to cancel.
     pub(super) fn cancel(&self, id: &str) {
         if let Some(session) = self.lock().open.get(id)
-            && session.to.try_send(ToSession::Cancel).is_err()
+            && session.to.try_send(SessionCommand::Cancel).is_err()
         {
             // Behind everything that waits already, as it would be there.
             session.cancel.notify_one();
@@ -160,28 +162,32 @@ impl Sessions {
     }
 
     /// The id of a question to the editor.
-    pub(super) fn ask(&self, session: &str, ask: AskId) -> u64 {
+    pub(super) fn register_request(&self, session: &str, ask: PermissionRequestId) -> u64 {
         let mut inner = self.lock();
         inner.last_id += 1;
         let id = inner.last_id;
-        inner.asked.insert(id, (session.to_owned(), ask));
+        inner.pending_requests.insert(id, (session.to_owned(), ask));
         id
     }
 
     /// An ask is decided: an answer to it is none any more.
-    pub(super) fn ask_over(&self, ask: &AskId) {
-        self.lock().asked.retain(|_, (_, open)| open != ask);
+    pub(super) fn forget_request(&self, ask: &PermissionRequestId) {
+        self.lock()
+            .pending_requests
+            .retain(|_, (_, open)| open != ask);
     }
 
     /// The editor answered a question.
-    pub(super) fn answered(&self, id: Option<u64>, said: Said) {
+    pub(super) fn deliver_answer(&self, id: Option<u64>, said: ApproverReply) {
         let mut inner = self.lock();
-        let Some((session, ask)) = id.and_then(|id| inner.asked.remove(&id)) else {
+        let Some((session, ask)) = id.and_then(|id| inner.pending_requests.remove(&id)) else {
             return;
         };
         if let Some(session) = inner.open.get(&session) {
             // With no room left the ask is denied at its deadline.
-            let _ = session.to.try_send(ToSession::Answer { ask, said });
+            let _ = session
+                .to
+                .try_send(SessionCommand::Answer { ask, answer: said });
         }
     }
 }

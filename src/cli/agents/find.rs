@@ -12,7 +12,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use crate::cli::trust::shown;
-use crate::config::{Find, Program};
+use marshal_config::{Program, ProgramLookup};
 
 /// Where the system's programs are; every sandbox has `/usr`, and these lead there.
 const SYSTEM: &[&str] = &["/usr/local/bin", "/usr/bin", "/bin"];
@@ -27,7 +27,7 @@ const LINKS: usize = 16;
 
 /// Where to look.
 #[derive(Debug, Clone, Default)]
-pub(in crate::cli) struct Around {
+pub(in crate::cli) struct SearchPaths {
     /// The directories of `PATH`.
     pub(in crate::cli) path: Vec<PathBuf>,
     /// The directory of the configuration.
@@ -36,9 +36,9 @@ pub(in crate::cli) struct Around {
     pub(in crate::cli) home: Option<PathBuf>,
 }
 
-impl Around {
+impl SearchPaths {
     /// What the process itself has around it.
-    pub(in crate::cli) fn of_process(dir: &Path) -> Self {
+    pub(in crate::cli) fn from_process(dir: &Path) -> Self {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let entries = std::env::split_paths(&path).filter(|entry| entry.is_absolute());
         Self {
@@ -51,7 +51,7 @@ impl Around {
 
 /// A program that was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::cli) struct Found {
+pub(in crate::cli) struct FoundProgram {
     /// What starts it, and what it needs to see.
     pub(in crate::cli) program: Program,
     /// Its file.
@@ -97,13 +97,13 @@ pub(in crate::cli) enum Missing {
     },
 }
 
-/// Looks for a program: in `agent_dir` alone if that is given, else beside the configuration and
+/// Looks for a program: in `read_agent_dir` alone if that is given, else beside the configuration and
 /// in `PATH`.
 pub(in crate::cli) fn find(
-    find: &Find,
+    find: &ProgramLookup,
     agent_dir: Option<&Path>,
-    around: &Around,
-) -> Result<Found, Missing> {
+    around: &SearchPaths,
+) -> Result<FoundProgram, Missing> {
     let places = if let Some(dir) = agent_dir {
         vec![
             dir.join(MODULES).join(".bin"),
@@ -129,7 +129,7 @@ pub(in crate::cli) fn find(
             },
         });
     };
-    let found = read(find, &entry, around)?;
+    let found = inspect(find, &entry, around)?;
     let home = around.home.as_deref();
     let is_wide =
         |dir: &&PathBuf| dir.parent().is_none() || home.is_some_and(|home| home.starts_with(dir));
@@ -153,7 +153,11 @@ fn unreadable(file: &Path) -> impl Fn(std::io::Error) -> Missing {
     }
 }
 
-fn read(find: &Find, entry: &Path, around: &Around) -> Result<Found, Missing> {
+fn inspect(
+    find: &ProgramLookup,
+    entry: &Path,
+    around: &SearchPaths,
+) -> Result<FoundProgram, Missing> {
     let mut file = fs::canonicalize(entry).map_err(unreadable(entry))?;
     if let Some(venv) = environment(entry).or_else(|| environment(&file)) {
         return in_environment(find, &venv, file);
@@ -173,7 +177,7 @@ fn read(find: &Find, entry: &Path, around: &Around) -> Result<Found, Missing> {
         argv = interpreter_of(&file, &interpreter, around, &mut binds)?;
     }
     argv.push(text(&file));
-    Ok(Found {
+    Ok(FoundProgram {
         program: program(argv, binds),
         file,
         version,
@@ -202,7 +206,7 @@ const fn arch() -> &'static str {
 }
 
 /// A program to be taken instead, below a `node_modules` around the file or beside it.
-fn native(find: &Find, file: &Path) -> Option<PathBuf> {
+fn native(find: &ProgramLookup, file: &Path) -> Option<PathBuf> {
     let roots = file.ancestors().filter_map(|dir| {
         let is_modules = dir.file_name() == Some(OsStr::new(MODULES));
         let below = dir.join(MODULES);
@@ -241,7 +245,7 @@ fn shebang(file: &Path) -> Result<Option<Vec<String>>, Missing> {
 fn interpreter_of(
     file: &Path,
     words: &[String],
-    around: &Around,
+    around: &SearchPaths,
     binds: &mut BTreeSet<PathBuf>,
 ) -> Result<Vec<String>, Missing> {
     let is_env = words.first().is_some_and(|word| word.ends_with("/env"));
@@ -284,7 +288,11 @@ fn environment(file: &Path) -> Option<PathBuf> {
 
 /// A program of a Python environment: started by the environment's own interpreter, which may
 /// stand elsewhere.
-fn in_environment(find: &Find, venv: &Path, file: PathBuf) -> Result<Found, Missing> {
+fn in_environment(
+    find: &ProgramLookup,
+    venv: &Path,
+    file: PathBuf,
+) -> Result<FoundProgram, Missing> {
     let python = venv.join("bin/python");
     let mut binds = BTreeSet::from([venv.to_owned()]);
     let real = fs::canonicalize(&python).map_err(|_| Missing::Interpreter {
@@ -304,7 +312,7 @@ fn in_environment(find: &Find, venv: &Path, file: PathBuf) -> Result<Found, Miss
     if !real.starts_with(venv) {
         binds.extend(prefix(&real));
     }
-    Ok(Found {
+    Ok(FoundProgram {
         program: program(vec![text(&python), text(&file)], binds),
         version: distribution_version(find, venv),
         file,
@@ -317,7 +325,7 @@ fn prefix(program: &Path) -> Option<PathBuf> {
 }
 
 /// The version in the `package.json` of the package that a file belongs to.
-fn package_version(find: &Find, file: &Path) -> Option<String> {
+fn package_version(find: &ProgramLookup, file: &Path) -> Option<String> {
     let read = |dir: &Path| -> Option<String> {
         let text = head(&dir.join("package.json"))?;
         let package: serde_json::Value = serde_json::from_str(&text).ok()?;
@@ -328,7 +336,7 @@ fn package_version(find: &Find, file: &Path) -> Option<String> {
 }
 
 /// The version in the name of a Python distribution's directory.
-fn distribution_version(find: &Find, venv: &Path) -> Option<String> {
+fn distribution_version(find: &ProgramLookup, venv: &Path) -> Option<String> {
     let names = |dir: &Path| {
         let entries = fs::read_dir(dir).ok().into_iter().flatten().flatten();
         entries.map(|entry| entry.file_name().to_string_lossy().into_owned())

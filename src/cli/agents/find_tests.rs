@@ -10,8 +10,8 @@ fn put(path: &Path, text: &str, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("chmod");
 }
 
-fn spec(program: &str, native: &[&str]) -> Find {
-    Find {
+fn spec(program: &str, native: &[&str]) -> ProgramLookup {
+    ProgramLookup {
         program: program.to_owned(),
         native: native.iter().map(|name| (*name).to_owned()).collect(),
         package: "the-agent".to_owned(),
@@ -43,7 +43,7 @@ fn a_package_of_npm_is_found_beside_the_configuration_in_path_and_where_the_pool
     npm(&root);
     let modules = root.join("node_modules");
     let shell = fs::canonicalize("/bin/sh").expect("a shell");
-    let expect = Found {
+    let expect = FoundProgram {
         program: Program {
             argv: vec![text(&shell), text(&modules.join("the-agent/cli.js"))],
             binds: vec![modules.clone()],
@@ -51,18 +51,18 @@ fn a_package_of_npm_is_found_beside_the_configuration_in_path_and_where_the_pool
         file: modules.join("the-agent/cli.js"),
         version: Some("1.2.3".to_owned()),
     };
-    let beside = Around {
+    let beside = SearchPaths {
         dir: root.clone(),
-        ..Around::default()
+        ..SearchPaths::default()
     };
-    let in_path = Around {
+    let in_path = SearchPaths {
         path: vec!["/nonexistent".into(), modules.join(".bin")],
-        ..Around::default()
+        ..SearchPaths::default()
     };
     let agent = spec("agent", &[]);
     assert_eq!(find(&agent, None, &beside), Ok(expect.clone()));
     assert_eq!(find(&agent, None, &in_path), Ok(expect.clone()));
-    let nothing = Around::default();
+    let nothing = SearchPaths::default();
     assert_eq!(find(&agent, Some(&root), &nothing), Ok(expect));
     // Named is named: nowhere else is looked.
     let empty = root.join("empty");
@@ -81,13 +81,13 @@ fn a_native_program_is_taken_instead_of_a_script_that_starts_it() {
     let native = root.join("node_modules").join(&name);
     put(&native, "\u{7f}ELF", 0o755);
     let agent = spec("agent", &["gone/agent", "the-agent-{arch}/bin/agent"]);
-    let found = find(&agent, Some(&root), &Around::default()).expect("found");
+    let found = find(&agent, Some(&root), &SearchPaths::default()).expect("found");
     assert_eq!(found.program.argv, [text(&native)]);
     assert_eq!(found.version.as_deref(), Some("1.2.3"));
     // As a package below the package, which is how a global installation has it.
     let inner = root.join("node_modules/the-agent/node_modules").join(&name);
     put(&inner, "\u{7f}ELF", 0o755);
-    let found = find(&agent, Some(&root), &Around::default()).expect("found");
+    let found = find(&agent, Some(&root), &SearchPaths::default()).expect("found");
     assert_eq!(found.program.argv, [text(&inner)]);
     assert_eq!(found.program.binds, [root.join("node_modules")]);
 }
@@ -110,9 +110,9 @@ fn a_python_environment_is_seen_whole_with_the_interpreter_that_it_leads_to() {
     let bin = root.join("bin");
     fs::create_dir_all(&bin).expect("bin");
     symlink(venv.join("bin/agent"), bin.join("agent")).expect("a link");
-    let around = Around {
+    let around = SearchPaths {
         path: vec![bin],
-        ..Around::default()
+        ..SearchPaths::default()
     };
     let found = find(&spec("agent", &[]), None, &around).expect("found");
     assert_eq!(
@@ -136,15 +136,15 @@ fn a_python_environment_is_seen_whole_with_the_interpreter_that_it_leads_to() {
 #[test]
 fn a_program_of_the_system_needs_nothing_and_a_single_one_only_itself() {
     let agent = spec("env", &[]);
-    let around = Around {
+    let around = SearchPaths {
         path: vec!["/usr/bin".into()],
-        ..Around::default()
+        ..SearchPaths::default()
     };
     let found = find(&agent, None, &around).expect("found");
     assert_eq!(found.program.binds, Vec::<PathBuf>::new());
     let (_guard, root) = scratch();
     put(&root.join("agent"), "\u{7f}ELF", 0o755);
-    let found = find(&spec("agent", &[]), Some(&root), &Around::default()).expect("found");
+    let found = find(&spec("agent", &[]), Some(&root), &SearchPaths::default()).expect("found");
     assert_eq!(found.program.binds, [root.join("agent")]);
 }
 
@@ -154,9 +154,9 @@ fn what_would_show_the_home_or_cannot_run_is_refused() {
     put(&root.join("pyvenv.cfg"), "", 0o644);
     put(&root.join("bin/python"), "\u{7f}ELF", 0o755);
     put(&root.join("bin/agent"), "x", 0o755);
-    let at_home = Around {
+    let at_home = SearchPaths {
         home: Some(root.clone()),
-        ..Around::default()
+        ..SearchPaths::default()
     };
     let missing = find(&spec("agent", &[]), Some(&root), &at_home).expect_err("too wide");
     assert!(matches!(missing, Missing::TooWide { .. }), "{missing}");
@@ -166,11 +166,11 @@ fn what_would_show_the_home_or_cannot_run_is_refused() {
         "#!/usr/bin/env no-such-interpreter\n",
         0o755,
     );
-    let missing = find(&spec("agent", &[]), Some(&root), &Around::default());
+    let missing = find(&spec("agent", &[]), Some(&root), &SearchPaths::default());
     let missing = missing.expect_err("no interpreter").to_string();
     assert!(missing.contains("no-such-interpreter"), "{missing}");
     put(&root.join("agent"), "x", 0o644);
-    let missing = find(&spec("agent", &[]), Some(&root), &Around::default());
+    let missing = find(&spec("agent", &[]), Some(&root), &SearchPaths::default());
     assert!(
         matches!(missing, Err(Missing::Nowhere { .. })),
         "{missing:?}"

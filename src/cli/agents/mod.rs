@@ -10,12 +10,12 @@ use std::fs;
 use std::io::Write as _;
 use std::path::Path;
 
-use self::find::{Around, Found, Missing};
+use self::find::{FoundProgram, Missing, SearchPaths};
 use super::exit::Exit;
 use super::streams::Streams;
 use super::trust::shown;
-use crate::config::{Config, Preset, agent_names, agent_preset};
-use crate::model::foreign::show;
+use marshal_config::{Config, Preset, agent_names, agent_preset};
+use marshal_model::untrusted::escape_for_display;
 
 /// The widest text of a package that is shown.
 const WIDTH: usize = 60;
@@ -52,16 +52,16 @@ fn known(name: &str) -> Result<String, String> {
 
 /// Puts the programs of pools that name an agent into the configuration. Gives the faults: key,
 /// message, help.
-pub(super) fn find_all(
+pub(super) fn find_programs(
     config: &mut Config,
-    around: &Around,
+    around: &SearchPaths,
 ) -> Vec<(String, String, Option<String>)> {
     let mut faults = Vec::new();
     for pool in config.pools.iter_mut().filter(|pool| pool.is_preset) {
         let find = agent_preset(&pool.agent).and_then(|preset| preset.find.as_ref());
         // The far end of ssh has programs of its own, and so has an image.
-        let is_here = pool.launcher.has_own_programs();
-        let Some(find) = find.filter(|_| is_here && !pool.own_command) else {
+        let is_here = pool.launcher.uses_host_programs();
+        let Some(find) = find.filter(|_| is_here && !pool.has_own_command) else {
             continue;
         };
         match find::find(find, pool.agent_dir.as_deref(), around) {
@@ -85,32 +85,34 @@ pub(super) fn find_all(
 
 /// Runs the command. `directory` is where a configuration is written, and where packages may be.
 pub(super) async fn run(args: Args, json: bool, directory: &Path, mut streams: Streams) -> Exit {
-    let around = Around::of_process(directory);
+    let around = SearchPaths::from_process(directory);
     match (args.write, args.command) {
         (Some(name), _) => write(&name, directory, &mut streams),
-        (None, Some(Command::Show { name })) => tell(&name, &around, json, &mut streams).await,
+        (None, Some(Command::Show { name })) => {
+            show_agent(&name, &around, json, &mut streams).await
+        }
         (None, None) => list(&around, json, &mut streams).await,
     }
 }
 
 /// What there is of an agent on this host.
-struct Standing {
+struct AgentStatus {
     preset: &'static Preset,
-    found: Option<Result<Found, Missing>>,
+    found: Option<Result<FoundProgram, Missing>>,
     version: Option<String>,
 }
 
-impl Standing {
-    async fn of(preset: &'static Preset, around: &Around) -> Self {
-        let mut standing = Self::looked_for(preset, around);
+impl AgentStatus {
+    async fn probe(preset: &'static Preset, around: &SearchPaths) -> Self {
+        let mut standing = Self::from_files(preset, around);
         if let (None, Some(Ok(found))) = (&standing.version, &standing.found) {
-            standing.version = version::ask(&found.program.argv).await;
+            standing.version = version::query_version(&found.program.argv).await;
         }
         standing
     }
 
     /// The same by its files alone: nothing is run.
-    fn looked_for(preset: &'static Preset, around: &Around) -> Self {
+    fn from_files(preset: &'static Preset, around: &SearchPaths) -> Self {
         let find = preset.find.as_ref();
         let found = find.map(|find| find::find(find, None, around));
         let version = match &found {
@@ -163,14 +165,14 @@ impl Standing {
             "sees": binds,
             "missing": self.found.as_ref().and_then(|found| found.as_ref().err()).map(ToString::to_string),
             "install": preset.find.as_ref().map(|find| &find.install),
-            "dialect": preset.word("dialect"),
-            "asks": preset.word("asks"),
+            "dialect": preset.pool_text_or_default("dialect"),
+            "asks": preset.pool_text_or_default("asks"),
             "evidence": preset.evidence,
-            "waits": preset.waits(),
+            "waits": preset.agent_waits(),
             "proc": preset.proc,
             "proxies": preset.proxies,
-            "mode": preset.said("mode"),
-            "auth": preset.said("auth"),
+            "mode": preset.pool_text("mode"),
+            "auth": preset.pool_text("auth"),
             "memory": preset.memory,
         })
     }
@@ -178,17 +180,17 @@ impl Standing {
 
 /// What there is of every agent, as `marshal --json agents` tells it, but by its files alone: whoever
 /// may look has nothing run by the supervisor.
-pub(super) fn standings(directory: &Path) -> Vec<serde_json::Value> {
-    let around = Around::of_process(directory);
+pub(super) fn statuses_json(directory: &Path) -> Vec<serde_json::Value> {
+    let around = SearchPaths::from_process(directory);
     let presets = agent_names().into_iter().filter_map(agent_preset);
-    let all = presets.map(|preset| Standing::looked_for(preset, &around).json());
+    let all = presets.map(|preset| AgentStatus::from_files(preset, &around).json());
     all.collect()
 }
 
-async fn list(around: &Around, json: bool, streams: &mut Streams) -> Exit {
+async fn list(around: &SearchPaths, json: bool, streams: &mut Streams) -> Exit {
     let mut rows = vec![["agent", "state", "version", "tested", "asks", ""].map(str::to_owned)];
     for preset in agent_names().into_iter().filter_map(agent_preset) {
-        let standing = Standing::of(preset, around).await;
+        let standing = AgentStatus::probe(preset, around).await;
         if json {
             streams.out.json(&standing.json().to_string());
             continue;
@@ -199,10 +201,10 @@ async fn list(around: &Around, json: bool, streams: &mut Streams) -> Exit {
             standing
                 .version
                 .as_deref()
-                .map_or("-".to_owned(), |text| show(text, 20)),
+                .map_or("-".to_owned(), |text| escape_for_display(text, 20)),
             standing.tested().to_owned(),
-            preset.word("asks"),
-            show(&standing.remark(), 200),
+            preset.pool_text_or_default("asks"),
+            escape_for_display(&standing.remark(), 200),
         ]);
     }
     if json {
@@ -225,11 +227,11 @@ async fn list(around: &Around, json: bool, streams: &mut Streams) -> Exit {
     Exit::Done
 }
 
-async fn tell(name: &str, around: &Around, json: bool, streams: &mut Streams) -> Exit {
+async fn show_agent(name: &str, around: &SearchPaths, json: bool, streams: &mut Streams) -> Exit {
     let Some(preset) = agent_preset(name) else {
         return Exit::Usage;
     };
-    let standing = Standing::of(preset, around).await;
+    let standing = AgentStatus::probe(preset, around).await;
     if json {
         streams.out.json(&standing.json().to_string());
         return Exit::Done;
@@ -245,7 +247,10 @@ async fn tell(name: &str, around: &Around, json: bool, streams: &mut Streams) ->
         let tested = standing.tested();
         tell(
             "version",
-            &format!("{}, tested with {tested}", show(version, WIDTH)),
+            &format!(
+                "{}, tested with {tested}",
+                escape_for_display(version, WIDTH)
+            ),
         );
     }
     if let Some(Ok(found)) = &standing.found {
@@ -253,18 +258,22 @@ async fn tell(name: &str, around: &Around, json: bool, streams: &mut Streams) ->
             tell("sees", &format!("{}, read-only", shown(bind)));
         }
     }
-    tell("speaks", &preset.word("dialect"));
+    tell("speaks", &preset.pool_text_or_default("dialect"));
     tell(
         "asks",
-        &format!("{}: {}", preset.word("asks"), preset.evidence),
+        &format!(
+            "{}: {}",
+            preset.pool_text_or_default("asks"),
+            preset.evidence
+        ),
     );
-    let waits = preset.waits();
+    let waits = preset.agent_waits();
     let waits = waits.as_deref().unwrap_or("for ever");
     tell("waits", &format!("{waits} for an answer"));
-    if let Some(mode) = preset.said("mode") {
+    if let Some(mode) = preset.pool_text("mode") {
         tell("mode", &format!("{mode}, set in every session"));
     }
-    if let Some(auth) = preset.said("auth") {
+    if let Some(auth) = preset.pool_text("auth") {
         tell("logs in", &format!("by {auth}, where it has a route"));
     }
     tell("proc", &preset.proc);
@@ -272,7 +281,7 @@ async fn tell(name: &str, around: &Around, json: bool, streams: &mut Streams) ->
     if let Some(memory) = &preset.memory {
         tell("memory", &format!("about {memory}"));
     }
-    for file in preset.files() {
+    for file in preset.home_paths() {
         tell("home", &format!("gets {file}"));
     }
     out.line("\nA configuration to begin with (agents --write):\n");

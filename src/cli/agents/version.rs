@@ -10,10 +10,10 @@ use tokio::io::AsyncReadExt as _;
 /// How long it may take.
 const MOST: Duration = Duration::from_secs(10);
 /// How much it may say.
-const SAID: u64 = 4096;
+const MAX_OUTPUT_BYTES: u64 = 4096;
 
 /// The first line of what it says, if that looks like a version.
-pub(super) async fn ask(argv: &[String]) -> Option<String> {
+pub(super) async fn query_version(argv: &[String]) -> Option<String> {
     let (program, arguments) = argv.split_first()?;
     let home = std::env::temp_dir();
     let mut child = tokio::process::Command::new(program)
@@ -31,7 +31,7 @@ pub(super) async fn ask(argv: &[String]) -> Option<String> {
         .ok()?;
     let mut said = Vec::new();
     let out = child.stdout.take()?;
-    let mut out = out.take(SAID);
+    let mut out = out.take(MAX_OUTPUT_BYTES);
     let reading = out.read_to_end(&mut said);
     tokio::time::timeout(MOST, reading).await.ok()?.ok()?;
     version(&String::from_utf8_lossy(&said))
@@ -61,12 +61,12 @@ mod tests {
     async fn a_program_is_asked_in_an_empty_environment_and_not_for_ever() {
         let ask = |script: &str| {
             let argv = ["/bin/sh", "-c", script].map(str::to_owned);
-            async move { ask(&argv).await }
+            async move { query_version(&argv).await }
         };
         let said = ask("echo agent 1.${CARGO_PKG_NAME-0}.${HOME:+1}").await;
         assert_eq!(said.as_deref(), Some("1.0.1"));
         assert_eq!(ask("exit 1").await, None);
         let argv = ["/nonexistent".to_owned()];
-        assert_eq!(super::ask(&argv).await, None);
+        assert_eq!(super::query_version(&argv).await, None);
     }
 }

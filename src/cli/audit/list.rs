@@ -3,12 +3,12 @@
 use std::path::Path;
 use std::time::Duration;
 
-use super::record::{self, Turns};
+use super::record::{self, TurnIndex};
 use super::{FilterArgs, TailArgs};
-use crate::cli::events::{PastError, open};
+use crate::cli::events::{JournalError, open_journal};
 use crate::cli::exit::Exit;
 use crate::cli::streams::Streams;
-use crate::journal::{AuditRecord, Reader};
+use marshal_journal::{AuditRecord, Reader};
 
 /// How often a follower looks for more.
 const LOOK: Duration = Duration::from_millis(100);
@@ -18,18 +18,18 @@ pub(super) fn tail(
     args: &TailArgs,
     json: bool,
     streams: &mut Streams,
-) -> Result<Exit, PastError> {
-    let reader = open(state)?;
+) -> Result<Exit, JournalError> {
+    let reader = open_journal(state)?;
     let query = args.filter.query();
-    let mut turns = Turns::default();
+    let mut turns = TurnIndex::default();
     let most = usize::try_from(args.count).unwrap_or(usize::MAX);
-    let mut version = reader.version()?;
-    let last = reader.audit_last(&query, most)?;
+    let mut version = reader.data_version()?;
+    let last = reader.last_audit_records(&query, most)?;
     // Without one that is wanted: from the end on, as it was before these were looked for.
     let mut after = match last.last() {
         Some(record) => record.link,
         None => reader
-            .audit_last(&crate::journal::AuditQuery::default(), 1)?
+            .last_audit_records(&marshal_journal::AuditQuery::default(), 1)?
             .last()
             .map_or(0, |of| of.link),
     };
@@ -37,11 +37,11 @@ pub(super) fn tail(
         one(&reader, record, json, &mut turns, streams);
     }
     while args.follow && !streams.out.is_closed() {
-        while reader.version()? == version {
+        while reader.data_version()? == version {
             std::thread::sleep(LOOK);
         }
-        version = reader.version()?;
-        after = reader.audit_after(&query, after, &mut |record| {
+        version = reader.data_version()?;
+        after = reader.audit_records_after(&query, after, &mut |record| {
             one(&reader, &record, json, &mut turns, streams);
             !streams.out.is_closed()
         })?;
@@ -54,10 +54,10 @@ pub(super) fn query(
     filter: &FilterArgs,
     json: bool,
     streams: &mut Streams,
-) -> Result<Exit, PastError> {
-    let reader = open(state)?;
-    let mut turns = Turns::default();
-    reader.audit_after(&filter.query(), 0, &mut |record| {
+) -> Result<Exit, JournalError> {
+    let reader = open_journal(state)?;
+    let mut turns = TurnIndex::default();
+    reader.audit_records_after(&filter.query(), 0, &mut |record| {
         one(&reader, &record, json, &mut turns, streams);
         !streams.out.is_closed()
     })?;
@@ -68,7 +68,7 @@ pub(super) fn export(
     state: &Path,
     filter: &FilterArgs,
     streams: &mut Streams,
-) -> Result<Exit, PastError> {
+) -> Result<Exit, JournalError> {
     query(state, filter, true, streams)
 }
 
@@ -76,11 +76,11 @@ fn one(
     reader: &Reader,
     record: &AuditRecord,
     json: bool,
-    turns: &mut Turns,
+    turns: &mut TurnIndex,
     streams: &mut Streams,
 ) {
     if json {
-        let turn = turns.of(reader, record);
+        let turn = turns.turn_of(reader, record);
         streams.out.json(&record::json(reader, record, turn));
     } else {
         let line = record::line(record, streams.width);

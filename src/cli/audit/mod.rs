@@ -4,20 +4,20 @@
 //! and writes nothing. Must not judge anything.
 
 mod list;
-mod prove;
 pub(super) mod record;
+mod verify;
 
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::{Args, Subcommand};
 
-use super::events::PastError;
+use super::events::JournalError;
 use super::exit::Exit;
 use super::since::Since;
 use super::streams::Streams;
-use crate::journal::AuditQuery;
-use crate::model::{DecidedBy, Decision, PoolName, SessionId};
+use marshal_journal::AuditQuery;
+use marshal_model::{DecidedBy, Decision, PoolName, SessionId};
 
 /// `audit …`
 #[derive(Debug, Subcommand)]
@@ -153,12 +153,12 @@ pub(super) fn now_us() -> i64 {
 /// Runs the command on the journal of a state directory.
 pub fn run(state: &Path, command: &AuditCommand, json: bool, streams: &mut Streams) -> Exit {
     let done = match command {
-        AuditCommand::Verify(args) => prove::verify(state, args, json, streams),
+        AuditCommand::Verify(args) => verify::verify(state, args, json, streams),
         AuditCommand::Tail(args) => list::tail(state, args, json, streams),
         AuditCommand::Query(filter) => list::query(state, filter, json, streams),
         AuditCommand::Export(filter) => list::export(state, filter, streams),
     };
-    done.unwrap_or_else(|error: PastError| {
+    done.unwrap_or_else(|error: JournalError| {
         streams.err.line(&format!("error: {error}"));
         error.exit()
     })

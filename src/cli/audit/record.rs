@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::cli::event_text::time;
-use crate::journal::{AuditRecord, Reader};
-use crate::model::foreign::show;
-use crate::model::{DecidedBy, Foreign};
+use marshal_journal::{AuditRecord, Reader};
+use marshal_model::untrusted::escape_for_display;
+use marshal_model::{DecidedBy, UntrustedText};
 
 /// Columns of a foreign word.
 const WORD: usize = 40;
@@ -21,11 +21,11 @@ const SESSIONS: usize = 64;
 
 /// Places of turns, by session: which turn of its session a request belongs to.
 #[derive(Debug, Default)]
-pub(super) struct Turns(HashMap<String, Vec<u64>>);
+pub(super) struct TurnIndex(HashMap<String, Vec<u64>>);
 
-impl Turns {
-    /// The number of the turn, from 1; `None` before the first, or once the session was removed.
-    pub(super) fn of(&mut self, reader: &Reader, record: &AuditRecord) -> Option<usize> {
+impl TurnIndex {
+    /// The number of the turn, from 1; `NoJournal` before the first, or once the session was removed.
+    pub(super) fn turn_of(&mut self, reader: &Reader, record: &AuditRecord) -> Option<usize> {
         let known = self.0.get(&record.session);
         // A session that goes on has more turns than it had.
         let is_old = known.is_none_or(|turns| turns.last().is_none_or(|l| *l < record.asked_seq));
@@ -51,12 +51,12 @@ pub(in crate::cli) struct PolicyName {
 
 /// An exported record. Fields are only added.
 #[derive(Debug, Serialize, Deserialize)]
-pub(in crate::cli) struct Line {
+pub(in crate::cli) struct ExportedRecord {
     pub(in crate::cli) seq: u64,
     pub(in crate::cli) ts: String,
     pub(in crate::cli) prev_hash: String,
     pub(in crate::cli) hash: String,
-    /// What the hash covers; `None` in records of earlier versions.
+    /// What the hash covers; `NoJournal` in records of earlier versions.
     #[serde(default)]
     pub(in crate::cli) form: Option<i64>,
     pub(in crate::cli) decision_id: String,
@@ -79,7 +79,7 @@ pub(in crate::cli) struct Line {
     pub(in crate::cli) facts: Option<Box<RawValue>>,
     /// What budgets had counted of the turn before this.
     #[serde(default)]
-    pub(in crate::cli) budget: Option<Counted>,
+    pub(in crate::cli) budget: Option<BudgetCounts>,
     pub(in crate::cli) decision: String,
     pub(in crate::cli) by: String,
     #[serde(default)]
@@ -95,12 +95,12 @@ pub(in crate::cli) struct Line {
 
 /// Whose request it is, as its facts say beside the place.
 #[derive(Default, Deserialize)]
-struct Placed {
-    at: Option<At>,
+struct FactsOrigin {
+    at: Option<RequestOrigin>,
 }
 
 #[derive(Default, Deserialize)]
-struct At {
+struct RequestOrigin {
     #[serde(default)]
     agent: Option<String>,
     #[serde(default)]
@@ -108,8 +108,8 @@ struct At {
 }
 
 /// A stored document on one line: outside of its strings, where there are no raw line ends, white
-/// space has no meaning. `None` if it is none.
-fn raw(text: Option<&Foreign>) -> Option<Box<RawValue>> {
+/// space has no meaning. `NoJournal` if it is none.
+fn raw(text: Option<&UntrustedText>) -> Option<Box<RawValue>> {
     let text = text?.raw().replace(['\n', '\r'], " ");
     RawValue::from_string(text).ok()
 }
@@ -124,39 +124,39 @@ pub(in crate::cli) fn value(of: Option<&RawValue>) -> serde_json::Value {
 
 /// Requests of a turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(in crate::cli) struct Counted {
+pub(in crate::cli) struct BudgetCounts {
     allows: u64,
     denies: u64,
 }
 
-impl Counted {
+impl BudgetCounts {
     /// From the facts as they are stored; records of earlier versions have none.
-    fn of(facts: &Foreign) -> Option<Self> {
+    fn from_facts(facts: &UntrustedText) -> Option<Self> {
         #[derive(Deserialize)]
         struct Facts {
-            budget: Option<Counted>,
+            budget: Option<BudgetCounts>,
         }
         let facts: Facts = serde_json::from_str(facts.raw()).ok()?;
         facts.budget
     }
 }
 
-impl Line {
+impl ExportedRecord {
     /// The line of a record; `turn` as [`Turns::of`] gives it.
-    pub(in crate::cli) fn of(record: &AuditRecord, turn: Option<usize>) -> Self {
+    pub(in crate::cli) fn from_record(record: &AuditRecord, turn: Option<usize>) -> Self {
         let facts = raw(record.facts.as_ref());
         let place = facts.as_ref().and_then(|facts| {
-            let placed: Placed = serde_json::from_str(facts.get()).ok()?;
+            let placed: FactsOrigin = serde_json::from_str(facts.get()).ok()?;
             placed.at
         });
-        let At { agent, protocol } = place.unwrap_or_default();
+        let RequestOrigin { agent, protocol } = place.unwrap_or_default();
         let waited = record.decided_at_us.saturating_sub(record.asked_at_us);
         Self {
             seq: record.link,
             ts: time(record.decided_at_us),
             prev_hash: record.prev_hash.clone(),
             hash: record.hash.clone(),
-            form: record.form,
+            form: record.format,
             decision_id: record.id.clone(),
             pool: record.pool.clone(),
             slot: record.slot,
@@ -173,7 +173,7 @@ impl Line {
             input_sha256: record.input_sha256.clone(),
             claimed: raw(Some(&record.claimed)),
             facts,
-            budget: record.facts.as_ref().and_then(Counted::of),
+            budget: record.facts.as_ref().and_then(BudgetCounts::from_facts),
             decision: record.decision.clone(),
             by: record.decided_by.clone(),
             approver: record.approver.clone(),
@@ -193,7 +193,7 @@ impl Line {
 
 /// A record as one line of JSON, with whoever answered it.
 pub(super) fn json(reader: &Reader, record: &AuditRecord, turn: Option<usize>) -> String {
-    let mut line = Line::of(record, turn);
+    let mut line = ExportedRecord::from_record(record, turn);
     // Of records of earlier versions it stands with the question alone.
     if line.form.is_none() && line.by == DecidedBy::Human.word() {
         line.approver = reader.approver(&record.id).unwrap_or_default();
@@ -205,10 +205,14 @@ pub(super) fn json(reader: &Reader, record: &AuditRecord, turn: Option<usize>) -
 /// A record as one line that is safe to show.
 pub(super) fn line(record: &AuditRecord, width: usize) -> String {
     let pool = match (&record.pool, record.slot) {
-        (Some(pool), Some(slot)) => format!("{}/{slot}", show(pool, WORD)),
+        (Some(pool), Some(slot)) => format!("{}/{slot}", escape_for_display(pool, WORD)),
         _ => "-".to_owned(),
     };
-    let rules: Vec<_> = record.rules.iter().map(|rule| show(rule, WORD)).collect();
+    let rules: Vec<_> = record
+        .rules
+        .iter()
+        .map(|rule| escape_for_display(rule, WORD))
+        .collect();
     let rules = if rules.is_empty() {
         String::new()
     } else {
@@ -218,13 +222,13 @@ pub(super) fn line(record: &AuditRecord, width: usize) -> String {
         "{} {} {pool} {} {} by {}{rules} {}",
         record.link,
         time(record.decided_at_us),
-        show(&record.session, 128),
-        show(&record.decision, WORD),
-        show(&record.decided_by, WORD),
-        record.tool.show(WORD),
+        escape_for_display(&record.session, 128),
+        escape_for_display(&record.decision, WORD),
+        escape_for_display(&record.decided_by, WORD),
+        record.tool.escape_for_display(WORD),
     );
     let input = record.input.as_ref();
-    let input = input.map_or("(input not kept)", Foreign::raw);
+    let input = input.map_or("(input not kept)", UntrustedText::raw);
     let room = width.saturating_sub(text.chars().count() + 1).max(LEAST);
-    format!("{text} {}", show(input, room))
+    format!("{text} {}", escape_for_display(input, room))
 }

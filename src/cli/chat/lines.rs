@@ -15,7 +15,7 @@ use rustyline::history::FileHistory;
 use rustyline::{Config, Editor};
 use tokio::sync::mpsc;
 
-use crate::limits;
+use marshal_model::limits;
 
 /// The file of the history, in the state directory.
 const HISTORY: &str = "chat.history";
@@ -36,15 +36,15 @@ pub(super) enum Line {
 }
 
 /// What a line is asked for with.
-struct Wish {
+struct LineRequest {
     prompt: String,
-    is_remembered: bool,
+    is_in_history: bool,
 }
 
 /// The lines of standard input.
 pub(super) struct Lines {
-    ask: mpsc::Sender<Wish>,
-    came: mpsc::Receiver<Line>,
+    requests: mpsc::Sender<LineRequest>,
+    lines: mpsc::Receiver<Line>,
     /// A line was asked for that has not come.
     is_awaited: bool,
     /// And for something that is over by now; the same of the line that came last.
@@ -67,14 +67,14 @@ impl Lines {
         // It may wait for a person for ever, and ends with the process.
         std::thread::spawn(move || {
             if is_terminal {
-                edited(wishes, &tell, &history);
+                read_terminal(wishes, &tell, &history);
             } else {
-                piped(wishes, &tell);
+                read_pipe(wishes, &tell);
             }
         });
         Self {
-            ask,
-            came,
+            requests: ask,
+            lines: came,
             is_awaited: false,
             is_stale: false,
             was_stale: false,
@@ -97,25 +97,25 @@ impl Lines {
     }
 
     /// What was asked is over: a line that still comes for it is late.
-    pub(super) const fn nothing_is_asked(&mut self) {
+    pub(super) const fn discard_pending(&mut self) {
         self.is_stale = self.is_awaited;
     }
 
     /// Whether the line that came last was asked for something that is over.
-    pub(super) const fn is_late(&self) -> bool {
+    pub(super) const fn is_stale_line(&self) -> bool {
         self.was_stale
     }
 
     /// Asks for a line, unless one was asked for already.
-    pub(super) fn want(&mut self, prompt: &str, is_remembered: bool) {
+    pub(super) fn request_line(&mut self, prompt: &str, is_remembered: bool) {
         if self.is_awaited {
             return;
         }
-        let wish = Wish {
+        let wish = LineRequest {
             prompt: prompt.to_owned(),
-            is_remembered,
+            is_in_history: is_remembered,
         };
-        self.is_awaited = self.ask.try_send(wish).is_ok();
+        self.is_awaited = self.requests.try_send(wish).is_ok();
     }
 
     /// The line that was asked for; waits for ever if none was.
@@ -123,14 +123,18 @@ impl Lines {
         if !self.is_awaited {
             return std::future::pending().await;
         }
-        let line = self.came.recv().await.unwrap_or(Line::End);
+        let line = self.lines.recv().await.unwrap_or(Line::End);
         self.is_awaited = false;
         self.was_stale = std::mem::take(&mut self.is_stale);
         line
     }
 }
 
-fn edited(mut wishes: mpsc::Receiver<Wish>, tell: &mpsc::Sender<Line>, history: &Path) {
+fn read_terminal(
+    mut wishes: mpsc::Receiver<LineRequest>,
+    tell: &mpsc::Sender<Line>,
+    history: &Path,
+) {
     let config = Config::builder().auto_add_history(false).build();
     let editor = Editor::<(), FileHistory>::with_config(config);
     let mut editor = match editor {
@@ -141,11 +145,11 @@ fn edited(mut wishes: mpsc::Receiver<Wish>, tell: &mpsc::Sender<Line>, history: 
         }
     };
     let _ = editor.set_max_history_size(REMEMBERED);
-    let keeps = owned(history) && editor.load_history(history).is_ok();
+    let keeps = create_history(history) && editor.load_history(history).is_ok();
     while let Some(wish) = wishes.blocking_recv() {
         let line = match editor.readline(&wish.prompt) {
             Ok(text) => {
-                if wish.is_remembered && !text.trim().is_empty() {
+                if wish.is_in_history && !text.trim().is_empty() {
                     let added = editor.add_history_entry(text.as_str()).unwrap_or(false);
                     if keeps && added {
                         let _ = editor.save_history(history);
@@ -164,7 +168,7 @@ fn edited(mut wishes: mpsc::Receiver<Wish>, tell: &mpsc::Sender<Line>, history: 
 }
 
 /// Makes the file of the history, for its owner alone.
-fn owned(history: &Path) -> bool {
+fn create_history(history: &Path) -> bool {
     let mut how = OpenOptions::new();
     let how = how.append(true).create(true).mode(0o600);
     how.custom_flags(rustix::fs::OFlags::NOFOLLOW.bits().cast_signed())
@@ -172,7 +176,7 @@ fn owned(history: &Path) -> bool {
         .is_ok()
 }
 
-fn piped(mut wishes: mpsc::Receiver<Wish>, tell: &mpsc::Sender<Line>) {
+fn read_pipe(mut wishes: mpsc::Receiver<LineRequest>, tell: &mpsc::Sender<Line>) {
     let mut stdin = io::stdin().lock();
     while wishes.blocking_recv().is_some() {
         let line = read(&mut stdin);

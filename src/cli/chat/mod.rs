@@ -2,8 +2,10 @@
 //!
 //! Owns the turns as a person has them: what is typed is sent once, the answer is shown as it comes,
 //! Ctrl-C ends the turn, questions are answered in place. Must not know how a chat is worked.
+//!
+//! Tests: `tests/drills/fleet/chat_terminal.rs`.
 
-mod feed;
+mod chat_stream;
 mod lines;
 
 use std::collections::VecDeque;
@@ -12,19 +14,21 @@ use std::path::Path;
 use axum::http::Method;
 use serde_json::{Value, json};
 
-use self::feed::Feed;
+use self::chat_stream::ChatStream;
 use self::lines::{Line, Lines};
-use super::asks::{self, AnswerArgs};
+use super::approvals::{self, AnswerArgs};
 use super::exit::Exit;
-use super::http_client::{HttpError, ask, ask_once};
+use super::http_client::{HttpError, post_idempotent, request_json};
 use super::prompt::{show_event, text};
 use super::signals::{Signal, Signals};
 use super::streams::Streams;
-use crate::api::watch::new_run;
-use crate::config::Config;
-use crate::limits;
-use crate::model::foreign::show;
-use crate::model::{AskId, Decision, Remember, RoleName, SessionId, WorkspaceName};
+use marshal_config::Config;
+use marshal_engine::api::run_stream::new_run_id;
+use marshal_model::limits;
+use marshal_model::untrusted::escape_for_display;
+use marshal_model::{
+    Decision, PermissionRequestId, RememberScope, RoleName, SessionId, WorkspaceName,
+};
 
 /// How often a message is sent again to a daemon that is not there, under the same key.
 const TRIES: u32 = 60;
@@ -54,13 +58,13 @@ pub struct ChatArgs {
 }
 
 /// A chat as it is held here.
-struct Talk<'a> {
+struct ChatSession<'a> {
     state: &'a Path,
     /// `/api/v1/workspaces/NAME/chats`
     chats: String,
     role: Option<RoleName>,
     /// The chat and its stream, once there is one.
-    feed: Option<Feed<'a>>,
+    chat_stream: Option<ChatStream<'a>>,
     lines: Lines,
     signals: Signals,
     streams: &'a mut Streams,
@@ -69,19 +73,19 @@ struct Talk<'a> {
     /// A line may be the answer to a question: somebody has seen it.
     answers: bool,
     /// Questions that nobody has answered here, the one that is asked first.
-    questions: VecDeque<Question>,
+    approvals: VecDeque<PendingApproval>,
     /// What ended the last turn.
     last: Exit,
 }
 
-struct Question {
-    ask: AskId,
+struct PendingApproval {
+    ask: PermissionRequestId,
     digest: Option<String>,
 }
 
 /// What becomes of the chat here.
-enum Next {
-    On,
+enum NextStep {
+    Continue,
     Leave(Exit),
 }
 
@@ -116,49 +120,51 @@ pub(super) async fn run(
     let chats = format!("/api/v1/workspaces/{workspace}/chats");
     let feed = args.resume.as_ref().map(|chat| {
         let place = format!("{chats}/{chat}");
-        Feed::at_the_end(state, place)
+        ChatStream::from_end(state, place)
     });
-    let mut talk = Talk {
+    let mut talk = ChatSession {
         state,
         chats,
         role: args.role.clone(),
-        feed,
+        chat_stream: feed,
         lines,
         signals,
         streams,
         json,
         quiet,
         answers,
-        questions: VecDeque::new(),
+        approvals: VecDeque::new(),
         last: Exit::Done,
     };
-    let exit = talk.hold().await;
+    let exit = talk.run_turns().await;
     talk.lines.restore();
     exit
 }
 
-impl Talk<'_> {
-    fn say(&mut self, text: &str) {
+impl ChatSession<'_> {
+    fn print_note(&mut self, text: &str) {
         if !self.quiet {
             self.streams.err.line(text);
         }
     }
 
-    async fn hold(&mut self) -> Exit {
-        if let Some(feed) = &mut self.feed {
+    async fn run_turns(&mut self) -> Exit {
+        if let Some(feed) = &mut self.chat_stream {
             // Whether there is such a chat is known before anything is typed.
             if let Err(error) = feed.begin().await {
-                return error.complain(self.streams);
+                return error.report(self.streams);
             }
         }
         if self.lines.is_terminal() {
-            self.say("Ctrl-C ends a turn, Ctrl-D leaves; \\ at a line's end goes on in the next");
+            self.print_note(
+                "Ctrl-C ends a turn, Ctrl-D leaves; \\ at a line's end goes on in the next",
+            );
         }
         let mut message = String::new();
         let mut interrupts = 0;
         loop {
             let prompt = if message.is_empty() { PROMPT } else { MORE };
-            self.lines.want(prompt, true);
+            self.lines.request_line(prompt, true);
             let line = tokio::select! {
                 line = self.lines.next() => line,
                 signal = self.signals.next() => match signal {
@@ -169,8 +175,8 @@ impl Talk<'_> {
                 },
             };
             match line {
-                Line::Text(_) if self.lines.is_late() => {
-                    self.say("the question was over before that: nothing was sent");
+                Line::Text(_) if self.lines.is_stale_line() => {
+                    self.print_note("the question was over before that: nothing was sent");
                 }
                 Line::Text(line) => {
                     interrupts = 0;
@@ -184,20 +190,20 @@ impl Talk<'_> {
                     if message.trim().is_empty() {
                         continue;
                     }
-                    if let Next::Leave(exit) = self.turn(&message).await {
+                    if let NextStep::Leave(exit) = self.turn(&message).await {
                         return exit;
                     }
-                    self.lines.nothing_is_asked();
+                    self.lines.discard_pending();
                 }
                 Line::Interrupt if interrupts > 0 => return Exit::Interrupted,
                 Line::Interrupt => {
                     interrupts += 1;
                     message.clear();
-                    self.say("Ctrl-C again leaves");
+                    self.print_note("Ctrl-C again leaves");
                 }
                 Line::End => return self.last,
                 Line::Failed(why) => {
-                    let text = format!("error: standard input: {}", show(&why, 200));
+                    let text = format!("error: standard input: {}", escape_for_display(&why, 200));
                     self.streams.err.line(&text);
                     return Exit::Failures;
                 }
@@ -206,26 +212,26 @@ impl Talk<'_> {
     }
 
     /// Sends a message and shows what comes of it, until its turn is over.
-    async fn turn(&mut self, message: &str) -> Next {
-        self.questions.clear();
+    async fn turn(&mut self, message: &str) -> NextStep {
+        self.approvals.clear();
         let sent = match self.send(message).await {
             Ok(Some(turn)) => turn,
-            Ok(None) => return Next::Leave(Exit::Interrupted),
+            Ok(None) => return NextStep::Leave(Exit::Interrupted),
             Err(error) => {
-                self.last = error.complain(self.streams);
+                self.last = error.report(self.streams);
                 // What is wrong with a message is no reason to leave, if there is a chat.
                 let is_refused = matches!(error, HttpError::Refused { .. });
-                return if self.feed.is_some() && is_refused {
-                    Next::On
+                return if self.chat_stream.is_some() && is_refused {
+                    NextStep::Continue
                 } else {
-                    Next::Leave(self.last)
+                    NextStep::Leave(self.last)
                 };
             }
         };
         let mut stops = 0;
         loop {
-            let Some(feed) = &mut self.feed else {
-                return Next::On;
+            let Some(feed) = &mut self.chat_stream else {
+                return NextStep::Continue;
             };
             tokio::select! {
                 event = feed.next() => match event {
@@ -233,33 +239,33 @@ impl Talk<'_> {
                         let ended = show_event(&data, &sent, self.json, self.quiet, self.streams);
                         if let Some(exit) = ended {
                             self.last = exit;
-                            return Next::On;
+                            return NextStep::Continue;
                         }
                         self.note(&data).await;
                     }
-                    Err(error) => return Next::Leave(error.complain(self.streams)),
+                    Err(error) => return NextStep::Leave(error.report(self.streams)),
                 },
                 line = self.lines.next() => match line {
                     Line::Text(line) => self.answer(&line).await,
                     Line::Interrupt => {
                         stops += 1;
                         if stops > 1 {
-                            return Next::Leave(Exit::Interrupted);
+                            return NextStep::Leave(Exit::Interrupted);
                         }
                         self.stop().await;
                     }
                     Line::End | Line::Failed(_) => {
-                        self.questions.clear();
-                        self.say("nobody is left to answer here: see marshal asks");
+                        self.approvals.clear();
+                        self.print_note("nobody is left to answer here: see marshal asks");
                     }
                 },
                 signal = self.signals.next() => match signal {
                     Signal::Hangup => {}
-                    Signal::Terminate => return Next::Leave(Exit::Terminated),
+                    Signal::Terminate => return NextStep::Leave(Exit::Terminated),
                     Signal::Interrupt => {
                         stops += 1;
                         if stops > 1 {
-                            return Next::Leave(Exit::Interrupted);
+                            return NextStep::Leave(Exit::Interrupted);
                         }
                         self.stop().await;
                     }
@@ -270,23 +276,23 @@ impl Talk<'_> {
 
     /// Has the daemon take the message, once; gives its turn, or nothing if the person left.
     async fn send(&mut self, message: &str) -> Result<Option<String>, HttpError> {
-        let key = new_run().map_or_else(|_| String::new(), |id| id.to_string());
+        let key = new_run_id().map_or_else(|_| String::new(), |id| id.to_string());
         let mut tries = 0;
         loop {
             let sending = async {
-                match &mut self.feed {
+                match &mut self.chat_stream {
                     None => {
                         let mut body = json!({"goal": message});
                         if let Some(role) = &self.role {
                             body["role"] = json!(role.as_str());
                         }
-                        ask_once(self.state, &self.chats, &key, &body).await
+                        post_idempotent(self.state, &self.chats, &key, &body).await
                     }
                     Some(feed) => {
                         // What comes of it is in the stream, from before it was sent.
                         feed.begin().await?;
                         let body = json!({"content": message});
-                        ask_once(self.state, feed.place(), &key, &body).await
+                        post_idempotent(self.state, feed.path(), &key, &body).await
                     }
                 }
             };
@@ -304,57 +310,60 @@ impl Talk<'_> {
             };
             match sent {
                 Ok(answer) => {
-                    if self.feed.is_none() {
+                    if self.chat_stream.is_none() {
                         let chat = text(&answer, "chat_id");
-                        self.say(&format!("chat {}", show(chat, 80)));
+                        self.print_note(&format!("chat {}", escape_for_display(chat, 80)));
                         let place = format!("{}/{chat}", self.chats);
-                        self.feed = Some(Feed::from_the_start(self.state, place));
+                        self.chat_stream = Some(ChatStream::from_start(self.state, place));
                     }
                     return Ok(Some(text(&answer, "turn_id").to_owned()));
                 }
                 // Under its key it is taken once, whatever came of the try before.
-                Err(error) if tries >= TRIES || !error.may_come_again() => {
+                Err(error) if tries >= TRIES || !error.is_retryable() => {
                     return Err(error);
                 }
                 Err(_) => {
                     if tries == 0 {
-                        self.say("the daemon is not there; trying again");
+                        self.print_note("the daemon is not there; trying again");
                     }
                     tries += 1;
-                    tokio::time::sleep(limits::CHAT_STREAM_AGAIN).await;
+                    tokio::time::sleep(limits::CHAT_STREAM_RETRY).await;
                 }
             }
         }
     }
 
     async fn stop(&mut self) {
-        let Some(feed) = &self.feed else { return };
-        let path = format!("{}/stop", feed.place());
-        match ask(self.state, Method::POST, &path, None).await {
-            Ok(_) => self.say("stopping; Ctrl-C again leaves"),
-            Err(error) => drop(error.complain(self.streams)),
+        let Some(feed) = &self.chat_stream else {
+            return;
+        };
+        let path = format!("{}/stop", feed.path());
+        match request_json(self.state, Method::POST, &path, None).await {
+            Ok(_) => self.print_note("stopping; Ctrl-C again leaves"),
+            Err(error) => drop(error.report(self.streams)),
         }
     }
 
     /// Takes a question note, if an event is one.
     async fn note(&mut self, data: &str) {
         let event: Value = serde_json::from_str(data).unwrap_or_default();
-        if text(&event, "type") != "ask" || self.questions.len() >= QUESTIONS {
+        if text(&event, "type") != "ask" || self.approvals.len() >= QUESTIONS {
             return;
         }
-        let Ok(ask) = AskId::new(text(&event["data"], "id")) else {
+        let Ok(ask) = PermissionRequestId::new(text(&event["data"], "id")) else {
             return;
         };
-        self.questions.push_back(Question { ask, digest: None });
-        if self.questions.len() == 1 {
-            self.put().await;
+        self.approvals
+            .push_back(PendingApproval { ask, digest: None });
+        if self.approvals.len() == 1 {
+            self.show_next_approval().await;
         }
     }
 
     /// Shows the first question that still waits, and asks for an answer.
-    async fn put(&mut self) {
-        while let Some(question) = self.questions.front_mut() {
-            match asks::seen(self.state, &question.ask).await {
+    async fn show_next_approval(&mut self) {
+        while let Some(question) = self.approvals.front_mut() {
+            match approvals::fetch_pending(self.state, &question.ask).await {
                 Ok(Some((lines, digest))) => {
                     question.digest = Some(digest);
                     if !self.json {
@@ -363,25 +372,25 @@ impl Talk<'_> {
                         }
                     }
                     if self.answers {
-                        self.lines.want(ALLOW, false);
+                        self.lines.request_line(ALLOW, false);
                         return;
                     }
                     // Lines that were written before it cannot be meant for it.
                     let text = format!("left: marshal asks show {}", question.ask);
-                    self.say(&text);
+                    self.print_note(&text);
                 }
                 // It is over already.
                 Ok(None) => {}
-                Err(error) => drop(super::control_client::complain(&error, self.streams)),
+                Err(error) => drop(super::control_client::report_error(&error, self.streams)),
             }
-            self.questions.pop_front();
+            self.approvals.pop_front();
         }
     }
 
     /// Takes a line as the answer to the first question.
     async fn answer(&mut self, line: &str) {
-        let Some(question) = self.questions.front() else {
-            self.say("the question was over before that: nothing was sent");
+        let Some(question) = self.approvals.front() else {
+            self.print_note("the question was over before that: nothing was sent");
             return;
         };
         let (word, reason) = match line.trim().split_once(char::is_whitespace) {
@@ -393,27 +402,28 @@ impl Talk<'_> {
             "n" | "no" => Decision::Deny,
             "s" => {
                 let text = format!("left: marshal asks show {}", question.ask);
-                self.questions.pop_front();
-                self.say(&text);
-                return self.put().await;
+                self.approvals.pop_front();
+                self.print_note(&text);
+                return self.show_next_approval().await;
             }
             _ => {
-                self.say("say y, n, n REASON or s");
-                self.lines.want(ALLOW, false);
+                self.print_note("say y, n, n REASON or s");
+                self.lines.request_line(ALLOW, false);
                 return;
             }
         };
         let args = AnswerArgs {
             ask: question.ask.clone(),
             reason,
-            remember: Remember::Never,
+            remember: RememberScope::Never,
             digest: question.digest.clone(),
         };
-        self.questions.pop_front();
-        let answered = asks::answer(self.state, &args, decision, self.json, self.streams).await;
+        self.approvals.pop_front();
+        let answered =
+            approvals::answer(self.state, &args, decision, self.json, self.streams).await;
         if let Err(error) = answered {
-            let _ = super::control_client::complain(&error, self.streams);
+            let _ = super::control_client::report_error(&error, self.streams);
         }
-        self.put().await;
+        self.show_next_approval().await;
     }
 }

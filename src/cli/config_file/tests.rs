@@ -6,7 +6,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use rustix::fs::Mode;
 
 use super::*;
-use crate::cli::diagnostic::{Look, render};
+use crate::cli::diagnostic::{RenderStyle, render};
 
 const GOOD: &str = "[pool.demo]\nagent = \"script\"\n";
 
@@ -170,7 +170,7 @@ fn what_a_file_names_must_exist_and_lie_where_it_says() {
     let lines: Vec<_> = errors.errors.iter().map(|error| error.line).collect();
     // A policy's own file is looked at by whoever judges by it, so that all else works without.
     assert_eq!(lines, [4, 5, 9], "{errors}");
-    let shown = render(&errors, Look::PLAIN);
+    let shown = render(&errors, RenderStyle::PLAIN);
     assert!(shown.contains("workspace = { path = \"gone\" }"), "{shown}");
 }
 

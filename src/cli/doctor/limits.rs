@@ -2,9 +2,9 @@
 //!
 //! What holds them is found out by `launch::cgroup`, where they are held.
 
-use crate::config::{Config, Degradable, Sandbox};
-use crate::launch::cgroup::{self, By, Held};
-use crate::sandbox::doctor::{Asked, Feature, Found, Need, Row, Verdict};
+use marshal_config::{Config, Degradable, Sandbox};
+use marshal_launch::cgroup::{self, Enforcement, LimitEnforcement};
+use marshal_sandbox::doctor::{CheckStatus, Feature, FeatureQuery, ProbeResult, Requirement, Row};
 
 /// The features whose answers come from here.
 pub(super) const FEATURES: &[Feature] = &[
@@ -14,13 +14,13 @@ pub(super) const FEATURES: &[Feature] = &[
     Feature::CgroupCpu,
 ];
 
-fn asked(feature: Feature) -> Asked {
-    Asked { feature, at: None }
+fn feature_query(feature: Feature) -> FeatureQuery {
+    FeatureQuery { feature, at: None }
 }
 
 /// What a profile needs. Processes are held without groups too.
-pub(super) fn needs(name: &str, profile: &Sandbox) -> Vec<Need> {
-    let limits = &profile.group;
+pub(super) fn needs(name: &str, profile: &Sandbox) -> Vec<Requirement> {
+    let limits = &profile.group_limits;
     let wanted = [
         (limits.memory.is_some(), Degradable::Memory),
         (limits.cpu_millis.is_some(), Degradable::Cpu),
@@ -28,20 +28,21 @@ pub(super) fn needs(name: &str, profile: &Sandbox) -> Vec<Need> {
     let wanted = wanted.into_iter().filter(|(is_wanted, _)| *is_wanted);
     wanted
         .filter_map(|(_, word)| {
-            let may_lack = !profile.demands.limits_held || profile.demands.may_lack(word);
-            Some(Need {
-                what: asked(Feature::from_word(word.word())?),
+            let may_lack =
+                !profile.requirements.limits_held || profile.requirements.may_degrade(word);
+            Some(Requirement {
+                query: feature_query(Feature::from_word(word.word())?),
                 least: 0,
-                by: format!("{name}: limits"),
+                required_by: format!("{name}: limits"),
                 profile: Some(name.to_owned()),
-                may_lack: may_lack.then_some(word),
+                may_degrade: may_lack.then_some(word),
             })
         })
         .collect()
 }
 
 /// What all profiles need, or only the profile `only`.
-pub(super) fn needs_of_all(config: &Config, only: Option<&str>) -> Vec<Need> {
+pub(super) fn needs_of_all(config: &Config, only: Option<&str>) -> Vec<Requirement> {
     let profiles = config.sandboxes.iter();
     profiles
         .filter(|(name, _)| only.is_none_or(|only| only == *name))
@@ -50,28 +51,32 @@ pub(super) fn needs_of_all(config: &Config, only: Option<&str>) -> Vec<Need> {
 }
 
 /// What this host gives.
-pub(super) fn found() -> Vec<(Asked, Found)> {
+pub(super) fn probe_limits() -> Vec<(FeatureQuery, ProbeResult)> {
     let findings = cgroup::survey();
     FEATURES
         .iter()
         .map(|feature| {
             let finding = findings.iter().find(|one| one.feature == feature.word());
-            let found = finding.map_or_else(Found::unknown, |finding| Found {
-                has: !matches!(finding.by, By::Nothing),
+            let found = finding.map_or_else(ProbeResult::unknown, |finding| ProbeResult {
+                has: !matches!(finding.enforcement, Enforcement::Unenforced),
                 said: match &finding.why {
-                    Some(why) => format!("{}; {why}", finding.by),
-                    None => finding.by.to_string(),
+                    Some(why) => format!("{}; {why}", finding.enforcement),
+                    None => finding.enforcement.to_string(),
                 },
                 hint: finding.hint.map(str::to_owned),
-                ..Found::unknown()
+                ..ProbeResult::unknown()
             });
-            (asked(*feature), found)
+            (feature_query(*feature), found)
         })
         .collect()
 }
 
 /// Of limits that nothing holds: what a profile cannot do without, and what it does without.
-pub(super) fn unheld(name: &str, profile: &Sandbox, held: &Held) -> (Vec<Row>, Vec<Degradable>) {
+pub(super) fn unenforced_limits(
+    name: &str,
+    profile: &Sandbox,
+    held: &LimitEnforcement,
+) -> (Vec<Row>, Vec<Degradable>) {
     let mut rows = Vec::new();
     let mut without = Vec::new();
     for limit in held.missing() {
@@ -81,7 +86,7 @@ pub(super) fn unheld(name: &str, profile: &Sandbox, held: &Held) -> (Vec<Row>, V
             // Swap is part of the memory's.
             _ => Degradable::Memory,
         };
-        if !profile.demands.limits_held || profile.demands.may_lack(word) {
+        if !profile.requirements.limits_held || profile.requirements.may_degrade(word) {
             if !without.contains(&word) {
                 without.push(word);
             }
@@ -91,17 +96,17 @@ pub(super) fn unheld(name: &str, profile: &Sandbox, held: &Held) -> (Vec<Row>, V
             continue;
         };
         rows.push(Row {
-            what: asked(feature),
-            needed_by: vec![format!("{name}: limits_held")],
-            verdict: Verdict::Missing,
-            found: Found {
+            query: feature_query(feature),
+            required_by: vec![format!("{name}: limits_held")],
+            status: CheckStatus::Missing,
+            result: ProbeResult {
                 said: format!("{limit}: {}", held.why.as_deref().unwrap_or("not held")),
                 hint: Some(
                     "run marshal as a service of systemd with Delegate=yes, or name it in \
                      allow_degrade"
                         .to_owned(),
                 ),
-                ..Found::unknown()
+                ..ProbeResult::unknown()
             },
             degraded: None,
         });
@@ -112,48 +117,48 @@ pub(super) fn unheld(name: &str, profile: &Sandbox, held: &Held) -> (Vec<Row>, V
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::OnMissing;
-    use crate::model::GroupLimits;
+    use marshal_config::OnMissing;
+    use marshal_model::ResourceLimits;
 
     #[test]
     fn each_limit_that_nothing_holds_is_missing_unless_the_profile_may_lack_it() {
-        let limits = GroupLimits {
+        let limits = ResourceLimits {
             pids: Some(1),
             memory: Some(1),
             cpu_millis: Some(1),
-            ..GroupLimits::NONE
+            ..ResourceLimits::NONE
         };
-        let held = cgroup::Groups::of_container(&limits, Some("no groups"), false)
+        let held = cgroup::Groups::container_enforcement(&limits, Some("no groups"), false)
             .expect("nothing is held");
         assert_eq!(held.missing(), ["pids", "memory", "cpu"]);
         let mut profile = Config::parse(
-            crate::config::DEFAULT,
-            &crate::config::Origin::built_in("/".into()),
+            marshal_config::DEFAULT,
+            &marshal_config::Origin::built_in("/".into()),
         )
         .expect("the shipped file")
         .sandboxes
         .remove("strict")
         .expect("strict");
         let words = [Degradable::Pids, Degradable::Memory, Degradable::Cpu];
-        let (rows, without) = unheld("strict", &profile, &held);
-        let names: Vec<&str> = rows.iter().map(|row| row.what.feature.word()).collect();
+        let (rows, without) = unenforced_limits("strict", &profile, &held);
+        let names: Vec<&str> = rows.iter().map(|row| row.query.feature.word()).collect();
         assert_eq!(names, ["cgroup.pids", "cgroup.memory", "cgroup.cpu"]);
-        assert!(rows.iter().all(|row| row.verdict == Verdict::Missing));
+        assert!(rows.iter().all(|row| row.status == CheckStatus::Missing));
         assert_eq!(without, []);
         for word in words {
-            profile.demands.on_missing = OnMissing::Degrade;
-            profile.demands.allow_degrade = vec![word];
-            let (rows, without) = unheld("strict", &profile, &held);
+            profile.requirements.on_missing = OnMissing::Degrade;
+            profile.requirements.allow_degrade = vec![word];
+            let (rows, without) = unenforced_limits("strict", &profile, &held);
             assert_eq!((rows.len(), without), (2, vec![word]), "{word}");
             assert!(
                 rows.iter()
-                    .all(|row| row.what.feature.word() != word.word())
+                    .all(|row| row.query.feature.word() != word.word())
             );
         }
-        profile.demands.limits_held = false;
-        profile.demands.allow_degrade.clear();
+        profile.requirements.limits_held = false;
+        profile.requirements.allow_degrade.clear();
         assert_eq!(
-            unheld("strict", &profile, &held),
+            unenforced_limits("strict", &profile, &held),
             (Vec::new(), words.to_vec())
         );
     }

@@ -5,7 +5,7 @@
 
 mod limits;
 mod needs;
-pub(super) mod ready;
+pub(super) mod preflight;
 mod table;
 
 use std::collections::BTreeSet;
@@ -13,10 +13,12 @@ use std::path::Path;
 
 use super::exit::Exit;
 use super::streams::Streams;
-use crate::config::Config;
-use crate::sandbox::Ids;
-use crate::sandbox::doctor::{self, Asked, Asking, Feature, Need, Row, Verdict};
-use crate::sandbox::uids::{self, HeldBlock, Sources};
+use marshal_config::Config;
+use marshal_sandbox::HostIds;
+use marshal_sandbox::doctor::{
+    self, CheckStatus, Feature, FeatureQuery, ProbeContext, Requirement, Row,
+};
+use marshal_sandbox::uids::{self, LockedBlock, Sources};
 
 /// This program, as its helpers are started.
 const OWN: &str = "/proc/self/exe";
@@ -36,7 +38,7 @@ pub(super) fn run(
         && !config.sandboxes.contains_key(name)
     {
         let names: Vec<&str> = config.sandboxes.keys().map(String::as_str).collect();
-        let name = crate::model::foreign::show(name, 40);
+        let name = marshal_model::untrusted::escape_for_display(name, 40);
         streams.err.line(&format!(
             "error: no profile {name}: there is {}",
             names.join(", ")
@@ -45,17 +47,17 @@ pub(super) fn run(
     }
     let state = state.to_string_lossy();
     let mut needs = needs::of_all(config, &state, only);
-    let (ids, _held) = whom_to_ask_for();
-    let asking = Asking {
+    let (ids, _held) = probe_ids();
+    let asking = ProbeContext {
         ids,
         slots: u32::from(config.supervisor.max_children),
     };
-    let asked = everything(&needs, config, &state);
+    let asked = all_queries(&needs, config, &state);
     let mut found = doctor::probe(Path::new(OWN), asking, &asked);
     needs.extend(limits::needs_of_all(config, only));
-    found.extend(limits::found());
+    found.extend(limits::probe_limits());
     found.sort_by_key(|(asked, _)| asked.feature);
-    let rows = doctor::judge(&needs, found);
+    let rows = doctor::evaluate(&needs, found);
     let profiles = profiles(config, only, &needs, &rows);
     if json {
         for row in &rows {
@@ -71,8 +73,8 @@ pub(super) fn run(
         }
     }
     let pools = rows.iter().any(|row| {
-        let of_pools = |need: &&Need| need.profile.is_none() && need.what == row.what;
-        row.verdict == Verdict::Missing && needs.iter().any(|need| of_pools(&need))
+        let of_pools = |need: &&Requirement| need.profile.is_none() && need.query == row.query;
+        row.status == CheckStatus::Missing && needs.iter().any(|need| of_pools(&need))
     });
     let is_unmet = profiles
         .iter()
@@ -85,26 +87,26 @@ pub(super) fn run(
 }
 
 /// Everything that can be looked at, in the order of the table.
-fn everything(needs: &[Need], config: &Config, state: &str) -> Vec<Asked> {
-    let mut asked: Vec<Asked> = Vec::new();
+fn all_queries(needs: &[Requirement], config: &Config, state: &str) -> Vec<FeatureQuery> {
+    let mut asked: Vec<FeatureQuery> = Vec::new();
     for feature in Feature::ALL.iter().copied() {
         let at = match feature {
-            Feature::Walls => continue,
+            Feature::Sandbox => continue,
             // Found where limits are held.
             feature if limits::FEATURES.contains(&feature) => continue,
             Feature::IdmapState | Feature::ProjectQuota => vec![state.to_owned()],
             Feature::IdmapWorkspace => needs::workspaces(config),
             _ => Vec::new(),
         };
-        let of_needs = needs.iter().filter(|need| need.what.feature == feature);
-        let of_needs = of_needs.map(|need| need.what.clone());
-        let own = at.into_iter().map(|at| Asked {
+        let of_needs = needs.iter().filter(|need| need.query.feature == feature);
+        let of_needs = of_needs.map(|need| need.query.clone());
+        let own = at.into_iter().map(|at| FeatureQuery {
             feature,
             at: Some(at),
         });
-        let mut all: Vec<Asked> = of_needs.chain(own).collect();
+        let mut all: Vec<FeatureQuery> = of_needs.chain(own).collect();
         if all.is_empty() && feature != Feature::IdmapWorkspace {
-            all.push(Asked { feature, at: None });
+            all.push(FeatureQuery { feature, at: None });
         }
         for one in all {
             if !asked.contains(&one) {
@@ -116,18 +118,18 @@ fn everything(needs: &[Need], config: &Config, state: &str) -> Vec<Asked> {
 }
 
 /// Whom agents would be: as root, a uid that is nobody's.
-pub(super) fn whom_to_ask_for() -> (Ids, Option<HeldBlock>) {
+pub(super) fn probe_ids() -> (HostIds, Option<LockedBlock>) {
     if !rustix::process::geteuid().is_root() {
         return (own_ids(), None);
     }
-    let held = uids::take(&Sources::host(), 1, crate::config::UidRange::Auto).ok();
+    let held = uids::acquire(&Sources::host(), 1, marshal_config::UidRange::Auto).ok();
     let slot_uid = held.as_ref().map_or(NOBODY, |held| held.block().first);
-    (Ids::Root { slot_uid }, held)
+    (HostIds::Root { slot_uid }, held)
 }
 
 /// The ids of whoever runs this.
-pub(super) fn own_ids() -> Ids {
-    Ids::Own {
+pub(super) fn own_ids() -> HostIds {
+    HostIds::Own {
         uid: rustix::process::geteuid().as_raw(),
         gid: rustix::process::getegid().as_raw(),
     }
@@ -174,8 +176,15 @@ impl Profile {
     }
 }
 
-fn profiles(config: &Config, only: Option<&str>, needs: &[Need], rows: &[Row]) -> Vec<Profile> {
-    let used: BTreeSet<&str> = ready::walled(config).map(|(name, _)| name).collect();
+fn profiles(
+    config: &Config,
+    only: Option<&str>,
+    needs: &[Requirement],
+    rows: &[Row],
+) -> Vec<Profile> {
+    let used: BTreeSet<&str> = preflight::sandboxed_profiles(config)
+        .map(|(name, _)| name)
+        .collect();
     let names = config.sandboxes.keys().map(String::as_str);
     names
         .filter(|name| only.is_none_or(|only| only == *name))
@@ -190,10 +199,10 @@ fn profiles(config: &Config, only: Option<&str>, needs: &[Need], rows: &[Row]) -
                 .iter()
                 .filter(|need| need.profile.as_deref() == Some(name));
             for need in own {
-                let row = rows.iter().find(|row| row.what == need.what);
-                let is_met = row.is_some_and(|row| row.found.meets(need.least));
-                let word = need.what.feature.word();
-                match (is_met, need.may_lack) {
+                let row = rows.iter().find(|row| row.query == need.query);
+                let is_met = row.is_some_and(|row| row.result.meets(need.least));
+                let word = need.query.feature.word();
+                match (is_met, need.may_degrade) {
                     (true, _) => {}
                     (false, Some(_)) => {
                         profile.degraded.insert(word);

@@ -2,11 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use crate::config::{Config, Launcher, Network, Pool, Sandbox, WorkspaceMode};
-use crate::sandbox::doctor::{Asked, Feature, Need, NeedsOf, needs_of};
+use marshal_config::{Config, Launcher, Network, Pool, Sandbox, WorkspaceMode};
+use marshal_sandbox::doctor::{
+    Feature, FeatureQuery, ProfileContext, Requirement, requirements_of,
+};
 
 /// What all profiles and pools need, or only the profile `only`.
-pub(super) fn of_all(config: &Config, state: &str, only: Option<&str>) -> Vec<Need> {
+pub(super) fn of_all(config: &Config, state: &str, only: Option<&str>) -> Vec<Requirement> {
     let mut needs = of_used(config, state, only);
     let names: Vec<&str> = config.sandboxes.keys().map(String::as_str).collect();
     for name in names {
@@ -36,7 +38,7 @@ pub(super) fn of_all(config: &Config, state: &str, only: Option<&str>) -> Vec<Ne
 }
 
 /// The programs that pools have their walls put up by.
-pub(super) fn of_launchers(config: &Config) -> Vec<Need> {
+pub(super) fn of_launchers(config: &Config) -> Vec<Requirement> {
     let engine = config.container.engine.word();
     let needs = config.pools.iter().filter_map(|pool| match pool.launcher {
         Launcher::Bwrap => Some(of_launcher(pool, Feature::Bwrap, None)),
@@ -46,23 +48,23 @@ pub(super) fn of_launchers(config: &Config) -> Vec<Need> {
     needs.collect()
 }
 
-fn of_launcher(pool: &Pool, feature: Feature, at: Option<&str>) -> Need {
-    Need {
-        what: Asked {
+fn of_launcher(pool: &Pool, feature: Feature, at: Option<&str>) -> Requirement {
+    Requirement {
+        query: FeatureQuery {
             feature,
             at: at.map(str::to_owned),
         },
         least: 0,
-        by: format!("pool {}: launcher", pool.name),
+        required_by: format!("pool {}: launcher", pool.name),
         profile: None,
-        may_lack: None,
+        may_degrade: None,
     }
 }
 
 /// What the pools that have walls need.
-pub(super) fn of_used(config: &Config, state: &str, only: Option<&str>) -> Vec<Need> {
-    let mut needs: Vec<Need> = Vec::new();
-    for pool in walled_pools(config) {
+pub(super) fn of_used(config: &Config, state: &str, only: Option<&str>) -> Vec<Requirement> {
+    let mut needs: Vec<Requirement> = Vec::new();
+    for pool in sandboxed_pools(config) {
         if only.is_some_and(|only| only != pool.sandbox) {
             continue;
         }
@@ -79,8 +81,8 @@ pub(super) fn of_used(config: &Config, state: &str, only: Option<&str>) -> Vec<N
 }
 
 /// What one command in the walls of a profile needs.
-pub(super) fn of_command(name: &str, profile: &Sandbox, own_network: bool) -> Vec<Need> {
-    needs_of(&NeedsOf {
+pub(super) fn of_command(name: &str, profile: &Sandbox, own_network: bool) -> Vec<Requirement> {
+    requirements_of(&ProfileContext {
         name,
         profile,
         own_network,
@@ -93,14 +95,14 @@ pub(super) fn of_command(name: &str, profile: &Sandbox, own_network: bool) -> Ve
 
 /// The pools whose agents stand behind walls of this host, whoever puts them up: git's are this
 /// program's own there too, or bubblewrap's, which needs the same.
-pub(super) fn walled_pools(config: &Config) -> impl Iterator<Item = &Pool> {
+pub(super) fn sandboxed_pools(config: &Config) -> impl Iterator<Item = &Pool> {
     let pools = config.pools.iter();
-    pools.filter(|pool| pool.launcher.has_walls())
+    pools.filter(|pool| pool.launcher.has_sandbox())
 }
 
 /// The workspaces that are shown themselves.
 pub(super) fn workspaces(config: &Config) -> Vec<String> {
-    let pools = walled_pools(config).filter(|pool| pool.workspace.mode != WorkspaceMode::Copy);
+    let pools = sandboxed_pools(config).filter(|pool| pool.workspace.mode != WorkspaceMode::Copy);
     let paths: BTreeSet<String> = pools
         .map(|pool| pool.workspace.path.to_string_lossy().into_owned())
         .collect();
@@ -113,10 +115,10 @@ fn of_profile(
     profile: &Sandbox,
     state: &str,
     pool: Option<&Pool>,
-) -> Vec<Need> {
+) -> Vec<Requirement> {
     let written = pool.filter(|pool| pool.workspace.mode == WorkspaceMode::Rw);
     let written = written.map(|pool| pool.workspace.path.to_string_lossy());
-    needs_of(&NeedsOf {
+    requirements_of(&ProfileContext {
         name,
         profile,
         own_network: pool.is_none_or(|pool| pool.network != Network::Host),

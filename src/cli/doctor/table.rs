@@ -6,8 +6,8 @@ use std::fmt::Write as _;
 
 use unicode_width::UnicodeWidthStr as _;
 
-use crate::model::foreign::show;
-use crate::sandbox::doctor::Row;
+use marshal_model::untrusted::escape_for_display;
+use marshal_sandbox::doctor::Row;
 
 /// Columns of whoever needs it.
 const NEEDED_BY: usize = 36;
@@ -22,17 +22,17 @@ pub(super) fn render(rows: &[Row], width: usize) -> String {
     let mut lines = vec![(heads, None)];
     for row in rows {
         let cells = [
-            row.what.feature.word().to_owned(),
-            if row.needed_by.is_empty() {
+            row.query.feature.word().to_owned(),
+            if row.required_by.is_empty() {
                 "-".to_owned()
             } else {
-                show(&row.needed_by.join(", "), NEEDED_BY)
+                escape_for_display(&row.required_by.join(", "), NEEDED_BY)
             },
-            row.verdict.word().to_owned(),
-            row.found.errno.map_or("-".to_owned(), name),
-            found(row),
+            row.status.word().to_owned(),
+            row.result.errno.map_or("-".to_owned(), name),
+            found_text(row),
         ];
-        lines.push((cells, row.found.hint.as_deref()));
+        lines.push((cells, row.result.hint.as_deref()));
     }
     let mut widths = [0; 5];
     for (cells, _) in &lines {
@@ -46,7 +46,7 @@ pub(super) fn render(rows: &[Row], width: usize) -> String {
     for (cells, hint) in &lines {
         let mut line = String::new();
         for (cell, width) in cells.iter().zip(widths) {
-            let shown = show(cell, width);
+            let shown = escape_for_display(cell, width);
             let gap = width.saturating_sub(shown.width()) + 2;
             line += &shown;
             line += &" ".repeat(gap);
@@ -54,7 +54,7 @@ pub(super) fn render(rows: &[Row], width: usize) -> String {
         text += line.trim_end();
         text.push('\n');
         if let Some(hint) = hint {
-            let _ = writeln!(text, "  hint: {}", show(hint, HINT));
+            let _ = writeln!(text, "  hint: {}", escape_for_display(hint, HINT));
         }
     }
     text
@@ -63,21 +63,21 @@ pub(super) fn render(rows: &[Row], width: usize) -> String {
 /// One row as an object. What the host says is as it was said.
 pub(super) fn json(row: &Row) -> serde_json::Value {
     serde_json::json!({
-        "feature": row.what.feature.word(),
-        "at": row.what.at,
-        "needed_by": row.needed_by,
-        "result": row.verdict.word(),
-        "errno": row.found.errno.map(name),
-        "found": row.found.said,
-        "hint": row.found.hint,
+        "feature": row.query.feature.word(),
+        "at": row.query.at,
+        "needed_by": row.required_by,
+        "result": row.status.word(),
+        "errno": row.result.errno.map(name),
+        "found": row.result.said,
+        "hint": row.result.hint,
     })
 }
 
-fn found(row: &Row) -> String {
-    match (&row.what.at, row.found.said.is_empty()) {
+fn found_text(row: &Row) -> String {
+    match (&row.query.at, row.result.said.is_empty()) {
         (Some(at), true) => at.clone(),
-        (Some(at), false) if !row.found.said.contains(at) => format!("{}, {at}", row.found.said),
-        _ => row.found.said.clone(),
+        (Some(at), false) if !row.result.said.contains(at) => format!("{}, {at}", row.result.said),
+        _ => row.result.said.clone(),
     }
 }
 
@@ -92,18 +92,18 @@ fn name(errno: i32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sandbox::doctor::{Asked, Feature, Found, Verdict};
+    use marshal_sandbox::doctor::{CheckStatus, Feature, FeatureQuery, ProbeResult};
 
     fn row(feature: Feature, said: &str) -> Row {
         Row {
-            what: Asked { feature, at: None },
-            needed_by: vec!["strict".to_owned(), "standard".to_owned()],
-            verdict: Verdict::Missing,
-            found: Found {
+            query: FeatureQuery { feature, at: None },
+            required_by: vec!["strict".to_owned(), "standard".to_owned()],
+            status: CheckStatus::Missing,
+            result: ProbeResult {
                 errno: Some(libc::ENOSYS),
                 said: said.to_owned(),
                 hint: Some("do \u{1b}[2J this".to_owned()),
-                ..Found::unknown()
+                ..ProbeResult::unknown()
             },
             degraded: None,
         }
@@ -127,7 +127,7 @@ mod tests {
         let text = render(&[row(Feature::IdmapState, "\u{1b}[2J\u{9b}0m\nx")], 40);
         let acts = text
             .chars()
-            .find(|c| *c != '\n' && crate::model::foreign::is_unsafe(*c));
+            .find(|c| *c != '\n' && marshal_model::untrusted::is_unsafe(*c));
         assert_eq!(acts, None, "{text:?}");
         assert_eq!(text.lines().count(), 3, "{text:?}");
         assert_eq!(name(4000), "4000");

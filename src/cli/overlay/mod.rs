@@ -5,28 +5,28 @@
 //! overlay's lock, and so does whoever applies it. A daemon does the same for its clients (`asked`). Owns what the policy is asked: the same that is
 //! asked when an agent writes a file. Must not know in which forms an overlay keeps a change.
 
-mod asked;
+mod client_orders;
 mod text;
 
 use std::path::{Path, PathBuf};
 
-pub(super) use asked::asked;
+pub(super) use client_orders::handle_order;
 
 use super::args::{Cli, Command};
-use super::command::{faulty, find_state};
+use super::command::{find_state, report_load_error};
 use super::config_file;
 use super::exit::Exit;
 use super::policies;
 use super::streams::Streams;
-use crate::config::{Config, ConfigErrors};
-use crate::model::foreign::show;
-use crate::model::{ClientWish, Decision, SessionId};
-use crate::policy::{NoLinks, Place, Policy};
-use crate::sandbox::state_dir::overlays_beside;
-use crate::sandbox::workspace::overlay::apply::{self, ApplyError};
-use crate::sandbox::workspace::overlay::items::{self, Plan, Verdict};
-use crate::sandbox::workspace::{Overlay, OverlayError, Root, overlay};
-use crate::sandbox::{HOME_INSIDE, WORKSPACE_INSIDE};
+use marshal_config::{Config, ConfigErrors};
+use marshal_model::untrusted::escape_for_display;
+use marshal_model::{ClientRequest, Decision, SessionId};
+use marshal_policy::{FsContext, NoLinks, Policy};
+use marshal_sandbox::state_dir::list_overlay_roots;
+use marshal_sandbox::workspace::overlay::apply::{self, ApplyError};
+use marshal_sandbox::workspace::overlay::apply_plan::{self, ApplyPlan, ChangeDecision};
+use marshal_sandbox::workspace::{Overlay, OverlayError, Root, overlay};
+use marshal_sandbox::{HOME_INSIDE, WORKSPACE_INSIDE};
 
 /// What nothing may be written to, whatever a pool's policy says.
 const GUARD: &str =
@@ -71,10 +71,10 @@ pub struct DiscardArgs {
 
 /// Why a command did nothing.
 #[derive(Debug, thiserror::Error)]
-enum Failed {
+enum OverlayFailure {
     /// It was told, or needs no words.
     #[error("")]
-    Told(Exit),
+    Reported(Exit),
     #[error("{0}")]
     Usage(String),
     #[error("{0}")]
@@ -87,10 +87,10 @@ enum Failed {
     System(String),
 }
 
-impl Failed {
+impl OverlayFailure {
     const fn exit(&self) -> Exit {
         match self {
-            Self::Told(exit) => *exit,
+            Self::Reported(exit) => *exit,
             Self::Usage(_) | Self::Faulty(_) | Self::Overlay(OverlayError::Missing(_)) => {
                 Exit::Usage
             }
@@ -110,10 +110,10 @@ pub(super) fn main(cli: Cli, streams: &mut dyn FnMut() -> Streams) -> Result<Exi
     let mut streams = streams();
     Ok(run(&cli, &mut streams).unwrap_or_else(|failed| {
         match &failed {
-            Failed::Told(_) => {}
-            Failed::Faulty(errors) => super::command::show(errors, false, &mut streams),
+            OverlayFailure::Reported(_) => {}
+            OverlayFailure::Faulty(errors) => super::command::show(errors, false, &mut streams),
             failed => {
-                let text = show(&failed.to_string(), ERROR);
+                let text = escape_for_display(&failed.to_string(), ERROR);
                 streams.err.line(&format!("error: {text}"));
             }
         }
@@ -121,30 +121,30 @@ pub(super) fn main(cli: Cli, streams: &mut dyn FnMut() -> Streams) -> Result<Exi
     }))
 }
 
-fn run(cli: &Cli, streams: &mut Streams) -> Result<Exit, Failed> {
+fn run(cli: &Cli, streams: &mut Streams) -> Result<Exit, OverlayFailure> {
     let directory = std::env::current_dir()
-        .map_err(|_| Failed::Usage("the current directory cannot be read".to_owned()))?;
+        .map_err(|_| OverlayFailure::Usage("the current directory cannot be read".to_owned()))?;
     let loaded = config_file::load(cli.config.as_deref(), &directory)
-        .map_err(|error| Failed::Told(faulty(&error, cli.json, streams)))?;
+        .map_err(|error| OverlayFailure::Reported(report_load_error(&error, cli.json, streams)))?;
     let config = loaded.config;
-    let state = find_state(&config, streams).map_err(Failed::Told)?;
+    let state = find_state(&config, streams).map_err(OverlayFailure::Reported)?;
     match &cli.command {
         Command::Diff(args) => {
-            let overlay = take(&state, &args.session, streams)?;
-            let plan = look(&overlay, &config, true)?;
+            let overlay = open_overlay(&state, &args.session, streams)?;
+            let plan = plan_changes(&overlay, &config, true)?;
             text::diff(&plan, &args.paths, cli.json, streams);
             Ok(Exit::Done)
         }
         Command::Apply(args) => {
-            let overlay = take(&state, &args.session, streams)?;
-            let plan = look(&overlay, &config, false)?;
-            put(&overlay, &plan, args, cli.json, streams)
+            let overlay = open_overlay(&state, &args.session, streams)?;
+            let plan = plan_changes(&overlay, &config, false)?;
+            apply_plan(&overlay, &plan, args, cli.json, streams)
         }
         Command::Discard(args) => {
-            let overlay = hold(&state, &args.session)?;
+            let overlay = lock_overlay(&state, &args.session)?;
             // What cannot be brought to its end must not keep what is thrown away.
             if let Err(error) = recover(&overlay, streams) {
-                let text = show(&error.to_string(), ERROR);
+                let text = escape_for_display(&error.to_string(), ERROR);
                 let text = format!("note: {text}; what the session wrote is removed all the same");
                 streams.err.line(&text);
             }
@@ -157,110 +157,125 @@ fn run(cli: &Cli, streams: &mut Streams) -> Result<Exit, Failed> {
 }
 
 /// Takes a session's overlay, and brings an apply of it to its end that was killed.
-fn take(state: &Path, session: &SessionId, streams: &mut Streams) -> Result<Overlay, Failed> {
-    let overlay = hold(state, session)?;
+fn open_overlay(
+    state: &Path,
+    session: &SessionId,
+    streams: &mut Streams,
+) -> Result<Overlay, OverlayFailure> {
+    let overlay = lock_overlay(state, session)?;
     recover(&overlay, streams)?;
     Ok(overlay)
 }
 
 fn recover(overlay: &Overlay, streams: &mut Streams) -> Result<(), ApplyError> {
     if let Some(told) = apply::recover(overlay)? {
-        streams.err.line(&format!("note: {}", show(&told, ERROR)));
+        streams
+            .err
+            .line(&format!("note: {}", escape_for_display(&told, ERROR)));
     }
     Ok(())
 }
 
-fn hold(state: &Path, session: &SessionId) -> Result<Overlay, Failed> {
-    let roots = overlays_beside(state).map_err(|error| Failed::System(error.to_string()))?;
+fn lock_overlay(state: &Path, session: &SessionId) -> Result<Overlay, OverlayFailure> {
+    let roots =
+        list_overlay_roots(state).map_err(|error| OverlayFailure::System(error.to_string()))?;
     let holds = |root: &&Root| overlay::path(root, session).symlink_metadata().is_ok();
     let Some(root) = roots.iter().find(holds) else {
         return Err(OverlayError::Missing(session.clone()).into());
     };
-    Ok(Overlay::take(root, session)?)
+    Ok(Overlay::lock_existing(root, session)?)
 }
 
 /// Looks at everything that the session wrote, by the policy of its pool.
-fn look(overlay: &Overlay, config: &Config, texts: bool) -> Result<Plan, Failed> {
+fn plan_changes(
+    overlay: &Overlay,
+    config: &Config,
+    texts: bool,
+) -> Result<ApplyPlan, OverlayFailure> {
     let pool = overlay.record()?.pool;
     let Some(pool) = config.pool(&pool) else {
-        return Err(Failed::Usage(format!(
+        return Err(OverlayFailure::Usage(format!(
             "the session worked in the pool {}, which is not in this configuration, and its policy \
              decides: name the file with --config",
-            show(&pool, 60)
+            escape_for_display(&pool, 60)
         )));
     };
-    let loaded = policies::policies(config).map_err(Failed::Faulty)?;
+    let loaded = policies::load_policies(config).map_err(OverlayFailure::Faulty)?;
     let Some(policy) = loaded.by_name.get(&pool.policy) else {
-        return Err(Failed::Usage(format!(
+        return Err(OverlayFailure::Usage(format!(
             "there is no policy {}",
-            show(&pool.policy, 60)
+            escape_for_display(&pool.policy, 60)
         )));
     };
     let none = |name: &str| Err(format!("there is no file {name:?} beside it"));
     let guard = Policy::load(GUARD, "apply", &none)
-        .map_err(|error| Failed::System(format!("the guard cannot be loaded: {error}")))?;
+        .map_err(|error| OverlayFailure::System(format!("the guard cannot be loaded: {error}")))?;
     let program: PathBuf = "/proc/self/exe".into();
-    let judge = |path: &str| judge(&[&guard, &policy.policy], path);
-    Ok(items::survey(overlay, &program, &judge, texts)?)
+    let judge = |path: &str| decide_write(&[&guard, &policy.policy], path);
+    Ok(apply_plan::plan_apply(overlay, &program, &judge, texts)?)
 }
 
 /// What the policies say of a file that is written at this path of the workspace: the most severe.
-fn judge(policies: &[&Policy], path: &str) -> Verdict {
-    let at = Place {
+fn decide_write(policies: &[&Policy], path: &str) -> ChangeDecision {
+    let at = FsContext {
         workspace: WORKSPACE_INSIDE,
         home: HOME_INSIDE,
         cwd: Some(WORKSPACE_INSIDE),
         // Nothing is followed when it is written.
         resolver: &NoLinks,
     };
-    let wish = ClientWish::Write(format!("{WORKSPACE_INSIDE}/{path}"));
-    let mut verdict = Verdict::Allow;
+    let wish = ClientRequest::Write(format!("{WORKSPACE_INSIDE}/{path}"));
+    let mut verdict = ChangeDecision::Allow;
     for policy in policies {
         let (judged, _) = policy.decide_client(&wish, &at);
         let rule = judged.rules.first().map_or("default", String::as_str);
         let why = format!("{} ({rule})", judged.reason);
         match judged.decision {
-            Decision::Deny => return Verdict::Deny(why),
-            Decision::Ask => verdict = Verdict::Ask(why),
+            Decision::Deny => return ChangeDecision::Deny(why),
+            Decision::Ask => verdict = ChangeDecision::Ask(why),
             Decision::Allow => {}
         }
     }
     verdict
 }
 
-fn put(
+fn apply_plan(
     overlay: &Overlay,
-    plan: &Plan,
+    plan: &ApplyPlan,
     args: &ApplyArgs,
     json: bool,
     streams: &mut Streams,
-) -> Result<Exit, Failed> {
-    let asked = plan.items.iter().any(|item| item.asks.is_some());
+) -> Result<Exit, OverlayFailure> {
+    let asked = plan
+        .changes
+        .iter()
+        .any(|item| item.approval_reason.is_some());
     let refusals = plan.refusals();
     if args.check || !refusals.is_empty() || (asked && !args.yes) {
         text::list(plan, json, streams);
     }
     if !refusals.is_empty() {
         for why in &refusals {
-            streams
-                .err
-                .line(&format!("refused: {}", show(why, 300 + REASON)));
+            streams.err.line(&format!(
+                "refused: {}",
+                escape_for_display(why, 300 + REASON)
+            ));
         }
         let text = format!("error: nothing was applied: {} refused", refusals.len());
         streams.err.line(&text);
-        return Err(Failed::Told(Exit::Failures));
+        return Err(OverlayFailure::Reported(Exit::Failures));
     }
     if asked && !args.yes {
-        for item in &plan.items {
-            if let Some(why) = &item.asks {
-                let path = item.path.show(300);
-                let why = show(why, REASON);
+        for item in &plan.changes {
+            if let Some(why) = &item.approval_reason {
+                let path = item.path.escape_for_display(300);
+                let why = escape_for_display(why, REASON);
                 streams.err.line(&format!("asked: {path}: {why}"));
             }
         }
         let text = "error: nothing was applied: the policy would ask a person; add --yes to be that person";
         streams.err.line(text);
-        return Err(Failed::Told(Exit::Failures));
+        return Err(OverlayFailure::Reported(Exit::Failures));
     }
     if args.check {
         return Ok(Exit::Done);
@@ -268,12 +283,14 @@ fn put(
     let program: PathBuf = "/proc/self/exe".into();
     let applied = apply::apply(overlay, plan, &program)?;
     if let Some(kept) = applied.kept {
-        streams.err.line(&format!("note: {}", show(&kept, ERROR)));
+        streams
+            .err
+            .line(&format!("note: {}", escape_for_display(&kept, ERROR)));
     }
     text::done(
         "applied",
         overlay.session(),
-        plan.items.len(),
+        plan.changes.len(),
         json,
         streams,
     );

@@ -8,9 +8,11 @@ use serde_json::{Map, Value, json};
 use similar::TextDiff;
 
 use crate::cli::streams::Streams;
-use crate::model::SessionId;
-use crate::model::foreign::{json_for_terminal, show};
-use crate::sandbox::workspace::overlay::items::{Item, ItemKind, Plan};
+use marshal_model::SessionId;
+use marshal_model::untrusted::{escape_for_display, escape_json_for_terminal};
+use marshal_sandbox::workspace::overlay::apply_plan::{
+    ApplyPlan, PlannedChange, PlannedChangeKind,
+};
 
 /// Columns of a path, and of a line of a file.
 const PATH: usize = 400;
@@ -19,35 +21,35 @@ const LINE: usize = 2000;
 const CONTEXT: usize = 3;
 
 /// Shows every change at or below one of `paths` (all, if there are none), with what differs.
-pub(super) fn diff(plan: &Plan, paths: &[String], json: bool, streams: &mut Streams) {
-    for item in plan.items.iter().filter(|item| is_wanted(item, paths)) {
+pub(super) fn diff(plan: &ApplyPlan, paths: &[String], json: bool, streams: &mut Streams) {
+    for item in plan.changes.iter().filter(|item| is_wanted(item, paths)) {
         if json {
             let mut object = object(item);
             if let Some(text) = lines(item) {
                 object.insert("diff".to_owned(), json!(text));
             }
             // It may go to a file that somebody looks at.
-            streams
-                .out
-                .line(&json_for_terminal(&Value::Object(object).to_string()));
+            streams.out.line(&escape_json_for_terminal(
+                &Value::Object(object).to_string(),
+            ));
             continue;
         }
-        tell(item, streams);
+        print_item(item, streams);
         for line in lines(item).unwrap_or_default().lines() {
-            streams.out.line(&show(line, LINE));
+            streams.out.line(&escape_for_display(line, LINE));
         }
     }
     cut(plan, streams);
 }
 
 /// Shows every change, a line each.
-pub(super) fn list(plan: &Plan, json: bool, streams: &mut Streams) {
-    for item in &plan.items {
+pub(super) fn list(plan: &ApplyPlan, json: bool, streams: &mut Streams) {
+    for item in &plan.changes {
         if json {
             let object = Value::Object(object(item)).to_string();
-            streams.out.line(&json_for_terminal(&object));
+            streams.out.line(&escape_json_for_terminal(&object));
         } else {
-            tell(item, streams);
+            print_item(item, streams);
         }
     }
     cut(plan, streams);
@@ -77,13 +79,15 @@ pub(super) fn done(
     }
 }
 
-fn cut(plan: &Plan, streams: &mut Streams) {
-    if let Some(why) = &plan.cut {
-        streams.err.line(&format!("note: {}", show(why, PATH)));
+fn cut(plan: &ApplyPlan, streams: &mut Streams) {
+    if let Some(why) = &plan.incomplete {
+        streams
+            .err
+            .line(&format!("note: {}", escape_for_display(why, PATH)));
     }
 }
 
-fn is_wanted(item: &Item, paths: &[String]) -> bool {
+fn is_wanted(item: &PlannedChange, paths: &[String]) -> bool {
     let is_at = |path: &String| {
         let path = path.trim_start_matches("./").trim_end_matches('/');
         let rest = item.path.raw().strip_prefix(path);
@@ -92,8 +96,12 @@ fn is_wanted(item: &Item, paths: &[String]) -> bool {
     paths.is_empty() || paths.iter().any(is_at)
 }
 
-fn tell(item: &Item, streams: &mut Streams) {
-    let mut line = format!("{:<8} {}", item.kind.word(), item.path.show(PATH));
+fn print_item(item: &PlannedChange, streams: &mut Streams) {
+    let mut line = format!(
+        "{:<8} {}",
+        item.kind.word(),
+        item.path.escape_for_display(PATH)
+    );
     if let Some((before, after)) = item.modes {
         let _ = write!(line, "  ({before:03o} -> {after:03o})");
     }
@@ -101,17 +109,17 @@ fn tell(item: &Item, streams: &mut Streams) {
     for (word, why) in [
         ("refused", &item.refused),
         ("conflict", &item.conflict),
-        ("asked", &item.asks),
+        ("asked", &item.approval_reason),
     ] {
         if let Some(why) = why {
             streams
                 .out
-                .line(&format!("    {word}: {}", show(why, PATH)));
+                .line(&format!("    {word}: {}", escape_for_display(why, PATH)));
         }
     }
 }
 
-fn object(item: &Item) -> Map<String, Value> {
+fn object(item: &PlannedChange) -> Map<String, Value> {
     let mut object = Map::new();
     let mut put = |key: &str, value: Value| {
         object.insert(key.to_owned(), value);
@@ -121,7 +129,7 @@ fn object(item: &Item) -> Map<String, Value> {
     for (key, why) in [
         ("refused", &item.refused),
         ("conflict", &item.conflict),
-        ("asked", &item.asks),
+        ("asked", &item.approval_reason),
     ] {
         if let Some(why) = why {
             put(key, json!(why));
@@ -136,7 +144,7 @@ fn object(item: &Item) -> Map<String, Value> {
 
 /// A change as JSON, with the lines that differ where they are few enough for `room`, whose bytes
 /// they take.
-pub(super) fn whole(item: &Item, room: &mut usize) -> Value {
+pub(super) fn whole(item: &PlannedChange, room: &mut usize) -> Value {
     let mut object = object(item);
     if let Some(text) = lines(item)
         && let Some(left) = room.checked_sub(text.len())
@@ -147,8 +155,8 @@ pub(super) fn whole(item: &Item, room: &mut usize) -> Value {
     Value::Object(object)
 }
 
-/// The lines that differ, as a unified diff; `None` if they are no text, or too long to be kept.
-fn lines(item: &Item) -> Option<String> {
+/// The lines that differ, as a unified diff; `NoJournal` if they are no text, or too long to be kept.
+fn lines(item: &PlannedChange) -> Option<String> {
     let (before, after) = item.texts.as_ref()?;
     let before = std::str::from_utf8(before).ok()?;
     let after = std::str::from_utf8(after).ok()?;
@@ -158,7 +166,7 @@ fn lines(item: &Item) -> Option<String> {
     let path = item.path.raw();
     let name = |side: &str| format!("{side}/{path}");
     let nothing = "/dev/null".to_owned();
-    let old = if item.kind == ItemKind::Added {
+    let old = if item.kind == PlannedChangeKind::Added {
         nothing
     } else {
         name("a")

@@ -14,8 +14,8 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Stat, Uid};
 use rustix::io::Errno;
 
-use crate::model::foreign::show;
-use crate::plan::checklist::{Checklist, ChecklistError, ItemId, TEXT_BYTES, tick};
+use marshal_model::untrusted::escape_for_display;
+use marshal_wire::plan::checklist::{Checklist, ChecklistError, ItemId, TEXT_BYTES, tick};
 
 /// So often a tick begins anew because somebody wrote the file meanwhile.
 const TRIES: usize = 20;
@@ -63,7 +63,7 @@ pub(super) struct PlanFile {
 
 /// A text with what is in it.
 #[derive(Debug, Clone)]
-pub(super) struct Read {
+pub(super) struct PlanText {
     pub(super) text: String,
     pub(super) list: Checklist,
 }
@@ -74,7 +74,7 @@ impl PlanFile {
     /// # Errors
     /// [`FileError`]
     pub(super) fn at(path: &Path) -> Result<Self, FileError> {
-        let shown = show(&path.to_string_lossy(), 200);
+        let shown = escape_for_display(&path.to_string_lossy(), 200);
         let Some(name) = path.file_name() else {
             return Err(FileError::Kind {
                 name: shown,
@@ -94,7 +94,7 @@ impl PlanFile {
         Ok(Self {
             dir,
             name: name.to_owned(),
-            shown: show(&name.to_string_lossy(), 200),
+            shown: escape_for_display(&name.to_string_lossy(), 200),
         })
     }
 
@@ -137,7 +137,7 @@ impl PlanFile {
     }
 
     /// Opens it and reads it as it is now.
-    fn take(&self, dir: &OwnedFd) -> Result<(Stat, Read), FileError> {
+    fn read_at(&self, dir: &OwnedFd) -> Result<(Stat, PlanText), FileError> {
         // Not to wait for somebody at the other end of a fifo.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let fd = rustix::fs::openat(dir, &self.name, flags, Mode::empty());
@@ -168,33 +168,33 @@ impl PlanFile {
         let text = String::from_utf8(bytes);
         let text = text.map_err(|_| self.kind("is not UTF-8, as Markdown must be"))?;
         let list = Checklist::parse(&text).map_err(self.checklist())?;
-        Ok((stat, Read { text, list }))
+        Ok((stat, PlanText { text, list }))
     }
 
     /// Reads it.
     ///
     /// # Errors
     /// [`FileError`]
-    pub(super) fn read(&self) -> Result<Read, FileError> {
+    pub(super) fn read(&self) -> Result<PlanText, FileError> {
         let dir = self.directory()?;
-        Ok(self.take(&dir)?.1)
+        Ok(self.read_at(&dir)?.1)
     }
 
     /// Ticks an item in the file as it is now, durably. One that is ticked stays so.
     ///
     /// # Errors
     /// [`FileError`]; the file is as it was then.
-    pub(super) fn tick(&self, item: ItemId) -> Result<Read, FileError> {
+    pub(super) fn tick(&self, item: ItemId) -> Result<PlanText, FileError> {
         for _ in 0..TRIES {
             let dir = self.directory()?;
-            let (before, read) = self.take(&dir)?;
+            let (before, read) = self.read_at(&dir)?;
             let text = tick(&read.text, item).map_err(self.checklist())?;
             if text == read.text {
                 return Ok(read);
             }
             if self.put(&dir, &before, &text)? {
                 let list = Checklist::parse(&text).map_err(self.checklist())?;
-                return Ok(Read { text, list });
+                return Ok(PlanText { text, list });
             }
         }
         Err(self.kind("is being written all the time: it was not ticked"))
@@ -260,11 +260,7 @@ impl PlanFile {
     pub(super) fn digest(&self) -> String {
         use sha2::{Digest as _, Sha256};
         let sum = Sha256::digest(self.path().as_os_str().as_bytes());
-        sum.iter().take(6).fold(String::new(), |mut text, byte| {
-            use std::fmt::Write as _;
-            let _ = write!(text, "{byte:02x}");
-            text
-        })
+        hex::encode(&sum[..6])
     }
 }
 

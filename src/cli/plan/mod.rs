@@ -2,33 +2,35 @@
 //!
 //! Owns what a plan's run is made of, and which earlier runs it goes on with. Must not know how a run
 //! is shown.
+//!
+//! `wire/plan/checklist.rs` says what an item is. Tests: `tests/drills/fleet/plan_runs.rs`.
 
-mod book;
+mod executor;
 mod file;
-mod hands;
-mod told;
+mod output;
+mod plan_state;
 mod work;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-pub(super) use told::Told;
-pub(super) use work::{here, there};
+pub(super) use output::PlanOutput;
+pub(super) use work::{run_local, run_on_daemon};
 
 use super::continuing;
 use super::run::Job;
-use crate::config::{Config, Launcher, Pool, WorkspaceMode};
-use crate::model::foreign::show;
-use crate::model::{PoolName, RunId, TaskId};
-use book::Left;
-use file::{PlanFile, Read};
+use file::{PlanFile, PlanText};
+use marshal_config::{Config, Launcher, Pool, WorkspaceMode};
+use marshal_model::untrusted::escape_for_display;
+use marshal_model::{PoolName, RunId, TaskId};
+use plan_state::Leftovers;
 
 /// A plan that is to be worked.
 #[derive(Debug, Clone)]
 pub struct PlanJob {
     file: PlanFile,
     /// As it was when the run was asked for.
-    read: Read,
+    read: PlanText,
     /// The pool whose slots work its items.
     pub(super) pool: PoolName,
     policy_layer: Option<String>,
@@ -36,12 +38,12 @@ pub struct PlanJob {
     agent_items: bool,
     /// Agents of the pool could write the file, so that nobody knows who added an item while one works.
     agents_write: bool,
-    left: Left,
+    leftovers: Leftovers,
 }
 
 /// How a plan is to be worked.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Wish<'a> {
+pub(super) struct PlanOptions<'a> {
     pub(super) config: &'a Config,
     /// The state directory.
     pub(super) state: &'a Path,
@@ -56,7 +58,10 @@ pub(super) struct Wish<'a> {
 ///
 /// # Errors
 /// There are others beside it.
-pub(super) fn named(arguments: &[OsString], directory: &Path) -> Result<Option<PathBuf>, String> {
+pub(super) fn plan_argument(
+    arguments: &[OsString],
+    directory: &Path,
+) -> Result<Option<PathBuf>, String> {
     let is_plan = |argument: &&OsString| {
         let path = Path::new(argument);
         path.extension() == Some("md".as_ref())
@@ -66,7 +71,7 @@ pub(super) fn named(arguments: &[OsString], directory: &Path) -> Result<Option<P
         return Ok(None);
     };
     if arguments.len() > 1 {
-        let name = show(&plan.to_string_lossy(), 100);
+        let name = escape_for_display(&plan.to_string_lossy(), 100);
         return Err(format!(
             "{name} is a plan, and a plan is worked alone: leave the other tasks out"
         ));
@@ -75,15 +80,15 @@ pub(super) fn named(arguments: &[OsString], directory: &Path) -> Result<Option<P
 }
 
 /// The plan whose run this is, by the ids of its tasks.
-pub(super) fn of_run(state: &Path, tasks: &[TaskId]) -> Option<PathBuf> {
-    let (digest, _) = book::item_of(tasks.first()?.as_str())?;
-    let kept = book::look(state, digest).ok()??;
+pub(super) fn plan_of_run(state: &Path, tasks: &[TaskId]) -> Option<PathBuf> {
+    let (digest, _) = plan_state::item_of(tasks.first()?.as_str())?;
+    let kept = plan_state::read_state(state, digest).ok()??;
     Some(kept.path)
 }
 
 /// The plan that was left with items that are done and not ticked.
 pub(super) fn unsettled(state: &Path) -> Option<PathBuf> {
-    book::unsettled(state)
+    plan_state::unsettled(state)
 }
 
 impl PlanJob {
@@ -91,7 +96,7 @@ impl PlanJob {
     ///
     /// # Errors
     /// What is wrong, made to be shown.
-    pub(super) fn read(path: &Path, wish: Wish<'_>) -> Result<Self, String> {
+    pub(super) fn read(path: &Path, wish: PlanOptions<'_>) -> Result<Self, String> {
         let file = PlanFile::at(path).map_err(|error| error.to_string())?;
         let read = file.read().map_err(|error| error.to_string())?;
         if read.list.items().is_empty() {
@@ -103,18 +108,18 @@ impl PlanJob {
         let kept = if wish.local {
             None
         } else {
-            let kept = book::look(wish.state, &file.digest());
+            let kept = plan_state::read_state(wish.state, &file.digest());
             kept.map_err(|error| format!("the book of the plan {}: {error}", file.shown))?
         };
         let left = if wish.local {
-            Left::default()
+            Leftovers::default()
         } else {
-            book::left(wish.state, &file).map_err(|error| error.to_string())?
+            plan_state::find_leftovers(wish.state, &file).map_err(|error| error.to_string())?
         };
         // What is gone on with keeps what it was begun with.
-        let before = kept.as_ref().filter(|_| !left.is_nothing());
+        let before = kept.as_ref().filter(|_| !left.is_empty());
         let pool = wish.pool.cloned();
-        let pool = pool.or_else(|| before.and_then(book::pool_of));
+        let pool = pool.or_else(|| before.and_then(plan_state::pool_of));
         let pool = pool_among(wish.config, pool.as_ref())?;
         let layer = wish.policy_layer.cloned();
         Ok(Self {
@@ -123,26 +128,26 @@ impl PlanJob {
             pool: pool.name.clone(),
             policy_layer: layer.or_else(|| before.and_then(|kept| kept.policy_layer.clone())),
             agent_items: wish.agent_items,
-            left,
+            leftovers: left,
             file,
         })
     }
 
     /// The run that a fleet of this process goes on with.
-    pub(super) fn goes_on(&self) -> Option<&RunId> {
-        self.left.open.last().map(|(run, _)| run)
+    pub(super) fn resumed_run(&self) -> Option<&RunId> {
+        self.leftovers.open.last().map(|(run, _)| run)
     }
 
     /// Nothing of it is open, and nothing is left.
     pub(super) fn is_done(&self) -> bool {
         let progress = self.read.list.progress();
-        progress.done == progress.total && self.left.is_nothing()
+        progress.done == progress.total && self.leftovers.is_empty()
     }
 
     /// What a person should know about how it is worked.
     pub(super) fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
-        for (run, _) in &self.left.open {
+        for (run, _) in &self.leftovers.open {
             notes.push(format!(
                 "run {run} of the plan {} is unfinished: it is gone on with",
                 self.file.shown
@@ -159,16 +164,16 @@ impl PlanJob {
 }
 
 /// A plan as what is to be worked, and what a person should know of it.
-pub(super) fn job_of(path: &Path, wish: Wish<'_>) -> Result<(Job, Vec<String>), String> {
+pub(super) fn job_of(path: &Path, wish: PlanOptions<'_>) -> Result<(Job, Vec<String>), String> {
     let plan = PlanJob::read(path, wish)?;
     let notes = plan.notes();
     Ok((Job::Plan(Box::new(plan)), notes))
 }
 
 /// What `--continue` goes on with: a run, or the plan whose run it is.
-pub(super) fn continued(
+pub(super) fn resume_job(
     wanted: Option<&RunId>,
-    wish: Wish<'_>,
+    wish: PlanOptions<'_>,
 ) -> Result<(Job, Vec<String>), String> {
     match continuing::find(wish.state, wanted) {
         Ok(job) => {
@@ -176,7 +181,7 @@ pub(super) fn continued(
                 Job::Continue { tasks, .. } => tasks.as_slice(),
                 _ => &[],
             };
-            match of_run(wish.state, tasks) {
+            match plan_of_run(wish.state, tasks) {
                 Some(path) => job_of(&path, wish),
                 None => Ok((job, Vec::new())),
             }
@@ -205,7 +210,7 @@ fn pool_among<'a>(config: &'a Config, wanted: Option<&PoolName>) -> Result<&'a P
             found.ok_or_else(|| format!("there is no pool {name}; the pools are {}", names()))
         }
     }?;
-    if found.dialect.heeds_remarks() {
+    if found.dialect.supports_remarks() {
         return Ok(found);
     }
     Err(format!(

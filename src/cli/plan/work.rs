@@ -13,24 +13,27 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::PlanJob;
-use super::book::{Book, item_of, prefix};
-use super::file::{FileError, Read};
-use super::hands::{Got, Hands, Refused};
-use super::told::{Step, TOLD, Told};
-use crate::api::Fleet;
-use crate::api::task_rules;
-use crate::api::watch::Item;
+use super::executor::{Executor, StartError, StreamResult};
+use super::file::{FileError, PlanText};
+use super::output::{ITEM_WIDTH, PlanOutput, Step};
+use super::plan_state::{PlanStateFile, item_of, prefix};
 use crate::cli::control_client::{Client, ClientError};
 use crate::cli::exit::Exit;
-use crate::cli::run::{Begun, Here, Order, Reins, Show, Source, There, obey};
+use crate::cli::policy_watch::Watch;
+use crate::cli::run::{
+    DaemonControl, ItemSource, LocalControl, RunControl, RunDisplay, RunRequest, StartedRuns,
+    run_with_signals,
+};
 use crate::cli::signals::Signals;
 use crate::cli::streams::Streams;
-use crate::cli::watching::Watch;
-use crate::fleet::{FleetHandle, Notice, RunBounds, TaskReport};
-use crate::model::foreign::show;
-use crate::model::{Foreign, RunId, TaskId, TaskOutcome, TaskSpec};
-use crate::plan::checklist::AGENT_ITEMS;
-use crate::plan::{Item as PlanItem, ItemId, prompt};
+use marshal_engine::api::Fleet;
+use marshal_engine::api::run_stream::RunStreamItem;
+use marshal_engine::api::task_rules;
+use marshal_fleet::{FleetEvent, FleetHandle, RunBounds, TaskReport};
+use marshal_model::untrusted::escape_for_display;
+use marshal_model::{RunId, TaskId, TaskOutcome, TaskSpec, UntrustedText};
+use marshal_wire::plan::checklist::AGENT_ITEMS;
+use marshal_wire::plan::{ChecklistItem as PlanItem, ItemId, prompt};
 
 /// Items of runs that wait to be looked at.
 const QUEUE: usize = 256;
@@ -48,43 +51,43 @@ enum Stage {
     /// It was worked and is not done.
     Blocked,
     /// It is not worked here.
-    Held,
+    HeldBack,
     /// It went from the plan, or was ticked, before it began.
     Withdrawn,
 }
 
 /// What came.
-enum Came {
-    Of(Got),
+enum PlanInput {
+    Item(StreamResult),
     /// The file changed.
-    File,
+    FileChanged,
 }
 
 /// How the work ends before its end.
-enum Broken {
+enum PlanRunError {
     Client(ClientError),
-    Said(String),
+    Message(String),
 }
 
-impl From<Refused> for Broken {
-    fn from(refused: Refused) -> Self {
+impl From<StartError> for PlanRunError {
+    fn from(refused: StartError) -> Self {
         match refused {
-            Refused::Client(error) => Self::Client(error),
-            Refused::Fleet(refusal) => Self::Said(refusal.to_string()),
+            StartError::Client(error) => Self::Client(error),
+            StartError::Fleet(refusal) => Self::Message(refusal.to_string()),
         }
     }
 }
 
-struct Work<F> {
+struct PlanRun<F> {
     plan: PlanJob,
-    book: Book,
+    state_file: PlanStateFile,
     state: PathBuf,
-    hands: Hands<F>,
+    executor: Executor<F>,
     bounds: RunBounds,
-    begun: Arc<Begun>,
+    started_runs: Arc<StartedRuns>,
     items: BTreeMap<ItemId, Stage>,
-    tell: mpsc::Sender<Got>,
-    came: mpsc::Receiver<Got>,
+    sender: mpsc::Sender<StreamResult>,
+    receiver: mpsc::Receiver<StreamResult>,
     streams: JoinSet<()>,
     /// Runs that are not complete.
     open: usize,
@@ -96,12 +99,18 @@ struct Work<F> {
     /// Something that is done could not be ticked.
     unticked: bool,
     /// What is wrong with the file was said.
-    said: bool,
-    out: VecDeque<Told>,
+    is_fault_reported: bool,
+    output: VecDeque<PlanOutput>,
 }
 
-impl<F: Fleet> Work<F> {
-    fn new(plan: PlanJob, book: Book, state: &Path, hands: Hands<F>, bounds: RunBounds) -> Self {
+impl<F: Fleet> PlanRun<F> {
+    fn new(
+        plan: PlanJob,
+        book: PlanStateFile,
+        state: &Path,
+        hands: Executor<F>,
+        bounds: RunBounds,
+    ) -> Self {
         let (tell, came) = mpsc::channel(QUEUE);
         let watch = Watch::open().and_then(|mut watch| {
             watch.set(&[plan.file.path()].into())?;
@@ -112,42 +121,42 @@ impl<F: Fleet> Work<F> {
         );
         Self {
             plan,
-            book,
+            state_file: book,
             state: state.to_owned(),
-            hands,
+            executor: hands,
             bounds,
-            begun: Arc::default(),
+            started_runs: Arc::default(),
             items: BTreeMap::new(),
-            tell,
-            came,
+            sender: tell,
+            receiver: came,
             streams: JoinSet::new(),
             open: 0,
             runs: Vec::new(),
             watch: watch.ok(),
             touched: false,
             unticked: false,
-            said: false,
-            out: VecDeque::new(),
+            is_fault_reported: false,
+            output: VecDeque::new(),
         }
     }
 
     /// Carries what is done into the file, goes on with what is left, begins what is open.
-    async fn begin(&mut self) -> Result<(), Broken> {
-        let left = self.plan.left.clone();
-        self.book.kept.pool = Some(self.plan.pool.to_string());
-        self.book
-            .kept
+    async fn begin(&mut self) -> Result<(), PlanRunError> {
+        let left = self.plan.leftovers.clone();
+        self.state_file.state.pool = Some(self.plan.pool.to_string());
+        self.state_file
+            .state
             .policy_layer
             .clone_from(&self.plan.policy_layer);
-        let written = self.book.write();
-        written.map_err(|error| Broken::Said(error.to_string()))?;
+        let written = self.state_file.write();
+        written.map_err(|error| PlanRunError::Message(error.to_string()))?;
         for item in left.done {
             self.items.insert(item, Stage::Done);
             self.tick(item).await;
         }
-        self.runs.extend(left.over);
+        self.runs.extend(left.ended);
         for (run, tasks) in left.open {
-            let source = self.hands.go_on(&run, self.bounds).await?;
+            let source = self.executor.resume(&run, self.bounds).await?;
             for task in &tasks {
                 if let Some((_, item)) = item_of(task.as_str()) {
                     let stage = Stage::Waiting(run.clone());
@@ -159,21 +168,21 @@ impl<F: Fleet> Work<F> {
         for item in self.plan.read.list.clone().items() {
             self.step(item, if item.done { "done" } else { "pending" });
         }
-        self.look().await
+        self.reread().await
     }
 
-    fn follow(&mut self, run: RunId, tasks: Vec<TaskId>, mut source: Source) {
-        if self.begun.add(run.clone()) {
-            self.hands.cancel(&run);
+    fn follow(&mut self, run: RunId, tasks: Vec<TaskId>, mut source: ItemSource) {
+        if self.started_runs.add(run.clone()) {
+            self.executor.cancel(&run);
         }
         self.runs.push(run.clone());
-        self.out.push_back(Told::Begun(run, tasks));
+        self.output.push_back(PlanOutput::RunStarted(run, tasks));
         self.open += 1;
-        let tell = self.tell.clone();
+        let tell = self.sender.clone();
         self.streams.spawn(async move {
             loop {
                 let got = source.next().await;
-                let is_last = matches!(got, Err(_) | Ok((Some(Item::Complete), _)));
+                let is_last = matches!(got, Err(_) | Ok((Some(RunStreamItem::Complete), _)));
                 if tell.send(got).await.is_err() || is_last {
                     return;
                 }
@@ -182,39 +191,43 @@ impl<F: Fleet> Work<F> {
     }
 
     /// What comes next. Cancel-safe.
-    async fn came(&mut self) -> Came {
+    async fn next_input(&mut self) -> PlanInput {
         tokio::select! {
-            got = self.came.recv() => match got {
-                Some(got) => Came::Of(got),
-                None => Came::File,
+            got = self.receiver.recv() => match got {
+                Some(got) => PlanInput::Item(got),
+                None => PlanInput::FileChanged,
             },
-            () = changed(&mut self.watch) => Came::File,
+            () = wait_for_change(&mut self.watch) => PlanInput::FileChanged,
         }
     }
 
     /// Everything that follows from it; `false` when nothing comes any more.
-    async fn take(&mut self, came: Came) -> Result<bool, Broken> {
+    async fn handle_input(&mut self, came: PlanInput) -> Result<bool, PlanRunError> {
         match came {
-            Came::Of(Err(error)) => return Err(Broken::Client(error)),
-            Came::Of(Ok((Some(Item::Complete), _))) => {
+            PlanInput::Item(Err(error)) => return Err(PlanRunError::Client(error)),
+            PlanInput::Item(Ok((Some(RunStreamItem::Complete), _))) => {
                 self.open -= 1;
                 if self.open == 0 {
-                    self.look().await?;
+                    self.reread().await?;
                 }
                 return Ok(self.open > 0);
             }
-            Came::Of(Ok((item, line))) => self.heard(item, line).await?,
-            Came::File => {
-                self.settled().await;
-                self.look().await?;
+            PlanInput::Item(Ok((item, line))) => self.handle_item(item, line).await?,
+            PlanInput::FileChanged => {
+                self.wait_settled().await;
+                self.reread().await?;
             }
         }
         Ok(true)
     }
 
-    async fn heard(&mut self, item: Option<Item>, line: Option<String>) -> Result<(), Broken> {
+    async fn handle_item(
+        &mut self,
+        item: Option<RunStreamItem>,
+        line: Option<String>,
+    ) -> Result<(), PlanRunError> {
         match &item {
-            Some(Item::Notice(Notice::Assigned { task, run, .. })) => {
+            Some(RunStreamItem::Notice(FleetEvent::TaskAssigned { task, run, .. })) => {
                 self.touched = true;
                 if let Some(id) = self.item_of(task) {
                     self.items.insert(id, Stage::Running(run.clone()));
@@ -223,16 +236,16 @@ impl<F: Fleet> Work<F> {
                     }
                 }
             }
-            Some(Item::Ended(report)) => {
+            Some(RunStreamItem::Ended(report)) => {
                 let report = Arc::clone(report);
-                self.out.push_back(Told::Item(item, line));
+                self.output.push_back(PlanOutput::Item(item, line));
                 self.touched = true;
-                self.ended(&report).await;
-                return self.look().await;
+                self.task_ended(&report).await;
+                return self.reread().await;
             }
             _ => {}
         }
-        self.out.push_back(Told::Item(item, line));
+        self.output.push_back(PlanOutput::Item(item, line));
         Ok(())
     }
 
@@ -241,12 +254,13 @@ impl<F: Fleet> Work<F> {
         (digest == self.plan.file.digest()).then_some(item)
     }
 
-    async fn ended(&mut self, report: &TaskReport) {
+    async fn task_ended(&mut self, report: &TaskReport) {
         let Some(id) = self.item_of(&report.task) else {
             return;
         };
         if self.items.get(&id) == Some(&Stage::Withdrawn) && report.outcome != TaskOutcome::Done {
-            self.out.push_back(Told::Excused(report.task.clone()));
+            self.output
+                .push_back(PlanOutput::Excused(report.task.clone()));
             return;
         }
         if report.outcome == TaskOutcome::Done {
@@ -273,11 +287,11 @@ impl<F: Fleet> Work<F> {
                 }
             }
             Ok(Err(FileError::Checklist {
-                source: crate::plan::ChecklistError::Gone(_),
+                source: marshal_wire::plan::ChecklistError::ItemRemoved(_),
                 ..
             })) => {
                 let text = "plan: an item is done that is not in the plan any more: it was removed, or its text was changed";
-                self.out.push_back(Told::Note(text.to_owned()));
+                self.output.push_back(PlanOutput::Note(text.to_owned()));
             }
             other => {
                 self.unticked = true;
@@ -286,7 +300,7 @@ impl<F: Fleet> Work<F> {
                     _ => "the supervisor ends".to_owned(),
                 };
                 let text = format!("error: an item is done and not ticked: {why}");
-                self.out.push_back(Told::Note(text));
+                self.output.push_back(PlanOutput::Note(text));
             }
         }
     }
@@ -295,7 +309,7 @@ impl<F: Fleet> Work<F> {
         let list = &self.plan.read.list;
         let progress = list.progress();
         let place = list.items().iter().position(|other| other.id == item.id);
-        self.out.push_back(Told::Step(Step {
+        self.output.push_back(PlanOutput::Step(Step {
             v: 1,
             r#type: "plan_step",
             place: place.map_or(0, |place| place + 1),
@@ -312,29 +326,32 @@ impl<F: Fleet> Work<F> {
     }
 
     /// Waits until the file is left alone for a moment, but not for ever.
-    async fn settled(&mut self) {
+    async fn wait_settled(&mut self) {
         for _ in 0..SETTLES {
-            if timeout(SETTLE, changed(&mut self.watch)).await.is_err() {
+            if timeout(SETTLE, wait_for_change(&mut self.watch))
+                .await
+                .is_err()
+            {
                 return;
             }
         }
     }
 
     /// Reads the file anew, and follows it.
-    async fn look(&mut self) -> Result<(), Broken> {
+    async fn reread(&mut self) -> Result<(), PlanRunError> {
         let file = self.plan.file.clone();
         let read = tokio::task::spawn_blocking(move || file.read()).await;
-        let read: Read = match read {
+        let read: PlanText = match read {
             Ok(Ok(read)) => {
-                self.said = false;
+                self.is_fault_reported = false;
                 read
             }
             Ok(Err(error)) => {
                 // As editors put a new file in the place of an old one, it may be away for a moment.
-                if !std::mem::replace(&mut self.said, true) {
+                if !std::mem::replace(&mut self.is_fault_reported, true) {
                     let text =
                         format!("{error}: nothing further of it is begun until it can be read");
-                    self.out.push_back(Told::Note(text));
+                    self.output.push_back(PlanOutput::Note(text));
                 }
                 return Ok(());
             }
@@ -348,15 +365,15 @@ impl<F: Fleet> Work<F> {
         let by_agents = self.plan.agents_write && (is_running || self.touched);
         self.touched = is_running;
         self.plan.read = read;
-        self.withdraw().await;
-        if self.begun.is_cancelled() {
+        self.cancel_withdrawn().await;
+        if self.started_runs.is_cancelled() {
             return Ok(());
         }
         self.begin_new(by_agents).await
     }
 
     /// Items that wait and are gone, or were ticked by somebody else, are not worked.
-    async fn withdraw(&mut self) {
+    async fn cancel_withdrawn(&mut self) {
         let list = &self.plan.read.list;
         let waiting = self.items.iter().filter_map(|(id, stage)| match stage {
             Stage::Waiting(run) if list.item(*id).is_none_or(|item| item.done) => {
@@ -367,12 +384,12 @@ impl<F: Fleet> Work<F> {
         for (id, run) in waiting.collect::<Vec<_>>() {
             self.items.insert(id, Stage::Withdrawn);
             if let Ok(task) = TaskId::new(&self.task(id)) {
-                self.hands.withdraw(&self.plan, &run, &task).await;
+                self.executor.cancel_task(&self.plan, &run, &task).await;
             }
         }
     }
 
-    async fn begin_new(&mut self, by_agents: bool) -> Result<(), Broken> {
+    async fn begin_new(&mut self, by_agents: bool) -> Result<(), PlanRunError> {
         let list = self.plan.read.list.clone();
         let is_new = |item: &&PlanItem| !item.done && !self.items.contains_key(&item.id);
         let new: Vec<PlanItem> = list.items().iter().filter(is_new).cloned().collect();
@@ -381,37 +398,37 @@ impl<F: Fleet> Work<F> {
         }
         if !self.runs.is_empty() && self.bounds.is_set() {
             let text = "these come with the next `marshal run`: this one has bounds, which are of the items that it began with";
-            self.hold(&new, text);
+            self.hold_back(&new, text);
             return Ok(());
         }
         if by_agents && !self.plan.agent_items {
-            self.hold(&new, "agents may have added these: without --agent-items they are not worked before the next `marshal run`");
+            self.hold_back(&new, "agents may have added these: without --agent-items they are not worked before the next `marshal run`");
             return Ok(());
         }
         if by_agents {
-            let added = self.book.kept.added.saturating_add(new.len());
+            let added = self.state_file.state.added.saturating_add(new.len());
             if added > AGENT_ITEMS {
                 let text = format!(
                     "agents may add {AGENT_ITEMS} items to a plan: these are not worked before the next `marshal run`"
                 );
-                self.hold(&new, &text);
+                self.hold_back(&new, &text);
                 return Ok(());
             }
-            self.book.kept.added = added;
-            let written = self.book.write();
-            written.map_err(|error| Broken::Said(error.to_string()))?;
+            self.state_file.state.added = added;
+            let written = self.state_file.write();
+            written.map_err(|error| PlanRunError::Message(error.to_string()))?;
         }
         let mut specs = Vec::with_capacity(new.len());
         for item in &new {
-            let text = prompt::of_item(
+            let text = prompt::item_prompt(
                 &self.plan.file.shown,
                 &self.plan.read.text,
                 &list,
                 item,
                 self.plan.agent_items && self.plan.agents_write,
             );
-            if let Err(why) = task_rules::prompt(&text) {
-                self.hold(
+            if let Err(why) = task_rules::check_prompt(&text) {
+                self.hold_back(
                     std::slice::from_ref(item),
                     &format!("what stands beneath it {why}"),
                 );
@@ -426,7 +443,7 @@ impl<F: Fleet> Work<F> {
         }
         let tasks: Vec<TaskSpec> = specs.iter().map(|(_, spec)| spec.clone()).collect();
         let ids: Vec<TaskId> = tasks.iter().map(|task| task.id.clone()).collect();
-        let (run, source) = self.hands.submit(tasks, self.bounds).await?;
+        let (run, source) = self.executor.submit(tasks, self.bounds).await?;
         for (item, _) in specs {
             self.items.insert(item, Stage::Waiting(run.clone()));
         }
@@ -434,28 +451,28 @@ impl<F: Fleet> Work<F> {
         Ok(())
     }
 
-    fn hold(&mut self, items: &[PlanItem], why: &str) {
+    fn hold_back(&mut self, items: &[PlanItem], why: &str) {
         for item in items {
-            self.items.insert(item.id, Stage::Held);
-            let content = show(&item.text, TOLD);
+            self.items.insert(item.id, Stage::HeldBack);
+            let content = escape_for_display(&item.text, ITEM_WIDTH);
             let text = format!("plan: not worked: {content}: {why}");
-            self.out.push_back(Told::Note(text));
+            self.output.push_back(PlanOutput::Note(text));
         }
     }
 
     fn spec(&self, id: TaskId, text: String) -> TaskSpec {
         TaskSpec {
             id,
-            prompt: Foreign::new(text),
+            prompt: UntrustedText::new(text),
             pool: Some(self.plan.pool.clone()),
             workspace: None,
             attempts: None,
             check: None,
             files: Vec::new(),
-            embed: Vec::new(),
+            embedded_files: Vec::new(),
             policy_layer: self.plan.policy_layer.clone(),
             priority: 0,
-            after: Vec::new(),
+            depends_on: Vec::new(),
         }
     }
 
@@ -468,12 +485,13 @@ impl<F: Fleet> Work<F> {
             return (open, false);
         }
         if open == 0 {
-            self.book.kept.added = 0;
+            self.state_file.state.added = 0;
         }
-        match self.book.settle(&self.runs, &self.state) {
+        match self.state_file.settle(&self.runs, &self.state) {
             Ok(()) => (open, true),
             Err(error) => {
-                self.out.push_back(Told::Note(format!("error: {error}")));
+                self.output
+                    .push_back(PlanOutput::Note(format!("error: {error}")));
                 (open, false)
             }
         }
@@ -481,7 +499,7 @@ impl<F: Fleet> Work<F> {
 }
 
 /// Returns when the file may be another one. Cancel-safe.
-async fn changed(watch: &mut Option<Watch>) {
+async fn wait_for_change(watch: &mut Option<Watch>) {
     match watch {
         Some(of) => {
             if let Err(error) = of.changed().await {
@@ -495,40 +513,40 @@ async fn changed(watch: &mut Option<Watch>) {
 }
 
 /// Works a plan with a fleet of this process.
-pub(in crate::cli) async fn here<F: Fleet>(
+pub(in crate::cli) async fn run_local<F: Fleet>(
     fleet: F,
     plan: PlanJob,
     state: &Path,
-    order: Order,
+    order: RunRequest,
     mut streams: Streams,
     signals: &mut Signals,
 ) -> Exit {
-    let book = match Book::open(state, &plan.file) {
+    let book = match PlanStateFile::open(state, &plan.file) {
         Ok(book) => book,
         Err(error) => {
             streams.err.line(&format!("error: {error}"));
             return Exit::CannotStart;
         }
     };
-    let hands = Hands::Here(fleet.clone());
-    let work = Work::new(plan, book, state, hands, order.bounds);
-    let reins = Here(fleet, Arc::clone(&work.begun));
-    run(work, Show::new(order, streams, None), &reins, signals).await
+    let hands = Executor::Local(fleet.clone());
+    let work = PlanRun::new(plan, book, state, hands, order.bounds);
+    let reins = LocalControl(fleet, Arc::clone(&work.started_runs));
+    run(work, RunDisplay::new(order, streams, None), &reins, signals).await
 }
 
 /// Works a plan with the daemon of a state directory.
-pub(in crate::cli) async fn there(
+pub(in crate::cli) async fn run_on_daemon(
     client: Client,
     mut plan: PlanJob,
-    order: Order,
+    order: RunRequest,
     mut streams: Streams,
     signals: &mut Signals,
 ) -> Exit {
     let state = client.state_dir().to_owned();
     drop(client);
-    let opened = Book::open(&state, &plan.file).and_then(|book| {
+    let opened = PlanStateFile::open(&state, &plan.file).and_then(|book| {
         // Now nobody else changes it.
-        plan.left = super::book::left(&state, &plan.file)?;
+        plan.leftovers = super::plan_state::find_leftovers(&state, &plan.file)?;
         Ok(book)
     });
     let book = match opened {
@@ -538,59 +556,59 @@ pub(in crate::cli) async fn there(
             return Exit::CannotStart;
         }
     };
-    if let (Some(run), true) = (plan.goes_on(), order.bounds.is_set()) {
+    if let (Some(run), true) = (plan.resumed_run(), order.bounds.is_set()) {
         let text = format!(
             "error: the daemon goes on with run {run} under the bounds that it began with: leave out --until, --max-cost and --jobs"
         );
         streams.err.line(&text);
         return Exit::Usage;
     }
-    let hands = Hands::<FleetHandle>::There(state.clone());
-    let work = Work::new(plan, book, &state, hands, order.bounds);
-    let reins = There(state, Arc::clone(&work.begun));
-    run(work, Show::new(order, streams, None), &reins, signals).await
+    let hands = Executor::<FleetHandle>::Daemon(state.clone());
+    let work = PlanRun::new(plan, book, &state, hands, order.bounds);
+    let reins = DaemonControl(state, Arc::clone(&work.started_runs));
+    run(work, RunDisplay::new(order, streams, None), &reins, signals).await
 }
 
 async fn run<F: Fleet>(
-    work: Work<F>,
-    show: Show,
-    reins: &impl Reins,
+    work: PlanRun<F>,
+    show: RunDisplay,
+    reins: &impl RunControl,
     signals: &mut Signals,
 ) -> Exit {
     /// Sentences that wait to be shown; more would say nothing new.
     const SENTENCES: usize = 8;
     let (say, said) = mpsc::channel(SENTENCES);
-    obey(follow(work, show, said), &say, reins, signals).await
+    run_with_signals(follow(work, show, said), &say, reins, signals).await
 }
 
 async fn follow<F: Fleet>(
-    mut work: Work<F>,
-    mut show: Show,
+    mut work: PlanRun<F>,
+    mut show: RunDisplay,
     mut said: mpsc::Receiver<String>,
 ) -> Exit {
     let mut goes_on = work.begin().await.map(|()| work.open > 0);
     loop {
-        while let Some(told) = work.out.pop_front() {
-            show.told(told);
+        while let Some(told) = work.output.pop_front() {
+            show.show_plan_output(told);
         }
         match goes_on {
             Ok(true) => {}
             Ok(false) => break,
-            Err(Broken::Client(error)) => return show.broken(&error),
-            Err(Broken::Said(why)) => return show.given_up(&why),
+            Err(PlanRunError::Client(error)) => return show.connection_lost(&error),
+            Err(PlanRunError::Message(why)) => return show.fail(&why),
         }
         let came = tokio::select! {
-            came = work.came() => came,
+            came = work.next_input() => came,
             Some(note) = said.recv() => {
                 show.note(&note);
                 continue;
             }
         };
-        goes_on = work.take(came).await;
+        goes_on = work.handle_input(came).await;
     }
     let (open, is_kept) = work.finish();
-    while let Some(told) = work.out.pop_front() {
-        show.told(told);
+    while let Some(told) = work.output.pop_front() {
+        show.show_plan_output(told);
     }
     let exit = show.finish();
     if open > 0 || !is_kept {

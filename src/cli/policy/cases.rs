@@ -7,15 +7,15 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use super::Fault;
+use super::PolicyCommandError;
 use super::place::{OccasionArgs, PlaceArgs};
-use super::source::{Around, Chosen, Which, read};
+use super::source::{PolicyArgs, PolicySources, SelectedPolicy, read};
 use crate::cli::streams::Streams;
-use crate::limits;
-use crate::model::foreign::show;
-use crate::model::{Claimed, Decision};
-use crate::policy::cases::{Case, Grade};
-use crate::policy::{Judgement, Occasion};
+use marshal_model::limits;
+use marshal_model::untrusted::escape_for_display;
+use marshal_model::{AgentClaims, Decision};
+use marshal_policy::cases::{Case, Grade};
+use marshal_policy::{EvaluationContext, PolicyDecision};
 
 /// Columns of a foreign id.
 const ID: usize = 80;
@@ -36,7 +36,7 @@ pub struct TestArgs {
 
     /// Without --policies: judge all of them by this one
     #[command(flatten)]
-    pub which: Which,
+    pub which: PolicyArgs,
 
     /// Where
     #[command(flatten)]
@@ -79,7 +79,7 @@ impl Score {
         let mut map = serde_json::Map::new();
         map.insert("cases".to_owned(), self.cases.into());
         for grade in Grade::ALL {
-            map.insert(grade.word().to_owned(), self.of(grade).into());
+            map.insert(grade.as_str().to_owned(), self.of(grade).into());
         }
         map.insert("expect_allow".to_owned(), self.allows.into());
         map.insert("expect_deny".to_owned(), self.denies.into());
@@ -106,14 +106,14 @@ impl Score {
 }
 
 /// One policy and what its cases did.
-struct Tried {
-    chosen: Chosen,
+struct TestedPolicy {
+    chosen: SelectedPolicy,
     score: Score,
     hits: BTreeMap<String, usize>,
 }
 
-impl Tried {
-    fn hit(&mut self, got: &Judgement) {
+impl TestedPolicy {
+    fn hit(&mut self, got: &PolicyDecision) {
         let of_parts = got.facts.parts.iter().flat_map(|part| &part.rules);
         let mut seen: Vec<&String> = of_parts.chain(&got.rules).collect();
         seen.sort_unstable();
@@ -134,7 +134,7 @@ struct Miss {
     id: String,
     policy: String,
     expect: Decision,
-    got: Judgement,
+    got: PolicyDecision,
     grade: Grade,
     tool: String,
     input: String,
@@ -142,38 +142,39 @@ struct Miss {
 
 pub(super) fn test(
     args: &TestArgs,
-    around: &Around<'_>,
+    around: &PolicySources<'_>,
     json: bool,
     streams: &mut Streams,
-) -> Result<u8, Fault> {
-    let standing = args.place.standing();
+) -> Result<u8, PolicyCommandError> {
+    let standing = args.place.files();
     let at = args.place.place(&standing);
-    let mut tried: BTreeMap<String, Tried> = BTreeMap::new();
+    let mut tried: BTreeMap<String, TestedPolicy> = BTreeMap::new();
     let (mut all, mut misses) = (Score::default(), Vec::new());
     for file in files(&args.cases, around)? {
-        let text = read(&file, limits::CASES_BYTES as u64).map_err(Fault::Usage)?;
+        let text = read(&file, limits::CASES_BYTES as u64).map_err(PolicyCommandError::Usage)?;
         for (number, line) in text
             .lines()
             .enumerate()
             .filter(|(_, l)| !l.trim().is_empty())
         {
-            let shown = || show(&file.to_string_lossy(), 300);
-            let case = Case::parse(line)
-                .map_err(|why| Fault::Usage(format!("{}:{}: {why}", shown(), number + 1)))?;
+            let shown = || escape_for_display(&file.to_string_lossy(), 300);
+            let case = Case::parse(line).map_err(|why| {
+                PolicyCommandError::Usage(format!("{}:{}: {why}", shown(), number + 1))
+            })?;
             let name = match &args.policies {
                 None => String::new(),
                 Some(_) if case.policy.is_empty() => {
                     let text = format!("{}:{}: the case names no `policy`", shown(), number + 1);
-                    return Err(Fault::Usage(text));
+                    return Err(PolicyCommandError::Usage(text));
                 }
                 Some(_) => case.policy.clone(),
             };
             if !tried.contains_key(&name) {
                 let chosen = match &args.policies {
                     None => around.choose(&args.which, streams)?,
-                    Some(dir) => around.beside(&dir.join(file_name(&name)?), &name)?,
+                    Some(dir) => around.by_path_or_name(&dir.join(file_name(&name)?), &name)?,
                 };
-                let fresh = Tried {
+                let fresh = TestedPolicy {
                     chosen,
                     score: Score::default(),
                     hits: BTreeMap::new(),
@@ -183,18 +184,19 @@ pub(super) fn test(
             let Some(tried) = tried.get_mut(&name) else {
                 continue;
             };
-            let (own, given) = (case.occasion(), args.occasion.occasion(None));
-            let occasion = Occasion {
+            let (own, given) = (case.evaluation_context(), args.occasion.occasion(None));
+            let occasion = EvaluationContext {
                 agent: own.agent.or(given.agent),
                 mode: own.mode.or(given.mode),
-                clock: own.clock.or(given.clock),
+                time_of_day: own.time_of_day.or(given.time_of_day),
                 ..own
             };
-            let claimed = Claimed::default();
-            let got = tried
-                .chosen
-                .policy
-                .decide_on(&case.request, &claimed, &at, &occasion);
+            let claimed = AgentClaims::default();
+            let got =
+                tried
+                    .chosen
+                    .policy
+                    .decide_in_context(&case.request, &claimed, &at, &occasion);
             let grade = case.grade(&got);
             tried.hit(&got);
             tried.score.add(&case, grade);
@@ -213,19 +215,24 @@ pub(super) fn test(
         }
     }
     if all.cases == 0 {
-        return Err(Fault::Usage("there is no case in these files".to_owned()));
+        return Err(PolicyCommandError::Usage(
+            "there is no case in these files".to_owned(),
+        ));
     }
     if json {
         let document = document(&all, &tried, &misses);
         streams.out.json(&document.to_string());
     } else {
-        tell(&all, &tried, &misses, streams);
+        print_results(&all, &tried, &misses, streams);
     }
     Ok(u8::from(!misses.is_empty()))
 }
 
 /// The files of the cases: those that are named, and those of named directories.
-fn files(named: &[PathBuf], around: &Around<'_>) -> Result<Vec<PathBuf>, Fault> {
+fn files(
+    named: &[PathBuf],
+    around: &PolicySources<'_>,
+) -> Result<Vec<PathBuf>, PolicyCommandError> {
     let mut found = Vec::new();
     for path in named {
         let path = around.directory.join(path);
@@ -234,8 +241,8 @@ fn files(named: &[PathBuf], around: &Around<'_>) -> Result<Vec<PathBuf>, Fault> 
             continue;
         }
         let failed = |error: std::io::Error| {
-            let shown = show(&path.to_string_lossy(), 300);
-            Fault::Usage(format!("cannot read {shown}: {error}"))
+            let shown = escape_for_display(&path.to_string_lossy(), 300);
+            PolicyCommandError::Usage(format!("cannot read {shown}: {error}"))
         };
         let mut below = Vec::new();
         for entry in std::fs::read_dir(&path).map_err(failed)? {
@@ -251,18 +258,18 @@ fn files(named: &[PathBuf], around: &Around<'_>) -> Result<Vec<PathBuf>, Fault> 
 }
 
 /// A case may not lead out of the directory of policies.
-fn file_name(policy: &str) -> Result<PathBuf, Fault> {
-    if crate::model::ids::is_safe_token(policy) {
+fn file_name(policy: &str) -> Result<PathBuf, PolicyCommandError> {
+    if marshal_model::ids::is_safe_token(policy) {
         Ok(Path::new(&format!("{policy}.toml")).to_owned())
     } else {
-        let name = show(policy, ID);
-        Err(Fault::Usage(format!(
+        let name = escape_for_display(policy, ID);
+        Err(PolicyCommandError::Usage(format!(
             "a case names the policy {name:?}, which is no name of a file"
         )))
     }
 }
 
-fn document(all: &Score, tried: &BTreeMap<String, Tried>, misses: &[Miss]) -> Value {
+fn document(all: &Score, tried: &BTreeMap<String, TestedPolicy>, misses: &[Miss]) -> Value {
     let policies: Vec<Value> = tried
         .values()
         .map(|tried| {
@@ -280,7 +287,7 @@ fn document(all: &Score, tried: &BTreeMap<String, Tried>, misses: &[Miss]) -> Va
             json!({
                 "id": miss.id,
                 "policy": miss.policy,
-                "kind": miss.grade.word(),
+                "kind": miss.grade.as_str(),
                 "expect": miss.expect.word(),
                 "got": miss.got.decision.word(),
                 "rules": miss.got.rules,
@@ -296,31 +303,36 @@ fn document(all: &Score, tried: &BTreeMap<String, Tried>, misses: &[Miss]) -> Va
     map.into()
 }
 
-fn tell(all: &Score, tried: &BTreeMap<String, Tried>, misses: &[Miss], streams: &mut Streams) {
+fn print_results(
+    all: &Score,
+    tried: &BTreeMap<String, TestedPolicy>,
+    misses: &[Miss],
+    streams: &mut Streams,
+) {
     for miss in misses {
         streams.out.line(&format!(
             "{} {} {}: expected {}, got {}: {} {}",
-            miss.grade.word(),
-            show(&miss.policy, ID),
-            show(&miss.id, ID),
+            miss.grade.as_str(),
+            escape_for_display(&miss.policy, ID),
+            escape_for_display(&miss.id, ID),
             miss.expect,
             miss.got.decision,
-            show(&miss.tool, ID),
-            show(&miss.input, REQUEST),
+            escape_for_display(&miss.tool, ID),
+            escape_for_display(&miss.input, REQUEST),
         ));
         streams.out.line(&format!("    {}", miss.got.reason));
     }
     for tried in tried.values() {
-        let name = show(tried.chosen.policy.name(), ID);
+        let name = escape_for_display(tried.chosen.policy.name(), ID);
         streams.out.line(&format!("{name}: {}", tried.score.line()));
         let never = tried.never_hit();
-        let count = tried.chosen.policy.rules();
+        let count = tried.chosen.policy.rule_count();
         if never.is_empty() {
             streams
                 .out
                 .line(&format!("    each of its {count} rules was hit"));
         } else {
-            let ids: Vec<_> = never.iter().map(|id| show(id, ID)).collect();
+            let ids: Vec<_> = never.iter().map(|id| escape_for_display(id, ID)).collect();
             streams.out.line(&format!(
                 "    {} of {count} rules never hit: {}",
                 never.len(),

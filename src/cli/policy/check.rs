@@ -7,20 +7,20 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::place::{self, OccasionArgs, PlaceArgs};
-use super::source::{Around, Chosen, Which};
-use super::{Fault, tree};
+use super::source::{PolicyArgs, PolicySources, SelectedPolicy};
+use super::{PolicyCommandError, tree};
 use crate::cli::policies::extractors;
 use crate::cli::streams::Streams;
-use crate::limits;
-use crate::model::{Claimed, Decision, Foreign, PoolName};
-use crate::policy::{Judgement, Led, Request, leads};
+use marshal_model::limits;
+use marshal_model::{AgentClaims, Decision, PoolName, UntrustedText};
+use marshal_policy::{PolicyDecision, Request, ResolvedPath, resolve_paths};
 
 /// `policy check …` and `policy explain …`
 #[derive(Debug, clap::Args)]
 pub struct CheckArgs {
     /// By which policy
     #[command(flatten)]
-    pub which: Which,
+    pub which: PolicyArgs,
 
     /// By the policy and the table of tools of this pool; --tool and --input are then the agent's own
     #[arg(long, value_name = "NAME", conflicts_with_all = ["policy", "file"], value_parser = PoolName::new)]
@@ -53,34 +53,39 @@ pub struct CheckArgs {
 }
 
 /// A judged request.
-struct Judged {
-    chosen: Chosen,
-    judgement: Judgement,
+struct CheckedRequest {
+    chosen: SelectedPolicy,
+    decision: PolicyDecision,
     /// Where its paths lead.
-    led: Vec<Led>,
+    resolved_paths: Vec<ResolvedPath>,
     eval_us: u128,
 }
 
 pub(super) fn check(
     args: &CheckArgs,
-    around: &Around<'_>,
+    around: &PolicySources<'_>,
     json: bool,
     streams: &mut Streams,
-) -> Result<u8, Fault> {
+) -> Result<u8, PolicyCommandError> {
     let judged = judge(args, around, streams)?;
     if args.explain && !json {
-        tree::show(&judged.chosen, &judged.judgement, &judged.led, streams);
+        tree::show(
+            &judged.chosen,
+            &judged.decision,
+            &judged.resolved_paths,
+            streams,
+        );
     } else if json {
         streams
             .out
             .json(&document(&judged, args.explain).to_string());
     } else {
-        let judgement = &judged.judgement;
+        let judgement = &judged.decision;
         streams
             .out
             .line(&format!("{}  {}", judgement.decision, judgement.reason));
     }
-    Ok(match judged.judgement.decision {
+    Ok(match judged.decision.decision {
         Decision::Allow => 0,
         Decision::Ask => 1,
         Decision::Deny => 2,
@@ -89,20 +94,29 @@ pub(super) fn check(
 
 pub(super) fn explain(
     args: &CheckArgs,
-    around: &Around<'_>,
+    around: &PolicySources<'_>,
     json: bool,
     streams: &mut Streams,
-) -> Result<u8, Fault> {
+) -> Result<u8, PolicyCommandError> {
     let judged = judge(args, around, streams)?;
     if json {
         streams.out.json(&document(&judged, true).to_string());
     } else {
-        tree::show(&judged.chosen, &judged.judgement, &judged.led, streams);
+        tree::show(
+            &judged.chosen,
+            &judged.decision,
+            &judged.resolved_paths,
+            streams,
+        );
     }
     Ok(0)
 }
 
-fn judge(args: &CheckArgs, around: &Around<'_>, streams: &mut Streams) -> Result<Judged, Fault> {
+fn judge(
+    args: &CheckArgs,
+    around: &PolicySources<'_>,
+    streams: &mut Streams,
+) -> Result<CheckedRequest, PolicyCommandError> {
     let mut occasion = args.occasion.clone();
     let (chosen, request) = match &args.pool {
         None => {
@@ -113,53 +127,59 @@ fn judge(args: &CheckArgs, around: &Around<'_>, streams: &mut Streams) -> Result
             let config = around.load(streams)?;
             let Some(found) = config.pool(pool.as_str()) else {
                 let text = format!("there is no pool {pool} in the configuration");
-                return Err(Fault::Usage(text));
+                return Err(PolicyCommandError::Usage(text));
             };
             occasion.agent.get_or_insert_with(|| found.agent.clone());
             occasion.mode = occasion.mode.or_else(|| found.mode.clone());
             let tables = extractors(&config).map_err(|errors| {
                 crate::cli::command::show(&errors, false, streams);
-                Fault::Told(crate::cli::exit::Exit::Usage)
+                PolicyCommandError::Reported(crate::cli::exit::Exit::Usage)
             })?;
             let Some(table) = tables.get(pool.as_str()) else {
-                return Err(Fault::Failed(format!("pool {pool} has no table of tools")));
+                return Err(PolicyCommandError::Failed(format!(
+                    "pool {pool} has no table of tools"
+                )));
             };
             let request = request(args, table)?;
-            (around.named(&found.policy, streams)?, request)
+            (around.by_name(&found.policy, streams)?, request)
         }
     };
-    let standing = args.place.standing();
+    let standing = args.place.files();
     let began = Instant::now();
-    let claimed = Claimed::default();
+    let claimed = AgentClaims::default();
     let pool = args.pool.as_ref().map(PoolName::as_str);
     let (place, occasion) = (args.place.place(&standing), occasion.occasion(pool));
     let judgement = chosen
         .policy
-        .decide_on(&request, &claimed, &place, &occasion);
+        .decide_in_context(&request, &claimed, &place, &occasion);
     let eval_us = began.elapsed().as_micros();
-    Ok(Judged {
-        led: leads(Some(&request), &judgement.facts.parts, &place),
+    Ok(CheckedRequest {
+        resolved_paths: resolve_paths(Some(&request), &judgement.facts.parts, &place),
         chosen,
-        judgement,
+        decision: judgement,
         eval_us,
     })
 }
 
-fn request(args: &CheckArgs, table: &crate::policy::extract::Extractor) -> Result<Request, Fault> {
+fn request(
+    args: &CheckArgs,
+    table: &marshal_policy::extract::Extractor,
+) -> Result<Request, PolicyCommandError> {
     if let Some(input) = &args.input {
         let input = RawValue::from_string(input.clone())
-            .map_err(|error| Fault::Usage(format!("--input is no JSON: {error}")))?;
+            .map_err(|error| PolicyCommandError::Usage(format!("--input is no JSON: {error}")))?;
         return Ok(table.extract(&args.tool, &input));
     }
     let text = match args.text.as_deref() {
         Some("-") => {
             let mut text = String::new();
-            let most = limits::ASK_INPUT_BYTES as u64;
+            let most = limits::PERMISSION_INPUT_BYTES as u64;
             let read = std::io::stdin().take(most + 1).read_to_string(&mut text);
-            let read = read.map_err(|error| Fault::Usage(format!("standard input: {error}")))?;
+            let read = read
+                .map_err(|error| PolicyCommandError::Usage(format!("standard input: {error}")))?;
             if read as u64 > most {
                 let text = format!("standard input has more than {most} bytes");
-                return Err(Fault::Usage(text));
+                return Err(PolicyCommandError::Usage(text));
             }
             text
         }
@@ -168,14 +188,14 @@ fn request(args: &CheckArgs, table: &crate::policy::extract::Extractor) -> Resul
     place::request(&args.tool, &text)
 }
 
-fn document(judged: &Judged, with_rules: bool) -> Value {
-    let judgement = &judged.judgement;
+fn document(judged: &CheckedRequest, with_rules: bool) -> Value {
+    let judgement = &judged.decision;
     let parts: Vec<Value> = judgement
         .facts
         .parts
         .iter()
         .map(|part| {
-            let texts = |of: &[Foreign]| -> Vec<String> {
+            let texts = |of: &[UntrustedText]| -> Vec<String> {
                 of.iter().map(|of| of.raw().to_owned()).collect()
             };
             json!({
@@ -188,13 +208,13 @@ fn document(judged: &Judged, with_rules: bool) -> Value {
             })
         })
         .collect();
-    let led = judged.led.iter();
+    let led = judged.resolved_paths.iter();
     let paths: Vec<Value> = led
         .map(|led| json!({"word": led.word.raw(), "to": led.to.raw(), "inside": led.inside}))
         .collect();
     let mut document = json!({
         "decision": judgement.decision.word(),
-        "by": judgement.by.word(),
+        "by": judgement.decided_by.word(),
         "rules": judgement.rules,
         "reason": judgement.reason,
         "parts": parts,

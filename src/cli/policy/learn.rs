@@ -8,24 +8,24 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use serde_json::json;
 
-use super::Fault;
-use super::past::{Past, is_of_budget, judged_then};
-use super::replay::{LogArgs, Tables, each};
-use super::source::{Around, Chosen, Which};
-use crate::cli::audit::record::Line;
+use super::PolicyCommandError;
+use super::recorded::{RecordedRequest, is_budget_decision, recorded_decision};
+use super::replay::{Extractors, LogArgs, for_each_record};
+use super::source::{PolicyArgs, PolicySources, SelectedPolicy};
+use crate::cli::audit::record::ExportedRecord;
 use crate::cli::streams::Streams;
-use crate::limits;
-use crate::model::Decision;
-use crate::model::foreign::show;
-use crate::policy::Policy;
-use crate::policy::learn::{Proposal, proposals, together};
+use marshal_model::Decision;
+use marshal_model::limits;
+use marshal_model::untrusted::escape_for_display;
+use marshal_policy::Policy;
+use marshal_policy::learn::{Proposal, propose_rules, render_rules};
 
 /// `policy learn …`
 #[derive(Debug, clap::Args)]
 pub struct LearnArgs {
     /// The policy that asked, and that the rules are for
     #[command(flatten)]
-    pub which: Which,
+    pub which: PolicyArgs,
 
     /// Which requests
     #[command(flatten)]
@@ -54,7 +54,7 @@ const PARTS_SHOWN: usize = 64;
 
 /// How a request ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum How {
+enum Outcome {
     /// Allowed by a person.
     Allowed,
     /// Denied by the policy or by a person.
@@ -66,19 +66,19 @@ enum How {
 /// The newest requests of one policy.
 #[derive(Default)]
 struct Requests {
-    all: VecDeque<(How, Past)>,
+    all: VecDeque<(Outcome, RecordedRequest)>,
     skipped: BTreeMap<&'static str, usize>,
 }
 
 /// A proposal that was tried.
-struct Tried {
+struct ScoredProposal {
     proposal: Proposal,
     answered: usize,
     unanswered: usize,
 }
 
-/// A policy with one more rule; `None` if the rule is none.
-pub(in crate::cli) fn with_rule(base: &Chosen, rule: &str) -> Option<Policy> {
+/// A policy with one more rule; `NoJournal` if the rule is none.
+pub(in crate::cli) fn with_rule(base: &SelectedPolicy, rule: &str) -> Option<Policy> {
     const OWN: &str = "the-policy";
     let (name, _) = base.layers.last()?;
     let own = if name.starts_with("builtin:") {
@@ -114,37 +114,37 @@ pub(in crate::cli) fn rule_id(proposal: &Proposal, number: usize) -> String {
 
 pub(super) fn learn(
     args: &LearnArgs,
-    around: &Around<'_>,
+    around: &PolicySources<'_>,
     json: bool,
     streams: &mut Streams,
-) -> Result<u8, Fault> {
+) -> Result<u8, PolicyCommandError> {
     let base = around.choose(&args.which, streams)?;
     let config = around.load(streams)?;
-    let tables = Tables::of(Some(&config), args.of.extractor.as_deref(), streams)?;
+    let tables = Extractors::load(Some(&config), args.of.extractor.as_deref(), streams)?;
     let mut requests = Requests::default();
     let name = base.policy.name().to_owned();
-    each(&args.of, &config, around, streams, &mut |line| {
+    for_each_record(&args.of, &config, around, streams, &mut |line| {
         if line.policy.name.as_ref() == Some(&name) {
             requests.take(&line, &tables);
         }
     })?;
     let mut wanted: BTreeSet<Proposal> = BTreeSet::new();
-    for past in requests.of(How::Allowed) {
+    for past in requests.with_outcome(Outcome::Allowed) {
         if wanted.len() < limits::LEARN_GROUPS {
             let judged = past.judge(&base.policy);
-            wanted.extend(proposals(&past.request, &judged, past.workspace()));
+            wanted.extend(propose_rules(&past.request, &judged, past.workspace()));
         }
     }
-    let trial = Trial::of(&base, wanted);
-    let denied = trial.newly(&requests, How::Denied);
-    let allowed = trial.newly(&requests, How::Allowed);
-    let unanswered = trial.newly(&requests, How::Unanswered);
+    let trial = Trial::new(&base, wanted);
+    let denied = trial.count_newly_allowed(&requests, Outcome::Denied);
+    let allowed = trial.count_newly_allowed(&requests, Outcome::Allowed);
+    let unanswered = trial.count_newly_allowed(&requests, Outcome::Unanswered);
     let refused = denied.iter().filter(|count| **count > 0).count();
     let counts = allowed.into_iter().zip(unanswered).zip(denied);
     let tried = trial.all.into_iter().zip(counts);
     let tried = tried.filter(|(_, ((answered, _), denied))| *denied == 0 && *answered > 0);
-    let mut tried: Vec<Tried> = tried
-        .map(|(candidate, ((answered, unanswered), _))| Tried {
+    let mut tried: Vec<ScoredProposal> = tried
+        .map(|(candidate, ((answered, unanswered), _))| ScoredProposal {
             answered,
             unanswered,
             proposal: candidate.proposal,
@@ -152,20 +152,20 @@ pub(super) fn learn(
         .collect();
     // The narrowest first; among those, what would have spared most questions.
     tried.sort_by(|a, b| (a.proposal.width, b.answered).cmp(&(b.proposal.width, a.answered)));
-    tell(&tried, &requests, refused, json, streams);
+    print_proposals(&tried, &requests, refused, json, streams);
     Ok(0)
 }
 
 impl<'t> Trial<'t> {
-    fn of(base: &'t Chosen, wanted: BTreeSet<Proposal>) -> Self {
+    fn new(base: &'t SelectedPolicy, wanted: BTreeSet<Proposal>) -> Self {
         let candidates = wanted.into_iter().filter_map(|proposal| {
-            let policy = with_rule(base, &proposal.toml("learned"))?;
+            let policy = with_rule(base, &proposal.to_toml("learned"))?;
             Some(Candidate { proposal, policy })
         });
         let all: Vec<Candidate> = candidates.collect();
         let rules = all.iter().enumerate();
         let rules = rules.map(|(at, of)| (&of.proposal, format!("{NUMBERED}{at}")));
-        let together = with_rule(base, &together(rules));
+        let together = with_rule(base, &render_rules(rules));
         Self {
             base: &base.policy,
             all,
@@ -174,9 +174,9 @@ impl<'t> Trial<'t> {
     }
 
     /// How many of the requests that ended so each proposal would allow and the policy does not.
-    fn newly(&self, requests: &Requests, how: How) -> Vec<usize> {
+    fn count_newly_allowed(&self, requests: &Requests, how: Outcome) -> Vec<usize> {
         let mut counts = vec![0; self.all.len()];
-        for past in requests.of(how) {
+        for past in requests.with_outcome(how) {
             if past.judge(self.base).decision == Decision::Allow {
                 continue;
             }
@@ -190,7 +190,7 @@ impl<'t> Trial<'t> {
 
     /// The proposals of which one alone may allow a request: those that are for each of its parts.
     /// Where that cannot be told, all.
-    fn may_allow(&self, past: &Past) -> Vec<usize> {
+    fn may_allow(&self, past: &RecordedRequest) -> Vec<usize> {
         let every = || (0..self.all.len()).collect();
         let Some(together) = &self.together else {
             return every();
@@ -203,7 +203,7 @@ impl<'t> Trial<'t> {
         let numbers = rules.filter_map(|id| id.strip_prefix(NUMBERED)?.parse().ok());
         let numbers: BTreeSet<usize> = numbers.filter(|at| *at < self.all.len()).collect();
         // Parts that are not shown, or that were judged from elsewhere, may need another one.
-        let all_shown = judged.facts.parts.len() < PARTS_SHOWN && past.is_from_one_place();
+        let all_shown = judged.facts.parts.len() < PARTS_SHOWN && past.has_one_cwd();
         if numbers.is_empty() || !all_shown {
             return every();
         }
@@ -212,22 +212,22 @@ impl<'t> Trial<'t> {
 }
 
 impl Requests {
-    fn of(&self, how: How) -> impl Iterator<Item = &Past> {
+    fn with_outcome(&self, how: Outcome) -> impl Iterator<Item = &RecordedRequest> {
         let ended = self.all.iter().filter(move |(of, _)| *of == how);
         ended.map(|(_, past)| past)
     }
 
-    fn take(&mut self, line: &Line, tables: &Tables) {
+    fn take(&mut self, line: &ExportedRecord, tables: &Extractors) {
         let how = match (line.by.as_str(), line.decision.as_str()) {
-            ("human" | "cache", "allow") => How::Allowed,
-            ("timeout" | "gone", _) => How::Unanswered,
-            (_, "deny") => How::Denied,
+            ("human" | "cache", "allow") => Outcome::Allowed,
+            ("timeout" | "gone", _) => Outcome::Unanswered,
+            (_, "deny") => Outcome::Denied,
             _ => return,
         };
-        if judged_then(line).is_none() || is_of_budget(line) {
+        if recorded_decision(line).is_none() || is_budget_decision(line) {
             return; // Nobody looked at what it was.
         }
-        match Past::of(line, tables) {
+        match RecordedRequest::from_record(line, tables) {
             Ok(past) => {
                 self.all.push_back((how, past));
                 // They come in their order: the oldest goes.
@@ -244,12 +244,20 @@ impl Requests {
     }
 }
 
-fn tell(tried: &[Tried], requests: &Requests, refused: usize, json: bool, streams: &mut Streams) {
+fn print_proposals(
+    tried: &[ScoredProposal],
+    requests: &Requests,
+    refused: usize,
+    json: bool,
+    streams: &mut Streams,
+) {
     for (number, tried) in tried.iter().enumerate() {
-        let rule = tried.proposal.toml(&rule_id(&tried.proposal, number + 1));
+        let rule = tried
+            .proposal
+            .to_toml(&rule_id(&tried.proposal, number + 1));
         if json {
             let document = json!({
-                "width": tried.proposal.width.word(),
+                "width": tried.proposal.width.as_str(),
                 "about": tried.proposal.about,
                 "rule": rule,
                 "answered": tried.answered,
@@ -261,13 +269,13 @@ fn tell(tried: &[Tried], requests: &Requests, refused: usize, json: bool, stream
         }
         streams.out.line(&format!(
             "# {}: would have answered {} of {} that people allowed, and none that was denied; {} that nobody answered",
-            tried.proposal.width.word(),
+            tried.proposal.width.as_str(),
             tried.answered,
-            requests.of(How::Allowed).count(),
+            requests.with_outcome(Outcome::Allowed).count(),
             tried.unanswered
         ));
         for line in rule.lines() {
-            streams.out.line(&show(line, usize::MAX));
+            streams.out.line(&escape_for_display(line, usize::MAX));
         }
         streams.out.line("");
     }
@@ -276,8 +284,8 @@ fn tell(tried: &[Tried], requests: &Requests, refused: usize, json: bool, stream
     }
     streams.out.line(&format!(
         "# {} requests that people allowed, {} denied; {refused} rules are not proposed because they would allow something that was denied",
-        requests.of(How::Allowed).count(),
-        requests.of(How::Denied).count()
+        requests.with_outcome(Outcome::Allowed).count(),
+        requests.with_outcome(Outcome::Denied).count()
     ));
     for (why, count) in &requests.skipped {
         streams

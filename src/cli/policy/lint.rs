@@ -4,11 +4,11 @@ use std::path::PathBuf;
 
 use serde_json::json;
 
-use super::Fault;
-use super::source::Around;
+use super::PolicyCommandError;
+use super::source::PolicySources;
 use crate::cli::streams::Streams;
-use crate::model::foreign::show;
-use crate::policy::lint::{Level, lint as look};
+use marshal_model::untrusted::escape_for_display;
+use marshal_policy::lint::{Level, lint as look};
 
 /// Columns of a foreign text.
 const TEXT: usize = 300;
@@ -23,16 +23,16 @@ pub struct LintArgs {
 
 pub(super) fn lint(
     args: &LintArgs,
-    around: &Around<'_>,
+    around: &PolicySources<'_>,
     json: bool,
     streams: &mut Streams,
-) -> Result<u8, Fault> {
+) -> Result<u8, PolicyCommandError> {
     let mut warnings = 0;
     for path in &args.policies {
         let name = path.to_str().and_then(|path| path.strip_prefix("builtin:"));
         let chosen = match name {
-            Some(name) => around.named(name, streams)?,
-            None => around.file(path)?,
+            Some(name) => around.by_name(name, streams)?,
+            None => around.by_path(path)?,
         };
         let texts: Vec<&str> = chosen
             .layers
@@ -41,12 +41,12 @@ pub(super) fn lint(
             .collect();
         let found = look(&texts, &chosen.policy);
         warnings += found.iter().filter(|f| f.level == Level::Warning).count();
-        let named = show(chosen.policy.name(), TEXT);
+        let named = escape_for_display(chosen.policy.name(), TEXT);
         for finding in &found {
             if json {
                 let document = json!({
                     "policy": chosen.policy.name(),
-                    "level": finding.level.word(),
+                    "level": finding.level.as_str(),
                     "code": finding.code,
                     "rule": finding.rule,
                     "text": finding.text,
@@ -55,12 +55,14 @@ pub(super) fn lint(
                 continue;
             }
             let rule = finding.rule.as_ref();
-            let rule = rule.map_or_else(String::new, |rule| format!(", rule {}", show(rule, TEXT)));
+            let rule = rule.map_or_else(String::new, |rule| {
+                format!(", rule {}", escape_for_display(rule, TEXT))
+            });
             streams.out.line(&format!(
                 "{} [{}] {named}{rule}: {}",
-                finding.level.word(),
+                finding.level.as_str(),
                 finding.code,
-                show(&finding.text, TEXT)
+                escape_for_display(&finding.text, TEXT)
             ));
         }
         if !json && found.is_empty() {

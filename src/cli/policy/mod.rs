@@ -7,8 +7,8 @@ mod cases;
 mod check;
 pub(super) mod learn;
 mod lint;
-pub(super) mod past;
 pub(super) mod place;
+pub(super) mod recorded;
 pub(super) mod replay;
 mod show;
 pub(super) mod source;
@@ -23,7 +23,7 @@ use clap::Subcommand;
 
 use super::exit::Exit;
 use super::streams::Streams;
-use source::Around;
+use source::PolicySources;
 
 /// What `policy check` ends with where there is no verdict.
 pub const NO_VERDICT: u8 = 3;
@@ -72,19 +72,19 @@ pub async fn live(
 
 /// Why a command gave no result.
 #[derive(Debug)]
-pub(in crate::cli) enum Fault {
+pub(in crate::cli) enum PolicyCommandError {
     /// It was told already.
-    Told(Exit),
+    Reported(Exit),
     /// Wrong usage, or a policy or file that cannot be used.
     Usage(String),
     /// Something failed.
     Failed(String),
 }
 
-impl Fault {
+impl PolicyCommandError {
     pub(in crate::cli) fn exit(&self) -> Exit {
         match self {
-            Self::Told(exit) => *exit,
+            Self::Reported(exit) => *exit,
             Self::Usage(_) => Exit::Usage,
             Self::Failed(_) => Exit::Failures,
         }
@@ -103,7 +103,7 @@ pub fn main(
     match done {
         Ok(code) => code.into(),
         Err(fault) => {
-            if let Fault::Usage(text) | Fault::Failed(text) = &fault {
+            if let PolicyCommandError::Usage(text) | PolicyCommandError::Failed(text) = &fault {
                 streams.err.line(&format!("error: {text}"));
             }
             if is_check {
@@ -120,10 +120,11 @@ fn run(
     config: Option<&Path>,
     json: bool,
     streams: &mut Streams,
-) -> Result<u8, Fault> {
-    let directory = std::env::current_dir()
-        .map_err(|_| Fault::Usage("the current directory cannot be read".to_owned()))?;
-    let around = Around { config, directory };
+) -> Result<u8, PolicyCommandError> {
+    let directory = std::env::current_dir().map_err(|_| {
+        PolicyCommandError::Usage("the current directory cannot be read".to_owned())
+    })?;
+    let around = PolicySources { config, directory };
     match command {
         PolicyCommand::Check(args) => check::check(args, &around, json, streams),
         PolicyCommand::Explain(args) => check::explain(args, &around, json, streams),

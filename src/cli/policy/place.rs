@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 
 use serde_json::value::RawValue;
 
-use super::Fault;
-use crate::policy::cases::{Ground, HOME, WORKSPACE};
-use crate::policy::extract::Extractor;
-use crate::policy::{DayTime, Look, Occasion, Place, Request, Resolver};
+use super::PolicyCommandError;
+use marshal_policy::cases::{FixtureFs, HOME, WORKSPACE};
+use marshal_policy::extract::Extractor;
+use marshal_policy::{EvaluationContext, FsContext, FsEntry, Request, Resolver, TimeOfDay};
 
 /// Which field holds what, of a tool of labelled requests.
 const PLAIN: &str = r#"
@@ -77,22 +77,22 @@ pub struct OccasionArgs {
 
     /// The time of day, taken for the time here and for UTC
     #[arg(long, value_name = "HH:MM", value_parser = time)]
-    pub at: Option<DayTime>,
+    pub at: Option<TimeOfDay>,
 }
 
-fn time(text: &str) -> Result<DayTime, String> {
-    DayTime::read(text).ok_or_else(|| "expected a time of day such as 22:30".to_owned())
+fn time(text: &str) -> Result<TimeOfDay, String> {
+    TimeOfDay::parse(text).ok_or_else(|| "expected a time of day such as 22:30".to_owned())
 }
 
 impl OccasionArgs {
     /// The occasion in a pool, as far as it is known.
-    pub(super) fn occasion<'a>(&'a self, pool: Option<&'a str>) -> Occasion<'a> {
-        Occasion {
+    pub(super) fn occasion<'a>(&'a self, pool: Option<&'a str>) -> EvaluationContext<'a> {
+        EvaluationContext {
             pool,
             agent: self.agent.as_deref(),
             mode: self.mode.as_deref(),
-            clock: self.at,
-            used: None,
+            time_of_day: self.at,
+            rule_uses: None,
         }
     }
 }
@@ -119,27 +119,27 @@ fn link(text: &str) -> Result<(String, String), String> {
 
 /// What stands where requests are judged.
 #[derive(Debug)]
-pub(super) enum Standing {
+pub(super) enum SimulatedFiles {
     /// The tree of labelled requests.
-    Ground(Ground),
+    Ground(FixtureFs),
     /// Only links.
     Links(BTreeMap<String, String>),
 }
 
 impl PlaceArgs {
     /// What stands there.
-    pub(super) fn standing(&self) -> Standing {
+    pub(super) fn files(&self) -> SimulatedFiles {
         let elsewhere = self.workspace != WORKSPACE || self.home != HOME;
         if self.link.is_empty() && !elsewhere {
-            Standing::Ground(Ground::default())
+            SimulatedFiles::Ground(FixtureFs::default())
         } else {
-            Standing::Links(self.link.iter().cloned().collect())
+            SimulatedFiles::Links(self.link.iter().cloned().collect())
         }
     }
 
-    /// The place; `standing` is [`PlaceArgs::standing`].
-    pub(super) fn place<'a>(&'a self, standing: &'a Standing) -> Place<'a> {
-        Place {
+    /// The place; `standing` is [`PlaceArgs::files`].
+    pub(super) fn place<'a>(&'a self, standing: &'a SimulatedFiles) -> FsContext<'a> {
+        FsContext {
             workspace: &self.workspace,
             home: &self.home,
             cwd: Some(self.cwd.as_deref().unwrap_or(&self.workspace)),
@@ -148,19 +148,19 @@ impl PlaceArgs {
     }
 }
 
-impl Resolver for Standing {
-    fn look(&self, path: &str) -> Look {
+impl Resolver for SimulatedFiles {
+    fn lookup(&self, path: &str) -> FsEntry {
         match self {
-            Self::Ground(ground) => ground.look(path),
+            Self::Ground(ground) => ground.lookup(path),
             Self::Links(links) => links
                 .get(path)
-                .map_or(Look::Missing, |target| Look::Link(target.clone())),
+                .map_or(FsEntry::Missing, |target| FsEntry::Link(target.clone())),
         }
     }
 
-    fn links(&self, path: &str) -> Option<Vec<String>> {
+    fn list_links(&self, path: &str) -> Option<Vec<String>> {
         let links = match self {
-            Self::Ground(ground) => return ground.links(path),
+            Self::Ground(ground) => return ground.list_links(path),
             Self::Links(links) => links,
         };
         let name = |link: &String| {
@@ -170,21 +170,21 @@ impl Resolver for Standing {
         Some(links.keys().filter_map(name).collect())
     }
 
-    fn names(&self, path: &str) -> Option<Vec<String>> {
+    fn list_names(&self, path: &str) -> Option<Vec<String>> {
         match self {
-            Self::Ground(ground) => ground.names(path),
-            Self::Links(_) => self.links(path),
+            Self::Ground(ground) => ground.list_names(path),
+            Self::Links(_) => self.list_links(path),
         }
     }
 }
 
 /// How labelled requests are read.
-pub(super) fn plain() -> Result<Extractor, Fault> {
-    Extractor::parse(PLAIN).map_err(|error| Fault::Failed(error.to_string()))
+pub(super) fn plain() -> Result<Extractor, PolicyCommandError> {
+    Extractor::parse(PLAIN).map_err(|error| PolicyCommandError::Failed(error.to_string()))
 }
 
 /// The request of a tool and its one text: a command, a path, `FROM -> TO`, a URL.
-pub(super) fn request(tool: &str, text: &str) -> Result<Request, Fault> {
+pub(super) fn request(tool: &str, text: &str) -> Result<Request, PolicyCommandError> {
     let input = match tool {
         "shell" => serde_json::json!({ "command": text }),
         "read" | "write" | "edit" | "delete" => serde_json::json!({ "path": text }),
@@ -192,12 +192,12 @@ pub(super) fn request(tool: &str, text: &str) -> Result<Request, Fault> {
         "move" => {
             let Some((from, to)) = text.split_once(" -> ") else {
                 let text = "what a `move` is about is written FROM -> TO".to_owned();
-                return Err(Fault::Usage(text));
+                return Err(PolicyCommandError::Usage(text));
             };
             serde_json::json!({ "from": from, "to": to })
         }
         _ => {
-            return Err(Fault::Usage(
+            return Err(PolicyCommandError::Usage(
                 "--tool is `shell`, `read`, `write`, `edit`, `delete`, `move` or `fetch`; any other, \
                  mcp__SERVER__NAME among them, needs its --input"
                     .to_owned(),
@@ -205,6 +205,6 @@ pub(super) fn request(tool: &str, text: &str) -> Result<Request, Fault> {
         }
     };
     let input = RawValue::from_string(input.to_string())
-        .map_err(|error| Fault::Failed(error.to_string()))?;
+        .map_err(|error| PolicyCommandError::Failed(error.to_string()))?;
     Ok(plain()?.extract(tool, &input))
 }

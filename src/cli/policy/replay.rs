@@ -11,19 +11,19 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::Fault;
-use super::past::{Past, judged_then};
-use super::source::{Around, Chosen};
+use super::PolicyCommandError;
+use super::recorded::{RecordedRequest, recorded_decision};
+use super::source::{PolicySources, SelectedPolicy};
 use crate::cli::audit::FilterArgs;
-use crate::cli::audit::record::{Line, value};
+use crate::cli::audit::record::{ExportedRecord, value};
 use crate::cli::exit::Exit;
 use crate::cli::policies::extractors;
 use crate::cli::streams::Streams;
-use crate::config::Config;
-use crate::limits;
-use crate::model::Decision;
-use crate::model::foreign::show;
-use crate::policy::extract::{Extractor, builtin_text};
+use marshal_config::Config;
+use marshal_model::Decision;
+use marshal_model::limits;
+use marshal_model::untrusted::escape_for_display;
+use marshal_policy::extract::{Extractor, builtin_text};
 
 /// Changes that a person is shown; --json has all.
 const SHOWN: usize = 200;
@@ -73,34 +73,38 @@ pub enum FailOn {
 }
 
 /// How tool calls are read, and by what they were judged.
-pub(in crate::cli) struct Tables {
-    given: Option<Arc<Extractor>>,
+pub(in crate::cli) struct Extractors {
+    named: Option<Arc<Extractor>>,
     pools: BTreeMap<String, Arc<Extractor>>,
 }
 
-impl Tables {
+impl Extractors {
     /// Those of the configuration, or the one that is named.
-    pub(in crate::cli) fn of(
+    pub(in crate::cli) fn load(
         config: Option<&Config>,
         named: Option<&str>,
         streams: &mut Streams,
-    ) -> Result<Self, Fault> {
+    ) -> Result<Self, PolicyCommandError> {
         if let Some(name) = named {
             let text = builtin_text(name).ok_or_else(|| {
-                Fault::Usage(format!("there is no built-in table {:?}", show(name, 40)))
+                PolicyCommandError::Usage(format!(
+                    "there is no built-in table {:?}",
+                    escape_for_display(name, 40)
+                ))
             })?;
-            let table = Extractor::parse(text).map_err(|e| Fault::Failed(e.to_string()))?;
+            let table =
+                Extractor::parse(text).map_err(|e| PolicyCommandError::Failed(e.to_string()))?;
             return Ok(Self {
-                given: Some(Arc::new(table)),
+                named: Some(Arc::new(table)),
                 pools: BTreeMap::new(),
             });
         }
         let pools = config.map(extractors).transpose().map_err(|errors| {
             crate::cli::command::show(&errors, false, streams);
-            Fault::Told(Exit::Usage)
+            PolicyCommandError::Reported(Exit::Usage)
         })?;
         Ok(Self {
-            given: None,
+            named: None,
             pools: pools.unwrap_or_default(),
         })
     }
@@ -108,38 +112,40 @@ impl Tables {
     /// The table for a pool's requests.
     pub(in crate::cli) fn get(&self, pool: Option<&str>) -> Option<&Extractor> {
         let of_pool = || self.pools.get(pool?);
-        self.given.as_ref().or_else(of_pool).map(AsRef::as_ref)
+        self.named.as_ref().or_else(of_pool).map(AsRef::as_ref)
     }
 }
 
 /// Gives every request on record, from a file or from the journal.
-pub(super) fn each(
+pub(super) fn for_each_record(
     LogArgs { log, filter, .. }: &LogArgs,
     config: &Config,
-    around: &Around<'_>,
+    around: &PolicySources<'_>,
     streams: &mut Streams,
-    take: &mut dyn FnMut(Line),
-) -> Result<(), Fault> {
+    take: &mut dyn FnMut(ExportedRecord),
+) -> Result<(), PolicyCommandError> {
     let Some(log) = log else {
-        let state = crate::cli::command::find_state(config, streams).map_err(Fault::Told)?;
-        let told = |error: crate::cli::events::PastError| match error.exit() {
-            Exit::Usage => Fault::Usage(error.to_string()),
-            _ => Fault::Failed(error.to_string()),
+        let state = crate::cli::command::find_state(config, streams)
+            .map_err(PolicyCommandError::Reported)?;
+        let told = |error: crate::cli::events::JournalError| match error.exit() {
+            Exit::Usage => PolicyCommandError::Usage(error.to_string()),
+            _ => PolicyCommandError::Failed(error.to_string()),
         };
-        let reader = crate::cli::events::open(&state).map_err(told)?;
-        let read = reader.audit_after(&filter.query(), 0, &mut |record| {
-            take(Line::of(&record, None));
+        let reader = crate::cli::events::open_journal(&state).map_err(told)?;
+        let read = reader.audit_records_after(&filter.query(), 0, &mut |record| {
+            take(ExportedRecord::from_record(&record, None));
             true
         });
         return read.map(|_| ()).map_err(|error| told(error.into()));
     };
-    if filter.query() != crate::journal::AuditQuery::default() {
+    if filter.query() != marshal_journal::AuditQuery::default() {
         let text =
             "filters are for the journal: filter the export instead (`marshal audit export`)";
-        return Err(Fault::Usage(text.to_owned()));
+        return Err(PolicyCommandError::Usage(text.to_owned()));
     }
-    let shown = show(&log.to_string_lossy(), 300);
-    let failed = |error: std::io::Error| Fault::Usage(format!("cannot read {shown}: {error}"));
+    let shown = escape_for_display(&log.to_string_lossy(), 300);
+    let failed =
+        |error: std::io::Error| PolicyCommandError::Usage(format!("cannot read {shown}: {error}"));
     let file = std::fs::File::open(around.directory.join(log)).map_err(failed)?;
     let mut file = BufReader::new(file);
     for number in 1_usize.. {
@@ -157,8 +163,8 @@ pub(super) fn each(
             continue;
         }
         let line = serde_json::from_str(&text).map_err(|error| {
-            let why = show(&error.to_string(), 200);
-            Fault::Usage(format!(
+            let why = escape_for_display(&error.to_string(), 200);
+            PolicyCommandError::Usage(format!(
                 "{shown}:{number}: no line of `audit export`: {why}"
             ))
         })?;
@@ -169,7 +175,7 @@ pub(super) fn each(
 
 /// A request that is judged otherwise.
 struct Change {
-    line: Line,
+    line: ExportedRecord,
     old: Decision,
     new: Decision,
     rules: Vec<String>,
@@ -181,7 +187,7 @@ struct Change {
 }
 
 #[derive(Default)]
-struct Seen {
+struct ReplayResult {
     requests: usize,
     counts: BTreeMap<(Decision, Decision), usize>,
     skipped: BTreeMap<&'static str, usize>,
@@ -193,25 +199,25 @@ struct Seen {
 
 pub(super) fn replay(
     args: &ReplayArgs,
-    around: &Around<'_>,
+    around: &PolicySources<'_>,
     json: bool,
     streams: &mut Streams,
-) -> Result<u8, Fault> {
+) -> Result<u8, PolicyCommandError> {
     let new = match args.new.strip_prefix("builtin:") {
-        Some(name) => around.named(name, streams)?,
-        None => around.file(args.new.as_ref())?,
+        Some(name) => around.by_name(name, streams)?,
+        None => around.by_path(args.new.as_ref())?,
     };
     let config = around.load(streams)?;
-    let tables = Tables::of(Some(&config), args.of.extractor.as_deref(), streams)?;
+    let tables = Extractors::load(Some(&config), args.of.extractor.as_deref(), streams)?;
     let known = known_policies(around, &config, streams);
-    let mut seen = Seen::default();
-    each(&args.of, &config, around, streams, &mut |line| {
+    let mut seen = ReplayResult::default();
+    for_each_record(&args.of, &config, around, streams, &mut |line| {
         one(line, &new, &tables, &known, &mut seen);
     })?;
     if json {
         streams.out.json(&document(&seen, &new).to_string());
     } else {
-        tell(&seen, &new, streams);
+        print_result(&seen, &new, streams);
     }
     let unsure = seen.skipped.values().sum::<usize>() > 0;
     let fails = match args.fail_on {
@@ -224,28 +230,28 @@ pub(super) fn replay(
 
 /// The policies that may have judged, by their digest.
 pub(in crate::cli) fn known_policies(
-    around: &Around<'_>,
+    around: &PolicySources<'_>,
     config: &Config,
     streams: &mut Streams,
-) -> BTreeMap<String, Chosen> {
+) -> BTreeMap<String, SelectedPolicy> {
     let own = config.policies.keys().cloned();
-    let all = own.chain(crate::policy::policy_names().map(str::to_owned));
-    let loaded = all.filter_map(|name| around.named(&name, streams).ok());
+    let all = own.chain(marshal_policy::policy_names().map(str::to_owned));
+    let loaded = all.filter_map(|name| around.by_name(&name, streams).ok());
     loaded.map(|of| (of.sha256.clone(), of)).collect()
 }
 
 fn one(
-    line: Line,
-    new: &Chosen,
-    tables: &Tables,
-    known: &BTreeMap<String, Chosen>,
-    seen: &mut Seen,
+    line: ExportedRecord,
+    new: &SelectedPolicy,
+    tables: &Extractors,
+    known: &BTreeMap<String, SelectedPolicy>,
+    seen: &mut ReplayResult,
 ) {
-    let Some(old) = judged_then(&line) else {
+    let Some(old) = recorded_decision(&line) else {
         return; // No policy was asked.
     };
     seen.requests += 1;
-    let past = match Past::of(&line, tables) {
+    let past = match RecordedRequest::from_record(&line, tables) {
         Ok(past) => past,
         Err(why) => {
             *seen.skipped.entry(why).or_default() += 1;
@@ -253,7 +259,7 @@ fn one(
         }
     };
     let got = past.judge(&new.policy);
-    let guessed = past.guessed();
+    let guessed = past.has_guessed();
     seen.guessed += usize::from(guessed);
     *seen.counts.entry((old, got.decision)).or_default() += 1;
     if got.decision == old {
@@ -277,7 +283,7 @@ fn one(
     });
 }
 
-fn document(seen: &Seen, new: &Chosen) -> Value {
+fn document(seen: &ReplayResult, new: &SelectedPolicy) -> Value {
     let counts: Vec<Value> = seen
         .counts
         .iter()
@@ -316,7 +322,7 @@ fn document(seen: &Seen, new: &Chosen) -> Value {
     })
 }
 
-fn tell(seen: &Seen, new: &Chosen, streams: &mut Streams) {
+fn print_result(seen: &ReplayResult, new: &SelectedPolicy, streams: &mut Streams) {
     for change in seen.changes.iter().take(SHOWN) {
         let input = change.line.input.as_ref().map_or("", |input| input.get());
         let mark = match (change.new, change.drifted, change.guessed) {
@@ -330,8 +336,8 @@ fn tell(seen: &Seen, new: &Chosen, streams: &mut Streams) {
             change.line.seq,
             change.old,
             change.new,
-            show(&change.line.tool, 40),
-            show(input, REQUEST),
+            escape_for_display(&change.line.tool, 40),
+            escape_for_display(input, REQUEST),
         ));
         streams.out.line(&format!("    {}", change.reason));
     }
@@ -341,7 +347,7 @@ fn tell(seen: &Seen, new: &Chosen, streams: &mut Streams) {
             .out
             .line(&format!("and {more} more; --json has all of them"));
     }
-    let name = show(new.policy.name(), 80);
+    let name = escape_for_display(new.policy.name(), 80);
     streams
         .out
         .line(&format!("{} requests by {name}:", seen.requests));

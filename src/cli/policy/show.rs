@@ -4,12 +4,12 @@
 
 use serde_json::json;
 
-use super::Fault;
-use super::source::Around;
+use super::PolicyCommandError;
+use super::source::PolicySources;
 use crate::cli::policies;
 use crate::cli::streams::Streams;
-use crate::model::foreign::show as safe;
-use crate::policy::builtin_text;
+use marshal_model::untrusted::escape_for_display as safe;
+use marshal_policy::builtin_text;
 
 /// Columns of a foreign name.
 const NAME: usize = 120;
@@ -23,21 +23,22 @@ pub struct ShowArgs {
 
 pub(super) fn show(
     args: &ShowArgs,
-    around: &Around<'_>,
+    around: &PolicySources<'_>,
     json: bool,
     streams: &mut Streams,
-) -> Result<u8, Fault> {
+) -> Result<u8, PolicyCommandError> {
     let builtin = args.name.strip_prefix("builtin:");
     let config = around.load(streams)?;
     let text = match builtin {
         None if config.policies.contains_key(&args.name) => {
-            let source = policies::source(&config, &args.name).map_err(Fault::Usage)?;
+            let source =
+                policies::source(&config, &args.name).map_err(PolicyCommandError::Usage)?;
             source.text
         }
         _ => builtin_text(builtin.unwrap_or(&args.name))
             .ok_or_else(|| {
                 let name = safe(&args.name, NAME);
-                Fault::Usage(format!(
+                PolicyCommandError::Usage(format!(
                     "there is no policy {name:?}: neither is it built in (developer, ci, reviewer, \
                      guard), nor has the configuration a [policy.{name}]"
                 ))

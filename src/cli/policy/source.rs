@@ -7,22 +7,22 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::Fault;
-use crate::cli::command::{faulty, show as show_errors};
+use super::PolicyCommandError;
+use crate::cli::command::{report_load_error, show as show_errors};
 use crate::cli::config_file;
 use crate::cli::exit::Exit;
 use crate::cli::policies;
 use crate::cli::streams::Streams;
-use crate::config::Config;
-use crate::limits;
-use crate::model::foreign::show;
-use crate::policy::{Policy, builtin_text};
+use marshal_config::Config;
+use marshal_model::limits;
+use marshal_model::untrusted::escape_for_display;
+use marshal_policy::{Policy, builtin_text};
 
 /// Columns of a foreign name.
 const NAME: usize = 120;
 
 /// What is around a command.
-pub(in crate::cli) struct Around<'a> {
+pub(in crate::cli) struct PolicySources<'a> {
     /// The configuration that was named.
     pub(in crate::cli) config: Option<&'a Path>,
     /// The current directory.
@@ -31,7 +31,7 @@ pub(in crate::cli) struct Around<'a> {
 
 /// Which policy.
 #[derive(Debug, Clone, clap::Args)]
-pub struct Which {
+pub struct PolicyArgs {
     /// A policy that is built in, or a [policy.NAME] of the configuration
     #[arg(short = 'p', long, value_name = "NAME", default_value = "developer")]
     pub policy: String,
@@ -42,25 +42,25 @@ pub struct Which {
 }
 
 /// A policy with what it was made of.
-pub(in crate::cli) struct Chosen {
+pub(in crate::cli) struct SelectedPolicy {
     pub(in crate::cli) policy: Arc<Policy>,
     pub(in crate::cli) sha256: String,
     /// Name and text of every layer, what is extended before what extends it; its own is the last.
     pub(in crate::cli) layers: Vec<(String, String)>,
 }
 
-impl Around<'_> {
+impl PolicySources<'_> {
     /// The configuration in use.
-    pub(in crate::cli) fn load(&self, streams: &mut Streams) -> Result<Config, Fault> {
+    pub(in crate::cli) fn load(&self, streams: &mut Streams) -> Result<Config, PolicyCommandError> {
         let loaded = config_file::load(self.config, &self.directory);
         loaded.map(|loaded| loaded.config).map_err(|error| {
             // Standard output is for results.
             match &error {
                 config_file::LoadError::Faulty(errors) => {
                     show_errors(errors, false, streams);
-                    Fault::Told(Exit::Usage)
+                    PolicyCommandError::Reported(Exit::Usage)
                 }
-                _ => Fault::Told(faulty(&error, false, streams)),
+                _ => PolicyCommandError::Reported(report_load_error(&error, false, streams)),
             }
         })
     }
@@ -68,42 +68,48 @@ impl Around<'_> {
     /// The policy that is meant.
     pub(in crate::cli) fn choose(
         &self,
-        which: &Which,
+        which: &PolicyArgs,
         streams: &mut Streams,
-    ) -> Result<Chosen, Fault> {
+    ) -> Result<SelectedPolicy, PolicyCommandError> {
         match &which.file {
-            Some(path) => self.file(path),
-            None => self.named(&which.policy, streams),
+            Some(path) => self.by_path(path),
+            None => self.by_name(&which.policy, streams),
         }
     }
 
     /// The policy of this name.
-    pub(in crate::cli) fn named(&self, name: &str, streams: &mut Streams) -> Result<Chosen, Fault> {
+    pub(in crate::cli) fn by_name(
+        &self,
+        name: &str,
+        streams: &mut Streams,
+    ) -> Result<SelectedPolicy, PolicyCommandError> {
         let config = self.load(streams)?;
         if !config.policies.contains_key(name) {
             if builtin_text(name).is_none() {
-                return Err(Fault::Usage(format!(
+                return Err(PolicyCommandError::Usage(format!(
                     "there is no policy {:?}: neither is it built in, nor has the configuration a \
                      [policy.{}]",
-                    show(name, NAME),
-                    show(name, NAME)
+                    escape_for_display(name, NAME),
+                    escape_for_display(name, NAME)
                 )));
             }
             if Policy::builtin(name).is_none() {
-                return Err(Fault::Usage(format!(
+                return Err(PolicyCommandError::Usage(format!(
                     "builtin:{name} is no policy by itself: it is for `extends`"
                 )));
             }
         }
-        let loaded = policies::policy(&config, name, None).map_err(Fault::Usage)?;
+        let loaded =
+            policies::load_policy(&config, name, None).map_err(PolicyCommandError::Usage)?;
         let mut layers = Vec::new();
         let site = config.site_policy.as_deref().filter(|site| *site != name);
         for name in site.into_iter().chain([name]) {
-            let source = policies::source(&config, name).map_err(Fault::Usage)?;
+            let source = policies::source(&config, name).map_err(PolicyCommandError::Usage)?;
             let find = |file: &str| policies::read_policy(&source.directory.join(file));
-            gather(&source.name, &source.text, &find, &mut layers).map_err(Fault::Usage)?;
+            gather(&source.name, &source.text, &find, &mut layers)
+                .map_err(PolicyCommandError::Usage)?;
         }
-        Ok(Chosen {
+        Ok(SelectedPolicy {
             policy: loaded.policy,
             sha256: loaded.sha256,
             layers,
@@ -111,18 +117,25 @@ impl Around<'_> {
     }
 
     /// The policy of a file. It decides nothing here, so it may be anybody's.
-    pub(in crate::cli) fn file(&self, path: &Path) -> Result<Chosen, Fault> {
+    pub(in crate::cli) fn by_path(
+        &self,
+        path: &Path,
+    ) -> Result<SelectedPolicy, PolicyCommandError> {
         let path = self.directory.join(path);
-        let name = show(&path.to_string_lossy(), NAME);
+        let name = escape_for_display(&path.to_string_lossy(), NAME);
         of_file(&path, &name, &|path| {
             read(path, limits::CONFIG_BYTES as u64)
         })
     }
 
     /// The policy of a file, or the built-in one of this name if there is no such file.
-    pub(super) fn beside(&self, path: &Path, name: &str) -> Result<Chosen, Fault> {
+    pub(super) fn by_path_or_name(
+        &self,
+        path: &Path,
+        name: &str,
+    ) -> Result<SelectedPolicy, PolicyCommandError> {
         if Policy::builtin(name).is_none() || self.directory.join(path).exists() {
-            return self.file(path);
+            return self.by_path(path);
         }
         let text = builtin_text(name).unwrap_or_default();
         of_file(Path::new(name), name, &|_| Ok(text.to_owned()))
@@ -133,14 +146,14 @@ fn of_file(
     path: &Path,
     name: &str,
     read: &dyn Fn(&Path) -> Result<String, String>,
-) -> Result<Chosen, Fault> {
-    let loaded = policies::of_file(path, name, read).map_err(Fault::Usage)?;
+) -> Result<SelectedPolicy, PolicyCommandError> {
+    let loaded = policies::of_file(path, name, read).map_err(PolicyCommandError::Usage)?;
     let directory = path.parent().unwrap_or(Path::new("/"));
     let mut layers = Vec::new();
-    let text = read(path).map_err(Fault::Usage)?;
+    let text = read(path).map_err(PolicyCommandError::Usage)?;
     let find = |file: &str| read(&directory.join(file));
-    gather(name, &text, &find, &mut layers).map_err(Fault::Usage)?;
-    Ok(Chosen {
+    gather(name, &text, &find, &mut layers).map_err(PolicyCommandError::Usage)?;
+    Ok(SelectedPolicy {
         policy: loaded.policy,
         sha256: loaded.sha256,
         layers,
@@ -177,7 +190,7 @@ fn gather(
 
 /// Reads a whole file of at most so many bytes.
 pub(super) fn read(path: &Path, most: u64) -> Result<String, String> {
-    let shown = show(&path.to_string_lossy(), 300);
+    let shown = escape_for_display(&path.to_string_lossy(), 300);
     let failed = |error: std::io::Error| format!("cannot read {shown}: {error}");
     let file = File::open(path).map_err(failed)?;
     if !file.metadata().map_err(failed)?.is_file() {

@@ -5,12 +5,12 @@
 
 use std::path::Path;
 
-use crate::api::policies::{PolicyStatusView, PoolPolicyView, ShadowPolicyView};
-use crate::cli::control_client::{Client, complain};
+use crate::cli::control_client::{Client, report_error};
 use crate::cli::event_text::time;
 use crate::cli::exit::Exit;
 use crate::cli::streams::Streams;
-use crate::model::foreign::show;
+use marshal_engine::api::policies::{PolicyStatusView, PoolPolicyView, ShadowPolicyView};
+use marshal_model::untrusted::escape_for_display;
 
 /// Columns of a name.
 const NAME: usize = 80;
@@ -32,7 +32,7 @@ pub(in crate::cli) async fn run(
     let asked = async { Client::connect(state).await?.policies(reload).await };
     let status = match asked.await {
         Ok(status) => status,
-        Err(error) => return complain(&error, streams),
+        Err(error) => return report_error(&error, streams),
     };
     if json {
         let line = serde_json::to_string(&status).unwrap_or_default();
@@ -51,7 +51,7 @@ fn render(status: &PolicyStatusView) -> String {
     match &status.last_reload {
         None => lines.push("last reload: none since the start".to_owned()),
         Some(last) => {
-            let (at, cause) = (time(last.at_us), show(&last.cause, NAME));
+            let (at, cause) = (time(last.at_us), escape_for_display(&last.cause, NAME));
             let came = match (&last.error, last.pools_changed) {
                 (Some(_), _) => "failed".to_owned(),
                 (None, Some(1)) => "ok, 1 pool changed".to_owned(),
@@ -70,7 +70,7 @@ fn render(status: &PolicyStatusView) -> String {
             .last_reload
             .as_ref()
             .and_then(|last| last.error.as_ref());
-        lines.extend(error.map(|error| format!("  {}", show(error, WHY))));
+        lines.extend(error.map(|error| format!("  {}", escape_for_display(error, WHY))));
     }
     if !status.watched {
         lines
@@ -82,8 +82,8 @@ fn render(status: &PolicyStatusView) -> String {
 fn pool(view: &PoolPolicyView, lines: &mut Vec<String>) {
     let mut line = format!(
         "{}: {} {}, loaded {}, {} rules",
-        show(&view.pool, NAME),
-        show(&view.policy, NAME),
+        escape_for_display(&view.pool, NAME),
+        escape_for_display(&view.policy, NAME),
         digest(&view.sha256),
         time(view.loaded_at_us),
         view.rules
@@ -99,10 +99,14 @@ fn pool(view: &PoolPolicyView, lines: &mut Vec<String>) {
         lines.push("  built in".to_owned());
     }
     for file in &view.files {
-        lines.push(format!("  from {}", show(file, PATH)));
+        lines.push(format!("  from {}", escape_for_display(file, PATH)));
     }
     if !view.layers.is_empty() {
-        let names: Vec<_> = view.layers.iter().map(|name| show(name, NAME)).collect();
+        let names: Vec<_> = view
+            .layers
+            .iter()
+            .map(|name| escape_for_display(name, NAME))
+            .collect();
         lines.push(format!("  layers for tasks: {}", names.join(", ")));
     }
     if let Some(of) = &view.shadow {
@@ -117,8 +121,8 @@ fn shadow(of: &ShadowPolicyView) -> String {
         .map(|of| {
             format!(
                 "{} -> {}: {}",
-                show(&of.from, NAME),
-                show(&of.to, NAME),
+                escape_for_display(&of.from, NAME),
+                escape_for_display(&of.to, NAME),
                 of.count
             )
         })
@@ -130,20 +134,23 @@ fn shadow(of: &ShadowPolicyView) -> String {
     };
     format!(
         "  shadow {} {}: {} judged, {differences}",
-        show(&of.policy, NAME),
+        escape_for_display(&of.policy, NAME),
         digest(&of.sha256),
         of.judged
     )
 }
 
 fn digest(sha256: &str) -> String {
-    show(sha256, usize::MAX).chars().take(DIGEST).collect()
+    escape_for_display(sha256, usize::MAX)
+        .chars()
+        .take(DIGEST)
+        .collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::policies::{DifferenceView, LastReloadView};
+    use marshal_engine::api::policies::{DifferenceView, LastReloadView};
 
     #[test]
     fn what_is_stale_is_said_with_why_and_nothing_acts_on_the_terminal() {

@@ -2,28 +2,28 @@
 
 use serde_json::{Value, json};
 
-use super::source::Chosen;
+use super::source::SelectedPolicy;
 use crate::cli::streams::Streams;
-use crate::model::Foreign;
-use crate::model::foreign::show as safe;
-use crate::policy::{Judgement, Led, Part};
+use marshal_model::UntrustedText;
+use marshal_model::untrusted::escape_for_display as safe;
+use marshal_policy::{Part, PolicyDecision, ResolvedPath};
 
 /// Columns of a foreign text.
 const TEXT: usize = 200;
 
 /// A rule as it is written, with the layer that has it.
-struct Written<'c> {
+struct RuleText<'c> {
     layer: &'c str,
     table: toml::Table,
 }
 
-fn find<'c>(chosen: &'c Chosen, id: &str) -> Option<Written<'c>> {
+fn find<'c>(chosen: &'c SelectedPolicy, id: &str) -> Option<RuleText<'c>> {
     chosen.layers.iter().find_map(|(layer, text)| {
         let table: toml::Table = text.parse().ok()?;
         let rules = table.get("rule")?.as_array()?;
         let of_id = |rule: &&toml::Value| rule.get("id").and_then(|v| v.as_str()) == Some(id);
         let rule = rules.iter().find(of_id)?;
-        Some(Written {
+        Some(RuleText {
             layer,
             table: rule.as_table()?.clone(),
         })
@@ -31,7 +31,7 @@ fn find<'c>(chosen: &'c Chosen, id: &str) -> Option<Written<'c>> {
 }
 
 /// Everything that applied, each once.
-fn applied(judgement: &Judgement) -> Vec<&String> {
+fn applied_rules(judgement: &PolicyDecision) -> Vec<&String> {
     let mut ids: Vec<&String> = Vec::new();
     let of_parts = judgement.facts.parts.iter().flat_map(|part| &part.rules);
     for id in judgement.rules.iter().chain(of_parts) {
@@ -43,8 +43,8 @@ fn applied(judgement: &Judgement) -> Vec<&String> {
 }
 
 /// The rules that applied, as they are written. Settings are no rules.
-pub(super) fn rules(chosen: &Chosen, judgement: &Judgement) -> Vec<Value> {
-    let ids = applied(judgement).into_iter();
+pub(super) fn rules(chosen: &SelectedPolicy, judgement: &PolicyDecision) -> Vec<Value> {
+    let ids = applied_rules(judgement).into_iter();
     ids.filter_map(|id| {
         let written = find(chosen, id)?;
         Some(json!({"id": id, "layer": written.layer, "rule": written.table}))
@@ -63,20 +63,25 @@ pub(super) fn why(part: &Part) -> String {
 }
 
 /// Shows the tree.
-pub(super) fn show(chosen: &Chosen, judgement: &Judgement, led: &[Led], streams: &mut Streams) {
+pub(super) fn show(
+    chosen: &SelectedPolicy,
+    judgement: &PolicyDecision,
+    led: &[ResolvedPath],
+    streams: &mut Streams,
+) {
     for line in lines(chosen, judgement, led) {
         streams.out.line(&line);
     }
 }
 
-fn lines(chosen: &Chosen, judgement: &Judgement, led: &[Led]) -> Vec<String> {
+fn lines(chosen: &SelectedPolicy, judgement: &PolicyDecision, led: &[ResolvedPath]) -> Vec<String> {
     let mut lines = vec![
         format!("{}  {}", judgement.decision, judgement.reason),
         format!(
             "policy {} sha256 {}, decided by {}",
             safe(chosen.policy.name(), TEXT),
             chosen.sha256,
-            judgement.by
+            judgement.decided_by
         ),
     ];
     if let Some(why) = &judgement.facts.not_plain {
@@ -88,24 +93,33 @@ fn lines(chosen: &Chosen, judgement: &Judgement, led: &[Led]) -> Vec<String> {
     for (place, part) in judgement.facts.parts.iter().enumerate() {
         lines.push(format!("part {}: {}", place + 1, part.decision));
         for variable in &part.env {
-            lines.push(format!("  | environment: {}", variable.show(TEXT)));
+            lines.push(format!(
+                "  | environment: {}",
+                variable.escape_for_display(TEXT)
+            ));
         }
         for word in &part.words {
-            lines.push(format!("  | {}", word.show(TEXT)));
+            lines.push(format!("  | {}", word.escape_for_display(TEXT)));
         }
         for redirect in &part.redirects {
-            lines.push(format!("  | redirect: {}", redirect.show(TEXT)));
+            lines.push(format!(
+                "  | redirect: {}",
+                redirect.escape_for_display(TEXT)
+            ));
         }
         lines.push(format!("  {}", why(part)));
     }
     for led in led {
         let side = if led.inside { "inside" } else { "outside" };
-        let (word, to) = (led.word.show(TEXT), led.to.show(TEXT));
+        let (word, to) = (
+            led.word.escape_for_display(TEXT),
+            led.to.escape_for_display(TEXT),
+        );
         lines.push(format!(
             "path {word} leads to {to}, {side} of the workspace"
         ));
     }
-    for id in applied(judgement) {
+    for id in applied_rules(judgement) {
         let Some(written) = find(chosen, id) else {
             lines.push(format!(
                 "{}: a setting or a limit of the policy",
@@ -122,8 +136,12 @@ fn lines(chosen: &Chosen, judgement: &Judgement, led: &[Led]) -> Vec<String> {
         for (key, value) in
             keys.filter(|(key, _)| !matches!(key.as_str(), "id" | "match" | "not_match"))
         {
-            let value = Foreign::new(value.to_string());
-            lines.push(format!("  {} = {}", safe(key, TEXT), value.show(TEXT)));
+            let value = UntrustedText::new(value.to_string());
+            lines.push(format!(
+                "  {} = {}",
+                safe(key, TEXT),
+                value.escape_for_display(TEXT)
+            ));
         }
     }
     lines

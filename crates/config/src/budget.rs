@@ -1,0 +1,285 @@
+//! `budget` of a pool and `[price.MODEL]`: how much may be spent, and what a token costs.
+//!
+//! Must not count anything, nor know where an amount is kept.
+
+use std::collections::BTreeMap;
+
+use toml::de::DeValue;
+
+use super::error::quote;
+use super::key_types::ValueType;
+use super::pool::PoolDraft;
+use super::table::{Entry, Section, word};
+use super::types::Pool;
+use marshal_model::budget::{NANOS_PER_DOLLAR, nanos_from_dollars};
+use marshal_model::limits::{BUDGET_TOKENS, PRICES};
+use marshal_model::{Amount, BudgetAction, BudgetLimits};
+
+word!(BudgetAction);
+
+/// `budget = { … }` of a pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PoolBudget {
+    /// Of one session.
+    pub session: BudgetLimits,
+    /// Of all sessions of the pool on one day, by UTC.
+    pub day: BudgetLimits,
+    /// Of all sessions of the pool, for ever.
+    pub pool: BudgetLimits,
+    /// What follows when one is spent.
+    pub then: BudgetAction,
+}
+
+impl Default for PoolBudget {
+    fn default() -> Self {
+        Self {
+            session: BudgetLimits::default(),
+            day: BudgetLimits::default(),
+            pool: BudgetLimits::default(),
+            then: BudgetAction::Ask,
+        }
+    }
+}
+
+impl PoolBudget {
+    /// Whether it bounds anything.
+    #[must_use]
+    pub const fn is_set(&self) -> bool {
+        self.session.is_set() || self.day.is_set() || self.pool.is_set()
+    }
+
+    /// Whether it bounds a cost.
+    #[must_use]
+    pub const fn has_cost(&self) -> bool {
+        self.session.nanodollars.is_some()
+            || self.day.nanodollars.is_some()
+            || self.pool.nanodollars.is_some()
+    }
+}
+
+/// What a model's tokens cost, in billionths of a US dollar a token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Price {
+    /// A token that it reads.
+    pub input: u64,
+    /// A token that it writes.
+    pub output: u64,
+    /// A token that it reads from a cache.
+    pub cache_read: u64,
+    /// A token that it reads and writes into a cache.
+    pub cache_write: u64,
+}
+
+/// `[price]`: by a model's name, or its beginning and `*`.
+pub type Prices = BTreeMap<String, Price>;
+
+/// What the schema says of a model's name.
+const MODEL: &str = "^[A-Za-z0-9][A-Za-z0-9._:/@-]{0,127}\\*?$";
+
+/// US dollars for a million tokens, at most.
+const MAX_PRICE_PER_MILLION: f64 = 100_000.0;
+
+/// Tokens that a price is for.
+const MILLION: u64 = 1_000_000;
+
+/// What a model's tokens cost: the row of its name, else the longest row with `*` that fits.
+#[must_use]
+pub fn find_price<'p>(prices: &'p Prices, model: &str) -> Option<&'p Price> {
+    let begins = |name: &str| {
+        let begin = name.strip_suffix('*')?;
+        model.starts_with(begin).then_some(begin.len())
+    };
+    let longest = prices
+        .iter()
+        .filter_map(|(name, price)| Some((begins(name)?, price)))
+        .max_by_key(|(len, _)| *len);
+    prices.get(model).or(longest.map(|(_, price)| price))
+}
+
+impl Price {
+    /// The cost of so many tokens; what was read from a cache or written into it is a part of
+    /// `input`.
+    #[must_use]
+    pub fn cost(&self, input: u64, output: u64, cache_read: u64, cache_write: u64) -> Amount {
+        let plain = input.saturating_sub(cache_read).saturating_sub(cache_write);
+        let of = |tokens: u64, price: u64| tokens.saturating_mul(price);
+        let nano = of(plain, self.input)
+            .saturating_add(of(cache_read, self.cache_read))
+            .saturating_add(of(cache_write, self.cache_write))
+            .saturating_add(of(output, self.output));
+        Amount {
+            tokens: input.saturating_add(output),
+            nanodollars: nano,
+        }
+    }
+}
+
+/// Reads `budget` of a pool.
+pub(super) fn read(section: &Section<'_>) -> PoolBudget {
+    let tokens = |name| {
+        let found = section.integer(name, 1..=BUDGET_TOKENS);
+        found.map(|found| found.value)
+    };
+    let cost = |name| section.get(name).and_then(|item| read_cost(&item));
+    let budget = PoolBudget {
+        session: BudgetLimits {
+            tokens: tokens("session_tokens"),
+            nanodollars: cost("session_cost"),
+        },
+        day: BudgetLimits {
+            tokens: tokens("day_tokens"),
+            nanodollars: cost("day_cost"),
+        },
+        pool: BudgetLimits {
+            tokens: tokens("pool_tokens"),
+            nanodollars: cost("pool_cost"),
+        },
+        then: section
+            .keyword("then", &[])
+            .map_or(BudgetAction::Ask, |found| found.value),
+    };
+    section.reject_unknown_keys(
+        &[],
+        &[
+            ("turn_tokens", "[budget] of the pool's policy"),
+            ("turn_cost", "[budget] of the pool's policy"),
+            ("turn_seconds", "[budget] of the pool's policy"),
+            ("allows_per_turn", "[budget] of the pool's policy"),
+            ("allows_per_minute", "[budget] of the pool's policy"),
+            ("denies_in_a_row", "[budget] of the pool's policy"),
+        ],
+    );
+    budget
+}
+
+/// A number, whole or not.
+fn read_number(item: &Entry<'_>) -> Option<f64> {
+    match item.value() {
+        DeValue::Integer(whole) => i64::from_str_radix(whole.as_str(), whole.radix())
+            .ok()
+            .map(|whole| whole as f64),
+        DeValue::Float(text) => text.as_str().parse::<f64>().ok(),
+        _ => None,
+    }
+}
+
+/// US dollars, more than none.
+fn read_cost(item: &Entry<'_>) -> Option<u64> {
+    item.record_type(ValueType::Number {
+        least: "0.000001",
+        most: "1000000000",
+    });
+    let read = read_number(item)
+        .and_then(nanos_from_dollars)
+        .filter(|nano| *nano > 0);
+    read.or_else(|| item.report_unexpected("a number from 0.000001 to 1000000000"))
+}
+
+/// US dollars for a million tokens.
+fn read_price_per_million(section: &Section<'_>, name: &'static str) -> Option<u64> {
+    let item = section.get(name)?;
+    item.record_type(ValueType::Number {
+        least: "0",
+        most: "100000",
+    });
+    let read = read_number(&item).filter(|amount| (0.0..=MAX_PRICE_PER_MILLION).contains(amount));
+    let nano = read.and_then(nanos_from_dollars);
+    // Less than a billionth a token counts as one: never too little.
+    nano.map(|nano| nano.div_ceil(MILLION))
+        .or_else(|| item.report_unexpected("a number from 0 to 100000"))
+}
+
+/// Reads `[price]`.
+pub(super) fn read_prices(section: &Section<'_>) -> Prices {
+    let mut prices = Prices::new();
+    for (name, item) in section.named_entries(MODEL) {
+        let is_name = |name: &str| {
+            let plain = name.strip_suffix('*').unwrap_or(name);
+            let begins = plain.starts_with(|c: char| c.is_ascii_alphanumeric());
+            let mut rest = plain.chars();
+            let may = |c: char| c.is_ascii_alphanumeric() || "._:/@-".contains(c);
+            begins && rest.all(may) && plain.len() <= 128
+        };
+        if !is_name(&name) {
+            let message = format!(
+                "{} is no name of a model: letters, digits and . _ : / @ -, with * at its end for every model that begins so",
+                quote(&name)
+            );
+            item.report(message, None);
+        }
+        let Some(row) = item.section() else { continue };
+        let (input, output) = (
+            read_price_per_million(&row, "input"),
+            read_price_per_million(&row, "output"),
+        );
+        let cached = |name| read_price_per_million(&row, name);
+        let (read, write) = (cached("cache_read"), cached("cache_write"));
+        row.reject_unknown_keys(&[], &[("in", "input"), ("out", "output")]);
+        if row.get("input").is_none() || row.get("output").is_none() {
+            let message = "a price needs input and output, US dollars for a million tokens";
+            item.report(message, None);
+        }
+        let (Some(input), Some(output)) = (input, output) else {
+            continue;
+        };
+        let price = Price {
+            input,
+            output,
+            cache_read: read.unwrap_or(input),
+            cache_write: write.unwrap_or(input),
+        };
+        if prices.len() >= PRICES {
+            item.report(format!("at most {PRICES} prices"), None);
+            break;
+        }
+        prices.insert(name, price);
+    }
+    prices
+}
+
+/// Whether the cost of a pool's work can become known: a route counts the tokens and there are
+/// prices, or its agent may say what it costs, or how many tokens it used of a model with a price.
+#[must_use]
+pub fn can_know_cost(pool: &Pool, prices: &Prices) -> bool {
+    !prices.is_empty() || pool.dialect.reports_cost()
+}
+
+/// Whether what a pool costs is only what its agent reports, and an agent of its dialect need not
+/// report any: one that does not costs nothing for us.
+#[must_use]
+pub fn may_report_no_cost(pool: &Pool) -> bool {
+    pool.routes.is_empty() && pool.dialect.reports_cost()
+}
+
+/// A cost that nobody could count bounds nothing: that is a fault, not a budget without an end.
+pub(super) fn check_costs_known(root: &Section<'_>, drafts: &[PoolDraft], prices: &Prices) {
+    let table = root.section("pool");
+    for (name, item) in table.named_entries(super::sandbox::NAME_PATTERN) {
+        let found = drafts.iter().find(|of| of.pool.name.as_str() == name);
+        let Some(pool) = found.map(|draft| &draft.pool) else {
+            continue;
+        };
+        if !pool.budget.has_cost() || !prices.is_empty() {
+            continue;
+        }
+        let is_routed = !pool.routes.is_empty();
+        if is_routed || !can_know_cost(pool, prices) {
+            let message =
+                "the pool has a budget of cost, and no model has a price: it could not be held";
+            let help = "write what the pool's models cost: [price.\"MODEL\"] with input and output, US dollars for a million tokens; or use a budget of tokens";
+            let place = item.section().and_then(|of| of.get("budget"));
+            let place = place.unwrap_or(item);
+            place.report(message, Some(help.to_owned()));
+        }
+    }
+}
+
+/// A price as the file has it: US dollars for a million tokens.
+pub(super) fn dollars_per_million(nano: u64) -> f64 {
+    (nano.saturating_mul(MILLION)) as f64 / NANOS_PER_DOLLAR as f64
+}
+
+/// A cost as the file has it.
+pub(super) fn cost_in_dollars(nano: u64) -> f64 {
+    nano as f64 / NANOS_PER_DOLLAR as f64
+}

@@ -1,0 +1,239 @@
+//! `[container]`: the container engine, its image, and options that leave the walls as they are.
+//!
+//! An image is named so that it cannot become another between two starts. Of the engine's options
+//! only those are taken that are known here: a list of what is forbidden would miss the next one.
+//! Must not know pools or how a container is started.
+
+use super::error::quote;
+use super::pool::TRUST_HELP;
+use super::table::{Diagnostics, Located, Place, Section, one_of, word};
+use super::types::{Container, ContainerEngine};
+
+word!(ContainerEngine);
+
+/// Options that stand before the command: where the engine keeps things and how it works.
+const GLOBAL_OPTIONS: &[&str] = &[
+    "--cgroup-manager",
+    "--config",
+    "--conmon",
+    "--context",
+    "--host",
+    "--log-level",
+    "--root",
+    "--runroot",
+    "--storage-driver",
+    "--storage-opt",
+    "--tmpdir",
+];
+
+/// Options of `run`: how much a container may take.
+const RUN_OPTIONS: &[&str] = &[
+    "--annotation",
+    "--arch",
+    "--blkio-weight",
+    "--cgroup-parent",
+    "--cpu-period",
+    "--cpu-quota",
+    "--cpu-shares",
+    "--cpus",
+    "--cpuset-cpus",
+    "--cpuset-mems",
+    "--memory",
+    "--memory-reservation",
+    "--memory-swap",
+    "--memory-swappiness",
+    "--os",
+    "--pids-limit",
+    "--platform",
+    "--shm-size",
+    "--ulimit",
+];
+
+/// Options of which it is worth saying why they are not taken.
+const FORBIDDEN_OPTIONS: &[&str] = &[
+    "--add-host",
+    "--cap-add",
+    "--cgroupns",
+    "--cgroups",
+    "--device",
+    "--device-cgroup-rule",
+    "--entrypoint",
+    "--env",
+    "--env-file",
+    "--env-host",
+    "--gidmap",
+    "--gpus",
+    "--group-add",
+    "--hooks-dir",
+    "--init",
+    "--ipc",
+    "--mount",
+    "--net",
+    "--network",
+    "--pid",
+    "--pod",
+    "--privileged",
+    "--publish",
+    "--read-only",
+    "--rootfs",
+    "--secret",
+    "--security-opt",
+    "--sysctl",
+    "--tmpfs",
+    "--uidmap",
+    "--user",
+    "--userns",
+    "--uts",
+    "--volume",
+    "--volumes-from",
+    "-e",
+    "-p",
+    "-u",
+    "-v",
+];
+
+/// What the schema says of an image.
+pub(super) const IMAGE: &str =
+    r"^(localhost/[A-Za-z0-9._/:-]+|[A-Za-z0-9._/:-]+@sha256:[0-9a-f]{64}|sha256:[0-9a-f]{64})$";
+/// What the schema says of a runtime.
+const RUNTIME: &str = r"^[A-Za-z0-9/][A-Za-z0-9._/-]*$";
+/// What the schema says of an option.
+const OPTION: &str = r"^--[a-z-]+=[^\n]+$";
+
+/// Reads the table. `found`: the file was found, not named.
+pub(super) fn read(section: &Section<'_>, is_there: bool, found: bool) -> Container {
+    let engine = section.keyword::<ContainerEngine>("engine", &[]);
+    let runtime = section.get("runtime").and_then(|item| {
+        let found = item.text_like(RUNTIME)?;
+        let fits = found.value.len() <= 255
+            && !found.value.starts_with(['-', '.', '_'])
+            && found
+                .value
+                .bytes()
+                .all(|b| b.is_ascii_alphanumeric() || b"._/-".contains(&b));
+        if !fits {
+            let message = format!(
+                "expected a runtime's name or path, such as \"runc\", found {}",
+                quote(&found.value)
+            );
+            section.diagnostics.report(&found.place, message, None);
+        }
+        Some(found.value)
+    });
+    let image = read_image(section);
+    let (before, of_run) = read_extra_options(section);
+    section.reject_unknown_keys(&["env", "volumes"], &[("network", "pool.NAME.network")]);
+    if found && is_there {
+        let message = "a supervisor.toml that was found may not have the table container: it names programs that run without walls";
+        let help = Some(TRUST_HELP.to_owned());
+        section.diagnostics.report(&section.place, message, help);
+    }
+    Container {
+        engine: engine.map_or(ContainerEngine::Podman, |found| found.value),
+        runtime,
+        image,
+        global_options: before,
+        run_options: of_run,
+    }
+}
+
+/// The image of this table, or of a pool's.
+pub(super) fn read_image(section: &Section<'_>) -> Option<String> {
+    let found = section.get("image")?.text_like(IMAGE)?;
+    if let Some((message, help)) = image_error(&found.value) {
+        section
+            .diagnostics
+            .report(&found.place, message, Some(help));
+    }
+    Some(found.value)
+}
+
+/// What is wrong with the name of an image, and what helps.
+fn image_error(image: &str) -> Option<(String, String)> {
+    let plain = |text: &str| {
+        !text.is_empty()
+            && text.len() <= 512
+            && text.starts_with(|c: char| c.is_ascii_alphanumeric())
+            && text
+                .bytes()
+                .all(|b| b.is_ascii_alphanumeric() || b"._/:-".contains(&b))
+    };
+    let is_digest = |text: &str| {
+        text.len() == 64
+            && text
+                .bytes()
+                .all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
+    };
+    if let Some(id) = image.strip_prefix("sha256:") {
+        let message = || format!("{} is no id of an image", quote(image));
+        return (!is_digest(id)).then(|| {
+            (
+                message(),
+                "expected sha256: and 64 hexadecimal digits".to_owned(),
+            )
+        });
+    }
+    if let Some((name, digest)) = image.split_once("@sha256:") {
+        let message = || format!("{} is no image with its digest", quote(image));
+        return (!plain(name) || !is_digest(digest)).then(|| {
+            let help = "expected NAME@sha256: and 64 hexadecimal digits";
+            (message(), help.to_owned())
+        });
+    }
+    if image.starts_with("localhost/") && plain(image) {
+        return None;
+    }
+    let message = format!(
+        "the image {} is not pinned: tomorrow its name may mean another one",
+        quote(image)
+    );
+    let help = if plain(image) {
+        format!(
+            "name it with its digest, NAME@sha256:…; podman image inspect --format '{{{{index .RepoDigests 0}}}}' {image} prints it; only images of localhost/ may go without, whose id is taken at the start"
+        )
+    } else {
+        "expected NAME@sha256:…, sha256:… or localhost/NAME".to_owned()
+    };
+    Some((message, help))
+}
+
+/// The options that stand before the command, and those of `run`.
+fn read_extra_options(section: &Section<'_>) -> (Vec<String>, Vec<String>) {
+    let (mut before, mut of_run) = (Vec::new(), Vec::new());
+    let found = section.texts_like("extra", OPTION);
+    for Located { value, place } in found.map_or_else(Vec::new, |found| found.value) {
+        match classify_option(section.diagnostics, &value, &place) {
+            Some(true) => before.push(value),
+            Some(false) => of_run.push(value),
+            None => {}
+        }
+    }
+    (before, of_run)
+}
+
+/// Whether an option stands before the command; `None` for one that is refused.
+fn classify_option(ledger: &Diagnostics, option: &str, place: &Place) -> Option<bool> {
+    let (name, value) = option
+        .split_once('=')
+        .map_or((option, None), |(name, value)| (name, Some(value)));
+    let message = if FORBIDDEN_OPTIONS.contains(&name) {
+        format!("{name} would change the walls, which are marshal's to make")
+    } else if !GLOBAL_OPTIONS.contains(&name) && !RUN_OPTIONS.contains(&name) {
+        let known: Vec<&str> = GLOBAL_OPTIONS.iter().chain(RUN_OPTIONS).copied().collect();
+        format!(
+            "{} is none of the options that are known to leave the walls as they are: {}",
+            quote(option),
+            one_of(&known)
+        )
+    } else if value.is_none_or(str::is_empty) {
+        format!("{name} needs its value behind a \"=\"")
+    } else if option.contains(char::is_control) {
+        format!("{name} has a control character in its value")
+    } else {
+        return Some(GLOBAL_OPTIONS.contains(&name));
+    };
+    let help =
+        "directories, networks, users and capabilities come from the pool and its sandbox profile";
+    ledger.report(place, message, Some(help.to_owned()));
+    None
+}

@@ -1,0 +1,314 @@
+//! A checked configuration in a few lines for people: what runs, behind which walls, and where
+//! those are weak.
+//!
+//! Must not know terminals. Everything here is safe to show.
+
+use super::environment::REDACTED;
+use super::types::{
+    Config, Guard, Launcher, Network, OnCrash, PermissionCoverage, Pool, SecretSource, Ssh,
+};
+use super::units::{show_duration, show_size};
+use marshal_model::limits::EGRESS_PORT;
+use marshal_model::untrusted;
+
+/// How wide a text of the file may be in a line.
+const WIDTH: usize = 100;
+
+impl Config {
+    /// The configuration as lines: file, fleet, then each pool with its walls and weaknesses.
+    #[must_use]
+    pub fn describe(&self) -> Vec<String> {
+        let supervisor = &self.supervisor;
+        let path =
+            |path: &std::path::Path| untrusted::escape_for_display(&path.to_string_lossy(), WIDTH);
+        let mut lines = vec![
+            match &self.file {
+                Some(file) => format!("file       {}", path(file)),
+                None => "file       none: the built-in configuration".to_owned(),
+            },
+            match &supervisor.state_dir {
+                Some(dir) => format!("state      {}", path(dir)),
+                None => "state      the default place".to_owned(),
+            },
+            format!("listen     {}", supervisor.listen),
+            format!(
+                "children   {} in {} of at most {}",
+                self.pools
+                    .iter()
+                    .map(|pool| u32::from(pool.max_size))
+                    .sum::<u32>(),
+                plural(self.pools.len(), "pool"),
+                supervisor.max_children
+            ),
+        ];
+        for pool in &self.pools {
+            lines.extend(pool.describe(self));
+        }
+        for note in &self.notes {
+            lines.push(format!("note       {note}"));
+        }
+        lines
+    }
+}
+
+impl Pool {
+    /// How many slots it has; where it can be resized to more, how many.
+    fn describe_slots(&self) -> String {
+        let slots = plural(usize::from(self.size), "slot");
+        if self.max_size == self.size {
+            slots
+        } else {
+            format!("{slots}, up to {}", self.max_size)
+        }
+    }
+
+    /// Where this pool's walls are weak, one phrase each; empty: nowhere that the configuration
+    /// knows of.
+    #[must_use]
+    pub fn sandbox_gaps(&self) -> Vec<String> {
+        let mut weak = Vec::new();
+        if self.launcher == Launcher::None {
+            weak.push("launcher none: no sandbox".to_owned());
+        }
+        weak.extend(self.launcher_gap());
+        if let Some(ssh) = &self.ssh {
+            weak.push("launcher ssh: unsandboxed here".to_owned());
+            if ssh.sandbox.is_none() {
+                weak.push(format!(
+                    "a plain process at {}: nothing ends there what does not end by itself",
+                    ssh.display_name()
+                ));
+            }
+            weak.push("the policy does not see links of the far end".to_owned());
+        }
+        match self.network {
+            Network::None => {}
+            Network::Host if self.launcher == Launcher::Ssh => {}
+            Network::Host => {
+                weak.push("network host: reaches whatever this host reaches".to_owned());
+            }
+            Network::Proxy => {
+                let model = if self.routes.is_empty() {
+                    ""
+                } else {
+                    ", and to a model,"
+                };
+                weak.push(format!(
+                    "network proxy: what the agent sends to hosts of its allow-list{model} leaves this host"
+                ));
+            }
+            Network::Routes => {
+                weak.push(
+                    "network routes: what the agent sends to a model leaves this host".to_owned(),
+                );
+            }
+        }
+        match self.asks {
+            PermissionCoverage::All => {}
+            PermissionCoverage::Some => weak.push("the agent does not ask for every tool call".to_owned()),
+            PermissionCoverage::Never if !self.dialect.can_request_permission() => weak.push(format!(
+                "{} has no words to ask for permission: only the walls hold the agent, the policy judges what it did",
+                self.dialect
+            )),
+            PermissionCoverage::Never => weak.push("the agent never asks".to_owned()),
+        }
+        if self.guard == Guard::Sandbox {
+            weak.push("guard sandbox: the policy answers what the agent asks, but only the walls are counted on".to_owned());
+        }
+        if self.guard_off {
+            weak.push("guard off: the policy lacks the built-in guard".to_owned());
+        }
+        weak
+    }
+
+    /// What walls of another program's making lack beside our own.
+    fn launcher_gap(&self) -> Option<String> {
+        let lacks = match self.launcher {
+            Launcher::Bwrap => "its /proc shows what this host tells everybody",
+            Launcher::Container => {
+                "its /proc shows what this host tells everybody, and the engine runs without walls"
+            }
+            Launcher::Unshare | Launcher::Pty | Launcher::None | Launcher::Ssh => return None,
+        };
+        Some(format!("launcher {}: {lacks}", self.launcher))
+    }
+
+    fn describe(&self, config: &Config) -> Vec<String> {
+        let command = untrusted::escape_for_display(&self.command.join(" "), WIDTH);
+        let walls = match (self.launcher, config.sandboxes.get(&self.sandbox)) {
+            (launcher, Some(profile)) if launcher.has_sandbox() => format!(
+                "{launcher}{}, sandbox {}, network {}, home {}, /tmp {}",
+                self.container_image(&config.container)
+                    .map_or_else(String::new, |image| format!(
+                        " of {}",
+                        untrusted::escape_for_display(image, WIDTH)
+                    )),
+                self.sandbox,
+                self.network,
+                show_size(profile.home_bytes),
+                show_size(profile.tmp_bytes)
+            ),
+            (Launcher::Ssh, _) => self
+                .ssh
+                .as_ref()
+                .map_or_else(String::new, |ssh| describe_remote(ssh)),
+            (launcher, _) => format!("launcher {launcher}, network {}", self.network),
+        };
+        let routes = self.routes.iter().filter_map(|port| {
+            let route = config.routes.get(&port.name)?;
+            Some(format!(
+                "{} leads to {}",
+                route.base_url(),
+                untrusted::escape_for_display(&route.upstream.to_string(), WIDTH)
+            ))
+        });
+        let mut routes: Vec<String> = routes.map(|route| format!("  route    {route}")).collect();
+        routes.extend(self.egress.as_ref().map(|egress| {
+            let hosts: Vec<String> = egress.allow.iter().map(ToString::to_string).collect();
+            let hosts = if hosts.is_empty() {
+                "nothing".to_owned()
+            } else {
+                untrusted::escape_for_display(&hosts.join(", "), WIDTH)
+            };
+            format!("  egress   http://127.0.0.1:{EGRESS_PORT} reaches {hosts}")
+        }));
+        let restart = &self.restart;
+        let crash = match restart.on_crash {
+            OnCrash::Report => "a crashed task is reported",
+            OnCrash::Resume => "a crashed session is loaded again for the next task",
+            OnCrash::Retry => "a crashed task is sent again",
+        };
+        let guard = match (self.launcher, self.guard) {
+            (Launcher::None, Guard::PolicyAndSandbox) => "policy (there is no sandbox)",
+            (Launcher::Ssh, Guard::PolicyAndSandbox) => "policy (there is no sandbox here)",
+            (_, guard) => guard.word(),
+        };
+        let weak = match &self.sandbox_gaps()[..] {
+            [] => "none known".to_owned(),
+            weak => weak.join("; "),
+        };
+        let mut lines = vec![
+            format!("pool {:<5} {}: {command}", self.name, self.describe_slots()),
+            format!(
+                "  agent    {}, speaks {}, asks for {}",
+                self.agent,
+                self.describe_dialect(),
+                match self.asks {
+                    PermissionCoverage::All => "everything",
+                    PermissionCoverage::Some => "some tool calls",
+                    PermissionCoverage::Never => "nothing",
+                }
+            ),
+            format!("  walls    {walls}"),
+            format!("  policy   {}, guard {guard}", self.policy),
+            match &self.ssh {
+                Some(ssh) => format!(
+                    "  work in  {} at the far end",
+                    untrusted::escape_for_display(&ssh.workspace, WIDTH)
+                ),
+                None => format!(
+                    "  work in  {}, mode {}",
+                    untrusted::escape_for_display(&self.workspace.path.to_string_lossy(), WIDTH),
+                    self.workspace.mode
+                ),
+            },
+            format!(
+                "  restart  {}, parked after {} in {}; {crash}, {}",
+                restart.kind,
+                plural(restart.budget as usize, "failure"),
+                show_duration(restart.window),
+                plural(self.attempts as usize, "attempt")
+            ),
+            format!("  weak     {weak}"),
+        ];
+        // After the walls.
+        lines.splice(3..3, routes);
+        lines
+    }
+}
+
+/// What stands around an agent at a far end.
+fn describe_remote(ssh: &Ssh) -> String {
+    let there = match &ssh.sandbox {
+        Some(walls) => format!(
+            "{} sandbox exec, mode {}, network {}",
+            walls.marshal, walls.mode, walls.network
+        ),
+        None => "none".to_owned(),
+    };
+    format!(
+        "launcher ssh: none here; at {}: {there}",
+        ssh.display_name()
+    )
+}
+
+fn plural(number: usize, word: &str) -> String {
+    let s = if number == 1 { "" } else { "s" };
+    format!("{number} {word}{s}")
+}
+
+/// What a reader should know before the configuration is used.
+pub(super) fn collect_notes(config: &Config) -> Vec<String> {
+    let mut notes = Vec::new();
+    for pool in &config.pools {
+        let name = &pool.name;
+        for (variable, _) in pool.env.set.iter().filter(|(_, value)| *value == REDACTED) {
+            notes.push(format!(
+                "pool {name}: env.set.{variable} is the words {REDACTED}, which stand for a secret that was not shown"
+            ));
+        }
+        if pool.launcher == Launcher::None {
+            notes.push(format!(
+                "pool {name}: with launcher \"none\" every stop ends all of a child's processes, but after a kill -9 of the supervisor only the direct child is sure to end"
+            ));
+        }
+        if let Some(ssh) = &pool.ssh {
+            notes.push(match ssh.sandbox {
+                Some(_) => format!(
+                    "pool {name}: unsandboxed here: it runs at {} behind the walls of marshal there, which ends everything when its connection does",
+                    ssh.display_name()
+                ),
+                None => format!(
+                    "pool {name}: unsandboxed here: it runs at {} as a plain process; when the connection is cut, an agent that ignores the end of its input goes on there",
+                    ssh.display_name()
+                ),
+            });
+        }
+        if pool.egress.as_ref().is_some_and(|of| of.allow.is_empty()) {
+            notes.push(format!(
+                "pool {name}: the allow-list of its egress proxy is empty: it reaches no host"
+            ));
+        }
+        let routes = pool
+            .routes
+            .iter()
+            .filter_map(|port| config.routes.get(&port.name));
+        for route in routes {
+            let hidden = route.secret.as_ref();
+            if hidden.is_some_and(|secret| secret.source == SecretSource::Redacted) {
+                notes.push(format!(
+                    "pool {name}: route.{}.secret is the words {REDACTED}, which stand for a secret that was not shown",
+                    route.name
+                ));
+            }
+            if route.server_tools {
+                notes.push(format!(
+                    "pool {name}: by the route {} the agent may use tools that the provider runs: what they reach, it reaches",
+                    route.name
+                ));
+            }
+        }
+        if pool.asks != PermissionCoverage::All {
+            notes.push(format!(
+                "pool {name}: what the agent does without asking is judged afterwards, not before"
+            ));
+        }
+        if pool.attempts > 1 && pool.restart.on_crash == OnCrash::Report && pool.check.is_empty() {
+            notes.push(format!(
+                "pool {name}: attempts = {} has no effect without on_crash = \"retry\" or a check",
+                pool.attempts
+            ));
+        }
+    }
+    notes
+}

@@ -1,0 +1,86 @@
+//! Which tools of the supervisor's own the agents of a pool get.
+//!
+//! Must not know what the tools do.
+
+use toml::de::DeValue;
+
+use super::key_types::ValueType;
+use super::table::{Diagnostics, Place, Section, word};
+use super::types::{Pool, WorkspaceMode};
+use marshal_model::{ENGINE_SERVER, EngineTool};
+
+word!(EngineTool);
+
+/// The word for all of them.
+const ALL: &str = "all";
+
+/// Reads the key, and says where it stands.
+pub(super) fn read(pool: &Section<'_>) -> (Vec<EngineTool>, Option<Place>) {
+    let Some(item) = pool.get("engine_tools") else {
+        return (Vec::new(), None);
+    };
+    let place = Some(item.place.clone());
+    item.record_type(ValueType::Enum(vec![ALL]));
+    if matches!(item.value(), DeValue::String(_)) {
+        let found = item.text_among(&[ALL]);
+        return match found {
+            Some(found) if found.value == ALL => (EngineTool::ALL.to_vec(), place),
+            Some(found) => {
+                let expected = "\"all\" or an array of tools";
+                item.report_unknown(&found.value, &[ALL], &[], expected);
+                (Vec::new(), place)
+            }
+            None => (Vec::new(), place),
+        };
+    }
+    let mut tools = Vec::new();
+    let expected = "\"all\" or an array of tools";
+    for item in item.elements(expected).unwrap_or_default() {
+        let Some(found) = item.keyword::<EngineTool>(&[]) else {
+            continue;
+        };
+        if tools.contains(&found.value) {
+            item.report(format!("{} is there twice", found.value), None);
+        }
+        tools.push(found.value);
+    }
+    (tools, place)
+}
+
+/// What the key must agree on with the rest of the pool.
+pub(super) fn check_consistency(ledger: &Diagnostics, pool: &Pool, place: Option<&Place>) {
+    let (Some(place), false) = (place, pool.engine_tools.is_empty()) else {
+        return;
+    };
+    if !pool.dialect.accepts_mcp_servers() {
+        let message = format!(
+            "engine_tools needs dialect = \"acp\", \"claude\" or \"codex\": an agent that speaks {} takes no tool servers",
+            pool.dialect
+        );
+        ledger.report(place, message, None);
+    }
+    if !pool.launcher.has_sandbox() {
+        let message = format!(
+            "engine_tools needs a sandbox of this host: with launcher = \"{}\" no socket is the agent's alone",
+            pool.launcher
+        );
+        ledger.report(place, message, None);
+        return;
+    }
+    let writes = pool.engine_tools.iter().find(|tool| tool.writes());
+    if let Some(tool) = writes
+        && pool.workspace.mode == WorkspaceMode::Ro
+    {
+        let message = format!("{tool} needs a workspace that can be written");
+        let help = "leave it out of engine_tools, or use mode \"copy\"";
+        ledger.report(place, message, Some(help.to_owned()));
+    }
+    let is_taken = |name: &str| name == ENGINE_SERVER;
+    if pool.acp.mcp_servers.iter().any(|of| is_taken(&of.name)) {
+        let message = format!(
+            "the server of engine_tools is called {ENGINE_SERVER:?}, and one of mcp_servers is, too"
+        );
+        let help = "give the other one another name".to_owned();
+        ledger.report(place, message, Some(help));
+    }
+}

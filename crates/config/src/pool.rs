@@ -1,0 +1,548 @@
+//! `[pool.NAME]`: one pool, read key by key and then checked as a whole.
+//!
+//! Must not know other pools.
+
+mod consistency;
+pub(super) mod workspace_view;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use toml::de::DeValue;
+
+use super::acp::{self, AcpSettings, AutoApproveModes};
+use super::agent::{self, Agent};
+use super::approval;
+use super::budget;
+use super::cache;
+use super::container;
+use super::delegate::{self, Delegate};
+use super::egress;
+use super::engine_tools;
+use super::environment;
+use super::error::quote;
+use super::file_plane;
+use super::paths;
+use super::policy_uses;
+use super::pool_dialect;
+use super::presets;
+use super::runner;
+use super::sandbox;
+use super::ssh;
+use super::table::{Entry, Located, Place, Section, one_of, word};
+use super::timing;
+use super::types::{
+    CacheDirs, ClientFs, Container, Egress, Guard, Launcher, Network, OnUnaskedDeny, Pool, Route,
+    RoutePort, Sandbox, SessionScope, ShellCwd, Timeouts, Workspace, WorkspaceMode,
+};
+use marshal_model::PoolName;
+use marshal_model::limits;
+
+word!(
+    Launcher,
+    Network,
+    WorkspaceMode,
+    SessionScope,
+    Guard,
+    OnUnaskedDeny,
+    ShellCwd,
+    ClientFs
+);
+
+/// Policies that are built in.
+pub(super) const BUILT_IN_POLICIES: &[&str] = &["developer", "ci", "reviewer"];
+
+/// Built-in policies of the format that this version has not.
+pub(super) const UNSUPPORTED_POLICIES: &[&str] = &[];
+
+/// Keys of the format that do nothing in this version.
+const UNSUPPORTED_KEYS: &[&str] = &[];
+
+/// Keys that a reader may look for beside their table.
+const MISPLACED_KEYS: &[(&str, &str)] = &[
+    ("hooks", "hook.NAME.pools"),
+    ("path", "workspace.path"),
+    ("delegates", "delegate"),
+    ("kind", "restart.kind"),
+    ("window", "restart.window"),
+    ("on_crash", "restart.on_crash"),
+    ("never_codes", "restart.never_codes"),
+    ("handshake", "timeouts.handshake"),
+    ("turn", "timeouts.turn"),
+    ("silence", "timeouts.silence"),
+    ("cancel", "timeouts.cancel"),
+    ("control", "timeouts.control"),
+    ("keepalive", "timeouts.keepalive"),
+    ("idle", "timeouts.idle"),
+    ("timeout", "timeouts.turn"),
+    ("on_timeout", "ask.on_timeout"),
+    ("pass", "env.pass"),
+    ("set", "env.set"),
+    ("path_add", "env.path_add"),
+    ("slots", "size"),
+    ("args", "command"),
+];
+
+/// What the rest of the file says that a pool may name.
+pub(super) struct PoolContext<'a> {
+    /// The directory that relative paths are relative to.
+    pub(super) dir: &'a Path,
+    /// The file was found, not named: it may not weaken the walls.
+    pub(super) is_discovered: bool,
+    /// The table `container`.
+    pub(super) container: &'a Container,
+    /// The profiles.
+    pub(super) sandboxes: &'a BTreeMap<String, Sandbox>,
+    /// The routes.
+    pub(super) routes: &'a BTreeMap<String, Route>,
+    /// `[egress]`.
+    pub(super) egress: &'a Egress,
+    /// `[cache]`.
+    pub(super) caches: &'a CacheDirs,
+    /// Names of all profiles that the file has, faulty ones too.
+    pub(super) sandbox_names: Vec<String>,
+    /// Names of all policies that the file has, faulty ones too.
+    pub(super) policy_names: Vec<String>,
+    /// Names of all routes that the file has, faulty ones too.
+    pub(super) route_names: Vec<String>,
+    /// The delegates.
+    pub(super) delegates: &'a BTreeMap<String, Delegate>,
+    /// Names of all delegates that the file has, faulty ones too.
+    pub(super) delegate_names: Vec<String>,
+}
+
+/// A pool and where its size stands.
+pub(super) struct PoolDraft {
+    pub(super) pool: Pool,
+    pub(super) size_place: Place,
+    pub(super) workspace_place: Place,
+    pub(super) file_plane_place: Place,
+}
+
+/// Where the keys stand that a check of the whole pool may blame.
+struct KeyPlaces {
+    program: Option<Place>,
+    launcher: Place,
+    image: Option<Place>,
+    on_crash: Option<Place>,
+    network: Option<Place>,
+    routes: Option<Place>,
+    egress: Option<Place>,
+    env: Place,
+    guard: Option<Place>,
+    guard_off: Option<Place>,
+    /// Of `client_fs` and `handle_terminal_call`.
+    client: [Option<Place>; 2],
+    engine_tools: Option<Place>,
+    mode: Place,
+    path: Place,
+    attempts_invalid: bool,
+    idle: Option<Place>,
+    acp: acp::Draft,
+    acp_mode: Option<Place>,
+}
+
+/// Reads one pool. `None` if it has no name that could be used.
+#[expect(clippy::too_many_lines, reason = "one line a key")]
+pub(super) fn read(name: &str, item: &Entry<'_>, context: &PoolContext<'_>) -> Option<PoolDraft> {
+    let section = item.section()?;
+    let pool_name = parse_pool_name(&section, name)?;
+    let sized = section.integer("size", 1..=limits::POOL_SLOTS);
+    let size = sized.as_ref().map_or(1, |found| found.value);
+    let most = section.integer("max_size", 1..=limits::POOL_SLOTS);
+    if let Some(most) = most.as_ref().filter(|most| most.value < size) {
+        let message = format!("the most slots are fewer than its size, which is {size}");
+        let help = Some("leave max_size out, or make it at least the size".to_owned());
+        section.diagnostics.report(&most.place, message, help);
+    }
+    let (section, preset) = presets::with_preset(section);
+    let network: Option<Located<Network>> = section.keyword("network", &[]);
+    let (is_routed, egress) = read_egress(&section, network.as_ref(), context);
+    let agent = agent::read(&section, preset, is_routed, context.dir);
+    let launcher = section.keyword("launcher", &[]);
+    let (guard, guard_off) = (section.keyword("guard", &[]), section.boolean("guard_off"));
+    let (client_fs, client_terminal, client) = read_client_methods(&section);
+    let (engine_tools, of_tools) = engine_tools::read(&section);
+    let attempts = section.integer("attempts", 1..=limits::ATTEMPTS);
+    let (workspace, path, mode) = read_workspace(&section, context, launcher.as_ref());
+    let (restart, on_crash) = timing::read_restart(&section.section("restart"));
+    let (timeouts, idle) = read_timeouts(&section);
+    let blame = KeyPlaces {
+        program: agent.program_place.clone(),
+        launcher: place_or(launcher.as_ref(), &section.place),
+        image: section.get("image").map(|item| item.place),
+        on_crash,
+        network: network.as_ref().map(|found| found.place.clone()),
+        routes: section.get("routes").map(|item| item.place),
+        egress: section.get("egress").map(|item| item.place),
+        env: section.section("env").section("set").place,
+        guard: guard.as_ref().map(|found| found.place.clone()),
+        guard_off: guard_off.as_ref().map(|found| found.place.clone()),
+        client,
+        engine_tools: of_tools,
+        mode,
+        path: path.clone(),
+        attempts_invalid: attempts.is_none() && section.get("attempts").is_some(),
+        idle,
+        acp: acp::read(&section, context.is_discovered),
+        acp_mode: section.get("mode").map(|item| item.place),
+    };
+    let launcher = value_or(launcher, Launcher::Unshare);
+    let far = ssh::read(&section, context.dir, launcher);
+    let env = environment::read(&section.section("env"), context.is_discovered, context.dir);
+    let (workspace, env) = ssh::remote_workspace_and_env(&section, far.as_deref(), workspace, env);
+    let pool = Pool {
+        name: pool_name,
+        size,
+        max_size: most.as_ref().map_or(size, |found| found.value),
+        acp: acp_settings(&agent, &blame.acp.acp),
+        agent: agent.name.clone(),
+        is_preset: agent.is_preset,
+        has_own_command: agent.has_own_command,
+        agent_dir: read_agent_dir(&section, &agent, context),
+        program: None,
+        command: agent.command,
+        resume_args: agent.resume_args,
+        session: value_or(section.keyword("session", &[]), SessionScope::Task),
+        dialect: agent.dialect,
+        custom_dialect: agent.custom_dialect,
+        model: agent.model,
+        mode: agent.mode,
+        runner: Arc::new(runner::read(&section, context.dir)),
+        asks: agent.asks,
+        extractor: agent.extractor,
+        shell_cwd: value_or(section.keyword("shell_cwd", &[]), ShellCwd::Workspace),
+        launcher,
+        ssh: far,
+        image: container::read_image(&section),
+        sandbox: read_sandbox_profile(&section, launcher, context),
+        egress,
+        network: value_or(network, default_network(launcher)),
+        routes: read_routes(&section, context),
+        rate_limit: timing::read_rate_limit(&section.section("rate_limit")),
+        policy: read_policy(&section, context),
+        shadow_policy: policy_uses::read_policy_name(&section, "shadow_policy", context),
+        delegate: delegate::read_pool_delegate(
+            &section,
+            context.delegates,
+            &context.delegate_names,
+        ),
+        workspace,
+        caches: cache::read_pool_caches(&section, context.caches, context.is_discovered),
+        home_files: read_home_files(&section, context),
+        home_texts: agent.home_texts,
+        attempts: value_or(attempts, 1),
+        check: read_check(&section),
+        env,
+        restart,
+        timeouts,
+        stop: timing::read_stop(&section.section("stop")),
+        approval: approval::read(&section.section("ask")),
+        budget: budget::read(&section.section("budget")),
+        guard: value_or(guard, Guard::PolicyAndSandbox),
+        guard_off: value_or(guard_off, false),
+        on_unasked_deny: value_or(
+            section.keyword("on_unasked_deny", &[]),
+            OnUnaskedDeny::Report,
+        ),
+        client_fs,
+        client_terminal,
+        engine_tools,
+        file_plane: file_plane::read(
+            &section,
+            context,
+            sized.as_ref().map_or(1, |found| found.value),
+        ),
+    };
+    section.reject_unknown_keys(UNSUPPORTED_KEYS, MISPLACED_KEYS);
+    check_consistency(&section, &pool, &blame, context);
+    Some(PoolDraft {
+        pool,
+        size_place: place_or(most.as_ref().or(sized.as_ref()), &section.place),
+        workspace_place: path,
+        file_plane_place: section.section("file_plane").place,
+    })
+}
+
+fn parse_pool_name(section: &Section<'_>, name: &str) -> Option<PoolName> {
+    let fault = |error| section.diagnostics.report(&section.place, error, None);
+    PoolName::new(name).map_err(fault).ok()
+}
+
+/// What the keys must agree on.
+fn check_consistency(
+    section: &Section<'_>,
+    pool: &Pool,
+    blame: &KeyPlaces,
+    context: &PoolContext<'_>,
+) {
+    consistency::check_consistency(section.diagnostics, pool, blame, context);
+    ssh::check_consistency(section, pool, context.is_discovered);
+    pool_dialect::check_consistency(section, pool, context.is_discovered);
+    cache::check_consistency(section, pool);
+    runner::check_consistency(section, pool, context.is_discovered.then_some(context.dir));
+    engine_tools::check_consistency(section.diagnostics, pool, blame.engine_tools.as_ref());
+    file_plane::check_consistency(section, pool);
+    let place = section.section("ask").get("when_waiting");
+    let place = place.map_or(section.place.clone(), |item| item.place);
+    approval::check_release_resumes(section.diagnostics, pool, &place);
+}
+
+/// Whether the pool has routes, and what its proxy does, if it has one.
+fn read_egress(
+    section: &Section<'_>,
+    network: Option<&Located<Network>>,
+    context: &PoolContext<'_>,
+) -> (bool, Option<Arc<Egress>>) {
+    let rules = egress::read(&section.section("egress"), context.egress);
+    match network.map(|found| found.value) {
+        Some(Network::Routes) => (true, None),
+        Some(Network::Proxy) => (section.get("routes").is_some(), Some(Arc::new(rules))),
+        _ => (false, None),
+    }
+}
+
+/// The deadlines, and where that of an idle child stands.
+fn read_timeouts(section: &Section<'_>) -> (Timeouts, Option<Place>) {
+    let timeouts = section.section("timeouts");
+    let idle = timeouts.get("idle").map(|item| item.place);
+    (timing::read_timeouts(&timeouts), idle)
+}
+
+/// What an agent that speaks ACP is told, with what its preset says of it.
+fn acp_settings(agent: &Agent, draft: &AcpSettings) -> Arc<AcpSettings> {
+    Arc::new(AcpSettings {
+        mode: agent.mode.clone().filter(|_| agent.mode_by_protocol),
+        model: agent.model.clone().filter(|_| agent.model_by_protocol),
+        auto_approve_modes: AutoApproveModes::for_agent(&agent.name),
+        ..draft.clone()
+    })
+}
+
+/// What a pool reaches that does not say.
+const fn default_network(launcher: Launcher) -> Network {
+    match launcher {
+        Launcher::Unshare | Launcher::Pty | Launcher::Bwrap | Launcher::Container => Network::None,
+        Launcher::None | Launcher::Ssh => Network::Host,
+    }
+}
+
+/// What an agent may have its client do, and where the keys stand.
+fn read_client_methods(section: &Section<'_>) -> (ClientFs, bool, [Option<Place>; 2]) {
+    let files = section.keyword("client_fs", &[]);
+    let terminal = section.boolean("client_terminal");
+    let places = [
+        files.as_ref().map(|found| found.place.clone()),
+        terminal.as_ref().map(|found| found.place.clone()),
+    ];
+    (
+        value_or(files, ClientFs::None),
+        value_or(terminal, false),
+        places,
+    )
+}
+
+fn value_or<T>(found: Option<Located<T>>, default: T) -> T {
+    found.map_or(default, |found| found.value)
+}
+
+fn place_or<T>(found: Option<&Located<T>>, above: &Place) -> Place {
+    found.map_or(above, |found| &found.place).clone()
+}
+
+/// The workspace, and where its path and its mode stand.
+fn read_workspace(
+    section: &Section<'_>,
+    context: &PoolContext<'_>,
+    launcher: Option<&Located<Launcher>>,
+) -> (Workspace, Place, Place) {
+    let item = section.get("workspace");
+    if let Some(item) = &item
+        && matches!(item.value(), DeValue::String(_))
+    {
+        let message = "expected a table such as { path = \".\", mode = \"copy\" }, found a string";
+        section.diagnostics.report(&item.place, message, None);
+    }
+    let is_table = item.is_none_or(|item| !matches!(item.value(), DeValue::String(_)));
+    let (path, mode, (mask, slice)) = if is_table {
+        let table = section.section("workspace");
+        let path = table.get("path");
+        let path = path.and_then(|item| item.text_like(paths::PATTERN));
+        let mode = table.keyword("mode", &[]);
+        let word = mode.as_ref().map_or(WorkspaceMode::Copy, |mode| mode.value);
+        let launcher = launcher.map_or(Launcher::Unshare, |found| found.value);
+        let of_tree = workspace_view::read(&table, word, launcher, context.is_discovered);
+        table.reject_unknown_keys(&[], &[]);
+        (path, mode, of_tree)
+    } else {
+        (None, None, (Vec::new(), Vec::new()))
+    };
+    let text = path.as_ref().map_or(".", |found| found.value.as_str());
+    if let (Some(fault), Some(found)) = (paths::path_error(text), &path) {
+        section.diagnostics.report(&found.place, fault, None);
+    }
+    let workspace = Workspace {
+        path: paths::absolute(context.dir, text),
+        mode: mode
+            .as_ref()
+            .map_or(WorkspaceMode::Copy, |found| found.value),
+        mask,
+        slice,
+    };
+    let places = (
+        place_or(path.as_ref(), &section.place),
+        place_or(mode.as_ref(), &section.place),
+    );
+    (workspace, places.0, places.1)
+}
+
+/// The name of the profile, which must exist.
+fn read_sandbox_profile(
+    section: &Section<'_>,
+    launcher: Launcher,
+    context: &PoolContext<'_>,
+) -> String {
+    let standard = sandbox::STANDARD.to_owned();
+    let Some(item) = section.get("sandbox") else {
+        return standard;
+    };
+    let Some(found) = item.text_like(sandbox::NAME_PATTERN) else {
+        return standard;
+    };
+    if launcher == Launcher::Ssh {
+        ssh::refuse_profile(section.diagnostics, &found);
+        return standard;
+    }
+    if launcher == Launcher::None {
+        let message = "with launcher = \"none\" there is no sandbox: remove this key";
+        section.diagnostics.report(&found.place, message, None);
+        return standard;
+    }
+    if !context.sandboxes.contains_key(&found.value)
+        && !context.sandbox_names.contains(&found.value)
+    {
+        let names: Vec<_> = context.sandboxes.keys().map(String::as_str).collect();
+        let expected = format!("{} or the name of a [sandbox.NAME]", one_of(&names));
+        item.report_unknown(&found.value, &names, &[], &expected);
+    }
+    found.value
+}
+
+/// The name of the policy, which must exist.
+fn read_policy(section: &Section<'_>, context: &PoolContext<'_>) -> String {
+    let usual = || {
+        BUILT_IN_POLICIES
+            .first()
+            .copied()
+            .unwrap_or_default()
+            .to_owned()
+    };
+    policy_uses::read_policy_name(section, "policy", context).unwrap_or_else(usual)
+}
+
+/// Where an agent that is built in is installed, if the file says that.
+fn read_agent_dir(
+    section: &Section<'_>,
+    agent: &Agent,
+    context: &PoolContext<'_>,
+) -> Option<PathBuf> {
+    let found = section.get("agent_dir")?.text_like(paths::PATTERN)?;
+    let path = paths::absolute(context.dir, &found.value);
+    let looked_for = presets::preset(&agent.name).is_some_and(|preset| preset.find.is_some());
+    if let Some(fault) = paths::path_error(&found.value) {
+        section.diagnostics.report(&found.place, fault, None);
+    } else if !agent.is_preset || agent.has_own_command || !looked_for {
+        let message = "agent_dir is for agents that are built in and looked for on this host";
+        let help = "name the program in command, and its directory in ro_bind of the sandbox";
+        let help = Some(help.to_owned());
+        section.diagnostics.report(&found.place, message, help);
+    } else if context.is_discovered
+        && !path.starts_with(context.dir)
+        && !sandbox::is_in_system_program_dir(&path)
+    {
+        let message = "a supervisor.toml that was found may name agents only in its own directory or where programs of the system are";
+        let help = Some(TRUST_HELP.to_owned());
+        section.diagnostics.report(&found.place, message, help);
+    }
+    Some(path)
+}
+
+/// The routes, each of which must exist.
+fn read_routes(section: &Section<'_>, context: &PoolContext<'_>) -> Vec<RoutePort> {
+    let mut routes: Vec<RoutePort> = Vec::new();
+    let list = section.texts_like("routes", sandbox::NAME_PATTERN);
+    if let Some(list) = list
+        .as_ref()
+        .filter(|list| list.value.len() > limits::POOL_ROUTES)
+    {
+        let message = format!("a pool has at most {} routes", limits::POOL_ROUTES);
+        section.diagnostics.report(&list.place, message, None);
+    }
+    for found in list.map_or(Vec::new(), |list| list.value) {
+        let name = found.value;
+        let message = if routes.iter().any(|route| route.name == name) {
+            format!("the route {} is in the list twice", quote(&name))
+        } else if let Some(route) = context.routes.get(&name) {
+            let port = route.port;
+            routes.push(RoutePort { name, port });
+            continue;
+        } else if context.route_names.contains(&name) {
+            continue;
+        } else {
+            let names: Vec<_> = context.routes.keys().map(String::as_str).collect();
+            format!(
+                "expected {} or the name of a [route.NAME], found {}",
+                one_of(&names),
+                quote(&name)
+            )
+        };
+        section.diagnostics.report(&found.place, message, None);
+    }
+    routes
+}
+
+/// Files for a new home: where they lie in it, and where they come from.
+fn read_home_files(section: &Section<'_>, context: &PoolContext<'_>) -> BTreeMap<String, PathBuf> {
+    let mut files = BTreeMap::new();
+    for (inside, item) in section
+        .section("home_files")
+        .named_entries(paths::SANDBOX_PATH_PATTERN)
+    {
+        if let Some(fault) = paths::sandbox_path_error(&inside) {
+            let message = format!("{fault}, found {}", quote(&inside));
+            section.diagnostics.report(&item.place, message, None);
+        }
+        let Some(source) = item.text_like(paths::PATTERN) else {
+            continue;
+        };
+        if let Some(fault) = paths::path_error(&source.value) {
+            section.diagnostics.report(&source.place, fault, None);
+        }
+        let path = paths::absolute(context.dir, &source.value);
+        if context.is_discovered && !path.starts_with(context.dir) {
+            let message =
+                "a supervisor.toml that was found may take files only from its own directory";
+            section
+                .diagnostics
+                .report(&source.place, message, Some(TRUST_HELP.to_owned()));
+        }
+        files.insert(inside, path);
+    }
+    files
+}
+
+fn read_check(section: &Section<'_>) -> Vec<String> {
+    let words = section.texts("check").map_or(Vec::new(), |list| list.value);
+    if let Some(program) = words.first()
+        && program.value.trim().is_empty()
+    {
+        section
+            .diagnostics
+            .report(&program.place, "the program's name is empty", None);
+    }
+    words.into_iter().map(|word| word.value).collect()
+}
+
+/// How a file may do what one that was found may not.
+pub(super) const TRUST_HELP: &str = "name the file with --config if you trust it";

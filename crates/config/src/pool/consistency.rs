@@ -1,0 +1,344 @@
+//! What the keys of one pool must agree on: with each other, and with whose file it is.
+//!
+//! Must not read a key: it is given what was read, and where.
+
+use std::path::{Path, PathBuf};
+
+use super::{BUILT_IN_POLICIES, KeyPlaces, PoolContext, TRUST_HELP, workspace_view};
+use crate::acp;
+use crate::claude;
+use crate::codex;
+use crate::command;
+use crate::error::quote;
+use crate::table::{Diagnostics, Place};
+use crate::timing;
+use crate::types::{
+    ClientFs, DialectName, Guard, Launcher, Network, OnCrash, PermissionCoverage, Pool,
+    SessionScope, WorkspaceMode, unknown_route,
+};
+use marshal_model::limits::EGRESS_PORT;
+
+/// What the keys of one pool must agree on.
+pub(super) fn check_consistency(
+    ledger: &Diagnostics,
+    pool: &Pool,
+    blame: &KeyPlaces,
+    context: &PoolContext<'_>,
+) {
+    let none = pool.launcher == Launcher::None;
+    let host = pool.network == Network::Host;
+    if let Some(place) = &blame.on_crash
+        && pool.restart.on_crash == OnCrash::Retry
+        && pool.attempts == 1
+        && !blame.attempts_invalid
+    {
+        let message = "on_crash = \"retry\" needs attempts of at least 2: the first sending is one";
+        ledger.report(place, message, Some("set attempts = 2".to_owned()));
+    }
+    if let Some(place) = &blame.on_crash
+        && pool.restart.on_crash == OnCrash::Resume
+    {
+        if pool.session == SessionScope::Task {
+            let message = "on_crash = \"resume\" needs session = \"slot\": the session of a task ends with it";
+            ledger.report(place, message, Some("set session = \"slot\"".to_owned()));
+        }
+        if pool.custom_dialect.is_none()
+            && pool.dialect.resumes_by_argument()
+            && pool.resume_args.is_empty()
+        {
+            let message = format!(
+                "on_crash = \"resume\" needs resume_args: {} has no message that loads a session",
+                pool.dialect
+            );
+            let help = "for example: resume_args = [\"--resume\", \"{session}\"]";
+            ledger.report(place, message, Some(help.to_owned()));
+        }
+    }
+    check_guard(ledger, pool, blame, none);
+    if let Some(place) = &blame.guard_off
+        && pool.guard_off
+        && BUILT_IN_POLICIES.contains(&pool.policy.as_str())
+    {
+        let message = format!(
+            "the built-in policy {} has the guard: guard_off is for policies that lack it",
+            quote(&pool.policy)
+        );
+        ledger.report(place, message, None);
+    }
+    if none
+        && !host
+        && let Some(place) = &blame.network
+    {
+        let message = match pool.network {
+            network if network.serves_ports() => &needs_network_message(network),
+            _ => "with launcher = \"none\" a child has the host's network: remove this key",
+        };
+        ledger.report(place, message, None);
+    }
+    check_overlay(ledger, pool, blame);
+    workspace_view::check_mode_has_sandbox(ledger, pool, &blame.mode);
+    timing::check_idle_resumes(ledger, pool, blame.idle.as_ref());
+    let routes: Vec<_> = pool.routes.iter().map(|route| route.name.clone()).collect();
+    let routes = pool.network.serves_ports().then_some(&routes[..]);
+    blame
+        .acp
+        .check_consistency(ledger, pool.dialect, routes, pool.stop.goodbye);
+    if pool.dialect.has_known_modes() {
+        let mode = pool.mode.as_deref().zip(blame.acp_mode.as_ref());
+        acp::check_mode(ledger, mode, &pool.acp);
+    }
+    claude::check_consistency(ledger, pool, blame.program.as_ref());
+    let servers = blame.acp.servers.as_ref();
+    codex::check_consistency(ledger, pool, blame.acp_mode.as_ref(), servers);
+    check_client_methods(ledger, pool, blame);
+    check_routes(ledger, pool, blame);
+    check_egress_network(ledger, pool, blame);
+    check_home_files(ledger, pool, blame);
+    if context.is_discovered {
+        check_discovered_file(ledger, pool, blame, context);
+    }
+    check_image(ledger, pool, blame, context);
+    if pool.launcher.has_sandbox() && pool.launcher.uses_host_programs() {
+        check_program_visible(ledger, pool, blame, context);
+    }
+}
+
+/// What stands between agent and host must be there: an agent that asks, or walls.
+fn check_guard(ledger: &Diagnostics, pool: &Pool, blame: &KeyPlaces, none: bool) {
+    if let Some(place) = &blame.guard {
+        if pool.guard == Guard::Policy && !pool.dialect.can_request_permission() {
+            let message = format!(
+                "guard = \"policy\" needs an agent that asks for everything, and {} has no words to ask for anything: only walls hold such an agent",
+                pool.dialect
+            );
+            let help = Some("use \"policy+sandbox\"".to_owned());
+            ledger.report(place, message, help);
+        } else if pool.guard == Guard::Policy && pool.asks != PermissionCoverage::All {
+            let message = format!(
+                "guard = \"policy\" needs an agent that asks for everything, and this one asks for {}",
+                pool.asks
+            );
+            let help = Some("use \"policy+sandbox\"".to_owned());
+            ledger.report(place, message, help);
+        }
+        if pool.guard == Guard::Sandbox && none {
+            let message = "guard = \"sandbox\" with launcher = \"none\" would be no guard at all";
+            ledger.report(place, message, None);
+        }
+    }
+}
+
+/// An overlay is a mount of the sandbox's, and a check beside a child that goes on would be a second
+/// one over the same files, which the kernel does not keep apart.
+fn check_overlay(ledger: &Diagnostics, pool: &Pool, blame: &KeyPlaces) {
+    if pool.workspace.mode != WorkspaceMode::Overlay {
+        return;
+    }
+    let help = Some("use mode \"copy\"".to_owned());
+    if pool.launcher == Launcher::None {
+        let message = "mode = \"overlay\" needs a sandbox: with launcher = \"none\" there is no view of its own";
+        ledger.report(&blame.mode, message, help);
+    } else if matches!(pool.launcher, Launcher::Bwrap | Launcher::Container) {
+        let message = format!(
+            "mode = \"overlay\" needs launcher = \"unshare\": \"{}\" makes no such view",
+            pool.launcher
+        );
+        ledger.report(&blame.mode, message, help);
+    } else if pool.session == SessionScope::Slot && !pool.check.is_empty() {
+        let message = "mode = \"overlay\" and session = \"slot\" do not go with a check: it would work beside the agent on the same files";
+        ledger.report(&blame.mode, message, help);
+    }
+}
+
+fn needs_network_message(network: Network) -> String {
+    format!(
+        "network = \"{network}\" needs a network of its own: it does not go with launcher = \"none\""
+    )
+}
+
+/// What an agent has its client do is done inside its walls, and asked for in a protocol that has
+/// words for it.
+fn check_client_methods(ledger: &Diagnostics, pool: &Pool, blame: &KeyPlaces) {
+    let [files, terminal] = &blame.client;
+    let wanted = [
+        ("client_fs", pool.client_fs != ClientFs::None, files),
+        ("client_terminal", pool.client_terminal, terminal),
+    ];
+    for (key, is_on, place) in wanted {
+        let (true, Some(place)) = (is_on, place) else {
+            continue;
+        };
+        if pool.dialect != DialectName::Acp {
+            let message = format!(
+                "{key} needs dialect = \"acp\": {} has no such methods",
+                pool.dialect
+            );
+            ledger.report(place, message, None);
+        }
+        if !pool.launcher.has_sandbox() {
+            let message = format!(
+                "{key} needs a sandbox of this host: with launcher = \"{}\" nothing holds what is done for the agent to its workspace",
+                pool.launcher
+            );
+            ledger.report(place, message, None);
+        }
+    }
+    if let Some(place) = files
+        && pool.client_fs == ClientFs::Write
+        && pool.workspace.mode == WorkspaceMode::Ro
+    {
+        let message = "client_fs = \"write\" needs a workspace that can be written: files are written behind the agent's own walls";
+        let help = Some("use client_fs = \"read\", or mode \"copy\"".to_owned());
+        ledger.report(place, message, help);
+    }
+}
+
+/// A container needs an image, and nobody else has one.
+fn check_image(ledger: &Diagnostics, pool: &Pool, blame: &KeyPlaces, context: &PoolContext<'_>) {
+    let is_container = pool.launcher == Launcher::Container;
+    match &blame.image {
+        Some(place) if !is_container => {
+            let message = "image is for launcher = \"container\"";
+            ledger.report(place, message, None);
+        }
+        None if is_container && context.container.image.is_none() && !ledger.has_errors() => {
+            let message = "launcher = \"container\" needs an image, here or in [container]";
+            let help = "for example: image = \"localhost/agent:1\"";
+            ledger.report(&blame.launcher, message, Some(help.to_owned()));
+        }
+        _ => {}
+    }
+    if is_container && context.is_discovered {
+        let message = "a supervisor.toml that was found may not use launcher = \"container\"";
+        ledger.report(&blame.launcher, message, Some(TRUST_HELP.to_owned()));
+    }
+}
+
+/// Routes and the network that has them go together, and no variable names another route.
+fn check_routes(ledger: &Diagnostics, pool: &Pool, blame: &KeyPlaces) {
+    let wanted = pool.network == Network::Routes;
+    match (&blame.routes, &blame.network) {
+        (None, Some(place)) if wanted => {
+            let message = "network = \"routes\" needs routes";
+            let help = Some("for example: routes = [\"anthropic\"]".to_owned());
+            ledger.report(place, message, help);
+        }
+        (Some(place), _) if wanted && pool.routes.is_empty() && !ledger.has_errors() => {
+            let message = "network = \"routes\" needs at least one of the routes";
+            ledger.report(place, message, None);
+        }
+        (Some(place), _) if !wanted && pool.network != Network::Proxy => {
+            let message = format!(
+                "routes need network = \"routes\" or \"proxy\", and this pool's is \"{}\"",
+                pool.network
+            );
+            ledger.report(place, message, None);
+        }
+        _ => {}
+    }
+    let mut values = pool.env.set.iter();
+    let unknown = values
+        .find_map(|(name, value)| unknown_route(value, &pool.routes).map(|route| (name, route)));
+    if let Some((name, route)) =
+        unknown.filter(|_| blame.routes.is_none() || !pool.routes.is_empty())
+    {
+        let message = format!(
+            "the variable {name} names {{route.{route}}}, which is none of the pool's routes"
+        );
+        ledger.report(&blame.env, message, None);
+    }
+}
+
+/// Hosts and the network that reaches them go together, and nobody else has the proxy's port.
+fn check_egress_network(ledger: &Diagnostics, pool: &Pool, blame: &KeyPlaces) {
+    if let Some(place) = &blame.egress
+        && pool.network != Network::Proxy
+    {
+        let message = format!(
+            "egress needs network = \"proxy\", and this pool's is \"{}\"",
+            pool.network
+        );
+        ledger.report(place, message, None);
+    }
+    let taken = pool.routes.iter().find(|route| route.port == EGRESS_PORT);
+    if let (Some(route), Some(place), Network::Proxy) = (taken, &blame.routes, pool.network) {
+        let message = format!(
+            "the route {} has the port {EGRESS_PORT}, which is the egress proxy's",
+            route.name
+        );
+        ledger.report(place, message, Some("give it another port".to_owned()));
+    }
+}
+
+/// A file that the agent can write must not fill the homes of later sessions.
+fn check_home_files(ledger: &Diagnostics, pool: &Pool, blame: &KeyPlaces) {
+    let is_own = |path: &&PathBuf| path.starts_with(&pool.workspace.path);
+    if pool.workspace.mode != WorkspaceMode::Rw {
+        return;
+    }
+    if let Some(path) = pool.home_files.values().find(is_own) {
+        let message = format!(
+            "home_files takes {}, and the agent could write it: keep it outside of the workspace",
+            quote(&path.to_string_lossy())
+        );
+        ledger.report(&blame.path, message, None);
+    }
+}
+
+/// What a file that was found, not named, may not do.
+fn check_discovered_file(
+    ledger: &Diagnostics,
+    pool: &Pool,
+    blame: &KeyPlaces,
+    context: &PoolContext<'_>,
+) {
+    let refuse = |place: &Place, what: &str| {
+        let message = format!("a supervisor.toml that was found may not use {what}");
+        ledger.report(place, message, Some(TRUST_HELP.to_owned()));
+    };
+    if pool.launcher == Launcher::None {
+        refuse(&blame.launcher, "launcher = \"none\"");
+    }
+    if pool.launcher == Launcher::Ssh {
+        return; // Refused as a whole: the rest of it is about this host.
+    }
+    if let (Network::Host, Some(place)) = (pool.network, &blame.network) {
+        refuse(place, "network = \"host\"");
+    }
+    if let (Network::Routes, Some(place)) = (pool.network, &blame.network) {
+        refuse(place, "network = \"routes\"");
+    }
+    if let (Network::Proxy, Some(place)) = (pool.network, &blame.network) {
+        refuse(place, "network = \"proxy\"");
+    }
+    if !pool.workspace.path.starts_with(context.dir) {
+        refuse(&blame.path, "a workspace outside its own directory");
+    }
+}
+
+/// A program that no sandbox of this profile can see would fail at every start.
+fn check_program_visible(
+    ledger: &Diagnostics,
+    pool: &Pool,
+    blame: &KeyPlaces,
+    context: &PoolContext<'_>,
+) {
+    let (Some(place), Some(program)) = (&blame.program, pool.command.first()) else {
+        return;
+    };
+    let Some(profile) = context.sandboxes.get(&pool.sandbox) else {
+        return;
+    };
+    let bare = !command::is_path(program) || program.contains(['{', '}']);
+    if !bare && !command::is_visible_in_sandbox(Path::new(program), &profile.ro_bind) {
+        let message = format!(
+            "the program {} is not visible in the sandbox",
+            quote(program)
+        );
+        let help = format!(
+            "add its directory to ro_bind of [sandbox.{}]; the workspace is /workspace inside",
+            pool.sandbox
+        );
+        ledger.report(place, message, Some(help));
+    }
+}

@@ -1,0 +1,177 @@
+//! `workspace.mask` and `workspace.slice`: what of a workspace is hidden, and what alone is seen.
+//!
+//! Must not know files: a pattern is only read, and whether a path is there is seen at the start.
+
+use std::path::{Component, Path};
+
+use globset::GlobBuilder;
+
+use super::{TRUST_HELP, quote};
+use crate::table::{Diagnostics, Located, Place, Section};
+use crate::types::{DEFAULT_MASK, Launcher, Pool, WorkspaceMode};
+use marshal_model::limits;
+
+/// What the schema says of a pattern: below the workspace, and never above it.
+const PATTERN: &str = r"^!?(?!/)(?!(.*/)?\.\.?(/|$)).+$";
+
+/// Whether anything of the workspace can be hidden. What a clone holds is in its objects too, and
+/// without walls nothing can be put over a file.
+pub(crate) const fn can_be_masked(mode: WorkspaceMode, launcher: Launcher) -> bool {
+    match mode {
+        WorkspaceMode::Copy => true,
+        WorkspaceMode::Ro | WorkspaceMode::Rw | WorkspaceMode::Overlay => launcher.has_sandbox(),
+        WorkspaceMode::Worktree => false,
+    }
+}
+
+/// Mask and slice of a workspace.
+pub(super) fn read(
+    table: &Section<'_>,
+    mode: WorkspaceMode,
+    launcher: Launcher,
+    is_found_file: bool,
+) -> (Vec<String>, Vec<String>) {
+    let mask = table.texts_like("mask", PATTERN);
+    let slice = table.texts_like("slice", PATTERN);
+    let hidden = read_mask(table, mask.as_ref(), mode, launcher, is_found_file);
+    let alone = slice
+        .as_ref()
+        .map_or_else(Vec::new, |slice| read_slice(table, slice, mode));
+    (hidden, alone)
+}
+
+fn read_mask(
+    table: &Section<'_>,
+    mask: Option<&Located<Vec<Located<String>>>>,
+    mode: WorkspaceMode,
+    launcher: Launcher,
+    is_found_file: bool,
+) -> Vec<String> {
+    let can = can_be_masked(mode, launcher);
+    let Some(mask) = mask else {
+        let usual = if can { &DEFAULT_MASK[..] } else { &[] };
+        return usual.iter().map(|&pattern| pattern.to_owned()).collect();
+    };
+    if !can {
+        let (message, help) = if mode == WorkspaceMode::Worktree {
+            (
+                "mode = \"worktree\" has no mask: what is committed can be read in the repository's objects",
+                "use mode \"ro\", or take the secrets out of the repository",
+            )
+        } else {
+            (
+                "a mask needs a sandbox of this host: without one nothing covers a file",
+                "use mode \"copy\"",
+            )
+        };
+        let ledger = table.diagnostics;
+        ledger.report(&mask.place, message, Some(help.to_owned()));
+        return Vec::new();
+    }
+    if mask.value.len() > limits::MASK_PATTERNS {
+        let message = format!("a mask has at most {} patterns", limits::MASK_PATTERNS);
+        table.diagnostics.report(&mask.place, message, None);
+    }
+    for pattern in &mask.value {
+        if let Some(fault) = pattern_error(&pattern.value) {
+            let message = format!("{fault}, found {}", quote(&pattern.value));
+            table.diagnostics.report(&pattern.place, message, None);
+        }
+    }
+    let patterns: Vec<String> = mask.value.iter().map(|found| found.value.clone()).collect();
+    let shows_more = patterns
+        .iter()
+        .any(|pattern| pattern.starts_with('!') && !DEFAULT_MASK.contains(&pattern.as_str()));
+    let hides_less = DEFAULT_MASK
+        .iter()
+        .any(|usual| !usual.starts_with('!') && !patterns.iter().any(|own| own == usual));
+    if is_found_file && (shows_more || hides_less) {
+        let message = "a supervisor.toml that was found may not use a mask that hides less than the usual one";
+        table
+            .diagnostics
+            .report(&mask.place, message, Some(TRUST_HELP.to_owned()));
+    }
+    patterns
+}
+
+fn read_slice(
+    table: &Section<'_>,
+    slice: &Located<Vec<Located<String>>>,
+    mode: WorkspaceMode,
+) -> Vec<String> {
+    let fault = |message: String| table.diagnostics.report(&slice.place, message, None);
+    if mode != WorkspaceMode::Ro && !slice.value.is_empty() {
+        let message =
+            format!("a slice is read-only: it needs mode = \"ro\", and this is \"{mode}\"");
+        fault(message);
+    }
+    if slice.value.len() > limits::SLICES {
+        fault(format!("a slice has at most {} paths", limits::SLICES));
+    }
+    let mut paths: Vec<String> = Vec::new();
+    for found in &slice.value {
+        let path = found.value.strip_suffix("/**").unwrap_or(&found.value);
+        let path = path.strip_suffix('/').unwrap_or(path);
+        if let Some(why) = path_error(path) {
+            let message = format!("{why}, found {}", quote(&found.value));
+            table.diagnostics.report(&found.place, message, None);
+        }
+        paths.push(path.to_owned());
+    }
+    // What lies below another one is seen with it.
+    let all = paths.clone();
+    paths.retain(|path| {
+        let above = |other: &&String| *other != path && Path::new(path).starts_with(other);
+        !all.iter().any(|other| above(&other))
+    });
+    paths.sort();
+    paths.dedup();
+    paths
+}
+
+/// Modes that stand on walls.
+pub(super) fn check_mode_has_sandbox(ledger: &Diagnostics, pool: &Pool, mode: &Place) {
+    if pool.launcher != Launcher::None {
+        return;
+    }
+    let message = match pool.workspace.mode {
+        WorkspaceMode::Ro => {
+            "mode = \"ro\" needs a sandbox: with launcher = \"none\" nothing keeps a child from writing"
+        }
+        WorkspaceMode::Worktree => {
+            "mode = \"worktree\" needs a sandbox: git reads what an agent wrote, and with launcher = \"none\" nothing is around it"
+        }
+        // An overlay says it itself.
+        WorkspaceMode::Copy | WorkspaceMode::Rw | WorkspaceMode::Overlay => return,
+    };
+    ledger.report(mode, message, Some("use mode \"copy\"".to_owned()));
+}
+
+fn is_plain(text: &str) -> bool {
+    let mut parts = Path::new(text).components().peekable();
+    parts.peek().is_some() && parts.all(|part| matches!(part, Component::Normal(_)))
+}
+
+fn pattern_error(text: &str) -> Option<String> {
+    let text = text.strip_prefix('!').unwrap_or(text);
+    if text.starts_with('/') || !is_plain(text) {
+        return Some(
+            "expected a pattern below the workspace, without a leading \"/\" and without \"..\""
+                .to_owned(),
+        );
+    }
+    let glob = GlobBuilder::new(text).literal_separator(true).build();
+    glob.err()
+        .map(|error| format!("the pattern cannot be read ({})", error.kind()))
+}
+
+fn path_error(path: &str) -> Option<&'static str> {
+    if path.starts_with('/') || !is_plain(path) {
+        return Some(
+            "expected a path below the workspace, without a leading \"/\" and without \"..\"",
+        );
+    }
+    path.contains(['*', '?', '[', '{']).then_some(
+        "expected a directory or a file: no pattern but a \"/**\" at the end of a directory",
+    )
+}

@@ -1,0 +1,184 @@
+//! What a pool says of its dialect: one that is built in, or the file of a table.
+//!
+//! Must not know what stands in a table, or read files: whoever looks for them gives the table
+//! ([`Pool::set_dialect_table`]).
+
+use std::path::Path;
+use std::sync::Arc;
+
+use toml::Value;
+use toml::de::DeValue;
+
+use super::dialect_table::{CustomDialect, DialectTable};
+use super::key_types::ValueType;
+use super::paths;
+use super::pool::TRUST_HELP;
+use super::table::{Entry, Section, Word, one_of};
+use super::types::{DialectName, OnCrash, PermissionCoverage, Pool};
+
+/// Every dialect that has a name of its own.
+const BUILT_IN_DIALECTS: [DialectName; DialectName::ALL.len() - 1] = {
+    let mut named = [DialectName::Scaiflux; DialectName::ALL.len() - 1];
+    let (mut from, mut to) = (0, 0);
+    while from < DialectName::ALL.len() {
+        if !matches!(DialectName::ALL[from], DialectName::Custom) {
+            named[to] = DialectName::ALL[from];
+            to += 1;
+        }
+        from += 1;
+    }
+    named
+};
+
+impl Word for DialectName {
+    const MEMBERS: &'static [Self] = &BUILT_IN_DIALECTS;
+
+    fn written(self) -> &'static str {
+        self.word()
+    }
+}
+
+/// What the schema says of a file's name.
+const FILE: &str = ".";
+
+/// A fault found after the check: key, message, help.
+type KeyError = (String, String, Option<String>);
+
+impl Pool {
+    /// Whether a session is loaded again by an argument of the command, not by a message.
+    #[must_use]
+    pub fn resumes_by_argument(&self) -> bool {
+        match &self.custom_dialect {
+            Some(own) => own
+                .table
+                .as_ref()
+                .is_none_or(|table| table.resume.is_empty()),
+            None => self.dialect.resumes_by_argument(),
+        }
+    }
+
+    /// Whether files can belong to a prompt.
+    #[must_use]
+    pub fn accepts_attachments(&self) -> bool {
+        let table = self.dialect_table();
+        self.dialect == DialectName::Acp || table.is_some_and(|table| table.attachment.is_some())
+    }
+
+    /// The table of its dialect, if that is a custom one.
+    #[must_use]
+    pub fn dialect_table(&self) -> Option<Arc<DialectTable>> {
+        self.custom_dialect.as_ref()?.table.clone()
+    }
+
+    /// Takes the table of its dialect, with what follows from it; gives what the pool and the table
+    /// do not agree on.
+    #[must_use]
+    pub fn set_dialect_table(&mut self, table: Arc<DialectTable>) -> Vec<KeyError> {
+        let mut faults = Vec::new();
+        let mut fault = |key: &str, message: String, help: &str| {
+            let key = format!("pool.{}.{key}", self.name);
+            faults.push((key, message, Some(help.to_owned())));
+        };
+        let name = &table.name;
+        if !table.can_request_permission() {
+            if self.asks == PermissionCoverage::All {
+                let message = format!(
+                    "asks = \"all\", but the table {name} has no [permission]: such an agent never asks"
+                );
+                fault("asks", message, "remove this key");
+            }
+            self.asks = PermissionCoverage::Never;
+        }
+        let resumes = self.restart.on_crash == OnCrash::Resume;
+        if resumes && table.resume.is_empty() && self.resume_args.is_empty() {
+            let message = format!(
+                "on_crash = \"resume\" needs resume_args: the table {name} has no message that loads a session"
+            );
+            let help = "for example: resume_args = [\"--resume\", \"{session}\"]";
+            fault("restart.on_crash", message, help);
+        }
+        if let Some(own) = &mut self.custom_dialect {
+            own.table = Some(table);
+        }
+        faults
+    }
+
+    /// What it speaks, for people.
+    #[must_use]
+    pub fn describe_dialect(&self) -> String {
+        let Some(own) = &self.custom_dialect else {
+            return self.dialect.to_string();
+        };
+        let file = marshal_model::untrusted::escape_for_display(&own.file.to_string_lossy(), 200);
+        match &own.table {
+            Some(table) => format!("{} by {file} ({:.12})", table.name, table.digest),
+            None => format!("by {file}"),
+        }
+    }
+
+    /// The key as a file writes it.
+    pub(super) fn dialect_value(&self) -> Value {
+        match &self.custom_dialect {
+            None => Value::String(self.dialect.word().to_owned()),
+            Some(own) => {
+                let file = Value::String(own.file.to_string_lossy().into_owned());
+                Value::Table(toml::Table::from_iter([("custom".to_owned(), file)]))
+            }
+        }
+    }
+}
+
+/// Reads the key `dialect`.
+pub(super) fn read(pool: &Section<'_>, dir: &Path) -> Option<(DialectName, Option<CustomDialect>)> {
+    let item = pool.get("dialect")?;
+    item.record_type(ValueType::Table);
+    item.record_type(ValueType::Enum(dialect_names()));
+    if item.is_table() {
+        return Some((DialectName::Custom, Some(read_custom(&item, dir)?)));
+    }
+    let word = DialectName::Custom.word();
+    if matches!(item.value(), DeValue::String(text) if text == word) {
+        let message = format!(
+            "a custom dialect needs the file of its table, expected {} or a table",
+            one_of(&dialect_names())
+        );
+        let help = "for example: dialect = { custom = \"agent.toml\" }";
+        item.report(message, Some(help.to_owned()));
+        return None;
+    }
+    item.keyword(&[]).map(|found| (found.value, None))
+}
+
+fn dialect_names() -> Vec<&'static str> {
+    BUILT_IN_DIALECTS.iter().map(|name| name.word()).collect()
+}
+
+fn read_custom(item: &Entry<'_>, dir: &Path) -> Option<CustomDialect> {
+    let section = item.section()?;
+    let file = section.get("custom");
+    let Some(file) = file else {
+        let help = "for example: dialect = { custom = \"agent.toml\" }";
+        item.report("the table needs custom, a file", Some(help.to_owned()));
+        section.reject_unknown_keys(&[], &[]);
+        return None;
+    };
+    let found = file.text_like(FILE);
+    section.reject_unknown_keys(&[], &[]);
+    let found = found?;
+    if found.value.is_empty() {
+        return file.report_unexpected("the file of a table");
+    }
+    Some(CustomDialect {
+        file: paths::absolute(dir, &found.value),
+        table: None,
+    })
+}
+
+/// A table decides what counts as a question and what as an answer.
+pub(super) fn check_consistency(section: &Section<'_>, pool: &Pool, found: bool) {
+    if let (true, true, Some(item)) = (found, pool.custom_dialect.is_some(), section.get("dialect"))
+    {
+        let message = "a supervisor.toml that was found may not use a custom dialect";
+        item.report(message, Some(TRUST_HELP.to_owned()));
+    }
+}

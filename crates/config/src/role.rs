@@ -1,0 +1,249 @@
+//! `[chat]`, `[role.NAME]` and `[workspace.NAME]`: what chats are begun with, by names that a client
+//! may say.
+//!
+//! Must not know chats, HTTP or files: whoever looks at the tree finds what is at a path.
+
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::agent::{MODEL_PATTERN, is_model_or_mode};
+use super::command::{self, Piece};
+use super::error::quote;
+use super::paths;
+use super::pool::{PoolDraft, TRUST_HELP};
+use super::presets;
+use super::sandbox::NAME_PATTERN;
+use super::table::{Located, Section, one_of};
+use super::types::{Network, Pool};
+use marshal_model::limits::CHAT_ROUNDS;
+use marshal_model::{IdError, PoolName, RoleName, WorkspaceName};
+
+/// `[chat]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ChatConfig {
+    /// How long a chat that nobody uses keeps its agent.
+    pub idle: Duration,
+    /// How long a chat that nobody uses stays open.
+    pub close_after: Duration,
+    /// Turns of a chat of the mode `autonomous` that names no limit.
+    pub rounds: u32,
+}
+
+impl Default for ChatConfig {
+    fn default() -> Self {
+        Self {
+            idle: Duration::from_secs(600),
+            close_after: Duration::from_secs(30 * 24 * 3600),
+            rounds: 20,
+        }
+    }
+}
+
+/// What the agent of a chat is for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Role {
+    /// The pool that works its chats.
+    pub pool: PoolName,
+    /// The model of its sessions, instead of the pool's.
+    pub model: Option<String>,
+    /// What its agents are told before anything else.
+    pub instructions: Option<String>,
+}
+
+/// A directory that chats may work in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RegisteredWorkspace {
+    /// Absolute, without `.` and `..`.
+    pub path: PathBuf,
+    /// It is one directory on all hosts whose supervisors have one store.
+    pub shared: bool,
+}
+
+/// How long a chat may be idle.
+const IDLE: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(24 * 3600);
+
+/// How long a chat that nobody uses may stay open.
+const CLOSE_AFTER: RangeInclusive<Duration> =
+    Duration::from_secs(1)..=Duration::from_secs(30 * 24 * 3600);
+
+/// Bytes of a role's instructions: they go with every first prompt.
+const INSTRUCTIONS_BYTES: usize = 64 << 10;
+
+/// Reads the table `chat`.
+pub(super) fn read_chat(section: &Section<'_>) -> ChatConfig {
+    let idle = section.duration("idle", IDLE);
+    let close_after = section.duration("close_after", CLOSE_AFTER);
+    let rounds = section.integer("rounds", 1..=CHAT_ROUNDS);
+    section.reject_unknown_keys(&[], &[("role", "role"), ("workspace", "workspace")]);
+    let none = ChatConfig::default();
+    ChatConfig {
+        idle: idle.map_or(none.idle, |found| found.value),
+        close_after: close_after.map_or(none.close_after, |found| found.value),
+        rounds: rounds.map_or(none.rounds, |found| found.value),
+    }
+}
+
+/// Reads the table `role`. `names` are those of all pools that the file has, faulty ones too.
+pub(super) fn read_roles(
+    section: &Section<'_>,
+    drafts: &[PoolDraft],
+    names: &[String],
+) -> BTreeMap<RoleName, Role> {
+    let mut roles = BTreeMap::new();
+    for (name, item) in section.named_entries(NAME_PATTERN) {
+        let name = parse_name(RoleName::new(&name), |fault| item.report(fault, None));
+        if let (Some(name), Some(table)) = (name, item.section())
+            && let Some(role) = read_role(&table, drafts, names)
+        {
+            roles.insert(name, role);
+        }
+    }
+    roles
+}
+
+fn parse_name<T>(name: Result<T, IdError>, refuse: impl FnOnce(String)) -> Option<T> {
+    name.map_err(|error| refuse(format!("the {error}"))).ok()
+}
+
+fn read_role(section: &Section<'_>, drafts: &[PoolDraft], names: &[String]) -> Option<Role> {
+    let item = section.get("pool");
+    if item.is_none() {
+        let message = "the role needs a pool, whose agents work its chats";
+        section.diagnostics.report(&section.place, message, None);
+    }
+    let pool = item.and_then(|item| item.text_like(NAME_PATTERN));
+    let model = section
+        .get("model")
+        .and_then(|item| item.text_like(MODEL_PATTERN));
+    let instructions = section.get("instructions").and_then(|item| item.text());
+    section.reject_unknown_keys(
+        &[],
+        &[
+            ("command", "pool.NAME.command"),
+            ("policy", "pool.NAME.policy"),
+        ],
+    );
+    if let Some(found) = &instructions
+        && found.value.len() > INSTRUCTIONS_BYTES
+    {
+        let message = format!("the instructions have more than {INSTRUCTIONS_BYTES} bytes");
+        let help = "put what is long into a file of the workspace, and name that";
+        section
+            .diagnostics
+            .report(&found.place, message, Some(help.to_owned()));
+    }
+    let pool = pool?;
+    let mut all = drafts.iter().map(|draft| &draft.pool);
+    let Some(of) = all.find(|of| of.name.as_str() == pool.value) else {
+        // One that is faulty itself was told.
+        if !names.contains(&pool.value) {
+            let names: Vec<&str> = names.iter().map(String::as_str).collect();
+            let message = format!(
+                "there is no pool {}: expected {}",
+                quote(&pool.value),
+                one_of(&names)
+            );
+            section.diagnostics.report(&pool.place, message, None);
+        }
+        return None;
+    };
+    if let Some(model) = &model {
+        check_model(section, model, of);
+    }
+    if let Some(found) = instructions
+        .as_ref()
+        .filter(|_| !of.dialect.supports_remarks())
+    {
+        let message = format!(
+            "pool {} has a tool at a terminal, which would run the instructions as a command",
+            of.name
+        );
+        let help = "leave instructions out; runner.init has what the tool is to do first";
+        section
+            .diagnostics
+            .report(&found.place, message, Some(help.to_owned()));
+    }
+    Some(Role {
+        pool: of.name.clone(),
+        model: model.map(|found| found.value),
+        instructions: instructions.map(|found| found.value),
+    })
+}
+
+/// A model that a session of the pool can be given.
+fn check_model(section: &Section<'_>, model: &Located<String>, pool: &Pool) {
+    if !is_model_or_mode(&model.value) {
+        let message = format!(
+            "expected [A-Za-z0-9][A-Za-z0-9._:/@+[]-]{{0,127}}, found {}",
+            quote(&model.value)
+        );
+        section.diagnostics.report(&model.place, message, None);
+    } else if !accepts_session_model(pool) {
+        let message = format!(
+            "pool {} cannot take a model for each session: its command has no {{model}}, and its protocol sets none",
+            pool.name
+        );
+        let help =
+            "leave the role's model out, or give the pool's command {model} and the pool a model";
+        section
+            .diagnostics
+            .report(&model.place, message, Some(help.to_owned()));
+    }
+}
+
+/// Whether each session of a pool can have a model of its own: in its command, or by its protocol.
+/// Files of a new home have the pool's.
+fn accepts_session_model(pool: &Pool) -> bool {
+    let pieces = pool
+        .command
+        .iter()
+        .flat_map(|word| command::split_placeholders(word));
+    let mut names = pieces.filter_map(|piece| match piece {
+        Piece::Placeholder(name, _) => Some(name == "model"),
+        Piece::Literal(_) => None,
+    });
+    if names.any(|is_model| is_model) {
+        return true;
+    }
+    let preset = presets::preset(&pool.agent).filter(|_| pool.is_preset);
+    let is_routed = pool.network == Network::Routes;
+    pool.dialect.sets_model() && !preset.is_some_and(|of| of.writes_model(is_routed))
+}
+
+/// Reads the table `workspace`. `found`: the file was found, not named.
+pub(super) fn read_workspaces(
+    section: &Section<'_>,
+    dir: &Path,
+    found: bool,
+) -> BTreeMap<WorkspaceName, RegisteredWorkspace> {
+    let mut workspaces = BTreeMap::new();
+    for (name, item) in section.named_entries(NAME_PATTERN) {
+        let name = parse_name(WorkspaceName::new(&name), |fault| item.report(fault, None));
+        let (Some(name), Some(table)) = (name, item.section()) else {
+            continue;
+        };
+        let path = table.get("path");
+        if path.is_none() {
+            let message = "the workspace needs a path, the directory that chats work in";
+            section.diagnostics.report(&table.place, message, None);
+        }
+        let path = path.and_then(|item| item.text_like(paths::PATTERN));
+        let shared = table.boolean("shared").is_some_and(|found| found.value);
+        table.reject_unknown_keys(&[], &[("mode", "pool.NAME.workspace.mode")]);
+        let Some(path) = path else { continue };
+        let absolute = paths::absolute(dir, &path.value);
+        if let Some(fault) = paths::path_error(&path.value) {
+            section.diagnostics.report(&path.place, fault, None);
+        } else if found && !absolute.starts_with(dir) {
+            let message = "a supervisor.toml that was found may not use a workspace outside its own directory";
+            section
+                .diagnostics
+                .report(&path.place, message, Some(TRUST_HELP.to_owned()));
+        }
+        let path = absolute;
+        workspaces.insert(name, RegisteredWorkspace { path, shared });
+    }
+    workspaces
+}

@@ -1,0 +1,283 @@
+//! `[pool.NAME.runner]`: how a tool at a terminal is driven by files.
+//!
+//! Owns the keys of that table and what they exclude. Must not know what becomes of a command.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::error::quote;
+use super::paths;
+use super::pool::{PoolDraft, TRUST_HELP};
+use super::role::RegisteredWorkspace;
+use super::table::{Place, Section};
+use super::trusted::writable_dirs;
+use super::types::{DialectName, Launcher, Pool};
+use marshal_wire::skillpilot::marker::{MarkerTemplate, PayloadTemplate, ToolKind};
+use marshal_wire::skillpilot::{CancelPolicy, TIMEOUT_MAX_S, TIMEOUT_S};
+
+/// Where a Runner's directory is inside, if the file names one of the host's.
+const DIR_INSIDE: &str = "/run/marshal/session";
+/// Where it is below the session's home, if not.
+const DIR_OF_HOME: &str = "session";
+/// How long a Runner of ours goes on without a word of its Master's, who renews that in time.
+pub const LEASE: Duration = Duration::from_secs(60);
+
+/// The key's word.
+const KIND_PATTERN: &str = "^[a-z][a-z0-9_-]{0,31}$";
+
+/// How a tool is driven.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Runner {
+    /// What the tool is, in the words of a command's `kind`.
+    pub kind: String,
+    /// How it prints a marker, where the kind does not say it.
+    pub marker: Option<String>,
+    /// How it is given a payload as one line, where the kind does not say it.
+    pub unit: Option<String>,
+    /// What it is told first.
+    pub init: Option<String>,
+    /// A directory of this host for the session's files; `None`: one in the session's home.
+    pub dir: Option<PathBuf>,
+    /// How long a command may take.
+    pub timeout: Duration,
+    /// How a command is ended before its time.
+    pub cancel: CancelPolicy,
+    /// How long the Runner goes on without a word of ours; `None`: [`LEASE`], and none for a Runner that is
+    /// somebody else's.
+    pub lease: Option<Duration>,
+    /// How often it gives a sign of life.
+    pub heartbeat: Duration,
+    /// How often the directory is looked at where the kernel tells nothing.
+    pub poll: Duration,
+}
+
+impl Default for Runner {
+    fn default() -> Self {
+        Self {
+            kind: "tcl".to_owned(),
+            marker: None,
+            unit: None,
+            init: None,
+            dir: None,
+            timeout: Duration::from_secs(TIMEOUT_S),
+            cancel: CancelPolicy::CtrlC,
+            lease: None,
+            heartbeat: Duration::from_secs(5),
+            poll: Duration::from_secs(1),
+        }
+    }
+}
+
+/// Reads the table, if the pool has one.
+pub(super) fn read(pool: &Section<'_>, dir: &Path) -> Runner {
+    let table = pool.section("runner");
+    let ledger = pool.diagnostics;
+    let usual = Runner::default();
+    let kind = table
+        .get("kind")
+        .and_then(|item| item.text_like(KIND_PATTERN));
+    let marker = table.get("marker").and_then(|item| item.text());
+    let unit = table.get("unit").and_then(|item| item.text());
+    let init = table.get("init").and_then(|item| item.text());
+    if let Some(found) = &marker
+        && let Err(error) = MarkerTemplate::new(&found.value)
+    {
+        ledger.report(&found.place, error, None);
+    }
+    if let Some(found) = &unit
+        && let Err(error) = PayloadTemplate::new(&found.value)
+    {
+        ledger.report(&found.place, error, None);
+    }
+    if let Some(found) = &init
+        && found.value.contains(|c: char| c.is_control())
+    {
+        ledger.report(
+            &found.place,
+            "init is one line, without control characters",
+            None,
+        );
+    }
+    if let (Some(kind), None) = (&kind, &marker)
+        && ToolKind::find(&kind.value).is_none()
+    {
+        let message = format!(
+            "how a tool of the kind {} prints a marker is not known: the table needs marker",
+            quote(&kind.value)
+        );
+        let help = r#"for example: marker = 'print("{head}" "{tail}")'"#;
+        ledger.report(&kind.place, message, Some(help.to_owned()));
+    }
+    let found = table
+        .get("dir")
+        .and_then(|item| item.text_like(paths::PATTERN));
+    if let Some(found) = &found
+        && let Some(fault) = paths::path_error(&found.value)
+    {
+        ledger.report(&found.place, fault, None);
+    }
+    let cancel = table.get("cancel").and_then(|item| {
+        let words = CancelPolicy::ALL.map(|(_, word)| word);
+        let found = item.text_among(&words)?;
+        let policy = CancelPolicy::parse(&found.value);
+        if policy.is_none() {
+            let expected = super::table::one_of(&words);
+            item.report_unknown(&found.value, &words, &[], &expected);
+        }
+        policy
+    });
+    let second = Duration::from_secs(1);
+    let longest = Duration::from_secs(TIMEOUT_MAX_S);
+    let beats = Duration::from_millis(100)..=Duration::from_secs(60);
+    let timeout = table.duration("timeout", second..=longest);
+    let lease = table.duration("lease", 3 * second..=longest);
+    let heartbeat = table.duration("heartbeat", beats.clone());
+    let poll = table.duration("poll", beats);
+    table.reject_unknown_keys(
+        &[],
+        &[
+            ("cancel_policy", "cancel"),
+            ("timeout_s", "timeout"),
+            ("tool", "command"),
+        ],
+    );
+    let value = |found: Option<super::table::Located<Duration>>, usual| {
+        found.map_or(usual, |found| found.value)
+    };
+    Runner {
+        kind: kind.map_or(usual.kind, |found| found.value),
+        marker: marker.map(|found| found.value),
+        unit: unit.map(|found| found.value),
+        init: init.map(|found| found.value),
+        dir: found.map(|found| paths::absolute(dir, &found.value)),
+        timeout: value(timeout, usual.timeout),
+        cancel: cancel.unwrap_or(usual.cancel),
+        lease: lease.map(|found| found.value),
+        heartbeat: value(heartbeat, usual.heartbeat),
+        poll: value(poll, usual.poll),
+    }
+}
+
+/// What launcher, dialect and the table must agree on.
+///
+/// `found`: the file was found, not named, in that directory.
+pub(super) fn check_consistency(section: &Section<'_>, pool: &Pool, found: Option<&Path>) {
+    let ledger = section.diagnostics;
+    let place = |key: &'static str| -> Place {
+        section
+            .get(key)
+            .map_or_else(|| section.place.clone(), |item| item.place)
+    };
+    let speaks = pool.dialect == DialectName::Skillpilot;
+    if pool.launcher == Launcher::Pty && !speaks {
+        let message = "launcher = \"pty\" needs dialect = \"skillpilot\": a tool at a terminal speaks no protocol of its own";
+        let help = Some("set dialect = \"skillpilot\"".to_owned());
+        ledger.report(&place("launcher"), message, help);
+    }
+    if !speaks && section.get("runner").is_some() {
+        let message = "the table runner is for dialect = \"skillpilot\"";
+        ledger.report(&place("runner"), message, None);
+    }
+    if !speaks {
+        return;
+    }
+    if pool.runner.dir.is_some() && pool.launcher != Launcher::Pty {
+        let message =
+            "runner.dir is for launcher = \"pty\"; a carrier's directory stands in its command";
+        ledger.report(&place("runner"), message, None);
+    }
+    if let (Some(dir), Some(own)) = (&pool.runner.dir, found)
+        && !dir.starts_with(own)
+    {
+        let message =
+            "a supervisor.toml that was found may not use a runner.dir outside its own directory";
+        ledger.report(&place("runner"), message, Some(TRUST_HELP.to_owned()));
+    }
+    if pool.runner.dir.is_some() && pool.max_size > 1 {
+        let message = "runner.dir is one directory, and one Runner works in it: size must be 1";
+        ledger.report(&place("size"), message, None);
+    }
+}
+
+impl Pool {
+    /// The command that has `tool` driven by files, with a home at that path inside; `marshal` as its first word is
+    /// this very binary.
+    #[must_use]
+    pub fn runner_argv(&self, tool: Vec<String>, home: &str) -> Vec<String> {
+        let runner = &self.runner;
+        let dir = match &runner.dir {
+            Some(_) => DIR_INSIDE.to_owned(),
+            None => format!("{home}/{DIR_OF_HOME}"),
+        };
+        let ms = |time: Duration| time.as_millis().to_string();
+        let mut argv = vec![
+            super::command::OWN_PROGRAM.to_owned(),
+            "runner".to_owned(),
+            "--stdio".to_owned(),
+        ];
+        let mut say = |key: &str, value: String| argv.push(format!("--{key}={value}"));
+        say("dir", dir);
+        say("kind", runner.kind.clone());
+        say("timeout", runner.timeout.as_secs().max(1).to_string());
+        say("heartbeat", ms(runner.heartbeat));
+        say("poll", ms(runner.poll));
+        let lines = [
+            ("marker", &runner.marker),
+            ("unit", &runner.unit),
+            ("init", &runner.init),
+        ];
+        for (key, value) in lines {
+            if let Some(value) = value {
+                say(key, value.clone());
+            }
+        }
+        argv.push("--".to_owned());
+        argv.extend(tool);
+        argv
+    }
+
+    /// The directory of this host that a Runner works in, and where that is inside.
+    #[must_use]
+    pub fn runner_dir(&self) -> Option<(&Path, &'static str)> {
+        let dir = self.runner.dir.as_deref()?;
+        (self.launcher == Launcher::Pty).then_some((dir, DIR_INSIDE))
+    }
+}
+
+/// Nobody but its own tool works in a Runner's directory: who writes there has the tool run commands.
+pub(super) fn check_separate_directories<'w>(
+    root: &Section<'_>,
+    drafts: &[PoolDraft],
+    workspaces: impl Iterator<Item = &'w RegisteredWorkspace>,
+) {
+    let registered: Vec<&Path> = workspaces.map(|of| &*of.path).collect();
+    let meet = |one: &Path, other: &Path| one.starts_with(other) || other.starts_with(one);
+    for (at, draft) in drafts.iter().enumerate() {
+        let Some((dir, _)) = draft.pool.runner_dir() else {
+            continue;
+        };
+        let others = drafts.iter().enumerate().filter(|(other, _)| *other != at);
+        let written = others.flat_map(|(other, draft)| {
+            // Of two Runners the later one is told.
+            let is_told = move |(dir, _): &(&Path, _)| {
+                other < at || draft.pool.runner_dir().is_none_or(|(own, _)| own != *dir)
+            };
+            writable_dirs(&draft.pool).filter(is_told)
+        });
+        let written = written.map(|(other, _)| other);
+        let Some(other) = written
+            .chain(registered.iter().copied())
+            .find(|other| meet(dir, other))
+        else {
+            continue;
+        };
+        let message = format!(
+            "runner.dir is {}, and other agents work in {}: they could have its tool run commands",
+            quote(&dir.to_string_lossy()),
+            quote(&other.to_string_lossy())
+        );
+        let help = "give each pool's Runner a directory of its own, outside of every workspace";
+        root.diagnostics
+            .report(&draft.workspace_place, message, Some(help.to_owned()));
+    }
+}

@@ -1,0 +1,545 @@
+//! A checked configuration as a file: every key with the value that it has, secrets hidden.
+//!
+//! What is written is read again as the same configuration, but for the secrets. Must not know
+//! where it is shown; everything here is safe to show. Every structure is taken apart in full, so
+//! that no new key can be forgotten.
+
+mod acp;
+mod approval;
+mod budget;
+mod cache;
+mod chats;
+mod containers;
+mod delegates;
+mod egress;
+mod file_planes;
+mod hints;
+mod hooks;
+mod http;
+mod limits;
+mod policies;
+mod routes;
+mod runner;
+mod ssh;
+mod store;
+mod toml_text;
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use toml::{Table, Value};
+
+use super::environment::{self, REDACTED};
+use super::presets::{self, Preset};
+use super::route_table;
+use super::types::{
+    Config, DialectName, Env, Extractor, JournalRetention, Launcher, Pool, Restart, Route, Sandbox,
+    Seccomp, StopTimeouts, Supervisor, Timeouts,
+};
+use super::units::{show_duration, show_size};
+use marshal_model::untrusted;
+use toml_text::{format_path, write_value};
+
+/// A configuration with all its values.
+#[derive(Debug)]
+pub struct EffectiveConfig {
+    tables: Vec<RenderedTable>,
+}
+
+/// One table with a header of its own.
+#[derive(Debug)]
+struct RenderedTable {
+    /// The header's parts.
+    header: Vec<String>,
+    /// What its reader should know, a line each.
+    remarks: Vec<String>,
+    /// Dotted keys, by their parts, and their values.
+    entries: Vec<(Vec<String>, Value)>,
+}
+
+impl RenderedTable {
+    fn new(header: &[&str]) -> Self {
+        Self {
+            header: header.iter().map(|part| (*part).to_owned()).collect(),
+            remarks: Vec::new(),
+            entries: Vec::new(),
+        }
+    }
+
+    /// Adds a key; its parts are divided by dots.
+    fn put(&mut self, key: &str, value: impl Into<Value>) {
+        let parts = key.split('.').map(str::to_owned).collect();
+        self.entries.push((parts, value.into()));
+    }
+
+    /// Adds a key that need not be there.
+    fn put_optional(&mut self, key: &str, value: Option<impl Into<Value>>) {
+        if let Some(value) = value {
+            self.put(key, value);
+        }
+    }
+
+    /// Adds a table whose keys the file chose.
+    fn put_named(&mut self, key: &str, entries: Vec<(String, Value)>) {
+        if entries.is_empty() {
+            self.put(key, Table::new());
+        }
+        for (name, value) in entries {
+            let parts = key.split('.').map(str::to_owned).chain([name]);
+            self.entries.push((parts.collect(), value));
+        }
+    }
+}
+
+impl Config {
+    /// The whole configuration, defaults filled in and every secret hidden.
+    #[must_use]
+    pub fn effective(&self) -> EffectiveConfig {
+        let Self {
+            file: _,
+            supervisor: of_supervisor,
+            http: of_http,
+            tokens,
+            pools,
+            sandboxes,
+            container,
+            routes,
+            egress: of_egress,
+            caches,
+            delegates: of_delegates,
+            prices,
+            policies,
+            site_policy,
+            policy_uses,
+            hooks: of_hooks,
+            hints: of_hints,
+            chat,
+            roles,
+            templates,
+            workspaces,
+            store: of_store,
+            notes: _,
+            source_map: _,
+        } = self;
+        let mut tables = vec![supervisor_table(of_supervisor)];
+        if !of_hints.own().is_empty() {
+            // A key of the file itself, so before all tables.
+            let mut table = RenderedTable::new(&[]);
+            table.put(
+                "hint",
+                of_hints.own().iter().map(hints::hint).collect::<Vec<_>>(),
+            );
+            tables.insert(0, table);
+        }
+        tables.extend(http::table(of_http));
+        tables.extend(http::tokens(tokens));
+        tables.extend(pools.iter().map(pool_table));
+        tables.extend(
+            sandboxes
+                .iter()
+                .map(|(name, profile)| sandbox_table(name, profile)),
+        );
+        if pools.iter().any(|it| it.launcher == Launcher::Container) {
+            tables.push(containers::table(container));
+        }
+        tables.extend(self.routes_to_show(routes).map(routes::route));
+        tables.push(egress::table(of_egress));
+        tables.extend(cache::table(caches));
+        tables.extend(budget::tables(prices));
+        tables.extend(delegates::tables(of_delegates));
+        let site = site_policy.as_deref();
+        tables.extend(policies::tables(policies, site, policy_uses));
+        tables.extend(of_hooks.iter().map(hooks::hook));
+        tables.extend(chats::tables(*chat, roles, workspaces, templates));
+        tables.push(store::table(of_store));
+        EffectiveConfig { tables }
+    }
+
+    /// The routes that a pool uses, and those that are not just built in.
+    fn routes_to_show<'c>(
+        &'c self,
+        routes: &'c BTreeMap<String, Route>,
+    ) -> impl Iterator<Item = &'c Route> {
+        routes.values().filter(|route| {
+            let mut pools = self.pools.iter();
+            pools.any(|pool| pool.routes.iter().any(|used| used.name == route.name))
+                || !route_table::is_built_in(route)
+        })
+    }
+}
+
+impl EffectiveConfig {
+    /// As TOML, which the reader accepts.
+    #[must_use]
+    pub fn to_toml(&self) -> String {
+        let mut out = String::new();
+        for table in &self.tables {
+            if !out.is_empty() {
+                out.push('\n');
+            }
+            if !table.header.is_empty() {
+                let _ = writeln!(out, "[{}]", format_path(&table.header));
+            }
+            for remark in &table.remarks {
+                let _ = writeln!(out, "# {remark}");
+            }
+            for (key, value) in &table.entries {
+                let _ = write!(out, "{} = ", format_path(key));
+                write_value(&mut out, value);
+                out.push('\n');
+            }
+        }
+        out
+    }
+
+    /// As one tree, for other formats.
+    #[must_use]
+    pub fn to_table(&self) -> Table {
+        let mut root = Table::new();
+        for table in &self.tables {
+            table_at(&mut root, &table.header);
+            for (key, value) in &table.entries {
+                let path: Vec<String> = table.header.iter().chain(key).cloned().collect();
+                let Some((last, above)) = path.split_last() else {
+                    continue;
+                };
+                if let Some(table) = table_at(&mut root, above) {
+                    table.insert(last.clone(), value.clone());
+                }
+            }
+        }
+        root
+    }
+}
+
+/// The table at this path, made where it is not yet.
+fn table_at<'t>(root: &'t mut Table, path: &[String]) -> Option<&'t mut Table> {
+    let mut table = root;
+    for part in path {
+        let below = table
+            .entry(part.clone())
+            .or_insert_with(|| Value::Table(Table::new()));
+        table = below.as_table_mut()?;
+    }
+    Some(table)
+}
+
+fn supervisor_table(supervisor: &Supervisor) -> RenderedTable {
+    let Supervisor {
+        state_dir,
+        listen,
+        log,
+        max_children,
+        journal,
+    } = supervisor;
+    let JournalRetention {
+        keep,
+        max_size,
+        session_max,
+        min_free,
+    } = journal;
+    let mut table = RenderedTable::new(&["supervisor"]);
+    table.put(
+        "state_dir",
+        state_dir.as_deref().map_or_else(|| text(""), path),
+    );
+    table.put("listen", listen.to_string());
+    table.put("log", log.word());
+    table.put("max_children", i64::from(*max_children));
+    table.put("journal.keep", or_none(*keep));
+    table.put("journal.max_size", show_size(*max_size));
+    table.put("journal.session_max", show_size(*session_max));
+    table.put("journal.min_free", show_size(*min_free));
+    table
+}
+
+#[expect(clippy::too_many_lines, reason = "one line a key")]
+fn pool_table(pool: &Pool) -> RenderedTable {
+    let Pool {
+        name,
+        size,
+        max_size,
+        command,
+        resume_args,
+        session,
+        // What is written of it is both.
+        dialect: _,
+        custom_dialect: _,
+        agent,
+        is_preset,
+        has_own_command: own_command,
+        agent_dir,
+        // Found anew wherever the file is read.
+        program: _,
+        model,
+        mode,
+        acp: of_acp,
+        runner: of_runner,
+        asks,
+        extractor,
+        shell_cwd,
+        launcher,
+        ssh: far,
+        image,
+        sandbox,
+        network,
+        routes,
+        egress: of_egress,
+        rate_limit: of_rate_limit,
+        policy,
+        shadow_policy,
+        delegate,
+        workspace,
+        caches,
+        home_files,
+        // Of the agent.
+        home_texts: _,
+        attempts,
+        check,
+        env,
+        restart: of_restart,
+        timeouts: of_timeouts,
+        stop: of_stop,
+        approval: of_ask,
+        budget: of_budget,
+        guard,
+        guard_off,
+        on_unasked_deny,
+        client_fs,
+        engine_tools,
+        client_terminal,
+        file_plane,
+    } = pool;
+    let mut table = RenderedTable::new(&["pool", name.as_str()]);
+    table.put("size", i64::from(*size));
+    table.put("max_size", i64::from(*max_size));
+    let known = presets::preset(agent);
+    let is_usual = known.is_some_and(|preset| preset.matches_command(command, model.is_some()));
+    if is_usual && !*own_command {
+        let words = untrusted::escape_for_display(&command.join(" "), 1000);
+        let remark = format!("{agent} is the command: {words}");
+        table.remarks.push(remark);
+    }
+    if *is_preset {
+        table.put("agent", agent.as_str());
+    }
+    if !*is_preset || *own_command {
+        table.put("command", texts(command));
+    }
+    let dir = agent_dir.as_deref().map(path);
+    table.put_optional("agent_dir", dir);
+    table.put_optional("model", model.as_deref());
+    table.put_optional("mode", mode.as_deref());
+    table.put("resume_args", texts(resume_args));
+    table.put("dialect", pool.dialect_value());
+    acp::put(&mut table, of_acp);
+    if pool.dialect == DialectName::Skillpilot {
+        runner::put(&mut table, of_runner);
+    }
+    table.put("asks", asks.word());
+    table.put("extractor", extractor_value(extractor));
+    table.put("shell_cwd", shell_cwd.word());
+    table.put("launcher", launcher.word());
+    if launcher.has_sandbox() {
+        table.put("sandbox", sandbox.as_str());
+    }
+    if launcher.has_built_in_sandbox() {
+        table.put("cache", cache::cache_names(caches));
+    }
+    table.put_optional("image", image.as_deref());
+    ssh::put(&mut table, far.as_deref(), *network);
+    routes::put_routes(&mut table, routes);
+    if let Some(rules) = of_egress {
+        egress::put(&mut table, "egress.", rules);
+    }
+    table.put("policy", policy.as_str());
+    table.put_optional("shadow_policy", shadow_policy.as_deref());
+    table.put_optional("delegate", delegate.clone());
+    table.put("guard", guard.word());
+    table.put("guard_off", *guard_off);
+    table.put("on_unasked_deny", on_unasked_deny.word());
+    table.put("client_fs", client_fs.word());
+    table.put("client_terminal", *client_terminal);
+    let engine_tools = engine_tools.iter().map(|tool| text(tool.word()));
+    table.put("engine_tools", engine_tools.collect::<Vec<_>>());
+    if far.is_none() {
+        ssh::put_files(&mut table, workspace, *launcher, home_files);
+    }
+    table.put("session", session.word());
+    table.put("attempts", i64::from(*attempts));
+    table.put("check", texts(check));
+    put_env(&mut table, env, known.filter(|_| *is_preset));
+    put_restart(&mut table, of_restart);
+    put_timeouts(&mut table, of_timeouts);
+    put_stop(&mut table, *of_stop);
+    routes::rate_limit(&mut table, *of_rate_limit);
+    approval::put(&mut table, of_ask);
+    budget::put(&mut table, of_budget);
+    file_planes::put(&mut table, file_plane.as_ref());
+    table
+}
+
+fn extractor_value(extractor: &Extractor) -> Value {
+    match extractor {
+        Extractor::BuiltIn(name) => text(name),
+        Extractor::Inline(source) => Value::Table(source.parse().unwrap_or_default()),
+    }
+}
+
+/// What is the preset's own is left out: it is no secret, whatever it is called.
+fn put_env(table: &mut RenderedTable, env: &Env, preset: Option<&Preset>) {
+    let Env {
+        pass,
+        set,
+        secrets,
+        path_add,
+    } = env;
+    table.put("env.pass", texts(pass));
+    let is_own = |name: &str, value: &str| {
+        let says = |preset: &Preset| preset.pool_text_at(&["env", "set", name], true);
+        preset.and_then(says).is_some_and(|says| says == value)
+    };
+    let plain = set.iter().filter(|(name, value)| !is_own(name, value));
+    let plain = plain.map(|(name, value)| {
+        let hide = environment::is_likely_secret(name);
+        (name.clone(), text(if hide { REDACTED } else { value }))
+    });
+    let hidden = secrets.keys().map(|name| (name.clone(), text(REDACTED)));
+    let mut entries: Vec<_> = plain.chain(hidden).collect();
+    entries.sort_by(|(a, _), (b, _)| a.cmp(b));
+    table.put_named("env.set", entries);
+    table.put("env.path_add", paths(path_add));
+}
+
+fn put_restart(table: &mut RenderedTable, restart: &Restart) {
+    let Restart {
+        kind,
+        budget,
+        window,
+        base,
+        max,
+        reset_after,
+        on_crash,
+        never_codes,
+    } = restart;
+    table.put("restart.kind", kind.word());
+    table.put("restart.budget", i64::from(*budget));
+    for (key, time) in [
+        ("window", window),
+        ("base", base),
+        ("max", max),
+        ("reset_after", reset_after),
+    ] {
+        table.put(&format!("restart.{key}"), show_duration(*time));
+    }
+    table.put("restart.on_crash", on_crash.word());
+    let codes: Vec<Value> = never_codes
+        .iter()
+        .map(|code| i64::from(*code).into())
+        .collect();
+    table.put("restart.never_codes", codes);
+}
+
+fn put_timeouts(table: &mut RenderedTable, timeouts: &Timeouts) {
+    let Timeouts {
+        handshake,
+        turn,
+        silence,
+        cancel,
+        control,
+        keepalive,
+        idle,
+    } = timeouts;
+    table.put("timeouts.handshake", or_none(*handshake));
+    table.put("timeouts.turn", or_none(*turn));
+    table.put("timeouts.silence", or_none(*silence));
+    table.put("timeouts.cancel", show_duration(*cancel));
+    table.put("timeouts.control", or_none(*control));
+    table.put("timeouts.keepalive", or_none(*keepalive));
+    table.put("timeouts.idle", or_none(*idle));
+}
+
+fn or_none(time: Option<Duration>) -> String {
+    time.map_or_else(|| "none".to_owned(), show_duration)
+}
+
+fn put_stop(table: &mut RenderedTable, stop: StopTimeouts) {
+    let StopTimeouts {
+        goodbye,
+        eof,
+        int,
+        term,
+    } = stop;
+    for (key, wait) in [
+        ("goodbye", goodbye),
+        ("eof", eof),
+        ("int", int),
+        ("term", term),
+    ] {
+        table.put(&format!("stop.{key}"), show_duration(wait));
+    }
+}
+
+fn sandbox_table(name: &str, profile: &Sandbox) -> RenderedTable {
+    let Sandbox {
+        ro_bind,
+        etc,
+        home_bytes,
+        tmp_bytes,
+        tmp_inodes,
+        proc_mode,
+        nofile,
+        fsize,
+        requirements: demands,
+        landlock_min_abi,
+        seccomp,
+        group_limits: group,
+    } = profile;
+    // The reader's bounds keep all numbers far below this.
+    let integer = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+    let mut table = RenderedTable::new(&["sandbox", name]);
+    table.put("ro_bind", paths(ro_bind));
+    table.put("etc", texts(etc));
+    table.put("home.size", show_size(*home_bytes));
+    table.put("tmp.size", show_size(*tmp_bytes));
+    table.put("tmp.inodes", integer(*tmp_inodes));
+    table.put("proc", proc_mode.word());
+    table.put("landlock_min_abi", i64::from(*landlock_min_abi));
+    table.put(
+        "seccomp",
+        match seccomp {
+            Seccomp::Default => text(super::sandbox::SECCOMP_DEFAULT),
+            Seccomp::Off => text(super::sandbox::SECCOMP_OFF),
+            Seccomp::File(file) => path(file),
+        },
+    );
+    table.put("limits.nofile", integer(*nofile));
+    table.put("limits.fsize", show_size(*fsize));
+    table.put("on_missing", demands.on_missing.word());
+    let may_lack = demands.allow_degrade.iter().map(|word| text(word.word()));
+    table.put("allow_degrade", Value::Array(may_lack.collect()));
+    table.put("uid_per_slot", demands.uid_per_slot);
+    table.put("limits_held", demands.limits_held);
+    table.put("uid_range", demands.uid_range.to_string());
+    limits::put(&mut table, *group);
+    table
+}
+
+fn text(text: &str) -> Value {
+    Value::String(text.to_owned())
+}
+
+fn texts(words: &[String]) -> Value {
+    Value::Array(words.iter().map(|word| text(word)).collect())
+}
+
+/// The configuration was text, so every path of it is.
+fn path(path: &Path) -> Value {
+    text(&path.to_string_lossy())
+}
+
+fn paths(all: &[PathBuf]) -> Value {
+    Value::Array(all.iter().map(|one| path(one)).collect())
+}

@@ -1,0 +1,28 @@
+//! `ask` of a pool, as it is shown.
+
+use super::super::approval::ApprovalConfig;
+use super::super::units::show_duration;
+use super::{RenderedTable, texts};
+
+/// The keys.
+pub(super) fn put(table: &mut RenderedTable, of_ask: &ApprovalConfig) {
+    let ApprovalConfig {
+        timeout,
+        agent_waits,
+        on_timeout,
+        when_waiting,
+        remember,
+        approvers,
+        max_pending,
+    } = of_ask;
+    table.put("ask.timeout", show_duration(*timeout));
+    let waits = agent_waits.map_or_else(|| "none".to_owned(), show_duration);
+    table.put("ask.agent_waits", waits);
+    table.put("ask.on_timeout", on_timeout.word());
+    table.put("ask.when_waiting", when_waiting.word());
+    table.put("ask.remember", remember.word());
+    let approvers: Vec<String> = approvers.iter().map(ToString::to_string).collect();
+    table.put("ask.approvers", texts(&approvers));
+    let most = i64::try_from(*max_pending).unwrap_or(i64::MAX);
+    table.put("ask.max_pending", most);
+}

@@ -1,0 +1,94 @@
+//! Where an agent runs: the keys of its far end, or what it gets of this host's files.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use super::{RenderedTable, path};
+use crate::types::{Network, RemoteSandbox, Ssh, Workspace};
+use crate::units::show_duration;
+
+/// What an agent reaches: the far end with what stands there, or the network of here.
+pub(super) fn put(table: &mut RenderedTable, far: Option<&Ssh>, network: Network) {
+    let Some(ssh) = far else {
+        return table.put("network", network.word());
+    };
+    let Ssh {
+        host,
+        user,
+        port,
+        identity_file,
+        known_hosts,
+        config_file,
+        connect_timeout,
+        alive_timeout,
+        workspace,
+        sandbox: walls,
+    } = ssh;
+    table.remarks.push(format!(
+        "unsandboxed here: it runs at {}{}",
+        ssh.display_name(),
+        if walls.is_some() {
+            ", behind the walls of marshal there"
+        } else {
+            ", as a plain process"
+        }
+    ));
+    table.put("ssh.host", host.as_str());
+    if let Some(user) = user {
+        table.put("ssh.user", user.as_str());
+    }
+    if let Some(port) = port {
+        table.put("ssh.port", i64::from(*port));
+    }
+    for (key, file) in [
+        ("identity_file", identity_file),
+        ("known_hosts", known_hosts),
+        ("config_file", config_file),
+    ] {
+        if let Some(file) = file {
+            table.put(&format!("ssh.{key}"), path(file));
+        }
+    }
+    table.put("ssh.connect_timeout", show_duration(*connect_timeout));
+    table.put("ssh.alive_timeout", show_duration(*alive_timeout));
+    table.put("ssh.workspace", workspace.as_str());
+    if let Some(RemoteSandbox {
+        marshal,
+        mode,
+        network,
+        home,
+    }) = walls
+    {
+        table.put("ssh.marshal", marshal.as_str());
+        table.put("ssh.mode", mode.word());
+        table.put("ssh.network", network.word());
+        if let Some(home) = home {
+            table.put("ssh.home", home.as_str());
+        }
+    }
+}
+
+/// What a pool gets of this host's files.
+pub(super) fn put_files(
+    table: &mut RenderedTable,
+    workspace: &Workspace,
+    launcher: crate::Launcher,
+    home_files: &BTreeMap<String, PathBuf>,
+) {
+    let Workspace {
+        path: work,
+        mode,
+        mask,
+        slice,
+    } = workspace;
+    table.put("workspace.path", path(work));
+    table.put("workspace.mode", mode.word());
+    if super::super::pool::workspace_view::can_be_masked(*mode, launcher) {
+        table.put("workspace.mask", super::texts(mask));
+    }
+    table.put("workspace.slice", super::texts(slice));
+    let files = home_files
+        .iter()
+        .map(|(name, file)| (name.clone(), path(file)));
+    table.put_named("home_files", files.collect());
+}

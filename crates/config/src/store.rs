@@ -1,0 +1,97 @@
+//! `[store]`: where the versions of workspaces' files are kept, and for how long.
+//!
+//! Must not know databases: whoever opens one reads the connection string.
+
+use std::ops::RangeInclusive;
+use std::path::Path;
+use std::time::Duration;
+
+use super::environment::{self, SECRET_PATTERN};
+use super::paths;
+use super::pool::TRUST_HELP;
+use super::route::CertificateAuthorities;
+use super::table::Section;
+use super::types::Secret;
+use marshal_model::limits;
+
+/// `[store]`.
+#[derive(Debug, Clone)]
+pub struct StoreConfig {
+    /// The connection string of a PostgreSQL server; none: SQLite in the state directory.
+    pub postgres: Option<Secret>,
+    /// Certificate authorities that are believed of that server in place of the built-in ones.
+    pub ca: Option<CertificateAuthorities>,
+    /// The newest versions of each file that are always kept.
+    pub newest: u64,
+    /// How long others are kept.
+    pub keep: Duration,
+    /// Bytes of content beyond which these go before their time.
+    pub max_size: u64,
+}
+
+impl Default for StoreConfig {
+    fn default() -> Self {
+        Self {
+            postgres: None,
+            ca: None,
+            newest: 20,
+            keep: Duration::from_secs(30 * 24 * 3600),
+            max_size: 4 << 30,
+        }
+    }
+}
+
+const KEPT: RangeInclusive<Duration> = Duration::from_secs(1)..=limits::CONFIG_DURATION;
+
+/// Reads the table `store`. `found`: the file was found, not named, so it may not say where files go.
+pub(super) fn read(section: &Section<'_>, dir: &Path, found: bool) -> StoreConfig {
+    let mut store = StoreConfig::default();
+    if let Some(value) = section
+        .get("postgres")
+        .and_then(|item| item.text_like(SECRET_PATTERN))
+    {
+        let source = environment::require_secret_source(section, &value, dir);
+        if found {
+            let message =
+                "a supervisor.toml that was found may not say on which server files are kept";
+            section
+                .diagnostics
+                .report(&value.place, message, Some(TRUST_HELP.to_owned()));
+        } else if source.is_none() {
+            let message = "expected \"env:NAME\" or \"file:PATH\": a connection string has a password, and never stands in the file";
+            section.diagnostics.report(&value.place, message, None);
+        }
+        store.postgres = source.map(Secret::new);
+    }
+    if let Some(value) = section
+        .get("ca")
+        .and_then(|item| item.text_like(paths::PATTERN))
+    {
+        if let Some(fault) = paths::path_error(&value.value) {
+            section.diagnostics.report(&value.place, fault, None);
+        } else if section.get("postgres").is_none() {
+            let message = "the certificate authorities are those of a server: there is no postgres";
+            section.diagnostics.report(&value.place, message, None);
+        }
+        store.ca = Some(CertificateAuthorities {
+            path: paths::absolute(dir, &value.value),
+            pem: None,
+        });
+    }
+    let newest = section.integer("newest", 1..=100_000_u64);
+    store.newest = newest.map_or(store.newest, |found| found.value);
+    let keep = section.duration("keep", KEPT);
+    store.keep = keep.map_or(store.keep, |found| found.value);
+    let max_size = section.size("max_size", (1 << 20)..=(1 << 50));
+    store.max_size = max_size.map_or(store.max_size, |found| found.value);
+    section.reject_unknown_keys(
+        &[],
+        &[
+            ("url", "postgres"),
+            ("connection", "postgres"),
+            ("retention", "keep"),
+            ("versions", "newest"),
+        ],
+    );
+    store
+}

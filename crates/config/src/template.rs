@@ -1,0 +1,173 @@
+//! `[template.NAME]`: work for several agents that a client begins by one name.
+//!
+//! Must not know chats or plans: only which roles there are, and what a path in a workspace may be.
+
+use std::collections::BTreeMap;
+
+use super::error::quote;
+use super::role::Role;
+use super::sandbox::NAME_PATTERN;
+use super::table::{Located, Section, one_of, word};
+use marshal_model::limits;
+use marshal_model::{RoleName, TemplateName, string_enum};
+
+string_enum!(
+    /// The modes that have a plan and members who work it.
+    TemplateMode {
+        /// All of them at once.
+        ParallelAgents = "parallel_agents",
+        /// The first one alone, after an approval.
+        PlanThenExecute = "plan_then_execute",
+    }
+);
+word!(TemplateMode);
+
+/// What a client begins by a name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Template {
+    /// How it goes on.
+    pub mode: TemplateMode,
+    /// Who works the plan.
+    pub roles: Vec<RoleName>,
+    /// Who writes it.
+    pub planner: Option<RoleName>,
+    /// Its path in the workspace.
+    pub plan: Option<String>,
+    /// What all agents are told before anything else.
+    pub instructions: Option<String>,
+    /// The command that says whether the goal is met.
+    pub check: Option<String>,
+    /// Items that agents add are worked, too.
+    pub agent_items: bool,
+}
+
+/// Bytes of a template's instructions: they go with every first prompt.
+const INSTRUCTIONS_BYTES: usize = 64 << 10;
+
+/// Reads the table `template`. `roles` are those without faults, `names` those of all.
+pub(super) fn read_templates(
+    section: &Section<'_>,
+    roles: &BTreeMap<RoleName, Role>,
+    names: &[String],
+) -> BTreeMap<TemplateName, Template> {
+    let mut templates = BTreeMap::new();
+    for (name, item) in section.named_entries(NAME_PATTERN) {
+        let name = TemplateName::new(&name).map_err(|error| {
+            item.report(format!("the {error}"), None);
+        });
+        if let (Ok(name), Some(table)) = (name, item.section())
+            && let Some(template) = read_template(&table, roles, names)
+        {
+            templates.insert(name, template);
+        }
+    }
+    templates
+}
+
+fn read_template(
+    section: &Section<'_>,
+    roles: &BTreeMap<RoleName, Role>,
+    names: &[String],
+) -> Option<Template> {
+    let found = section.texts_like("roles", NAME_PATTERN);
+    let planner = section.get("planner");
+    let planner = planner.and_then(|item| item.text_like(NAME_PATTERN));
+    let plan = section.get("plan").and_then(|item| item.text());
+    let mode = section.keyword("mode", &[]);
+    let instructions = section.get("instructions").and_then(|item| item.text());
+    let check = section.get("check").and_then(|item| item.text());
+    let agent_items = section.boolean("agent_items");
+    section.reject_unknown_keys(&[], &[("role", "role"), ("pool", "role.NAME.pool")]);
+    let fault = |of: &Located<String>, message: String, help: Option<&str>| {
+        section
+            .diagnostics
+            .report(&of.place, message, help.map(str::to_owned));
+    };
+    let known = |of: &Located<String>| {
+        let name = RoleName::new(&of.value).ok();
+        let name = name.filter(|name| roles.contains_key(name));
+        // One that is faulty itself was told.
+        if name.is_none() && !names.contains(&of.value) {
+            let names: Vec<&str> = names.iter().map(String::as_str).collect();
+            let message = format!(
+                "there is no role {}: expected {}",
+                quote(&of.value),
+                one_of(&names)
+            );
+            fault(of, message, None);
+        }
+        name
+    };
+    let listed = found.as_ref().map_or(&[][..], |found| &found.value);
+    let is_told = found.is_none() && section.get("roles").is_some();
+    if !is_told && (listed.is_empty() || listed.len() > limits::PLAN_MEMBERS) {
+        let message = format!(
+            "the template needs roles, 1 to {} of them, who work its plan",
+            limits::PLAN_MEMBERS
+        );
+        let place = found.as_ref().map_or(&section.place, |found| &found.place);
+        section.diagnostics.report(place, message, None);
+    }
+    let all: Vec<Option<RoleName>> = listed.iter().map(&known).collect();
+    let planner = planner.as_ref().map(&known);
+    if let Some(of) = &plan
+        && let Err(why) = check_plan_path(&of.value)
+    {
+        fault(of, why, None);
+    }
+    if let Some(of) = &instructions
+        && of.value.len() > INSTRUCTIONS_BYTES
+    {
+        let message = format!("the instructions have more than {INSTRUCTIONS_BYTES} bytes");
+        let help = "put what is long into a file of the workspace, and name that";
+        fault(of, message, Some(help));
+    }
+    if let Some(of) = &check
+        && (of.value.trim().is_empty() || of.value.len() > limits::CHAT_CHECK_BYTES)
+    {
+        let most = limits::CHAT_CHECK_BYTES;
+        fault(
+            of,
+            format!("the check is a command of 1 to {most} bytes"),
+            None,
+        );
+    }
+    Some(Template {
+        mode: mode.map_or(TemplateMode::ParallelAgents, |found| found.value),
+        roles: all.into_iter().collect::<Option<_>>()?,
+        planner: match planner {
+            Some(name) => Some(name?),
+            None => None,
+        },
+        plan: plan.map(|found| found.value),
+        instructions: instructions.map(|found| found.value),
+        check: check.map(|found| found.value),
+        agent_items: agent_items.is_some_and(|found| found.value),
+    })
+}
+
+/// Whether a text can be the path of a plan: a file in the workspace, from its top, ending in `.md`.
+///
+/// # Errors
+/// Why it cannot be one.
+pub fn check_plan_path(path: &str) -> Result<(), String> {
+    let most = limits::CHAT_FILE_BYTES;
+    let is_plain = path.split('/').all(|part| !matches!(part, "" | "." | ".."));
+    if !is_plain || path.len() > most || path.chars().any(char::is_control) {
+        return Err(format!(
+            "the plan {} is no path in the workspace: give one from its top, without \"..\"",
+            quote(path)
+        ));
+    }
+    let ends_well = path.rsplit_once('.').is_some_and(|(stem, end)| {
+        end.eq_ignore_ascii_case("md") && !stem.is_empty() && !stem.ends_with('/')
+    });
+    if ends_well {
+        Ok(())
+    } else {
+        Err(format!(
+            "the plan {} is no Markdown file: its name ends in .md",
+            quote(path)
+        ))
+    }
+}

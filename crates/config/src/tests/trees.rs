@@ -1,0 +1,62 @@
+//! Masks and slices of a workspace, as they are read.
+
+use super::{accepted_by, discovered_origin, explicit_origin, only, pool, refused_by};
+use crate::DEFAULT_MASK;
+
+fn workspace(keys: &str) -> (Vec<String>, Vec<String>) {
+    let text = pool(&format!("workspace = {{ path = \".\", {keys} }}"));
+    let config = accepted_by(&explicit_origin(), &text);
+    let workspace = &only(&config).workspace;
+    (workspace.mask.clone(), workspace.slice.clone())
+}
+
+fn refused(keys: &str, why: &str) {
+    let text = pool(&format!("workspace = {{ path = \".\", {keys} }}"));
+    refused_by(&explicit_origin(), &text, why);
+}
+
+#[test]
+fn a_mask_hides_the_usual_secrets_unless_the_file_says_otherwise() {
+    for mode in ["copy", "ro"] {
+        assert_eq!(workspace(&format!("mode = \"{mode}\"")).0, DEFAULT_MASK);
+    }
+    assert_eq!(workspace("mode = \"worktree\"").0, [""; 0]);
+    assert_eq!(workspace("mode = \"ro\", mask = []").0, [""; 0]);
+    let elsewhere = pool("workspace = { path = \"work\", mode = \"rw\" }");
+    assert_eq!(only(&accepted_by(&explicit_origin(), &elsewhere)).workspace.mask, DEFAULT_MASK);
+    let own = workspace("mode = \"ro\", mask = [\"*.key\", \"a/b\", \"!x.key\"]").0;
+    assert_eq!(own, ["*.key", "a/b", "!x.key"]);
+}
+
+#[test]
+fn a_slice_is_a_few_paths_without_repetition() {
+    let slice = workspace("mode = \"ro\", slice = [\"src/**\", \"docs/\", \"src/lib.rs\", \"docs\"]").1;
+    assert_eq!(slice, ["docs", "src"]);
+}
+
+#[test]
+fn masks_and_slices_that_cannot_be_are_refused() {
+    refused("mode = \"worktree\", mask = [\".env\"]", "can be read in the repository's objects");
+    for bad in ["/etc", "../x", "a/../b", "", "!"] {
+        refused(&format!("mask = [\"{bad}\"]"), "expected a pattern below the workspace");
+    }
+    refused("mask = [\"a[\"]", "the pattern cannot be read");
+    refused("mode = \"copy\", slice = [\"src\"]", "needs mode = \"ro\"");
+    refused("mode = \"ro\", slice = [\"../x\"]", "expected a path below the workspace");
+    refused("mode = \"ro\", slice = [\"src/*.rs\"]", "no pattern but a");
+    let none = pool("launcher = \"none\"\nworkspace = { path = \".\", mode = \"worktree\" }");
+    refused_by(&explicit_origin(), &none, "mode = \"worktree\" needs a sandbox");
+    let none = pool("launcher = \"none\"\nworkspace = { path = \"work\", mode = \"rw\", mask = [\".env\"] }");
+    refused_by(&explicit_origin(), &none, "a mask needs a sandbox");
+}
+
+#[test]
+fn a_file_that_was_found_hides_no_less() {
+    let with = |mask: &str| pool(&format!("workspace = {{ path = \".\", mode = \"ro\", mask = {mask} }}"));
+    for less in ["[]", "[\"**/.env\"]"] {
+        refused_by(&discovered_origin(), &with(less), "hides less than the usual one");
+    }
+    let all: Vec<String> = DEFAULT_MASK.iter().map(|pattern| format!("{pattern:?}")).collect();
+    accepted_by(&discovered_origin(), &with(&format!("[{}, \"*.key\"]", all.join(", "))));
+    refused_by(&discovered_origin(), &with(&format!("[{}, \"!**/.env\"]", all.join(", "))), "hides less");
+}

@@ -1,0 +1,304 @@
+//! What the agent wants its client to do for it: `fs/…` and `terminal/…`. Source: Agent Client
+//! Protocol, version 1, pages "File System" and "Terminals".
+//!
+//! Owns when such a request is taken: only what was offered, in our session, and files and new
+//! terminals only in a turn. Must not carry anything out nor decide: a request goes on as an
+//! effect, with what is to be judged, and its answer comes back as a command.
+
+mod answers;
+mod params;
+mod recorded_request;
+
+pub use recorded_request::parse_recorded_request;
+
+use serde_json::value::RawValue;
+use sha2::{Digest as _, Sha256};
+
+use super::envelope::RequestId;
+use super::{Acp, Phase, ShutdownState, Turn};
+use crate::open_requests::{OpenRequests, RejectReason, RequestIds};
+use crate::{DialectError, Effect, Effects, report_bad_line};
+use marshal_model::limits::{
+    CLIENT_FILE_BYTES, CLIENT_OPEN_BYTES, CLIENT_PATH_BYTES, FOREIGN_ID_BYTES,
+    PERMISSION_INPUT_BYTES,
+};
+use marshal_model::{
+    AgentClaims, ClientCall, ClientError, ClientErrorKind, ClientMethod, ClientResult,
+    PermissionRequest, PermissionRequestKey,
+};
+
+/// The open requests to the client: of each its method and how much text it holds.
+#[derive(Debug, Default)]
+pub(super) struct ClientRequests {
+    open: OpenRequests<(ClientMethod, usize)>,
+    /// Text of all of them together, in bytes.
+    text_bytes: usize,
+}
+
+impl ClientRequests {
+    /// Ends a request, if it is open: nothing is answered any more.
+    pub(super) fn close(&mut self, id: &str) -> Option<PermissionRequestKey> {
+        let (key, (_, held)) = self.open.close(id)?;
+        self.text_bytes = self.text_bytes.saturating_sub(held);
+        Some(key)
+    }
+
+    /// Ends the request whose id another one comes with.
+    fn close_duplicate(&mut self, ids: &mut RequestIds, id: &str) -> Option<PermissionRequestKey> {
+        let (key, (_, held)) = self.open.close_duplicate(ids, id)?;
+        self.text_bytes = self.text_bytes.saturating_sub(held);
+        Some(key)
+    }
+
+    /// Ends all of them.
+    pub(super) fn close_all(&mut self) -> Vec<PermissionRequestKey> {
+        self.text_bytes = 0;
+        let all = self.open.close_all().into_iter();
+        all.map(|(key, _)| key).collect()
+    }
+}
+
+/// A request that is not taken: the code and the words of the error, and the reason under which
+/// the line is counted, if it is a fault of the agent's.
+struct RejectedRequest {
+    bad_line_reason: Option<&'static str>,
+    code: i32,
+    message: String,
+}
+
+impl RejectedRequest {
+    fn new(counted: impl Into<Option<&'static str>>, code: i32, message: &str) -> Self {
+        Self {
+            bad_line_reason: counted.into(),
+            code,
+            message: message.to_owned(),
+        }
+    }
+}
+
+impl Acp {
+    /// Takes a request to the client; `false` if the method is none that was offered.
+    pub(super) fn client_request(
+        &mut self,
+        id: &RequestId,
+        method: &str,
+        params: Option<&RawValue>,
+        line: &[u8],
+        out: &mut Effects,
+    ) -> bool {
+        let method = ClientMethod::from_word(method);
+        let Some(method) =
+            method.filter(|method| self.opening.client_capabilities.supports(*method))
+        else {
+            return false;
+        };
+        match self.accept_client_request(id, method, params, out) {
+            Ok(()) => {}
+            Err(RejectedRequest {
+                bad_line_reason: counted,
+                code,
+                message,
+            }) => {
+                if let Some(reason) = counted {
+                    report_bad_line(reason, line, out);
+                }
+                out.push(Effect::Write(answers::error(id.json(), code, &message)));
+            }
+        }
+        true
+    }
+
+    fn accept_client_request(
+        &mut self,
+        id: &RequestId,
+        method: ClientMethod,
+        params: Option<&RawValue>,
+        out: &mut Effects,
+    ) -> Result<(), RejectedRequest> {
+        if self.phase != Phase::Ready || self.shutdown != ShutdownState::NotStarted {
+            let why = "there is no session that this could be for";
+            return Err(RejectedRequest::new(
+                "out_of_state",
+                answers::INVALID_REQUEST,
+                why,
+            ));
+        }
+        // Looked at before a list of it is made; what is judged has the same bound.
+        let is_long = |raw: &&RawValue| raw.get().len() > PERMISSION_INPUT_BYTES;
+        if method == ClientMethod::TerminalCreate && params.as_ref().is_some_and(is_long) {
+            let why = format!("the parameters are longer than {PERMISSION_INPUT_BYTES} bytes");
+            return Err(RejectedRequest::new(None, answers::INVALID_PARAMS, &why));
+        }
+        let (session, call) = params
+            .and_then(|raw| params::read(method, raw))
+            .ok_or_else(|| {
+                let why = "the parameters lack a member, or one has another type";
+                RejectedRequest::new("bad_shape", answers::INVALID_PARAMS, why)
+            })?;
+        if self.is_other_session(&session) {
+            let why = "Resource not found: the session is not open here";
+            return Err(RejectedRequest::new("unknown_id", answers::NOT_FOUND, why));
+        }
+        let begins = !matches!(call, ClientCall::Terminal { .. });
+        if begins && self.cancelling {
+            let why = "the turn was cancelled";
+            return Err(RejectedRequest::new(None, answers::CANCELLED, why));
+        }
+        if begins && self.turn == Turn::None {
+            let why = "no turn is running: files and new terminals are for turns";
+            return Err(RejectedRequest::new(
+                "out_of_state",
+                answers::INVALID_REQUEST,
+                why,
+            ));
+        }
+        let held = fits(&call)?;
+        if self.client.text_bytes + held > CLIENT_OPEN_BYTES {
+            let why = "too much text is waiting to be written";
+            return Err(RejectedRequest::new(
+                "too_many_asks",
+                answers::INTERNAL,
+                why,
+            ));
+        }
+        let open = &mut self.client.open;
+        let key = open.open(&mut self.ids, id.json(), (method, held));
+        let key = key.map_err(|clash| match clash {
+            RejectReason::Duplicate => {
+                let why = "a request with this id was sent before";
+                RejectedRequest::new("duplicate_id", answers::INVALID_REQUEST, why)
+            }
+            RejectReason::TooMany => {
+                let why = "too many requests are open at the same time";
+                RejectedRequest::new("too_many_asks", answers::INTERNAL, why)
+            }
+            RejectReason::LongId => {
+                let why = "the id of the request is too long";
+                RejectedRequest::new("bad_shape", answers::INVALID_REQUEST, why)
+            }
+        })?;
+        self.client.text_bytes += held;
+        if begins {
+            self.note_turn_activity(out);
+        }
+        let ask = call
+            .policy_request()
+            .is_some()
+            .then(|| build_permission_request(&key, &call));
+        out.push(Effect::ClientRequest {
+            key,
+            call,
+            permission_request: ask,
+        });
+        Ok(())
+    }
+
+    /// Carries out the answer to such a request.
+    pub(super) fn client_answer(
+        &mut self,
+        key: &PermissionRequestKey,
+        answer: &ClientResult,
+        out: &mut Effects,
+    ) -> Result<(), DialectError> {
+        let open = self.client.open.close_by_key(key);
+        let (method, held) = open.ok_or(DialectError::UnknownRequest)?;
+        self.client.text_bytes = self.client.text_bytes.saturating_sub(held);
+        let line = match answer {
+            Ok(done) => answers::success(&key.id, method, done),
+            Err(error) => answers::error(&key.id, code(error.kind), &error_message(error)),
+        };
+        out.push(Effect::Write(line));
+        Ok(())
+    }
+
+    /// A request comes with the id of an open one to the client: which of them an answer would be
+    /// for is not clear, so the older one gets none.
+    pub(super) fn close_duplicate_client_request(
+        &mut self,
+        id: &RequestId,
+        line: &[u8],
+        out: &mut Effects,
+    ) {
+        if let Some(key) = self.client.close_duplicate(&mut self.ids, id.json()) {
+            report_bad_line("duplicate_id", line, out);
+            out.push(Effect::RequestWithdrawn(key));
+        }
+    }
+}
+
+const fn code(fault: ClientErrorKind) -> i32 {
+    match fault {
+        ClientErrorKind::NotFound => answers::NOT_FOUND,
+        ClientErrorKind::Invalid => answers::INVALID_PARAMS,
+        ClientErrorKind::Cancelled => answers::CANCELLED,
+        ClientErrorKind::Denied | ClientErrorKind::Failed => answers::INTERNAL,
+    }
+}
+
+/// The words of an error. Agents know a missing file by the code, by these first words, or by the
+/// system's own: all three are there.
+fn error_message(error: &ClientError) -> String {
+    match error.kind {
+        ClientErrorKind::NotFound => format!(
+            "Resource not found: {} (ENOENT: No such file or directory)",
+            error.message
+        ),
+        ClientErrorKind::Denied => format!("permission denied: {}", error.message),
+        _ => error.message.clone(),
+    }
+}
+
+/// How much text a request holds; what is longer than can be carried out is not taken.
+fn fits(call: &ClientCall) -> Result<usize, RejectedRequest> {
+    let too_long = |what: &str| RejectedRequest::new(None, answers::INVALID_PARAMS, what);
+    match call {
+        ClientCall::Read { path, .. } | ClientCall::Write { path, .. }
+            if path.len() > CLIENT_PATH_BYTES =>
+        {
+            Err(too_long("the path is too long"))
+        }
+        ClientCall::Write { content, .. } if content.len() > CLIENT_FILE_BYTES => {
+            let most = CLIENT_FILE_BYTES;
+            Err(too_long(&format!("the text is longer than {most} bytes")))
+        }
+        ClientCall::Terminal { id, .. } if id.len() > FOREIGN_ID_BYTES => {
+            Err(too_long("the id of the terminal is too long"))
+        }
+        ClientCall::Write { content, .. } => Ok(content.len()),
+        _ => Ok(0),
+    }
+}
+
+/// What is on record of a request that is judged: of a text its length and digest, not the text.
+fn build_permission_request(
+    key: &PermissionRequestKey,
+    call: &ClientCall,
+) -> Box<PermissionRequest> {
+    let input = match call {
+        ClientCall::Read { path, line, limit } => {
+            serde_json::json!({"path": path, "line": line, "limit": limit})
+        }
+        ClientCall::Write { path, content } => serde_json::json!({
+            "path": path,
+            "bytes": content.len(),
+            "sha256": hex::encode(Sha256::digest(content.as_bytes())),
+        }),
+        ClientCall::Run(spec) => {
+            let env: Vec<_> = spec
+                .env
+                .iter()
+                .map(|(name, value)| serde_json::json!({"name": name, "value": value}))
+                .collect();
+            serde_json::json!({"command": spec.argv, "cwd": spec.cwd, "env": env})
+        }
+        ClientCall::Terminal { id, .. } => serde_json::json!({"terminalId": id}),
+    };
+    Box::new(PermissionRequest {
+        key: key.clone(),
+        tool_id: None,
+        tool: call.method().word().into(),
+        input: serde_json::value::to_raw_value(&input)
+            .unwrap_or_else(|_| marshal_wire::json::null_value()),
+        claims: AgentClaims::default(),
+    })
+}

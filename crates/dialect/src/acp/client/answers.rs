@@ -1,0 +1,222 @@
+//! The answers to the requests to the client, written.
+//!
+//! Must not know when they may be said. Source: Agent Client Protocol, schema version 1.
+
+use serde::Serialize;
+use serde_json::value::RawValue;
+
+use crate::acp::write;
+use marshal_model::{ClientMethod, ClientOutput, ExitStatus, TerminalExit};
+
+/// Error codes of JSON-RPC and of ACP.
+pub(super) const INVALID_REQUEST: i32 = -32600;
+pub(super) const INVALID_PARAMS: i32 = -32602;
+pub(super) const INTERNAL: i32 = -32603;
+pub(super) const NOT_FOUND: i32 = -32002;
+pub(super) const CANCELLED: i32 = -32800;
+
+/// The names of signals, from 1 (signal(7), as Linux numbers them on most machines).
+const SIGNALS: &[&str] = &[
+    "SIGHUP",
+    "SIGINT",
+    "SIGQUIT",
+    "SIGILL",
+    "SIGTRAP",
+    "SIGABRT",
+    "SIGBUS",
+    "SIGFPE",
+    "SIGKILL",
+    "SIGUSR1",
+    "SIGSEGV",
+    "SIGUSR2",
+    "SIGPIPE",
+    "SIGALRM",
+    "SIGTERM",
+    "SIGSTKFLT",
+    "SIGCHLD",
+    "SIGCONT",
+    "SIGSTOP",
+    "SIGTSTP",
+    "SIGTTIN",
+    "SIGTTOU",
+    "SIGURG",
+    "SIGXCPU",
+    "SIGXFSZ",
+    "SIGVTALRM",
+    "SIGPROF",
+    "SIGWINCH",
+    "SIGIO",
+    "SIGPWR",
+    "SIGSYS",
+];
+
+#[derive(Serialize)]
+struct Reply<'a, T> {
+    jsonrpc: &'static str,
+    id: &'a RawValue,
+    result: T,
+}
+
+#[derive(Serialize)]
+struct Nothing {}
+
+#[derive(Serialize)]
+struct Text<'a> {
+    content: &'a str,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct CreateTerminalResult<'a> {
+    terminal_id: &'a str,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct TerminalOutputResult<'a> {
+    output: &'a str,
+    truncated: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    exit_status: Option<Exit>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Exit {
+    exit_code: Option<i32>,
+    signal: Option<String>,
+}
+
+fn exit(of: TerminalExit) -> Exit {
+    match of.0 {
+        Some(ExitStatus::Code(code)) => Exit {
+            exit_code: Some(code),
+            signal: None,
+        },
+        Some(ExitStatus::Signal(number)) => {
+            let at = usize::try_from(number).ok().and_then(|n| n.checked_sub(1));
+            let name = at.and_then(|at| SIGNALS.get(at));
+            Exit {
+                exit_code: None,
+                signal: Some(name.map_or_else(|| format!("SIG{number}"), |&name| name.to_owned())),
+            }
+        }
+        None => Exit {
+            exit_code: None,
+            signal: None,
+        },
+    }
+}
+
+/// Answers a request of that method with what came of it.
+pub(super) fn success(id: &str, method: ClientMethod, done: &ClientOutput) -> Vec<u8> {
+    match (method, done) {
+        (_, ClientOutput::Text(content) | ClientOutput::Read { text: content, .. }) => {
+            reply(id, Text { content })
+        }
+        (_, ClientOutput::Terminal(terminal_id)) => reply(id, CreateTerminalResult { terminal_id }),
+        (
+            _,
+            ClientOutput::Output {
+                text,
+                truncated,
+                exit: of,
+            },
+        ) => reply(
+            id,
+            TerminalOutputResult {
+                output: text,
+                truncated: *truncated,
+                exit_status: of.map(exit),
+            },
+        ),
+        (ClientMethod::TerminalWait, ClientOutput::Exited(of)) => reply(id, exit(*of)),
+        // Whoever ends a command is not told how it ended.
+        (_, ClientOutput::Empty | ClientOutput::Written(_) | ClientOutput::Exited(_)) => {
+            reply(id, Nothing {})
+        }
+    }
+}
+
+/// Answers a request with an error.
+pub(super) fn error(id: &str, code: i32, message: &str) -> Vec<u8> {
+    write::error(id, code, message)
+}
+
+fn reply(id: &str, result: impl Serialize) -> Vec<u8> {
+    // Ids were read from JSON and are canonical JSON again.
+    let Ok(id) = serde_json::from_str::<&RawValue>(id) else {
+        return Vec::new();
+    };
+    write::line(&Reply {
+        jsonrpc: "2.0",
+        id,
+        result,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_look_as_the_schema_says() {
+        let check = |method: ClientMethod, of: ClientOutput, expect: &str| {
+            let line = String::from_utf8(success("7", method, &of)).unwrap();
+            assert_eq!(
+                line,
+                format!("{{\"jsonrpc\":\"2.0\",\"id\":7,\"result\":{expect}}}\n")
+            );
+        };
+        let exited = |status| TerminalExit(Some(status));
+        check(ClientMethod::WriteTextFile, ClientOutput::Empty, "{}");
+        check(
+            ClientMethod::ReadTextFile,
+            ClientOutput::Text("a\u{2028}\n".into()),
+            r#"{"content":"a\u2028\n"}"#,
+        );
+        check(
+            ClientMethod::TerminalCreate,
+            ClientOutput::Terminal("terminal-1".into()),
+            r#"{"terminalId":"terminal-1"}"#,
+        );
+        check(
+            ClientMethod::TerminalOutput,
+            ClientOutput::Output {
+                text: "x".into(),
+                truncated: true,
+                exit: None,
+            },
+            r#"{"output":"x","truncated":true}"#,
+        );
+        check(
+            ClientMethod::TerminalOutput,
+            ClientOutput::Output {
+                text: String::new(),
+                truncated: false,
+                exit: Some(exited(ExitStatus::Code(3))),
+            },
+            r#"{"output":"","truncated":false,"exitStatus":{"exitCode":3,"signal":null}}"#,
+        );
+        check(
+            ClientMethod::TerminalWait,
+            ClientOutput::Exited(exited(ExitStatus::Signal(9))),
+            r#"{"exitCode":null,"signal":"SIGKILL"}"#,
+        );
+        check(
+            ClientMethod::TerminalWait,
+            ClientOutput::Exited(exited(ExitStatus::Signal(40))),
+            r#"{"exitCode":null,"signal":"SIG40"}"#,
+        );
+        check(
+            ClientMethod::TerminalWait,
+            ClientOutput::Exited(TerminalExit(None)),
+            r#"{"exitCode":null,"signal":null}"#,
+        );
+        check(
+            ClientMethod::TerminalKill,
+            ClientOutput::Exited(exited(ExitStatus::Signal(9))),
+            "{}",
+        );
+    }
+}

@@ -1,0 +1,111 @@
+//! From the first word to a session: version, login, then a new session or an earlier one.
+//!
+//! Must not know what a turn is.
+
+use serde_json::value::RawValue;
+
+use super::auth::AUTH_REQUIRED;
+use super::envelope::ErrorReply;
+use super::message::{self, InitializeResult};
+use super::{Acp, Phase, describe_error, write};
+use crate::lenient::parse_object;
+use crate::{ChannelError, Effects};
+use marshal_config::{McpTransport, ServerKind};
+use marshal_model::UntrustedText;
+
+impl Acp {
+    /// The version gate: only the integer 1 passes, before anything else is written.
+    pub(super) fn on_initialize_reply(
+        &mut self,
+        outcome: Result<&RawValue, ErrorReply>,
+        out: &mut Effects,
+    ) {
+        let result = match outcome {
+            Ok(result) => result,
+            Err(error) => {
+                let theirs = format!("none; to initialize {}", describe_error(&error));
+                return self.fail_version(theirs, out);
+            }
+        };
+        let read: InitializeResult<'_> = parse_object(result).unwrap_or_default();
+        let theirs = read.protocol_version.map_or("none", RawValue::get);
+        if theirs != write::VERSION {
+            let theirs = UntrustedText::from(theirs).escape_for_display(40);
+            return self.fail_version(theirs, out);
+        }
+        self.info.protocol = write::VERSION.to_owned();
+        self.info.version = read.version();
+        self.capabilities = read.capabilities();
+        if let Err(why) = self.check_mcp_servers() {
+            return self.fail_channel(ChannelError::NeedsSetup(why), out);
+        }
+        self.authenticate(out);
+    }
+
+    fn fail_version(&mut self, theirs: String, out: &mut Effects) {
+        let ours = write::VERSION;
+        self.fail_channel(ChannelError::Version { theirs, ours }, out);
+    }
+
+    /// Whether the agent can use the tool servers that it is to be handed.
+    fn check_mcp_servers(&self) -> Result<(), String> {
+        for server in &self.opening.acp.mcp_servers {
+            let McpTransport::Route { kind, route, .. } = &server.transport else {
+                continue;
+            };
+            let (name, can) = (&server.name, &self.capabilities);
+            let reaches = match kind {
+                ServerKind::Stdio => true,
+                ServerKind::Http => can.http,
+                ServerKind::Sse => can.sse,
+            };
+            if !reaches {
+                return Err(format!(
+                    "the agent reaches no tool servers by {kind} (mcpCapabilities), and {name} is one: start it as a program, or leave it out of mcp_servers"
+                ));
+            }
+            if !self.opening.routes.contains_key(route) {
+                return Err(format!(
+                    "the tool server {name} needs the route {route}, and the pool has none of that name"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Opens the session: a new one, or an earlier one again.
+    pub(super) fn open_session(&mut self, out: &mut Effects) {
+        if self.opening.resume.is_some() {
+            return self.find(out);
+        }
+        let (acp, routes) = (self.opening.acp.clone(), self.opening.routes.clone());
+        let workspace = self.opening.workspace.clone();
+        self.send_request(Phase::Creating, "session/new", out, |id| {
+            write::new_session(id, &workspace, &write::servers(&acp.mcp_servers, &routes))
+        });
+    }
+
+    /// The reply to `session/new`.
+    pub(super) fn on_session_new_reply(
+        &mut self,
+        outcome: Result<&RawValue, ErrorReply>,
+        out: &mut Effects,
+    ) {
+        let result = match outcome {
+            Ok(result) => result,
+            Err(error) if error.code == AUTH_REQUIRED => return self.fail_login(&error, out),
+            Err(error) => {
+                let said = format!("the agent opens no session: {}", describe_error(&error));
+                return self.fail_protocol(said, out);
+            }
+        };
+        self.session = message::session_id(result);
+        if self.session.is_none() {
+            let said = "the agent opened a session without an id that can be used";
+            return self.fail_protocol(said.to_owned(), out);
+        }
+        if let Some(settings) = self.read_settings(result, out) {
+            self.apply_settings(settings, out);
+        }
+    }
+}

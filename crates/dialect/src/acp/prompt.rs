@@ -1,0 +1,43 @@
+//! A prompt as blocks: what was denied before, the text, and the files that belong to it.
+//!
+//! Must not read files.
+
+use super::{Acp, Turn, write};
+use crate::{Attachment, Effect, Effects};
+use marshal_config::DenialFeedback;
+use marshal_model::UntrustedText;
+
+impl Acp {
+    /// Writes a prompt: the turn has begun for us.
+    pub(super) fn prompt(
+        &mut self,
+        text: &UntrustedText,
+        attached: &[Attachment],
+        out: &mut Effects,
+    ) {
+        let Some(session) = self.session.clone() else {
+            return;
+        };
+        self.replay.is_over = true;
+        self.unconfirmed_denials = std::mem::take(&mut self.denials);
+        let denials = self.unconfirmed_denials.prompt_prefix();
+        let id = self.fresh_id();
+        self.turn = Turn::Sent(id);
+        let mut blocks = Vec::with_capacity(attached.len() + 2);
+        blocks.extend(denials.as_deref().map(write::Block::text));
+        blocks.push(write::Block::text(text.raw()));
+        let embeds = self.capabilities.embedded;
+        blocks.extend(attached.iter().map(|file| match &file.text {
+            Some(text) if embeds => write::Block::file(&file.path, text.raw()),
+            _ => write::Block::link(&file.path),
+        }));
+        out.push(Effect::Write(write::prompt(id, &session, &blocks)));
+    }
+
+    /// Keeps a denial's reason for the next prompt: the answer has no place for it.
+    pub(super) fn record_denial(&mut self, about: &UntrustedText, reason: &str) {
+        if self.opening.acp.tell_denials == DenialFeedback::NextPrompt {
+            self.denials.add(about, reason);
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! What the agent wants to know: permissions, and all that we do not serve.
+//!
+//! Must not decide anything: an ask goes to the session, its answer comes back as a command.
+
+use serde_json::value::RawValue;
+
+use super::calls::{CallFields, MessageKind};
+use super::envelope::RequestId;
+use super::message::{PermissionOptions, PermissionParams};
+use super::shutdown::ShutdownState;
+use super::{Acp, Phase, Turn, write};
+use crate::lenient::parse_object;
+use crate::open_requests::RejectReason;
+use crate::{DialectError, Effect, Effects, report_bad_line};
+use marshal_model::limits;
+use marshal_model::{
+    AgentClaims, Event, PermissionRequest, PermissionRequestKey, PermissionResponse,
+};
+use marshal_wire::json;
+
+impl Acp {
+    pub(super) fn handle_request(
+        &mut self,
+        id: &RequestId,
+        method: &str,
+        params: Option<&RawValue>,
+        line: &[u8],
+        out: &mut Effects,
+    ) {
+        // Nothing is written before the agent's version is known.
+        if matches!(self.phase, Phase::Initializing) {
+            return report_bad_line("out_of_state", line, out);
+        }
+        self.close_duplicate_client_request(id, line, out);
+        if method != "session/request_permission" {
+            // An answer carries no more than an id: this one also ends a request that has it.
+            if let Some((key, _)) = self.open_requests.close_duplicate(&mut self.ids, id.json()) {
+                report_bad_line("duplicate_id", line, out);
+                out.push(Effect::RequestWithdrawn(key));
+            }
+            if self.client_request(id, method, params, line, out) {
+                return;
+            }
+            let answer = write::error(id.json(), write::METHOD_NOT_FOUND, "method not found");
+            return out.push(Effect::Write(answer));
+        }
+        let read = params.and_then(|raw| {
+            let params: PermissionParams<'_> = parse_object(raw)?;
+            let call = CallFields::read(params.tool_call)?;
+            let session = params.session_id.as_ref();
+            let is_other = session.is_some_and(|session| self.is_other_session(&session.0));
+            Some((params.options(), call, is_other))
+        });
+        match read {
+            Some((mut options, mut call, is_other)) => {
+                if is_other {
+                    call.set_session("");
+                    options.allow = None;
+                }
+                options.about = call.title().unwrap_or_else(|| call.id());
+                self.handle_permission_request(id, options, &call, line, out);
+            }
+            None => self.reject_unreadable(id, line, out),
+        }
+    }
+
+    /// A permission request of a shape that we do not know is none.
+    fn reject_unreadable(&mut self, id: &RequestId, line: &[u8], out: &mut Effects) {
+        report_bad_line("bad_shape", line, out);
+        let open = self.open_requests.close(id.json());
+        out.extend(open.map(|(key, _)| Effect::RequestWithdrawn(key)));
+        let said = "the permission request cannot be read";
+        let answer = write::error(id.json(), write::INVALID_PARAMS, said);
+        out.push(Effect::Write(answer));
+    }
+
+    fn handle_permission_request(
+        &mut self,
+        id: &RequestId,
+        mut options: PermissionOptions,
+        fields: &CallFields<'_>,
+        line: &[u8],
+        out: &mut Effects,
+    ) {
+        let id = id.json();
+        if self.cancelling || self.shutdown != ShutdownState::NotStarted {
+            // Whoever cancels answers every request so, also one that comes later.
+            if let Ok(raw) = serde_json::from_slice::<&RawValue>(line) {
+                out.push(Effect::Event(Event::Unknown {
+                    tag: "session/request_permission".into(),
+                    raw: raw.to_owned(),
+                }));
+            }
+            return out.push(Effect::Write(write::cancel_permission(
+                self.reply_format(),
+                id,
+            )));
+        }
+        if self.turn == Turn::None {
+            report_bad_line("out_of_state", line, out);
+            return self.deny_at_once(id, &options, out);
+        }
+        self.note_turn_activity(out);
+        let (_, known) = self.calls.merge(fields, MessageKind::PermissionRequest);
+        if !known.is_complete {
+            // It is asked all the same, so that its denial is on record.
+            options.allow = None;
+        }
+        if options.allow.is_none() {
+            report_bad_line("bad_shape", line, out);
+        }
+        let key = match self.open_requests.open(&mut self.ids, id, options.clone()) {
+            Ok(key) => key,
+            Err(clash) => {
+                let reason = match clash {
+                    RejectReason::Duplicate => "duplicate_id",
+                    RejectReason::TooMany => "too_many_asks",
+                    RejectReason::LongId => "bad_shape",
+                };
+                report_bad_line(reason, line, out);
+                self.deny_at_once(id, &options, out);
+                if clash == RejectReason::TooMany {
+                    self.count_excess_request(out);
+                }
+                return;
+            }
+        };
+        out.push(Effect::PermissionRequest(PermissionRequest {
+            key,
+            tool_id: Some(fields.id()),
+            tool: known.name,
+            input: known.input.unwrap_or_else(json::null_value),
+            claims: AgentClaims {
+                title: known.title,
+                kind: known.kind,
+                has_no_allow_option: options.allow.is_none(),
+                ..AgentClaims::default()
+            },
+        }));
+    }
+
+    /// One more request was denied because too many are open.
+    fn count_excess_request(&mut self, out: &mut Effects) {
+        self.excess_requests = self.excess_requests.saturating_add(1);
+        if self.excess_requests > limits::EXCESS_PERMISSION_REQUESTS {
+            let most = limits::OPEN_PERMISSION_REQUESTS;
+            let said = format!(
+                "the agent asks on and on while {most} of its requests wait for their answers"
+            );
+            self.fail_protocol(said, out);
+        }
+    }
+
+    /// Carries out an answer. The protocol has no place for a denial's reason.
+    pub(super) fn answer(
+        &mut self,
+        key: &PermissionRequestKey,
+        answer: &PermissionResponse,
+        out: &mut Effects,
+    ) -> Result<(), DialectError> {
+        let options = self
+            .open_requests
+            .close_by_key(key)
+            .ok_or(DialectError::UnknownRequest)?;
+        self.calls.release_repeated_bytes();
+        match (answer, &options.allow) {
+            (PermissionResponse::Allow, Some(option)) => {
+                let form = self.reply_format();
+                out.push(Effect::Write(write::allow(form, &key.id, option)));
+            }
+            (PermissionResponse::Allow, None) => self.deny(&key.id, &options, out),
+            (PermissionResponse::Deny(reason), _) => {
+                self.record_denial(&options.about, reason);
+                self.deny(&key.id, &options, out);
+            }
+        }
+        Ok(())
+    }
+
+    /// Denies a request. Without an option for that, the answer is the one for a cancelled turn,
+    /// so the turn is cancelled.
+    fn deny(&mut self, id: &str, options: &PermissionOptions, out: &mut Effects) {
+        let form = self.reply_format();
+        let Some(option) = options.reject.as_deref() else {
+            out.push(Effect::Write(write::cancel_permission(form, id)));
+            if self.turn != Turn::None && !self.cancelling {
+                out.push(Effect::Cancelling);
+            }
+            return self.cancel(out);
+        };
+        out.push(Effect::Write(write::deny(form, id, option)));
+    }
+
+    /// Denies a request that nobody is asked about.
+    fn deny_at_once(&mut self, id: &str, options: &PermissionOptions, out: &mut Effects) {
+        let open = self.open_requests.close(id);
+        out.extend(open.map(|(key, _)| Effect::RequestWithdrawn(key)));
+        self.deny(id, options, out);
+    }
+}

@@ -1,0 +1,207 @@
+//! Going on with a session of an earlier process: looked up, loaded or resumed, and its past not
+//! told a second time.
+//!
+//! Must not know what a session is set to.
+
+use std::time::Instant;
+
+use serde_json::value::RawValue;
+
+use super::auth::AUTH_REQUIRED;
+use super::envelope::ErrorReply;
+use super::settings::Settings;
+use super::shutdown::ShutdownState;
+use super::{Acp, Phase, describe_error, message, write};
+use crate::{ChannelError, Effects};
+use marshal_model::Event;
+use marshal_model::limits;
+
+/// What an agent tells again of a session that it loads.
+#[derive(Debug, Default)]
+pub(super) struct Replay {
+    /// The request that loads it.
+    method: Option<&'static str>,
+    /// The session was in the agent's list.
+    is_listed: bool,
+    /// Messages of its past so far.
+    messages: u64,
+    /// When the session was loaded, and when the last such message came after that.
+    settling: Option<(Instant, Instant)>,
+    /// What the session is set to.
+    settings: Option<Settings>,
+    /// A prompt was sent: what comes now is new.
+    pub(super) is_over: bool,
+}
+
+impl Replay {
+    /// Whether the session is one of an earlier process.
+    pub(super) const fn is_resumed(&self) -> bool {
+        self.method.is_some()
+    }
+
+    /// The event that says so, once.
+    pub(super) fn resumed_event(&mut self) -> Option<Event> {
+        let how = self.method?;
+        Some(Event::SessionResumed {
+            how,
+            replayed: self.messages,
+        })
+    }
+}
+
+/// Updates that an agent may tell of a session's past.
+pub(super) fn is_history(tag: &str) -> bool {
+    matches!(
+        tag,
+        "user_message_chunk"
+            | "agent_message_chunk"
+            | "agent_thought_chunk"
+            | "tool_call"
+            | "tool_call_update"
+            | "plan"
+            | "compaction_update"
+            | "compaction_summary_chunk"
+    )
+}
+
+impl Acp {
+    /// Whether what comes now of a session's past was told before.
+    pub(super) fn is_replaying(&self) -> bool {
+        self.opening.resume.is_some() && !self.replay.is_over
+    }
+
+    /// A message of the session's past.
+    pub(super) fn record_replayed(&mut self) {
+        self.replay.messages += 1;
+        if let (Some((_, last)), Some(now)) = (&mut self.replay.settling, self.now) {
+            *last = now;
+        }
+    }
+
+    /// Looks the session up where the agent has a list: some answer a load of an unknown id like
+    /// a success, and a resume by a new session of their own.
+    pub(super) fn find(&mut self, out: &mut Effects) {
+        if !self.capabilities.load && !self.capabilities.resume {
+            let why = "it offers neither session/load nor session/resume".to_owned();
+            return self.fail_channel(ChannelError::NotResumed(why), out);
+        }
+        if self.capabilities.list {
+            self.list(None, out);
+        } else {
+            self.load(out);
+        }
+    }
+
+    fn list(&mut self, cursor: Option<&str>, out: &mut Effects) {
+        self.pages += 1;
+        self.send_request(Phase::Listing, "session/list", out, |id| {
+            write::list_sessions(id, cursor)
+        });
+    }
+
+    /// A page of the agent's sessions.
+    pub(super) fn on_session_list_reply(
+        &mut self,
+        outcome: Result<&RawValue, ErrorReply>,
+        out: &mut Effects,
+    ) {
+        let Some(wanted) = &self.opening.resume else {
+            return;
+        };
+        let why = match outcome {
+            Err(error) if error.code == AUTH_REQUIRED => return self.fail_login(&error, out),
+            Err(error) => format!("to session/list {}", describe_error(&error)),
+            Ok(result) => match message::find_in_session_list(result, wanted) {
+                None => "its list of sessions cannot be read".to_owned(),
+                Some((true, _)) => {
+                    self.replay.is_listed = true;
+                    return self.load(out);
+                }
+                Some((false, Some(cursor))) if self.pages < limits::SESSION_PAGES => {
+                    return self.list(Some(&cursor), out);
+                }
+                Some((false, next)) => {
+                    let all = if next.is_some() {
+                        "the first pages of "
+                    } else {
+                        ""
+                    };
+                    format!(
+                        "{all}its list of sessions lacks {}",
+                        wanted.escape_for_display(80)
+                    )
+                }
+            },
+        };
+        self.fail_channel(ChannelError::NotResumed(why), out);
+    }
+
+    /// Resumes where the agent can and the id is known to be good; else loads.
+    fn load(&mut self, out: &mut Effects) {
+        let resumes =
+            self.capabilities.resume && (self.replay.is_listed || !self.capabilities.load);
+        self.load_by(if resumes { RESUME } else { LOAD }, out);
+    }
+
+    fn load_by(&mut self, method: &'static str, out: &mut Effects) {
+        let Some(session) = self.opening.resume.clone() else {
+            return;
+        };
+        self.replay.method = Some(method);
+        let (acp, routes) = (self.opening.acp.clone(), self.opening.routes.clone());
+        let workspace = self.opening.workspace.clone();
+        self.send_request(Phase::Loading, method, out, |id| {
+            let servers = write::servers(&acp.mcp_servers, &routes);
+            write::old_session(id, method, &session, &workspace, &servers)
+        });
+    }
+
+    /// The reply to `session/load` or `session/resume`, which names no session.
+    pub(super) fn on_session_load_reply(
+        &mut self,
+        outcome: Result<&RawValue, ErrorReply>,
+        out: &mut Effects,
+    ) {
+        let result = match outcome {
+            Ok(result) => result,
+            Err(error) if error.code == AUTH_REQUIRED => return self.fail_login(&error, out),
+            Err(_) if self.replay.method == Some(RESUME) && self.capabilities.load => {
+                return self.load_by(LOAD, out);
+            }
+            Err(error) => {
+                return self.fail_channel(ChannelError::NotResumed(describe_error(&error)), out);
+            }
+        };
+        self.session.clone_from(&self.opening.resume);
+        let Some(settings) = self.read_settings(result, out) else {
+            return;
+        };
+        // Some tell the past, or the rest of it, only after their reply.
+        let Some(now) = self.now else {
+            return self.apply_settings(settings, out);
+        };
+        self.phase = Phase::Replaying;
+        self.replay.settling = Some((now, now));
+        self.replay.settings = Some(settings);
+    }
+
+    /// When an agent has been quiet for long enough after its reply.
+    pub(super) fn quiet_due(&self) -> Option<Instant> {
+        let (since, last) = self.replay.settling?;
+        let quiet = last.checked_add(limits::REPLAY_QUIET)?;
+        let longest = since.checked_add(limits::REPLAY_TIMEOUT)?;
+        let waits = self.phase == Phase::Replaying && self.shutdown == ShutdownState::NotStarted;
+        waits.then(|| quiet.min(longest))
+    }
+
+    /// It is: the session goes on.
+    pub(super) fn finish_replay(&mut self, out: &mut Effects) {
+        self.replay.settling = None;
+        let settings = self.replay.settings.take().unwrap_or_default();
+        let later = std::mem::take(&mut self.setup.settings);
+        self.apply_settings(settings.with_later(later), out);
+    }
+}
+
+const LOAD: &str = "session/load";
+const RESUME: &str = "session/resume";

@@ -1,0 +1,426 @@
+//! Requests of ours and their replies: the version gate, the mode and the model that a session is set
+//! to, the deadline of each.
+//!
+//! Must not know what a turn is.
+
+use std::time::Instant;
+
+use serde_json::value::RawValue;
+
+use super::message::{InitializeResult, Outcome, Reply, TurnResult};
+use super::{Claude, Phase, write};
+use crate::lenient::parse_object;
+use crate::{ChannelError, DialectError, Effect, Effects, report_bad_line};
+use marshal_model::ids::is_safe_token;
+use marshal_model::{AgentInfo, ChoiceInfo, ErrorOrigin, Event, Setting, UntrustedText};
+
+/// The major version that we speak.
+const MAJOR: &str = "2";
+/// What a mismatch says that we speak.
+const SUPPORTED: &str = "2 of Claude Code, named in the reply to initialize";
+/// The mode that asks.
+const ASK_MODE: &str = "default";
+/// The modes that the program has.
+const MODES: [&str; 6] = [
+    ASK_MODE,
+    "plan",
+    "acceptEdits",
+    "auto",
+    "dontAsk",
+    "bypassPermissions",
+];
+
+/// What a request of ours is for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum ControlPurpose {
+    Initialize,
+    /// The mode that the pool wants.
+    Mode(String),
+    /// The model that it wants.
+    Model(String),
+    /// A mode that a person chose.
+    UserMode(String),
+}
+
+impl ControlPurpose {
+    fn describe(&self) -> String {
+        match self {
+            Self::Initialize => "initialize".to_owned(),
+            Self::Mode(mode) | Self::UserMode(mode) => {
+                format!(
+                    "set_permission_mode {}",
+                    UntrustedText::from(mode.as_str()).escape_for_display(80)
+                )
+            }
+            Self::Model(model) => format!(
+                "set_model {}",
+                UntrustedText::from(model.as_str()).escape_for_display(80)
+            ),
+        }
+    }
+}
+
+/// The request of ours that is open.
+#[derive(Debug)]
+pub(super) struct Control {
+    id: String,
+    purpose: ControlPurpose,
+    sent: Option<Instant>,
+}
+
+/// What the session is set to, as the agent says.
+#[derive(Debug, Default)]
+pub(super) struct Settings {
+    pub(super) mode: Option<UntrustedText>,
+    pub(super) model: Option<UntrustedText>,
+}
+
+impl Claude {
+    /// A fresh id for a request of ours.
+    pub(super) fn next_request_id(&mut self) -> String {
+        self.requests += 1;
+        format!("marshal-{}", self.requests)
+    }
+
+    fn send_request(
+        &mut self,
+        what: ControlPurpose,
+        out: &mut Effects,
+        line: impl FnOnce(&str) -> Vec<u8>,
+    ) {
+        let id = self.next_request_id();
+        out.push(Effect::Write(line(&id)));
+        self.control = Some(Control {
+            id,
+            purpose: what,
+            sent: self.now,
+        });
+    }
+
+    /// The first word.
+    pub(super) fn begin(&mut self, out: &mut Effects) {
+        let resume = self.opening.resume.as_ref();
+        if let Some(id) = resume.filter(|id| !is_safe_token(id.raw())) {
+            let why = format!("{} is no id of a session", id.escape_for_display(80));
+            return self.fail_channel(ChannelError::NotResumed(why), out);
+        }
+        let fresh = Some(self.opening.fresh_id.as_str()).filter(|id| is_safe_token(id));
+        self.session.id = resume.cloned().or_else(|| fresh.map(UntrustedText::from));
+        self.send_request(ControlPurpose::Initialize, out, write::initialize);
+    }
+
+    /// When the open request must have been answered.
+    pub(super) fn control_due(&self) -> Option<Instant> {
+        let sent = self.control.as_ref()?.sent?;
+        sent.checked_add(self.opening.control_timeout?)
+    }
+
+    pub(super) fn on_control_timeout(&mut self, out: &mut Effects) {
+        let Some(control) = self.control.take() else {
+            return;
+        };
+        let said = format!(
+            "the agent does not answer {} within timeouts.control",
+            control.purpose.describe()
+        );
+        self.fail_channel(ChannelError::Unanswered(said), out);
+    }
+
+    /// A reply to a request of ours, or to nothing.
+    pub(super) fn handle_reply(&mut self, reply: &Reply<'_>, line: &[u8], out: &mut Effects) {
+        let Some((id, outcome)) = reply.read() else {
+            return report_bad_line("bad_shape", line, out);
+        };
+        if self.interrupt.as_deref() == Some(id.0.as_ref()) {
+            self.interrupt = None;
+            if let Err(why) = outcome {
+                out.push(Effect::Event(Event::AgentError {
+                    code: "interrupt".into(),
+                    message: why,
+                    origin: ErrorOrigin::Local,
+                }));
+            }
+            return;
+        }
+        let Some(control) = self.control.take_if(|control| control.id == id.0) else {
+            return report_bad_line("unknown_id", line, out);
+        };
+        match control.purpose {
+            ControlPurpose::Initialize => self.on_initialize_reply(outcome, out),
+            ControlPurpose::Mode(mode) => self.on_mode_reply(&mode, outcome, out),
+            ControlPurpose::Model(model) => self.on_model_reply(model, outcome, out),
+            ControlPurpose::UserMode(mode) => self.on_user_setting_reply(&mode, outcome, out),
+        }
+    }
+
+    /// The version gate, before anything else is written.
+    fn on_initialize_reply(&mut self, outcome: Outcome<'_>, out: &mut Effects) {
+        let theirs = match outcome {
+            Ok(reply) => {
+                let read: InitializeResult<'_> = reply.and_then(parse_object).unwrap_or_default();
+                self.settings.mode = read.mode();
+                match read.version() {
+                    Some(version) if is_supported_version(version.raw()) => {
+                        self.version = Some(version);
+                        if read.lacks_hooks() {
+                            let why = "the agent does not ask the supervisor's hook, so that it would run tools unasked (hooks_applied: false)";
+                            return self
+                                .fail_channel(ChannelError::NeedsSetup(why.to_owned()), out);
+                        }
+                        return self.set_mode(out);
+                    }
+                    Some(version) => version.escape_for_display(40),
+                    None => "none".to_owned(),
+                }
+            }
+            Err(why) => format!(
+                "none; to initialize it said {}",
+                why.escape_for_display(200)
+            ),
+        };
+        self.fail_channel(
+            ChannelError::Version {
+                theirs,
+                ours: SUPPORTED,
+            },
+            out,
+        );
+    }
+
+    /// Sets the pool's mode, or pins the one that asks where the agent does not say which it has.
+    fn set_mode(&mut self, out: &mut Effects) {
+        let now = self.settings.mode.as_ref().map(UntrustedText::raw);
+        let wanted = self.opening.acp.mode.clone();
+        let wanted = wanted.or_else(|| now.is_none().then(|| ASK_MODE.to_owned()));
+        match wanted {
+            Some(mode) if now != Some(mode.as_str()) => {
+                self.send_request(ControlPurpose::Mode(mode.clone()), out, |id| {
+                    write::set_mode(id, &mode)
+                });
+            }
+            _ => self.set_model(out),
+        }
+    }
+
+    fn on_mode_reply(&mut self, mode: &str, outcome: Outcome<'_>, out: &mut Effects) {
+        match parse_mode_reply(mode, outcome) {
+            Ok(mode) => {
+                self.settings.mode = Some(mode);
+                self.set_model(out);
+            }
+            Err(why) => self.fail_channel(ChannelError::NeedsSetup(why), out),
+        }
+    }
+
+    fn set_model(&mut self, out: &mut Effects) {
+        if let Some(mode) = self.settings.mode.clone()
+            && self.is_skipping_mode(&mode)
+        {
+            let said = format!(
+                "the agent's session skips permission requests (its mode {}): set a mode that asks, or say mode_skips_asks = true if that is meant",
+                mode.escape_for_display(80)
+            );
+            return self.fail_channel(ChannelError::NeedsSetup(said), out);
+        }
+        match self.opening.acp.model.clone() {
+            Some(model) => {
+                self.send_request(ControlPurpose::Model(model.clone()), out, |id| {
+                    write::set_model(id, &model)
+                });
+            }
+            None => self.finish_handshake(out),
+        }
+    }
+
+    fn on_model_reply(&mut self, model: String, outcome: Outcome<'_>, out: &mut Effects) {
+        if let Err(why) = outcome {
+            let shown = UntrustedText::from(model).escape_for_display(80);
+            let said = format!(
+                "the agent does not take the model {shown}: {}",
+                why.escape_for_display(300)
+            );
+            return self.fail_channel(ChannelError::NeedsSetup(said), out);
+        }
+        self.settings.model = Some(model.into());
+        self.finish_handshake(out);
+    }
+
+    fn finish_handshake(&mut self, out: &mut Effects) {
+        self.phase = Phase::Ready;
+        if self.opening.resume.is_some() {
+            out.push(Effect::Event(Event::SessionResumed {
+                how: "--resume",
+                replayed: 0,
+            }));
+        }
+        let usable = MODES.map(UntrustedText::from).into_iter();
+        let usable = usable.filter(|mode| !self.is_skipping_mode(mode));
+        out.push(Effect::Ready(AgentInfo {
+            protocol: MAJOR.to_owned(),
+            version: self.version.clone(),
+            session: self.session.id.clone(),
+            model: self.settings.model.clone(),
+            mode: self.settings.mode.clone(),
+            modes: usable.map(|id| ChoiceInfo { id, name: None }).collect(),
+            tools: Vec::new(),
+            context_window: None,
+            cannot_resume: false,
+        }));
+    }
+
+    /// A turn ended before any was begun: so the program says that it cannot go on with a session.
+    pub(super) fn on_early_result(&mut self, result: &TurnResult<'_>, out: &mut Effects) {
+        let said = result.error_text().or_else(|| result.subtype());
+        let said = said.unwrap_or_default().escape_for_display(300);
+        if self.opening.resume.is_some() {
+            return self.fail_channel(ChannelError::NotResumed(said), out);
+        }
+        self.fail_protocol(format!("the agent ended before it was ready: {said}"), out);
+    }
+
+    /// Whether a session in that mode would not ask, and that is not meant.
+    pub(super) fn is_skipping_mode(&self, mode: &UntrustedText) -> bool {
+        let acp = &self.opening.acp;
+        !acp.mode_skips_asks && acp.auto_approve_modes.contains(mode.raw())
+    }
+
+    /// The agent is in this mode, by its own word.
+    pub(super) fn update_mode(&mut self, mode: UntrustedText, out: &mut Effects) {
+        // During the opening nothing runs yet, and what the session is set to at its end decides.
+        if self.phase == Phase::Ready && self.is_skipping_mode(&mode) {
+            let said = format!(
+                "the agent changed its session by itself so that it skips permission requests (the mode {}): it was ended; mode_skips_asks = true says that this is meant",
+                mode.escape_for_display(80)
+            );
+            return self.fail_channel(ChannelError::UnsafeState(said), out);
+        }
+        if self.settings.mode.as_ref() == Some(&mode) {
+            return;
+        }
+        self.settings.mode = Some(mode.clone());
+        if self.phase == Phase::Ready {
+            out.push(Effect::Event(state_changed(None, Some(mode))));
+        }
+    }
+
+    /// Its model, by its own word.
+    pub(super) fn update_model(&mut self, model: UntrustedText, out: &mut Effects) {
+        if self.settings.model.as_ref() != Some(&model) {
+            self.settings.model = Some(model.clone());
+            out.push(Effect::Event(state_changed(Some(model), None)));
+        }
+    }
+
+    /// Sets what a person chose, if it may be.
+    pub(super) fn apply_user_setting(
+        &mut self,
+        setting: &Setting,
+        out: &mut Effects,
+    ) -> Result<(), DialectError> {
+        let mode = match setting {
+            Setting::Mode(mode) => mode.clone(),
+            Setting::Option { .. } => {
+                let why = "this agent has no options; its mode can be set";
+                return Err(DialectError::NotOffered(why.to_owned()));
+            }
+        };
+        if self.control.is_some() {
+            return Err(DialectError::SettingPending);
+        }
+        let shown = UntrustedText::from(mode.as_str());
+        if self.is_skipping_mode(&shown) {
+            return Err(DialectError::NotOffered(format!(
+                "the mode {} skips permission requests, which this pool does not allow (mode_skips_asks = true would)",
+                shown.escape_for_display(80)
+            )));
+        }
+        if !MODES.contains(&mode.as_str()) {
+            let usable: Vec<&str> = MODES
+                .into_iter()
+                .filter(|mode| !self.is_skipping_mode(&UntrustedText::from(*mode)))
+                .collect();
+            return Err(DialectError::NotOffered(format!(
+                "there is no mode {}; there are: {}",
+                shown.escape_for_display(80),
+                usable.join(", ")
+            )));
+        }
+        self.send_request(ControlPurpose::UserMode(mode.clone()), out, |id| {
+            write::set_mode(id, &mode)
+        });
+        Ok(())
+    }
+
+    fn on_user_setting_reply(&mut self, mode: &str, outcome: Outcome<'_>, out: &mut Effects) {
+        match parse_mode_reply(mode, outcome) {
+            Ok(mode) => {
+                self.update_mode(mode, out);
+                out.push(Effect::SettingResult(Ok(())));
+            }
+            Err(why) => out.push(Effect::SettingResult(Err(why))),
+        }
+    }
+}
+
+/// The mode that the agent took, which must be the one that was wanted.
+fn parse_mode_reply(wanted: &str, outcome: Outcome<'_>) -> Result<UntrustedText, String> {
+    #[derive(serde::Deserialize)]
+    struct Took<'a> {
+        #[serde(borrow)]
+        mode: Option<&'a RawValue>,
+    }
+    let shown = UntrustedText::from(wanted).escape_for_display(80);
+    match outcome {
+        Err(why) => Err(format!(
+            "the agent does not take the mode {shown}: {}",
+            why.escape_for_display(300)
+        )),
+        Ok(reply) => {
+            let took: Option<Took<'_>> = reply.and_then(parse_object);
+            let mode = took.and_then(|took| crate::lenient::parse_string(took.mode));
+            let mode = mode.unwrap_or_else(|| wanted.into());
+            if mode.raw() == wanted {
+                Ok(mode)
+            } else {
+                Err(format!(
+                    "the agent was to take the mode {shown} and took {}",
+                    mode.escape_for_display(80)
+                ))
+            }
+        }
+    }
+}
+
+fn state_changed(model: Option<UntrustedText>, mode: Option<UntrustedText>) -> Event {
+    Event::StateChanged {
+        model,
+        mode,
+        context_pct: None,
+        context_window: None,
+    }
+}
+
+/// Whether a version is of our major: `2.1.330`, and not `20.1` or `2`.
+fn is_supported_version(version: &str) -> bool {
+    let Some((major, rest)) = version.split_once('.') else {
+        return false;
+    };
+    major == MAJOR && rest.starts_with(|c: char| c.is_ascii_digit())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_supported_version;
+
+    #[test]
+    fn versions_are_of_the_major_that_we_speak_or_not() {
+        for version in ["2.0.0", "2.1.330", "2.1.330-beta.1"] {
+            assert!(is_supported_version(version), "{version}");
+        }
+        for version in [
+            "", "2", "2.", "2.x", "1.9.9", "20.1.0", "v2.1.0", " 2.1.0", "3.0.0",
+        ] {
+            assert!(!is_supported_version(version), "{version}");
+        }
+    }
+}

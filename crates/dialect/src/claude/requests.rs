@@ -1,0 +1,199 @@
+//! What the agent asks of us: leave to use a tool, what our hook says, and what we do not serve.
+//!
+//! Must not know what a turn is made of.
+
+use super::message::{CanUseTool, Hook};
+use super::{Claude, Phase, Turn, write};
+use crate::mcp_tool_call::McpToolCall;
+use crate::open_requests::RejectReason;
+use crate::{Effect, Effects, report_bad_line};
+use marshal_model::limits;
+use marshal_model::{AgentClaims, Event, PermissionRequest, UntrustedText};
+
+/// Tools that change nothing but the agent's own lists, modes and choice of tools, or that ask a person by
+/// themselves: the program's own rules decide whether these are asked for.
+const OWN_TOOLS: [&str; 9] = [
+    "AskUserQuestion",
+    "EnterPlanMode",
+    "ExitPlanMode",
+    "TaskCreate",
+    "TaskGet",
+    "TaskList",
+    "TaskUpdate",
+    "TodoWrite",
+    "ToolSearch",
+];
+
+impl Claude {
+    /// Whether a request of a turn may come now.
+    fn is_in_turn(&self) -> bool {
+        matches!(self.turn, Turn::Sent | Turn::Running)
+    }
+
+    /// The agent asks whether it may use a tool.
+    pub(super) fn handle_permission_request(
+        &mut self,
+        id: &str,
+        wanted: &CanUseTool<'_>,
+        line: &[u8],
+        out: &mut Effects,
+    ) {
+        if self.cancelling || self.is_shutting_down {
+            return self.deny_at_once(id, "the turn was cancelled", out);
+        }
+        if self.phase != Phase::Ready || !self.is_in_turn() {
+            report_bad_line("out_of_state", line, out);
+            return self.deny_at_once(id, "no turn is running", out);
+        }
+        self.note_turn_activity(out);
+        let raw = wanted.input;
+        // What is larger than any ask may be is judged so, and never allowed.
+        let kept = (raw.get().len() <= limits::PERMISSION_INPUT_BYTES).then(|| raw.to_owned());
+        let no_allow = kept.is_none();
+        let key = match self.open_requests.open(&mut self.ids, id, kept) {
+            Ok(key) => key,
+            Err(clash) => return self.reject_request(id, clash, line, out),
+        };
+        let reason = wanted.reason();
+        out.push(Effect::PermissionRequest(PermissionRequest {
+            key,
+            tool_id: wanted.call(),
+            tool: UntrustedText::from(wanted.tool_name.as_str()),
+            input: raw.to_owned(),
+            claims: AgentClaims {
+                active_mode: self.settings.mode.clone(),
+                reason: reason.filter(|reason| reason.raw() != write::HOOK_REASON),
+                title: wanted.title(),
+                has_no_allow_option: no_allow,
+                ..AgentClaims::default()
+            },
+        }));
+    }
+
+    fn reject_request(&mut self, id: &str, clash: RejectReason, line: &[u8], out: &mut Effects) {
+        let (reason, said) = match clash {
+            RejectReason::Duplicate => ("duplicate_id", "this request id was used before"),
+            RejectReason::TooMany => ("too_many_asks", "too many permission requests are open"),
+            RejectReason::LongId => ("bad_shape", "the request id is too long"),
+        };
+        report_bad_line(reason, line, out);
+        self.deny_at_once(id, said, out);
+        if clash != RejectReason::TooMany {
+            return;
+        }
+        self.excess_requests = self.excess_requests.saturating_add(1);
+        if self.excess_requests > limits::EXCESS_PERMISSION_REQUESTS {
+            let most = limits::OPEN_PERMISSION_REQUESTS;
+            let said = format!(
+                "the agent asks on and on while {most} of its requests wait for their answers"
+            );
+            self.fail_protocol(said, out);
+        }
+    }
+
+    /// Denies a request that nobody is asked about.
+    fn deny_at_once(&mut self, id: &str, reason: &str, out: &mut Effects) {
+        let open = self.open_requests.close(id);
+        out.extend(open.map(|(key, _)| Effect::RequestWithdrawn(key)));
+        out.push(Effect::Write(write::deny(id, reason)));
+    }
+
+    /// A request of a shape that we do not know is none.
+    pub(super) fn reject_unreadable(&mut self, id: &str, line: &[u8], out: &mut Effects) {
+        report_bad_line("bad_shape", line, out);
+        self.answer_unreadable(id, out);
+    }
+
+    pub(super) fn answer_unreadable(&mut self, id: &str, out: &mut Effects) {
+        let open = self.open_requests.close(id);
+        out.extend(open.map(|(key, _)| Effect::RequestWithdrawn(key)));
+        out.push(Effect::Write(write::error(
+            id,
+            "the request cannot be read",
+        )));
+    }
+}
+
+/// What our hook says before a tool is used: ask. Any other hook is none of ours.
+pub(super) fn answer_hook(id: &str, hook: &Hook<'_>, out: &mut Effects) {
+    let is_ours = hook.callback_id.0 == write::HOOK;
+    let line = match hook.tool() {
+        _ if !is_ours => write::error(id, "the host has no such hook"),
+        Some(tool) if OWN_TOOLS.contains(&tool.0.as_ref()) => write::hook_says_nothing(id),
+        Some(_) => write::hook_asks(id),
+        None => write::hook_denies(id),
+    };
+    out.push(Effect::Write(line));
+}
+
+/// A request that is not served is on record, and answered with an error.
+pub(super) fn refuse_unsupported(id: &str, word: &UntrustedText, line: &[u8], out: &mut Effects) {
+    if let Ok(raw) = serde_json::from_slice(line) {
+        let raw: &serde_json::value::RawValue = raw;
+        let tag = format!("control_request/{}", word.raw());
+        out.push(Effect::Event(Event::Unknown {
+            tag: tag.into(),
+            raw: raw.to_owned(),
+        }));
+    }
+    out.push(Effect::Write(write::error(
+        id,
+        "the host does not serve this request",
+    )));
+}
+
+/// The tool of that server for which a permission is asked: the agent names both in its tool's name.
+pub(crate) fn parse_mcp_tool_call(ask: &PermissionRequest, server: &str) -> Option<McpToolCall> {
+    let tool = ask.tool.raw().strip_prefix("mcp__")?.strip_prefix(server)?;
+    let arguments: serde_json::Value = serde_json::from_str(ask.input.get()).ok()?;
+    arguments.is_object().then_some(McpToolCall {
+        tool: tool.strip_prefix("__")?.to_owned(),
+        arguments,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use marshal_model::PermissionRequestKey;
+
+    fn ask(tool: &str, input: &serde_json::Value) -> PermissionRequest {
+        PermissionRequest {
+            key: PermissionRequestKey {
+                id: "\"r-1\"".to_owned(),
+                serial: 1,
+            },
+            tool_id: Some("toolu_1".into()),
+            tool: tool.into(),
+            input: serde_json::value::to_raw_value(input).expect("JSON"),
+            claims: AgentClaims::default(),
+        }
+    }
+
+    #[test]
+    fn a_tool_of_a_server_is_known_by_its_name_alone() {
+        let input = json!({"path": "/workspace/a"});
+        let found = parse_mcp_tool_call(&ask("mcp__marshal__read_file", &input), "marshal");
+        let wanted = McpToolCall {
+            tool: "read_file".to_owned(),
+            arguments: input.clone(),
+        };
+        assert_eq!(found, Some(wanted));
+        for (tool, input) in [
+            ("mcp__search__read_file", &input),
+            ("mcp__marshal2__read_file", &input),
+            ("mcp__marshal_read_file", &input),
+            ("marshal__read_file", &input),
+            ("Read", &input),
+            ("mcp__marshal__read_file", &json!("path")),
+        ] {
+            assert_eq!(
+                parse_mcp_tool_call(&ask(tool, input), "marshal"),
+                None,
+                "{tool} {input}"
+            );
+        }
+    }
+}

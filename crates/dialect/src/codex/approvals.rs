@@ -1,0 +1,405 @@
+//! What the agent wants to know: approvals of commands, of changes to files and of calls of tool servers,
+//! and all that is refused with as little as the protocol takes.
+//!
+//! Must not decide anything: an ask goes to the session, its answer comes back as a command.
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use super::calls::{self, COMMAND, ToolCall};
+use super::items::report_unknown;
+use super::members::Members;
+use super::{Codex, OUT_OF_STATE, Phase, write};
+use crate::envelope::RequestId;
+use crate::lenient::{BoundedList, parse, parse_object, parse_string};
+use crate::open_requests::RejectReason;
+use crate::{DialectError, Effect, Effects, report_bad_line};
+use marshal_model::limits;
+use marshal_model::{
+    AgentClaims, PermissionRequest, PermissionRequestKey, PermissionResponse, UntrustedText,
+};
+
+const ACCEPT: &str = "accept";
+/// Not this, and go on.
+const DECLINE: &str = "decline";
+/// Not this, and end the turn.
+const CANCEL: &str = "cancel";
+
+/// What a tool server wants of a person; also the agent itself, before it calls a tool of one.
+const TOOL_REQUEST: &str = "mcpServer/elicitation/request";
+
+/// Words that a request offers: the schema has six.
+const OFFERED: usize = 64;
+
+/// Stands for the input of a request whose changes are not known: no object, so that it cannot be
+/// judged.
+const NO_ITEM: &str = "\"the changes that this is about are not known\"";
+
+/// The form of a request, and so of its answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ApprovalForm {
+    /// `item/…/requestApproval`: one word.
+    Item,
+    /// `execCommandApproval`, `applyPatchApproval`: other words, and a place for a reason.
+    Old,
+    /// `mcpServer/elicitation/request`: an action, and what was filled into its form, which is empty.
+    Tool,
+}
+
+impl ApprovalForm {
+    fn allow(self, id: &str) -> Vec<u8> {
+        match self {
+            Self::Item => write::approval_decision(id, ACCEPT),
+            Self::Old => write::approval_decision(id, "approved"),
+            Self::Tool => write::elicitation_acceptance(id),
+        }
+    }
+
+    fn cancel(self, id: &str) -> Vec<u8> {
+        match self {
+            Self::Item => write::approval_decision(id, CANCEL),
+            Self::Old => write::approval_decision(id, "abort"),
+            Self::Tool => write::elicitation_response(id, CANCEL),
+        }
+    }
+
+    fn deny(self, id: &str, reason: &str) -> Vec<u8> {
+        match self {
+            Self::Item => write::approval_decision(id, DECLINE),
+            Self::Old => write::approval_denial(id, reason),
+            Self::Tool => write::elicitation_response(id, DECLINE),
+        }
+    }
+
+    /// Whether a denial has no place for its reason.
+    const fn has_no_reason(self) -> bool {
+        matches!(self, Self::Item | Self::Tool)
+    }
+}
+
+/// What the answer to an open request needs.
+#[derive(Debug, Clone)]
+pub(super) struct OpenApproval {
+    form: ApprovalForm,
+    /// It may be allowed: what it is about is known whole.
+    is_allowable: bool,
+    /// It in a few words.
+    about: UntrustedText,
+}
+
+/// A request for an approval, as it was read.
+struct ApprovalRequest {
+    form: ApprovalForm,
+    call: Option<ToolCall>,
+    /// The call that it is about, where it is one that is told.
+    tool_id: Option<UntrustedText>,
+    /// It is one of the turn that runs.
+    is_current: bool,
+    is_allowable: bool,
+    reason: Option<UntrustedText>,
+    method: &'static str,
+}
+
+impl Codex {
+    pub(super) fn handle_request(
+        &mut self,
+        id: &RequestId,
+        method: &str,
+        params: Option<&RawValue>,
+        line: &[u8],
+        out: &mut Effects,
+    ) {
+        // Nothing is written before the agent's version is known.
+        if self.phase == Phase::Initializing {
+            return report_bad_line(OUT_OF_STATE, line, out);
+        }
+        let read = params.and_then(Members::read);
+        let approval = match method {
+            "item/commandExecution/requestApproval" => read.and_then(|asked| self.command(&asked)),
+            "item/fileChange/requestApproval" => read.and_then(|asked| self.changes(&asked)),
+            "execCommandApproval" => read.and_then(|asked| self.old_command(&asked)),
+            "applyPatchApproval" => read.and_then(|asked| self.old_changes(&asked)),
+            TOOL_REQUEST => {
+                let tool = |asked: Members<'_>| {
+                    let call = calls::call_from_tool_request(&asked)?;
+                    Some(self.tool(&asked, call))
+                };
+                match read.and_then(tool) {
+                    Some(approval) => approval,
+                    // A server's own request.
+                    None => return self.handle_other_request(id, method, line, out),
+                }
+            }
+            _ => return self.handle_other_request(id, method, line, out),
+        };
+        match approval {
+            Some(approval) => self.handle_approval(id.json(), approval, line, out),
+            None => self.reject_unreadable(id.json(), line, out),
+        }
+    }
+
+    /// A request that nobody is asked about: it is told, and gets nothing.
+    fn handle_other_request(
+        &mut self,
+        id: &RequestId,
+        method: &str,
+        line: &[u8],
+        out: &mut Effects,
+    ) {
+        // An answer carries no more than an id: this one also ends a request that has it.
+        if let Some((key, _)) = self.open_requests.close_duplicate(&mut self.ids, id.json()) {
+            report_bad_line("duplicate_id", line, out);
+            out.push(Effect::RequestWithdrawn(key));
+        }
+        if let Ok(object) = std::str::from_utf8(line) {
+            report_unknown(method, object, out);
+        }
+        let id = id.json();
+        out.push(Effect::Write(match method {
+            "item/permissions/requestApproval" => write::empty_permissions(id),
+            TOOL_REQUEST => write::elicitation_response(id, DECLINE),
+            _ => write::error(id, write::METHOD_NOT_FOUND, "method not found"),
+        }));
+    }
+
+    /// An approval of a shape that we do not know is none.
+    fn reject_unreadable(&mut self, id: &str, line: &[u8], out: &mut Effects) {
+        report_bad_line("bad_shape", line, out);
+        let open = self.open_requests.close(id);
+        out.extend(open.map(|(key, _)| Effect::RequestWithdrawn(key)));
+        let said = "the request cannot be read";
+        out.push(Effect::Write(write::error(id, write::INVALID_PARAMS, said)));
+    }
+
+    /// A command, as the request itself says it. One that stands for a part of another command has
+    /// an id of its own and is no call that is told.
+    fn command(&self, asked: &Members<'_>) -> Option<ApprovalRequest> {
+        let (thread, turn) = (asked.text("threadId")?, asked.text("turnId")?);
+        let item = asked.text("itemId")?;
+        let call = calls::call_from_request(asked)?;
+        let id = self.call_id(thread.raw(), item.raw());
+        let is_part = asked.get("approvalId").is_some();
+        // What was told of the call must be what is asked for.
+        let told = self.items.running(&id).filter(|_| !is_part);
+        let is_told = told.is_none_or(|told| told.call.as_ref() == Some(&call));
+        let is_offered = asked.get("availableDecisions").is_none_or(offers_accept);
+        Some(ApprovalRequest {
+            form: ApprovalForm::Item,
+            call: Some(call),
+            tool_id: (!is_part).then(|| UntrustedText::new(id)),
+            is_current: self.is_current(thread.raw(), turn.raw()),
+            is_allowable: is_told && is_offered && self.is_our_thread(thread.raw()),
+            reason: asked.text("reason"),
+            method: COMMAND,
+        })
+    }
+
+    /// Changes to files: all those of the item that the request names, which must be known and not
+    /// over. It may ask for a directory beside; that is nothing that could be judged.
+    fn changes(&self, asked: &Members<'_>) -> Option<ApprovalRequest> {
+        const KNOWN: &[&str] = &["threadId", "turnId", "itemId", "startedAtMs", "reason"];
+        let (thread, turn) = (asked.text("threadId")?, asked.text("turnId")?);
+        let id = self.call_id(thread.raw(), asked.text("itemId")?.raw());
+        let call = self.items.running(&id).and_then(|kept| kept.call.clone());
+        let call = call.filter(|call| call.name.raw() != COMMAND);
+        let wants_more = asked.others(KNOWN).next().is_some();
+        Some(ApprovalRequest {
+            form: ApprovalForm::Item,
+            is_allowable: call.is_some() && !wants_more && self.is_our_thread(thread.raw()),
+            call,
+            tool_id: Some(UntrustedText::new(id)),
+            is_current: self.is_current(thread.raw(), turn.raw()),
+            reason: asked.text("reason"),
+            method: "fileChange",
+        })
+    }
+
+    /// A call of a tool server's tool, which must be one that runs: the request does not name it.
+    fn tool(&mut self, asked: &Members<'_>, call: ToolCall) -> Option<ApprovalRequest> {
+        let (thread, turn) = (asked.text("threadId")?, asked.text("turnId")?);
+        let is_ours = self.is_our_thread(thread.raw());
+        let id = self.items.match_request(&call);
+        Some(ApprovalRequest {
+            form: ApprovalForm::Tool,
+            is_allowable: id.is_some() && is_ours,
+            call: Some(call),
+            tool_id: id.map(UntrustedText::new),
+            is_current: self.is_current(thread.raw(), turn.raw()),
+            reason: None,
+            method: "",
+        })
+    }
+
+    /// A command in the older form, which names no turn.
+    fn old_command(&self, asked: &Members<'_>) -> Option<ApprovalRequest> {
+        let call = calls::call_from_legacy_request(asked)?;
+        self.old(asked, call, true)
+    }
+
+    /// Changes in the older form, which has them itself.
+    fn old_changes(&self, asked: &Members<'_>) -> Option<ApprovalRequest> {
+        const KNOWN: &[&str] = &["conversationId", "callId", "fileChanges", "reason"];
+        let call = calls::call_from_legacy_patch(asked)?;
+        let wants_more = asked.others(KNOWN).next().is_some();
+        self.old(asked, call, !wants_more)
+    }
+
+    fn old(&self, asked: &Members<'_>, call: ToolCall, may_be: bool) -> Option<ApprovalRequest> {
+        let thread = asked.text("conversationId")?;
+        let is_ours = self.is_our_thread(thread.raw());
+        let id = asked.text("callId")?;
+        Some(ApprovalRequest {
+            form: ApprovalForm::Old,
+            call: Some(call),
+            tool_id: Some(UntrustedText::new(self.call_id(thread.raw(), id.raw()))),
+            is_current: is_ours && self.has_named_turn(),
+            is_allowable: may_be && is_ours,
+            reason: asked.text("reason"),
+            method: "",
+        })
+    }
+
+    fn handle_approval(
+        &mut self,
+        id: &str,
+        approval: ApprovalRequest,
+        line: &[u8],
+        out: &mut Effects,
+    ) {
+        let form = approval.form;
+        if self.is_winding_down() {
+            // Whoever cancels answers every request so, also one that comes later.
+            if let Ok(object) = std::str::from_utf8(line) {
+                report_unknown("requestApproval", object, out);
+            }
+            let open = self.open_requests.close(id);
+            out.extend(open.map(|(key, _)| Effect::RequestWithdrawn(key)));
+            return out.push(Effect::Write(form.cancel(id)));
+        }
+        if self.turn.is_none() {
+            report_bad_line(OUT_OF_STATE, line, out);
+            return self.deny_at_once(id, form, "no turn is running", out);
+        }
+        if approval.is_current {
+            self.note_turn_activity(out);
+        }
+        let fits = |id: &UntrustedText| id.len() <= 2 * limits::FOREIGN_ID_BYTES;
+        let is_named = approval.tool_id.as_ref().is_none_or(fits);
+        let may_be = approval.is_allowable && approval.is_current && is_named;
+        if !may_be {
+            report_bad_line("bad_shape", line, out);
+        }
+        let about = approval.call.as_ref().map(|call| call.about.clone());
+        let wish = OpenApproval {
+            form,
+            is_allowable: may_be,
+            about: about.unwrap_or_else(|| UntrustedText::from("changes that were not told")),
+        };
+        let key = match self.open_requests.open(&mut self.ids, id, wish) {
+            Ok(key) => key,
+            Err(clash) => {
+                let (reason, said) = match clash {
+                    RejectReason::Duplicate => ("duplicate_id", "this request id was used before"),
+                    RejectReason::TooMany => ("too_many_asks", "too many requests are open"),
+                    RejectReason::LongId => ("bad_shape", "the request id is too long"),
+                };
+                report_bad_line(reason, line, out);
+                self.deny_at_once(id, form, said, out);
+                if clash == RejectReason::TooMany {
+                    self.count_excess_request(out);
+                }
+                return;
+            }
+        };
+        let (name, input) = match approval.call {
+            Some(call) => (call.name, call.input),
+            None => (UntrustedText::from(approval.method), NO_ITEM.to_owned()),
+        };
+        out.push(Effect::PermissionRequest(PermissionRequest {
+            key,
+            tool_id: approval.tool_id.filter(|_| is_named),
+            tool: name,
+            input: RawValue::from_string(input).unwrap_or_default(),
+            claims: AgentClaims {
+                reason: approval.reason,
+                has_no_allow_option: !may_be,
+                ..AgentClaims::default()
+            },
+        }));
+    }
+
+    /// One more request was denied because too many are open.
+    fn count_excess_request(&mut self, out: &mut Effects) {
+        self.excess_requests = self.excess_requests.saturating_add(1);
+        if self.excess_requests > limits::EXCESS_PERMISSION_REQUESTS {
+            let most = limits::OPEN_PERMISSION_REQUESTS;
+            let said = format!(
+                "the agent asks on and on while {most} of its requests wait for their answers"
+            );
+            self.fail_protocol(said, out);
+        }
+    }
+
+    /// Carries out an answer. An item's has no place for a denial's reason: it is kept for the next
+    /// prompt.
+    pub(super) fn answer(
+        &mut self,
+        key: &PermissionRequestKey,
+        answer: &PermissionResponse,
+        out: &mut Effects,
+    ) -> Result<(), DialectError> {
+        let wish = self
+            .open_requests
+            .close_by_key(key)
+            .ok_or(DialectError::UnknownRequest)?;
+        let line = match answer {
+            PermissionResponse::Allow if wish.is_allowable => wish.form.allow(&key.id),
+            PermissionResponse::Allow => wish.form.deny(&key.id, "it cannot be allowed"),
+            PermissionResponse::Deny(reason) => {
+                if wish.form.has_no_reason() && self.opening.codex.reports_denials {
+                    self.denials.add(&wish.about, reason);
+                }
+                wish.form.deny(&key.id, reason)
+            }
+        };
+        out.push(Effect::Write(line));
+        Ok(())
+    }
+
+    /// Denies a request that nobody is asked about.
+    fn deny_at_once(&mut self, id: &str, form: ApprovalForm, reason: &str, out: &mut Effects) {
+        let open = self.open_requests.close(id);
+        out.extend(open.map(|(key, _)| Effect::RequestWithdrawn(key)));
+        out.push(Effect::Write(form.deny(id, reason)));
+    }
+
+    /// Ends every open request with the answer that is for a cancelled turn.
+    pub(super) fn cancel_requests(&mut self, out: &mut Effects) {
+        for (key, wish) in self.open_requests.close_all() {
+            let answer = wish.form.cancel(&key.id);
+            out.push(Effect::RequestWithdrawn(key));
+            out.push(Effect::Write(answer));
+        }
+    }
+
+    /// The agent does not want an answer any more: somebody gave it, or its turn is over.
+    pub(super) fn on_request_resolved(&mut self, params: &RawValue, out: &mut Effects) {
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Params<'a> {
+            #[serde(borrow)]
+            request_id: &'a RawValue,
+        }
+        let id = parse_object::<Params<'_>>(params)
+            .and_then(|params| RequestId::read(params.request_id));
+        let open = id.and_then(|id| self.open_requests.close(id.json()));
+        out.extend(open.map(|(key, _)| Effect::RequestWithdrawn(key)));
+    }
+}
+
+/// Whether a request's list of answers has the plain one that allows it once.
+fn offers_accept(list: &RawValue) -> bool {
+    let list: BoundedList<'_, OFFERED> = parse(list).unwrap_or_default();
+    let is_it = |raw: &&RawValue| parse_string(Some(raw)).is_some_and(|word| word.raw() == ACCEPT);
+    list.items.iter().any(is_it)
+}

@@ -1,0 +1,290 @@
+//! From the first word to a thread: version, login, then a new thread or an earlier one, held
+//! against what it was to be.
+//!
+//! Must not know what a turn is.
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use super::keepalive::RetryTarget;
+use super::usage::TurnUsage;
+use super::{Codex, Control, Phase, describe_error, version, write};
+use crate::envelope::ErrorReply;
+use crate::lenient::{parse_object, parse_string};
+use crate::{ChannelError, Effect, Effects};
+use marshal_model::limits;
+use marshal_model::{Event, UntrustedText};
+
+/// The protocol's generation, as its schema names it.
+const GENERATION: &str = "v2";
+
+/// What the reply to `thread/start` and `thread/resume` says of the thread.
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ThreadResult<'a> {
+    #[serde(borrow)]
+    thread: Option<&'a RawValue>,
+    #[serde(borrow)]
+    approval_policy: Option<&'a RawValue>,
+    #[serde(borrow)]
+    approvals_reviewer: Option<&'a RawValue>,
+    /// Its name where a change is told is a longer one.
+    #[serde(borrow, alias = "sandboxPolicy")]
+    sandbox: Option<&'a RawValue>,
+    #[serde(borrow)]
+    model: Option<&'a RawValue>,
+}
+
+impl Codex {
+    /// Writes the request whose reply the phase waits for.
+    pub(super) fn send_request(&mut self, phase: Phase, out: &mut Effects) {
+        self.phase = phase;
+        let id = self.fresh_id();
+        let opening = &self.opening;
+        let (method, line) = match (phase, &self.opening.resume) {
+            (Phase::Initializing, _) => ("initialize", write::initialize(id)),
+            (Phase::Account, _) => ("account/read", write::account(id)),
+            (Phase::Resuming, Some(thread)) => {
+                ("thread/resume", write::resume(id, thread, opening))
+            }
+            (Phase::Starting | Phase::Resuming, _) => ("thread/start", write::start(id, opening)),
+            (Phase::Ready | Phase::Closed, _) => return,
+        };
+        self.control = Some(Control {
+            id,
+            method,
+            sent: self.now,
+        });
+        out.push(Effect::Write(line));
+    }
+
+    /// The reply to such a request.
+    pub(super) fn on_control_reply(
+        &mut self,
+        outcome: Result<&RawValue, ErrorReply>,
+        out: &mut Effects,
+    ) {
+        if let Err(error) = &outcome
+            && self.schedule_retry(error, RetryTarget::Control)
+        {
+            return;
+        }
+        match (self.phase, outcome) {
+            (Phase::Initializing, Ok(result)) => self.on_initialize_reply(result, out),
+            (Phase::Initializing, Err(error)) => {
+                self.fail_version(
+                    format!("none; to initialize {}", describe_error(&error)),
+                    out,
+                );
+            }
+            (Phase::Account, Ok(result)) => self.on_account_reply(result, out),
+            (Phase::Account, Err(error)) => {
+                let said = format!(
+                    "the agent does not say who is logged in: {}",
+                    describe_error(&error)
+                );
+                self.fail_protocol(said, out);
+            }
+            (Phase::Starting | Phase::Resuming, Ok(result)) => self.on_thread_reply(result, out),
+            (Phase::Starting, Err(error)) => self.fail_thread_start(&error, out),
+            (Phase::Resuming, Err(error)) => {
+                self.fail_channel(ChannelError::NotResumed(describe_error(&error)), out);
+            }
+            (Phase::Ready | Phase::Closed, _) => {}
+        }
+    }
+
+    /// The version gate, before anything else is written.
+    fn on_initialize_reply(&mut self, result: &RawValue, out: &mut Effects) {
+        #[derive(Default, Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Initialized<'a> {
+            #[serde(borrow)]
+            user_agent: Option<&'a RawValue>,
+        }
+        let read: Initialized<'_> = parse_object(result).unwrap_or_default();
+        let Some(agent) = parse_string(read.user_agent) else {
+            return self.fail_version("none".to_owned(), out);
+        };
+        let Some(theirs) = version::parse_user_agent(agent.raw()) else {
+            return self.fail_version(agent.escape_for_display(80), out);
+        };
+        if !version::is_supported_version(theirs) {
+            return self.fail_version(UntrustedText::from(theirs).escape_for_display(40), out);
+        }
+        self.retries.reset();
+        GENERATION.clone_into(&mut self.info.protocol);
+        self.info.version = Some(UntrustedText::from(theirs));
+        out.push(Effect::Write(write::initialized()));
+        self.send_request(Phase::Account, out);
+    }
+
+    fn fail_version(&mut self, theirs: String, out: &mut Effects) {
+        let ours = version::SUPPORTED;
+        self.fail_channel(ChannelError::Version { theirs, ours }, out);
+    }
+
+    /// Whether its provider wants a login, and there is one.
+    fn on_account_reply(&mut self, result: &RawValue, out: &mut Effects) {
+        #[derive(Default, Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Account<'a> {
+            #[serde(borrow)]
+            account: Option<&'a RawValue>,
+            #[serde(borrow)]
+            requires_openai_auth: Option<&'a RawValue>,
+        }
+        let read: Account<'_> = parse_object(result).unwrap_or_default();
+        let is = |raw: Option<&RawValue>, word: &str| raw.is_some_and(|raw| raw.get() == word);
+        let is_nobody = read.account.is_none() || is(read.account, "null");
+        if is(read.requires_openai_auth, "true") && is_nobody {
+            let said = "the agent is not logged in and its provider wants it to be: run codex login once outside of the supervisor and hand .codex/auth.json over by home_files, or give its key by a route";
+            return self.fail_channel(ChannelError::NeedsSetup(said.to_owned()), out);
+        }
+        self.retries.reset();
+        let phase = if self.opening.resume.is_some() {
+            Phase::Resuming
+        } else {
+            Phase::Starting
+        };
+        self.send_request(phase, out);
+    }
+
+    /// A request that is refused as it stands would be refused again.
+    fn fail_thread_start(&mut self, error: &ErrorReply, out: &mut Effects) {
+        let said = format!("the agent opens no thread: {}", describe_error(error));
+        let fault = match error.code.as_str() {
+            "-32600" | "-32602" => ChannelError::NeedsSetup(said),
+            _ => ChannelError::Protocol(said),
+        };
+        self.fail_channel(fault, out);
+    }
+
+    /// The thread is there: is it the one that was asked for, as it was asked for?
+    fn on_thread_reply(&mut self, result: &RawValue, out: &mut Effects) {
+        let read: ThreadResult<'_> = parse_object(result).unwrap_or_default();
+        let Some(thread) = read.thread.and_then(thread_id) else {
+            let said = "the agent opened a thread without an id that can be used";
+            return self.fail_protocol(said.to_owned(), out);
+        };
+        if let Some(wanted) = &self.opening.resume
+            && *wanted != thread
+        {
+            let said = format!(
+                "it answered with the thread {} when it was asked for {}",
+                thread.escape_for_display(80),
+                wanted.escape_for_display(80)
+            );
+            return self.fail_channel(ChannelError::NotResumed(said), out);
+        }
+        if let Err(said) = self.check_thread_settings(&read) {
+            return self.fail_channel(ChannelError::NeedsSetup(said), out);
+        }
+        self.retries.reset();
+        self.thread = Some(thread.clone());
+        self.info.session = Some(thread);
+        self.info.model = parse_string(read.model);
+        self.info.mode = parse_string(read.approval_policy);
+        if self.phase == Phase::Starting {
+            self.tokens = TurnUsage::of_new_thread();
+        }
+        let is_resumed = self.phase == Phase::Resuming;
+        self.phase = Phase::Ready;
+        out.push(Effect::Ready(std::mem::take(&mut self.info)));
+        if is_resumed {
+            out.push(Effect::Event(Event::SessionResumed {
+                how: "thread/resume",
+                replayed: 0,
+            }));
+        }
+    }
+
+    /// Whether the thread asks as it is to, and asks us.
+    fn check_thread_settings(&self, read: &ThreadResult<'_>) -> Result<(), String> {
+        let wants = &self.opening.codex;
+        for (what, is, wanted) in [
+            (
+                "approvalPolicy",
+                read.approval_policy,
+                wants.approval_policy.word(),
+            ),
+            (
+                "approvalsReviewer",
+                read.approvals_reviewer,
+                write::REVIEWER,
+            ),
+            (
+                "sandbox",
+                read.sandbox.and_then(sandbox_kind),
+                self.expected_sandbox(),
+            ),
+        ] {
+            let found = parse_string(is);
+            if found.as_ref().map(UntrustedText::raw) != Some(wanted) {
+                let found = is.map_or("none", RawValue::get);
+                let found = UntrustedText::from(found).escape_for_display(60);
+                return Err(format!(
+                    "the agent's thread has {found} as its {what}, and it was asked for \"{wanted}\": look into its config.toml and its administrator's requirements"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// The agent's own sandbox, as it was asked for.
+    const fn expected_sandbox(&self) -> &'static str {
+        if self.opening.codex.has_sandbox {
+            "dangerFullAccess"
+        } else {
+            "workspaceWrite"
+        }
+    }
+
+    /// What the thread is set to changed: it must still ask, and ask us, and hold itself as it did.
+    pub(super) fn on_settings_changed(&mut self, settings: &RawValue, out: &mut Effects) {
+        let read: ThreadResult<'_> = parse_object(settings).unwrap_or_default();
+        let wanted = self.opening.codex.approval_policy.word();
+        let is = |raw: Option<&RawValue>, word: &str| {
+            parse_string(raw).is_some_and(|found| found.raw() == word)
+        };
+        if !is(read.approval_policy, wanted) || !is(read.approvals_reviewer, write::REVIEWER) {
+            let found = read.approval_policy.map_or("none", RawValue::get);
+            let found = UntrustedText::from(found).escape_for_display(60);
+            let said = format!(
+                "the agent changed when it asks, or whom: its approvalPolicy is {found} and was to be \"{wanted}\""
+            );
+            return self.fail_channel(ChannelError::UnsafeState(said), out);
+        }
+        let is_told = read.sandbox.is_some_and(|raw| raw.get() != "null");
+        let sandbox = read.sandbox.and_then(sandbox_kind);
+        if is_told && !is(sandbox, self.expected_sandbox()) {
+            let found =
+                UntrustedText::from(sandbox.map_or("none", RawValue::get)).escape_for_display(60);
+            let own = self.expected_sandbox();
+            let said =
+                format!("the agent changed its own sandbox: it is {found} and was to be \"{own}\"");
+            self.fail_channel(ChannelError::UnsafeState(said), out);
+        }
+    }
+}
+
+/// The kind of a sandbox, as its policy names it.
+fn sandbox_kind(sandbox: &RawValue) -> Option<&RawValue> {
+    #[derive(Deserialize)]
+    struct Sandbox<'a> {
+        #[serde(borrow, rename = "type")]
+        kind: Option<&'a RawValue>,
+    }
+    parse_object::<Sandbox<'_>>(sandbox)?.kind
+}
+
+/// The id of a thread, if it can be kept.
+fn thread_id(thread: &RawValue) -> Option<UntrustedText> {
+    #[derive(Deserialize)]
+    struct Named<'a> {
+        #[serde(borrow)]
+        id: Option<&'a RawValue>,
+    }
+    let id = parse_string(parse_object::<Named<'_>>(thread)?.id)?;
+    (!id.raw().is_empty() && id.len() <= limits::FOREIGN_ID_BYTES).then_some(id)
+}

@@ -1,0 +1,389 @@
+//! What we say to `codex app-server`: requests, one notification, and answers.
+//!
+//! Must not know when it may be said. JSON-RPC without its `jsonrpc`, one message a line; U+2028
+//! and U+2029 are escaped, because some readers take them for the end of a line.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use serde_json::value::RawValue;
+
+use crate::OpenParams;
+use marshal_config::{CodexSettings, McpServer, McpTransport};
+use marshal_model::{ENGINE_SERVER, UntrustedText};
+
+/// Error codes of JSON-RPC that we answer with.
+pub(super) const METHOD_NOT_FOUND: i32 = -32601;
+pub(super) const INVALID_PARAMS: i32 = -32602;
+
+/// Notifications that say nothing to us, and may be long or many.
+const OPTED_OUT_NOTIFICATIONS: &[&str] = &[
+    "account/rateLimits/updated",
+    "item/commandExecution/terminalInteraction",
+    "item/fileChange/outputDelta",
+    "item/fileChange/patchUpdated",
+    "mcpServer/startupStatus/updated",
+    "remoteControl/status/changed",
+    "skills/changed",
+    "thread/started",
+    "thread/status/changed",
+    "turn/diff/updated",
+];
+
+/// Whether a notification is one of those: an agent may send it all the same.
+pub(super) fn is_opted_out(method: &str) -> bool {
+    OPTED_OUT_NOTIFICATIONS.contains(&method)
+}
+
+#[derive(Serialize)]
+struct RpcRequest<'a, P> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<u64>,
+    method: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    params: Option<P>,
+}
+
+#[derive(Serialize)]
+struct Reply<'a, R> {
+    id: &'a RawValue,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    result: Option<R>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<ErrorBody<'a>>,
+}
+
+#[derive(Serialize)]
+struct ErrorBody<'a> {
+    code: i32,
+    message: &'a str,
+}
+
+#[derive(Serialize)]
+struct Nothing {}
+
+/// Writes `initialize`. Of what a client may offer or opt into it has nothing.
+pub(super) fn initialize(id: u64) -> Vec<u8> {
+    #[derive(Serialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Params {
+        client_info: Info,
+        capabilities: Capabilities,
+    }
+    #[derive(Serialize)]
+    struct Info {
+        name: &'static str,
+        version: &'static str,
+    }
+    #[derive(Serialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Capabilities {
+        opt_out_notification_methods: &'static [&'static str],
+    }
+    let params = Params {
+        client_info: Info {
+            name: "marshal",
+            version: env!("CARGO_PKG_VERSION"),
+        },
+        capabilities: Capabilities {
+            opt_out_notification_methods: OPTED_OUT_NOTIFICATIONS,
+        },
+    };
+    request(id, "initialize", params)
+}
+
+/// Writes `initialized`.
+pub(super) fn initialized() -> Vec<u8> {
+    line(&RpcRequest::<Nothing> {
+        id: None,
+        method: "initialized",
+        params: None,
+    })
+}
+
+/// Writes `account/read`, which asks nobody outside.
+pub(super) fn account(id: u64) -> Vec<u8> {
+    #[derive(Serialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Params {
+        refresh_token: bool,
+    }
+    let params = Params {
+        refresh_token: false,
+    };
+    request(id, "account/read", params)
+}
+
+/// Writes a request that no version serves: its reply says that the agent lives.
+pub(super) fn ping(id: u64) -> Vec<u8> {
+    request(id, "$/ping", Nothing {})
+}
+
+/// What a thread is to be, new or resumed.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ThreadParams<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    thread_id: Option<&'a str>,
+    cwd: &'a str,
+    approval_policy: &'static str,
+    approvals_reviewer: &'static str,
+    sandbox: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    model: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    exclude_turns: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    config: Option<Overrides<'a>>,
+}
+
+/// What a thread has beside the agent's own configuration.
+#[derive(Serialize)]
+struct Overrides<'a> {
+    mcp_servers: BTreeMap<&'a str, Server<'a>>,
+}
+
+/// A tool server.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Server<'a> {
+    Program {
+        command: &'a str,
+        args: &'a [String],
+        #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+        env: &'a BTreeMap<String, String>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        tool_timeout_sec: Option<u64>,
+    },
+    Url {
+        url: String,
+    },
+}
+
+/// How long the agent may wait for a call of a tool of ours: a person may have to be asked.
+const TOOL_SECONDS: u64 = 7 * 24 * 60 * 60;
+
+/// The servers of a pool; `routes` has the base URL of each route.
+fn servers<'a>(opening: &'a OpenParams) -> Option<Overrides<'a>> {
+    let server = |server: &'a McpServer| {
+        let value = match &server.transport {
+            McpTransport::Program { command, args, env } => Server::Program {
+                command,
+                args,
+                env,
+                tool_timeout_sec: (server.name == ENGINE_SERVER).then_some(TOOL_SECONDS),
+            },
+            McpTransport::Route { route, path, .. } => {
+                let base = opening.routes.get(route).map_or("", String::as_str);
+                let url = format!("{base}{path}");
+                Server::Url { url }
+            }
+        };
+        (server.name.as_str(), value)
+    };
+    let servers = &opening.acp.mcp_servers;
+    (!servers.is_empty()).then(|| Overrides {
+        mcp_servers: servers.iter().map(server).collect(),
+    })
+}
+
+/// Who answers its requests: we do, and no model of its own.
+pub(super) const REVIEWER: &str = "user";
+
+/// Its own sandbox: inside of walls it would not start.
+pub(super) const fn sandbox(has_walls: bool) -> &'static str {
+    if has_walls {
+        "danger-full-access"
+    } else {
+        "workspace-write"
+    }
+}
+
+impl<'a> ThreadParams<'a> {
+    fn new(opening: &'a OpenParams) -> Self {
+        let wants = &opening.codex;
+        Self {
+            thread_id: None,
+            cwd: &opening.workspace,
+            approval_policy: wants.approval_policy.word(),
+            approvals_reviewer: REVIEWER,
+            sandbox: sandbox(wants.has_sandbox),
+            model: wants.model.as_deref(),
+            exclude_turns: None,
+            config: servers(opening),
+        }
+    }
+}
+
+/// Writes `thread/start`.
+pub(super) fn start(id: u64, opening: &OpenParams) -> Vec<u8> {
+    request(id, "thread/start", ThreadParams::new(opening))
+}
+
+/// Writes `thread/resume`. Its past is not told again.
+pub(super) fn resume(id: u64, thread: &UntrustedText, opening: &OpenParams) -> Vec<u8> {
+    let params = ThreadParams {
+        thread_id: Some(thread.raw()),
+        exclude_turns: Some(true),
+        ..ThreadParams::new(opening)
+    };
+    request(id, "thread/resume", params)
+}
+
+/// Writes `turn/start`. When it asks is said with every turn, so that nothing that happened since
+/// the thread began can have changed it.
+pub(super) fn turn(
+    id: u64,
+    thread: &UntrustedText,
+    texts: &[&str],
+    wants: &CodexSettings,
+) -> Vec<u8> {
+    #[derive(Serialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Params<'a> {
+        thread_id: &'a str,
+        approval_policy: &'static str,
+        approvals_reviewer: &'static str,
+        input: Vec<Text<'a>>,
+    }
+    #[derive(Serialize)]
+    struct Text<'a> {
+        #[serde(rename = "type")]
+        kind: &'static str,
+        text: &'a str,
+    }
+    let params = Params {
+        thread_id: thread.raw(),
+        approval_policy: wants.approval_policy.word(),
+        approvals_reviewer: REVIEWER,
+        input: texts
+            .iter()
+            .map(|text| Text { kind: "text", text })
+            .collect(),
+    };
+    request(id, "turn/start", params)
+}
+
+/// Writes `turn/interrupt`.
+pub(super) fn interrupt(id: u64, thread: &UntrustedText, turn: &str) -> Vec<u8> {
+    #[derive(Serialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Params<'a> {
+        thread_id: &'a str,
+        turn_id: &'a str,
+    }
+    let params = Params {
+        thread_id: thread.raw(),
+        turn_id: turn,
+    };
+    request(id, "turn/interrupt", params)
+}
+
+/// Answers an approval with one word.
+pub(super) fn approval_decision(id: &str, decision: &str) -> Vec<u8> {
+    #[derive(Serialize)]
+    struct Decided<'a> {
+        decision: &'a str,
+    }
+    reply(id, Decided { decision })
+}
+
+/// Answers an approval of the older form with a denial, which has a place for its reason.
+pub(super) fn approval_denial(id: &str, reason: &str) -> Vec<u8> {
+    #[derive(Serialize)]
+    struct Decided<'a> {
+        decision: Denied<'a>,
+    }
+    #[derive(Serialize)]
+    struct Denied<'a> {
+        denied: Rejection<'a>,
+    }
+    #[derive(Serialize)]
+    struct Rejection<'a> {
+        rejection: &'a str,
+    }
+    let denied = Rejection { rejection: reason };
+    reply(
+        id,
+        Decided {
+            decision: Denied { denied },
+        },
+    )
+}
+
+/// Grants none of the permissions that were asked for.
+pub(super) fn empty_permissions(id: &str) -> Vec<u8> {
+    #[derive(Serialize)]
+    struct Granted {
+        permissions: Nothing,
+        scope: &'static str,
+    }
+    let granted = Granted {
+        permissions: Nothing {},
+        scope: "turn",
+    };
+    reply(id, granted)
+}
+
+/// Answers what a tool server wants of a person, with nothing but a word.
+pub(super) fn elicitation_response(id: &str, action: &'static str) -> Vec<u8> {
+    #[derive(Serialize)]
+    struct Acted {
+        action: &'static str,
+    }
+    reply(id, Acted { action })
+}
+
+/// Agrees to one call of a tool, and to no later one.
+pub(super) fn elicitation_acceptance(id: &str) -> Vec<u8> {
+    #[derive(Serialize)]
+    struct Accepted {
+        action: &'static str,
+        content: Nothing,
+    }
+    let content = Nothing {};
+    let action = "accept";
+    reply(id, Accepted { action, content })
+}
+
+/// Answers a request with an error.
+pub(super) fn error(id: &str, code: i32, message: &str) -> Vec<u8> {
+    let error = ErrorBody { code, message };
+    encode_reply::<Nothing>(id, None, Some(error))
+}
+
+fn reply(id: &str, result: impl Serialize) -> Vec<u8> {
+    encode_reply(id, Some(result), None)
+}
+
+fn encode_reply<R: Serialize>(
+    id: &str,
+    result: Option<R>,
+    error: Option<ErrorBody<'_>>,
+) -> Vec<u8> {
+    // Ids were read from JSON and are canonical JSON again.
+    let Ok(id) = serde_json::from_str::<&RawValue>(id) else {
+        return Vec::new();
+    };
+    line(&Reply { id, result, error })
+}
+
+fn request(id: u64, method: &str, params: impl Serialize) -> Vec<u8> {
+    line(&RpcRequest {
+        id: Some(id),
+        method,
+        params: Some(params),
+    })
+}
+
+/// A message as one line. These structs have only strings and numbers, so writing cannot fail.
+fn line(message: &impl Serialize) -> Vec<u8> {
+    let mut text = serde_json::to_string(message).unwrap_or_default();
+    if text.contains(['\u{2028}', '\u{2029}']) {
+        // They can only stand inside of strings.
+        text = text.replace('\u{2028}', "\\u2028");
+        text = text.replace('\u{2029}', "\\u2029");
+    }
+    text.push('\n');
+    text.into_bytes()
+}

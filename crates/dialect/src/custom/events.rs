@@ -1,0 +1,521 @@
+//! What each thing that a message says brings about.
+//!
+//! Owns the reading of events against the state of the channel; the state itself stands in the
+//! parent module.
+
+use std::borrow::Cow;
+
+use serde_json::value::RawValue;
+
+use super::rules::{EndMessage, Request, RuleMessage, SlashMessage};
+use super::{CompiledTable, Custom, OpenRequest, Phase, Turn, TurnEnd, path_tree};
+use crate::custom::templates::{self, TemplateValues};
+use crate::open_requests::RejectReason;
+use crate::slash::{self, SlashReply};
+use crate::{ChannelError, Effect, Effects, lenient, report_bad_line};
+use marshal_config::dialect_table::{
+    AcceptedVersion, EndsTurn, EventDetail, Placeholder, UnansweredPolicy,
+};
+use marshal_model::limits;
+use marshal_model::{AgentInfo, ErrorOrigin, Event, PermissionRequest, TurnOutcome, UntrustedText};
+
+/// The reason of a line that came when it could not.
+const OUT_OF_STATE: &str = "out_of_state";
+
+/// By which rule something was said, and of which turn.
+pub(super) struct RuleContext<'a> {
+    pub(super) plan: &'a CompiledTable,
+    pub(super) rule: usize,
+    pub(super) turn: Option<&'a str>,
+    pub(super) line: &'a [u8],
+}
+
+impl RuleContext<'_> {
+    fn action(&self) -> &EventDetail {
+        let rule = self.plan.table.rules.get(self.rule);
+        rule.map_or(&EventDetail::Nothing, |rule| &rule.detail)
+    }
+
+    fn report_out_of_state(&self, out: &mut Effects) {
+        report_bad_line(OUT_OF_STATE, self.line, out);
+    }
+}
+
+impl Custom {
+    pub(super) fn handle_rule_message(
+        &mut self,
+        said: RuleMessage<'_>,
+        at: &RuleContext<'_>,
+        out: &mut Effects,
+    ) {
+        match said {
+            RuleMessage::Ready(version, info) => self.on_ready(version, *info, at, out),
+            RuleMessage::Send(id) => self.reply(id, at, out),
+            RuleMessage::NotResumed(why) => {
+                let why = why.escape_for_display(300);
+                self.fail_channel(ChannelError::NotResumed(why), out);
+            }
+            RuleMessage::Failed(why) => {
+                let said = format!("the agent reported: {}", why.escape_for_display(300));
+                self.fail_protocol(said, out);
+            }
+            early if self.phase == Phase::Handshaking => self.handle_early_message(early, at, out),
+            RuleMessage::TurnStarted(id) => self.turn_started(id, at, out),
+            RuleMessage::Text(delta) => {
+                let delta = delta.into();
+                self.push_turn_event(Event::Text { delta }, at, out);
+            }
+            RuleMessage::Thought(delta) => {
+                let delta = delta.into();
+                self.push_turn_event(Event::Thought { delta }, at, out);
+            }
+            RuleMessage::Tool(event) | RuleMessage::ToolEnd(event) => {
+                if !self.note_turn_activity(at.turn) {
+                    at.report_out_of_state(out);
+                }
+                out.push(Effect::Event(event));
+            }
+            RuleMessage::Permission(request) => self.handle_permission_request(*request, at, out),
+            RuleMessage::Withdraw(name) => match self.open_requests.close(&name) {
+                Some((key, _)) => out.push(Effect::RequestWithdrawn(key)),
+                None => report_bad_line("unknown_id", at.line, out),
+            },
+            RuleMessage::Usage(usage) if self.turn != Turn::None => {
+                self.usage.input = self.usage.input.saturating_add(usage.input);
+                self.usage.output = self.usage.output.saturating_add(usage.output);
+            }
+            RuleMessage::Usage(_) => {}
+            RuleMessage::State(event) => {
+                self.update_state(event, out);
+            }
+            RuleMessage::End(end) => self.on_turn_end(*end, at, out),
+            RuleMessage::Error {
+                code,
+                message,
+                origin,
+            } => self.error(code, message, origin, at, out),
+            RuleMessage::Slash(slash) => self.slash_result(*slash, at, out),
+        }
+    }
+
+    /// The version gate: before anything is written that the table does not say first.
+    fn on_ready(
+        &mut self,
+        version: Option<&RawValue>,
+        mut info: AgentInfo,
+        at: &RuleContext<'_>,
+        out: &mut Effects,
+    ) {
+        if self.phase != Phase::Handshaking {
+            return self.fail_protocol("the agent said ready twice".to_owned(), out);
+        }
+        let accepted = &at.plan.table.accepted_versions;
+        if !accepted.is_empty() {
+            let said = version.map_or("none", RawValue::get);
+            if !version.is_some_and(|version| accepted.iter().any(|one| fits(version, one))) {
+                let theirs = UntrustedText::from(said).escape_for_display(40);
+                let ours = describe_versions(accepted);
+                return self.fail_channel(ChannelError::TableVersion { theirs, ours }, out);
+            }
+            info.protocol = version
+                .and_then(path_tree::parse_name)
+                .map_or_else(|| said.to_owned(), Cow::into_owned);
+        }
+        let is_other = |own: &UntrustedText| Some(own.raw()) != self.session.as_deref();
+        if self.resuming && info.session.as_ref().is_some_and(is_other) {
+            let why = "it is in another session than the one that it was to go on with";
+            return self.fail_channel(ChannelError::NotResumed(why.to_owned()), out);
+        }
+        self.finish_handshake(at.plan, info, out);
+    }
+
+    pub(super) fn finish_handshake(
+        &mut self,
+        plan: &CompiledTable,
+        mut info: AgentInfo,
+        out: &mut Effects,
+    ) {
+        if let Some(fault) = self.mode_guard.check_initial(info.mode.as_ref()) {
+            return self.fail_channel(fault, out);
+        }
+        self.phase = Phase::Ready;
+        if plan.table.accepted_versions.is_empty() {
+            info.protocol.clone_from(&plan.table.name);
+        }
+        if self.resuming {
+            info.session = info
+                .session
+                .or_else(|| self.session.clone().map(UntrustedText::new));
+        }
+        self.session = info.session.as_ref().map(|own| own.raw().to_owned());
+        out.push(Effect::Ready(info));
+        if self.resuming {
+            out.push(Effect::Event(Event::SessionResumed {
+                how: "resume",
+                replayed: 0,
+            }));
+        }
+    }
+
+    /// Its model, mode or context are these now; `false` if it must end for that.
+    fn update_state(&mut self, state: Event, out: &mut Effects) -> bool {
+        let fault = match &state {
+            Event::StateChanged {
+                mode: Some(mode), ..
+            } => self.mode_guard.check_change(mode),
+            _ => None,
+        };
+        out.push(Effect::Event(state));
+        let is_safe = fault.is_none();
+        if let Some(fault) = fault {
+            self.fail_channel(fault, out);
+        }
+        is_safe
+    }
+
+    /// An event before the agent is ready: a fault, but what an error says is worth showing.
+    fn handle_early_message(
+        &mut self,
+        said: RuleMessage<'_>,
+        at: &RuleContext<'_>,
+        out: &mut Effects,
+    ) {
+        let is_error = matches!(said, RuleMessage::Error { .. });
+        if at.plan.table.allows_early && !is_error {
+            if let RuleMessage::Permission(request) = said {
+                let table = &at.plan.table;
+                self.deny_at_once(table, request.id, "the agent is not ready", out);
+            }
+            return;
+        }
+        let RuleMessage::Error {
+            code,
+            message,
+            origin,
+        } = said
+        else {
+            return self.fail_too_early(out);
+        };
+        let (event, said) = error_event(code, message, origin);
+        out.push(Effect::Event(event));
+        if !at.plan.table.allows_early {
+            self.fail_protocol(format!("{said}, before it was ready"), out);
+        }
+    }
+
+    /// Something that the table says in return.
+    fn reply(&mut self, id: Option<&RawValue>, at: &RuleContext<'_>, out: &mut Effects) {
+        let EventDetail::Send(template) = at.action() else {
+            return;
+        };
+        if self.is_shutting_down {
+            return;
+        }
+        if template.contains(Placeholder::Id) && id.is_none() {
+            return report_bad_line("bad_shape", at.line, out);
+        }
+        let known = self.known();
+        let filling = TemplateValues {
+            texts: &known,
+            id,
+            ..TemplateValues::default()
+        };
+        out.push(Effect::Write(templates::line(template, &filling)));
+    }
+
+    /// Whether an event that names this turn belongs to the one that runs. An event that names
+    /// none does, if one runs; one that has no name yet is not the one before.
+    fn is_current(&self, id: Option<&str>) -> bool {
+        match (&self.turn, id) {
+            (Turn::None, _) => false,
+            (Turn::Running(Some(ours)), Some(theirs)) => ours == theirs,
+            (Turn::Running(None) | Turn::Sent, Some(theirs)) => {
+                self.last.id.as_deref() != Some(theirs)
+            }
+            (Turn::Running(_) | Turn::Sent, None) => true,
+        }
+    }
+
+    /// The same of an event that shows that the turn goes on: it gives it its name, if it has none.
+    fn note_turn_activity(&mut self, id: Option<&str>) -> bool {
+        if !self.is_current(id) {
+            return false;
+        }
+        self.is_taken = true;
+        if let (Turn::Running(name @ None), Some(id)) = (&mut self.turn, id) {
+            *name = Some(id.to_owned());
+        }
+        true
+    }
+
+    fn turn_started(&mut self, id: Option<String>, at: &RuleContext<'_>, out: &mut Effects) {
+        if self.turn != Turn::Sent {
+            return at.report_out_of_state(out);
+        }
+        let id = id.or_else(|| at.turn.map(str::to_owned));
+        out.push(Effect::Event(Event::TurnStarted {
+            turn: id.clone().map(UntrustedText::new),
+        }));
+        self.turn = Turn::Running(id);
+        self.is_taken = true;
+        // The first one may have found no turn.
+        if self.cancelling && !self.is_shutting_down {
+            self.interrupt(&at.plan.table, out);
+        }
+    }
+
+    fn push_turn_event(&mut self, event: Event, at: &RuleContext<'_>, out: &mut Effects) {
+        if !self.note_turn_activity(at.turn) {
+            return at.report_out_of_state(out);
+        }
+        out.push(Effect::Event(event));
+    }
+
+    fn handle_permission_request(
+        &mut self,
+        request: Request<'_>,
+        at: &RuleContext<'_>,
+        out: &mut Effects,
+    ) {
+        let table = &at.plan.table;
+        let Some(replies) = &table.permission else {
+            return at.report_out_of_state(out);
+        };
+        if self.is_winding_down() {
+            at.report_out_of_state(out);
+            if replies.unanswered == UnansweredPolicy::Deny {
+                self.deny_at_once(table, request.id, "the turn is cancelled", out);
+            }
+            return;
+        }
+        if self.turn == Turn::None && !self.slash.is_open() {
+            at.report_out_of_state(out);
+            return self.deny_at_once(table, request.id, "no turn is running", out);
+        }
+        self.is_taken = self.is_taken || self.turn != Turn::None;
+        // A larger input is not allowed by anybody.
+        let echo = request
+            .input
+            .filter(|_| replies.allow.contains(Placeholder::Input));
+        let is_cut = echo.is_some_and(|raw| raw.get().len() > limits::PERMISSION_INPUT_BYTES);
+        let open = OpenRequest {
+            id: request.id.to_owned(),
+            input: echo.filter(|_| !is_cut).map(ToOwned::to_owned),
+            is_input_omitted: is_cut,
+            tool: request.tool.clone(),
+        };
+        let key = match self.open_requests.open(&mut self.ids, &request.name, open) {
+            Ok(key) => key,
+            Err(clash) => {
+                let (reason, said) = match clash {
+                    RejectReason::Duplicate => ("duplicate_id", "this request id was used before"),
+                    RejectReason::TooMany => {
+                        ("too_many_asks", "too many permission requests are open")
+                    }
+                    RejectReason::LongId => ("bad_shape", "the request id is too long"),
+                };
+                report_bad_line(reason, at.line, out);
+                self.deny_at_once(table, request.id, said, out);
+                if clash == RejectReason::TooMany {
+                    self.count_excess_request(out);
+                }
+                return;
+            }
+        };
+        out.push(Effect::PermissionRequest(PermissionRequest {
+            key,
+            tool_id: request.tool_id,
+            tool: request.tool,
+            input: lenient::raw_or_null(request.input),
+            claims: request.claimed,
+        }));
+    }
+
+    /// One more request was denied because too many are open.
+    fn count_excess_request(&mut self, out: &mut Effects) {
+        self.excess_requests = self.excess_requests.saturating_add(1);
+        if self.excess_requests > limits::EXCESS_PERMISSION_REQUESTS {
+            let most = limits::OPEN_PERMISSION_REQUESTS;
+            let said = format!(
+                "the agent asks on and on while {most} of its requests wait for their answers"
+            );
+            self.fail_protocol(said, out);
+        }
+    }
+
+    fn on_turn_end(&mut self, end: EndMessage, at: &RuleContext<'_>, out: &mut Effects) {
+        let current = self.is_current(at.turn);
+        let late = self.turn == Turn::None
+            && std::mem::take(&mut self.last.ended_by_error)
+            && (at.turn.is_none() || at.turn == self.last.id.as_deref());
+        if !current && !late {
+            return at.report_out_of_state(out);
+        }
+        out.extend(end.files.into_iter().map(|(tool, path)| {
+            Effect::Event(Event::FileUpdated {
+                tool,
+                path,
+                sha256: None,
+                version: None,
+            })
+        }));
+        if !current {
+            return;
+        }
+        let (outcome, odd) = outcome(at.action(), end.reason.as_deref());
+        let most = limits::TURN_MUTATIONS;
+        let beyond = (end.omitted_files > 0).then(|| {
+            let beyond = end.omitted_files;
+            format!("of the changed files the first {most} are listed, {beyond} are not")
+        });
+        let is_failed = outcome == TurnOutcome::Failed;
+        let error = end
+            .error
+            .filter(|_| is_failed)
+            .map(|error| format!("the agent reported: {}", error.escape_for_display(300)));
+        let ended = TurnEnd {
+            turn: at.turn.map(str::to_owned),
+            outcome,
+            stop_reason: end.reason.map(UntrustedText::new),
+            usage: end.usage,
+            detail: error.or(odd.filter(|_| is_failed)).or(beyond),
+        };
+        self.end_turn(ended, out);
+    }
+
+    fn slash_result(&mut self, told: SlashMessage, at: &RuleContext<'_>, out: &mut Effects) {
+        let heard = self.slash.finish();
+        // One that nobody asked for must not make an exit look wanted; what it says of the mode counts.
+        if heard == SlashReply::Unsolicited {
+            at.report_out_of_state(out);
+            if let Some(state) = told.state {
+                self.update_state(state, out);
+            }
+            return;
+        }
+        if self.turn == Turn::None {
+            self.withdraw_requests(out);
+        }
+        let end = match &told.result {
+            Event::SlashResult { text, .. } => slash::answer_effect(true, text),
+            _ => slash::answer_effect(true, &UntrustedText::default()),
+        };
+        out.push(Effect::Event(told.result));
+        if told.clear {
+            out.push(Effect::SessionCleared);
+        }
+        if told
+            .state
+            .is_some_and(|state| !self.update_state(state, out))
+        {
+            return;
+        }
+        if heard == SlashReply::Expected {
+            out.push(end);
+        }
+        if told.exit {
+            self.is_shutting_down = true;
+            out.push(Effect::ExitExpected);
+        }
+    }
+
+    fn error(
+        &mut self,
+        code: UntrustedText,
+        message: UntrustedText,
+        origin: ErrorOrigin,
+        at: &RuleContext<'_>,
+        out: &mut Effects,
+    ) {
+        let rejected = match (&self.turn, at.turn) {
+            (Turn::None, _) => false,
+            (Turn::Sent, None) => true,
+            // Where no word says that a turn began, it is of the prompt as long as nothing came of it.
+            (Turn::Running(_), None) => !self.is_taken,
+            (_, Some(_)) => self.note_turn_activity(at.turn),
+        };
+        let ends = match at.action() {
+            EventDetail::EndsTurn(EndsTurn::Always) => self.turn != Turn::None,
+            EventDetail::EndsTurn(EndsTurn::Never) => false,
+            _ => rejected,
+        };
+        let is_of_slash = self.turn == Turn::None
+            && at.turn.is_none()
+            && self.slash.finish() == SlashReply::Expected;
+        let end = is_of_slash.then(|| slash::answer_effect(false, &message));
+        let (event, said) = error_event(code, message, origin);
+        out.push(Effect::Event(event));
+        out.extend(end);
+        if ends {
+            let end = TurnEnd {
+                turn: at.turn.map(str::to_owned),
+                ..TurnEnd::failure(said)
+            };
+            self.end_turn(end, out);
+            self.last.ended_by_error = true;
+        }
+    }
+}
+
+/// How a turn ended, by the agent's word; and what is odd about that.
+fn outcome(told: &EventDetail, reason: Option<&str>) -> (TurnOutcome, Option<String>) {
+    let EventDetail::Outcome {
+        by_reason: by_word,
+        otherwise,
+    } = told
+    else {
+        return (TurnOutcome::Failed, None);
+    };
+    let mut words = by_word.iter();
+    let known = reason.and_then(|reason| words.find(|(word, _)| word == reason));
+    if let Some((_, outcome)) = known {
+        return (*outcome, None);
+    }
+    let odd = match reason {
+        Some(reason) => format!(
+            "the table has no outcome for the agent's word {}",
+            UntrustedText::from(reason).escape_for_display(80)
+        ),
+        None => return (*otherwise, None),
+    };
+    (*otherwise, Some(odd))
+}
+
+/// Whether a version is one that is spoken.
+fn fits(version: &RawValue, accepted: &AcceptedVersion) -> bool {
+    let text = || serde_json::from_str::<String>(version.get()).ok();
+    match accepted {
+        AcceptedVersion::Integer(number) => version.get() == number.to_string(),
+        AcceptedVersion::Text(own) => text().is_some_and(|text| text == *own),
+        AcceptedVersion::Prefix(begin) => text().is_some_and(|text| text.starts_with(begin)),
+    }
+}
+
+/// The versions that are spoken, for a sentence.
+fn describe_versions(accepted: &[AcceptedVersion]) -> String {
+    let words = accepted.iter().map(|one| match one {
+        AcceptedVersion::Integer(number) => number.to_string(),
+        AcceptedVersion::Text(text) => text.clone(),
+        AcceptedVersion::Prefix(begin) => format!("{begin}*"),
+    });
+    UntrustedText::new(words.collect::<Vec<_>>().join(" or ")).escape_for_display(120)
+}
+
+/// An error as an event, and as a sentence of ours.
+fn error_event(
+    code: UntrustedText,
+    message: UntrustedText,
+    origin: ErrorOrigin,
+) -> (Event, String) {
+    let said = format!(
+        "the agent reported error {}: {}",
+        code.escape_for_display(80),
+        message.escape_for_display(300)
+    );
+    let event = Event::AgentError {
+        code,
+        message,
+        origin,
+    };
+    (event, said)
+}

@@ -1,0 +1,570 @@
+//! A custom dialect: lines of JSON whose meaning is a table of the configuration's.
+//!
+//! Owns the order of such a conversation: the version gate, one turn at a time, which requests are
+//! open. What a message means and what the agent is told is the table's
+//! (`config/dialect_table.rs`); `reading` and `said` find it, `filling` writes.
+//!
+//! What holds whatever a table says:
+//!
+//! - A prompt is never written while a turn runs, and nothing but what the table says first before
+//!   the agent is ready.
+//! - A request is allowed only by an answer that allows it. One outside of a turn, one that cannot be
+//!   read, one whose id was used before and one too many is denied at once.
+//! - Events of another turn are out of state: text is dropped, tool calls are passed on all the same,
+//!   so that they are judged.
+//! - A turn's end that cannot be read ends the turn `failed`.
+//! - A mode that skips requests, by its name, ends the child; a slash command has its time (`slash`).
+//! - A session that is to go on under its id and says another one is not that session.
+//!
+//! A session is resumed by a message where the table has one (`Pool::resumes_by_argument`), else by words of
+//! the command. The cases of ScaiFlux's dialect also run with `examples/dialects/scaiflux.toml`. What a table
+//! can say is `config/dialect_table/rule.rs`, read in `config/dialect_table/read.rs`; after a change run
+//! `marshal config schema --dialect > docs/dialect.schema.json`.
+
+mod events;
+mod path_tree;
+mod rules;
+mod templates;
+mod turn;
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use serde_json::value::RawValue;
+
+use super::mode_guard::ModeGuard;
+use super::open_requests::{OpenRequests, RequestIds};
+use super::slash::{self, SlashReply, SlashTracker};
+use super::{
+    ChannelError, Command, Dialect, DialectError, Effect, Effects, Input, OpenParams,
+    PendingDenials, report_bad_line,
+};
+use marshal_config::DialectTable;
+use marshal_config::dialect_table::{Placeholder, RuleEvent, Template, UnansweredPolicy};
+use marshal_model::limits;
+use marshal_model::{Event, PermissionResponse, TurnOutcome, UntrustedText, Usage};
+use marshal_wire::json::{self, BadFrame};
+use rules::TypeRules;
+use templates::TemplateValues;
+
+/// How far the channel is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Phase {
+    /// The agent is not ready.
+    #[default]
+    Handshaking,
+    /// Prompts may be sent.
+    Ready,
+    /// Faulted or at its end: nothing is read or written any more.
+    Closed,
+}
+
+/// The turn.
+#[derive(Debug, PartialEq, Eq, Default)]
+enum Turn {
+    /// None runs.
+    #[default]
+    None,
+    /// Its prompt was written; the agent has not said that it began.
+    Sent,
+    /// It runs, under the agent's name for it, if there is one.
+    Running(Option<String>),
+}
+
+/// The turn that ended last, to know its late events.
+#[derive(Debug, Default)]
+struct LastTurn {
+    id: Option<String>,
+    /// An error ended it; its own end may follow.
+    ended_by_error: bool,
+}
+
+/// What an answer to a request needs.
+#[derive(Debug)]
+struct OpenRequest {
+    id: Box<RawValue>,
+    /// Its input, where the answer that allows has a place for it and the request has one.
+    input: Option<Box<RawValue>>,
+    /// It has one that is too large to be kept.
+    is_input_omitted: bool,
+    tool: UntrustedText,
+}
+
+/// A table, made ready for its messages.
+#[derive(Debug)]
+struct CompiledTable {
+    table: Arc<DialectTable>,
+    /// Messages say their type in the member `type` itself.
+    is_plain: bool,
+    kind: path_tree::PathTree,
+    kinds: HashMap<String, TypeRules>,
+    /// The agent says by itself that a turn began.
+    starts_turns: bool,
+}
+
+impl CompiledTable {
+    fn new(table: Arc<DialectTable>) -> Self {
+        let mut kind = path_tree::PathTree::default();
+        kind.add(&table.type_path);
+        let names = table.rules.iter().flat_map(|rule| &rule.types);
+        let kinds = names.map(|name| (name.clone(), TypeRules::new(&table, name)));
+        Self {
+            is_plain: table.type_path.to_string() == "type",
+            kind,
+            kinds: kinds.collect(),
+            starts_turns: table.has_rule_for(RuleEvent::TurnStarted),
+            table,
+        }
+    }
+}
+
+/// One channel that speaks by a table.
+#[derive(Debug, Default)]
+pub struct Custom {
+    /// `Idle`: the channel was not opened, or without a table.
+    plan: Option<Arc<CompiledTable>>,
+    phase: Phase,
+    turn: Turn,
+    /// The agent has shown that it took the turn's prompt.
+    is_taken: bool,
+    /// The turn is to end.
+    cancelling: bool,
+    last: LastTurn,
+    slash: SlashTracker,
+    mode_guard: ModeGuard,
+    /// The goodbye was said.
+    is_shutting_down: bool,
+    ids: RequestIds,
+    open_requests: OpenRequests<OpenRequest>,
+    /// What the turn has used so far.
+    usage: Usage,
+    workspace: String,
+    /// The agent's own id of its session.
+    session: Option<String>,
+    /// It is to go on with that one.
+    resuming: bool,
+    denials: PendingDenials,
+    /// Those that the turn's prompt tells.
+    unconfirmed_denials: PendingDenials,
+    /// Lines that were no messages.
+    bad_lines: u32,
+    /// Requests that were denied because too many were open.
+    excess_requests: u32,
+}
+
+impl Dialect for Custom {
+    fn open(&mut self, opening: &OpenParams, _now: Instant, out: &mut Effects) {
+        let Some(table) = opening.dialect_table.clone() else {
+            let why = "the table of the pool's dialect was not read".to_owned();
+            self.phase = Phase::Closed;
+            return out.push(Effect::ChannelFailed(ChannelError::NeedsSetup(why)));
+        };
+        let plan = Arc::new(CompiledTable::new(table));
+        self.slash = SlashTracker::new(opening.control_timeout);
+        self.mode_guard = ModeGuard::new(opening, &[]);
+        self.workspace.clone_from(&opening.workspace);
+        self.denials = opening.denials.clone();
+        let resume = opening.resume.as_ref().map(|id| id.raw().to_owned());
+        self.resuming = resume.is_some() && !plan.table.resume.is_empty();
+        self.session = resume.filter(|_| self.resuming);
+        let first = if self.resuming {
+            &plan.table.resume
+        } else {
+            &plan.table.open
+        };
+        for template in first {
+            self.send_template(template, &[], out);
+        }
+        let greets = plan.table.announces_ready();
+        self.plan = Some(Arc::clone(&plan));
+        if !greets {
+            let info = marshal_model::AgentInfo::default();
+            self.finish_handshake(&plan, info, out);
+        }
+    }
+
+    fn handle_input(&mut self, input: Input<'_>, _now: Instant, out: &mut Effects) {
+        let Some(plan) = self.plan.clone().filter(|_| self.phase != Phase::Closed) else {
+            return;
+        };
+        match input {
+            Input::Frame(line) => self.handle_line(&plan, line, out),
+            Input::TooLong(head) => {
+                report_bad_line("too_long", head, out);
+                let cap = limits::LINE_BYTES;
+                self.fail_protocol(
+                    format!("the agent wrote a line of more than {cap} bytes"),
+                    out,
+                );
+            }
+            Input::Eof => {
+                self.withdraw_requests(out);
+                self.phase = Phase::Closed;
+            }
+        }
+    }
+
+    fn handle_command(
+        &mut self,
+        command: Command,
+        now: Instant,
+        out: &mut Effects,
+    ) -> Result<(), DialectError> {
+        let plan = self.plan.clone().filter(|_| self.phase != Phase::Closed);
+        let Some(plan) = plan else {
+            return Err(DialectError::Closed);
+        };
+        if let Command::Goodbye = command {
+            self.shut_down(&plan.table, out);
+            return Ok(());
+        }
+        if self.is_shutting_down {
+            return Err(DialectError::Closed);
+        }
+        if self.phase == Phase::Handshaking {
+            return Err(DialectError::NotReady);
+        }
+        match command {
+            Command::Prompt { .. } if self.turn != Turn::None => return Err(DialectError::Busy),
+            Command::Prompt {
+                text,
+                attachments: attached,
+            } => self.prompt(&plan, &text, &attached, out),
+            Command::Slash { .. } if plan.table.slash.is_none() => {
+                return Err(DialectError::Unsupported);
+            }
+            Command::Slash { command, args } => {
+                self.slash.start(self.turn != Turn::None, now)?;
+                if let Some(template) = &plan.table.slash {
+                    let texts = [
+                        (Placeholder::Command, &*command),
+                        (Placeholder::Args, &*args),
+                    ];
+                    self.send_template(template, &texts, out);
+                }
+            }
+            Command::Cancel => self.cancel(&plan.table, out),
+            Command::AnswerPermission { key, answer } => {
+                let open = self
+                    .open_requests
+                    .close_by_key(&key)
+                    .ok_or(DialectError::UnknownRequest)?;
+                self.answer(&plan.table, &open, &answer, out);
+            }
+            Command::AnswerClientRequest { .. } => return Err(DialectError::Unsupported),
+            Command::Set(_) => {
+                let why = "a custom dialect has neither modes nor options that could be set";
+                return Err(DialectError::NotOffered(why.to_owned()));
+            }
+            Command::Goodbye => {}
+        }
+        Ok(())
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        (self.phase != Phase::Closed).then(|| self.slash.due())?
+    }
+
+    fn tick(&mut self, now: Instant, out: &mut Effects) {
+        if self.phase != Phase::Closed {
+            self.slash.tick(now, out);
+        }
+    }
+
+    fn take_pending_denials(&mut self) -> PendingDenials {
+        self.settle_denials(self.turn == Turn::None);
+        std::mem::take(&mut self.denials)
+    }
+}
+
+impl Custom {
+    fn handle_line(&mut self, plan: &CompiledTable, line: &[u8], out: &mut Effects) {
+        let found = json::expect_object(line).and_then(|object| {
+            let name = self::kind(plan, object)?;
+            Ok((object, name))
+        });
+        let (object, name) = match found {
+            Ok(found) => found,
+            Err(bad) => return self.count_bad_line(bad, line, out),
+        };
+        let Some(kind) = plan.kinds.get(&*name) else {
+            return self.unknown(&plan.table, &name, object, line, out);
+        };
+        let values = match kind.paths.read(object) {
+            Ok(values) => values,
+            Err(bad) => return self.count_bad_line(bad, line, out),
+        };
+        let turn = if values.clash {
+            Err(BadFrame::Shape)
+        } else {
+            kind.turn(&values)
+        };
+        let mut is_counted = false;
+        for reading in &kind.rules {
+            if self.phase == Phase::Closed || (!values.clash && !reading.fits(&values)) {
+                continue;
+            }
+            let said = turn
+                .clone()
+                .and_then(|turn| Ok((turn, reading.read_message(&values)?)));
+            match said {
+                Ok((turn, said)) => {
+                    let at = events::RuleContext {
+                        plan,
+                        rule: reading.rule,
+                        turn: turn.as_deref(),
+                        line,
+                    };
+                    self.handle_rule_message(said, &at, out);
+                }
+                Err(bad) => {
+                    if !std::mem::replace(&mut is_counted, true) {
+                        self.count_bad_line(bad, line, out);
+                    }
+                    self.handle_bad_shape(plan, &name, reading, reading.request_id(&values), out);
+                }
+            }
+        }
+    }
+
+    /// A message of a type that has no rule.
+    fn unknown(
+        &mut self,
+        table: &DialectTable,
+        name: &str,
+        object: &str,
+        line: &[u8],
+        out: &mut Effects,
+    ) {
+        let raw: &RawValue = match serde_json::from_str(object) {
+            Ok(raw) => raw,
+            Err(error) => return self.count_bad_line(error.into(), line, out),
+        };
+        if table.ignored_types.iter().any(|own| own == name) {
+            return;
+        }
+        if self.phase == Phase::Handshaking && !table.allows_early {
+            return self.fail_too_early(out);
+        }
+        if table.unlisted_types == marshal_config::dialect_table::UnlistedTypes::Record {
+            out.push(Effect::Event(Event::Unknown {
+                tag: name.into(),
+                raw: raw.to_owned(),
+            }));
+        }
+    }
+
+    /// A message that we know, with a shape that we do not: what waits for it must not wait on.
+    fn handle_bad_shape(
+        &mut self,
+        plan: &CompiledTable,
+        name: &str,
+        reading: &rules::CompiledRule,
+        id: Option<&RawValue>,
+        out: &mut Effects,
+    ) {
+        let shown = UntrustedText::from(name).escape_for_display(80);
+        match reading.event {
+            _ if self.phase == Phase::Closed => {}
+            RuleEvent::Ready => {
+                self.fail_protocol(format!("the agent's {shown} message cannot be read"), out);
+            }
+            RuleEvent::SlashResult if self.slash.finish() == SlashReply::Expected => {
+                let why = format!("the agent's {shown} cannot be read");
+                out.push(slash::answer_effect(false, &why.into()));
+            }
+            RuleEvent::End if self.turn != Turn::None => {
+                let detail = format!("the agent's {shown} cannot be read");
+                self.end_turn(TurnEnd::failure(detail), out);
+            }
+            RuleEvent::Permission if self.phase == Phase::Ready && !self.is_winding_down() => {
+                if let Some(id) = id {
+                    let why = "the permission request cannot be read";
+                    self.deny_at_once(&plan.table, id, why, out);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Counts a line that is no message; too many of them are another program.
+    fn count_bad_line(&mut self, bad: BadFrame, line: &[u8], out: &mut Effects) {
+        report_bad_line(bad.as_str(), line, out);
+        self.bad_lines = self.bad_lines.saturating_add(1);
+        if self.bad_lines > limits::BAD_LINES {
+            let most = limits::BAD_LINES;
+            let said = format!("more than {most} lines on the agent's stdout were no messages");
+            self.fail_protocol(said, out);
+        }
+    }
+
+    /// Writes a template that has nothing of an answer.
+    fn send_template(&self, template: &Template, texts: &[(Placeholder, &str)], out: &mut Effects) {
+        let mut all = texts.to_vec();
+        all.extend(self.known());
+        let filling = TemplateValues {
+            texts: &all,
+            ..TemplateValues::default()
+        };
+        out.push(Effect::Write(templates::line(template, &filling)));
+    }
+
+    /// What every template may be filled with.
+    fn known(&self) -> [(Placeholder, &str); 2] {
+        let session = self.session.as_deref().unwrap_or_default();
+        [
+            (Placeholder::Session, session),
+            (Placeholder::Workspace, &self.workspace),
+        ]
+    }
+
+    /// Says goodbye, once.
+    fn shut_down(&mut self, table: &DialectTable, out: &mut Effects) {
+        if std::mem::replace(&mut self.is_shutting_down, true) {
+            return;
+        }
+        self.deny_requests(table, "the session ends", out);
+        if let Some(template) = &table.goodbye {
+            self.send_template(template, &[], out);
+        }
+        if table.close_input {
+            out.push(Effect::CloseInput);
+        }
+    }
+
+    /// Whether the agent was told to end what it does.
+    const fn is_winding_down(&self) -> bool {
+        self.cancelling || self.is_shutting_down
+    }
+
+    /// Ends every open request unanswered.
+    fn withdraw_requests(&mut self, out: &mut Effects) {
+        let open = self.open_requests.close_all().into_iter();
+        out.extend(open.map(|(key, _)| Effect::RequestWithdrawn(key)));
+    }
+
+    /// Ends every open request, with the answer that the table wants then.
+    fn deny_requests(&mut self, table: &DialectTable, why: &str, out: &mut Effects) {
+        for (key, open) in self.open_requests.close_all() {
+            out.push(Effect::RequestWithdrawn(key));
+            let replies = table.permission.as_ref();
+            if replies.is_some_and(|replies| replies.unanswered == UnansweredPolicy::Deny) {
+                self.deny(table, &open.id, why, out);
+            }
+        }
+    }
+
+    fn answer(
+        &mut self,
+        table: &DialectTable,
+        open: &OpenRequest,
+        answer: &PermissionResponse,
+        out: &mut Effects,
+    ) {
+        let Some(replies) = &table.permission else {
+            return;
+        };
+        let echo = replies.allow.contains(Placeholder::Input);
+        match answer {
+            PermissionResponse::Allow if !echo || !open.is_input_omitted => {
+                let known = self.known();
+                let filling = TemplateValues {
+                    texts: &known,
+                    id: Some(&open.id),
+                    input: open.input.as_deref(),
+                    ..TemplateValues::default()
+                };
+                out.push(Effect::Write(templates::line(&replies.allow, &filling)));
+            }
+            // What cannot be said as it was judged is not allowed.
+            PermissionResponse::Allow => self.deny(table, &open.id, "the input is too large", out),
+            PermissionResponse::Deny(reason) => {
+                if !replies.deny.contains(Placeholder::Reason) {
+                    self.denials.add(&open.tool, reason);
+                }
+                self.deny(table, &open.id, reason, out);
+            }
+        }
+    }
+
+    fn deny(&self, table: &DialectTable, id: &RawValue, reason: &str, out: &mut Effects) {
+        let Some(replies) = &table.permission else {
+            return;
+        };
+        let [session, workspace] = self.known();
+        let filling = TemplateValues {
+            texts: &[(Placeholder::Reason, reason), session, workspace],
+            id: Some(id),
+            ..TemplateValues::default()
+        };
+        out.push(Effect::Write(templates::line(&replies.deny, &filling)));
+    }
+
+    /// Denies a request that nobody is asked about.
+    fn deny_at_once(
+        &mut self,
+        table: &DialectTable,
+        id: &RawValue,
+        reason: &str,
+        out: &mut Effects,
+    ) {
+        let open = path_tree::parse_name(id).and_then(|name| self.open_requests.close(&name));
+        out.extend(open.map(|(key, _)| Effect::RequestWithdrawn(key)));
+        self.deny(table, id, reason, out);
+    }
+
+    fn fail_too_early(&mut self, out: &mut Effects) {
+        let said = "the agent sent an event before it was ready";
+        self.fail_protocol(said.to_owned(), out);
+    }
+
+    fn fail_protocol(&mut self, said: String, out: &mut Effects) {
+        self.fail_channel(ChannelError::Protocol(said), out);
+    }
+
+    fn fail_channel(&mut self, fault: ChannelError, out: &mut Effects) {
+        self.withdraw_requests(out);
+        self.phase = Phase::Closed;
+        out.push(Effect::ChannelFailed(fault));
+    }
+}
+
+/// What is known of a turn's end.
+struct TurnEnd {
+    /// The turn's id as the ending message gives it.
+    turn: Option<String>,
+    outcome: TurnOutcome,
+    stop_reason: Option<UntrustedText>,
+    /// The ending message's own word on it.
+    usage: Option<Usage>,
+    detail: Option<String>,
+}
+
+impl TurnEnd {
+    fn failure(detail: String) -> Self {
+        Self {
+            turn: None,
+            outcome: TurnOutcome::Failed,
+            stop_reason: None,
+            usage: None,
+            detail: Some(detail),
+        }
+    }
+}
+
+/// The type of a message; empty where it has none and the table has a rule for that.
+fn kind<'a>(plan: &CompiledTable, object: &'a str) -> Result<Cow<'a, str>, BadFrame> {
+    let found = if plan.is_plain {
+        json::read_tag(object)
+    } else {
+        let values = plan.kind.read(object)?;
+        let name = values.get(0).and_then(path_tree::parse_name);
+        name.ok_or(BadFrame::NoType)
+    };
+    match found {
+        Err(BadFrame::NoType) if plan.kinds.contains_key("") => Ok(Cow::Borrowed("")),
+        found => found,
+    }
+}

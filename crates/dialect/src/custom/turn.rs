@@ -1,0 +1,87 @@
+//! A turn: its prompt, its cancel, its end. Must not read lines.
+
+use super::templates::{self, TemplateValues};
+use super::{CompiledTable, Custom, Turn, TurnEnd};
+use crate::{Attachment, Effect, Effects};
+use marshal_config::DialectTable;
+use marshal_config::dialect_table::Placeholder;
+use marshal_model::{Event, TurnOutcome, UntrustedText, Usage};
+
+impl Custom {
+    pub(super) fn prompt(
+        &mut self,
+        plan: &CompiledTable,
+        text: &UntrustedText,
+        files: &[Attachment],
+        out: &mut Effects,
+    ) {
+        self.unconfirmed_denials = std::mem::take(&mut self.denials);
+        let told = self.unconfirmed_denials.prompt_prefix();
+        let text = told.map_or_else(
+            || text.raw().to_owned(),
+            |told| format!("{told}{}", text.raw()),
+        );
+        let mut all = vec![(Placeholder::Prompt, text.as_str())];
+        all.extend(self.known());
+        let filling = TemplateValues {
+            texts: &all,
+            attached: plan.table.attachment.as_ref().map(|each| (each, files)),
+            ..TemplateValues::default()
+        };
+        out.push(Effect::Write(templates::line(&plan.table.prompt, &filling)));
+        self.last.ended_by_error = false;
+        self.usage = Usage::default();
+        self.turn = Turn::Sent;
+        self.is_taken = false;
+        if !plan.starts_turns {
+            self.turn = Turn::Running(None);
+            out.push(Effect::Event(Event::TurnStarted { turn: None }));
+        }
+    }
+
+    /// Ends the running turn from our side. Nothing to do if none runs, or if that was said.
+    pub(super) fn cancel(&mut self, table: &DialectTable, out: &mut Effects) {
+        if self.turn == Turn::None || self.cancelling {
+            return;
+        }
+        self.cancelling = true;
+        self.deny_requests(table, "the turn is cancelled", out);
+        self.interrupt(table, out);
+    }
+
+    pub(super) fn interrupt(&self, table: &DialectTable, out: &mut Effects) {
+        if let Some(template) = &table.cancel {
+            self.send_template(template, &[], out);
+        }
+    }
+
+    pub(super) fn end_turn(&mut self, end: TurnEnd, out: &mut Effects) {
+        self.withdraw_requests(out);
+        let named = match std::mem::take(&mut self.turn) {
+            Turn::Running(id) => id,
+            Turn::None | Turn::Sent => None,
+        };
+        self.last.id = named.or(end.turn);
+        let asked = std::mem::take(&mut self.cancelling);
+        let used = std::mem::take(&mut self.usage);
+        let outcome = match end.outcome {
+            TurnOutcome::Failed if asked => TurnOutcome::Cancelled,
+            outcome => outcome,
+        };
+        self.settle_denials(outcome == TurnOutcome::Completed);
+        out.push(Effect::Event(Event::TurnEnded {
+            outcome,
+            stop_reason: end.stop_reason,
+            usage: end.usage.unwrap_or(used),
+            detail: end.detail,
+        }));
+    }
+
+    /// What the prompt told is told if the agent took it; else the next one tells it.
+    pub(super) fn settle_denials(&mut self, is_over: bool) {
+        let telling = std::mem::take(&mut self.unconfirmed_denials);
+        if !self.is_taken && !is_over {
+            self.denials.restore(telling);
+        }
+    }
+}

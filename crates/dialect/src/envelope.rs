@@ -1,0 +1,233 @@
+//! What makes a JSON object a message of JSON-RPC 2.0: a request, a notification or a reply.
+//!
+//! Must not know any method. Reading is lenient (`jsonrpc` may be missing, unknown members are
+//! ignored), but a member that comes twice makes the shape bad, and so does an id that is neither
+//! an integer nor a string: nothing that we write could name it without doubt.
+
+use std::borrow::Cow;
+
+use serde::Deserialize;
+use serde::de::Deserializer;
+use serde_json::value::RawValue;
+
+use crate::lenient::parse_object;
+use marshal_model::limits;
+use marshal_wire::json::{BadFrame, JsonString};
+
+/// A message of the agent.
+#[derive(Debug)]
+pub(crate) enum Message<'a> {
+    /// It wants an answer.
+    Request {
+        id: RequestId,
+        method: Cow<'a, str>,
+        params: Option<&'a RawValue>,
+    },
+    /// It wants none.
+    Notification {
+        method: Cow<'a, str>,
+        params: Option<&'a RawValue>,
+    },
+    /// The answer to a request of ours; `id` is `Idle` if it names none that could be ours.
+    Reply {
+        id: Option<u64>,
+        outcome: Result<&'a RawValue, ErrorReply>,
+    },
+}
+
+/// The id of an agent's request as canonical JSON: `1` and `"1"` are two ids.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct RequestId(String);
+
+impl RequestId {
+    /// The id's JSON text.
+    pub(crate) fn json(&self) -> &str {
+        &self.0
+    }
+
+    /// The id that a JSON value is. A string is written anew, so that two spellings of one id are
+    /// the same id. One longer than [`limits::FOREIGN_ID_BYTES`] is none: no answer repeats it.
+    pub(crate) fn read(raw: &RawValue) -> Option<Self> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Id {
+            Signed(i64),
+            Unsigned(u64),
+            Text(String),
+        }
+        let id = match serde_json::from_str(raw.get()).ok()? {
+            Id::Signed(n) => n.to_string(),
+            Id::Unsigned(n) => n.to_string(),
+            Id::Text(text) => serde_json::to_string(&text).ok()?,
+        };
+        (id.len() <= limits::FOREIGN_ID_BYTES).then_some(Self(id))
+    }
+}
+
+/// An error that the agent answered with.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct ErrorReply {
+    /// Its code as JSON text; empty if there is none.
+    pub(crate) code: String,
+    pub(crate) message: String,
+    /// What `data` adds, as JSON text.
+    pub(crate) data: Option<String>,
+}
+
+impl ErrorReply {
+    /// An error of any shape; what cannot be read is left out.
+    fn read(raw: &RawValue) -> Self {
+        #[derive(Deserialize)]
+        struct Shape<'a> {
+            #[serde(borrow)]
+            code: Option<&'a RawValue>,
+            #[serde(borrow)]
+            message: Option<&'a RawValue>,
+            #[serde(borrow)]
+            data: Option<&'a RawValue>,
+        }
+        let Some(shape) = parse_object::<Shape<'_>>(raw) else {
+            return Self {
+                message: raw.get().to_owned(),
+                ..Self::default()
+            };
+        };
+        let text = |raw: &RawValue| {
+            serde_json::from_str::<String>(raw.get()).unwrap_or_else(|_| raw.get().to_owned())
+        };
+        Self {
+            code: shape
+                .code
+                .map(|code| code.get().to_owned())
+                .unwrap_or_default(),
+            message: shape.message.map(text).unwrap_or_default(),
+            data: shape.data.map(|data| data.get().to_owned()),
+        }
+    }
+}
+
+/// Everything that a message may have. A member that is `null` is there all the same.
+#[derive(Deserialize)]
+struct Envelope<'a> {
+    #[serde(borrow, default, deserialize_with = "present")]
+    id: Option<&'a RawValue>,
+    #[serde(borrow)]
+    method: Option<JsonString<'a>>,
+    #[serde(borrow, default, deserialize_with = "present")]
+    params: Option<&'a RawValue>,
+    #[serde(borrow, default, deserialize_with = "present")]
+    result: Option<&'a RawValue>,
+    #[serde(borrow)]
+    error: Option<&'a RawValue>,
+}
+
+fn present<'de: 'a, 'a, D: Deserializer<'de>>(reader: D) -> Result<Option<&'a RawValue>, D::Error> {
+    <&RawValue>::deserialize(reader).map(Some)
+}
+
+/// Reads a message.
+///
+/// # Errors
+/// [`BadFrame::Json`] or [`BadFrame::Shape`].
+pub(crate) fn read(object: &str) -> Result<Message<'_>, BadFrame> {
+    let envelope: Envelope<'_> = serde_json::from_str(object)?;
+    let Envelope {
+        id,
+        method,
+        params,
+        result,
+        error,
+    } = envelope;
+    if let Some(method) = method {
+        let method = method.0;
+        return Ok(match id {
+            Some(raw) if raw.get() != "null" => Message::Request {
+                id: RequestId::read(raw).ok_or(BadFrame::Shape)?,
+                method,
+                params,
+            },
+            _ => Message::Notification { method, params },
+        });
+    }
+    let id = id.and_then(|raw| raw.get().parse().ok());
+    match (error, result) {
+        (Some(error), _) => Ok(Message::Reply {
+            id,
+            outcome: Err(ErrorReply::read(error)),
+        }),
+        (None, Some(result)) => Ok(Message::Reply {
+            id,
+            outcome: Ok(result),
+        }),
+        (None, None) => Err(BadFrame::Shape),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(line: &str) -> String {
+        match read(line) {
+            Ok(Message::Request { id, .. }) => id.0,
+            other => format!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn ids_of_two_types_are_two_ids_and_two_spellings_are_one() {
+        assert_eq!(id(r#"{"id":1,"method":"m"}"#), "1");
+        assert_eq!(id(r#"{"id":"1","method":"m"}"#), "\"1\"");
+        assert_eq!(id(r#"{"id":"\u0031","method":"m"}"#), "\"1\"");
+        assert_eq!(id(r#"{"id":-7,"method":"m"}"#), "-7");
+        assert_eq!(
+            id(r#"{"id":18446744073709551615,"method":"m"}"#),
+            u64::MAX.to_string()
+        );
+    }
+
+    #[test]
+    fn an_id_that_cannot_be_named_is_a_bad_shape_and_a_null_one_is_none() {
+        let long = format!("\"{}\"", "x".repeat(limits::FOREIGN_ID_BYTES));
+        for bad in ["1.5", "true", "[]", "{}", "1e99", &long] {
+            let line = format!("{{\"id\":{bad},\"method\":\"m\"}}");
+            assert!(matches!(read(&line), Err(BadFrame::Shape)), "{line}");
+        }
+        for line in [r#"{"id":null,"method":"m"}"#, r#"{"method":"m"}"#] {
+            assert!(matches!(read(line), Ok(Message::Notification { .. })));
+        }
+    }
+
+    #[test]
+    fn a_reply_has_a_result_or_an_error_and_perhaps_an_id() {
+        let reply = |line: &str| match read(line) {
+            Ok(Message::Reply { id, outcome }) => (
+                id,
+                outcome.map(|raw| raw.get().to_owned()).map_err(|e| e.code),
+            ),
+            other => panic!("{line}: {other:?}"),
+        };
+        assert_eq!(
+            reply(r#"{"id":3,"result":null}"#),
+            (Some(3), Ok("null".into()))
+        );
+        assert_eq!(reply(r#"{"id":"3","result":{}}"#), (None, Ok("{}".into())));
+        assert_eq!(
+            reply(r#"{"error":{"code":-32700}}"#),
+            (None, Err("-32700".into()))
+        );
+        assert_eq!(
+            reply(r#"{"id":null,"error":"x"}"#),
+            (None, Err(String::new()))
+        );
+        assert_eq!(
+            reply(r#"{"id":1,"error":null,"result":1}"#),
+            (Some(1), Ok("1".into()))
+        );
+        assert!(matches!(read("{}"), Err(BadFrame::Shape)));
+        assert!(matches!(
+            read(r#"{"id":1,"id":1,"result":1}"#),
+            Err(BadFrame::Shape)
+        ));
+    }
+}

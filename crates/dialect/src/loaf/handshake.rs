@@ -1,0 +1,331 @@
+//! From the first word to a session: the version, a new session or an earlier one, the model.
+//!
+//! Must not know what a turn is.
+
+use serde_json::value::RawValue;
+
+use super::message::{self, HandshakeResult, State};
+use super::models::{self, Model, Models};
+use super::write::{self, VERSION};
+use super::{Loaf, Phase};
+use crate::acp::describe_error;
+use crate::envelope::ErrorReply;
+use crate::lenient::parse_object;
+use crate::{ChannelError, DialectError, Effect, Effects};
+use marshal_config::OptionValue;
+use marshal_model::{Event, Setting, SettingValue, UntrustedText};
+
+/// The request that loads a session again.
+pub(super) const GET: &str = "session.get";
+
+const LIST: &str = "model.list";
+const SELECT: &str = "model.select";
+
+/// The longest version that is one.
+const VERSION_BYTES: usize = 40;
+
+/// Whether a version is of our major number.
+fn is_supported_version(version: &str) -> bool {
+    let mut numbers = version.split('.');
+    let is_number = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
+    version.len() <= VERSION_BYTES && numbers.next() == Some("1") && numbers.all(is_number)
+}
+
+impl Loaf {
+    pub(super) fn send_handshake(&mut self, version: &str, out: &mut Effects) {
+        self.send_request(Phase::Handshaking, "rpc.handshake", out, |id| {
+            write::handshake(id, version)
+        });
+    }
+
+    /// The version gate: only a version of our major number passes, before anything else is
+    /// written. An agent of a later minor version refuses ours because it is to be strict: it is
+    /// asked once more, by its own.
+    pub(super) fn on_handshake_reply(
+        &mut self,
+        outcome: Result<&RawValue, ErrorReply>,
+        out: &mut Effects,
+    ) {
+        let result = match outcome {
+            Ok(result) => result,
+            Err(error) => {
+                let supported = error
+                    .data
+                    .as_deref()
+                    .and_then(message::parse_supported_version);
+                return match supported {
+                    Some(theirs)
+                        if is_supported_version(theirs.raw()) && !self.is_handshake_repeated =>
+                    {
+                        self.is_handshake_repeated = true;
+                        self.send_handshake(theirs.raw(), out);
+                    }
+                    Some(theirs) => {
+                        self.fail_version(theirs.escape_for_display(VERSION_BYTES), out);
+                    }
+                    None => {
+                        self.fail_version(
+                            format!("none; to rpc.handshake {}", describe_error(&error)),
+                            out,
+                        );
+                    }
+                };
+            }
+        };
+        let read: HandshakeResult<'_> = parse_object(result).unwrap_or_default();
+        let theirs = crate::lenient::parse_string(read.protocol_version);
+        match theirs {
+            Some(theirs) if is_supported_version(theirs.raw()) => {
+                theirs.raw().clone_into(&mut self.info.protocol);
+            }
+            Some(theirs) => {
+                return self.fail_version(theirs.escape_for_display(VERSION_BYTES), out);
+            }
+            None => {
+                let raw = read.protocol_version.map_or("none", RawValue::get);
+                return self.fail_version(
+                    UntrustedText::from(raw).escape_for_display(VERSION_BYTES),
+                    out,
+                );
+            }
+        }
+        self.methods = read.methods();
+        match self.opening.resume.clone() {
+            None => self.send_request(Phase::Creating, "session.create", out, write::create),
+            Some(session) if self.has_method(GET) => {
+                self.send_request(Phase::Loading, GET, out, |id| {
+                    write::of_session(id, GET, &session)
+                });
+            }
+            Some(_) => {
+                let why = "it offers no session.get".to_owned();
+                self.fail_channel(ChannelError::NotResumed(why), out);
+            }
+        }
+    }
+
+    fn fail_version(&mut self, theirs: String, out: &mut Effects) {
+        let ours = VERSION;
+        self.fail_channel(ChannelError::Version { theirs, ours }, out);
+    }
+
+    /// The reply to `session.create`.
+    pub(super) fn on_session_create_reply(
+        &mut self,
+        outcome: Result<&RawValue, ErrorReply>,
+        out: &mut Effects,
+    ) {
+        match outcome {
+            Ok(result) => self.session = message::session_id(result),
+            Err(error) => {
+                let said = format!("the agent opens no session: {}", describe_error(&error));
+                return self.fail_protocol(said, out);
+            }
+        }
+        if self.session.is_none() {
+            let said = "the agent opened a session without an id that can be used";
+            return self.fail_protocol(said.to_owned(), out);
+        }
+        self.list_models(out);
+    }
+
+    /// The reply to `session.get`. A session in which something runs, or waits, that nobody here
+    /// has sent is not gone on with: what waits is thrown away, what runs cannot be taken back.
+    pub(super) fn on_session_get_reply(
+        &mut self,
+        outcome: Result<&RawValue, ErrorReply>,
+        out: &mut Effects,
+    ) {
+        let Some(wanted) = self.opening.resume.clone() else {
+            return;
+        };
+        let not_resumed = |why: String| ChannelError::NotResumed(why);
+        let state: State<'_> = match outcome.map(parse_object) {
+            Ok(Some(state)) => state,
+            Ok(None) => {
+                let why = "the state of the session cannot be read".to_owned();
+                return self.fail_channel(not_resumed(why), out);
+            }
+            Err(error) => return self.fail_channel(not_resumed(describe_error(&error)), out),
+        };
+        if let Some(other) = state.id().filter(|id| *id != wanted) {
+            let why = format!(
+                "it answers with another session, {}",
+                other.escape_for_display(80)
+            );
+            return self.fail_channel(not_resumed(why), out);
+        }
+        if state.is_pending() {
+            let why = "a turn of the session still runs that nobody waits for".to_owned();
+            return self.fail_channel(not_resumed(why), out);
+        }
+        self.session = Some(wanted.clone());
+        if state.has_queue() {
+            self.clear_queue(&wanted, out);
+        }
+        self.list_models(out);
+    }
+
+    fn list_models(&mut self, out: &mut Effects) {
+        if self.has_method(LIST) {
+            return self.send_request(Phase::Listing, LIST, out, write::models);
+        }
+        self.select_wanted_model(out);
+    }
+
+    /// The reply to `model.list`.
+    pub(super) fn on_model_list_reply(
+        &mut self,
+        outcome: Result<&RawValue, ErrorReply>,
+        out: &mut Effects,
+    ) {
+        self.models = outcome.ok().and_then(Models::read).unwrap_or_default();
+        self.select_wanted_model(out);
+    }
+
+    /// Selects the model that the pool names, if it is not the one already.
+    fn select_wanted_model(&mut self, out: &mut Effects) {
+        let wanted = &self.opening.acp;
+        // What a person chose in an earlier child counts for more than the pool's.
+        let chosen = match wanted.options.get(models::OPTION) {
+            Some(OptionValue::Choice(model)) => Some(model),
+            _ => wanted.model.as_ref(),
+        };
+        let Some(wanted) = chosen.cloned() else {
+            return self.finish_handshake(out);
+        };
+        match self.models.find(&wanted).cloned() {
+            Some(model) if self.models.uses(&model) => self.finish_handshake(out),
+            Some(model) => self.select(Phase::Selecting, model, out),
+            None => {
+                let why = self.models.describe_missing(&wanted);
+                self.fail_channel(ChannelError::NeedsSetup(why), out);
+            }
+        }
+    }
+
+    fn select(&mut self, phase: Phase, model: Model, out: &mut Effects) {
+        let Some(session) = self.session.clone() else {
+            return;
+        };
+        let thinking = self.models.thinking().to_owned();
+        self.send_request(phase, SELECT, out, |id| {
+            write::select(id, &session, &model.id, &model.provider, &thinking)
+        });
+        self.selecting = Some(model);
+    }
+
+    /// The reply to the `model.select` of the opening.
+    pub(super) fn on_model_select_reply(
+        &mut self,
+        outcome: Result<&RawValue, ErrorReply>,
+        out: &mut Effects,
+    ) {
+        let Some(model) = self.selecting.take() else {
+            return;
+        };
+        match outcome {
+            Ok(_) => {
+                self.models.select(model);
+                self.finish_handshake(out);
+            }
+            Err(error) => {
+                let why = describe_rejection(&model, &error);
+                self.fail_channel(ChannelError::NeedsSetup(why), out);
+            }
+        }
+    }
+
+    /// Prompts may be sent.
+    fn finish_handshake(&mut self, out: &mut Effects) {
+        self.phase = Phase::Ready;
+        let mut info = std::mem::take(&mut self.info);
+        info.session.clone_from(&self.session);
+        info.model.clone_from(&self.models.selected);
+        info.cannot_resume = !self.has_method(GET);
+        out.extend(self.options().map(Effect::Event));
+        out.push(Effect::Ready(info));
+        if self.opening.resume.is_some() {
+            out.push(Effect::Event(Event::SessionResumed {
+                how: GET,
+                replayed: 0,
+            }));
+        }
+    }
+
+    fn options(&self) -> Option<Event> {
+        let option = self.models.option()?;
+        let options = vec![option];
+        self.has_method(SELECT)
+            .then_some(Event::Options { options })
+    }
+
+    /// Sets what a person chose: there is nothing but the model.
+    pub(super) fn apply_user_setting(
+        &mut self,
+        setting: &Setting,
+        out: &mut Effects,
+    ) -> Result<(), DialectError> {
+        if self.control.is_some() {
+            return Err(DialectError::SettingPending);
+        }
+        let not_offered = |why: &str| Err(DialectError::NotOffered(why.to_owned()));
+        let wanted = match setting {
+            Setting::Option { id, value } if id == models::OPTION && self.options().is_some() => {
+                value
+            }
+            Setting::Option { .. } => {
+                return not_offered("this agent has no option but its model, if it lists any");
+            }
+            Setting::Mode(_) => return not_offered("this agent has no modes"),
+        };
+        let SettingValue::Choice(wanted) = wanted else {
+            return not_offered("the option model is no switch");
+        };
+        let model = self.models.find(wanted).cloned();
+        let model =
+            model.ok_or_else(|| DialectError::NotOffered(self.models.describe_missing(wanted)))?;
+        if self.models.uses(&model) {
+            out.push(Effect::SettingResult(Ok(())));
+        } else {
+            self.select(Phase::Ready, model, out);
+        }
+        Ok(())
+    }
+
+    /// The agent's word about what a person chose.
+    pub(super) fn on_user_setting_reply(
+        &mut self,
+        outcome: Result<&RawValue, ErrorReply>,
+        out: &mut Effects,
+    ) {
+        let Some(model) = self.selecting.take() else {
+            return;
+        };
+        let took = match outcome {
+            Ok(_) => {
+                self.models.select(model);
+                Ok(())
+            }
+            Err(error) => Err(describe_rejection(&model, &error)),
+        };
+        if took.is_ok() {
+            out.push(Effect::Event(Event::StateChanged {
+                model: self.models.selected.clone(),
+                mode: None,
+                context_pct: None,
+                context_window: None,
+            }));
+            out.extend(self.options().map(Effect::Event));
+        }
+        out.push(Effect::SettingResult(took));
+    }
+}
+
+fn describe_rejection(model: &Model, error: &ErrorReply) -> String {
+    let model = UntrustedText::from(model.id.as_str()).escape_for_display(80);
+    format!(
+        "the agent does not take the model {model}: {}",
+        describe_error(error)
+    )
+}

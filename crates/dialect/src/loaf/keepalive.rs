@@ -1,0 +1,123 @@
+//! Whether the agent is there: deadlines of our requests, and a ping when it has been silent.
+//!
+//! A turn has no deadline here. Must not know what a request is for.
+
+use std::time::Instant;
+
+use super::{Loaf, PendingReply, Phase, write};
+use crate::{ChannelError, Effect, Effects, slash};
+use marshal_model::limits;
+
+/// What is known of the agent's silence between turns.
+#[derive(Debug, Default)]
+pub(super) struct Keepalive {
+    /// Its last word.
+    last_activity: Option<Instant>,
+    /// When it was last asked whether it is there, since that word.
+    last_ping: Option<Instant>,
+    /// Questions since its last word.
+    missed: u32,
+}
+
+impl Keepalive {
+    /// Any word of the agent is a sign of life.
+    pub(super) const fn record_activity(&mut self, now: Instant) {
+        self.last_activity = Some(now);
+        self.last_ping = None;
+        self.missed = 0;
+    }
+}
+
+impl Loaf {
+    /// When the open request of ours must have its reply.
+    pub(super) fn control_due(&self) -> Option<Instant> {
+        self.control?
+            .sent?
+            .checked_add(self.opening.control_timeout?)
+    }
+
+    /// When the agent must have said that it has the prompt.
+    pub(super) fn send_due(&self) -> Option<Instant> {
+        let turn = self.turn.as_ref().filter(|turn| !turn.is_known())?;
+        let waits = self.phase == Phase::Ready && !self.is_shutting_down;
+        turn.sent
+            .filter(|_| waits)?
+            .checked_add(self.opening.control_timeout?)
+    }
+
+    /// When the first command must have been answered that a person waits for.
+    pub(super) fn command_due(&self) -> Option<Instant> {
+        let control = self
+            .opening
+            .control_timeout
+            .unwrap_or(limits::COMMAND_TIMEOUT);
+        let waits = self.phase == Phase::Ready && !self.is_shutting_down;
+        let open = self.open_requests.iter().filter(|_| waits);
+        let sent = open.filter(|open| open.pending.timed_method().is_some());
+        sent.filter_map(|open| open.sent?.checked_add(control))
+            .min()
+    }
+
+    /// Commands without a reply in their time hold up no later ones.
+    pub(super) fn on_command_timeout(&mut self, now: Instant, out: &mut Effects) {
+        let control = self
+            .opening
+            .control_timeout
+            .unwrap_or(limits::COMMAND_TIMEOUT);
+        let is_due = |open: &mut super::OpenRequest| {
+            let sent = open.sent.filter(|_| open.pending.timed_method().is_some());
+            sent.and_then(|sent| sent.checked_add(control))
+                .is_some_and(|due| due <= now)
+        };
+        for open in self.open_requests.extract_if(.., is_due) {
+            let method = open.pending.timed_method().unwrap_or_default();
+            slash::report_timeout(method, control, out);
+        }
+    }
+
+    /// A request of ours has no reply in its time.
+    pub(super) fn on_control_timeout(&mut self, out: &mut Effects) {
+        let Some(control) = self.control.take() else {
+            return;
+        };
+        if self.is_shutting_down {
+            return out.push(Effect::CloseInput);
+        }
+        self.fail_unanswered(control.method, out);
+    }
+
+    pub(super) fn fail_unanswered(&mut self, method: &str, out: &mut Effects) {
+        let wait = self.opening.control_timeout.unwrap_or_default();
+        let said = format!("the agent did not answer {method} within {wait:?} (timeouts.control)");
+        self.fail_channel(ChannelError::Unanswered(said), out);
+    }
+
+    /// When a silent agent is asked whether it is there: only between turns.
+    pub(super) fn keepalive_due(&self) -> Option<Instant> {
+        let idle = self.phase == Phase::Ready
+            && self.turn.is_none()
+            && !self.is_shutting_down
+            && self.control.is_none();
+        let since = self
+            .keepalive
+            .last_ping
+            .or(self.keepalive.last_activity)
+            .filter(|_| idle)?;
+        since.checked_add(self.opening.keepalive_interval?)
+    }
+
+    /// Pings. Nothing at all, after so many pings, is a fault.
+    pub(super) fn send_keepalive(&mut self, now: Instant, out: &mut Effects) {
+        if self.keepalive.missed >= limits::KEEPALIVE_MISSES {
+            let wait = self.opening.keepalive_interval.unwrap_or_default();
+            let said = format!(
+                "the agent did not answer {} pings, {wait:?} apart (timeouts.keepalive)",
+                limits::KEEPALIVE_MISSES
+            );
+            return self.fail_channel(ChannelError::Unanswered(said), out);
+        }
+        self.keepalive.last_ping = Some(now);
+        self.keepalive.missed += 1;
+        self.send_side_request(PendingReply::Ping, out, write::ping);
+    }
+}

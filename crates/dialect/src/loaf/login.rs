@@ -1,0 +1,91 @@
+//! A login that the agent wants: nobody can make one here, so the slot parks with where it is made.
+//!
+//! Must not know credentials: an agent finds its own.
+
+use std::time::Instant;
+
+use super::message::Payload;
+use super::{Loaf, Phase};
+use crate::lenient::parse_string;
+use crate::{ChannelError, Effects};
+use marshal_model::UntrustedText;
+
+/// What a person can do.
+const LOGIN_ADVICE: &str = "make it once outside of the supervisor and hand its files over by home_files, or give the agent's key by env.set";
+
+/// How much is shown of an address.
+const SHOWN: usize = 300;
+
+/// A login that was begun.
+#[derive(Debug)]
+pub(super) struct Login {
+    provider: Option<UntrustedText>,
+    since: Option<Instant>,
+}
+
+impl Loaf {
+    /// An event of a login.
+    pub(super) fn login(&mut self, kind: &str, payload: &Payload<'_>, out: &mut Effects) {
+        if self.is_shutting_down {
+            return;
+        }
+        let begun = self.login.take().and_then(|login| login.provider);
+        let provider = parse_string(payload.provider).or(begun);
+        match kind {
+            "auth.flow.completed" => {}
+            "auth.flow.url" => {
+                let url = describe_address(parse_string(payload.url).as_ref());
+                self.fail_login(provider.as_ref(), &format!("at {url}"), out);
+            }
+            "auth.flow.device_code" => {
+                let url = describe_address(parse_string(payload.verification_url).as_ref());
+                let code = describe_address(parse_string(payload.user_code).as_ref());
+                self.fail_login(
+                    provider.as_ref(),
+                    &format!("at {url}, by the code {code}"),
+                    out,
+                );
+            }
+            "auth.flow.failed" => {
+                let why = describe_address(parse_string(payload.message).as_ref());
+                self.fail_login(provider.as_ref(), &format!("and it failed: {why}"), out);
+            }
+            // Where it is made comes next.
+            _ => {
+                self.login = Some(Login {
+                    provider,
+                    since: self.now,
+                });
+            }
+        }
+    }
+
+    /// When the agent must have said where its login is made.
+    pub(super) fn login_due(&self) -> Option<Instant> {
+        let since = self.login.as_ref()?.since?;
+        let waits = self.phase != Phase::Closed && !self.is_shutting_down;
+        since
+            .checked_add(self.opening.control_timeout?)
+            .filter(|_| waits)
+    }
+
+    pub(super) fn on_login_timeout(&mut self, out: &mut Effects) {
+        let provider = self.login.take().and_then(|login| login.provider);
+        self.fail_login(provider.as_ref(), "and does not say where it is made", out);
+    }
+
+    fn fail_login(&mut self, provider: Option<&UntrustedText>, how: &str, out: &mut Effects) {
+        let of = provider.map_or_else(String::new, |provider| {
+            format!(" of {}", provider.escape_for_display(80))
+        });
+        let said = format!("the agent needs a login{of}, {how}; {LOGIN_ADVICE}");
+        self.fail_channel(ChannelError::NeedsSetup(said), out);
+    }
+}
+
+fn describe_address(text: Option<&UntrustedText>) -> String {
+    text.map_or_else(
+        || "an address that it does not say".to_owned(),
+        |text| text.escape_for_display(SHOWN),
+    )
+}

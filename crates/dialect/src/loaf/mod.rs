@@ -1,0 +1,412 @@
+//! loaf's RPC, protocol 1, from the client's side. Source: its page "RPC mode", and what the agent
+//! does where that page is silent.
+//!
+//! Owns the order of the conversation: the version gate, the session, one turn at a time. Must not
+//! know how a message looks (`message`, `write`), or what becomes of an event.
+//!
+//! What the protocol leaves open, or what agents do differently, is decided so:
+//!
+//! - Before the agent has answered `rpc.handshake` with a version of the major number 1, nothing
+//!   but that request is written. The handshake is strict; an agent that refuses ours because its
+//!   own minor version is a later one is asked once more, by its own.
+//! - Nothing in the protocol asks for permission. A tool call is told when it begins and when it
+//!   ended, and is judged then; a request of the agent's is not served.
+//! - The reply to `session.send` is no turn's end: that is `session.completed`, `.interrupted` or
+//!   `.error`. Events may come before it. A turn goes by the name that the first of them gives it;
+//!   an agent that then gives it another broke the protocol.
+//! - A prompt is not sent to be queued. An agent that queues it all the same has it when its turn
+//!   begins; until then a cancel takes it out of the queue.
+//! - A turn that was interrupted before it had begun is interrupted again when it begins: the
+//!   first found nothing to interrupt.
+//! - `system.shutdown` does not end the agent, so its stdin is closed after the reply.
+//! - A login wants a person at a browser: the slot parks with what the agent says of it.
+//! - Another major version, none, or an error in the reply to `rpc.handshake` parks the slot. So do
+//!   `auth.flow.url`, `.device_code` and `.failed` (`needs_setup`, with the address and the code).
+//! - Text of another turn or session is a `report_bad_line` (`report_out_of_state`) and dropped.
+//! - An error in the reply to `session.send` (-32603: busy, unknown) ends the turn `failed`; the channel
+//!   goes on.
+//! - An event that is not listed is an `unknown` event. A request gets the error -32601, and before the
+//!   version is known it is a `report_bad_line` (`report_out_of_state`).
+//! - No reply to a slash command within `timeouts.control` is an `agent_error`.
+
+mod answer_text;
+mod calls;
+mod events;
+mod handshake;
+mod keepalive;
+mod login;
+mod message;
+mod models;
+mod turn;
+mod write;
+
+use std::time::Instant;
+
+use serde_json::value::RawValue;
+
+use self::answer_text::AnswerText;
+use self::calls::ToolCalls;
+use self::keepalive::Keepalive;
+use self::login::Login;
+use self::models::{Model, Models};
+use self::turn::Turn;
+use super::envelope::{self, ErrorReply, Message, RequestId};
+use super::{
+    ChannelError, Command, Dialect, DialectError, Effect, Effects, Input, OpenParams,
+    report_bad_line,
+};
+use marshal_model::limits;
+use marshal_model::{AgentInfo, UntrustedText};
+use marshal_wire::json::{self, BadFrame};
+
+/// Requests whose replies are awaited beside the one that moves the channel; of more the oldest is
+/// not known any more.
+const OPEN: usize = 32;
+
+/// How far the channel is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Phase {
+    /// It waits for the reply to `rpc.handshake`.
+    #[default]
+    Handshaking,
+    /// To `session.create`.
+    Creating,
+    /// To `session.get`.
+    Loading,
+    /// To `model.list`.
+    Listing,
+    /// To `model.select`.
+    Selecting,
+    /// Prompts may be sent.
+    Ready,
+    /// Faulted or at its end: nothing is read or written any more.
+    Closed,
+}
+
+/// The request of ours that is open and moves the channel on: there is one at a time.
+#[derive(Debug, Clone, Copy)]
+struct Control {
+    id: u64,
+    method: &'static str,
+    sent: Option<Instant>,
+}
+
+/// What the reply to another request is for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum PendingReply {
+    Send,
+    Interrupt,
+    Clear,
+    Queue,
+    Steer,
+    /// A slash command, by its name.
+    Command(String),
+    Ping,
+}
+
+impl PendingReply {
+    /// The method of a request whose reply somebody waits for, and that nothing else bounds.
+    const fn timed_method(&self) -> Option<&'static str> {
+        match self {
+            Self::Command(_) => Some("command.execute"),
+            Self::Steer => Some("session.steer"),
+            _ => None,
+        }
+    }
+}
+
+/// Such a request that has no reply yet.
+#[derive(Debug)]
+struct OpenRequest {
+    id: u64,
+    pending: PendingReply,
+    sent: Option<Instant>,
+}
+
+/// One channel that speaks loaf's RPC.
+#[derive(Debug, Default)]
+pub struct Loaf {
+    phase: Phase,
+    /// The time of what is being handled.
+    now: Option<Instant>,
+    /// The id of the last request of ours.
+    last_id: u64,
+    opening: OpenParams,
+    /// The handshake was repeated by the agent's own version.
+    is_handshake_repeated: bool,
+    /// The methods that the agent serves, if it says so.
+    methods: Option<Vec<String>>,
+    control: Option<Control>,
+    /// The model that [`Loaf::control_timeout`] selects.
+    selecting: Option<Model>,
+    open_requests: Vec<OpenRequest>,
+    info: AgentInfo,
+    session: Option<UntrustedText>,
+    models: Models,
+    turn: Option<Turn>,
+    /// The name of the turn that ended last, to know its late events.
+    last: Option<String>,
+    answer_text: AnswerText,
+    calls: ToolCalls,
+    login: Option<Login>,
+    keepalive: Keepalive,
+    /// `system.shutdown` was written, or our side of the pipe closed.
+    is_shutting_down: bool,
+    /// Lines that were no messages.
+    bad_lines: u32,
+}
+
+impl Dialect for Loaf {
+    fn open(&mut self, opening: &OpenParams, now: Instant, out: &mut Effects) {
+        self.now = Some(now);
+        self.opening = opening.clone();
+        self.send_handshake(write::VERSION, out);
+    }
+
+    fn handle_input(&mut self, input: Input<'_>, now: Instant, out: &mut Effects) {
+        if self.phase == Phase::Closed {
+            return;
+        }
+        self.now = Some(now);
+        self.keepalive.record_activity(now);
+        match input {
+            Input::Frame(line) => self.handle_line(line, out),
+            Input::TooLong(head) => {
+                report_bad_line("too_long", head, out);
+                let cap = limits::LINE_BYTES;
+                let said = format!("the agent wrote a line of more than {cap} bytes");
+                self.fail_protocol(said, out);
+            }
+            Input::Eof => {
+                self.control = None;
+                self.phase = Phase::Closed;
+            }
+        }
+    }
+
+    fn handle_command(
+        &mut self,
+        command: Command,
+        now: Instant,
+        out: &mut Effects,
+    ) -> Result<(), DialectError> {
+        if self.phase == Phase::Closed {
+            return Err(DialectError::Closed);
+        }
+        self.now = Some(now);
+        if let Command::Goodbye = command {
+            self.shut_down(out);
+            return Ok(());
+        }
+        if self.is_shutting_down {
+            return Err(DialectError::Closed);
+        }
+        let session = match &self.session {
+            Some(session) if self.phase == Phase::Ready => session.clone(),
+            _ => return Err(DialectError::NotReady),
+        };
+        match command {
+            Command::Prompt { text, .. } => self.prompt(&session, &text, out),
+            Command::Slash { command, args } => self.slash(&session, command, &args, out),
+            Command::Cancel => {
+                self.cancel(&session, out);
+                Ok(())
+            }
+            Command::Set(setting) => self.apply_user_setting(&setting, out),
+            Command::AnswerPermission { .. } => Err(DialectError::UnknownRequest),
+            Command::AnswerClientRequest { .. } => Err(DialectError::Unsupported),
+            Command::Goodbye => Ok(()),
+        }
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        let due = [
+            self.control_due(),
+            self.send_due(),
+            self.login_due(),
+            self.command_due(),
+            self.keepalive_due(),
+        ];
+        due.into_iter().flatten().min()
+    }
+
+    fn tick(&mut self, now: Instant, out: &mut Effects) {
+        self.now = Some(now);
+        let is_due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
+        if is_due(self.control_due()) {
+            self.on_control_timeout(out);
+        } else if is_due(self.send_due()) {
+            self.fail_unanswered("session.send", out);
+        } else if is_due(self.login_due()) {
+            self.on_login_timeout(out);
+        } else if is_due(self.command_due()) {
+            self.on_command_timeout(now, out);
+        } else if is_due(self.keepalive_due()) {
+            self.send_keepalive(now, out);
+        }
+    }
+}
+
+impl Loaf {
+    /// Whether the agent serves a method, as far as it says.
+    fn has_method(&self, method: &str) -> bool {
+        let methods = self.methods.as_ref();
+        methods.is_none_or(|methods| methods.iter().any(|of| of == method))
+    }
+
+    const fn fresh_id(&mut self) -> u64 {
+        self.last_id += 1;
+        self.last_id
+    }
+
+    /// Writes a request whose reply moves the channel on.
+    fn send_request(
+        &mut self,
+        phase: Phase,
+        method: &'static str,
+        out: &mut Effects,
+        line: impl FnOnce(u64) -> Vec<u8>,
+    ) {
+        let id = self.fresh_id();
+        self.phase = phase;
+        self.control = Some(Control {
+            id,
+            method,
+            sent: self.now,
+        });
+        out.push(Effect::Write(line(id)));
+    }
+
+    /// Writes a request whose reply does not; gives its id.
+    fn send_side_request(
+        &mut self,
+        wait: PendingReply,
+        out: &mut Effects,
+        line: impl FnOnce(u64) -> Vec<u8>,
+    ) -> u64 {
+        let id = self.fresh_id();
+        if self.open_requests.len() >= OPEN {
+            self.open_requests.remove(0);
+        }
+        self.open_requests.push(OpenRequest {
+            id,
+            pending: wait,
+            sent: self.now,
+        });
+        out.push(Effect::Write(line(id)));
+        id
+    }
+
+    fn handle_line(&mut self, line: &[u8], out: &mut Effects) {
+        let object = match json::expect_object(line) {
+            Ok(object) => object,
+            Err(bad) => return self.count_bad_line(bad, line, out),
+        };
+        if let Some((about, chunk)) = message::parse_chunk_line(object) {
+            return self.chunk(&about, chunk, line, out);
+        }
+        match envelope::read(object) {
+            Ok(Message::Reply { id, outcome }) => self.handle_reply(id, outcome, line, out),
+            Ok(Message::Request { id, .. }) => self.handle_request(&id, line, out),
+            Ok(Message::Notification { method, params }) => {
+                self.handle_notification(&method, params, object, out);
+            }
+            Err(bad) => self.count_bad_line(bad, line, out),
+        }
+    }
+
+    /// The protocol has no requests of the agent's.
+    fn handle_request(&self, id: &RequestId, line: &[u8], out: &mut Effects) {
+        // Nothing is written before the agent's version is known.
+        if self.phase == Phase::Handshaking {
+            return report_bad_line("out_of_state", line, out);
+        }
+        out.push(Effect::Write(write::not_served(id.json())));
+    }
+
+    /// The reply to a request of ours that is open, or one that nobody waits for.
+    fn handle_reply(
+        &mut self,
+        id: Option<u64>,
+        outcome: Result<&RawValue, ErrorReply>,
+        line: &[u8],
+        out: &mut Effects,
+    ) {
+        let Some(id) = id else {
+            return report_bad_line("unknown_id", line, out);
+        };
+        if self.control.is_some_and(|control| control.id == id) {
+            self.control = None;
+            return self.on_control_reply(outcome, out);
+        }
+        let Some(at) = self.open_requests.iter().position(|open| open.id == id) else {
+            return report_bad_line("unknown_id", line, out);
+        };
+        match self.open_requests.remove(at).pending {
+            PendingReply::Send => self.on_send_reply(id, outcome, line, out),
+            PendingReply::Interrupt => self.on_interrupt_reply(outcome, out),
+            PendingReply::Clear => self.on_queue_clear_reply(outcome, out),
+            PendingReply::Queue => self.on_queue_list_reply(outcome, out),
+            PendingReply::Steer => turn::on_steer_reply(outcome, out),
+            PendingReply::Command(command) => self.on_command_reply(command, outcome, out),
+            // Whatever it says, it lives.
+            PendingReply::Ping => {}
+        }
+    }
+
+    /// The reply to the request of [`Loaf::ask`].
+    fn on_control_reply(&mut self, outcome: Result<&RawValue, ErrorReply>, out: &mut Effects) {
+        match self.phase {
+            Phase::Handshaking => self.on_handshake_reply(outcome, out),
+            Phase::Creating => self.on_session_create_reply(outcome, out),
+            Phase::Loading => self.on_session_get_reply(outcome, out),
+            Phase::Listing => self.on_model_list_reply(outcome, out),
+            Phase::Selecting => self.on_model_select_reply(outcome, out),
+            // Whatever it says of the goodbye: it was said.
+            Phase::Ready if self.is_shutting_down => out.push(Effect::CloseInput),
+            Phase::Ready => self.on_user_setting_reply(outcome, out),
+            Phase::Closed => {}
+        }
+    }
+
+    /// Says goodbye, once. What runs in the agent ends by it; the agent itself does not.
+    fn shut_down(&mut self, out: &mut Effects) {
+        if self.is_shutting_down {
+            return;
+        }
+        self.is_shutting_down = true;
+        if let Some(turn) = &mut self.turn {
+            turn.is_cancelled = true;
+        }
+        if self.phase == Phase::Ready && self.selecting.take().is_some() {
+            let why = "the session ends before the agent said whether it takes the model";
+            out.push(Effect::SettingResult(Err(why.to_owned())));
+        }
+        if self.phase == Phase::Ready && self.has_method("system.shutdown") {
+            return self.send_request(Phase::Ready, "system.shutdown", out, write::shutdown);
+        }
+        self.control = None;
+        out.push(Effect::CloseInput);
+    }
+
+    /// Counts a line that is no message; too many of them are another program.
+    fn count_bad_line(&mut self, bad: BadFrame, line: &[u8], out: &mut Effects) {
+        report_bad_line(bad.as_str(), line, out);
+        self.bad_lines = self.bad_lines.saturating_add(1);
+        if self.bad_lines > limits::BAD_LINES {
+            let most = limits::BAD_LINES;
+            let said = format!("more than {most} lines on the agent's stdout were no messages");
+            self.fail_protocol(said, out);
+        }
+    }
+
+    fn fail_protocol(&mut self, said: String, out: &mut Effects) {
+        self.fail_channel(ChannelError::Protocol(said), out);
+    }
+
+    fn fail_channel(&mut self, fault: ChannelError, out: &mut Effects) {
+        self.control = None;
+        self.phase = Phase::Closed;
+        out.push(Effect::ChannelFailed(fault));
+    }
+}

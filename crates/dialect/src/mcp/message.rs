@@ -1,0 +1,118 @@
+//! What makes a JSON object a message of JSON-RPC 2.0.
+//!
+//! Must not know any method.
+
+use std::borrow::Cow;
+
+use serde::{Deserialize, Deserializer};
+use serde_json::value::RawValue;
+
+use marshal_model::limits::FOREIGN_ID_BYTES;
+use marshal_wire::json::JsonString;
+
+/// A message of the client's.
+#[derive(Debug)]
+pub(super) enum Message<'a> {
+    /// It wants an answer.
+    Request {
+        id: Id,
+        method: Cow<'a, str>,
+        params: Option<&'a RawValue>,
+    },
+    /// It wants none.
+    Notification {
+        method: Cow<'a, str>,
+        params: Option<&'a RawValue>,
+    },
+    /// An answer.
+    Reply,
+}
+
+/// The id of a request as canonical JSON: `1` and `"1"` are two ids.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Id(String);
+
+impl Id {
+    /// Its JSON text.
+    pub(super) fn json(&self) -> &str {
+        &self.0
+    }
+
+    fn read(raw: &RawValue) -> Option<Self> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Shape {
+            Signed(i64),
+            Unsigned(u64),
+            Text(String),
+        }
+        let id = match serde_json::from_str(raw.get()).ok()? {
+            Shape::Signed(n) => n.to_string(),
+            Shape::Unsigned(n) => n.to_string(),
+            Shape::Text(text) => serde_json::to_string(&text).ok()?,
+        };
+        (id.len() <= FOREIGN_ID_BYTES).then_some(Self(id))
+    }
+}
+
+#[derive(Deserialize)]
+struct Envelope<'a> {
+    #[serde(borrow)]
+    jsonrpc: Option<JsonString<'a>>,
+    #[serde(borrow, default, deserialize_with = "present")]
+    id: Option<&'a RawValue>,
+    #[serde(borrow)]
+    method: Option<JsonString<'a>>,
+    #[serde(borrow)]
+    params: Option<&'a RawValue>,
+    #[serde(borrow, default, deserialize_with = "present")]
+    result: Option<&'a RawValue>,
+    #[serde(borrow)]
+    error: Option<&'a RawValue>,
+}
+
+fn present<'de: 'a, 'a, D: Deserializer<'de>>(reader: D) -> Result<Option<&'a RawValue>, D::Error> {
+    <&RawValue>::deserialize(reader).map(Some)
+}
+
+/// The line as text, if it is JSON at all.
+pub(super) fn text(line: &[u8]) -> Option<&str> {
+    let text = std::str::from_utf8(line).ok()?;
+    serde_json::from_str::<serde::de::IgnoredAny>(text).ok()?;
+    Some(text)
+}
+
+/// Reads a message.
+pub(super) fn read(text: &str) -> Result<Message<'_>, &'static str> {
+    let envelope: Envelope<'_> =
+        serde_json::from_str(text).map_err(|_| "this is no message of JSON-RPC 2.0")?;
+    if envelope.jsonrpc.is_none_or(|version| version.0 != "2.0") {
+        return Err("a message needs \"jsonrpc\": \"2.0\"");
+    }
+    let params = envelope.params;
+    match (envelope.method, envelope.id) {
+        (Some(method), None) => Ok(Message::Notification {
+            method: method.0,
+            params,
+        }),
+        (Some(method), Some(id)) => Ok(Message::Request {
+            id: Id::read(id).ok_or("the id of a request is a text or a whole number, and short")?,
+            method: method.0,
+            params,
+        }),
+        (None, _) if envelope.result.is_some() || envelope.error.is_some() => Ok(Message::Reply),
+        (None, _) => Err("a message has a method, a result or an error"),
+    }
+}
+
+/// Which request is cancelled.
+pub(super) fn parse_cancelled_id(params: &RawValue) -> Option<Id> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Params<'a> {
+        #[serde(borrow)]
+        request_id: &'a RawValue,
+    }
+    let params: Params<'_> = serde_json::from_str(params.get()).ok()?;
+    Id::read(params.request_id)
+}

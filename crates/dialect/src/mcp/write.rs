@@ -1,0 +1,92 @@
+//! What the server writes, as lines.
+//!
+//! Must not know when.
+
+use serde::Serialize;
+use serde_json::json;
+use serde_json::value::RawValue;
+
+use super::Effect;
+use super::message::Id;
+use marshal_model::{ClientErrorKind, EngineResult};
+
+/// The line is no JSON.
+pub(super) const PARSE: i32 = -32700;
+/// It is no request that can be had now.
+pub(super) const INVALID_REQUEST: i32 = -32600;
+/// There is no such method.
+pub(super) const METHOD_NOT_FOUND: i32 = -32601;
+/// Its parameters do not fit.
+pub(super) const INVALID_PARAMS: i32 = -32602;
+/// It cannot be carried out.
+pub const INTERNAL: i32 = -32603;
+
+/// Where a result says which version of a file it is about.
+const VERSION: &str = "marshal/version";
+
+/// An empty object.
+#[derive(Serialize)]
+pub(super) struct Nothing {}
+
+/// The answer to a request.
+pub(super) fn result(id: &Id, result: &impl Serialize) -> Effect {
+    #[derive(Serialize)]
+    struct Reply<'a, T> {
+        jsonrpc: &'static str,
+        id: &'a RawValue,
+        result: &'a T,
+    }
+    let id = RawValue::from_string(id.json().to_owned());
+    let id = id.unwrap_or_else(|_| marshal_wire::json::null_value());
+    let reply = Reply {
+        jsonrpc: "2.0",
+        id: &id,
+        result,
+    };
+    Effect::Write(line(&reply))
+}
+
+/// Why a request is not answered otherwise.
+pub(super) fn error(id: Option<&Id>, code: i32, why: &str) -> Effect {
+    Effect::Write(error_line(id.map(Id::json), code, why))
+}
+
+/// The line of an error; `id` is JSON.
+#[must_use]
+pub fn error_line(id: Option<&str>, code: i32, why: &str) -> Vec<u8> {
+    let id = id.and_then(|id| RawValue::from_string(id.to_owned()).ok());
+    line(&json!({
+        "jsonrpc": "2.0",
+        "id": id,
+        "error": {"code": code, "message": why},
+    }))
+}
+
+/// What came of a call. A refusal is a result, too: the model is to read it.
+pub(super) fn call_result(id: &Id, answer: &EngineResult) -> Effect {
+    let version = answer.as_ref().ok().and_then(|done| done.version);
+    let (text, is_error) = match answer {
+        Ok(done) => (done.text.clone(), false),
+        Err(error) => {
+            let before = match error.kind {
+                ClientErrorKind::Denied => "denied: ",
+                ClientErrorKind::NotFound => "not found: ",
+                ClientErrorKind::Cancelled => "cancelled: ",
+                ClientErrorKind::Invalid | ClientErrorKind::Failed => "",
+            };
+            (format!("{before}{}", error.message), true)
+        }
+    };
+    let content = json!([{"type": "text", "text": text}]);
+    let mut done = json!({"content": content, "isError": is_error});
+    if let Some(version) = version {
+        done["_meta"] = json!({VERSION: version});
+    }
+    result(id, &done)
+}
+
+fn line(message: &impl Serialize) -> Vec<u8> {
+    let mut line = serde_json::to_vec(message).unwrap_or_default();
+    line.push(b'\n');
+    line
+}

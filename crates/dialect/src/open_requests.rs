@@ -1,0 +1,195 @@
+//! The requests of one channel: which are open, and which ids were used.
+//!
+//! An answer carries nothing but a request's id, so an id that comes twice makes it unclear what
+//! an answer is for. Must not know what a request asks.
+//!
+//! A request beyond `limits::OPEN_PERMISSION_REQUESTS` and one with a used id are denied by the dialect at once. An id
+//! names no request without doubt, so a channel and its dialect know a request by `PermissionRequestKey`, which adds a
+//! serial number. The session knows it by `PermissionRequestId`. A verdict is for one request, not for an id.
+
+use std::collections::{HashSet, VecDeque};
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use marshal_model::PermissionRequestKey;
+use marshal_model::limits;
+
+/// Why a request is denied without being asked about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum RejectReason {
+    /// Its id was used before, by a request that may still be open.
+    Duplicate,
+    /// [`limits::OPEN_PERMISSION_REQUESTS`] are open.
+    TooMany,
+    /// Its id is longer than [`limits::FOREIGN_ID_BYTES`].
+    LongId,
+}
+
+/// The ids that the requests of one channel have had, whatever they were for.
+#[derive(Debug, Default)]
+pub(super) struct RequestIds {
+    /// Hashes of the ids used so far, oldest first. A collision denies one request, no more.
+    oldest_first: VecDeque<u64>,
+    hashes: HashSet<u64>,
+    /// How many requests there were.
+    last_serial: u64,
+}
+
+impl RequestIds {
+    fn contains(&self, id: &str) -> bool {
+        self.hashes.contains(&hash(id))
+    }
+
+    /// Notes that this id was used.
+    fn insert(&mut self, id: &str) {
+        let hash = hash(id);
+        if !self.hashes.insert(hash) {
+            return;
+        }
+        self.oldest_first.push_back(hash);
+        if self.oldest_first.len() > limits::REMEMBERED_REQUEST_IDS
+            && let Some(oldest) = self.oldest_first.pop_front()
+        {
+            self.hashes.remove(&oldest);
+        }
+    }
+}
+
+fn hash(id: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    id.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// Open requests by id; `T` is what an answer to one needs.
+#[derive(Debug)]
+pub(super) struct OpenRequests<T> {
+    open: Vec<(PermissionRequestKey, T)>,
+}
+
+impl<T> Default for OpenRequests<T> {
+    fn default() -> Self {
+        Self { open: Vec::new() }
+    }
+}
+
+impl<T> OpenRequests<T> {
+    /// Takes a new request in.
+    pub(super) fn open(
+        &mut self,
+        ids: &mut RequestIds,
+        id: &str,
+        needs: T,
+    ) -> Result<PermissionRequestKey, RejectReason> {
+        if id.len() > limits::FOREIGN_ID_BYTES {
+            return Err(RejectReason::LongId);
+        }
+        if ids.contains(id) || self.open.iter().any(|(key, _)| key.id == id) {
+            return Err(RejectReason::Duplicate);
+        }
+        if self.open.len() >= limits::OPEN_PERMISSION_REQUESTS {
+            return Err(RejectReason::TooMany);
+        }
+        ids.insert(id);
+        ids.last_serial += 1;
+        let key = PermissionRequestKey {
+            id: id.to_owned(),
+            serial: ids.last_serial,
+        };
+        self.open.push((key.clone(), needs));
+        Ok(key)
+    }
+
+    /// Ends a request, if it is open: exactly this one, not another that has its id by now.
+    pub(super) fn close_by_key(&mut self, of: &PermissionRequestKey) -> Option<T> {
+        let at = self.open.iter().position(|(key, _)| key == of)?;
+        Some(self.open.remove(at).1)
+    }
+
+    /// Ends the request that has this id, if one is open.
+    pub(super) fn close(&mut self, id: &str) -> Option<(PermissionRequestKey, T)> {
+        let at = self.open.iter().position(|(key, _)| key.id == id)?;
+        Some(self.open.remove(at))
+    }
+
+    /// Ends the request whose id another one comes with, which is a duplicate whatever is
+    /// remembered of ids.
+    pub(super) fn close_duplicate(
+        &mut self,
+        ids: &mut RequestIds,
+        id: &str,
+    ) -> Option<(PermissionRequestKey, T)> {
+        let closed = self.close(id)?;
+        ids.insert(id);
+        Some(closed)
+    }
+
+    /// Ends all of them, oldest first.
+    pub(super) fn close_all(&mut self) -> Vec<(PermissionRequestKey, T)> {
+        std::mem::take(&mut self.open)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_is_used_once() {
+        let (mut asks, mut ids) = (OpenRequests::default(), RequestIds::default());
+        let key = asks.open(&mut ids, "a", ()).unwrap();
+        assert_eq!((key.id.as_str(), key.serial), ("a", 1));
+        assert_eq!(asks.open(&mut ids, "a", ()), Err(RejectReason::Duplicate));
+        assert_eq!(asks.close("a"), Some((key, ())));
+        assert_eq!(asks.close("a"), None);
+        assert_eq!(asks.open(&mut ids, "a", ()), Err(RejectReason::Duplicate));
+        // Whatever it was used for.
+        let mut others: OpenRequests<()> = OpenRequests::default();
+        assert_eq!(others.open(&mut ids, "a", ()), Err(RejectReason::Duplicate));
+    }
+
+    #[test]
+    fn an_id_that_was_forgotten_is_another_request_and_never_while_the_first_is_open() {
+        let (mut asks, mut ids) = (OpenRequests::default(), RequestIds::default());
+        let mut others = OpenRequests::default();
+        let first = asks.open(&mut ids, "a", ()).unwrap();
+        for n in 0..limits::REMEMBERED_REQUEST_IDS {
+            let of = others.open(&mut ids, &format!("{n}"), ()).unwrap();
+            others.close_by_key(&of).unwrap();
+        }
+        // Forgotten, but open: it closes the first one and is none itself.
+        assert_eq!(
+            asks.close_duplicate(&mut ids, "a"),
+            Some((first.clone(), ()))
+        );
+        assert_eq!(asks.open(&mut ids, "a", ()), Err(RejectReason::Duplicate));
+        for n in 0..limits::REMEMBERED_REQUEST_IDS {
+            let of = others.open(&mut ids, &format!("more {n}"), ()).unwrap();
+            others.close_by_key(&of).unwrap();
+        }
+        let second = asks.open(&mut ids, "a", ()).unwrap();
+        assert_ne!(first, second);
+        assert_eq!(asks.close_by_key(&first), None);
+        assert_eq!(asks.close_by_key(&second), Some(()));
+    }
+
+    #[test]
+    fn neither_set_grows_without_end() {
+        let (mut asks, mut ids) = (OpenRequests::default(), RequestIds::default());
+        for n in 0..limits::OPEN_PERMISSION_REQUESTS {
+            assert!(asks.open(&mut ids, &n.to_string(), ()).is_ok());
+        }
+        assert_eq!(
+            asks.open(&mut ids, "one more", ()),
+            Err(RejectReason::TooMany)
+        );
+        assert_eq!(asks.close_all().len(), limits::OPEN_PERMISSION_REQUESTS);
+        for n in 0..3 * limits::REMEMBERED_REQUEST_IDS {
+            assert!(asks.open(&mut ids, &format!("later {n}"), ()).is_ok());
+            asks.close_all();
+        }
+        assert_eq!(ids.oldest_first.len(), limits::REMEMBERED_REQUEST_IDS);
+        assert_eq!(ids.hashes.len(), limits::REMEMBERED_REQUEST_IDS);
+        let long = "x".repeat(limits::FOREIGN_ID_BYTES + 1);
+        assert_eq!(asks.open(&mut ids, &long, ()), Err(RejectReason::LongId));
+    }
+}

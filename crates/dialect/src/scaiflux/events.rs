@@ -1,0 +1,381 @@
+//! What each of the agent's messages brings about.
+//!
+//! Owns the reading of events against the state of the channel; the state itself, and what is
+//! written, stand in the parent module.
+
+use super::message::{
+    self, ErrorMessage, Message, PermissionMessage, Ready, SlashResult, StateChanged, TextDelta,
+    ToolResult, ToolStart, TurnComplete, TurnId, TurnStarted,
+};
+use super::{PROTOCOL, Phase, Scaiflux, Turn, TurnEnd};
+use crate::open_requests::RejectReason;
+use crate::slash::{self, SlashReply};
+use crate::{ChannelError, Effect, Effects, lenient, report_bad_line};
+use marshal_model::limits;
+use marshal_model::{
+    AgentClaims, AgentInfo, ErrorOrigin, Event, PermissionRequest, TurnOutcome, UntrustedText,
+    Usage,
+};
+
+/// The reason of a line that came when it could not.
+const OUT_OF_STATE: &str = "out_of_state";
+
+impl Scaiflux {
+    pub(super) fn handle_message(&mut self, message: Message<'_>, line: &[u8], out: &mut Effects) {
+        match message {
+            Message::Ready(ready) => self.ready(&ready, out),
+            early if self.phase == Phase::Handshaking => self.handle_early_message(early, out),
+            Message::TurnStarted(started) => self.turn_started(started, line, out),
+            Message::TextDelta(text) => self.text_delta(text, line, out),
+            Message::ToolStart(start) => self.tool_start(start, line, out),
+            Message::ToolResult(result) => self.tool_result(result, line, out),
+            Message::PermissionRequest(request) => self.permission_request(request, line, out),
+            Message::TurnComplete(complete) => self.turn_complete(complete, line, out),
+            Message::SlashResult(result) => self.slash_result(result, line, out),
+            Message::StateChanged(state) => {
+                self.update_state(state, out);
+            }
+            Message::Error(error) => self.error(error, out),
+            Message::Unknown(tag, raw) => out.push(Effect::Event(Event::Unknown {
+                tag,
+                raw: raw.to_owned(),
+            })),
+        }
+    }
+
+    /// The version gate: only the integer 1 passes, before anything is written.
+    fn ready(&mut self, ready: &Ready<'_>, out: &mut Effects) {
+        if self.phase != Phase::Handshaking {
+            return self.fail_protocol("the agent said ready twice".to_owned(), out);
+        }
+        let theirs = ready.protocol.map_or("none", |raw| raw.get());
+        if theirs != PROTOCOL {
+            let theirs = UntrustedText::from(theirs).escape_for_display(40);
+            let ours = PROTOCOL;
+            return self.fail_channel(ChannelError::Version { theirs, ours }, out);
+        }
+        if let Some(fault) = self.mode_guard.check_initial(ready.mode().as_ref()) {
+            return self.fail_channel(fault, out);
+        }
+        self.phase = Phase::Ready;
+        out.push(Effect::Ready(AgentInfo {
+            protocol: PROTOCOL.to_owned(),
+            version: ready.version(),
+            session: ready.session_id(),
+            model: ready.model(),
+            mode: ready.mode(),
+            modes: Vec::new(),
+            tools: ready.tools(),
+            context_window: ready.context_window(),
+            // By an argument of its command line: the configuration says whether it can.
+            cannot_resume: false,
+        }));
+    }
+
+    /// Its model, mode or context are these now; `false` if it must end for that.
+    pub(super) fn update_state(&mut self, state: StateChanged, out: &mut Effects) -> bool {
+        let state = state_changed(state);
+        let fault = match &state {
+            Event::StateChanged {
+                mode: Some(mode), ..
+            } => self.mode_guard.check_change(mode),
+            _ => None,
+        };
+        out.push(Effect::Event(state));
+        let is_safe = fault.is_none();
+        if let Some(fault) = fault {
+            self.fail_channel(fault, out);
+        }
+        is_safe
+    }
+
+    /// An event before `ready`: a fault, but what an error says is worth showing.
+    fn handle_early_message(&mut self, message: Message<'_>, out: &mut Effects) {
+        if let Message::Error(error) = message {
+            let (event, said) = error_event(error);
+            out.push(Effect::Event(event));
+            self.fail_protocol(format!("{said}, before it was ready"), out);
+        } else {
+            self.fail_protocol(
+                "the agent sent an event before it was ready".to_owned(),
+                out,
+            );
+        }
+    }
+
+    /// Whether an event that names this turn belongs to the one that runs. An event that names
+    /// none does, if one runs; one that has no name yet is not the one before.
+    fn is_current(&self, id: &TurnId<'_>) -> bool {
+        match (&self.turn, id.0.as_deref()) {
+            (Turn::None, _) => false,
+            (Turn::Running(Some(ours)), Some(theirs)) => ours == theirs,
+            (Turn::Running(None) | Turn::Sent, Some(theirs)) => {
+                self.last.id.as_deref() != Some(theirs)
+            }
+            (Turn::Running(_) | Turn::Sent, None) => true,
+        }
+    }
+
+    /// The same of an event that shows that the turn goes on: it gives it its name, if it has none.
+    fn note_turn_activity(&mut self, id: &TurnId<'_>) -> bool {
+        let is_it = self.is_current(id);
+        if let (Turn::Running(name @ None), Some(id), true) =
+            (&mut self.turn, id.0.as_deref(), is_it)
+        {
+            *name = Some(id.to_owned());
+        }
+        is_it
+    }
+
+    fn turn_started(&mut self, started: TurnStarted<'_>, line: &[u8], out: &mut Effects) {
+        if self.turn != Turn::Sent {
+            return report_bad_line(OUT_OF_STATE, line, out);
+        }
+        let id = started.turn_id.0.map(std::borrow::Cow::into_owned);
+        out.push(Effect::Event(Event::TurnStarted {
+            turn: id.clone().map(UntrustedText::new),
+        }));
+        self.turn = Turn::Running(id);
+        if self.cancelling && !self.is_shutting_down {
+            out.push(Effect::Write(message::interrupt()));
+        }
+    }
+
+    fn text_delta(&mut self, text: TextDelta<'_>, line: &[u8], out: &mut Effects) {
+        if !self.note_turn_activity(&text.turn_id) {
+            return report_bad_line(OUT_OF_STATE, line, out);
+        }
+        out.push(Effect::Event(Event::Text {
+            delta: text.delta.into(),
+        }));
+    }
+
+    fn tool_start(&mut self, start: ToolStart<'_>, line: &[u8], out: &mut Effects) {
+        if !self.note_turn_activity(&start.turn_id) {
+            report_bad_line(OUT_OF_STATE, line, out);
+        }
+        out.push(Effect::Event(Event::ToolStart {
+            id: start.tool_id.unwrap_or_default().into(),
+            name: start.name.into(),
+            input: lenient::raw_or_null(start.input),
+        }));
+    }
+
+    fn tool_result(&mut self, result: ToolResult<'_>, line: &[u8], out: &mut Effects) {
+        if !self.note_turn_activity(&result.turn_id) {
+            report_bad_line(OUT_OF_STATE, line, out);
+        }
+        let took = result.call_duration();
+        out.push(Effect::Event(Event::ToolResult {
+            id: result.tool_id.unwrap_or_default().into(),
+            output: result.output.unwrap_or_default().into(),
+            is_error: result.is_error.unwrap_or(false),
+            took,
+        }));
+    }
+
+    fn permission_request(
+        &mut self,
+        request: PermissionMessage<'_>,
+        line: &[u8],
+        out: &mut Effects,
+    ) {
+        let id = request.request_id.0.as_ref();
+        if self.is_winding_down() {
+            return report_bad_line(OUT_OF_STATE, line, out);
+        }
+        if self.turn == Turn::None && !self.slash.is_open() {
+            report_bad_line(OUT_OF_STATE, line, out);
+            return self.deny_at_once(id, "no turn is running", out);
+        }
+        let key = match self.open_requests.open(&mut self.ids, id, ()) {
+            Ok(key) => key,
+            Err(clash) => {
+                let (reason, said) = match clash {
+                    RejectReason::Duplicate => ("duplicate_id", "this request id was used before"),
+                    RejectReason::TooMany => {
+                        ("too_many_asks", "too many permission requests are open")
+                    }
+                    RejectReason::LongId => ("bad_shape", "the request id is too long"),
+                };
+                report_bad_line(reason, line, out);
+                self.deny_at_once(id, said, out);
+                if clash == RejectReason::TooMany {
+                    self.count_excess_request(out);
+                }
+                return;
+            }
+        };
+        let details = request.details.unwrap_or_default();
+        out.push(Effect::PermissionRequest(PermissionRequest {
+            key,
+            tool_id: None,
+            tool: request.tool.into(),
+            input: lenient::raw_or_null(details.tool_input),
+            claims: AgentClaims {
+                active_mode: request.active_mode.map(UntrustedText::new),
+                required_mode: request.required_mode.map(UntrustedText::new),
+                reason: details.reason.map(UntrustedText::new),
+                title: None,
+                kind: None,
+                has_no_allow_option: false,
+            },
+        }));
+    }
+
+    /// One more request was denied because too many are open.
+    fn count_excess_request(&mut self, out: &mut Effects) {
+        self.excess_requests = self.excess_requests.saturating_add(1);
+        if self.excess_requests > limits::EXCESS_PERMISSION_REQUESTS {
+            let most = limits::OPEN_PERMISSION_REQUESTS;
+            let said = format!(
+                "the agent asks on and on while {most} of its requests wait for their answers"
+            );
+            self.fail_protocol(said, out);
+        }
+    }
+
+    fn turn_complete(&mut self, complete: TurnComplete<'_>, line: &[u8], out: &mut Effects) {
+        let current = self.is_current(&complete.turn_id);
+        let late = self.turn == Turn::None
+            && std::mem::take(&mut self.last.ended_by_error)
+            && (complete.turn_id.0.is_none()
+                || complete.turn_id.0.as_deref() == self.last.id.as_deref());
+        if !current && !late {
+            return report_bad_line(OUT_OF_STATE, line, out);
+        }
+        let (mutations, beyond) = complete.mutations();
+        out.extend(mutations.into_iter().map(|(tool, path)| {
+            Effect::Event(Event::FileUpdated {
+                tool,
+                path,
+                sha256: None,
+                version: None,
+            })
+        }));
+        if !current {
+            return;
+        }
+        let most = limits::TURN_MUTATIONS;
+        let end = TurnEnd {
+            turn: complete.turn_id.0.map(std::borrow::Cow::into_owned),
+            outcome: outcome(complete.stop_reason.as_deref()),
+            stop_reason: complete.stop_reason.map(UntrustedText::new),
+            usage: Usage {
+                input: complete.input_tokens.0,
+                output: complete.output_tokens.0,
+            },
+            detail: (beyond > 0).then(|| {
+                format!("of the changed files the first {most} are listed, {beyond} are not")
+            }),
+        };
+        self.end_turn(end, out);
+    }
+
+    fn slash_result(&mut self, result: SlashResult<'_>, line: &[u8], out: &mut Effects) {
+        let state = result.state_change();
+        let heard = self.slash.finish();
+        // One that nobody asked for must not make an exit look wanted; what it says of the mode counts.
+        if heard == SlashReply::Unsolicited {
+            report_bad_line(OUT_OF_STATE, line, out);
+            if let Some(state) = state {
+                self.update_state(state, out);
+            }
+            return;
+        }
+        if self.turn == Turn::None {
+            self.withdraw_requests(out);
+        }
+        let clear_session = result.clear_session.unwrap_or(false);
+        let exit = result.exit.unwrap_or(false);
+        let text = UntrustedText::from(result.text.unwrap_or_default());
+        let end = slash::answer_effect(true, &text);
+        out.push(Effect::Event(Event::SlashResult {
+            command: result.command.unwrap_or_default().into(),
+            text,
+            data: result.data.map(ToOwned::to_owned),
+            clear_session,
+            exit,
+        }));
+        if clear_session {
+            out.push(Effect::SessionCleared);
+        }
+        if state.is_some_and(|state| !self.update_state(state, out)) {
+            return;
+        }
+        if heard == SlashReply::Expected {
+            out.push(end);
+        }
+        if exit {
+            self.is_shutting_down = true;
+            out.push(Effect::ExitExpected);
+        }
+    }
+
+    fn error(&mut self, error: ErrorMessage<'_>, out: &mut Effects) {
+        let ends = match (&self.turn, &error.turn_id.0) {
+            (Turn::None, _) | (Turn::Running(_), None) => false,
+            (Turn::Sent, None) => true,
+            (_, Some(_)) => self.is_current(&error.turn_id),
+        };
+        let is_of_slash = self.turn == Turn::None
+            && error.turn_id.0.is_none()
+            && self.slash.finish() == SlashReply::Expected;
+        let turn = error.turn_id.0.as_deref().map(str::to_owned);
+        let words = error.message.clone().unwrap_or_default();
+        let (event, said) = error_event(error);
+        out.push(Effect::Event(event));
+        if is_of_slash {
+            out.push(slash::answer_effect(false, &words.into()));
+        }
+        if ends {
+            let end = TurnEnd {
+                turn,
+                ..TurnEnd::failure(said)
+            };
+            self.end_turn(end, out);
+            self.last.ended_by_error = true;
+        }
+    }
+}
+
+/// How a turn ended, by the agent's word. The protocol's page names `end_turn` and `interrupted`; the others
+/// are those of its `--max-tokens` and `--max-iterations`, and of ACP.
+fn outcome(stop_reason: Option<&str>) -> TurnOutcome {
+    match stop_reason {
+        Some("interrupted" | "cancelled") => TurnOutcome::Cancelled,
+        Some("max_tokens" | "max_turn_requests" | "max_iterations") => TurnOutcome::Limited,
+        Some("refusal") => TurnOutcome::Refused,
+        Some("error") => TurnOutcome::Failed,
+        Some(_) | None => TurnOutcome::Completed,
+    }
+}
+
+fn state_changed(state: StateChanged) -> Event {
+    Event::StateChanged {
+        model: state.model.map(UntrustedText::new),
+        mode: state.mode.map(UntrustedText::new),
+        context_pct: state.context_pct,
+        context_window: state.context_window.map(|count| count.0),
+    }
+}
+
+/// An error as an event, and as a sentence of ours.
+fn error_event(error: ErrorMessage<'_>) -> (Event, String) {
+    let code = UntrustedText::new(error.code.unwrap_or_default());
+    let message = UntrustedText::new(error.message.unwrap_or_default());
+    let said = format!(
+        "the agent reported error {}: {}",
+        code.escape_for_display(80),
+        message.escape_for_display(300)
+    );
+    let event = Event::AgentError {
+        code,
+        message,
+        origin: error
+            .origin
+            .and_then(|word| ErrorOrigin::from_word(&word))
+            .unwrap_or(ErrorOrigin::Unknown),
+    };
+    (event, said)
+}

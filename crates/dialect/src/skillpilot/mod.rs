@@ -1,0 +1,465 @@
+//! `SkillPilot`'s file control plane from the Master's side, over a carrier: a prompt becomes a command's
+//! file, its output text, its result the turn's end. Source: its page "SkillPilot File Control Plane
+//! Protocol", version 1.
+//!
+//! Owns the order of the conversation with the carrier (`marshal runner --stdio` or `--carry`): the version
+//! gate, one command at a time, the lease, signs of life. Must not know files; what a name or a file
+//! holds is `skillpilot`'s.
+//!
+//! What is decided here:
+//!
+//! - An id is the carrier's random word and a number, so that no command is taken for one of an earlier start.
+//! - Cancel names its command, so that it never ends another. A Runner that does not hear of it is the business
+//!   of the channel's deadlines.
+//! - The agent is ready when its Runner is idle or busy and, where that is somebody else's, has given a sign of
+//!   life since. Somebody else's Runner is not stopped with us, and gets a lease only where that is wanted.
+//! - A sign of life is missed only between commands: some Runners give none while one runs.
+
+mod message;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::{
+    ChannelError, Command, Dialect, DialectError, Effect, Effects, Input, OpenParams,
+    report_bad_line,
+};
+use marshal_config as config;
+use marshal_model::limits;
+use marshal_model::{AgentInfo, Event, TurnOutcome, UntrustedText, Usage};
+use marshal_wire::json::{self, BadFrame};
+use marshal_wire::skillpilot::carrier::PROTOCOL;
+use marshal_wire::skillpilot::{CommandName, CommandStatus, ResultSummary, RunnerPhase};
+use message::{Hello, Message};
+
+/// The version that we speak, as a text.
+const VERSION: &str = "1";
+/// The least time without a sign of life after which a Runner is given up.
+const SILENCE: Duration = Duration::from_secs(30);
+/// How many signs of life may be missing.
+const MISSED: u32 = 6;
+
+/// How far the channel is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Phase {
+    /// The carrier has not said hello, or its Runner is not there.
+    #[default]
+    Handshaking,
+    /// Prompts may be sent.
+    Ready,
+    /// Faulted or at its end.
+    Closed,
+}
+
+/// Who carries.
+#[derive(Debug)]
+struct Carrier {
+    id_prefix: String,
+    version: Option<UntrustedText>,
+    session: UntrustedText,
+    /// It is the Runner, too.
+    is_runner: bool,
+    next_seq: u64,
+    /// Commands of this channel: the carrier's numbers may end, and an id must not come twice.
+    sent: u64,
+}
+
+/// The command that runs.
+#[derive(Debug)]
+struct Turn {
+    /// `cmd_<seq>_<id>`.
+    stem: String,
+    id: String,
+    cancelling: bool,
+}
+
+/// One channel that speaks the file control plane.
+#[derive(Debug, Default)]
+pub struct Skillpilot {
+    phase: Phase,
+    runner_config: Arc<config::Runner>,
+    resume: Option<UntrustedText>,
+    carrier: Option<Carrier>,
+    /// The Runner works, by its own word.
+    is_working: bool,
+    /// It gave a sign of life.
+    is_alive: bool,
+    turn: Option<Turn>,
+    is_shutting_down: bool,
+    lease_due: Option<Instant>,
+    silence_due: Option<Instant>,
+    bad_lines: u32,
+}
+
+impl Dialect for Skillpilot {
+    /// Nothing: the carrier speaks first.
+    fn open(&mut self, opening: &OpenParams, _now: Instant, _out: &mut Effects) {
+        self.runner_config = Arc::clone(&opening.runner);
+        self.resume = opening.resume.clone();
+    }
+
+    fn handle_input(&mut self, input: Input<'_>, now: Instant, out: &mut Effects) {
+        if self.phase == Phase::Closed {
+            return;
+        }
+        match input {
+            Input::Frame(line) => self.handle_line(line, now, out),
+            Input::TooLong(head) => {
+                report_bad_line("too_long", head, out);
+                let cap = limits::LINE_BYTES;
+                self.fail_protocol(
+                    format!("the carrier wrote a line of more than {cap} bytes"),
+                    out,
+                );
+            }
+            Input::Eof => self.close(),
+        }
+    }
+
+    fn handle_command(
+        &mut self,
+        command: Command,
+        now: Instant,
+        out: &mut Effects,
+    ) -> Result<(), DialectError> {
+        if self.phase == Phase::Closed {
+            return Err(DialectError::Closed);
+        }
+        if let Command::Goodbye = command {
+            self.shut_down(out);
+            return Ok(());
+        }
+        if self.is_shutting_down {
+            return Err(DialectError::Closed);
+        }
+        if self.phase == Phase::Handshaking {
+            return Err(DialectError::NotReady);
+        }
+        match command {
+            Command::Prompt { .. } if self.turn.is_some() => Err(DialectError::Busy),
+            Command::Prompt { text, .. } => self.prompt(&text, out),
+            Command::Cancel => {
+                self.cancel(out);
+                Ok(())
+            }
+            Command::AnswerPermission { .. } => Err(DialectError::UnknownRequest),
+            Command::Slash { .. } | Command::AnswerClientRequest { .. } => {
+                Err(DialectError::Unsupported)
+            }
+            Command::Set(_) => {
+                let why = "a Runner has neither modes nor options that could be set";
+                Err(DialectError::NotOffered(why.to_owned()))
+            }
+            Command::Goodbye => Ok(()),
+        }
+        .inspect(|()| self.record_activity(now))
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        if self.phase == Phase::Closed {
+            return None;
+        }
+        let silent = self.silence_due.filter(|_| self.turn.is_none());
+        [self.lease_due, silent].into_iter().flatten().min()
+    }
+
+    fn tick(&mut self, now: Instant, out: &mut Effects) {
+        if self.phase == Phase::Closed {
+            return;
+        }
+        if self.lease_due.is_some_and(|at| at <= now) {
+            self.lease(now, out);
+        }
+        if self.turn.is_none() && self.silence_due.is_some_and(|at| at <= now) {
+            let silence = self.silence().as_secs();
+            let said = format!("the Runner gave no sign of life for {silence} s");
+            self.fail_channel(ChannelError::Unanswered(said), out);
+        }
+    }
+}
+
+impl Skillpilot {
+    fn handle_line(&mut self, line: &[u8], now: Instant, out: &mut Effects) {
+        let (object, tag) =
+            match json::expect_object(line).and_then(|o| Ok((o, json::read_tag(o)?))) {
+                Ok(found) => found,
+                Err(bad) => return self.count_bad_line(bad, line, out),
+            };
+        match message::read(&tag, object) {
+            Ok(message) => self.handle_message(message, line, now, out),
+            Err(BadFrame::Shape) if &*tag == "hello" && self.carrier.is_none() => {
+                self.count_bad_line(BadFrame::Shape, line, out);
+                self.fail_protocol("the carrier's hello cannot be read".to_owned(), out);
+            }
+            Err(BadFrame::Shape) if &*tag == "result" && self.turn.is_some() => {
+                self.count_bad_line(BadFrame::Shape, line, out);
+                self.end_turn(
+                    TurnOutcome::Failed,
+                    None,
+                    Some("the Runner's result cannot be read".to_owned()),
+                    out,
+                );
+            }
+            Err(bad) => self.count_bad_line(bad, line, out),
+        }
+    }
+
+    fn handle_message(
+        &mut self,
+        message: Message<'_>,
+        line: &[u8],
+        now: Instant,
+        out: &mut Effects,
+    ) {
+        if let Message::Hello(hello) = message {
+            return self.hello(&hello, now, out);
+        }
+        if self.carrier.is_none() {
+            let said = "the carrier sent something before its hello".to_owned();
+            return self.fail_protocol(said, out);
+        }
+        self.record_activity(now);
+        match message {
+            Message::Hello(_) => {}
+            Message::Output { command, text } => {
+                if self.is_current(&command) {
+                    out.push(Effect::Event(Event::Text { delta: text.into() }));
+                } else {
+                    report_bad_line("out_of_state", line, out);
+                }
+            }
+            Message::Result { command, content } => {
+                if self.is_current(&command) {
+                    self.result(content, out);
+                } else {
+                    report_bad_line("out_of_state", line, out);
+                }
+            }
+            Message::State(phase) => {
+                self.is_working = matches!(phase, RunnerPhase::Idle | RunnerPhase::Busy);
+                self.check_ready(out);
+            }
+            Message::Heartbeat => {
+                self.is_alive = true;
+                self.check_ready(out);
+            }
+            Message::FileRefused { path, why } => self.on_file_refused(&path, &why, out),
+            Message::Unknown(tag, raw) => out.push(Effect::Event(Event::Unknown {
+                tag,
+                raw: raw.to_owned(),
+            })),
+        }
+    }
+
+    /// The version gate: only the integer 1 passes, before anything is written.
+    fn hello(&mut self, hello: &Hello<'_>, now: Instant, out: &mut Effects) {
+        if self.carrier.is_some() {
+            return self.fail_protocol("the carrier said hello twice".to_owned(), out);
+        }
+        let theirs = hello.protocol.map_or("none", |raw| raw.get());
+        if theirs != VERSION {
+            let theirs = UntrustedText::from(theirs).escape_for_display(40);
+            return self.fail_channel(
+                ChannelError::Version {
+                    theirs,
+                    ours: VERSION,
+                },
+                out,
+            );
+        }
+        let Some(parts) = hello.parts() else {
+            return self.fail_protocol("the carrier's hello cannot be read".to_owned(), out);
+        };
+        let carrier = Carrier {
+            id_prefix: parts.id_prefix,
+            version: parts.version,
+            session: parts.session_id.into(),
+            is_runner: parts.is_runner,
+            next_seq: parts.next_seq,
+            sent: 0,
+        };
+        if let Some(resume) = &self.resume
+            && (carrier.is_runner || carrier.session.raw() != resume.raw())
+        {
+            let said = "its tool was started again, and remembers nothing";
+            return self.fail_channel(ChannelError::NotResumed(said.to_owned()), out);
+        }
+        let wants_lease = carrier.is_runner || self.runner_config.lease.is_some();
+        self.carrier = Some(carrier);
+        self.record_activity(now);
+        if wants_lease {
+            self.lease(now, out);
+        }
+    }
+
+    fn check_ready(&mut self, out: &mut Effects) {
+        let Some(carrier) = &self.carrier else {
+            return;
+        };
+        let there = self.is_working && (carrier.is_runner || self.is_alive);
+        if self.phase != Phase::Handshaking || !there || self.is_shutting_down {
+            return;
+        }
+        self.phase = Phase::Ready;
+        out.push(Effect::Ready(AgentInfo {
+            protocol: PROTOCOL.to_string(),
+            version: carrier.version.clone(),
+            session: Some(carrier.session.clone()),
+            model: None,
+            mode: None,
+            modes: Vec::new(),
+            tools: Vec::new(),
+            context_window: None,
+            // A tool that is started again has forgotten everything; somebody else's goes on.
+            cannot_resume: carrier.is_runner,
+        }));
+    }
+
+    /// Notes a sign of life.
+    fn record_activity(&mut self, now: Instant) {
+        self.silence_due = Some(now + self.silence());
+    }
+
+    fn silence(&self) -> Duration {
+        SILENCE.max(self.runner_config.heartbeat * MISSED)
+    }
+
+    fn is_current(&self, command: &str) -> bool {
+        self.turn.as_ref().is_some_and(|turn| turn.stem == command)
+    }
+
+    fn prompt(&mut self, text: &UntrustedText, out: &mut Effects) -> Result<(), DialectError> {
+        let carrier = self.carrier.as_mut().ok_or(DialectError::NotReady)?;
+        let seq = carrier.next_seq;
+        let id = format!("{}-{}", carrier.id_prefix, carrier.sent + 1);
+        let name = CommandName::new(seq, &id).ok_or(DialectError::NotReady)?;
+        carrier.next_seq = seq.saturating_add(1);
+        carrier.sent += 1;
+        out.push(Effect::Write(message::submit(
+            &name,
+            &self.runner_config,
+            text,
+        )));
+        out.push(Effect::Event(Event::TurnStarted {
+            turn: Some(UntrustedText::from(&*id)),
+        }));
+        self.turn = Some(Turn {
+            stem: name.stem(),
+            id,
+            cancelling: false,
+        });
+        Ok(())
+    }
+
+    fn cancel(&mut self, out: &mut Effects) {
+        if let Some(turn) = self.turn.as_mut().filter(|turn| !turn.cancelling) {
+            turn.cancelling = true;
+            out.push(Effect::Write(message::cancel(&turn.id)));
+        }
+    }
+
+    /// Says goodbye, once: our own Runner ends when its command did.
+    fn shut_down(&mut self, out: &mut Effects) {
+        if self.is_shutting_down {
+            return;
+        }
+        self.is_shutting_down = true;
+        if self
+            .carrier
+            .as_ref()
+            .is_some_and(|carrier| carrier.is_runner)
+        {
+            out.push(Effect::Write(message::stop()));
+        } else {
+            // Whose Runner is somebody else's: that goes on.
+            out.push(Effect::CloseInput);
+        }
+    }
+
+    /// Promises to be there, for a while.
+    fn lease(&mut self, now: Instant, out: &mut Effects) {
+        let term = self.runner_config.lease.unwrap_or(config::RUNNER_LEASE);
+        self.lease_due = Some(now + term / 3);
+        if let Some(carrier) = &self.carrier {
+            out.push(Effect::Write(message::lease(&carrier.id_prefix, term)));
+        }
+    }
+
+    fn result(&mut self, content: &str, out: &mut Effects) {
+        let Ok(seen) = serde_json::from_str::<ResultSummary>(content) else {
+            let said = "the Runner's result cannot be read".to_owned();
+            return self.end_turn(TurnOutcome::Failed, None, Some(said), out);
+        };
+        if self.turn.as_ref().is_none_or(|turn| turn.id != seen.cmd_id) {
+            let said = "the Runner's result names another command".to_owned();
+            return self.end_turn(TurnOutcome::Failed, None, Some(said), out);
+        }
+        let outcome = match seen.status {
+            CommandStatus::Ok => TurnOutcome::Completed,
+            CommandStatus::Error => TurnOutcome::Failed,
+            CommandStatus::Timeout => TurnOutcome::TimedOut,
+            CommandStatus::Cancelled => TurnOutcome::Cancelled,
+        };
+        let reason = seen.exit_reason.map(UntrustedText::new);
+        let detail = reason
+            .as_ref()
+            .filter(|_| outcome != TurnOutcome::Completed);
+        let detail = detail.map(|reason| reason.escape_for_display(limits::BAD_LINE_HEAD_BYTES));
+        self.end_turn(outcome, reason, detail, out);
+    }
+
+    fn on_file_refused(&mut self, path: &str, why: &UntrustedText, out: &mut Effects) {
+        let why = why.escape_for_display(limits::BAD_LINE_HEAD_BYTES);
+        let ours = self.turn.as_ref().map(|turn| format!("{}.json", turn.stem));
+        let names_it = |file: String| path.rsplit('/').next() == Some(&*file);
+        if ours.is_some_and(names_it) {
+            let said = format!("the command's files cannot be carried: {why}");
+            return self.end_turn(TurnOutcome::Failed, None, Some(said), out);
+        }
+        // Without a lease or a way to cancel there is no command over the Runner.
+        self.fail_protocol(format!("the carrier cannot put a file: {why}"), out);
+    }
+
+    fn end_turn(
+        &mut self,
+        outcome: TurnOutcome,
+        stop_reason: Option<UntrustedText>,
+        detail: Option<String>,
+        out: &mut Effects,
+    ) {
+        if self.turn.take().is_some() {
+            out.push(Effect::Event(Event::TurnEnded {
+                outcome,
+                stop_reason,
+                usage: Usage::default(),
+                detail,
+            }));
+        }
+    }
+
+    /// Counts a line that is no message; too many of them are another program.
+    fn count_bad_line(&mut self, bad: BadFrame, line: &[u8], out: &mut Effects) {
+        report_bad_line(bad.as_str(), line, out);
+        self.bad_lines = self.bad_lines.saturating_add(1);
+        if self.bad_lines > limits::BAD_LINES {
+            let most = limits::BAD_LINES;
+            let said = format!("more than {most} lines of the carrier were no messages");
+            self.fail_protocol(said, out);
+        }
+    }
+
+    fn fail_protocol(&mut self, said: String, out: &mut Effects) {
+        self.fail_channel(ChannelError::Protocol(said), out);
+    }
+
+    fn fail_channel(&mut self, fault: ChannelError, out: &mut Effects) {
+        self.close();
+        out.push(Effect::ChannelFailed(fault));
+    }
+
+    fn close(&mut self) {
+        self.phase = Phase::Closed;
+        self.lease_due = None;
+        self.silence_due = None;
+    }
+}

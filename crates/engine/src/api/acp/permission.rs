@@ -1,0 +1,196 @@
+//! A permission request as an editor shows it: what is judged, by which rule, and two answers.
+//!
+//! What comes from the agent is escaped: a person decides by what is seen. Must not know who
+//! answers.
+
+use std::fmt::Write as _;
+
+use serde_json::{Value, json};
+
+use super::update::kind;
+use crate::api::conversation_protocol::{PartView, PermissionRequestView};
+use marshal_model::untrusted::escape_for_display;
+
+/// The method.
+pub const METHOD: &str = "session/request_permission";
+
+/// The option that allows it, once.
+pub const ALLOW: &str = "allow";
+/// The option that rejects it, once.
+pub const REJECT: &str = "reject";
+
+/// Parts that are shown; the rest are counted.
+const PARTS: usize = 40;
+/// Columns of one of them.
+const WIDTH: usize = 400;
+
+/// The parameters of the request.
+#[must_use]
+pub fn request_params(session: &str, ask: &PermissionRequestView) -> Value {
+    let id = ask.tool_id.clone();
+    let id = id.unwrap_or_else(|| format!("ask-{}", ask.ask));
+    json!({
+        "sessionId": session,
+        "toolCall": {
+            "toolCallId": id,
+            "title": title(ask),
+            "kind": kind_of(ask),
+            "status": "pending",
+            "content": [
+                {"type": "content", "content": {"type": "text", "text": text(ask)}},
+            ],
+        },
+        "options": [
+            {"optionId": ALLOW, "name": "Allow once", "kind": "allow_once"},
+            {"optionId": REJECT, "name": "Reject", "kind": "reject_once"},
+        ],
+    })
+}
+
+fn kind_of(ask: &PermissionRequestView) -> &'static str {
+    match ask.class.as_str() {
+        "shell" => "execute",
+        "read" => "read",
+        "write" => "edit",
+        "fetch" => "fetch",
+        _ => kind(&ask.tool),
+    }
+}
+
+fn title(ask: &PermissionRequestView) -> String {
+    let tool = escape_for_display(&ask.tool, 60);
+    match ask.parts.first() {
+        Some(first) => escape_for_display(&format!("{tool}: {}", quote_words(first)), 160),
+        None => tool,
+    }
+}
+
+/// What a person is to decide about, line by line.
+fn text(ask: &PermissionRequestView) -> String {
+    let mut text = format!("tool: {}\n", escape_for_display(&ask.tool, WIDTH));
+    for part in ask.parts.iter().take(PARTS) {
+        let by = if part.rules.is_empty() {
+            "no rule".to_owned()
+        } else {
+            escape_for_display(&part.rules.join(", "), WIDTH)
+        };
+        let decision = escape_for_display(&part.decision, 20);
+        let _ = writeln!(text, "- {} ({decision}: {by})", quote_words(part));
+    }
+    if ask.parts.len() > PARTS {
+        let _ = writeln!(text, "- and {} more", ask.parts.len() - PARTS);
+    }
+    if let Some(why) = &ask.not_plain {
+        let _ = writeln!(text, "not plain: {}", escape_for_display(why, WIDTH));
+    }
+    if !ask.rules.is_empty() {
+        let rules = escape_for_display(&ask.rules.join(", "), WIDTH);
+        let _ = writeln!(text, "asked by: {rules}");
+    }
+    let _ = writeln!(text, "why: {}", escape_for_display(&ask.reason, WIDTH));
+    let seconds = ask.within_ms.div_ceil(1000);
+    let _ = writeln!(text, "without an answer it is denied in {seconds} s");
+    text
+}
+
+/// The words of a part, each one seen as one: in quotes where it would not be.
+fn quote_words(part: &PartView) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%^~".contains(c);
+    let word = |word: &String| {
+        if !word.is_empty() && word.chars().all(plain) {
+            word.clone()
+        } else {
+            format!("'{}'", escape_for_display(word, WIDTH).replace('\'', "\\'"))
+        }
+    };
+    let words = part.env.iter().chain(&part.words).map(word);
+    // A redirect is two words: what it does, and its file.
+    let redirects = part.redirects.iter().map(|redirect| {
+        let (sign, file) = redirect.split_once(' ').unwrap_or(("", redirect));
+        format!("{sign} {}", word(&file.to_owned()))
+    });
+    let words: Vec<_> = words.chain(redirects).collect();
+    escape_for_display(&words.join(" "), WIDTH)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use marshal_model::untrusted::is_unsafe;
+
+    fn ask(words: &[&str]) -> PermissionRequestView {
+        PermissionRequestView {
+            ask: "a-1".to_owned(),
+            tool_id: None,
+            tool: "bash".to_owned(),
+            class: "shell".to_owned(),
+            parts: vec![PartView {
+                env: Vec::new(),
+                redirects: Vec::new(),
+                words: words.iter().map(|word| (*word).to_owned()).collect(),
+                decision: "ask".to_owned(),
+                rules: vec!["ask-curl".to_owned()],
+            }],
+            not_plain: None,
+            rules: vec!["ask-curl".to_owned()],
+            reason: "the network needs a person".to_owned(),
+            within_ms: 900_000,
+        }
+    }
+
+    #[test]
+    fn a_person_sees_tool_words_rule_and_reason_and_has_two_answers() {
+        let params = request_params("s", &ask(&["curl", "https://x.example/a b"]));
+        let call = &params["toolCall"];
+        assert_eq!(call["title"], "bash: curl 'https://x.example/a b'");
+        assert_eq!(call["kind"], "execute");
+        assert_eq!(call["toolCallId"], "ask-a-1");
+        let text = call["content"][0]["content"]["text"]
+            .as_str()
+            .expect("text");
+        for part in ["tool: bash", "(ask: ask-curl)", "needs a person", "900 s"] {
+            assert!(text.contains(part), "{text}");
+        }
+        let kinds: Vec<_> = params["options"]
+            .as_array()
+            .expect("options")
+            .iter()
+            .map(|option| option["kind"].as_str().expect("kind"))
+            .collect();
+        assert_eq!(kinds, ["allow_once", "reject_once"]);
+    }
+
+    #[test]
+    fn what_an_agent_writes_cannot_act_on_the_reader() {
+        let evil = "\u{1b}]0;x\u{7}\u{202e}\n\u{200b}\u{9b}2J";
+        let mut ask = ask(&["echo", evil]);
+        ask.tool = evil.to_owned();
+        ask.not_plain = Some(evil.to_owned());
+        ask.reason = evil.to_owned();
+        let params = request_params("s", &ask);
+        let title = params["toolCall"]["title"].as_str().expect("title");
+        assert!(!title.chars().any(is_unsafe), "{title:?}");
+        let content = &params["toolCall"]["content"][0]["content"];
+        let text = content["text"].as_str().expect("text");
+        let is_evil = |c: char| is_unsafe(c) && c != '\n';
+        assert!(!text.chars().any(is_evil), "{text:?}");
+        assert_eq!(text.lines().count(), 6, "{text:?}");
+    }
+
+    #[test]
+    fn words_that_look_like_two_are_seen_as_one() {
+        let part = PartView {
+            env: Vec::new(),
+            redirects: Vec::new(),
+            words: vec![
+                "rm".to_owned(),
+                "a b".to_owned(),
+                String::new(),
+                "it's".to_owned(),
+            ],
+            decision: "ask".to_owned(),
+            rules: Vec::new(),
+        };
+        assert_eq!(quote_words(&part), "rm 'a b' '' 'it\\'s'");
+    }
+}

@@ -1,0 +1,106 @@
+//! What an agent said of a tool call, taken apart: its own input, how files change, where.
+//!
+//! Of an agent that speaks this protocol the input that is judged holds all three; of another it is
+//! the tool's own. Must not know what is judged.
+
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use super::session_state::WorkspaceRoots;
+use super::update::small;
+use marshal_model::limits;
+
+/// A call's input, taken apart.
+#[derive(Debug)]
+pub struct ToolCallInput<'a> {
+    /// What the tool itself gets.
+    pub tool_input: &'a RawValue,
+    content: Vec<&'a RawValue>,
+    locations: Vec<&'a RawValue>,
+}
+
+/// How a file is changed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Diff {
+    #[serde(rename = "type")]
+    kind: String,
+    path: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    old_text: Option<String>,
+    new_text: String,
+}
+
+/// Where a call is at work.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Location {
+    path: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    line: Option<u32>,
+}
+
+/// Takes it apart.
+#[must_use]
+pub fn parse(input: &RawValue) -> ToolCallInput<'_> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase", deny_unknown_fields)]
+    struct Judged<'a> {
+        #[serde(borrow)]
+        raw_input: Option<&'a RawValue>,
+        #[serde(borrow)]
+        content: Option<Vec<&'a RawValue>>,
+        #[serde(borrow)]
+        locations: Option<Vec<&'a RawValue>>,
+        #[serde(rename = "title")]
+        _title: Option<serde::de::IgnoredAny>,
+        #[serde(rename = "said")]
+        _said: Option<serde::de::IgnoredAny>,
+    }
+    let judged =
+        small(input).and_then(|input| serde_json::from_str::<Judged<'_>>(input.get()).ok());
+    let judged = judged
+        .filter(|of| of.raw_input.is_some() || of.content.is_some() || of.locations.is_some());
+    match judged {
+        Some(judged) => ToolCallInput {
+            tool_input: judged.raw_input.unwrap_or(input),
+            content: judged.content.unwrap_or_default(),
+            locations: judged.locations.unwrap_or_default(),
+        },
+        None => ToolCallInput {
+            tool_input: input,
+            content: Vec::new(),
+            locations: Vec::new(),
+        },
+    }
+}
+
+impl ToolCallInput<'_> {
+    /// How files change, with their paths as the editor knows them.
+    #[must_use]
+    pub fn diffs(&self, places: &WorkspaceRoots) -> Vec<Diff> {
+        let diff = |raw: &&RawValue| {
+            let diff: Diff = serde_json::from_str(raw.get()).ok()?;
+            (diff.kind == "diff").then(|| Diff {
+                path: places.to_editor_path(&diff.path),
+                ..diff
+            })
+        };
+        let all = self.content.iter().filter_map(diff);
+        all.take(limits::CALL_PATHS).collect()
+    }
+
+    /// Where it is at work, if it says so.
+    #[must_use]
+    pub fn locations(&self, places: &WorkspaceRoots) -> Option<Vec<Location>> {
+        let location = |raw: &&RawValue| {
+            let location: Location = serde_json::from_str(raw.get()).ok()?;
+            Some(Location {
+                path: places.to_editor_path(&location.path),
+                ..location
+            })
+        };
+        let all = self.locations.iter().filter_map(location);
+        let all: Vec<_> = all.take(limits::CALL_PATHS).collect();
+        (!all.is_empty()).then_some(all)
+    }
+}

@@ -1,0 +1,228 @@
+//! The stream of asks: `GET /asks/events`, server-sent events.
+//!
+//! Owns what a watcher is given: everything that waits when it comes, then each change, each once it
+//! is durable. It is told of states, not of every step between two of them, so a slow one misses
+//! nothing that still counts and holds nothing up. Must not know who may watch.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse as _, Response};
+use hyper::body::Frame;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::approvals::ApprovalView;
+use super::http::problem;
+use super::service::Fleet;
+use marshal_model::PermissionRequestId;
+use marshal_model::limits;
+use marshal_model::untrusted::escape_json_for_terminal;
+
+/// Until when the connection of a request lives.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ConnectionDeadline(pub(super) Instant);
+
+/// The places of watchers, and what ends all of them.
+#[derive(Debug, Clone)]
+pub(super) struct ApprovalSubscribers {
+    permits: Arc<Semaphore>,
+    stop: CancellationToken,
+}
+
+impl ApprovalSubscribers {
+    pub(super) fn new(stop: CancellationToken) -> Self {
+        Self {
+            permits: Arc::new(Semaphore::new(limits::APPROVAL_STREAMS)),
+            stop,
+        }
+    }
+
+    /// Gives a watcher its stream.
+    pub(super) fn subscribe<F: Fleet>(&self, fleet: F, until: Instant) -> Response {
+        let Ok(place) = Arc::clone(&self.permits).try_acquire_owned() else {
+            let detail = "too many watch the asks already: read /asks instead";
+            return problem(StatusCode::SERVICE_UNAVAILABLE, detail);
+        };
+        let (tell, told) = mpsc::channel(limits::APPROVAL_STREAM_QUEUE);
+        let watcher = Subscriber {
+            changed: fleet.approvals_changed(),
+            fleet,
+            sender: tell,
+            sent: BTreeMap::new(),
+            _permit: place,
+        };
+        tokio::spawn(watcher.run(self.stop.clone(), until));
+        let mut response = Body::new(ChannelBody(told)).into_response();
+        let headers = response.headers_mut();
+        for (name, value) in [
+            (header::CONTENT_TYPE, "text/event-stream"),
+            (header::CACHE_CONTROL, "no-store"),
+            (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        ] {
+            headers.insert(name, HeaderValue::from_static(value));
+        }
+        response
+    }
+}
+
+/// What was told and not yet written.
+pub(super) struct ChannelBody(pub(super) mpsc::Receiver<Bytes>);
+
+impl hyper::body::Body for ChannelBody {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        let next = self.0.poll_recv(cx);
+        next.map(|piece| piece.map(|bytes| Ok(Frame::data(bytes))))
+    }
+}
+
+/// Why a stream ends.
+enum StreamEnd {
+    /// The watcher is gone, or takes nothing.
+    Gone,
+    /// Its connection is old: it comes again.
+    Expired,
+    /// The supervisor stops.
+    Stopping,
+    /// The journal cannot be read.
+    Failed,
+}
+
+struct Subscriber<F> {
+    fleet: F,
+    changed: watch::Receiver<u64>,
+    sender: mpsc::Sender<Bytes>,
+    /// What it was given of those that wait.
+    sent: BTreeMap<String, ApprovalView>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl<F: Fleet> Subscriber<F> {
+    async fn run(mut self, stop: CancellationToken, until: Instant) {
+        // A stream that ends by itself is no error for its reader.
+        let until = until - limits::APPROVAL_STREAM_MARGIN.min(until - Instant::now());
+        let end = tokio::select! {
+            end = self.follow(&stop) => end,
+            () = tokio::time::sleep_until(until) => StreamEnd::Expired,
+        };
+        let why = match end {
+            StreamEnd::Gone => return,
+            StreamEnd::Expired => "old",
+            StreamEnd::Stopping => "stopping",
+            StreamEnd::Failed => "failed",
+        };
+        let _ = self
+            .send_event("end", &serde_json::json!({"why": why}))
+            .await;
+    }
+
+    async fn follow(&mut self, stop: &CancellationToken) -> StreamEnd {
+        let first = async {
+            self.changed.mark_unchanged();
+            let waiting = self.pending_approvals().await?;
+            let list: Vec<&ApprovalView> = waiting.values().collect();
+            self.send_chunk(format!(
+                "retry: {}\n",
+                limits::APPROVAL_STREAM_RETRY.as_millis()
+            ))
+            .await?;
+            self.send_event("asks", &list).await?;
+            self.sent = waiting;
+            Ok(())
+        };
+        if let Err(end) = first.await {
+            return end;
+        }
+        loop {
+            let told = tokio::select! {
+                changed = self.changed.changed() => match changed {
+                    Ok(()) => self.send_changes(stop).await,
+                    Err(_) => Err(StreamEnd::Stopping),
+                },
+                () = stop.cancelled() => return self.send_final(stop).await,
+                () = tokio::time::sleep(limits::APPROVAL_STREAM_KEEPALIVE) => {
+                    self.send_chunk(": nothing new\n\n".to_owned()).await
+                }
+                () = self.sender.closed() => Err(StreamEnd::Gone),
+            };
+            if let Err(end) = told {
+                return end;
+            }
+        }
+    }
+
+    /// The children are gone: what became of their asks is told before the end.
+    async fn send_final(&mut self, stop: &CancellationToken) -> StreamEnd {
+        self.fleet.flush_journal().await;
+        match self.send_changes(stop).await {
+            Ok(()) => StreamEnd::Stopping,
+            Err(end) => end,
+        }
+    }
+
+    async fn pending_approvals(&self) -> Result<BTreeMap<String, ApprovalView>, StreamEnd> {
+        let found = self.fleet.approvals(false).await;
+        let found = found.map_err(|why| {
+            tracing::warn!(why, "a watcher of the asks cannot be told of them");
+            StreamEnd::Failed
+        })?;
+        let views = found.iter().map(ApprovalView::from_stored);
+        Ok(views.map(|view| (view.ask.clone(), view)).collect())
+    }
+
+    /// Something changed: what, since it was last looked.
+    async fn send_changes(&mut self, stop: &CancellationToken) -> Result<(), StreamEnd> {
+        // What changes in a row is read once.
+        tokio::select! {
+            () = tokio::time::sleep(limits::APPROVAL_STREAM_DEBOUNCE) => {}
+            () = stop.cancelled() => {}
+        }
+        self.changed.mark_unchanged();
+        let waiting = self.pending_approvals().await?;
+        let before = std::mem::take(&mut self.sent);
+        for ask in before.keys().filter(|ask| !waiting.contains_key(*ask)) {
+            let Ok(id) = PermissionRequestId::new(ask) else {
+                continue;
+            };
+            if let Ok(Some(over)) = self.fleet.approval(id).await {
+                self.send_event("over", &ApprovalView::from_stored(&over))
+                    .await?;
+            }
+        }
+        for (ask, view) in &waiting {
+            if before.get(ask) != Some(view) {
+                self.send_event("ask", view).await?;
+            }
+        }
+        self.sent = waiting;
+        Ok(())
+    }
+
+    async fn send_event(&self, name: &str, data: &impl serde::Serialize) -> Result<(), StreamEnd> {
+        let json = serde_json::to_string(data).unwrap_or_default();
+        // One line, which nothing in it can end.
+        let json = escape_json_for_terminal(&json);
+        self.send_chunk(format!("event: {name}\ndata: {json}\n\n"))
+            .await
+    }
+
+    async fn send_chunk(&self, text: String) -> Result<(), StreamEnd> {
+        let sent = self.sender.send(Bytes::from(text));
+        match tokio::time::timeout(limits::APPROVAL_STREAM_WRITE_TIMEOUT, sent).await {
+            Ok(Ok(())) => Ok(()),
+            _ => Err(StreamEnd::Gone),
+        }
+    }
+}

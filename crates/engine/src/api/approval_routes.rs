@@ -1,0 +1,178 @@
+//! The asks over HTTP: `GET /asks`, `GET /asks/events`, `GET /asks/ID`, `POST /asks/ID`.
+//!
+//! Owns what the pages take and give. Whoever brings no token is answered before anything else of the
+//! request is looked at: what an agent wants to run is nobody else's business, and nobody else's body
+//! is waited for. Must not know what an answer does.
+
+use axum::body::{self, Body};
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path as UrlPath, State};
+use axum::http::{HeaderMap, Method, StatusCode, Uri, header};
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::get;
+use axum::{Extension, Router};
+use tokio_util::sync::CancellationToken;
+
+use super::approval_events::{ApprovalSubscribers, ConnectionDeadline};
+use super::approvals::{self, AnswerReceiptView, ApprovalView};
+use super::guard::{Role, RouteRoles, RouteScope, with_guard};
+use super::http::{problem, with_connection_close};
+use super::request::{Code, Failure};
+use super::service::Fleet;
+use super::tokens::Tokens;
+use marshal_config::Approver;
+use marshal_model::PermissionRequestId;
+use marshal_model::limits;
+
+/// What the pages need.
+#[derive(Debug)]
+struct RoutesState<F> {
+    fleet: F,
+    subscribers: ApprovalSubscribers,
+}
+
+impl<F: Clone> Clone for RoutesState<F> {
+    fn clone(&self) -> Self {
+        Self {
+            fleet: self.fleet.clone(),
+            subscribers: self.subscribers.clone(),
+        }
+    }
+}
+
+/// Who may have which page.
+pub const ROUTES: RouteRoles = &[
+    (Method::GET, "/asks", Role::Read),
+    (Method::GET, "/asks/events", Role::Read),
+    (Method::GET, "/asks/{ask}", Role::Read),
+    (Method::POST, "/asks/{ask}", Role::Approve),
+];
+
+/// The pages. Streams end with `stop`.
+pub fn router<F: Fleet>(fleet: F, tokens: &Tokens, stop: CancellationToken) -> Router {
+    let pages = Router::new()
+        .route("/asks", get(list::<F>))
+        .route("/asks/events", get(events::<F>))
+        .route("/asks/{ask}", get(get_one::<F>).post(answer::<F>));
+    with_guard(pages, tokens, ROUTES, RouteScope::Approvals).with_state(RoutesState {
+        fleet,
+        subscribers: ApprovalSubscribers::new(stop),
+    })
+}
+
+pub(super) fn json(status: StatusCode, body: &impl serde::Serialize) -> Response {
+    let mut body = serde_json::to_vec(body).unwrap_or_default();
+    body.push(b'\n');
+    (
+        status,
+        [
+            (header::CONTENT_TYPE, "application/json"),
+            (header::CACHE_CONTROL, "no-store"),
+            (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        ],
+        body,
+    )
+        .into_response()
+}
+
+fn failed(failure: &Failure) -> Response {
+    let status = match failure.code {
+        Code::NoSuchAsk => StatusCode::NOT_FOUND,
+        Code::AskOver => StatusCode::CONFLICT,
+        Code::NotPermitted => StatusCode::FORBIDDEN,
+        Code::BadRequest => StatusCode::BAD_REQUEST,
+        _ => StatusCode::SERVICE_UNAVAILABLE,
+    };
+    problem(status, &failure.message)
+}
+
+fn approval_not_found() -> Response {
+    problem(StatusCode::NOT_FOUND, "there is no such ask")
+}
+
+/// A path that is no text names no ask either.
+fn parse_id(ask: Result<UrlPath<String>, PathRejection>) -> Option<PermissionRequestId> {
+    let UrlPath(ask) = ask.ok()?;
+    PermissionRequestId::new(&ask).ok()
+}
+
+async fn list<F: Fleet>(State(desk): State<RoutesState<F>>, uri: Uri) -> Response {
+    let over = match uri.query() {
+        None | Some("" | "over=false") => false,
+        Some("over=true") => true,
+        Some(_) => return problem(StatusCode::BAD_REQUEST, "this page knows ?over=true only"),
+    };
+    match desk.fleet.approvals(over).await {
+        Ok(found) => json(
+            StatusCode::OK,
+            &found
+                .iter()
+                .map(ApprovalView::from_stored)
+                .collect::<Vec<_>>(),
+        ),
+        Err(why) => problem(StatusCode::SERVICE_UNAVAILABLE, &why),
+    }
+}
+
+async fn events<F: Fleet>(
+    State(desk): State<RoutesState<F>>,
+    Extension(ConnectionDeadline(until)): Extension<ConnectionDeadline>,
+) -> Response {
+    desk.subscribers.subscribe(desk.fleet, until)
+}
+
+async fn get_one<F: Fleet>(
+    State(desk): State<RoutesState<F>>,
+    ask: Result<UrlPath<String>, PathRejection>,
+) -> Response {
+    let Some(ask) = parse_id(ask) else {
+        return approval_not_found();
+    };
+    match desk.fleet.approval(ask).await {
+        Ok(Some(found)) => json(StatusCode::OK, &ApprovalView::with_details(&found)),
+        Ok(None) => approval_not_found(),
+        Err(why) => problem(StatusCode::SERVICE_UNAVAILABLE, &why),
+    }
+}
+
+async fn answer<F: Fleet>(
+    State(desk): State<RoutesState<F>>,
+    Extension(approver): Extension<Approver>,
+    headers: HeaderMap,
+    ask: Result<UrlPath<String>, PathRejection>,
+    body: Body,
+) -> Response {
+    let Some(ask) = parse_id(ask) else {
+        return approval_not_found();
+    };
+    let is_json = headers.get(header::CONTENT_TYPE).is_some_and(|of| {
+        let of = of.as_bytes();
+        of == b"application/json" || of.starts_with(b"application/json;")
+    });
+    if !is_json {
+        let detail = "the body must be application/json";
+        return problem(StatusCode::UNSUPPORTED_MEDIA_TYPE, detail);
+    }
+    let most = usize::try_from(limits::HTTP_BODY_BYTES).unwrap_or(usize::MAX);
+    let read = tokio::time::timeout(limits::HTTP_BODY_TIMEOUT, body::to_bytes(body, most));
+    let body = match read.await {
+        Ok(Ok(body)) => body,
+        Ok(Err(_)) => {
+            let detail = "the body did not come whole";
+            return with_connection_close(problem(StatusCode::BAD_REQUEST, detail));
+        }
+        Err(_) => {
+            let detail = "the body did not come in time";
+            return with_connection_close(problem(StatusCode::REQUEST_TIMEOUT, detail));
+        }
+    };
+    let answer = match approvals::read_answer(ask, &body) {
+        Ok(answer) => answer,
+        Err(failure) => return failed(&failure),
+    };
+    let who = format!("token {approver}");
+    match desk.fleet.answer(answer.into_request(approver, who)).await {
+        Ok(answered) => json(StatusCode::OK, &AnswerReceiptView::from_receipt(&answered)),
+        Err(error) => failed(&approvals::answer_failure(&error)),
+    }
+}

@@ -1,0 +1,84 @@
+//! The stream of a chat: server-sent events from a cursor on.
+//!
+//! Owns its beat, and its end: whoever is sent away is told when to come again, and comes back with
+//! the id of what it read last. Must not know what an event says.
+
+use axum::body::Bytes;
+use axum::response::Response;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::web_socket::{self, UpgradeRequest};
+use crate::chat::Subscription;
+use marshal_model::limits;
+
+/// Gives a subscriber its stream.
+pub(super) fn open(
+    followed: Subscription,
+    wanted: Option<UpgradeRequest>,
+    stop: CancellationToken,
+    until: Instant,
+) -> Response {
+    let (tell, told) = mpsc::channel(limits::CHAT_STREAM_QUEUE);
+    let response = web_socket::respond(told, wanted, stop.clone(), until);
+    let until = until
+        .checked_sub(limits::CHAT_STREAM_MARGIN)
+        .unwrap_or(until);
+    tokio::spawn(follow(followed, tell, stop, until));
+    response
+}
+
+/// Until the client is gone, its connection is old, or the supervisor stops.
+async fn follow(
+    mut followed: Subscription,
+    tell: mpsc::Sender<Bytes>,
+    stop: CancellationToken,
+    until: Instant,
+) {
+    let again = limits::CHAT_STREAM_RETRY.as_millis();
+    if !send(&tell, format!("retry: {again}\n\n").into()).await {
+        return;
+    }
+    loop {
+        let piece = tokio::select! {
+            pieces = followed.events.next() => match pieces {
+                Ok(pieces) => pieces.concat().into(),
+                Err(why) => {
+                    tracing::warn!(why, "a chat's stream ends: its events cannot be read");
+                    break;
+                }
+            },
+            () = sleep(limits::CHAT_STREAM_KEEPALIVE) => Bytes::from_static(b": nothing new\n\n"),
+            () = tell.closed() => return,
+            () = sleep_until(until) => break,
+            () = stop.cancelled() => {
+                // What the end of its agent brought is durable by now.
+                loop {
+                    match followed.events.read_remaining().await {
+                        Ok(pieces) if pieces.is_empty() => break,
+                        Ok(pieces) => if !send(&tell, pieces.concat().into()).await {
+                            return;
+                        },
+                        Err(why) => {
+                            tracing::warn!(why, "a chat's last events are not told");
+                            break;
+                        }
+                    }
+                }
+                break;
+            }
+        };
+        if !send(&tell, piece).await {
+            return;
+        }
+    }
+    let last = format!("retry: {again}\n: the stream ends here, come again with its last id\n\n");
+    send(&tell, last.into()).await;
+}
+
+/// Whether it was taken. Whoever takes nothing is given up, and loses nothing by it.
+async fn send(tell: &mpsc::Sender<Bytes>, piece: Bytes) -> bool {
+    let sent = timeout(limits::CHAT_STREAM_WRITE_TIMEOUT, tell.send(piece)).await;
+    matches!(sent, Ok(Ok(())))
+}

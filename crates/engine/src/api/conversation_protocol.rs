@@ -1,0 +1,563 @@
+//! A conversation over the control socket, version 1: after `open`, both ends speak lines of this
+//! form until one of them closes.
+//!
+//! Owns the form, for both ends. Must not know sockets, or what a client makes of it. What a client
+//! says is read strictly, what it is told leniently.
+
+use serde::{Deserialize, Serialize};
+
+use super::request::{Code, Failure, VERSION};
+use super::task_rules;
+use marshal_fleet::{ApprovalRequest, ApproverReply, TaskReport};
+use marshal_model::limits;
+use marshal_model::untrusted::escape_for_display;
+use marshal_model::{PermissionRequestId, Setting, SettingValue, TaskOutcome, UntrustedText};
+
+/// What a client says in its conversation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ClientMessage {
+    /// Take this prompt in.
+    Prompt {
+        /// The client's own number of it: what its end is told by.
+        n: u64,
+        /// The text.
+        text: UntrustedText,
+    },
+    /// Cancel the running turn and what waits behind it.
+    Cancel,
+    /// A person's answer to an ask.
+    Answer {
+        /// Which ask.
+        ask: PermissionRequestId,
+        /// What it is.
+        answer: ApproverReply,
+    },
+    /// Set something in the session.
+    Set {
+        /// The client's own number of it: what its end is told by.
+        n: u64,
+        /// What.
+        setting: Setting,
+    },
+    /// Nothing more comes; told [`Told::Unreadable`] when the child is gone.
+    Close,
+}
+
+/// What a client is told in its conversation, beside its events.
+#[derive(Debug, Clone, PartialEq)]
+pub enum ServerMessage {
+    /// Everything that was there when it was opened has been told.
+    CaughtUp,
+    /// A prompt was not taken in.
+    PromptRefused {
+        /// Which.
+        n: u64,
+        /// Why, and what to do. Safe to show.
+        message: String,
+    },
+    /// A prompt ended; what happened in it has been told.
+    PromptEnded {
+        /// Which.
+        n: u64,
+        /// How.
+        outcome: TaskOutcome,
+        /// Why, where there is something to say; may hold foreign text.
+        detail: Option<UntrustedText>,
+    },
+    /// A person is to decide.
+    PermissionRequested(Box<PermissionRequestView>),
+    /// The session's first child is ready and what it said of itself has been told, or it is not
+    /// going to be ready before there is a prompt. Told once, after [`Told::CaughtUp`].
+    Started,
+    /// Where the files are. Told first of all.
+    Roots {
+        /// The workspace's root as the agent names it.
+        inside: String,
+        /// The same for the client.
+        outside: String,
+    },
+    /// What was to be set is set, and its events have been told; or why it is not.
+    SettingResult {
+        /// Which.
+        n: u64,
+        /// Why not, safe to show; `None`: it is set.
+        refused: Option<String>,
+    },
+    /// An ask is decided; an answer that comes now changes nothing.
+    PermissionResolved {
+        /// Which.
+        ask: PermissionRequestId,
+    },
+    /// The conversation is closed.
+    Closed,
+}
+
+/// An ask as a client is told of it. Its texts are foreign where they come from the agent.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PermissionRequestView {
+    /// What an answer names.
+    pub ask: String,
+    /// The tool call that it belongs to, where the agent said so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tool_id: Option<String>,
+    /// The tool, as the agent calls it.
+    pub tool: String,
+    /// What kind of tool that is: a word of [`marshal_model::ToolClass`].
+    pub class: String,
+    /// What is judged.
+    pub parts: Vec<PartView>,
+    /// Why a command text is not plain.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_plain: Option<String>,
+    /// The rules that want a person.
+    pub rules: Vec<String>,
+    /// Why, in our words.
+    pub reason: String,
+    /// How long an answer is waited for.
+    pub within_ms: u64,
+}
+
+/// One command, or one path, of an ask.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PartView {
+    /// What stands before a command for its environment, `NAME=value` each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub env: Vec<String>,
+    /// Its words: a command's arguments, or a path.
+    pub words: Vec<String>,
+    /// The redirects of a command, as `> file` each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub redirects: Vec<String>,
+    /// What the policy says of it.
+    pub decision: String,
+    /// By which rules.
+    pub rules: Vec<String>,
+}
+
+impl PermissionRequestView {
+    /// Of an ask.
+    #[must_use]
+    pub fn from_request(ask: &ApprovalRequest) -> Self {
+        let texts = |of: &[UntrustedText]| -> Vec<String> {
+            of.iter().map(|of| of.raw().to_owned()).collect()
+        };
+        let part = |part: &marshal_policy::Part| PartView {
+            env: texts(&part.env),
+            words: texts(&part.words),
+            redirects: texts(&part.redirects),
+            decision: part.decision.to_string(),
+            rules: part.rules.clone(),
+        };
+        Self {
+            ask: ask.id.to_string(),
+            tool_id: ask.tool_id.as_ref().map(|id| id.raw().to_owned()),
+            tool: ask.tool.raw().to_owned(),
+            class: ask.class.to_string(),
+            parts: ask.parts.iter().map(part).collect(),
+            not_plain: ask.not_plain.clone(),
+            rules: ask.rules.clone(),
+            reason: ask.reason.clone(),
+            within_ms: u64::try_from(ask.within.as_millis()).unwrap_or(u64::MAX),
+        }
+    }
+}
+
+/// What a client says, as it is written.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ClientLine {
+    v: u32,
+    op: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    n: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    text: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    ask: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    says: Option<ApproverReplyWord>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    mode: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    option: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    value: Option<ValueLine>,
+}
+
+#[derive(Clone, Copy, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum ApproverReplyWord {
+    Allow,
+    Reject,
+    Cancelled,
+    Nothing,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum ValueLine {
+    Switch(bool),
+    Choice(String),
+}
+
+impl From<ApproverReply> for ApproverReplyWord {
+    fn from(said: ApproverReply) -> Self {
+        match said {
+            ApproverReply::Allow => Self::Allow,
+            ApproverReply::Reject => Self::Reject,
+            ApproverReply::Cancelled => Self::Cancelled,
+            ApproverReply::NoAnswer => Self::Nothing,
+        }
+    }
+}
+
+impl From<ApproverReplyWord> for ApproverReply {
+    fn from(word: ApproverReplyWord) -> Self {
+        match word {
+            ApproverReplyWord::Allow => Self::Allow,
+            ApproverReplyWord::Reject => Self::Reject,
+            ApproverReplyWord::Cancelled => Self::Cancelled,
+            ApproverReplyWord::Nothing => Self::NoAnswer,
+        }
+    }
+}
+
+/// Writes what a client says, without its newline.
+#[must_use]
+pub fn write_client_message(say: &ClientMessage) -> String {
+    let mut line = ClientLine {
+        v: VERSION,
+        op: String::new(),
+        n: None,
+        text: None,
+        ask: None,
+        says: None,
+        mode: None,
+        option: None,
+        value: None,
+    };
+    let op = match say {
+        ClientMessage::Prompt { n, text } => {
+            line.n = Some(*n);
+            line.text = Some(text.raw().to_owned());
+            "prompt"
+        }
+        ClientMessage::Cancel => "cancel",
+        ClientMessage::Answer { ask, answer: said } => {
+            line.ask = Some(ask.to_string());
+            line.says = Some((*said).into());
+            "answer"
+        }
+        ClientMessage::Set { n, setting } => {
+            line.n = Some(*n);
+            match setting {
+                Setting::Mode(mode) => line.mode = Some(mode.clone()),
+                Setting::Option { id, value } => {
+                    line.option = Some(id.clone());
+                    line.value = Some(match value {
+                        SettingValue::Choice(value) => ValueLine::Choice(value.clone()),
+                        SettingValue::Switch(on) => ValueLine::Switch(*on),
+                    });
+                }
+            }
+            "set"
+        }
+        ClientMessage::Close => "close",
+    };
+    op.clone_into(&mut line.op);
+    serde_json::to_string(&line).unwrap_or_default()
+}
+
+/// Reads what a client says.
+///
+/// # Errors
+/// [`Failure`] as it shall be sent back; the conversation ends with it.
+pub fn read_client_message(line: &[u8]) -> Result<ClientMessage, Failure> {
+    let bad = |why: &str| Failure::new(Code::BadRequest, escape_for_display(why, 300));
+    let line: ClientLine = serde_json::from_slice(line).map_err(|error| bad(&error.to_string()))?;
+    if line.v != VERSION {
+        let message = format!("this supervisor speaks version {VERSION}");
+        return Err(Failure::new(Code::BadVersion, message));
+    }
+    let ClientLine {
+        op,
+        n,
+        text,
+        ask,
+        says,
+        mode,
+        option,
+        value,
+        ..
+    } = line;
+    let setting = parse_setting(mode, option, value);
+    match (op.as_str(), n, text, ask, says, setting) {
+        ("prompt", Some(n), Some(text), None, None, Ok(None)) => {
+            task_rules::check_prompt(&text).map_err(|why| bad(&format!("the prompt {why}")))?;
+            let text = UntrustedText::new(text);
+            Ok(ClientMessage::Prompt { n, text })
+        }
+        ("cancel", None, None, None, None, Ok(None)) => Ok(ClientMessage::Cancel),
+        ("answer", None, None, Some(ask), Some(says), Ok(None)) => {
+            let ask = PermissionRequestId::new(&ask).map_err(|error| bad(&error.to_string()))?;
+            let said = says.into();
+            Ok(ClientMessage::Answer { ask, answer: said })
+        }
+        ("set", Some(n), None, None, None, Ok(Some(setting))) => {
+            Ok(ClientMessage::Set { n, setting })
+        }
+        ("close", None, None, None, None, Ok(None)) => Ok(ClientMessage::Close),
+        (op, ..) => Err(bad(&format!(
+            "in a conversation there are prompt with n and text, cancel, answer with ask and says, set with n and either mode or option and value, and close, not {op:?} like this"
+        ))),
+    }
+}
+
+/// What is to be set, if something is; an error for what is neither a mode nor an option.
+fn parse_setting(
+    mode: Option<String>,
+    option: Option<String>,
+    value: Option<ValueLine>,
+) -> Result<Option<Setting>, ()> {
+    let is_short = |text: &str| text.len() <= limits::FOREIGN_ID_BYTES;
+    match (mode, option, value) {
+        (None, None, None) => Ok(None),
+        (Some(mode), None, None) if is_short(&mode) => Ok(Some(Setting::Mode(mode))),
+        (None, Some(id), Some(ValueLine::Choice(value))) if is_short(&id) && is_short(&value) => {
+            let value = SettingValue::Choice(value);
+            Ok(Some(Setting::Option { id, value }))
+        }
+        (None, Some(id), Some(ValueLine::Switch(on))) if is_short(&id) => {
+            let value = SettingValue::Switch(on);
+            Ok(Some(Setting::Option { id, value }))
+        }
+        _ => Err(()),
+    }
+}
+
+/// What a client is told, as it is written.
+#[derive(Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum ServerLine {
+    CaughtUp,
+    PromptRefused {
+        n: u64,
+        message: String,
+    },
+    PromptEnded {
+        n: u64,
+        outcome: String,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        detail: Option<String>,
+    },
+    Started,
+    Roots {
+        inside: String,
+        outside: String,
+    },
+    Set {
+        n: u64,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        refused: Option<String>,
+    },
+    Ask(Box<PermissionRequestView>),
+    AskOver {
+        ask: String,
+    },
+    Closed,
+}
+
+/// Writes what a client is told, without its newline.
+#[must_use]
+pub fn write_server_message(told: &ServerMessage) -> String {
+    let line = match told {
+        ServerMessage::CaughtUp => ServerLine::CaughtUp,
+        ServerMessage::PromptRefused { n, message } => ServerLine::PromptRefused {
+            n: *n,
+            message: message.clone(),
+        },
+        ServerMessage::PromptEnded { n, outcome, detail } => ServerLine::PromptEnded {
+            n: *n,
+            outcome: outcome.to_string(),
+            detail: detail.as_ref().map(|detail| detail.raw().to_owned()),
+        },
+        ServerMessage::Started => ServerLine::Started,
+        ServerMessage::Roots { inside, outside } => ServerLine::Roots {
+            inside: inside.clone(),
+            outside: outside.clone(),
+        },
+        ServerMessage::SettingResult { n, refused } => ServerLine::Set {
+            n: *n,
+            refused: refused.clone(),
+        },
+        ServerMessage::PermissionRequested(ask) => ServerLine::Ask(ask.clone()),
+        ServerMessage::PermissionResolved { ask } => ServerLine::AskOver {
+            ask: ask.to_string(),
+        },
+        ServerMessage::Closed => ServerLine::Closed,
+    };
+    serde_json::to_string(&line).unwrap_or_default()
+}
+
+/// Reads what a client is told; `None` for a line of another kind (an event, a failure), or of a
+/// later version.
+#[must_use]
+pub fn read_server_message(line: &str) -> Option<ServerMessage> {
+    Some(match serde_json::from_str(line).ok()? {
+        ServerLine::CaughtUp => ServerMessage::CaughtUp,
+        ServerLine::PromptRefused { n, message } => ServerMessage::PromptRefused {
+            n,
+            message: escape_for_display(&message, 1000),
+        },
+        ServerLine::PromptEnded { n, outcome, detail } => ServerMessage::PromptEnded {
+            n,
+            outcome: TaskOutcome::from_word(&outcome)?,
+            detail: detail.map(UntrustedText::new),
+        },
+        ServerLine::Started => ServerMessage::Started,
+        ServerLine::Roots { inside, outside } => ServerMessage::Roots { inside, outside },
+        ServerLine::Set { n, refused } => ServerMessage::SettingResult {
+            n,
+            refused: refused.map(|why| escape_for_display(&why, 1000)),
+        },
+        ServerLine::Ask(ask) => {
+            PermissionRequestId::new(&ask.ask).ok()?;
+            ServerMessage::PermissionRequested(ask)
+        }
+        ServerLine::AskOver { ask } => ServerMessage::PermissionResolved {
+            ask: PermissionRequestId::new(&ask).ok()?,
+        },
+        ServerLine::Closed => ServerMessage::Closed,
+    })
+}
+
+/// The end of a prompt.
+#[must_use]
+pub fn prompt_ended(n: u64, report: &TaskReport) -> ServerMessage {
+    ServerMessage::PromptEnded {
+        n,
+        outcome: report.outcome,
+        detail: report.detail.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_said_survives_a_round_trip() {
+        let ask = PermissionRequestId::new("a-1").expect("id");
+        for say in [
+            ClientMessage::Prompt {
+                n: 7,
+                text: "say \u{1b}[2J\n".into(),
+            },
+            ClientMessage::Cancel,
+            ClientMessage::Answer {
+                ask,
+                answer: ApproverReply::Cancelled,
+            },
+            ClientMessage::Set {
+                n: 1,
+                setting: Setting::Mode("plan".to_owned()),
+            },
+            ClientMessage::Set {
+                n: 2,
+                setting: Setting::Option {
+                    id: "model".to_owned(),
+                    value: SettingValue::Choice("b".to_owned()),
+                },
+            },
+            ClientMessage::Set {
+                n: 3,
+                setting: Setting::Option {
+                    id: "fast".to_owned(),
+                    value: SettingValue::Switch(true),
+                },
+            },
+            ClientMessage::Close,
+        ] {
+            assert_eq!(
+                read_client_message(write_client_message(&say).as_bytes()),
+                Ok(say)
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_told_survives_a_round_trip() {
+        let part = PartView {
+            env: Vec::new(),
+            redirects: Vec::new(),
+            words: vec!["rm".to_owned(), "\u{202e}x".to_owned()],
+            decision: "ask".to_owned(),
+            rules: vec!["r".to_owned()],
+        };
+        let ask = PermissionRequestView {
+            ask: "a-1".to_owned(),
+            tool_id: Some("t".to_owned()),
+            tool: "bash".to_owned(),
+            class: "shell".to_owned(),
+            parts: vec![part],
+            not_plain: None,
+            rules: vec!["r".to_owned()],
+            reason: "why".to_owned(),
+            within_ms: 5,
+        };
+        for told in [
+            ServerMessage::CaughtUp,
+            ServerMessage::PromptRefused {
+                n: 1,
+                message: "full".to_owned(),
+            },
+            ServerMessage::PromptEnded {
+                n: 1,
+                outcome: TaskOutcome::Done,
+                detail: Some("x".into()),
+            },
+            ServerMessage::PermissionRequested(Box::new(ask)),
+            ServerMessage::PermissionResolved {
+                ask: PermissionRequestId::new("a-1").expect("id"),
+            },
+            ServerMessage::Closed,
+            ServerMessage::Started,
+            ServerMessage::Roots {
+                inside: "/workspace".to_owned(),
+                outside: "/srv/x".to_owned(),
+            },
+            ServerMessage::SettingResult {
+                n: 4,
+                refused: Some("no such mode".to_owned()),
+            },
+        ] {
+            assert_eq!(
+                read_server_message(&write_server_message(&told)),
+                Some(told)
+            );
+        }
+        assert_eq!(read_server_message("{\"type\":\"event\"}"), None);
+    }
+
+    #[test]
+    fn what_is_no_saying_is_told_so() {
+        for (line, part) in [
+            ("", "EOF"),
+            ("{\"v\":1,\"op\":\"fly\"}", "in a conversation"),
+            ("{\"v\":1,\"op\":\"prompt\",\"n\":1}", "in a conversation"),
+            (
+                "{\"v\":1,\"op\":\"prompt\",\"n\":1,\"text\":\" \"}",
+                "is empty",
+            ),
+            ("{\"v\":1,\"op\":\"cancel\",\"x\":1}", "unknown field"),
+            (
+                "{\"v\":1,\"op\":\"set\",\"n\":1,\"mode\":\"x\",\"option\":\"y\"}",
+                "either mode or option",
+            ),
+            ("{\"v\":2,\"op\":\"cancel\"}", "version 1"),
+        ] {
+            let failure = read_client_message(line.as_bytes()).expect_err(line);
+            assert!(failure.message.contains(part), "{line}: {failure}");
+        }
+    }
+}

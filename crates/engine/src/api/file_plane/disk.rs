@@ -1,0 +1,600 @@
+//! The directory itself: opened once, and everything below it by descriptors.
+//!
+//! Owns what of it is believed: a directory of the right owner that others cannot write, regular
+//! files with one name and a size. No link is followed and no pipe is waited for, and what is written
+//! stands whole at its place or not at all. Calls block. Must not know what files say.
+
+use std::collections::BinaryHeap;
+use std::fs::File;
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, RenameFlags, Stat, Uid};
+use rustix::io::Errno;
+
+use marshal_config::FilePlane;
+use marshal_model::limits::{FILE_PLANE_ENTRIES, FILE_PLANE_LOG_BYTES};
+use marshal_model::untrusted::escape_for_display;
+
+/// The directories below the plane's own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum Area {
+    /// Requests that wait.
+    Queue,
+    /// Requests that were taken and have no result yet.
+    Inflight,
+    /// What became of requests.
+    Result,
+    /// What agents said.
+    Output,
+    /// What happened.
+    Log,
+    /// Orders.
+    Ctl,
+    /// How it stands.
+    State,
+    /// What waits for a person.
+    Asks,
+    /// What persons said.
+    Answers,
+    /// What was put aside.
+    Rejected,
+}
+
+impl Area {
+    /// All of them, in the order of declaration.
+    const ALL: [Self; 10] = [
+        Self::Queue,
+        Self::Inflight,
+        Self::Result,
+        Self::Output,
+        Self::Log,
+        Self::Ctl,
+        Self::State,
+        Self::Asks,
+        Self::Answers,
+        Self::Rejected,
+    ];
+
+    /// Its name.
+    pub(super) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Queue => "queue",
+            Self::Inflight => "inflight",
+            Self::Result => "result",
+            Self::Output => "output",
+            Self::Log => "log",
+            Self::Ctl => "ctl",
+            Self::State => "state",
+            Self::Asks => "asks",
+            Self::Answers => "answers",
+            Self::Rejected => "rejected",
+        }
+    }
+}
+
+/// How every name begins that something is written under before it has its own.
+const FRESH: &str = ".marshal-";
+/// Bits by which others than the owner could write.
+const WRITABLE: u32 = 0o022;
+/// Bits that a plane's directory must not have: those, and everything for everybody else.
+const OPEN_TO_OTHERS: u32 = 0o027;
+
+/// Why a directory is not worked.
+#[derive(Debug, thiserror::Error)]
+pub enum DiskError {
+    /// The system says no.
+    #[error("{what} cannot be {doing}: {source}")]
+    System {
+        /// What.
+        what: String,
+        /// What was to be done to it.
+        doing: &'static str,
+        /// Why not.
+        source: io::Error,
+    },
+    /// It is none.
+    #[error("{0} is no directory, or a symbolic link: name a directory")]
+    NotADirectory(String),
+    /// It belongs to somebody else.
+    #[error(
+        "{what} belongs to user {uid}, and must belong to user {wanted}: chown it, or say whose it is in file_plane.owner"
+    )]
+    Owner {
+        /// Which.
+        what: String,
+        /// Whose it is.
+        uid: u32,
+        /// Whose it must be.
+        wanted: u32,
+    },
+    /// A supervisor works it.
+    #[error(
+        "{0} is worked by another supervisor: stop that one, or name a directory of this one's own"
+    )]
+    InUse(String),
+    /// Others could put requests there.
+    #[error("{what} is open to others (mode {mode:04o}): chmod it to 0700, or 0750")]
+    Open {
+        /// Which.
+        what: String,
+        /// Its permission bits.
+        mode: u32,
+    },
+}
+
+/// What can be told of a file without reading it, to see that it is the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct FileFingerprint {
+    device: u64,
+    inode: u64,
+    size: u64,
+    at: (i64, u64),
+    names: u64,
+}
+
+impl FileFingerprint {
+    #[allow(
+        clippy::unnecessary_cast,
+        clippy::cast_lossless,
+        clippy::cast_sign_loss,
+        reason = "widths differ by architecture, and the kernel's sizes are no less than 0"
+    )]
+    pub(super) fn from_stat(stat: &Stat) -> Self {
+        Self {
+            device: stat.st_dev as u64,
+            inode: stat.st_ino as u64,
+            size: stat.st_size as u64,
+            at: (stat.st_mtime as i64, stat.st_mtime_nsec as u64),
+            names: stat.st_nlink as u64,
+        }
+    }
+
+    /// For how long nobody wrote it, by its own time; `None`: that lies ahead of this clock.
+    pub(super) fn age(&self) -> Option<Duration> {
+        let seconds = u64::try_from(self.at.0).ok()?;
+        let nanos = u32::try_from(self.at.1).ok()?;
+        let at = UNIX_EPOCH.checked_add(Duration::new(seconds, nanos))?;
+        SystemTime::now().duration_since(at).ok()
+    }
+
+    /// Whether it has one name. A second one may be that of somebody who is just giving it the first.
+    pub(super) const fn has_one_name(&self) -> bool {
+        self.names == 1
+    }
+
+    /// Whether it is the same file.
+    const fn is_same_file(&self, other: &Self) -> bool {
+        self.device == other.device && self.inode == other.inode
+    }
+}
+
+/// What stands at a name.
+#[derive(Debug)]
+pub(super) enum PlaneEntry {
+    /// Nothing.
+    Missing,
+    /// What is never read.
+    Irregular(&'static str),
+    /// A regular file, all of it.
+    File(Vec<u8>, FileFingerprint),
+}
+
+/// The plane's directory, and those below it.
+#[derive(Debug)]
+pub(super) struct Disk {
+    /// Where the directory is.
+    path: PathBuf,
+    root: OwnedFd,
+    areas: Vec<OwnedFd>,
+    /// Whose it is.
+    owner: Uid,
+    /// Whom what is made here is given to, where that is not this process's user.
+    chown_to: Option<(Uid, Gid)>,
+    mode: Mode,
+}
+
+pub(super) fn system(what: &str, doing: &'static str, error: impl Into<io::Error>) -> DiskError {
+    DiskError::System {
+        what: what.to_owned(),
+        doing,
+        source: error.into(),
+    }
+}
+
+const DIRECTORY: OFlags = OFlags::RDONLY
+    .union(OFlags::DIRECTORY)
+    .union(OFlags::NOFOLLOW)
+    .union(OFlags::CLOEXEC);
+
+impl Disk {
+    /// Opens the directory, and makes what is missing in it.
+    pub(super) fn open(plane: &FilePlane) -> Result<Self, DiskError> {
+        let owner = plane.owner.map(Uid::from_raw);
+        Self::open_at(&plane.dir, owner.unwrap_or(rustix::process::geteuid()))
+    }
+
+    fn open_at(path: &Path, owner: Uid) -> Result<Self, DiskError> {
+        let what = display_path(path);
+        let caller = rustix::process::geteuid();
+        let made = match rustix::fs::mkdir(path, Mode::from_raw_mode(0o700)) {
+            Ok(()) => true,
+            Err(Errno::EXIST) => false,
+            Err(errno) => return Err(system(&what, "made", errno)),
+        };
+        let root = rustix::fs::openat(CWD, path, DIRECTORY, Mode::empty());
+        let root = root.map_err(|errno| match errno {
+            Errno::NOTDIR | Errno::LOOP => DiskError::NotADirectory(what.clone()),
+            errno => system(&what, "opened", errno),
+        })?;
+        let examine = |fd: &OwnedFd| rustix::fs::fstat(fd);
+        let stat = examine(&root).map_err(|errno| system(&what, "examined", errno))?;
+        let give = (owner != caller).then(|| (owner, Gid::from_raw(stat.st_gid)));
+        if made && let Some((uid, _)) = give {
+            let given = rustix::fs::fchown(&root, Some(uid), None);
+            given.map_err(|errno| system(&what, "given to its owner", errno))?;
+        }
+        let stat = examine(&root).map_err(|errno| system(&what, "examined", errno))?;
+        check_owner(&what, &stat, owner, OPEN_TO_OTHERS)?;
+        let mut disk = Self {
+            path: path.to_owned(),
+            root,
+            areas: Vec::new(),
+            owner,
+            chown_to: give,
+            mode: Mode::from_raw_mode(stat.st_mode & 0o750),
+        };
+        for area in Area::ALL {
+            let fd = disk.open_area(area)?;
+            disk.areas.push(fd);
+        }
+        Ok(disk)
+    }
+
+    /// Opens one of the directories below, or makes it.
+    fn open_area(&self, area: Area) -> Result<OwnedFd, DiskError> {
+        let what = area.as_str();
+        let made = match rustix::fs::mkdirat(&self.root, what, self.mode) {
+            Ok(()) => true,
+            Err(Errno::EXIST) => false,
+            Err(errno) => return Err(system(what, "made", errno)),
+        };
+        let fd = rustix::fs::openat(&self.root, what, DIRECTORY, Mode::empty());
+        let fd = fd.map_err(|errno| match errno {
+            Errno::NOTDIR | Errno::LOOP => DiskError::NotADirectory(what.to_owned()),
+            errno => system(what, "opened", errno),
+        })?;
+        if made {
+            let given = self.chown_new(&fd);
+            given.map_err(|error| system(what, "given to its owner", error))?;
+        }
+        let stat = rustix::fs::fstat(&fd).map_err(|errno| system(what, "examined", errno))?;
+        check_owner(what, &stat, self.owner, WRITABLE)?;
+        Ok(fd)
+    }
+
+    fn chown_new(&self, fd: impl AsFd) -> io::Result<()> {
+        if let Some((uid, gid)) = self.chown_to {
+            rustix::fs::fchown(fd, Some(uid), Some(gid))?;
+        }
+        Ok(())
+    }
+
+    /// Sees to it that the directory and those below are those that stand there: git removes one with
+    /// the last file in it, and a whole one may be put in its place. Whether one is another now.
+    pub(super) fn reopen_if_replaced(&mut self) -> Result<bool, DiskError> {
+        let what = "the directory";
+        let stat =
+            rustix::fs::fstat(&self.root).map_err(|errno| system(what, "examined", errno))?;
+        let there = rustix::fs::statat(CWD, &self.path, AtFlags::SYMLINK_NOFOLLOW);
+        if !there.is_ok_and(|there| {
+            FileFingerprint::from_stat(&there).is_same_file(&FileFingerprint::from_stat(&stat))
+        }) {
+            *self = Self::open_at(&self.path, self.owner)?;
+            return Ok(true);
+        }
+        check_owner(what, &stat, self.owner, OPEN_TO_OTHERS)?;
+        let mut is_other = false;
+        for (at, area) in Area::ALL.into_iter().enumerate() {
+            let held = rustix::fs::fstat(&self.areas[at]);
+            let held = held.map_err(|errno| system(area.as_str(), "examined", errno))?;
+            let there = rustix::fs::statat(&self.root, area.as_str(), AtFlags::SYMLINK_NOFOLLOW);
+            let is_same = there.is_ok_and(|there| {
+                FileFingerprint::from_stat(&there).is_same_file(&FileFingerprint::from_stat(&held))
+            });
+            if is_same {
+                check_owner(area.as_str(), &held, self.owner, WRITABLE)?;
+            } else {
+                self.areas[at] = self.open_area(area)?;
+                is_other = true;
+            }
+        }
+        Ok(is_other)
+    }
+
+    /// Removes what a kill left half written.
+    pub(super) fn remove_temp_files(&self) {
+        for area in Area::ALL {
+            let found = self.list(area, |name| {
+                name.starts_with(FRESH).then(|| name.to_owned())
+            });
+            for name in found.map_or(Vec::new(), |(names, _)| names) {
+                let _ = self.remove(area, &name);
+            }
+        }
+    }
+
+    /// The plane's own directory.
+    pub(super) fn root(&self) -> BorrowedFd<'_> {
+        self.root.as_fd()
+    }
+
+    pub(super) fn fd(&self, area: Area) -> BorrowedFd<'_> {
+        let at = Area::ALL.iter().position(|of| *of == area);
+        // `areas` has one for each.
+        at.map_or(self.root.as_fd(), |at| self.areas[at].as_fd())
+    }
+
+    /// Paths by which the kernel watches these directories.
+    pub(super) fn watch_paths(&self) -> Vec<(Area, String)> {
+        let of = |area| (area, format!("/proc/self/fd/{}", self.fd(area).as_raw_fd()));
+        [Area::Queue, Area::Ctl, Area::Answers].map(of).into()
+    }
+
+    /// The entries that `read` makes something of, in their order, and whether there are more than
+    /// are looked at together: then these are the first.
+    pub(super) fn list<T: Ord>(
+        &self,
+        area: Area,
+        read: impl Fn(&str) -> Option<T>,
+    ) -> io::Result<(Vec<T>, bool)> {
+        self.first(area, FILE_PLANE_ENTRIES, read)
+    }
+
+    /// The first `most` of them. All names are read, and no more are held.
+    fn first<T: Ord>(
+        &self,
+        area: Area,
+        most: usize,
+        read: impl Fn(&str) -> Option<T>,
+    ) -> io::Result<(Vec<T>, bool)> {
+        let mut found = BinaryHeap::new();
+        let mut is_more = false;
+        for entry in Dir::read_from(self.fd(area))? {
+            let entry = entry?;
+            let Some(one) = entry.file_name().to_str().ok().and_then(&read) else {
+                continue;
+            };
+            found.push(one);
+            if found.len() > most {
+                found.pop(); // The last of them.
+                is_more = true;
+            }
+        }
+        Ok((found.into_sorted_vec(), is_more))
+    }
+
+    /// Reads what stands at a name, if it is a regular file of at most so many bytes.
+    pub(super) fn read(&self, area: Area, name: &str, most: u64) -> io::Result<PlaneEntry> {
+        // Held first: a pipe that were opened could be what somebody waits for.
+        let stat = match rustix::fs::statat(self.fd(area), name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => stat,
+            Err(Errno::NOENT) => return Ok(PlaneEntry::Missing),
+            Err(errno) => return Err(errno.into()),
+        };
+        if let Some(odd) = irregularity(&stat, most) {
+            return Ok(PlaneEntry::Irregular(odd));
+        }
+        let flags =
+            OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let file = match rustix::fs::openat(self.fd(area), name, flags, Mode::empty()) {
+            Ok(file) => file,
+            Err(Errno::NOENT) => return Ok(PlaneEntry::Missing),
+            Err(Errno::LOOP) => return Ok(PlaneEntry::Irregular("it is a symbolic link")),
+            Err(Errno::ACCESS | Errno::PERM) => {
+                return Ok(PlaneEntry::Irregular("it may not be read"));
+            }
+            Err(Errno::NXIO | Errno::NODEV) => {
+                return Ok(PlaneEntry::Irregular("it is no regular file"));
+            }
+            Err(errno) => return Err(errno.into()),
+        };
+        let stat = rustix::fs::fstat(&file)?;
+        if let Some(odd) = irregularity(&stat, most) {
+            return Ok(PlaneEntry::Irregular(odd));
+        }
+        let mut bytes = Vec::new();
+        let mut limited = File::from(file).take(most.saturating_add(1));
+        limited.read_to_end(&mut bytes)?;
+        if bytes.len() as u64 > most {
+            return Ok(PlaneEntry::Irregular(TOO_LARGE));
+        }
+        Ok(PlaneEntry::File(bytes, FileFingerprint::from_stat(&stat)))
+    }
+
+    /// Whether anything stands at a name.
+    pub(super) fn has(&self, area: Area, name: &str) -> bool {
+        rustix::fs::statat(self.fd(area), name, AtFlags::SYMLINK_NOFOLLOW).is_ok()
+    }
+
+    /// Whether a directory stands at a name.
+    pub(super) fn is_directory(&self, area: Area, name: &str) -> bool {
+        let stat = rustix::fs::statat(self.fd(area), name, AtFlags::SYMLINK_NOFOLLOW);
+        stat.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
+    }
+
+    /// Moves an entry where nothing stands; `false`: something does, or it is gone.
+    pub(super) fn move_between(&self, from: Area, to: Area, name: &str) -> io::Result<bool> {
+        self.rename_entry(from, name, to, name)
+    }
+
+    pub(super) fn rename_entry(
+        &self,
+        from: Area,
+        name: &str,
+        to: Area,
+        other: &str,
+    ) -> io::Result<bool> {
+        let (here, there) = (self.fd(from), self.fd(to));
+        let moved = rustix::fs::renameat_with(here, name, there, other, RenameFlags::NOREPLACE);
+        match moved {
+            Ok(()) => {}
+            Err(Errno::EXIST | Errno::NOENT) => return Ok(false),
+            // A network file system that cannot be told to replace nothing.
+            Err(Errno::INVAL | Errno::NOSYS) => {
+                if self.has(to, other) {
+                    return Ok(false);
+                }
+                match rustix::fs::renameat(here, name, there, other) {
+                    Ok(()) => {}
+                    Err(Errno::NOENT) => return Ok(false),
+                    Err(errno) => return Err(errno.into()),
+                }
+            }
+            Err(errno) => return Err(errno.into()),
+        }
+        rustix::fs::fsync(there)?;
+        rustix::fs::fsync(here)?;
+        Ok(true)
+    }
+
+    /// Writes a file beside its place, then puts it there, whatever stood there.
+    pub(super) fn put(&self, area: Area, name: &str, bytes: &[u8]) -> io::Result<FileFingerprint> {
+        let dir = self.fd(area);
+        let fresh = format!("{FRESH}{}", uuid::Uuid::new_v4().simple());
+        let flags =
+            OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(dir, &fresh, flags, Mode::from_raw_mode(0o640))?;
+        let write = || -> io::Result<FileFingerprint> {
+            self.chown_new(&file)?;
+            let mut file = File::from(file.try_clone()?);
+            file.write_all(bytes)?;
+            file.sync_all()?;
+            match rustix::fs::renameat(dir, &fresh, dir, name) {
+                Err(Errno::ISDIR | Errno::NOTEMPTY | Errno::EXIST) => {
+                    self.quarantine(area, name, "it is a directory where a file goes")?;
+                    rustix::fs::renameat(dir, &fresh, dir, name)?;
+                }
+                done => done?,
+            }
+            rustix::fs::fsync(dir)?;
+            Ok(FileFingerprint::from_stat(&rustix::fs::fstat(&file)?))
+        };
+        write().inspect_err(|_| {
+            let _ = rustix::fs::unlinkat(dir, &fresh, AtFlags::empty());
+        })
+    }
+
+    /// Adds to a file that [`Self::put`] made; `false`: it is another one, or none.
+    pub(super) fn add(
+        &self,
+        area: Area,
+        name: &str,
+        to: &FileFingerprint,
+        bytes: &[u8],
+    ) -> io::Result<bool> {
+        let Some(mut file) = self.open_for_append(area, name)? else {
+            return Ok(false);
+        };
+        if !FileFingerprint::from_stat(&rustix::fs::fstat(&file)?).is_same_file(to) {
+            return Ok(false);
+        }
+        file.write_all(bytes)?;
+        Ok(true)
+    }
+
+    /// Opens a regular file with one name to add to it.
+    fn open_for_append(&self, area: Area, name: &str) -> io::Result<Option<File>> {
+        let flags = OFlags::WRONLY
+            | OFlags::APPEND
+            | OFlags::NOFOLLOW
+            | OFlags::NONBLOCK
+            | OFlags::NOCTTY
+            | OFlags::CLOEXEC;
+        let file = match rustix::fs::openat(self.fd(area), name, flags, Mode::empty()) {
+            Ok(file) => file,
+            Err(Errno::NOENT | Errno::LOOP | Errno::NXIO | Errno::ISDIR) => return Ok(None),
+            Err(errno) => return Err(errno.into()),
+        };
+        let is_odd = irregularity(&rustix::fs::fstat(&file)?, u64::MAX).is_some();
+        Ok((!is_odd).then(|| File::from(file)))
+    }
+
+    /// Has what was added to a file on the disk.
+    pub(super) fn sync(&self, area: Area, name: &str) -> io::Result<()> {
+        match self.open_for_append(area, name)? {
+            Some(file) => file.sync_all(),
+            None => Ok(()),
+        }
+    }
+
+    /// Adds a line to the log of what happened.
+    pub(super) fn log(&self, line: &str) -> io::Result<()> {
+        const NAME: &str = "meta.log";
+        let mut file = self.open_for_append(Area::Log, NAME)?;
+        let mut length = 0;
+        if let Some(there) = &file {
+            let of = there.metadata()?;
+            length = of.len();
+            // What else has this name as well is not written to.
+            file = file.filter(|_| of.nlink() == 1);
+        }
+        if file.is_none() || length > FILE_PLANE_LOG_BYTES {
+            let log = self.fd(Area::Log);
+            match rustix::fs::renameat(log, NAME, log, "meta.log.1") {
+                Ok(()) | Err(Errno::NOENT) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+            self.put(Area::Log, NAME, b"")?;
+            file = self.open_for_append(Area::Log, NAME)?;
+        }
+        let mut file = file.ok_or_else(|| io::Error::other("meta.log was replaced"))?;
+        file.write_all(line.as_bytes())
+    }
+}
+
+const TOO_LARGE: &str = "it is too large";
+
+/// Why an entry is never read.
+#[allow(clippy::cast_sign_loss, reason = "a size is no less than 0")]
+fn irregularity(stat: &Stat, most: u64) -> Option<&'static str> {
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile if stat.st_size as u64 > most => Some(TOO_LARGE),
+        FileType::RegularFile => None,
+        FileType::Directory => Some("it is a directory"),
+        FileType::Symlink => Some("it is a symbolic link"),
+        FileType::Fifo => Some("it is a pipe"),
+        _ => Some("it is no regular file"),
+    }
+}
+
+/// Who could put something into a directory.
+fn check_owner(what: &str, stat: &Stat, owner: Uid, forbidden: u32) -> Result<(), DiskError> {
+    if stat.st_uid != owner.as_raw() {
+        return Err(DiskError::Owner {
+            what: what.to_owned(),
+            uid: stat.st_uid,
+            wanted: owner.as_raw(),
+        });
+    }
+    let mode = stat.st_mode & 0o7777;
+    if mode & forbidden != 0 {
+        return Err(DiskError::Open {
+            what: what.to_owned(),
+            mode,
+        });
+    }
+    Ok(())
+}
+
+/// A path for people.
+pub(super) fn display_path(path: &Path) -> String {
+    escape_for_display(&path.to_string_lossy(), 200)
+}
+
+#[cfg(test)]
+#[path = "disk_tests.rs"]
+mod tests;

@@ -1,0 +1,197 @@
+//! Orders: `ctl/stop.json`, which holds as long as it is there, and `ctl/cancel.json`, which is
+//! taken by a rename, and removed when it was carried out.
+
+use tokio::time::Instant;
+
+use super::disk::{Area, PlaneEntry};
+use super::requests::QueueOutcome;
+use super::results::small;
+use super::schema::{self, CancelScope, RequestName, SchemaError, StopMode};
+use super::{PlaneError, PlaneWorker};
+use marshal_model::untrusted::escape_for_display;
+
+const STOP: &str = "stop.json";
+const CANCEL: &str = "cancel.json";
+const HARD_LINKED: &str = "it has several names (hard links)";
+
+/// What `cancel.json` is called while it is carried out: another one can be put in its place.
+const CLAIMED_CANCEL: &str = ".cancel.json";
+
+impl PlaneWorker {
+    /// Reads the orders, and has them carried out.
+    pub(super) async fn read_orders(&mut self) -> Result<(), PlaneError> {
+        let stopped = self.read_stop().await;
+        stopped.and(self.read_cancel().await)
+    }
+
+    async fn read_stop(&mut self) -> Result<(), PlaneError> {
+        let before = self.stop;
+        self.stop = match self.read_order(STOP, schema::parse_stop).await? {
+            OrderRead::Nothing => None,
+            OrderRead::Unsettled => before,
+            OrderRead::Order(mode) => Some(mode),
+        };
+        if self.stop != before {
+            self.is_state_dirty = true;
+            let word = match self.stop {
+                None => "none",
+                Some(StopMode::Graceful) => "graceful",
+                Some(StopMode::Force) => "force",
+            };
+            self.log_event("stop", &[("mode", word)]);
+        }
+        let mut done = Ok(());
+        if self.stop == Some(StopMode::Force) {
+            for name in self.open.keys().cloned().collect::<Vec<_>>() {
+                done = done.and(self.request_cancel(&name).await);
+            }
+        }
+        done
+    }
+
+    /// Takes a cancel as its own, and removes it when a kill would not forget it any more.
+    async fn read_cancel(&mut self) -> Result<(), PlaneError> {
+        let is_taken = self
+            .with_disk(|disk| disk.has(Area::Ctl, CLAIMED_CANCEL))
+            .await?;
+        if !is_taken {
+            if !self.is_order_settled(CANCEL, schema::parse_cancel).await? {
+                return Ok(());
+            }
+            self.settling.forget(Area::Ctl, CANCEL);
+            self.with_disk(|disk| disk.rename_entry(Area::Ctl, CANCEL, Area::Ctl, CLAIMED_CANCEL))
+                .await??;
+        }
+        // What it says now is what counts.
+        let found = self
+            .with_disk(|disk| small(disk, Area::Ctl, CLAIMED_CANCEL))
+            .await??;
+        let why = match found {
+            PlaneEntry::Missing => return Ok(()),
+            PlaneEntry::Irregular(why) => why.to_owned(),
+            PlaneEntry::File(_, print) if !print.has_one_name() => HARD_LINKED.to_owned(),
+            PlaneEntry::File(bytes, _) => match schema::parse_cancel(&bytes) {
+                Ok(cancel) => {
+                    if self.cancel(&cancel).await? {
+                        self.with_disk(|disk| disk.remove(Area::Ctl, CLAIMED_CANCEL))
+                            .await??;
+                    }
+                    return Ok(());
+                }
+                Err(fault) => fault.why().to_owned(),
+            },
+        };
+        self.reject_order(CLAIMED_CANCEL, CANCEL, &why).await
+    }
+
+    /// Has what is meant ended; `false`: it may still be written, so the order stays.
+    async fn cancel(&mut self, cancel: &CancelScope) -> Result<bool, PlaneError> {
+        let is_meant = |name: &RequestName| match cancel {
+            CancelScope::Current => true,
+            CancelScope::Command(id) => name.matches_name(id),
+        };
+        if matches!(cancel, CancelScope::Command(_)) {
+            let found = self.with_disk(|disk| disk.list(Area::Queue, RequestName::parse));
+            let (waiting, _) = found.await??;
+            for name in waiting.into_iter().filter(is_meant) {
+                if self.process_queued(&name).await? == QueueOutcome::Unsettled {
+                    return Ok(false);
+                }
+            }
+        }
+        let open = self.open.keys().filter(|name| is_meant(name));
+        let names: Vec<RequestName> = open.cloned().collect();
+        for name in &names {
+            self.request_cancel(name).await?;
+            self.log_request(name, "cancel", None);
+        }
+        if names.is_empty() {
+            self.log_event("cancel", &[("why", "there is nothing to cancel")]);
+        }
+        Ok(true)
+    }
+
+    /// Whether something stands at an order's name that will not become another one.
+    async fn is_order_settled<T>(
+        &mut self,
+        name: &'static str,
+        read: impl Fn(&[u8]) -> Result<T, SchemaError>,
+    ) -> Result<bool, PlaneError> {
+        let found = self.with_disk(move |disk| small(disk, Area::Ctl, name));
+        Ok(match found.await?? {
+            PlaneEntry::Missing => {
+                self.settling.forget(Area::Ctl, name);
+                false
+            }
+            PlaneEntry::Irregular(_) => true,
+            PlaneEntry::File(bytes, print) => match read(&bytes) {
+                Ok(_) if print.has_one_name() => true,
+                Err(SchemaError::Refused(_)) => true,
+                _ => {
+                    let now = Instant::now();
+                    self.settling.is_settled(Area::Ctl, name, &print, now)
+                }
+            },
+        })
+    }
+
+    /// Reads an order; what is none is put aside.
+    async fn read_order<T>(
+        &mut self,
+        name: &'static str,
+        read: impl Fn(&[u8]) -> Result<T, SchemaError>,
+    ) -> Result<OrderRead<T>, PlaneError> {
+        let found = self
+            .with_disk(move |disk| small(disk, Area::Ctl, name))
+            .await??;
+        let why = match found {
+            PlaneEntry::Missing => {
+                self.settling.forget(Area::Ctl, name);
+                return Ok(OrderRead::Nothing);
+            }
+            PlaneEntry::Irregular(why) => why.to_owned(),
+            PlaneEntry::File(bytes, print) => match read(&bytes) {
+                Ok(order) if print.has_one_name() => return Ok(OrderRead::Order(order)),
+                Err(SchemaError::Refused(why)) => why,
+                other => {
+                    let now = Instant::now();
+                    if !self.settling.is_settled(Area::Ctl, name, &print, now) {
+                        return Ok(OrderRead::Unsettled);
+                    }
+                    match other {
+                        Ok(_) => HARD_LINKED.to_owned(),
+                        Err(fault) => fault.why().to_owned(),
+                    }
+                }
+            },
+        };
+        self.reject_order(name, name, &why).await?;
+        Ok(OrderRead::Nothing)
+    }
+
+    async fn reject_order(
+        &mut self,
+        at: &'static str,
+        name: &'static str,
+        why: &str,
+    ) -> Result<(), PlaneError> {
+        let told = why.to_owned();
+        self.with_disk(move |disk| disk.quarantine_as(Area::Ctl, at, name, &told))
+            .await??;
+        self.settling.forget(Area::Ctl, name);
+        let why = escape_for_display(why, 300);
+        tracing::warn!(pool = %self.pool, name, why, "an order in a file was not taken");
+        self.log_event("order_refused", &[("file", name), ("why", &why)]);
+        Ok(())
+    }
+}
+
+/// What stands at an order's name.
+enum OrderRead<T> {
+    /// Nothing, or nothing any more.
+    Nothing,
+    /// What may still be written.
+    Unsettled,
+    /// An order.
+    Order(T),
+}

@@ -1,0 +1,122 @@
+//! What is durable of a run, for watchers that lagged: its sessions, and their events by cursor.
+//!
+//! Owns the way from the journal's rows to notices' words. Calls block: whoever is asynchronous
+//! makes them on a thread for that.
+
+use std::sync::{Mutex, PoisonError};
+
+use marshal_journal::{Journal, Reader, StoredTask};
+use marshal_model::limits;
+use marshal_model::{PoolName, RunId, SessionId, SlotId, StampedEvent, TaskId};
+
+/// A session of a run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SessionSpan {
+    /// The session.
+    pub session: SessionId,
+    /// Where.
+    pub slot: SlotId,
+    /// The task of the run that it works, or worked first.
+    pub task: Option<TaskId>,
+    /// Which attempt of the task.
+    pub attempt: u32,
+    /// Whether it has ended.
+    pub is_ended: bool,
+    /// The seq after which its events belong to the run.
+    pub after_seq: u64,
+    /// Its durable end.
+    pub last_seq: u64,
+}
+
+/// Reads the past.
+pub trait History: std::fmt::Debug + Send + Sync {
+    /// The sessions of a run, in the order of their begin.
+    ///
+    /// # Errors
+    /// Why it cannot be read, for a log.
+    fn sessions(&self, run: &RunId) -> Result<Vec<SessionSpan>, String>;
+
+    /// Events of a session after a seq, in order: as many as fit into one reading, none if there
+    /// are none.
+    ///
+    /// # Errors
+    /// Why it cannot be read, for a log.
+    fn events(&self, session: &SessionId, after: u64) -> Result<Vec<StampedEvent>, String>;
+}
+
+/// The past as the journal has it, over one connection for all watchers.
+#[derive(Debug)]
+pub struct JournalHistory {
+    journal: Journal,
+    reader: Mutex<Option<Reader>>,
+}
+
+impl JournalHistory {
+    /// Reads `journal`. Nothing is opened before it is needed.
+    #[must_use]
+    pub fn new(journal: Journal) -> Self {
+        Self {
+            journal,
+            reader: Mutex::new(None),
+        }
+    }
+
+    fn read<T>(
+        &self,
+        read: impl FnOnce(&Reader) -> Result<T, marshal_journal::ReadError>,
+    ) -> Result<T, String> {
+        let mut held = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
+        let reader = match held.take() {
+            Some(reader) => reader,
+            None => self.journal.reader().map_err(|error| error.to_string())?,
+        };
+        // After a failure the next one begins with a new connection.
+        let found = read(&reader).map_err(|error| error.to_string())?;
+        *held = Some(reader);
+        Ok(found)
+    }
+}
+
+impl JournalHistory {
+    /// One task; `None` if there is none, or it was removed.
+    ///
+    /// # Errors
+    /// Why it cannot be read.
+    pub(super) fn task(&self, run: &RunId, task: &TaskId) -> Result<Option<StoredTask>, String> {
+        self.read(|reader| reader.task(run, task))
+    }
+}
+
+impl History for JournalHistory {
+    fn sessions(&self, run: &RunId) -> Result<Vec<SessionSpan>, String> {
+        let rows = self.read(|reader| reader.sessions_of_run(run))?;
+        // Only ids that passed these checks were ever written.
+        let worked = |row: marshal_journal::RunSession| {
+            Some(SessionSpan {
+                session: SessionId::new(&row.session).ok()?,
+                slot: SlotId {
+                    pool: PoolName::new(&row.pool).ok()?,
+                    index: row.slot,
+                },
+                task: row.task.and_then(|task| TaskId::new(&task).ok()),
+                attempt: row.attempt,
+                is_ended: row.has_ended,
+                after_seq: row.after,
+                last_seq: row.last,
+            })
+        };
+        Ok(rows.into_iter().filter_map(worked).collect())
+    }
+
+    fn events(&self, session: &SessionId, after: u64) -> Result<Vec<StampedEvent>, String> {
+        let page = |reader: &Reader| {
+            let (most, bytes) = (limits::CATCH_UP_EVENTS, limits::CATCH_UP_BYTES);
+            reader.events_page(session, after, most, bytes)
+        };
+        let rows = self.read(page)?;
+        let events = rows.iter().map(marshal_journal::StoredEvent::decode);
+        events
+            .collect::<Result<_, _>>()
+            .map_err(|error| error.to_string())
+    }
+}

@@ -1,0 +1,230 @@
+//! One connection: its handshake, its requests, its end.
+//!
+//! Owns what each request is told of its connection, and when a connection is idle, works, or
+//! carries a stream. Must not know which pages there are.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::Response;
+use hyper::body::{Frame, Incoming, SizeHint};
+use hyper::service::{Service as _, service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::task_tracker::TaskTrackerToken;
+
+use super::connection_limit::ConnectionPermit;
+use super::listen::Accepted;
+use super::tls::Tls;
+use super::write_timeout::WriteTimeout;
+use super::{Bounds, problem, with_connection_close};
+use crate::api::approval_events::ConnectionDeadline;
+use crate::api::guard::Peer;
+use marshal_model::limits;
+
+/// What serves one connection.
+pub(super) struct ConnectionServer {
+    pub(super) pages: Router,
+    pub(super) bounds: Bounds,
+    pub(super) permit: Arc<ConnectionPermit>,
+    pub(super) stop: CancellationToken,
+    /// What a connection that becomes something else is counted by, and ended.
+    pub(super) tracking: (TaskTrackerToken, CancellationToken),
+}
+
+/// The place of a connection, for what it becomes after its answer: as long as this is held, it is
+/// open, and the server does not end before it.
+#[derive(Clone)]
+pub(in crate::api) struct ConnectionHandle {
+    _permit: Arc<ConnectionPermit>,
+    _open: TaskTrackerToken,
+    kill: CancellationToken,
+}
+
+impl ConnectionHandle {
+    /// Returns when nothing more is waited for.
+    pub(in crate::api) async fn wait_closed(&self) {
+        self.kill.cancelled().await;
+    }
+}
+
+impl ConnectionServer {
+    pub(super) async fn serve(self, came: Accepted, tls: Option<Tls>) {
+        match came {
+            Accepted::Socket(stream) => self.serve_stream(stream, Peer::Owner).await,
+            Accepted::Stranger(stream, why) => {
+                let refused = move || {
+                    let why = why.clone();
+                    async move { with_connection_close(problem(StatusCode::FORBIDDEN, &why)) }
+                };
+                let pages = Router::new().fallback(refused);
+                let this = Self { pages, ..self };
+                // What it is told is the same whoever it is.
+                this.serve_stream(stream, Peer::Owner).await;
+            }
+            Accepted::Address(stream, peer) => {
+                let Some(tls) = tls else {
+                    return self.serve_stream(stream, peer).await;
+                };
+                let stream = WriteTimeout::new(stream, self.bounds.write);
+                let shaken = tls.acceptor().accept(stream);
+                let shaken = tokio::select! {
+                    shaken = tokio::time::timeout(self.bounds.handshake, shaken) => shaken,
+                    () = self.permit.evicted.cancelled() => return,
+                    () = self.stop.cancelled() => return,
+                };
+                match shaken {
+                    Ok(Ok(stream)) => self.serve_stream(stream, peer).await,
+                    Ok(Err(error)) => tracing::debug!(%error, "a TLS handshake failed"),
+                    Err(_) => tracing::debug!("a TLS handshake took too long"),
+                }
+            }
+        }
+    }
+
+    async fn serve_stream<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+        self,
+        stream: S,
+        peer: Peer,
+    ) {
+        let Self {
+            pages,
+            bounds,
+            permit: hold,
+            stop,
+            tracking: (open, kill),
+        } = self;
+        let pages = TowerToHyperService::new(pages);
+        let own = Arc::clone(&hold);
+        let service = service_fn(move |mut request: hyper::Request<Incoming>| {
+            let (pages, hold) = (pages.clone(), Arc::clone(&own));
+            hold.mark_busy();
+            let until = Instant::now() + bounds.stream_life;
+            let extensions = request.extensions_mut();
+            extensions.insert(peer);
+            // What goes on and on must know when to end.
+            extensions.insert(ConnectionDeadline(until));
+            extensions.insert(ConnectionHandle {
+                _permit: Arc::clone(&hold),
+                _open: open.clone(),
+                kill: kill.clone(),
+            });
+            async move {
+                let response = pages
+                    .call(request)
+                    .await
+                    .unwrap_or_else(|never| match never {});
+                Ok::<_, Infallible>(track_response(response, hold, until))
+            }
+        });
+        let stream = WriteTimeout::new(stream, bounds.write);
+        let served = hyper::server::conn::http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(bounds.head)
+            .max_buf_size(limits::HTTP_HEAD_BYTES)
+            .max_headers(limits::HTTP_HEADERS)
+            .serve_connection(TokioIo::new(stream), service)
+            .with_upgrades();
+        let mut served = std::pin::pin!(served);
+        let ended = loop {
+            let until = hold.deadline();
+            tokio::select! {
+                ended = served.as_mut() => break Some(ended),
+                () = hold.evicted.cancelled() => return,
+                () = stop.cancelled() => break None,
+                // A stream that began meanwhile may last longer.
+                () = tokio::time::sleep_until(until) => if hold.deadline() <= until {
+                    break None;
+                },
+            }
+        };
+        let ended = if let Some(ended) = ended {
+            ended
+        } else {
+            served.as_mut().graceful_shutdown();
+            match tokio::time::timeout(bounds.drain, served).await {
+                Ok(ended) => ended,
+                Err(_) => return,
+            }
+        };
+        if let Err(error) = ended {
+            tracing::debug!(%error, "an HTTP connection failed");
+        }
+    }
+}
+
+/// The answer, with which the connection is idle again, or becomes a stream.
+fn track_response(response: Response, hold: Arc<ConnectionPermit>, until: Instant) -> Response {
+    if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+        // Whoever it becomes has the place, and is gone with an answer that says no.
+        return if hold.become_stream(until) {
+            response
+        } else {
+            streams_full()
+        };
+    }
+    let kind = response.headers().get(header::CONTENT_TYPE);
+    let is_stream = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
+    let response = if !is_stream {
+        response
+    } else if hold.become_stream(until) {
+        // Its place among the others is given back.
+        with_connection_close(response)
+    } else {
+        streams_full()
+    };
+    response.map(|inner| {
+        Body::new(Tracked {
+            inner,
+            permit: hold,
+        })
+    })
+}
+
+fn streams_full() -> Response {
+    let detail = "too many streams are open: come again later";
+    let mut full = problem(StatusCode::SERVICE_UNAVAILABLE, detail);
+    let again = HeaderValue::from(limits::HTTP_STREAM_RETRY.as_secs());
+    full.headers_mut().insert(header::RETRY_AFTER, again);
+    with_connection_close(full)
+}
+
+/// A body; with its end the connection has no request under way.
+struct Tracked {
+    inner: Body,
+    permit: Arc<ConnectionPermit>,
+}
+
+impl Drop for Tracked {
+    fn drop(&mut self) {
+        self.permit.mark_idle();
+    }
+}
+
+impl hyper::body::Body for Tracked {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.inner).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}

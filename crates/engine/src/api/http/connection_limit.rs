@@ -1,0 +1,193 @@
+//! How many connections there are, and which of them goes when another wants its place.
+//!
+//! Owns the places: for requests, for streams of events, and a few spare ones. A connection on which
+//! no request is under way is the first to go, so whoever opens many and asks nothing takes places
+//! from himself alone. Must not know what is asked.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::Bounds;
+
+/// The places of one listener.
+#[derive(Debug)]
+pub(super) struct ConnectionLimit {
+    usual: Arc<Semaphore>,
+    spare: Arc<Semaphore>,
+    stream_permits: Arc<Semaphore>,
+    idle: Arc<IdleConnections>,
+    grace: Duration,
+}
+
+/// Connections on which no request is under way, by when they were last used.
+#[derive(Debug, Default)]
+struct IdleConnections {
+    inner: Mutex<IdleState>,
+}
+
+#[derive(Debug, Default)]
+struct IdleState {
+    next: u64,
+    each: BTreeMap<u64, (Instant, CancellationToken)>,
+}
+
+impl IdleConnections {
+    fn lock(&self) -> MutexGuard<'_, IdleState> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn insert(&self, gone: &CancellationToken) -> u64 {
+        let mut waiting = self.lock();
+        waiting.next += 1;
+        let number = waiting.next;
+        waiting.each.insert(number, (Instant::now(), gone.clone()));
+        number
+    }
+
+    fn remove(&self, number: u64) {
+        self.lock().each.remove(&number);
+    }
+
+    /// Ends the one that is idle for longest, if that is longer than `grace`; else says when one
+    /// will be.
+    fn evict_oldest(&self, grace: Duration) -> Option<Instant> {
+        let mut waiting = self.lock();
+        let first = waiting.each.first_entry()?;
+        let old = first.get().0 + grace;
+        if old > Instant::now() {
+            return Some(old);
+        }
+        let (_, (_, gone)) = first.remove_entry();
+        gone.cancel();
+        None
+    }
+}
+
+impl ConnectionLimit {
+    pub(super) fn new(bounds: &Bounds) -> Self {
+        Self {
+            usual: Arc::new(Semaphore::new(bounds.connections)),
+            spare: Arc::new(Semaphore::new(bounds.spare)),
+            stream_permits: Arc::new(Semaphore::new(bounds.streams)),
+            idle: Arc::default(),
+            grace: bounds.grace,
+        }
+    }
+
+    /// A place for a connection that came: a usual one, if need be of one that asks nothing; a spare
+    /// one, where all of those have requests under way or are new.
+    pub(super) async fn acquire(&self, bounds: &Bounds) -> Arc<ConnectionPermit> {
+        let take = |of: &Arc<Semaphore>| Arc::clone(of).try_acquire_owned().ok();
+        loop {
+            if let Some(held) = take(&self.usual) {
+                return self.new_permit(held, false, bounds.life);
+            }
+            let before = self.idle.lock().each.len();
+            let old = self.idle.evict_oldest(self.grace);
+            let has_ended = old.is_none() && before > 0;
+            if !has_ended && let Some(held) = take(&self.spare) {
+                return self.new_permit(held, true, bounds.spare_life);
+            }
+            let again = old.unwrap_or_else(|| Instant::now() + self.grace);
+            tokio::select! {
+                biased;
+                held = Arc::clone(&self.usual).acquire_owned() => if let Ok(held) = held {
+                    return self.new_permit(held, false, bounds.life);
+                },
+                held = Arc::clone(&self.spare).acquire_owned(), if !has_ended => if let Ok(held) = held {
+                    return self.new_permit(held, true, bounds.spare_life);
+                },
+                () = tokio::time::sleep_until(again) => {}
+            }
+        }
+    }
+
+    fn new_permit(
+        &self,
+        held: OwnedSemaphorePermit,
+        is_spare: bool,
+        life: Duration,
+    ) -> Arc<ConnectionPermit> {
+        let hold = Arc::new(ConnectionPermit {
+            is_spare,
+            evicted: CancellationToken::new(),
+            stream_permits: Arc::clone(&self.stream_permits),
+            idle: Arc::clone(&self.idle),
+            state: Mutex::new(State {
+                permit: held,
+                deadline: Instant::now() + life,
+                idle_entry: None,
+            }),
+        });
+        hold.mark_idle();
+        hold
+    }
+}
+
+/// The place of one connection; it is free when this is dropped.
+#[derive(Debug)]
+pub(super) struct ConnectionPermit {
+    /// It is only told whether the supervisor is alive and ready.
+    pub(super) is_spare: bool,
+    /// Another one took the place.
+    pub(super) evicted: CancellationToken,
+    stream_permits: Arc<Semaphore>,
+    idle: Arc<IdleConnections>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    permit: OwnedSemaphorePermit,
+    deadline: Instant,
+    idle_entry: Option<u64>,
+}
+
+impl ConnectionPermit {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// When the connection ends.
+    pub(super) fn deadline(&self) -> Instant {
+        self.lock().deadline
+    }
+
+    /// A request is under way.
+    pub(super) fn mark_busy(&self) {
+        if let Some(seat) = self.lock().idle_entry.take() {
+            self.idle.remove(seat);
+        }
+    }
+
+    /// No request is under way. Spare places come back by themselves.
+    pub(super) fn mark_idle(&self) {
+        let mut state = self.lock();
+        if !self.is_spare && state.idle_entry.is_none() {
+            state.idle_entry = Some(self.idle.insert(&self.evicted));
+        }
+    }
+
+    /// The connection carries a stream from here on, and nothing after it: it takes a place for
+    /// streams, if there is one, and gives its own back.
+    pub(super) fn become_stream(&self, until: Instant) -> bool {
+        let Ok(place) = Arc::clone(&self.stream_permits).try_acquire_owned() else {
+            return false;
+        };
+        let mut state = self.lock();
+        state.permit = place;
+        state.deadline = until;
+        true
+    }
+}
+
+impl Drop for ConnectionPermit {
+    fn drop(&mut self) {
+        self.mark_busy();
+    }
+}

@@ -1,0 +1,178 @@
+//! Where the HTTP door is: an address, with TLS or without, and a socket in the state directory.
+//!
+//! Owns what a taken address means and who a connection is from. Must not know what is asked.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::{TcpListener, TcpStream, UnixStream};
+
+use super::tls::Tls;
+use crate::api::control::socket;
+use crate::api::guard::Peer;
+
+/// The socket's name in the state directory.
+pub const SOCKET: &str = "http.sock";
+
+/// Why the address cannot be listened on.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot listen on {addr}: {}", self.reason())]
+pub struct BindError {
+    /// The address, as configured.
+    pub addr: SocketAddr,
+    /// What the system said.
+    #[source]
+    pub source: io::Error,
+}
+
+impl BindError {
+    /// Whether another program listens there.
+    #[must_use]
+    pub fn is_in_use(&self) -> bool {
+        self.source.kind() == io::ErrorKind::AddrInUse
+    }
+
+    fn reason(&self) -> String {
+        if self.is_in_use() {
+            "another program listens there; set supervisor.listen to a free address, or to port 0"
+                .to_owned()
+        } else {
+            format!(
+                "{}; set supervisor.listen to another address of this host",
+                self.source
+            )
+        }
+    }
+}
+
+/// A door that is listened at and not served yet.
+#[derive(Debug)]
+pub struct Listener {
+    pub(super) endpoint: Endpoint,
+    pub(super) tls: Option<Tls>,
+    pub(super) hosts: Arc<[String]>,
+}
+
+/// What is listened at.
+#[derive(Debug)]
+pub(super) enum Endpoint {
+    Address(TcpListener, SocketAddr),
+    Socket(socket::Listener),
+}
+
+/// A connection that came.
+pub(super) enum Accepted {
+    Address(TcpStream, Peer),
+    /// Of the supervisor's user or root.
+    Socket(UnixStream),
+    /// Of somebody else.
+    Stranger(UnixStream, String),
+}
+
+impl Listener {
+    /// The address, with the port that the system chose where the configured one was 0.
+    #[must_use]
+    pub fn addr(&self) -> Option<SocketAddr> {
+        match self.endpoint {
+            Endpoint::Address(_, addr) => Some(addr),
+            Endpoint::Socket(_) => None,
+        }
+    }
+
+    /// Where it is, for people.
+    #[must_use]
+    pub fn url(&self) -> String {
+        match (&self.endpoint, &self.tls) {
+            (Endpoint::Address(_, addr), None) => format!("http://{addr}"),
+            (Endpoint::Address(_, addr), Some(_)) => format!("https://{addr}"),
+            (Endpoint::Socket(_), _) => SOCKET.to_owned(),
+        }
+    }
+
+    /// The certificate, to be read again.
+    #[must_use]
+    pub fn tls(&self) -> Option<Tls> {
+        self.tls.clone()
+    }
+
+    /// The same with TLS, and with further names by which it is asked.
+    #[must_use]
+    pub fn with_tls(mut self, tls: Option<Tls>, hosts: &[String]) -> Self {
+        self.tls = tls;
+        self.hosts = hosts.into();
+        self
+    }
+}
+
+/// Listens on an address. Connections wait until [`super::serve`] runs.
+///
+/// # Errors
+/// [`BindError`].
+pub async fn bind(addr: SocketAddr) -> Result<Listener, BindError> {
+    let failed = |source| BindError { addr, source };
+    let tcp = TcpListener::bind(addr).await.map_err(failed)?;
+    let addr = tcp.local_addr().map_err(failed)?;
+    Ok(Listener {
+        endpoint: Endpoint::Address(tcp, addr),
+        tls: None,
+        hosts: [].into(),
+    })
+}
+
+/// Makes `STATE/http.sock`, 0600. The caller holds the state directory's lock.
+///
+/// # Errors
+/// [`socket::BindError`].
+pub fn bind_socket(state_dir: &Path) -> Result<Listener, socket::BindError> {
+    let socket = socket::bind_as(state_dir, SOCKET)?;
+    Ok(Listener {
+        endpoint: Endpoint::Socket(socket),
+        tls: None,
+        hosts: [].into(),
+    })
+}
+
+impl Endpoint {
+    /// The next connection.
+    pub(super) async fn accept(&self) -> Accepted {
+        loop {
+            match self.try_accept().await {
+                Ok(came) => return came,
+                Err(error) => {
+                    // Out of descriptors, most often: it passes, and spinning would not help.
+                    tracing::warn!(%error, "cannot accept an HTTP connection");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+            }
+        }
+    }
+
+    async fn try_accept(&self) -> io::Result<Accepted> {
+        match self {
+            Self::Address(tcp, _) => {
+                let (stream, remote) = tcp.accept().await?;
+                let peer = Peer::Address {
+                    remote: remote.ip(),
+                    local: stream.local_addr()?,
+                };
+                let _ = stream.set_nodelay(true);
+                Ok(Accepted::Address(stream, peer))
+            }
+            Self::Socket(socket) => {
+                let (stream, _) = socket.unix.accept().await?;
+                let own = rustix::process::geteuid().as_raw();
+                let why = match stream.peer_cred().map(|peer| peer.uid()) {
+                    Ok(uid) if uid == own || uid == 0 => return Ok(Accepted::Socket(stream)),
+                    Ok(uid) => format!(
+                        "uid {uid} may not use this socket of a supervisor that runs as uid {own}"
+                    ),
+                    Err(_) => "the kernel does not say who you are".to_owned(),
+                };
+                Ok(Accepted::Stranger(stream, why))
+            }
+        }
+    }
+}

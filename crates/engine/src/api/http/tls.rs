@@ -1,0 +1,190 @@
+//! The certificate of the HTTP door.
+//!
+//! Owns how it is read, and read again while the door is open. Must not know who reads what comes
+//! through it.
+
+use std::fs::File;
+use std::io::Read as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use rustls::ServerConfig;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::version::{TLS12, TLS13};
+use tokio_rustls::TlsAcceptor;
+
+use crate::api::tokens::OpenTrusted;
+use marshal_config::TlsFiles;
+use marshal_model::limits;
+use marshal_model::untrusted;
+
+/// What is wrong with a certificate or its key.
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
+pub struct TlsError {
+    /// The key of the configuration that names the file.
+    pub key: &'static str,
+    /// What is wrong, with the file's name.
+    pub message: String,
+}
+
+/// The certificate in use.
+#[derive(Debug, Clone)]
+pub struct Tls {
+    files: TlsFiles,
+    open: OpenTrusted,
+    used: Arc<ArcSwap<ServerConfig>>,
+}
+
+impl Tls {
+    /// Reads a certificate and its key.
+    ///
+    /// # Errors
+    /// Which file is wrong, and how.
+    pub fn read(files: &TlsFiles, open: OpenTrusted) -> Result<Self, TlsError> {
+        Ok(Self {
+            files: files.clone(),
+            open,
+            used: Arc::new(ArcSwap::from_pointee(config(files, open)?)),
+        })
+    }
+
+    /// Reads both files again; connections that come from here on are given what they hold now.
+    ///
+    /// # Errors
+    /// Which file is wrong, and how; what was in use stays.
+    pub fn reload(&self) -> Result<(), TlsError> {
+        self.used.store(Arc::new(config(&self.files, self.open)?));
+        Ok(())
+    }
+
+    pub(super) fn acceptor(&self) -> TlsAcceptor {
+        TlsAcceptor::from(self.used.load_full())
+    }
+}
+
+const CERTIFICATE: &str = "http.tls.certificate";
+const KEY: &str = "http.tls.key";
+
+fn config(files: &TlsFiles, open: OpenTrusted) -> Result<ServerConfig, TlsError> {
+    let fault = |key: &'static str, path: &Path, why: &str| TlsError {
+        key,
+        message: format!(
+            "{}: {why}",
+            untrusted::escape_for_display(&path.to_string_lossy(), 200)
+        ),
+    };
+    let bad_chain = |why: &str| fault(CERTIFICATE, &files.certificate, why);
+    let bad_key = |why: &str| fault(KEY, &files.key, why);
+    let pem = read(&files.certificate, open, false).map_err(|why| bad_chain(&why))?;
+    let chain = CertificateDer::pem_slice_iter(&pem).collect::<Result<Vec<_>, _>>();
+    let chain = chain.map_err(|_| bad_chain("it is no PEM that can be read"))?;
+    if chain.is_empty() {
+        return Err(bad_chain("it holds no certificate in PEM"));
+    }
+    let pem = read(&files.key, open, true).map_err(|why| bad_key(&why))?;
+    let key = PrivateKeyDer::from_pem_slice(&pem)
+        .map_err(|_| bad_key("it holds no private key in PEM that can be used"))?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let server = ServerConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&TLS13, &TLS12])
+        .map_err(|error| bad_key(&error.to_string()))?
+        .with_no_client_auth()
+        .with_single_cert(chain, key);
+    let mut server = server.map_err(|error| match error {
+        rustls::Error::InconsistentKeys(_) => bad_key("it is not the key of the certificate"),
+        rustls::Error::InvalidCertificate(_) => bad_chain("its certificate cannot be used"),
+        other => bad_key(&other.to_string()),
+    })?;
+    server.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(server)
+}
+
+fn read(path: &Path, open: OpenTrusted, is_secret: bool) -> Result<Vec<u8>, String> {
+    let io = |error: std::io::Error| format!("it cannot be read: {error}");
+    let file: File = open(path)?.ok_or("there is no such file")?;
+    let meta = file.metadata().map_err(io)?;
+    let own = rustix::process::geteuid().as_raw();
+    if is_secret && (meta.uid() != own && meta.uid() != 0 || meta.mode() & 0o077 != 0) {
+        return Err("it must be a file of the supervisor's user or root with mode 0600".to_owned());
+    }
+    let most = limits::CERTIFICATE_BYTES;
+    let mut bytes = Vec::new();
+    file.take(most + 1).read_to_end(&mut bytes).map_err(io)?;
+    if bytes.len() as u64 > most {
+        return Err(format!("it holds more than {most} bytes"));
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use rcgen::{CertificateParams, KeyPair};
+
+    use super::*;
+
+    fn plainly(path: &Path) -> Result<Option<File>, String> {
+        match File::open(path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            opened => opened.map(Some).map_err(|error| error.to_string()),
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_certificate_names_its_file_and_its_key() {
+        let dir = tempfile::tempdir().expect("directory");
+        let files = TlsFiles {
+            certificate: dir.path().join("cert.pem"),
+            key: dir.path().join("key.pem"),
+        };
+        let made = || {
+            let key = KeyPair::generate().expect("key");
+            let params = CertificateParams::new(vec!["localhost".to_owned()]).expect("names");
+            (
+                params.self_signed(&key).expect("signed").pem(),
+                key.serialize_pem(),
+            )
+        };
+        let put = |certificate: &str, key: &str, mode: u32| {
+            fs::write(&files.certificate, certificate).expect("written");
+            fs::write(&files.key, key).expect("written");
+            fs::set_permissions(&files.key, fs::Permissions::from_mode(mode)).expect("mode");
+        };
+        let wrong = |key: &str, why: &str| {
+            let error = Tls::read(&files, plainly).expect_err(why);
+            assert_eq!(error.key, key, "{error}");
+            let text = error.to_string();
+            assert!(text.contains(why) && text.contains(".pem"), "{text}");
+        };
+        wrong(CERTIFICATE, "there is no such file");
+        let (certificate, key) = made();
+        put("nothing", &key, 0o600);
+        wrong(CERTIFICATE, "holds no certificate");
+        put(&certificate, "nothing", 0o600);
+        wrong(KEY, "holds no private key");
+        put(&certificate, &key, 0o640);
+        wrong(KEY, "mode 0600");
+        let (_, other) = made();
+        put(&certificate, &other, 0o600);
+        wrong(KEY, "not the key of the certificate");
+        put(&certificate, &key, 0o600);
+        let tls = Tls::read(&files, plainly).expect("good");
+        let before = tls.used.load_full();
+        put("nothing", &key, 0o600);
+        tls.reload().expect_err("it is gone");
+        assert!(
+            Arc::ptr_eq(&before, &tls.used.load_full()),
+            "what was in use stays"
+        );
+        let (certificate, key) = made();
+        put(&certificate, &key, 0o600);
+        tls.reload().expect("another");
+        assert!(!Arc::ptr_eq(&before, &tls.used.load_full()));
+    }
+}

@@ -1,0 +1,37 @@
+//! The doors of the supervisor: HTTP on a loopback address and the control socket.
+//!
+//! Floor 6. Owns what clients see on the wire, and how much of the program one client can hold.
+//! Must not know the command line. A slow or silent client never slows the fleet: it lags, is
+//! told so, and is dropped in the end.
+
+pub mod acp;
+mod approval_events;
+pub mod approval_routes;
+pub mod approvals;
+mod catch_up;
+mod chat_streams;
+pub mod control;
+pub mod conversation_protocol;
+mod conversation_stream;
+pub mod file_plane;
+pub mod guard;
+pub mod history;
+pub mod http;
+pub mod json_lines;
+pub mod listing;
+pub mod policies;
+pub mod policy_routes;
+pub mod process_stats;
+pub mod reply;
+pub mod request;
+pub mod run_stream;
+pub mod service;
+pub mod task_rules;
+pub mod tokens;
+pub mod v1;
+mod web_socket;
+
+pub use service::{Fleet, Refusal};
+
+#[cfg(any(test, feature = "test-fixtures"))]
+pub mod test_fixtures;

@@ -1,0 +1,290 @@
+//! Replies of the control socket, version 1: one JSON object a line.
+//!
+//! Owns their form, for both ends. Must not know sockets. A reply is read leniently: a later
+//! supervisor may say more than this program knows.
+
+use serde::{Deserialize, Serialize};
+
+use super::approvals::{AnswerReceiptView, ApprovalView};
+use super::listing::Listing;
+use super::policies::PolicyStatusView;
+use super::request::{Code, Failure, VERSION};
+use marshal_fleet::ConversationView;
+use marshal_model::untrusted::escape_for_display;
+use marshal_model::{RunId, SessionId};
+
+marshal_model::string_enum!(
+    /// What kind of supervisor answers.
+    Role {
+        /// It takes tasks from everybody who may connect.
+        Daemon = "daemon",
+        /// It works its own list and then ends.
+        Run = "run",
+        /// It serves conversations as long as the editor lives that started it.
+        Editor = "editor",
+    }
+);
+
+/// What a supervisor answers to a request, before a stream if there is one.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Reply {
+    /// To [`Request::ClientHello`](super::request::Request::Hello).
+    Hello {
+        /// What kind of supervisor it is.
+        role: Role,
+        /// Its process.
+        pid: u32,
+    },
+    /// To [`Request::Submit`](super::request::Request::Submit): durable now.
+    Submitted {
+        /// The run that was made.
+        run: RunId,
+        /// How many tasks it has.
+        accepted: usize,
+    },
+    /// To [`Request::ChildDeadlines`](super::request::Request::Watch).
+    Watching {
+        /// How many tasks the run has.
+        accepted: usize,
+    },
+    /// To [`Request::CancelScope`](super::request::Request::Cancel), [`Request::Logs`](super::request::Request::Logs) and [`Request::Restart`](super::request::Request::Restart).
+    Done,
+    /// To [`Request::Open`](super::request::Request::Open): lines of
+    /// [`talk`](super::talk) and events follow.
+    Opened {
+        /// The conversation's session.
+        session: SessionId,
+    },
+    /// To [`Request::Conversations`](super::request::Request::Conversations).
+    Conversations(Vec<ConversationLine>),
+    /// To [`Request::Approvals`](super::request::Request::Asks): those of a list.
+    Approvals(Vec<ApprovalView>),
+    /// One of them, whole.
+    Approval(Box<ApprovalView>),
+    /// What came of an answer.
+    Answered(AnswerReceiptView),
+    /// To [`Request::ListParams`](super::request::Request::List).
+    Listed(Listing),
+    /// To [`Request::Policies`](super::request::Request::Policies) and [`Request::Reload`](super::request::Request::Reload).
+    Policies(Box<PolicyStatusView>),
+    /// It could not be done.
+    Failed(Failure),
+}
+
+/// A conversation in a list.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConversationLine {
+    /// Its id.
+    pub session: String,
+    /// Its client's directory.
+    pub directory: String,
+    /// The beginning of its first prompt; foreign.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub title: Option<String>,
+    /// When it last had a prompt: microseconds since the Unix epoch.
+    pub at_us: i64,
+}
+
+impl ConversationLine {
+    /// Of a conversation.
+    #[must_use]
+    pub fn from_view(view: &ConversationView) -> Self {
+        Self {
+            session: view.session.to_string(),
+            directory: view.directory.to_string_lossy().into_owned(),
+            title: view.title.as_ref().map(|title| title.raw().to_owned()),
+            at_us: view.at_us,
+        }
+    }
+}
+
+/// A reply as it is written.
+#[derive(Serialize, Deserialize)]
+struct ReplyLine {
+    v: u32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    ok: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    role: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pid: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    run: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    accepted: Option<usize>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    session: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    conversations: Option<Vec<ConversationLine>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    asks: Option<Vec<ApprovalView>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    answered: Option<AnswerReceiptView>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    listing: Option<Listing>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    policies: Option<Box<PolicyStatusView>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    error: Option<ErrorLine>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct ErrorLine {
+    code: String,
+    message: String,
+}
+
+/// Writes one reply, without its newline.
+#[must_use]
+pub fn write_reply(reply: &Reply) -> String {
+    let mut line = ReplyLine {
+        v: VERSION,
+        ok: None,
+        role: None,
+        pid: None,
+        run: None,
+        accepted: None,
+        session: None,
+        conversations: None,
+        asks: None,
+        answered: None,
+        listing: None,
+        policies: None,
+        error: None,
+    };
+    match reply {
+        Reply::Hello { role, pid } => {
+            line.ok = Some("hello".to_owned());
+            line.role = Some(role.to_string());
+            line.pid = Some(*pid);
+        }
+        Reply::Submitted { run, accepted } => {
+            line.ok = Some("submitted".to_owned());
+            line.run = Some(run.to_string());
+            line.accepted = Some(*accepted);
+        }
+        Reply::Watching { accepted } => {
+            line.ok = Some("watching".to_owned());
+            line.accepted = Some(*accepted);
+        }
+        Reply::Done => line.ok = Some("done".to_owned()),
+        Reply::Opened { session } => {
+            line.ok = Some("opened".to_owned());
+            line.session = Some(session.to_string());
+        }
+        Reply::Conversations(found) => {
+            line.ok = Some("conversations".to_owned());
+            line.conversations = Some(found.clone());
+        }
+        Reply::Approvals(found) => {
+            line.ok = Some("asks".to_owned());
+            line.asks = Some(found.clone());
+        }
+        Reply::Approval(found) => {
+            line.ok = Some("ask".to_owned());
+            line.asks = Some(vec![(**found).clone()]);
+        }
+        Reply::Answered(answered) => {
+            line.ok = Some("answered".to_owned());
+            line.answered = Some(answered.clone());
+        }
+        Reply::Listed(listing) => {
+            line.ok = Some("listed".to_owned());
+            line.listing = Some(listing.clone());
+        }
+        Reply::Policies(found) => {
+            line.ok = Some("policies".to_owned());
+            line.policies = Some(found.clone());
+        }
+        Reply::Failed(failure) => {
+            line.error = Some(ErrorLine {
+                code: failure.code.to_string(),
+                message: failure.message.clone(),
+            });
+        }
+    }
+    serde_json::to_string(&line).unwrap_or_default()
+}
+
+/// Reads one reply. `None` if it is none that this program knows.
+#[must_use]
+pub fn read_reply(line: &str) -> Option<Reply> {
+    let line: ReplyLine = serde_json::from_str(line).ok()?;
+    if let Some(error) = line.error {
+        return Some(Reply::Failed(Failure {
+            // A code of a later version is still an error.
+            code: Code::from_word(&error.code).unwrap_or(Code::Refused),
+            message: escape_for_display(&error.message, 1000),
+        }));
+    }
+    Some(match line.ok?.as_str() {
+        "hello" => Reply::Hello {
+            role: Role::from_word(&line.role?)?,
+            pid: line.pid?,
+        },
+        "submitted" => Reply::Submitted {
+            run: RunId::new(&line.run?).ok()?,
+            accepted: line.accepted?,
+        },
+        "watching" => Reply::Watching {
+            accepted: line.accepted?,
+        },
+        "done" => Reply::Done,
+        "opened" => Reply::Opened {
+            session: SessionId::new(&line.session?).ok()?,
+        },
+        "conversations" => Reply::Conversations(line.conversations?),
+        "asks" => Reply::Approvals(line.asks?),
+        "ask" => Reply::Approval(Box::new(line.asks?.pop()?)),
+        "answered" => Reply::Answered(line.answered?),
+        "policies" => Reply::Policies(line.policies?),
+        "listed" => Reply::Listed(line.listing?),
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::listing::{PoolLine, SlotLine};
+
+    #[test]
+    fn replies_survive_a_round_trip() {
+        let run = RunId::new("r-1").expect("id");
+        for reply in [
+            Reply::Hello {
+                role: Role::Daemon,
+                pid: 7,
+            },
+            Reply::Submitted { run, accepted: 3 },
+            Reply::Watching { accepted: 3 },
+            Reply::Done,
+            Reply::Opened {
+                session: SessionId::new("s").expect("id"),
+            },
+            Reply::Conversations(vec![ConversationLine {
+                session: "s".to_owned(),
+                directory: "/srv".to_owned(),
+                title: Some("say".to_owned()),
+                at_us: 5,
+            }]),
+            Reply::Listed(Listing {
+                pools: vec![PoolLine {
+                    pool: "demo".to_owned(),
+                    weak: vec!["a".to_owned()],
+                    ..PoolLine::default()
+                }],
+                slots: vec![SlotLine {
+                    slot: "demo/0".to_owned(),
+                    started_at: Some(1.5),
+                    note: Some("n".to_owned()),
+                    ..SlotLine::default()
+                }],
+            }),
+            Reply::Failed(Failure::new(Code::Busy, "come again")),
+        ] {
+            let line = write_reply(&reply);
+            assert_eq!(read_reply(&line), Some(reply), "{line}");
+        }
+    }
+}

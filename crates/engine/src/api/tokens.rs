@@ -1,0 +1,385 @@
+//! Who a request over HTTP is from: tokens, each in a file that the supervisor's user alone can read.
+//!
+//! Owns the files and whose they are. Must not know HTTP, the pages, or what an approver may do.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs::{self, File};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use sha2::{Digest as _, Sha256};
+
+use super::guard::{Digest, Rates};
+use marshal_config::{Approver, NamedToken};
+use marshal_model::Role;
+use marshal_model::limits;
+
+/// The owner's token, in the state directory.
+pub const TOKEN_FILE: &str = "http.token";
+/// The directory of further tokens there, one a file; its name is the approver's.
+pub const APPROVERS_DIR: &str = "approvers";
+/// The shortest token that is taken, in bytes.
+const SHORTEST: usize = 32;
+
+/// Opens a file that nobody but root and the caller can have written or put there; else says why
+/// not. `None`: there is no such file.
+pub type OpenTrusted = fn(&Path) -> Result<Option<File>, String>;
+
+/// Where the tokens are.
+#[derive(Clone)]
+pub struct Tokens {
+    dir: Arc<Path>,
+    open: OpenTrusted,
+    named: Arc<RwLock<Arc<BTreeMap<String, NamedToken>>>>,
+    rates: Arc<Rates>,
+    /// What was wrong when they were last looked at, so that each is said once.
+    faults: Arc<Mutex<BTreeMap<PathBuf, TokenFault>>>,
+}
+
+impl fmt::Debug for Tokens {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Tokens").field(&self.dir).finish()
+    }
+}
+
+/// Who brought a token.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Caller {
+    /// The name by which it answers asks.
+    pub approver: Approver,
+    /// What it may do.
+    pub role: Role,
+    /// And that for asks alone.
+    pub approvals_only: bool,
+}
+
+impl Caller {
+    /// The supervisor's user.
+    #[must_use]
+    pub fn owner() -> Self {
+        Self {
+            approver: Approver::Owner,
+            role: Role::Admin,
+            approvals_only: false,
+        }
+    }
+}
+
+/// What is kept and compared of a token.
+pub(super) fn digest(token: &str) -> Digest {
+    Sha256::digest(token.as_bytes()).into()
+}
+
+/// Why a file is not taken, and which one that was: another one is another fault.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct TokenFault {
+    why: String,
+    file: Option<(u64, u64, i64, i64)>,
+}
+
+impl Tokens {
+    /// The tokens of a state directory, and those that the configuration names; makes the owner's if
+    /// there is none.
+    ///
+    /// # Errors
+    /// The file cannot be made.
+    pub fn load(
+        state_dir: &Path,
+        named: BTreeMap<String, NamedToken>,
+        open: OpenTrusted,
+    ) -> io::Result<Self> {
+        let path = state_dir.join(TOKEN_FILE);
+        // One that nothing was written into, because its writer was killed, is nobody's.
+        if fs::symlink_metadata(&path).is_ok_and(|meta| meta.is_file() && meta.len() == 0) {
+            fs::remove_file(&path)?;
+        }
+        let made = fs::OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&path);
+        match made {
+            Ok(mut file) => {
+                let mut bytes = [0_u8; 32];
+                getrandom(&mut bytes)?;
+                writeln!(file, "{}", hex::encode(bytes))?;
+            }
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+        Ok(Self {
+            dir: state_dir.into(),
+            open,
+            named: Arc::new(RwLock::new(Arc::new(named))),
+            rates: Arc::default(),
+            faults: Arc::default(),
+        })
+    }
+
+    /// Has the configuration name these from now on.
+    pub(super) fn set_named(&self, named: BTreeMap<String, NamedToken>) {
+        *self.named.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(named);
+    }
+
+    /// How often who asked.
+    pub(super) fn rates(&self) -> &Rates {
+        &self.rates
+    }
+
+    /// Whose token has this digest. Reads the files anew: one can be taken away while we run.
+    pub(super) fn find_caller(&self, given: &Digest) -> Option<Caller> {
+        let mut faults = BTreeMap::new();
+        let mut is_same = |path: &Path| {
+            let known = match read_token(path, self.open) {
+                Ok(Some(known)) => known,
+                Ok(None) => return false,
+                Err(why) => {
+                    faults.insert(path.to_owned(), token_fault(path, why));
+                    return false;
+                }
+            };
+            // Over digests, and every byte of them: how long it takes tells nothing.
+            let known = digest(&known);
+            let differ = known
+                .iter()
+                .zip(given.iter())
+                .fold(0, |all, (a, b)| all | (a ^ b));
+            std::hint::black_box(differ) == 0
+        };
+        let mut found = is_same(&self.dir.join(TOKEN_FILE)).then(Caller::owner);
+        let named = Arc::clone(&self.named.read().unwrap_or_else(PoisonError::into_inner));
+        for (name, token) in named.iter() {
+            if let Some(approver) = Approver::new(name)
+                && is_same(&token.file)
+            {
+                found = found.or(Some(Caller {
+                    approver,
+                    role: token.role,
+                    approvals_only: false,
+                }));
+            }
+        }
+        let approvers = self.dir.join(APPROVERS_DIR);
+        let names = names(&approvers);
+        for name in names.iter().flatten() {
+            let approver = Approver::new(name).filter(|of| *of != Approver::Owner);
+            if let Some(approver) = approver
+                && is_same(&approvers.join(name))
+            {
+                found = found.or(Some(Caller {
+                    approver,
+                    role: Role::Approve,
+                    approvals_only: true,
+                }));
+            }
+        }
+        if let Err(why) = names {
+            faults.insert(approvers.clone(), token_fault(&approvers, why));
+        }
+        self.report_faults(faults);
+        found
+    }
+
+    /// Says what is wrong now and was not when it was last looked.
+    fn report_faults(&self, faults: BTreeMap<PathBuf, TokenFault>) -> usize {
+        let mut known = self.faults.lock().unwrap_or_else(PoisonError::into_inner);
+        let new = faults
+            .iter()
+            .filter(|(path, fault)| known.get(*path) != Some(*fault));
+        let mut count = 0;
+        for (path, fault) in new {
+            count += 1;
+            tracing::warn!(path = %path.display(), why = fault.why, "a token is not taken");
+        }
+        *known = faults;
+        count
+    }
+}
+
+fn token_fault(path: &Path, why: String) -> TokenFault {
+    let meta = fs::symlink_metadata(path).ok();
+    let file = meta.map(|meta| (meta.dev(), meta.ino(), meta.ctime(), meta.ctime_nsec()));
+    TokenFault { why, file }
+}
+
+fn getrandom(bytes: &mut [u8]) -> io::Result<()> {
+    File::open("/dev/urandom")?.read_exact(bytes)
+}
+
+/// The names of a directory's files. Without the directory there are none.
+fn names(dir: &Path) -> Result<Vec<String>, String> {
+    let said = |error: &io::Error| format!("it cannot be read: {error}");
+    let entries = match fs::read_dir(dir) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(said(&error)),
+    };
+    let mut names = Vec::new();
+    // Bounded also where somebody fills the directory.
+    for entry in entries.take(limits::TOKEN_FILES + 1) {
+        let name = entry.map_err(|error| said(&error))?.file_name();
+        names.extend(name.into_string().ok());
+    }
+    if names.len() > limits::TOKEN_FILES {
+        let most = limits::TOKEN_FILES;
+        return Err(format!(
+            "it holds more than {most} files, so none of them is taken: remove those that nobody uses"
+        ));
+    }
+    names.sort_unstable();
+    Ok(names)
+}
+
+/// A token that nobody else can read; `None` if there is none.
+fn read_token(path: &Path, open: OpenTrusted) -> Result<Option<String>, String> {
+    const OWN: &str =
+        "it must be a file of the supervisor's user or root with mode 0600, and no link";
+    let io = |error: io::Error| format!("it cannot be read: {error}");
+    match fs::symlink_metadata(path) {
+        Ok(meta) if meta.is_file() => {}
+        Ok(_) => return Err(OWN.to_owned()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(io(error)),
+    }
+    let Some(file) = open(path)? else {
+        return Ok(None);
+    };
+    let meta = file.metadata().map_err(io)?;
+    let own = rustix::process::geteuid().as_raw();
+    if !meta.is_file() || meta.uid() != own && meta.uid() != 0 || meta.mode() & 0o077 != 0 {
+        return Err(OWN.to_owned());
+    }
+    let mut text = String::new();
+    let most = limits::TOKEN_BYTES;
+    file.take(most as u64 + 1)
+        .read_to_string(&mut text)
+        .map_err(io)?;
+    if text.len() > most {
+        return Err(format!("it holds more than {most} bytes"));
+    }
+    let text = text.trim();
+    if text.len() < SHORTEST {
+        return Err("it is shorter than 32 characters".to_owned());
+    }
+    Ok(Some(text.to_owned()))
+}
+
+/// Whether the file of a token can be used, and why not.
+///
+/// # Errors
+/// What is wrong with it, for people; nothing of what it holds.
+pub fn check(path: &Path, open: OpenTrusted) -> Result<(), String> {
+    match read_token(path, open) {
+        Ok(Some(_)) => Ok(()),
+        Ok(None) => Err("there is no such file".to_owned()),
+        Err(why) => Err(why),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    fn plainly(path: &Path) -> Result<Option<File>, String> {
+        File::open(path)
+            .map(Some)
+            .map_err(|error| error.to_string())
+    }
+
+    fn distrusting(_: &Path) -> Result<Option<File>, String> {
+        Err("somebody else could have put it there".to_owned())
+    }
+
+    fn approver(tokens: &Tokens, token: &str) -> Option<Approver> {
+        tokens
+            .find_caller(&digest(token))
+            .map(|found| found.approver)
+    }
+
+    fn put(path: &Path, text: &str, mode: u32) {
+        fs::write(path, text).expect("written");
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("mode");
+    }
+
+    #[test]
+    fn a_token_is_whole_and_its_files_own_and_what_is_wrong_is_said_once_a_change() {
+        let dir = tempfile::tempdir().expect("directory");
+        let tokens = Tokens::load(dir.path(), BTreeMap::new(), plainly).expect("made");
+        let owner = fs::read_to_string(dir.path().join(TOKEN_FILE)).expect("made");
+        assert_eq!(approver(&tokens, owner.trim()), Some(Approver::Owner));
+        let approvers = dir.path().join(APPROVERS_DIR);
+        fs::create_dir(&approvers).expect("made");
+        let ops = approvers.join("ops");
+        let good = "o".repeat(40);
+        put(&ops, &good, 0o600);
+        assert_eq!(approver(&tokens, &good), Approver::new("ops"));
+        // A whole token of the longest file, and not the beginning of a longer one.
+        let long = "o".repeat(limits::TOKEN_BYTES);
+        put(&ops, &long, 0o600);
+        assert_eq!(approver(&tokens, &long), Approver::new("ops"));
+        put(&ops, &format!("{long}p"), 0o600);
+        assert_eq!(approver(&tokens, &long), None);
+        let faults = || tokens.faults.lock().expect("whole").clone();
+        let why = |path: &Path| faults().get(path).map(|of| of.why.clone());
+        assert!(why(&ops).expect("a fault").contains("more than 4096 bytes"));
+        // The same again is nothing new; another file of the same fault is.
+        assert_eq!(tokens.report_faults(faults()), 0);
+        let before = faults();
+        put(&approvers.join("two"), "short", 0o600);
+        assert_eq!(approver(&tokens, &good), None);
+        let after = faults();
+        *tokens.faults.lock().expect("whole") = before;
+        assert_eq!(tokens.report_faults(after), 1);
+        put(&ops, &good, 0o640);
+        assert_eq!(approver(&tokens, &good), None);
+        assert!(why(&ops).expect("a fault").contains("mode 0600"));
+        fs::remove_file(&ops).expect("removed");
+        std::os::unix::fs::symlink(dir.path().join(TOKEN_FILE), &ops).expect("a link");
+        assert_eq!(approver(&tokens, owner.trim()), Some(Approver::Owner));
+        assert!(why(&ops).expect("a fault").contains("no link"));
+        fs::remove_file(&ops).expect("removed");
+        for number in 0..=limits::TOKEN_FILES {
+            put(&approvers.join(format!("n{number}")), &good, 0o600);
+        }
+        assert_eq!(approver(&tokens, &good), None);
+        assert!(why(&approvers).expect("a fault").contains("more than 64"));
+        let wary = Tokens::load(dir.path(), BTreeMap::new(), distrusting).expect("there");
+        assert_eq!(approver(&wary, owner.trim()), None);
+    }
+
+    #[test]
+    fn a_named_token_has_its_role_as_long_as_its_file_is_there() {
+        let dir = tempfile::tempdir().expect("directory");
+        let file = dir.path().join("elsewhere");
+        let named = |role| NamedToken {
+            file: file.clone(),
+            role,
+        };
+        let good = "n".repeat(32);
+        for role in Role::ALL {
+            let all = BTreeMap::from([("ops".to_owned(), named(*role))]);
+            let tokens = Tokens::load(dir.path(), all, plainly).expect("made");
+            let found = || tokens.find_caller(&digest(&good));
+            assert_eq!(found(), None, "no file yet");
+            put(&file, &format!("{good}\n"), 0o600);
+            let caller = found().expect("known");
+            assert_eq!((caller.role, caller.approvals_only), (*role, false));
+            assert_eq!(Some(caller.approver), Approver::new("ops"));
+            put(&file, &good, 0o644);
+            assert_eq!(found(), None, "others could read it");
+            fs::remove_file(&file).expect("removed");
+            assert_eq!(found(), None, "taken away");
+        }
+        put(&file, &good, 0o600);
+        assert_eq!(check(&file, plainly), Ok(()));
+        put(&file, "short", 0o600);
+        let why = check(&file, plainly).expect_err("too short");
+        assert!(why.contains("shorter than 32"), "{why}");
+        assert!(check(&dir.path().join("none"), plainly).is_err());
+    }
+}

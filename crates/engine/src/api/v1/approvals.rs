@@ -1,0 +1,93 @@
+//! The asks: `GET /api/v1/asks…`, `POST /api/v1/asks/{ask}`; what `/asks` says in the form of this
+//! door.
+//!
+//! Must not know what an answer does.
+
+use axum::http::StatusCode;
+use serde_json::Value;
+
+use super::error::ApiError;
+use super::request_context::RequestContext;
+use super::views::{List, respond_ok, to_json_with_times};
+use super::{AppState, HandlerResult};
+use crate::api::approvals::{self, AnswerReceiptView, ApprovalView};
+use crate::api::request::{Code, Failure};
+use marshal_fleet::FleetHandle;
+use marshal_model::PermissionRequestId;
+
+/// The oldest first of those that wait, the newest first of those that are over.
+pub(super) async fn list(desk: AppState, call: RequestContext) -> HandlerResult {
+    let over = call.flag("over").unwrap_or(false);
+    let found = FleetHandle::approvals(&desk.fleet, over).await;
+    let found = found.map_err(ApiError::unavailable)?;
+    let place = |view: &ApprovalView| {
+        let at = view
+            .ended_at_us
+            .filter(|_| over)
+            .unwrap_or(view.asked_at_us);
+        (if over { -at } else { at }, view.ask.clone())
+    };
+    let mut views: Vec<_> = found
+        .iter()
+        .map(ApprovalView::from_stored)
+        .map(|view| (place(&view), view))
+        .collect();
+    views.sort_by(|(one, _), (other, _)| one.cmp(other));
+    let cursor = call.query_param("cursor").map(parse_cursor).transpose()?;
+    let mut rest = views
+        .into_iter()
+        .filter(|(place, _)| cursor.as_ref().is_none_or(|cursor| place > cursor));
+    let taken: Vec<_> = rest.by_ref().take(call.limit()).collect();
+    let last = taken.last().map(|((at, ask), _)| format!("{at}:{ask}"));
+    respond_ok(&List {
+        next: rest.next().and(last),
+        items: taken
+            .iter()
+            .map(|(_, view)| to_json_with_times(view))
+            .collect::<Vec<Value>>(),
+    })
+}
+
+fn parse_cursor(text: &str) -> Result<(i64, String), ApiError> {
+    let bad = || ApiError::bad_request("query key \"cursor\" is no `next` of a page");
+    let (at, ask) = text.split_once(':').ok_or_else(bad)?;
+    Ok((at.parse().map_err(|_| bad())?, ask.to_owned()))
+}
+
+/// The ask that the path names.
+fn approval_param(call: &RequestContext) -> Result<PermissionRequestId, ApiError> {
+    PermissionRequestId::new(call.path_param("ask")).map_err(|_| approval_not_found())
+}
+
+fn approval_not_found() -> ApiError {
+    ApiError::not_found("there is no such ask")
+}
+
+pub(super) async fn get(desk: AppState, call: RequestContext) -> HandlerResult {
+    let found = FleetHandle::approval(&desk.fleet, approval_param(&call)?).await;
+    let found = found.map_err(ApiError::unavailable)?;
+    let found = found.ok_or_else(approval_not_found)?;
+    respond_ok(&to_json_with_times(&ApprovalView::with_details(&found)))
+}
+
+pub(super) async fn answer(desk: AppState, call: RequestContext) -> HandlerResult {
+    let ask = approval_param(&call)?;
+    let answer =
+        approvals::read_answer(ask, call.bytes()).map_err(|failure| failure_error(&failure))?;
+    let who = format!("token {}", call.approver);
+    let answered =
+        FleetHandle::answer_approval(&desk.fleet, answer.into_request(call.approver, who)).await;
+    let answered = answered.map_err(|error| failure_error(&approvals::answer_failure(&error)))?;
+    respond_ok(&AnswerReceiptView::from_receipt(&answered))
+}
+
+fn failure_error(failure: &Failure) -> ApiError {
+    let status = match failure.code {
+        Code::NoSuchAsk => StatusCode::NOT_FOUND,
+        Code::AskOver => StatusCode::CONFLICT,
+        Code::NotPermitted => StatusCode::FORBIDDEN,
+        Code::BadRequest => StatusCode::BAD_REQUEST,
+        _ => StatusCode::SERVICE_UNAVAILABLE,
+    };
+    ApiError::new(status, failure.message.clone())
+}

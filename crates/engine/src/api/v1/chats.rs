@@ -1,0 +1,321 @@
+//! Chats over HTTP, below `/api/v1/workspaces/{workspace}/chats`.
+//!
+//! Owns what their routes take and give. Must not know what a chat does with a message.
+
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::IntoResponse as _;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::error::ApiError;
+use super::plans;
+use super::request_context::RequestContext;
+use super::rounds::{self, Bounds};
+use super::views::{respond, respond_ok};
+use super::{AppState, HandlerResult};
+use crate::api::chat_streams;
+use crate::chat::{
+    Accepted, ChatError, ChatView, Chats, CreateRequest, Created, Cursor, IdempotencyKey, Shape,
+    WorkRequest,
+};
+use marshal_journal::StoredTurn;
+use marshal_model::limits;
+use marshal_model::{ChatPhase, SessionId, TurnId, UntrustedText};
+
+/// The body of a request that creates a chat.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Create {
+    goal: String,
+    #[serde(default)]
+    files: Vec<String>,
+    role: Option<String>,
+    model: Option<String>,
+    mode: Option<String>,
+    template: Option<String>,
+    plan_id: Option<String>,
+    #[serde(default)]
+    roles: Vec<String>,
+    planner: Option<String>,
+    check: Option<String>,
+    continue_prompt: Option<String>,
+    agent_items: Option<bool>,
+    #[serde(default)]
+    limits: Bounds,
+}
+
+/// A message.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Message {
+    content: String,
+}
+
+/// How soon a client comes again where too much waits, and where nothing can be taken.
+const RETRY_AFTER_SECONDS: [(StatusCode, &str); 2] = [
+    (StatusCode::TOO_MANY_REQUESTS, "1"),
+    (StatusCode::SERVICE_UNAVAILABLE, "5"),
+];
+
+impl From<ChatError> for ApiError {
+    fn from(error: ChatError) -> Self {
+        let status = match &error {
+            ChatError::NotFound(_) => StatusCode::NOT_FOUND,
+            ChatError::Unprocessable(_) => StatusCode::UNPROCESSABLE_ENTITY,
+            ChatError::Conflict(_) => StatusCode::CONFLICT,
+            ChatError::Full(_) => StatusCode::TOO_MANY_REQUESTS,
+            ChatError::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
+        };
+        let again = RETRY_AFTER_SECONDS.iter().find(|(of, _)| *of == status);
+        let fault = Self::new(status, error.to_string());
+        match again {
+            Some((_, again)) => fault.with_retry_after(again),
+            None => fault,
+        }
+    }
+}
+
+/// The chats of a daemon, and which workspace and chat the path names.
+pub(super) fn chat_params<'a>(
+    desk: &AppState,
+    call: &'a RequestContext,
+) -> Result<(Chats, &'a str, &'a str), ApiError> {
+    let none = || ApiError::not_found("a daemon has chats, and this is none: marshal up");
+    let chats = desk.chats.clone().ok_or_else(none)?;
+    Ok((chats, call.path_param("workspace"), call.path_param("chat")))
+}
+
+fn limit(call: &RequestContext) -> u32 {
+    let given = call.query_param("limit").and_then(|text| text.parse().ok());
+    given.unwrap_or(limits::CHAT_PAGE)
+}
+
+/// The body, JSON of this form: what is no JSON is bad, and what is of another form is refused.
+pub(super) fn read<T: for<'a> Deserialize<'a>>(call: &RequestContext) -> Result<T, ApiError> {
+    serde_json::from_slice(call.bytes()).map_err(|error| {
+        let why = marshal_model::untrusted::escape_for_display(&error.to_string(), 200);
+        if error.is_data() {
+            let detail = format!("the body: {why}");
+            ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, detail)
+        } else {
+            ApiError::bad_request(format!("the body is no JSON: {why}"))
+        }
+    })
+}
+
+/// What a client names a message by, so that it can send it again.
+fn key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
+    let mut keys = headers.get_all("idempotency-key").iter();
+    let (first, second) = (keys.next(), keys.next());
+    let Some(first) = first else { return Ok(None) };
+    let text = first.to_str().ok().map(str::trim);
+    let text = text.filter(|text| (1..=limits::TURN_KEY_BYTES).contains(&text.len()));
+    match text {
+        Some(text) if second.is_none() => Ok(Some(text.to_owned())),
+        _ => {
+            let most = limits::TURN_KEY_BYTES;
+            Err(ApiError::bad_request(format!(
+                "an Idempotency-Key is one text of 1 to {most} characters of ASCII"
+            )))
+        }
+    }
+}
+
+pub(super) async fn create(desk: AppState, call: RequestContext) -> HandlerResult {
+    let (chats, workspace, _) = chat_params(&desk, &call)?;
+    let key = key(&call.headers)?;
+    let create: Create = read(&call)?;
+    // The same members in another order are the same.
+    let asked: Value = read(&call)?;
+    let once = key.map(|key| IdempotencyKey {
+        key,
+        request: asked.to_string(),
+    });
+    let wish = CreateRequest {
+        goal: create.goal,
+        files: create.files,
+        role: create.role,
+        model: create.model,
+        work: WorkRequest {
+            mode: create.mode,
+            template: create.template,
+            plan: create.plan_id,
+            roles: create.roles,
+            planner: create.planner,
+            check: create.check,
+            continue_prompt: create.continue_prompt,
+            agent_items: create.agent_items,
+            bounds: create.limits.read()?,
+            instructions: None,
+        },
+    };
+    let place = |chat| format!("/api/v1/workspaces/{workspace}/chats/{chat}");
+    let (place, body) = match chats.create(workspace, wish, once).await? {
+        Created::Chat(chat, accepted) => {
+            let place = place(&chat);
+            let body = json!({
+                "chat_id": chat.as_str(),
+                "turn_id": accepted.turn.as_str(),
+                "sequence": accepted.sequence,
+                "events": format!("{place}/events"),
+            });
+            (place, body)
+        }
+        Created::Work(begun) => {
+            let place = place(&begun.chat);
+            let body = plans::started_json(&begun, &place);
+            (place, body)
+        }
+    };
+    let mut response = respond(StatusCode::CREATED, &body)?;
+    if let Ok(place) = HeaderValue::from_str(&place) {
+        response.headers_mut().insert(header::LOCATION, place);
+    }
+    Ok(response)
+}
+
+pub(super) async fn send(desk: AppState, call: RequestContext) -> HandlerResult {
+    let (chats, workspace, chat) = chat_params(&desk, &call)?;
+    accept_message(&chats, workspace, chat, &call).await
+}
+
+/// Has a chat take the message that a call brings.
+pub(super) async fn accept_message(
+    chats: &Chats,
+    workspace: &str,
+    chat: &str,
+    call: &RequestContext,
+) -> HandlerResult {
+    let key = key(&call.headers)?;
+    let message: Message = read(call)?;
+    let said = chats
+        .send_message(workspace, chat, message.content, key)
+        .await;
+    let Accepted { turn, sequence } = said?;
+    let body = json!({"turn_id": turn.as_str(), "sequence": sequence});
+    respond(StatusCode::ACCEPTED, &body)
+}
+
+pub(super) async fn list(desk: AppState, call: RequestContext) -> HandlerResult {
+    let (chats, workspace, _) = chat_params(&desk, &call)?;
+    let found = chats.list(workspace, call.query_param("after"), limit(&call));
+    let (chats, has_more) = found.await?;
+    let last = chats.last().filter(|_| has_more);
+    let next = last.map(|of| of.chat.session.as_str().to_owned());
+    let items: Vec<Value> = chats.iter().map(chat_view).collect();
+    respond_ok(&json!({"items": items, "next": next}))
+}
+
+pub(super) async fn get(desk: AppState, call: RequestContext) -> HandlerResult {
+    let (chats, workspace, chat) = chat_params(&desk, &call)?;
+    respond_ok(&chat_view(&chats.get(workspace, chat).await?))
+}
+
+pub(super) async fn turns(desk: AppState, call: RequestContext) -> HandlerResult {
+    let (chats, workspace, chat) = chat_params(&desk, &call)?;
+    let after = call.query_param("after").unwrap_or("0").parse::<u64>();
+    let after =
+        after.map_err(|_| ApiError::bad_request("query key \"after\" is a whole number"))?;
+    let found = chats.turns(workspace, chat, after, limit(&call)).await;
+    let (turns, has_more) = found?;
+    let next = turns.last().filter(|_| has_more).map(|of| of.seq);
+    let items: Vec<Value> = turns.iter().map(turn_view).collect();
+    respond_ok(&json!({"items": items, "next": next}))
+}
+
+pub(super) async fn events(desk: AppState, call: RequestContext) -> HandlerResult {
+    let (chats, workspace, chat) = chat_params(&desk, &call)?;
+    // Over a WebSocket every message is an envelope.
+    let shape = match call.query_param("shape") {
+        Some("enveloped") if call.websocket.is_none() => Shape::Enveloped,
+        _ => Shape::Named,
+    };
+    // What a client has read counts more than what it was told to begin with.
+    let last = call.headers.get("last-event-id");
+    let last = last.map(|id| id.to_str().unwrap_or("?"));
+    let cursor = match last
+        .filter(|id| !id.is_empty())
+        .or(call.query_param("after"))
+    {
+        None => Cursor::default(),
+        Some(text) => Cursor::read(text).ok_or_else(|| {
+            ApiError::bad_request(
+                "Last-Event-ID and \"after\" are ids of events of this stream, or a number",
+            )
+        })?,
+    };
+    let followed = chats.subscribe(workspace, chat, cursor, shape).await?;
+    let RequestContext {
+        deadline: until,
+        websocket: socket,
+        ..
+    } = call;
+    Ok(chat_streams::open(followed, socket, desk.stop, until))
+}
+
+pub(super) async fn cancel(desk: AppState, call: RequestContext) -> HandlerResult {
+    let (chats, workspace, chat) = chat_params(&desk, &call)?;
+    let chat = chats.stop(workspace, chat).await?;
+    respond_ok(&json!({"status": "cancelled", "chat_id": chat.as_str()}))
+}
+
+pub(super) async fn close(desk: AppState, call: RequestContext) -> HandlerResult {
+    let (chats, workspace, chat) = chat_params(&desk, &call)?;
+    // Until its turn and its agent have ended it is only closing.
+    let is_closed = chats.close(workspace, chat).await?;
+    let status = if is_closed { "closed" } else { "closing" };
+    respond_ok(&json!({"status": status, "chat_id": chat}))
+}
+
+pub(super) async fn ping(desk: AppState, call: RequestContext) -> HandlerResult {
+    let (chats, workspace, chat) = chat_params(&desk, &call)?;
+    chats.ping(workspace, chat).await?;
+    Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+fn chat_view(of: &ChatView) -> Value {
+    let chat = &of.chat;
+    let state = match (&chat.running, chat.waiting) {
+        _ if chat.ended_ms.is_some() => "closed",
+        _ if chat.phase == Some(ChatPhase::Approval) => "waiting",
+        _ if matches!(chat.phase, Some(ChatPhase::Planning | ChatPhase::Working)) => "running",
+        (Some(_), _) => "running",
+        (None, 1..) => "waiting",
+        (None, 0) => "idle",
+    };
+    json!({
+        "chat_id": chat.session.as_str(),
+        "workspace": chat.workspace.as_str(),
+        "role": chat.role.as_str(),
+        "model": chat.model,
+        "goal": chat.goal.raw(),
+        "files": chat.files,
+        "mode": chat.mode.word(),
+        "phase": chat.phase.map(ChatPhase::word),
+        "plan_id": chat.settings.plan_path,
+        "parent": chat.parent.as_ref().map(SessionId::as_str),
+        "state": state,
+        "loaded": of.is_loaded,
+        "turns": chat.turns,
+        "waiting": chat.waiting,
+        "running": chat.running.as_ref().map(TurnId::as_str),
+        "created_ms": chat.created_ms,
+        "used_ms": chat.used_ms,
+        "closed_ms": chat.ended_ms,
+        "rounds": rounds::view(chat),
+    })
+}
+
+fn turn_view(turn: &StoredTurn) -> Value {
+    json!({
+        "turn_id": turn.turn.as_str(),
+        "sequence": turn.seq,
+        "content": turn.content.raw(),
+        "state": turn.state.word(),
+        "outcome": turn.outcome.map(marshal_model::TurnOutcome::word),
+        "idempotency_key": turn.key.as_ref().map(UntrustedText::raw),
+        "accepted_ms": turn.accepted_ms,
+        "begun_ms": turn.begun_ms,
+        "ended_ms": turn.ended_ms,
+    })
+}

@@ -1,0 +1,398 @@
+//! Registered workspaces, and the versions of their files.
+//!
+//! Only what the store took is shown: nobody reads a directory of the host by these routes. Must not
+//! know how versions are kept.
+
+use axum::http::StatusCode;
+use base64::Engine as _;
+use base64::alphabet::STANDARD as STANDARD_ALPHABET;
+use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig, STANDARD};
+use serde::{Deserialize, Deserializer, Serialize};
+
+use super::error::ApiError;
+use super::request_context::RequestContext;
+use super::views::{List, respond_ok, time};
+use super::{AppState, HandlerResult};
+use marshal_config::Approver;
+use marshal_fleet::{FileWrite, FilesError, HostAccessError, Parents};
+use marshal_model::WorkspaceName;
+use marshal_model::limits::{HTTP_PUT_BYTES, STORE_PAGE};
+use marshal_store::{Author, AuthorKind, Base, ContentState, Diff, Origin, StoreError, Version};
+
+#[derive(Serialize)]
+struct WorkspaceView {
+    name: String,
+}
+
+#[derive(Serialize)]
+struct AuthorView {
+    kind: &'static str,
+    name: String,
+}
+
+#[derive(Serialize)]
+struct VersionView {
+    path: String,
+    version: u64,
+    base: Option<u64>,
+    cause: &'static str,
+    author: AuthorView,
+    task: Option<String>,
+    at: String,
+    bytes: u64,
+    sha256: Option<String>,
+    held: &'static str,
+    executable: bool,
+}
+
+/// A version with what the file held.
+#[derive(Serialize)]
+struct FileView {
+    version: VersionView,
+    #[serde(flatten)]
+    holds: FileContent,
+}
+
+/// The whole of a content.
+#[derive(Serialize, Default)]
+struct FileContent {
+    /// Where it is a text.
+    content: Option<String>,
+    /// Where it is none, or has control characters, which would be six times as long in JSON.
+    base64: Option<String>,
+}
+
+impl FileContent {
+    fn from_bytes(bytes: Vec<u8>) -> Self {
+        let is_plain =
+            |byte: &u8| !byte.is_ascii_control() || matches!(byte, b'\t' | b'\n' | b'\r');
+        let is_text = bytes.iter().all(is_plain);
+        let text = if is_text {
+            String::from_utf8(bytes).map_err(std::string::FromUtf8Error::into_bytes)
+        } else {
+            Err(bytes)
+        };
+        match text {
+            Ok(text) => Self {
+                content: Some(text),
+                base64: None,
+            },
+            Err(bytes) => Self {
+                content: None,
+                base64: Some(STANDARD.encode(bytes)),
+            },
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct DiffView {
+    from: u64,
+    to: u64,
+    kind: &'static str,
+    text: Option<String>,
+    cut: bool,
+}
+
+/// Any base64 that the document's pattern lets through.
+const LENIENT: GeneralPurpose = GeneralPurpose::new(
+    &STANDARD_ALPHABET,
+    GeneralPurposeConfig::new().with_decode_allow_trailing_bits(true),
+);
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Put {
+    #[serde(default, deserialize_with = "text")]
+    content: Option<String>,
+    #[serde(default, deserialize_with = "text")]
+    base64: Option<String>,
+    base: Option<u64>,
+}
+
+/// What is given is a text, never null.
+fn text<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
+    String::deserialize(from).map(Some)
+}
+
+impl Put {
+    fn bytes(self) -> Result<Vec<u8>, ApiError> {
+        let bytes = match (self.content, self.base64) {
+            (Some(text), None) => text.into_bytes(),
+            (None, Some(text)) => LENIENT
+                .decode(text)
+                .map_err(|error| ApiError::bad_request(format!("\"base64\" is none: {error}")))?,
+            _ => {
+                return Err(ApiError::bad_request(
+                    "the body needs one of \"content\" and \"base64\"",
+                ));
+            }
+        };
+        if bytes.len() > HTTP_PUT_BYTES {
+            let detail = format!("a file that is put has at most {HTTP_PUT_BYTES} bytes");
+            return Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, detail));
+        }
+        Ok(bytes)
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Restore {
+    version: u64,
+    base: Option<u64>,
+}
+
+impl VersionView {
+    fn from_version(version: &Version) -> Self {
+        Self {
+            path: version.path.as_str().to_owned(),
+            version: version.v,
+            base: version.base,
+            cause: version.cause.word(),
+            author: AuthorView {
+                kind: version.origin.author.kind.word(),
+                name: version.origin.author.name.raw().to_owned(),
+            },
+            task: version.origin.task.clone(),
+            at: time(version.at_ms.saturating_mul(1000)),
+            bytes: version.bytes,
+            sha256: version.digest.map(|digest| digest.to_string()),
+            held: match version.content_state {
+                ContentState::Stored => "kept",
+                ContentState::DigestOnly => "measured",
+                ContentState::Deleted => "gone",
+            },
+            executable: version.exec,
+        }
+    }
+}
+
+/// What a person is in a version.
+fn origin_of(who: &Approver) -> Origin {
+    Origin::new(Author::new(AuthorKind::Person, &who.to_string()))
+}
+
+fn base(given: Option<u64>) -> Base {
+    match given {
+        None => Base::Any,
+        Some(0) => Base::New,
+        Some(v) => Base::At(v),
+    }
+}
+
+fn files_error(error: &FilesError) -> ApiError {
+    let status = match error {
+        FilesError::NoWorkspace(_)
+        | FilesError::NoFile(_)
+        | FilesError::Inner { .. }
+        | FilesError::Store(
+            StoreError::NoFile(_) | StoreError::NoVersion { .. } | StoreError::NoWorkspace(_),
+        ) => StatusCode::NOT_FOUND,
+        FilesError::Name(_)
+        | FilesError::Store(StoreError::Name(_) | StoreError::InvalidRequest(_)) => {
+            StatusCode::BAD_REQUEST
+        }
+        FilesError::Protected(_) => StatusCode::FORBIDDEN,
+        FilesError::Disk {
+            source: HostAccessError::TooLarge(_),
+            ..
+        } => StatusCode::PAYLOAD_TOO_LARGE,
+        FilesError::Disk { .. }
+        | FilesError::Changed(_)
+        | FilesError::Store(
+            StoreError::Stale { .. }
+            | StoreError::NoBase { .. }
+            | StoreError::NoContent { .. }
+            | StoreError::Exists(_),
+        ) => StatusCode::CONFLICT,
+        FilesError::NoStore
+        | FilesError::Workspace(_)
+        | FilesError::Store(_)
+        | FilesError::Stopping => StatusCode::SERVICE_UNAVAILABLE,
+    };
+    // The way to a workspace is the host's own matter.
+    let told = match error {
+        FilesError::Workspace(_) => "the workspace's directory cannot be opened".to_owned(),
+        error => error.to_string(),
+    };
+    ApiError::new(status, told)
+}
+
+fn workspace(call: &RequestContext) -> Result<WorkspaceName, ApiError> {
+    let name = call.path_param("workspace");
+    WorkspaceName::new(name).map_err(|_| ApiError::not_found("there is no such workspace"))
+}
+
+/// A number of a version in the query.
+fn number(call: &RequestContext, key: &str) -> Result<Option<u64>, ApiError> {
+    let Some(text) = call.query_param(key) else {
+        return Ok(None);
+    };
+    let is_plain = text.bytes().all(|byte| byte.is_ascii_digit());
+    let number = text.parse().ok().filter(|v| is_plain && *v > 0);
+    match number {
+        Some(v) => Ok(Some(v)),
+        None => Err(ApiError::bad_request(format!(
+            "query key {key:?} must be a version, from 1"
+        ))),
+    }
+}
+
+fn limit(call: &RequestContext) -> u32 {
+    u32::try_from(call.limit()).map_or(STORE_PAGE, |limit| limit.min(STORE_PAGE))
+}
+
+pub(super) async fn workspaces(desk: AppState, _: RequestContext) -> HandlerResult {
+    let names = desk.fleet.workspaces().into_iter();
+    let items = names.map(|name| WorkspaceView {
+        name: name.to_string(),
+    });
+    respond_ok(&List {
+        items: items.collect(),
+        next: None,
+    })
+}
+
+pub(super) async fn list(desk: AppState, call: RequestContext) -> HandlerResult {
+    let workspace = workspace(&call)?;
+    let prefix = call.query_param("prefix").unwrap_or("");
+    let after = call.query_param("cursor");
+    let page = desk
+        .fleet
+        .list_files(&workspace, prefix, after, limit(&call));
+    let page = page.await.map_err(|error| files_error(&error))?;
+    let rows = page.rows.iter();
+    respond_ok(&List {
+        items: rows
+            .map(|file| VersionView::from_version(&file.current))
+            .collect(),
+        next: page.next,
+    })
+}
+
+pub(super) async fn get(desk: AppState, call: RequestContext) -> HandlerResult {
+    let (workspace, v) = (workspace(&call)?, number(&call, "version")?);
+    let _place = desk.transfer_budget.acquire_work().await?;
+    let fetched = desk
+        .fleet
+        .file_version(&workspace, call.path_param("path"), v);
+    let fetched = fetched.await.map_err(|error| files_error(&error))?;
+    if v.is_none() && fetched.version.content_state == ContentState::Deleted {
+        let detail = format!(
+            "the file is gone since version {}; ask for ?version= of an earlier one",
+            fetched.version.v
+        );
+        return Err(ApiError::not_found(detail));
+    }
+    let version = VersionView::from_version(&fetched.version);
+    let content = fetched.content;
+    let holds = move || {
+        content
+            .map(Vec::from)
+            .map_or_else(FileContent::default, FileContent::from_bytes)
+    };
+    let holds = tokio::task::spawn_blocking(holds).await;
+    let holds = holds.map_err(|_| ApiError::unavailable("the content could not be written"))?;
+    desk.transfer_budget
+        .respond(FileView { version, holds })
+        .await
+}
+
+pub(super) async fn put(desk: AppState, call: RequestContext) -> HandlerResult {
+    let workspace = workspace(&call)?;
+    let put: Put = call.body()?;
+    let base = base(put.base);
+    let file = FileWrite {
+        base,
+        expected_digest: None,
+        bytes: put.bytes()?.into(),
+        origin: origin_of(&call.approver),
+        parents: Parents::Make,
+    };
+    let written = desk
+        .fleet
+        .write_file(&workspace, call.path_param("path"), file);
+    let version = written.await.map_err(|error| files_error(&error))?;
+    respond_ok(&VersionView::from_version(&version))
+}
+
+pub(super) async fn history(desk: AppState, call: RequestContext) -> HandlerResult {
+    let workspace = workspace(&call)?;
+    let before = number(&call, "cursor")?;
+    let page = desk
+        .fleet
+        .file_history(&workspace, call.path_param("path"), before, limit(&call));
+    let page = page.await.map_err(|error| files_error(&error))?;
+    respond_ok(&List {
+        items: page.rows.iter().map(VersionView::from_version).collect(),
+        next: page.next.map(|v| v.to_string()),
+    })
+}
+
+pub(super) async fn diff(desk: AppState, call: RequestContext) -> HandlerResult {
+    let workspace = workspace(&call)?;
+    let (Some(from), Some(to)) = (number(&call, "from")?, number(&call, "to")?) else {
+        return Err(ApiError::bad_request(
+            "the query needs from and to, two versions",
+        ));
+    };
+    let _place = desk.transfer_budget.acquire_work().await?;
+    let diff = desk
+        .fleet
+        .file_diff(&workspace, call.path_param("path"), (from, to));
+    let (kind, text, cut) = match diff.await.map_err(|error| files_error(&error))? {
+        Diff::Same => ("same", None, false),
+        Diff::Text { text, cut } => ("text", Some(text), cut),
+        Diff::Binary => ("binary", None, false),
+        Diff::TooLong => ("too_long", None, false),
+        Diff::NotStored => ("not_held", None, false),
+    };
+    respond_ok(&DiffView {
+        from,
+        to,
+        kind,
+        text,
+        cut,
+    })
+}
+
+pub(super) async fn restore(desk: AppState, call: RequestContext) -> HandlerResult {
+    let workspace = workspace(&call)?;
+    let wanted: Restore = call.body()?;
+    let of = (wanted.version, base(wanted.base));
+    let _place = desk.transfer_budget.acquire_work().await?;
+    let restored = desk.fleet.restore_file(
+        &workspace,
+        call.path_param("path"),
+        of,
+        origin_of(&call.approver),
+    );
+    let version = restored.await.map_err(|error| files_error(&error))?;
+    respond_ok(&VersionView::from_version(&version))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_json_would_make_much_longer_is_base64() {
+        let holds = |bytes: &[u8]| {
+            let FileContent { content, base64 } = FileContent::from_bytes(bytes.to_vec());
+            (content, base64)
+        };
+        let text = "a\t\"é\"\r\n";
+        assert_eq!(holds(text.as_bytes()), (Some(text.to_owned()), None));
+        assert_eq!(holds(b""), (Some(String::new()), None));
+        for bytes in [b"a\0".as_slice(), b"\x1b[1m", b"\x7f", b"\xff"] {
+            assert_eq!(holds(bytes), (None, Some(STANDARD.encode(bytes))));
+        }
+        for byte in [0, b'"', b'x', 0xff] {
+            let size = 1 << 20;
+            let longest = serde_json::to_vec(&FileContent::from_bytes(vec![byte; size]));
+            let longest = longest.expect("JSON").len();
+            assert!(longest < 2 * size + 100, "{byte}: {longest}");
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! The journal as the routes read it: over one connection, on threads that may block.
+//!
+//! Must not know what is read.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::sync::Semaphore;
+
+use super::error::ApiError;
+use marshal_journal::{Journal, ReadError, Reader};
+
+/// See the head of this file.
+#[derive(Debug)]
+pub(super) struct JournalReader {
+    journal: Journal,
+    reader: Mutex<Option<Reader>>,
+    /// Taken before a thread is: what waits for the reader holds none.
+    permit: Semaphore,
+}
+
+impl JournalReader {
+    pub(super) fn new(journal: Journal) -> Self {
+        Self {
+            journal,
+            reader: Mutex::new(None),
+            permit: Semaphore::new(1),
+        }
+    }
+
+    /// Reads.
+    pub(super) async fn read<T: Send + 'static>(
+        self: &Arc<Self>,
+        read: impl FnOnce(&Reader) -> Result<T, ReadError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let place = self.permit.acquire().await;
+        let _place =
+            place.map_err(|_| ApiError::unavailable("the journal is closed".to_owned()))?;
+        let shelf = Arc::clone(self);
+        let read = tokio::task::spawn_blocking(move || shelf.read_blocking(read)).await;
+        let found = read.unwrap_or_else(|_| Err("its reader ended".to_owned()));
+        found.map_err(|why| ApiError::unavailable(format!("the journal cannot be read: {why}")))
+    }
+
+    fn read_blocking<T>(
+        &self,
+        read: impl FnOnce(&Reader) -> Result<T, ReadError>,
+    ) -> Result<T, String> {
+        let mut held = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
+        let reader = match held.take() {
+            Some(reader) => reader,
+            None => self.journal.reader().map_err(|error| error.to_string())?,
+        };
+        // After a failure the next one begins with a new connection.
+        let found = read(&reader).map_err(|error| error.to_string())?;
+        *held = Some(reader);
+        Ok(found)
+    }
+}

@@ -1,0 +1,227 @@
+//! The OpenAPI 3.1 document: made from [`all_routes`] and `schemas.json`.
+//!
+//! Owns its form, which `docs/openapi.json` and `/api/v1/openapi.json` both show. Must not know what a
+//! route does.
+
+use serde_json::{Map, Value, json};
+
+use super::request_context::{LONGEST_PAGE, RequestContext};
+use super::routes::{NO_BODY, ParamKind, QueryParam, Route, STREAM, all_routes};
+use super::views::respond_ok;
+use super::{AppState, HandlerResult};
+
+/// The forms of bodies and answers.
+const SCHEMAS: &str = include_str!("schemas.json");
+
+/// With which statuses every route refuses.
+const COMMON_ERRORS: [u16; 8] = [400, 401, 403, 411, 413, 421, 429, 503];
+/// And those that take a body.
+const BODY_ERRORS: [u16; 2] = [408, 415];
+
+pub(super) async fn page(_: AppState, _: RequestContext) -> HandlerResult {
+    respond_ok(&document())
+}
+
+/// The document as a file, or instead the routes as a table.
+#[must_use]
+pub fn render(routes: bool) -> String {
+    if routes { table() } else { text() }
+}
+
+/// The document as a file: `docs/openapi.json`.
+fn text() -> String {
+    let text = serde_json::to_string_pretty(&document());
+    format!("{}\n", text.unwrap_or_default())
+}
+
+/// The routes as a table in Markdown: what `docs/rest.md` has.
+fn table() -> String {
+    let mut out = "| route | least role | what it does |\n|---|---|---|\n".to_owned();
+    for route in all_routes() {
+        let line = format!(
+            "| `{} {}` | {} | {} |\n",
+            route.method,
+            route.path,
+            route.role.word(),
+            route.summary
+        );
+        out.push_str(&line);
+    }
+    out
+}
+
+fn document() -> Value {
+    let mut paths = Map::new();
+    for route in all_routes() {
+        // What takes the rest of a path is one name to a client, its slashes encoded or not.
+        let path = route.path.replace("{*", "{");
+        let of_path = paths.entry(path).or_insert_with(|| json!({}));
+        if let Value::Object(of_path) = of_path {
+            let method = route.method.as_str().to_ascii_lowercase();
+            of_path.insert(method, operation(route));
+        }
+    }
+    let schemas: Value = serde_json::from_str(SCHEMAS).unwrap_or_default();
+    json!({
+        "openapi": "3.1.0",
+        "info": {
+            "title": "marshal",
+            "version": env!("CARGO_PKG_VERSION"),
+            "description": "A fleet of agents on one host: pools, slots, sessions, tasks, asks.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "servers": [{"url": "/"}],
+        "security": [{"token": []}],
+        "paths": paths,
+        "components": {
+            "securitySchemes": {
+                "token": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "What stands in the file http.token of the state directory.",
+                },
+            },
+            "schemas": schemas,
+        },
+    })
+}
+
+fn schema_ref(schema: &str) -> Value {
+    json!({"$ref": format!("#/components/schemas/{schema}")})
+}
+
+fn operation(route: &Route) -> Value {
+    let mut parameters: Vec<Value> = names(route.path).map(in_path).collect();
+    parameters.extend(route.query.iter().map(in_query));
+    parameters.extend(route.headers.iter().map(|(name, does, longest)| {
+        json!({
+            "name": name, "in": "header", "required": false, "description": does,
+            "schema": {"type": "string", "minLength": 1, "maxLength": longest},
+        })
+    }));
+    let mut operation = json!({
+        "operationId": route.name,
+        "summary": route.summary,
+        "x-role": route.role.word(),
+        "parameters": parameters,
+        "responses": responses(route),
+    });
+    if let (Some(body), Value::Object(entries)) = (route.body, &mut operation) {
+        let content = json!({"application/json": {"schema": schema_ref(body)}});
+        let body = json!({"required": true, "content": content});
+        entries.insert("requestBody".to_owned(), body);
+    }
+    operation
+}
+
+/// The names in a path.
+fn names(path: &str) -> impl Iterator<Item = &str> {
+    path.split('/')
+        .filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'))
+        .map(|name| name.trim_start_matches('*'))
+}
+
+fn in_path(name: &str) -> Value {
+    let schema = match name {
+        "pool" | "workspace" => {
+            json!({"type": "string", "pattern": "^[a-z0-9][a-z0-9-]{0,31}$"})
+        }
+        "path" => json!({"type": "string", "minLength": 1, "maxLength": 1024}),
+        "slot" => json!({"type": "integer", "minimum": 0, "maximum": u16::MAX}),
+        "task" => json!({
+            "type": "string",
+            "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,127}:[A-Za-z0-9][A-Za-z0-9._-]{0,127}$",
+        }),
+        _ => json!({"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"}),
+    };
+    json!({"name": name, "in": "path", "required": true, "schema": schema})
+}
+
+fn in_query(key: &QueryParam) -> Value {
+    let schema = match key.kind {
+        ParamKind::Limit => {
+            json!({"type": "integer", "minimum": 1, "maximum": LONGEST_PAGE})
+        }
+        ParamKind::Flag => json!({"type": "boolean"}),
+        ParamKind::OneOf(words) => json!({"type": "string", "enum": words}),
+        ParamKind::Text { longest } => {
+            json!({"type": "string", "minLength": 1, "maxLength": longest})
+        }
+    };
+    json!({
+        "name": key.name, "in": "query", "required": false, "description": key.summary,
+        "schema": schema,
+    })
+}
+
+fn responses(route: &Route) -> Value {
+    let (status, schema) = route.response;
+    let done = match schema {
+        NO_BODY => json!({}),
+        STREAM => json!({STREAM: {"schema": {"type": "string"}}}),
+        schema => json!({"application/json": {"schema": schema_ref(schema)}}),
+    };
+    let mut all = Map::new();
+    let mut put = |status: u16, content: Value| {
+        let code = axum::http::StatusCode::from_u16(status).ok();
+        let said = code.and_then(|code| code.canonical_reason());
+        let mut response = json!({"description": said.unwrap_or("An answer")});
+        if content != json!({}) {
+            response["content"] = content;
+        }
+        all.insert(status.to_string(), response);
+    };
+    if schema == STREAM {
+        // The same over a WebSocket, where the request asks for one.
+        put(101, json!({}));
+    }
+    put(status, done);
+    let of_body: &[u16] = if route.body.is_some() {
+        &BODY_ERRORS
+    } else {
+        &[]
+    };
+    for status in COMMON_ERRORS
+        .iter()
+        .chain(of_body)
+        .chain(route.error_statuses)
+    {
+        put(
+            *status,
+            json!({"application/problem+json": {"schema": schema_ref("Problem")}}),
+        );
+    }
+    Value::Object(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn every_route_has_a_name_and_schemas_of_its_own_and_no_schema_is_left_over() {
+        let schemas: Map<String, Value> = serde_json::from_str(SCHEMAS).expect("schemas");
+        let text = serde_json::to_string(&document()).expect("JSON");
+        for name in schemas.keys() {
+            let uses = text.matches(&format!("schemas/{name}\"")).count();
+            assert!(uses > 0, "nothing uses {name}");
+        }
+        let mut seen = BTreeSet::new();
+        for route in all_routes() {
+            assert!(seen.insert(route.name), "{} is there twice", route.name);
+            for schema in route.body.iter().chain([&route.response.1]) {
+                let known = [STREAM, NO_BODY].contains(schema) || schemas.contains_key(*schema);
+                assert!(known, "{}: no schema {schema}", route.path);
+            }
+        }
+        let places: Vec<(&str, &str)> = all_routes()
+            .map(|route| (route.path, route.method.as_str()))
+            .collect();
+        let mut sorted = places.clone();
+        sorted.sort_unstable();
+        sorted.dedup();
+        assert_eq!(places, sorted, "by path, each once");
+    }
+}

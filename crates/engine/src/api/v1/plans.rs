@@ -1,0 +1,130 @@
+//! The plan of a chat over HTTP: how it stands, and its approval.
+//!
+//! Owns what these pages take and give. Must not know who works a plan.
+
+use axum::http::StatusCode;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::chats::{chat_params, read};
+use super::error::ApiError;
+use super::request_context::RequestContext;
+use super::views::respond_ok;
+use super::{AppState, HandlerResult};
+use crate::chat::{PlanView, ReviewDecision, StartedWork};
+use marshal_journal::{PlanItem, PlanReview};
+use marshal_model::limits;
+use marshal_model::{ChatPhase, ItemState, RoleName, SessionId};
+
+/// A person's yes.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Approve {
+    sha256: Option<String>,
+}
+
+/// A person's no.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Reject {
+    reason: String,
+}
+
+/// What is told of work that begins.
+pub(super) fn started_json(begun: &StartedWork, place: &str) -> Value {
+    let members = begun.members.iter().map(|(chat, role, is_planner)| {
+        json!({
+            "chat_id": chat.as_str(),
+            "role": role.as_str(),
+            "planner": is_planner,
+        })
+    });
+    json!({
+        "chat_id": begun.chat.as_str(),
+        "turn_id": null,
+        "sequence": 0,
+        "plan_id": begun.plan,
+        "members": members.collect::<Vec<_>>(),
+        "events": format!("{place}/events"),
+    })
+}
+
+pub(super) async fn plan(desk: AppState, call: RequestContext) -> HandlerResult {
+    let (chats, workspace, chat) = chat_params(&desk, &call)?;
+    respond_ok(&view(&chats.plan(workspace, chat).await?))
+}
+
+pub(super) async fn approve(desk: AppState, call: RequestContext) -> HandlerResult {
+    let (chats, workspace, chat) = chat_params(&desk, &call)?;
+    let Approve { sha256 } = read(&call)?;
+    let said = ReviewDecision::Approve { sha256 };
+    let chat = chats.review(workspace, chat, call.approver.to_string(), said);
+    let chat = chat.await?;
+    respond_ok(&json!({"status": "approved", "chat_id": chat.as_str()}))
+}
+
+pub(super) async fn reject(desk: AppState, call: RequestContext) -> HandlerResult {
+    let (chats, workspace, chat) = chat_params(&desk, &call)?;
+    let Reject { reason } = read(&call)?;
+    let most = limits::PLAN_REASON_BYTES;
+    if reason.trim().is_empty() || reason.len() > most {
+        let detail = format!("\"reason\" is a text of 1 to {most} bytes: the planner is told it");
+        return Err(ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, detail));
+    }
+    let said = ReviewDecision::Reject { why: reason };
+    let chat = chats.review(workspace, chat, call.approver.to_string(), said);
+    let chat = chat.await?;
+    respond_ok(&json!({"status": "rejected", "chat_id": chat.as_str()}))
+}
+
+fn view(of: &PlanView) -> Value {
+    let there = of.items.iter().filter(|item| item.state != ItemState::Gone);
+    let done = there.clone().filter(|item| item.state == ItemState::Done);
+    let members = of.members.iter().map(|member| {
+        json!({
+            "chat_id": member.session.as_str(),
+            "role": member.role.as_str(),
+            "planner": member.settings.planner.is_some(),
+            "running": member.running.is_some(),
+        })
+    });
+    let progress = &of.chat.progress;
+    json!({
+        "chat_id": of.chat.session.as_str(),
+        "plan_id": of.chat.settings.plan_path,
+        "phase": of.chat.phase.map(ChatPhase::word),
+        "done": done.count(),
+        "total": there.clone().count(),
+        "approved_sha256": progress.approved_digest,
+        "rounds": progress.rounds,
+        "outcome": progress.outcome.map(marshal_model::TurnOutcome::word),
+        "reason": progress.reason,
+        "items": there.map(item).collect::<Vec<_>>(),
+        "reviews": of.reviews.iter().map(review).collect::<Vec<_>>(),
+        "members": members.collect::<Vec<_>>(),
+        "roles": of.chat.settings.roles.iter().map(RoleName::as_str).collect::<Vec<_>>(),
+    })
+}
+
+fn item(item: &PlanItem) -> Value {
+    json!({
+        "step": item.ordinal,
+        "content": item.content.raw(),
+        "state": item.state.word(),
+        "by_agent": item.by_agent,
+        "chat_id": item.claimed_by.as_ref().map(SessionId::as_str),
+        "tries": item.tries,
+        "changed_ms": item.at_ms,
+    })
+}
+
+fn review(review: &PlanReview) -> Value {
+    json!({
+        "status": review.state.word(),
+        "sha256": review.sha256,
+        "by": review.by,
+        "rules": review.rules,
+        "reason": review.why.raw(),
+        "at_ms": review.at_ms,
+    })
+}

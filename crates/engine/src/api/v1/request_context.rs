@@ -1,0 +1,224 @@
+//! One request, read as its route's row says: names of the path, query, body.
+//!
+//! Owns what is refused before a handler sees it. Must not know what is asked for.
+
+use std::collections::BTreeMap;
+
+use axum::body::{self, Body};
+use axum::extract::{RawPathParams, Request};
+use axum::http::{HeaderMap, StatusCode, header};
+use serde::de::DeserializeOwned;
+use tokio::time::Instant;
+
+use super::error::ApiError;
+use super::routes::{ParamKind, Route, STREAM};
+use crate::api::tokens::Caller;
+use crate::api::web_socket::UpgradeRequest;
+use marshal_config::Approver;
+use marshal_model::Role;
+use marshal_model::limits;
+use marshal_model::untrusted::escape_for_display;
+
+/// Items of a page where the request does not say.
+pub(super) const PAGE: u32 = 100;
+/// The most items of a page.
+pub(super) const LONGEST_PAGE: u32 = 500;
+
+/// See the head of this file.
+pub(super) struct RequestContext {
+    pub(super) approver: Approver,
+    /// What who asks may.
+    pub(super) role: Role,
+    pub(super) headers: HeaderMap,
+    /// Until when its connection lives.
+    pub(super) deadline: Instant,
+    /// It wants a stream as messages of a WebSocket.
+    pub(super) websocket: Option<UpgradeRequest>,
+    path_params: BTreeMap<String, String>,
+    query: BTreeMap<String, String>,
+    body: Vec<u8>,
+}
+
+impl RequestContext {
+    pub(super) async fn from_request(
+        route: &Route,
+        caller: Caller,
+        until: Instant,
+        names: &RawPathParams,
+        request: Request,
+    ) -> Result<Self, ApiError> {
+        let names = names.iter();
+        let names = names.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let names = names.collect();
+        let query = query(route, request.uri().query().unwrap_or(""))?;
+        let headers = request.headers().clone();
+        let (mut parts, body) = request.into_parts();
+        let socket = match route.response.1 {
+            STREAM => UpgradeRequest::from_parts(&mut parts)
+                .await
+                .map_err(ApiError::bad_request)?,
+            _ => None,
+        };
+        let body = match route.body {
+            None => Vec::new(),
+            Some(_) => json_body(&headers, body, route.body_bytes).await?,
+        };
+        Ok(Self {
+            approver: caller.approver,
+            role: caller.role,
+            headers,
+            deadline: until,
+            websocket: socket,
+            path_params: names,
+            query,
+            body,
+        })
+    }
+
+    /// What stands in the path's place of this name.
+    pub(super) fn path_param(&self, name: &str) -> &str {
+        self.path_params.get(name).map_or("", String::as_str)
+    }
+
+    /// What the query gives, if it gives it.
+    pub(super) fn query_param(&self, name: &str) -> Option<&str> {
+        self.query.get(name).map(String::as_str)
+    }
+
+    /// A switch of the query.
+    pub(super) fn flag(&self, name: &str) -> Option<bool> {
+        self.query_param(name).map(|word| word == "true")
+    }
+
+    /// How many items are wanted.
+    pub(super) fn limit(&self) -> usize {
+        let given = self.query_param("limit").and_then(|text| text.parse().ok());
+        given.unwrap_or(PAGE as usize)
+    }
+
+    /// The body, strictly.
+    pub(super) fn body<T: DeserializeOwned>(&self) -> Result<T, ApiError> {
+        if !self.body.trim_ascii_start().starts_with(b"{") {
+            return Err(ApiError::bad_request("the body is no JSON object"));
+        }
+        let read = serde_json::from_slice(&self.body);
+        read.map_err(|error| {
+            ApiError::bad_request(format!(
+                "the body: {}",
+                escape_for_display(&error.to_string(), 300)
+            ))
+        })
+    }
+
+    /// The body as it came.
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.body
+    }
+}
+
+/// Reads a query strictly: every key is one of the route's, and is given once.
+fn query(route: &Route, text: &str) -> Result<BTreeMap<String, String>, ApiError> {
+    let mut found = BTreeMap::new();
+    for piece in text.split('&').filter(|piece| !piece.is_empty()) {
+        let (key, value) = piece.split_once('=').unwrap_or((piece, ""));
+        let (Some(key), Some(value)) = (percent_decode(key), percent_decode(value)) else {
+            return Err(ApiError::bad_request(
+                "the query is no text in percent-encoding",
+            ));
+        };
+        let shown = escape_for_display(&key, 60);
+        let Some(known) = route.query.iter().find(|known| known.name == key) else {
+            let names: Vec<&str> = route.query.iter().map(|known| known.name).collect();
+            let there_are = match names.as_slice() {
+                [] => "this resource has none".to_owned(),
+                names => format!("there are {}", names.join(", ")),
+            };
+            return Err(ApiError::bad_request(format!(
+                "unknown query key {shown:?}; {there_are}"
+            )));
+        };
+        let fits = match known.kind {
+            ParamKind::Limit => value.parse::<u32>().is_ok_and(|number| {
+                (1..=LONGEST_PAGE).contains(&number) && !value.starts_with('+')
+            }),
+            ParamKind::Flag => matches!(value.as_str(), "true" | "false"),
+            ParamKind::OneOf(words) => words.contains(&value.as_str()),
+            ParamKind::Text { longest } => !value.is_empty() && value.chars().count() <= longest,
+        };
+        if !fits {
+            return Err(ApiError::bad_request(format!(
+                "query key {shown:?} must be {}",
+                known.kind.describe()
+            )));
+        }
+        if found.insert(key, value).is_some() {
+            return Err(ApiError::bad_request(format!(
+                "query key {shown:?} is given twice"
+            )));
+        }
+    }
+    Ok(found)
+}
+
+/// Undoes percent-encoding, and `+` for a blank; `None` if it is none, or no text.
+fn percent_decode(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        bytes.push(match byte {
+            b'+' => b' ',
+            b'%' => {
+                let mut digit = || char::from(rest.next()?).to_digit(16);
+                let (high, low) = (digit()?, digit()?);
+                u8::try_from(high * 16 + low).ok()?
+            }
+            other => other,
+        });
+    }
+    String::from_utf8(bytes).ok()
+}
+
+async fn json_body(headers: &HeaderMap, body: Body, most: u64) -> Result<Vec<u8>, ApiError> {
+    let is_json = headers.get(header::CONTENT_TYPE).is_some_and(|of| {
+        let of = of.as_bytes();
+        of == b"application/json" || of.starts_with(b"application/json;")
+    });
+    if !is_json {
+        let detail = "the body must be application/json";
+        return Err(
+            ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, detail).with_connection_close()
+        );
+    }
+    let most = usize::try_from(most).unwrap_or(usize::MAX);
+    let length = headers.get(header::CONTENT_LENGTH);
+    let length = length.and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
+    if length.is_some_and(|length| length > most) {
+        let detail = format!("the body has at most {most} bytes");
+        return Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, detail).with_connection_close());
+    }
+    let read = body::to_bytes(body, most);
+    match tokio::time::timeout(limits::HTTP_BODY_TIMEOUT, read).await {
+        Ok(Ok(body)) => Ok(body.into()),
+        Ok(Err(_)) => {
+            Err(ApiError::bad_request("the body did not come whole").with_connection_close())
+        }
+        Err(_) => {
+            let detail = "the body did not come in time";
+            Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, detail).with_connection_close())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percent_encoding_is_undone_or_refused() {
+        assert_eq!(percent_decode("a%20b+c").as_deref(), Some("a b c"));
+        assert_eq!(percent_decode("%E2%82%AC").as_deref(), Some("\u{20ac}"));
+        for bad in ["%", "%4", "%zz", "%+1", "%ff"] {
+            assert_eq!(percent_decode(bad), None, "{bad}");
+        }
+    }
+}

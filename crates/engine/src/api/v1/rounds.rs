@@ -1,0 +1,67 @@
+//! What a client is told of a chat that goes on by itself, and the bounds that it gives for one.
+//!
+//! Must not know what follows.
+
+use axum::http::StatusCode;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::error::ApiError;
+use marshal_journal::StoredChat;
+use marshal_model::budget::{NANOS_PER_DOLLAR, nanos_from_dollars};
+use marshal_model::{ChatBounds, ChatMode, ChatPhase, TurnOutcome};
+
+/// Where work ends that goes on by itself.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Bounds {
+    turns: Option<u32>,
+    seconds: Option<u64>,
+    tokens: Option<u64>,
+    cost_usd: Option<f64>,
+}
+
+impl Bounds {
+    /// What is wanted.
+    pub(super) fn read(self) -> Result<ChatBounds, ApiError> {
+        let wrong = || {
+            let detail = "\"limits.cost_usd\" is a number of US dollars above 0";
+            ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, detail)
+        };
+        let cost = self
+            .cost_usd
+            .map(|amount| nanos_from_dollars(amount).ok_or_else(wrong));
+        Ok(ChatBounds {
+            turns: self.turns,
+            seconds: self.seconds,
+            tokens: self.tokens,
+            cost: cost.transpose()?,
+        })
+    }
+}
+
+/// How far such a chat is; null of an ordinary one.
+pub(super) fn view(chat: &StoredChat) -> Value {
+    if chat.mode != ChatMode::Autonomous {
+        return Value::Null;
+    }
+    let (settings, progress) = (&chat.settings, &chat.progress);
+    json!({
+        "over": chat.phase == Some(ChatPhase::Over),
+        "outcome": progress.outcome.map(TurnOutcome::word),
+        "reason": progress.reason,
+        "check": settings.check_command,
+        "plan_id": settings.plan_path,
+        "limits": {
+            "turns": settings.bounds.turns,
+            "seconds": settings.bounds.seconds,
+            "tokens": settings.bounds.tokens,
+            "cost_usd": settings.bounds.cost.map(in_dollars),
+        },
+    })
+}
+
+#[expect(clippy::cast_precision_loss, reason = "it is shown, not counted with")]
+fn in_dollars(nano: u64) -> f64 {
+    nano as f64 / NANOS_PER_DOLLAR as f64
+}

@@ -1,0 +1,295 @@
+//! The tasks: `GET /api/v1/tasks…`, `POST /api/v1/tasks`, `…/cancel`.
+//!
+//! Owns what a key of idempotency means: the run of a task that comes with one has an id made of it, so
+//! that the journal itself takes it in once. Must not know actors, or SQL.
+
+use std::path::PathBuf;
+
+use axum::http::StatusCode;
+use axum::response::Response;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+use super::error::ApiError;
+use super::fleet::{operator_error, pool_filter};
+use super::request_context::RequestContext;
+use super::views::{List, Task, respond, respond_ok, task_id};
+use super::{AppState, HandlerResult};
+use crate::api::run_stream::{Ledger, new_run_id};
+use crate::api::task_rules;
+use marshal_fleet::SubmitError;
+use marshal_journal::{Reader, StoredTask, TaskQuery, codec};
+use marshal_model::untrusted::escape_for_display;
+use marshal_model::{PoolName, RunId, TaskId, TaskRef, TaskSpec, UntrustedText, WorkspaceName};
+
+/// The journal's word for who gave these tasks.
+const COMMAND: &str = "api";
+/// A task's id in its run, which has no other one.
+const ONLY_TASK_ID: &str = "1";
+/// The most tasks that one may come after.
+const TASK_AFTER: usize = 64;
+/// The longest key of idempotency.
+const KEY: usize = 200;
+
+pub(super) async fn list(desk: AppState, call: RequestContext) -> HandlerResult {
+    let pool = pool_filter(&desk, &call)?.map(|pool| pool.to_string());
+    let query = TaskQuery {
+        pool,
+        run: call.query_param("run").map(str::to_owned),
+        state: call.query_param("state").map(str::to_owned),
+        before: call.query_param("cursor").map(parse_cursor).transpose()?,
+    };
+    let limit = call.limit();
+    let read = move |reader: &Reader| reader.tasks_page(&query, limit + 1);
+    let mut rows = desk.journal.read(read).await?;
+    let more = rows.len() > limit;
+    rows.truncate(limit);
+    let last = rows.last();
+    let last = last.map(|(run, row)| format!("{}:{run}:{}", row.queued_at_us, row.id));
+    let items = rows
+        .into_iter()
+        .map(|(run, row)| Task::from_row(run, row, false));
+    respond_ok(&List {
+        items: items.collect(),
+        next: last.filter(|_| more),
+    })
+}
+
+/// Reads a cursor.
+fn parse_cursor(text: &str) -> Result<(i64, String, String), ApiError> {
+    let bad = || ApiError::bad_request("query key \"cursor\" is no `next` of a page");
+    let (at, rest) = text.split_once(':').ok_or_else(bad)?;
+    let (run, task) = parse_task_id(rest).ok_or_else(bad)?;
+    let at = at.parse().map_err(|_| bad())?;
+    Ok((at, run.to_string(), task.to_string()))
+}
+
+/// Reads a task's id over all runs.
+pub(super) fn parse_task_id(text: &str) -> Option<(RunId, TaskId)> {
+    let (run, task) = text.split_once(':')?;
+    Some((RunId::new(run).ok()?, TaskId::new(task).ok()?))
+}
+
+pub(super) async fn get(desk: AppState, call: RequestContext) -> HandlerResult {
+    let (run, _, row) = find_task(&desk, &call).await?;
+    respond_ok(&Task::from_row(run.to_string(), row, true))
+}
+
+/// The task that the path names.
+pub(super) async fn find_task(
+    desk: &AppState,
+    call: &RequestContext,
+) -> Result<(RunId, TaskId, StoredTask), ApiError> {
+    let gone = || {
+        ApiError::not_found(
+            "there is no such task, or it was removed because of its age; an id is RUN:TASK",
+        )
+    };
+    let (run, task) = parse_task_id(call.path_param("task")).ok_or_else(gone)?;
+    let asked = (run.clone(), task.clone());
+    let read = move |reader: &Reader| reader.task(&asked.0, &asked.1);
+    let found = desk.journal.read(read).await?;
+    Ok((run, task, found.ok_or_else(gone)?))
+}
+
+/// What a client may say of a task. A workspace is named as the configuration has it, never by a path.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NewTask {
+    prompt: String,
+    #[serde(default)]
+    pool: Option<String>,
+    #[serde(default)]
+    workspace: Option<String>,
+    #[serde(default)]
+    check: Option<Vec<String>>,
+    #[serde(default)]
+    attempts: Option<u64>,
+    #[serde(default)]
+    files: Vec<String>,
+    #[serde(default)]
+    embed: Vec<String>,
+    #[serde(default)]
+    policy_layer: Option<String>,
+    #[serde(default)]
+    priority: Option<i64>,
+    #[serde(default)]
+    after: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct SubmittedTask {
+    id: String,
+    run: String,
+    task: &'static str,
+}
+
+impl NewTask {
+    fn spec(self) -> Result<TaskSpec, (&'static str, String)> {
+        task_rules::check_prompt(&self.prompt).map_err(|e| ("prompt", e))?;
+        let pool = self.pool.as_deref().map(PoolName::new).transpose();
+        let pool = pool.map_err(|error| ("pool", escape_for_display(&error.to_string(), 200)))?;
+        let attempts = self.attempts.map(task_rules::check_attempts).transpose();
+        task_rules::check_files(&self.files).map_err(|e| ("files", e))?;
+        task_rules::check_files(&self.embed).map_err(|e| ("embed", e))?;
+        if let Some(name) = &self.policy_layer {
+            task_rules::check_policy_layer(name).map_err(|e| ("policy_layer", e))?;
+        }
+        if let Some(check) = &self.check {
+            task_rules::check_argv(check).map_err(|e| ("check", e))?;
+        }
+        let priority = task_rules::check_priority(Some(self.priority.unwrap_or(0)));
+        if self.after.len() > TASK_AFTER {
+            let why = format!("names {} tasks; at most {TASK_AFTER} fit", self.after.len());
+            return Err(("after", why));
+        }
+        let after = self.after.iter().map(|of| TaskRef::parse(of));
+        let after: Result<Vec<_>, _> = after.collect();
+        let bad = |_| {
+            (
+                "after",
+                "holds what is no id of a task, such as RUN:TASK".to_owned(),
+            )
+        };
+        Ok(TaskSpec {
+            id: TaskId::new(ONLY_TASK_ID).map_err(|error| ("id", error.to_string()))?,
+            prompt: UntrustedText::new(self.prompt),
+            pool,
+            workspace: None,
+            attempts: attempts.map_err(|e| ("attempts", e))?,
+            check: self.check,
+            files: self.files,
+            embedded_files: self.embed,
+            policy_layer: self.policy_layer,
+            priority: priority.map_err(|e| ("priority", e))?,
+            depends_on: after.map_err(bad)?,
+        })
+    }
+}
+
+/// The run of a task with a key.
+fn idempotent_run_id(call: &RequestContext) -> Result<Option<RunId>, ApiError> {
+    let mut given = call.headers.get_all("idempotency-key").iter();
+    let Some(key) = given.next() else {
+        return Ok(None);
+    };
+    let is_key = |key: &str| (1..=KEY).contains(&key.len());
+    let bad = || {
+        ApiError::bad_request(format!(
+            "Idempotency-Key must be one text of 1 to {KEY} characters"
+        ))
+    };
+    let key = key
+        .to_str()
+        .ok()
+        .filter(|key| is_key(key) && given.next().is_none());
+    let digest = Sha256::digest(key.ok_or_else(bad)?.as_bytes());
+    RunId::new(&format!("key-{}", hex::encode(digest)))
+        .map(Some)
+        .map_err(|_| bad())
+}
+
+pub(super) async fn submit(desk: AppState, call: RequestContext) -> HandlerResult {
+    let run = idempotent_run_id(&call)?;
+    let mut wanted: NewTask = call.body()?;
+    let workspace = wanted.workspace.take();
+    let bad = |(key, why): (&str, String)| ApiError::bad_request(format!("key {key:?} {why}"));
+    let mut spec = wanted.spec().map_err(bad)?;
+    spec.workspace = match workspace {
+        Some(name) => Some(resolve_workspace(&desk, &name).await?),
+        None => None,
+    };
+    let is_keyed = run.is_some();
+    if let Some(run) = &run
+        && let Some(taken) = find_earlier(&desk, run, &spec).await?
+    {
+        return Ok(taken);
+    }
+    let run = match run {
+        Some(run) => run,
+        None => new_run_id().map_err(|_| ApiError::unavailable("there is no new id"))?,
+    };
+    match desk
+        .fleet
+        .submit(run.clone(), COMMAND, vec![spec.clone()])
+        .await
+    {
+        Ok(reports) => {
+            desk.runs.insert(&Ledger::collect(run.clone(), 1, reports));
+            respond_submitted(&run)
+        }
+        // Somebody was faster with the same key.
+        Err(SubmitError::Rejected(why)) if is_keyed => {
+            let earlier = find_earlier(&desk, &run, &spec).await?;
+            earlier.ok_or_else(|| ApiError::unavailable(why))
+        }
+        Err(error) => Err(submit_error(&error)),
+    }
+}
+
+/// Where a workspace of the configuration is, all links followed, as the journal has it.
+async fn resolve_workspace(desk: &AppState, name: &str) -> Result<PathBuf, ApiError> {
+    let refused = |why: &str| {
+        let name = escape_for_display(name, 60);
+        let detail = format!("key \"workspace\" names {name:?}, {why}");
+        ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, detail)
+    };
+    let none = || refused("which is no [workspace.NAME] of the configuration");
+    let known = WorkspaceName::new(name).map_err(|_| none())?;
+    let config = desk.active_config.lock().await;
+    let found = config.workspaces.get(&known).ok_or_else(none)?;
+    let path = found.path.clone();
+    drop(config);
+    let found = tokio::task::spawn_blocking(move || path.canonicalize()).await;
+    let gone = || refused("whose directory is not there: make it, or correct its path");
+    found.ok().and_then(Result::ok).ok_or_else(gone)
+}
+
+fn respond_submitted(run: &RunId) -> HandlerResult {
+    let taken = SubmittedTask {
+        id: task_id(run.as_str(), ONLY_TASK_ID),
+        run: run.to_string(),
+        task: ONLY_TASK_ID,
+    };
+    respond(StatusCode::ACCEPTED, &taken)
+}
+
+/// What the journal has of a key: the same task, another one, or none.
+async fn find_earlier(
+    desk: &AppState,
+    run: &RunId,
+    spec: &TaskSpec,
+) -> Result<Option<Response>, ApiError> {
+    let (asked, id) = (run.clone(), spec.id.clone());
+    let read = move |reader: &Reader| reader.task(&asked, &id);
+    let Some(row) = desk.journal.read(read).await? else {
+        return Ok(None);
+    };
+    let stored = codec::read_spec(&row.id, &row.prompt, &row.spec);
+    if stored.is_ok_and(|stored| stored == *spec) {
+        return respond_submitted(run).map(Some);
+    }
+    let detail = "this Idempotency-Key was used for another task: take a new one";
+    Err(ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, detail))
+}
+
+fn submit_error(error: &SubmitError) -> ApiError {
+    let status = match error {
+        SubmitError::Pool { .. } => StatusCode::UNPROCESSABLE_ENTITY,
+        SubmitError::TooMany => StatusCode::TOO_MANY_REQUESTS,
+        _ => StatusCode::SERVICE_UNAVAILABLE,
+    };
+    ApiError::new(status, error.to_string())
+}
+
+pub(super) async fn cancel(desk: AppState, call: RequestContext) -> HandlerResult {
+    let (run, task, row) = find_task(&desk, &call).await?;
+    let gone = |_| ApiError::conflict("its pool is not in the configuration any more");
+    let pool = PoolName::new(&row.pool).map_err(gone)?;
+    let cancelled = desk.fleet.cancel_task(&pool, run.clone(), task).await;
+    cancelled.map_err(operator_error)?;
+    respond(
+        StatusCode::ACCEPTED,
+        &Task::from_row(run.to_string(), row, true),
+    )
+}

@@ -1,0 +1,265 @@
+//! What the routes show, as JSON.
+//!
+//! Owns the forms: lists with their cursors, times as RFC 3339. `schemas.json` says the same to
+//! clients. Must not know where things come from.
+
+#![allow(
+    clippy::struct_field_names,
+    reason = "fields are the words that clients read"
+)]
+
+use axum::http::StatusCode;
+use axum::response::Response;
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use super::HandlerResult;
+use crate::api::approval_routes::json;
+use marshal_fleet::{PoolView, SlotView};
+use marshal_journal::{StoredSession, StoredTask, codec};
+
+/// One page of a list.
+#[derive(Serialize)]
+pub(super) struct List<T> {
+    pub(super) items: Vec<T>,
+    /// Where the next page begins; `None`: this was the last one.
+    pub(super) next: Option<String>,
+}
+
+/// An answer with a body.
+pub(super) fn respond(status: StatusCode, body: &impl Serialize) -> HandlerResult {
+    Ok(json(status, body))
+}
+
+/// What was asked for.
+pub(super) fn respond_ok(body: &impl Serialize) -> HandlerResult {
+    respond(StatusCode::OK, body)
+}
+
+/// A page of what is in memory, by its names: those after the cursor's.
+pub(super) fn respond_page<T: Serialize>(
+    all: impl IntoIterator<Item = T>,
+    name: impl Fn(&T) -> String,
+    cursor: Option<&str>,
+    limit: usize,
+) -> Response {
+    let mut all: Vec<(String, T)> = all.into_iter().map(|item| (name(&item), item)).collect();
+    all.sort_by(|(one, _), (other, _)| one.cmp(other));
+    let mut rest = all
+        .into_iter()
+        .filter(|(name, _)| cursor.is_none_or(|cursor| name.as_str() > cursor));
+    let taken: Vec<(String, T)> = rest.by_ref().take(limit).collect();
+    let next = rest.next().and(taken.last().map(|(name, _)| name.clone()));
+    let items = taken.into_iter().map(|(_, item)| item).collect();
+    json(StatusCode::OK, &List { items, next })
+}
+
+/// A time in microseconds since the Unix epoch.
+pub(super) fn time(at_us: i64) -> String {
+    let at = jiff::Timestamp::from_microsecond(at_us);
+    at.unwrap_or(jiff::Timestamp::UNIX_EPOCH).to_string()
+}
+
+/// The same document with `KEY` as RFC 3339 wherever it has `KEY_us` in microseconds.
+pub(super) fn add_rfc3339_times(value: Value) -> Value {
+    match value {
+        Value::Array(items) => items.into_iter().map(add_rfc3339_times).collect(),
+        Value::Object(entries) => {
+            let entry = |(key, value): (String, Value)| match (key.strip_suffix("_us"), &value) {
+                (Some(plain), Value::Number(number)) => {
+                    let at = number.as_i64().map_or(Value::Null, |at| time(at).into());
+                    (plain.to_owned(), at)
+                }
+                _ => (key, add_rfc3339_times(value)),
+            };
+            Value::Object(entries.into_iter().map(entry).collect::<Map<_, _>>())
+        }
+        other => other,
+    }
+}
+
+/// The same of what can be written.
+pub(super) fn to_json_with_times(body: &impl Serialize) -> Value {
+    add_rfc3339_times(serde_json::to_value(body).unwrap_or_default())
+}
+
+/// A pool.
+#[derive(Serialize)]
+pub(super) struct Pool {
+    pub(super) pool: String,
+    /// How many slots get tasks.
+    size: u16,
+    /// How many there are.
+    slots: u16,
+    flow: String,
+    launcher: String,
+    sandbox: Option<String>,
+    network: String,
+    policy: String,
+    tasks: usize,
+    asks: usize,
+    lacks: Vec<String>,
+    weak: Vec<String>,
+}
+
+impl Pool {
+    pub(super) fn from_view(view: PoolView) -> Self {
+        Self {
+            pool: view.name.to_string(),
+            size: view.width,
+            slots: view.size,
+            flow: view.phase.to_string(),
+            launcher: view.launcher.to_string(),
+            sandbox: view.sandbox,
+            network: view.network.to_string(),
+            policy: view.policy,
+            tasks: view.tasks,
+            asks: view.pending_approvals,
+            lacks: view.sandbox_gaps.iter().map(ToString::to_string).collect(),
+            weak: view.configured_gaps,
+        }
+    }
+}
+
+/// A slot.
+#[derive(Serialize)]
+pub(super) struct Slot {
+    slot: String,
+    pub(super) pool: String,
+    pub(super) number: u16,
+    state: String,
+    pid: Option<u32>,
+    started_at: Option<String>,
+    task: Option<String>,
+    session: Option<String>,
+    note: Option<String>,
+    last_exit_code: Option<i32>,
+}
+
+impl Slot {
+    pub(super) fn from_view(view: SlotView) -> Self {
+        #[allow(clippy::cast_possible_truncation, reason = "a time of this century")]
+        let started_at = view.started_at.map(|at| time((at * 1e6) as i64));
+        Self {
+            slot: view.slot.to_string(),
+            pool: view.slot.pool.to_string(),
+            number: view.slot.index,
+            state: view.state.to_string(),
+            pid: view.pid,
+            started_at,
+            task: view.task.map(|task| task.to_string()),
+            session: view.session.map(|session| session.to_string()),
+            note: view.note,
+            last_exit_code: view.last_exit_code,
+        }
+    }
+}
+
+/// A session.
+#[derive(Serialize)]
+pub(super) struct Session {
+    session: String,
+    pool: String,
+    slot: String,
+    run: Option<String>,
+    task: Option<String>,
+    attempt: u32,
+    /// It has not ended.
+    open: bool,
+    /// It has a slot now.
+    working: bool,
+    begun_at: String,
+    ended_at: Option<String>,
+    class: Option<String>,
+}
+
+impl Session {
+    pub(super) fn from_row(row: StoredSession, working: bool) -> Self {
+        let task = row.run.as_ref().zip(row.task.as_ref());
+        let task = task.map(|(run, task)| task_id(run, task));
+        Self {
+            slot: format!("{}/{}", row.pool, row.slot),
+            session: row.session,
+            pool: row.pool,
+            task,
+            run: row.run,
+            attempt: row.attempt,
+            open: row.ended_at_us.is_none(),
+            working,
+            begun_at: time(row.begun_at_us),
+            ended_at: row.ended_at_us.map(time),
+            class: row.class,
+        }
+    }
+}
+
+/// A task's id over all runs.
+pub(super) fn task_id(run: &str, task: &str) -> String {
+    format!("{run}:{task}")
+}
+
+/// A task.
+#[derive(Serialize)]
+pub(super) struct Task {
+    id: String,
+    run: String,
+    task: String,
+    pool: String,
+    prompt: String,
+    priority: i8,
+    after: Vec<String>,
+    state: String,
+    outcome: Option<String>,
+    detail: Option<String>,
+    attempts: u32,
+    slot: Option<String>,
+    session: Option<String>,
+    queued_at: String,
+    begun_at: Option<String>,
+    ended_at: Option<String>,
+    /// Its report, as `run --results` writes it.
+    result: Option<Value>,
+}
+
+impl Task {
+    /// With `whole` also its report.
+    pub(super) fn from_row(run: String, row: StoredTask, whole: bool) -> Self {
+        let result = row.result.filter(|_| whole);
+        let spec = codec::read_spec(&row.id, &row.prompt, &row.spec).ok();
+        let after = spec.iter().flat_map(|spec| &spec.depends_on);
+        Self {
+            priority: spec.as_ref().map_or(0, |spec| spec.priority),
+            after: after.map(ToString::to_string).collect(),
+            id: task_id(&run, &row.id),
+            run,
+            task: row.id,
+            slot: row.slot.map(|slot| format!("{}/{slot}", row.pool)),
+            pool: row.pool,
+            prompt: row.prompt.raw().to_owned(),
+            state: row.state,
+            outcome: row.outcome,
+            detail: row.detail,
+            attempts: row.attempts,
+            session: row.session,
+            queued_at: time(row.queued_at_us),
+            begun_at: row.begun_at_us.map(time),
+            ended_at: row.ended_at_us.map(time),
+            result: result.and_then(|text| serde_json::from_str(&text).ok()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_written_as_people_read_them() {
+        let told =
+            add_rfc3339_times(serde_json::json!({"at_us": 0, "a": [{"b_us": 1_500_000}], "us": 1}));
+        let want = serde_json::json!({
+            "at": "1970-01-01T00:00:00Z", "a": [{"b": "1970-01-01T00:00:01.5Z"}], "us": 1
+        });
+        assert_eq!(told, want);
+    }
+}

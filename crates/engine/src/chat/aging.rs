@@ -1,0 +1,56 @@
+//! Chats that nobody uses any more are closed, so that the journal forgets them like everything that
+//! has ended.
+//!
+//! Must not know how a chat is closed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+use super::Inner;
+use marshal_model::SessionId;
+use marshal_model::limits;
+
+/// The shortest time between two looks.
+const LEAST: Duration = Duration::from_secs(1);
+
+/// Until the supervisor stops.
+pub(super) async fn run(chats: Arc<Inner>) {
+    loop {
+        let most = chats.config.current().chat.close_after;
+        let every = (most / 4).clamp(LEAST, limits::CHAT_IDLE_CHECK_INTERVAL);
+        let most_ms = i64::try_from(most.as_millis()).unwrap_or(i64::MAX);
+        tokio::select! {
+            () = chats.stop.cancelled() => return,
+            () = sleep(every) => {}
+        }
+        let before_ms = chats.fleet.now_ms().saturating_sub(most_ms);
+        if let Err(why) = close_unused_chats(&chats, before_ms).await {
+            tracing::warn!(why, "unused chats stay open for now");
+        }
+    }
+}
+
+/// One look at all of them, page by page.
+async fn close_unused_chats(chats: &Inner, before_ms: i64) -> Result<(), String> {
+    let mut after: Option<SessionId> = None;
+    loop {
+        let from = after.clone();
+        let read = chats
+            .readers
+            .read(move |reader| reader.idle_chats(before_ms, from.as_ref(), limits::CHAT_PAGE));
+        let page = read.await?;
+        let Some(last) = page.last().cloned() else {
+            return Ok(());
+        };
+        for chat in page {
+            match chats.close_unused(&chat, before_ms).await {
+                Ok(true) => tracing::info!(%chat, "a chat that nobody used is closed"),
+                Ok(false) => {}
+                Err(error) => return Err(error.to_string()),
+            }
+        }
+        after = Some(last);
+    }
+}

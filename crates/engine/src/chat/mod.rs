@@ -1,0 +1,593 @@
+//! Chats: conversations that clients reach by an id, whose agents come and go while the stream stays.
+//!
+//! Floor 5. Owns which chats have an actor, and that there is never more than one. Must not know how
+//! a client is reached, or how an agent is run.
+//!
+//! After its idle time, or when its slot is wanted, a chat has no child and no slot; the next message loads
+//! it. A child that ends in a turn makes the turn `lost`, and the next child resumes or
+//! is told the transcript. A daemon that stops cancels the running turn; `Chats::resume` sends what waits
+//! at the next start. After a kill the running turn is `lost`, unless its prompt was not accepted.
+
+mod actor;
+mod aging;
+mod autonomous;
+mod closing;
+mod directory;
+mod error;
+mod hub;
+mod idempotency;
+mod live_config;
+mod plan;
+mod readers;
+mod slot_wait_queue;
+mod stream_events;
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use tokio::sync::{Semaphore, watch};
+use tokio_util::sync::CancellationToken;
+
+pub use directory::CreateRequest;
+pub use error::ChatError;
+pub use hub::{Cursor, Shape, Subscriber};
+pub use idempotency::IdempotencyKey;
+pub use plan::{Created, PlanView, ReviewDecision, StartedWork, WorkRequest};
+
+use actor::{Actor, ActorSignals};
+use hub::Hub;
+use live_config::LiveConfig;
+use marshal_config::Config;
+use marshal_fleet::{FleetHandle, OpenError};
+use marshal_journal::{ChatRow, ChatWrite, StoredChat, StoredTurn, TurnRow, Write};
+use marshal_model::limits;
+use marshal_model::{
+    ChatMode, ChatPhase, PoolName, RunId, SessionId, TurnId, TurnState, UntrustedText,
+};
+use plan::ActivePlans;
+use readers::Readers;
+use slot_wait_queue::SlotWaitQueue;
+
+/// Places in which chats take messages, so that two of one chat never have the same number.
+const STRIPES: usize = 64;
+
+/// An accepted message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Accepted {
+    /// Its turn.
+    pub turn: TurnId,
+    /// Its place in the chat, from 1.
+    pub sequence: u64,
+}
+
+/// A chat and how it stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChatView {
+    /// What is durable of it.
+    pub chat: StoredChat,
+    /// It has an actor now.
+    pub is_loaded: bool,
+}
+
+/// The chats of a supervisor. Clones are the same.
+#[derive(Clone, Debug)]
+pub struct Chats(Arc<Inner>);
+
+pub(crate) struct Inner {
+    fleet: FleetHandle,
+    config: LiveConfig,
+    readers: Readers,
+    /// Those of streams, so that no crowd of them keeps a turn waiting.
+    stream_readers: Readers,
+    actors: Mutex<HashMap<SessionId, watch::Sender<ActorSignals>>>,
+    slot_queues: BTreeMap<PoolName, Arc<SlotWaitQueue>>,
+    hubs: Mutex<HashMap<SessionId, Weak<Hub>>>,
+    chat_locks: Vec<tokio::sync::Mutex<()>>,
+    /// Plans that several agents work.
+    active_plans: ActivePlans,
+    subscribers: Arc<Semaphore>,
+    /// The supervisor stops: no turn is begun any more.
+    stop: CancellationToken,
+}
+
+impl std::fmt::Debug for Inner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Chats").finish_non_exhaustive()
+    }
+}
+
+impl Chats {
+    /// The chats of a fleet. Nothing is loaded before [`Chats::resume`].
+    #[must_use]
+    pub fn new(fleet: FleetHandle) -> Self {
+        let config = fleet.config().clone();
+        let pools = config.pools.iter().map(|pool| pool.name.clone());
+        let lobbies = pools.map(|pool| (pool, SlotWaitQueue::new())).collect();
+        Self(Arc::new(Inner {
+            readers: Readers::new(fleet.journal().clone()),
+            stream_readers: Readers::new(fleet.journal().clone()),
+            fleet,
+            config: LiveConfig::new(config),
+            actors: Mutex::default(),
+            slot_queues: lobbies,
+            hubs: Mutex::default(),
+            chat_locks: (0..STRIPES)
+                .map(|_| tokio::sync::Mutex::default())
+                .collect(),
+            active_plans: ActivePlans::default(),
+            subscribers: Arc::new(Semaphore::new(limits::CHAT_SUBSCRIBERS)),
+            stop: CancellationToken::new(),
+        }))
+    }
+
+    /// Goes on with every chat in which a message waits since an earlier start, and with the work of
+    /// those that coordinate others: these first, so that they see what the earlier start lost. From
+    /// now on closes those that nobody uses.
+    pub async fn resume(&self) {
+        tokio::spawn(aging::run(Arc::clone(&self.0)));
+        self.resume_closing().await;
+        self.resume_plans().await;
+        let mut after: Option<SessionId> = None;
+        loop {
+            let from = after.clone();
+            let read = move |reader: &marshal_journal::Reader| {
+                reader.chats_with_waiting_turns(from.as_ref(), limits::CHAT_PAGE)
+            };
+            let page = match self.0.readers.read(read).await {
+                Ok(page) => page,
+                Err(why) => {
+                    tracing::error!(why, "the chats of earlier starts cannot be read");
+                    return;
+                }
+            };
+            let Some(last) = page.last().cloned() else {
+                return;
+            };
+            for chat in page {
+                let _place = self.0.lock_chat(&chat).await;
+                match self.0.chat(&chat).await {
+                    Ok(chat) => self.0.wake(chat, |wants| wants.turns += 1),
+                    Err(error) => tracing::error!(%error, "a chat is not taken up"),
+                }
+            }
+            after = Some(last);
+        }
+    }
+
+    /// No turn is begun from now on; those that wait stay for the next start.
+    pub fn stop_working(&self) {
+        self.0.stop.cancel();
+    }
+
+    /// Goes by this configuration from now on; what runs goes on as it began.
+    pub fn set_config(&self, config: Config) {
+        self.0.config.set(config);
+    }
+
+    async fn begin(
+        &self,
+        workspace: &str,
+        wish: CreateRequest,
+        once: Option<RunId>,
+    ) -> Result<Created, ChatError> {
+        let inner = &self.0;
+        let (mode, wish) = inner.apply_template(wish)?;
+        match mode {
+            ChatMode::Chat | ChatMode::Autonomous => {}
+            ChatMode::PlanThenExecute | ChatMode::ParallelAgents => {
+                return Ok(Created::Work(
+                    inner.begin_work(workspace, mode, wish, once).await?,
+                ));
+            }
+        }
+        if wish.work != WorkRequest::default() && wish.work.mode.is_none() {
+            let why = "\"mode\" is missing: a chat in which each message is a person's has none of the keys of the others";
+            return Err(ChatError::Unprocessable(why.to_owned()));
+        }
+        let config = inner.config.current();
+        let (name, registered) = directory::workspace(&config, workspace)?;
+        let (role_name, role) = directory::role(&config, &wish)?;
+        if wish.goal.trim().is_empty() {
+            let why = "\"goal\" is empty: say what the chat is for".to_owned();
+            return Err(ChatError::Unprocessable(why));
+        }
+        let remarks = [
+            ("files", !wish.files.is_empty()),
+            ("mode", mode == ChatMode::Autonomous),
+        ];
+        if let Some((key, _)) = remarks.iter().find(|(_, is)| *is) {
+            directory::check_supports_remarks(&config, &role_name, role, key)?;
+        }
+        let path = registered.path.clone();
+        let files = wish.files.clone();
+        let root = path.clone();
+        let checked =
+            tokio::task::spawn_blocking(move || directory::check_files(&root, &files)).await;
+        checked.map_err(|error| ChatError::Unavailable(error.to_string()))??;
+        let can = inner.fleet.check_directory(&role.pool, &path).await;
+        can.map_err(|error| match error {
+            OpenError::Directory(why) => ChatError::Unprocessable(format!(
+                "the role {role_name} cannot work in the workspace {name}: {why}"
+            )),
+            error => error.into(),
+        })?;
+        let (session, run) = inner.fleet.chat_ids()?;
+        let run = once.unwrap_or(run);
+        let now = inner.fleet.now_ms();
+        let goes_on = mode == ChatMode::Autonomous;
+        let settings =
+            goes_on.then(|| autonomous::settings(&config, &role.pool, &session, wish.work));
+        let settings = settings.transpose()?;
+        let row = ChatRow {
+            session: session.clone(),
+            run,
+            workspace: name,
+            role: role_name,
+            model: wish.model.or_else(|| role.model.clone()),
+            goal: UntrustedText::from(wish.goal.as_str()),
+            files: wish.files,
+            pool: role.pool.clone(),
+            mode,
+            parent: None,
+            phase: settings.as_ref().map(|_| ChatPhase::Working),
+            settings,
+            created_ms: now,
+        };
+        row.check()
+            .map_err(|fault| ChatError::Unprocessable(fault.to_string()))?;
+        let turn = inner.turn(&session, 1, wish.goal, None)?;
+        let accepted = Accepted {
+            turn: turn.turn.clone(),
+            sequence: 1,
+        };
+        inner.check_capacity(&session, &role.pool)?;
+        let chat = StoredChat::new(row.clone(), 1);
+        let writes = vec![
+            Write::Chat(ChatWrite::Create(row)),
+            Write::Chat(ChatWrite::Accept(turn)),
+        ];
+        inner.fleet.commit_rows(writes).await?;
+        inner.wake(chat, |wants| wants.turns += 1);
+        Ok(Created::Chat(session, accepted))
+    }
+
+    /// Takes a message in; returns when it is durable. One with the key of an earlier one is that
+    /// one.
+    ///
+    /// # Errors
+    /// [`ChatError`]; nothing was taken in then.
+    pub async fn send_message(
+        &self,
+        workspace: &str,
+        chat: &str,
+        content: String,
+        key: Option<String>,
+    ) -> Result<Accepted, ChatError> {
+        let inner = &self.0;
+        let found = inner.find(workspace, chat).await?;
+        let id = found.session.clone();
+        if content.trim().is_empty() {
+            let why = "\"content\" is empty: there is nothing to send".to_owned();
+            return Err(ChatError::Unprocessable(why));
+        }
+        if found.mode.has_members() {
+            return inner.message_planner(&found, content, key).await;
+        }
+        let _place = inner.lock_chat(&id).await;
+        if let Some(key) = key.clone() {
+            let chat = id.clone();
+            let read = inner
+                .readers
+                .read(move |reader| reader.turn_by_key(&chat, &key));
+            if let Some(before) = read.await.map_err(ChatError::Unavailable)? {
+                if before.content.raw() != content {
+                    let why = "another message was sent under this Idempotency-Key: take a new one";
+                    return Err(ChatError::Unprocessable(why.to_owned()));
+                }
+                // Whoever sent it first may have gone before its actor was told.
+                if before.state == TurnState::Waiting {
+                    let found = inner.chat(&id).await?;
+                    inner.wake(found, |wants| wants.turns += 1);
+                }
+                return Ok(Accepted {
+                    turn: before.turn,
+                    sequence: before.seq,
+                });
+            }
+        }
+        // What was read before the place was had may be old.
+        let found = inner.chat(&id).await?;
+        if found.ended_ms.is_some() || found.is_closing {
+            let why = "the chat is closed and takes no messages: create a new one".to_owned();
+            return Err(ChatError::Conflict(why));
+        }
+        if found.waiting >= limits::CHAT_QUEUE {
+            let most = limits::CHAT_QUEUE;
+            return Err(ChatError::Full(format!(
+                "{most} messages of this chat wait already: wait for the end of one"
+            )));
+        }
+        let turn = inner.turn(&id, found.turns + 1, content, key)?;
+        let accepted = Accepted {
+            turn: turn.turn.clone(),
+            sequence: turn.seq,
+        };
+        inner.check_capacity(&id, &found.pool)?;
+        let accept = Write::Chat(ChatWrite::Accept(turn));
+        inner.fleet.commit_rows(vec![accept]).await?;
+        inner.wake(found, |wants| wants.turns += 1);
+        Ok(accepted)
+    }
+
+    /// Somebody is there: the chat is not idle from now on.
+    ///
+    /// # Errors
+    /// [`ChatError::NotFound`]
+    pub async fn ping(&self, workspace: &str, chat: &str) -> Result<(), ChatError> {
+        let id = self.0.find(workspace, chat).await?.session;
+        self.0.signal_actor(&id, |wants| wants.pings += 1);
+        Ok(())
+    }
+
+    /// One chat.
+    ///
+    /// # Errors
+    /// [`ChatError`]
+    pub async fn get(&self, workspace: &str, chat: &str) -> Result<ChatView, ChatError> {
+        let chat = self.0.find(workspace, chat).await?;
+        Ok(self.0.view(chat))
+    }
+
+    /// The newest chats of a workspace, after one of them: a page, and whether there are more.
+    ///
+    /// # Errors
+    /// [`ChatError`]
+    pub async fn list(
+        &self,
+        workspace: &str,
+        after: Option<&str>,
+        limit: u32,
+    ) -> Result<(Vec<ChatView>, bool), ChatError> {
+        let config = self.0.config.current();
+        let (name, _) = directory::workspace(&config, workspace)?;
+        let after = after.map(SessionId::new).transpose();
+        let after = after.map_err(|_| {
+            ChatError::Unprocessable(
+                "\"after\" is no id of a chat: take it from \"next\"".to_owned(),
+            )
+        })?;
+        let most = limit.clamp(1, limits::CHAT_PAGE);
+        let read = self
+            .0
+            .readers
+            .read(move |reader| reader.chats(Some(name.as_str()), after.as_ref(), most + 1));
+        let mut found = read.await.map_err(ChatError::Unavailable)?;
+        let has_more = found.len() > most as usize;
+        found.truncate(most as usize);
+        let views = found.into_iter().map(|chat| self.0.view(chat));
+        Ok((views.collect(), has_more))
+    }
+
+    /// The turns of a chat after a number: a page, and whether there are more.
+    ///
+    /// # Errors
+    /// [`ChatError`]
+    pub async fn turns(
+        &self,
+        workspace: &str,
+        chat: &str,
+        after: u64,
+        limit: u32,
+    ) -> Result<(Vec<StoredTurn>, bool), ChatError> {
+        let id = self.0.find(workspace, chat).await?.session;
+        let most = limit.clamp(1, limits::CHAT_PAGE);
+        let read = self
+            .0
+            .readers
+            .read(move |reader| reader.turns(&id, after, most + 1));
+        let mut found = read.await.map_err(ChatError::Unavailable)?;
+        let has_more = found.len() > most as usize;
+        found.truncate(most as usize);
+        Ok((found, has_more))
+    }
+
+    /// Follows a chat after a cursor. Following is no activity.
+    ///
+    /// # Errors
+    /// [`ChatError`]
+    pub async fn subscribe(
+        &self,
+        workspace: &str,
+        chat: &str,
+        cursor: Cursor,
+        shape: Shape,
+    ) -> Result<Subscription, ChatError> {
+        let id = self.0.find(workspace, chat).await?.session;
+        let Ok(place) = Arc::clone(&self.0.subscribers).try_acquire_owned() else {
+            let why = "too many follow chats already: come again later".to_owned();
+            return Err(ChatError::Unavailable(why));
+        };
+        let hub = self.0.hub(&id).await?;
+        let events = hub.subscribe(cursor, shape).await;
+        Ok(Subscription {
+            events: events.map_err(ChatError::Unavailable)?,
+            _permit: place,
+        })
+    }
+}
+
+/// A subscription with its place among all.
+#[derive(Debug)]
+pub struct Subscription {
+    /// The events.
+    pub events: Subscriber,
+    _permit: tokio::sync::OwnedSemaphorePermit,
+}
+
+impl Inner {
+    fn lock_actors(&self) -> MutexGuard<'_, HashMap<SessionId, watch::Sender<ActorSignals>>> {
+        self.actors.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Only one at a time takes messages of a chat in.
+    async fn lock_chat(&self, chat: &SessionId) -> tokio::sync::MutexGuard<'_, ()> {
+        let sum = chat.as_str().bytes().fold(0_usize, |sum, byte| {
+            sum.wrapping_mul(31).wrapping_add(usize::from(byte))
+        });
+        // There is one for each remainder.
+        let place = &self.chat_locks[sum % STRIPES];
+        place.lock().await
+    }
+
+    fn turn(
+        &self,
+        chat: &SessionId,
+        seq: u64,
+        content: String,
+        key: Option<String>,
+    ) -> Result<TurnRow, ChatError> {
+        let id = self.fleet.fresh_id();
+        let turn = TurnId::new(&id).map_err(|error| ChatError::Unavailable(error.to_string()))?;
+        let row = TurnRow {
+            turn,
+            chat: chat.clone(),
+            seq,
+            content: UntrustedText::new(content),
+            key: key.map(UntrustedText::new),
+            accepted_ms: self.fleet.now_ms(),
+        };
+        row.check()
+            .map_err(|fault| ChatError::Unprocessable(fault.to_string()))?;
+        Ok(row)
+    }
+
+    async fn chat(&self, id: &SessionId) -> Result<StoredChat, ChatError> {
+        let of = id.clone();
+        let read = self.readers.read(move |reader| reader.chat(&of));
+        let found = read.await.map_err(ChatError::Unavailable)?;
+        found.ok_or_else(chat_not_found)
+    }
+
+    /// The chat of a workspace: one of another is none.
+    async fn find(&self, workspace: &str, chat: &str) -> Result<StoredChat, ChatError> {
+        let config = self.config.current();
+        let (name, _) = directory::workspace(&config, workspace)?;
+        let id = SessionId::new(chat).map_err(|_| chat_not_found())?;
+        let found = self.chat(&id).await?;
+        if found.workspace == name {
+            Ok(found)
+        } else {
+            Err(chat_not_found())
+        }
+    }
+
+    fn view(&self, chat: StoredChat) -> ChatView {
+        ChatView {
+            is_loaded: self.lock_actors().contains_key(&chat.session),
+            chat,
+        }
+    }
+
+    /// Where a chat works.
+    fn directory(&self, chat: &StoredChat) -> Option<PathBuf> {
+        let config = self.config.current();
+        let workspace = config.workspaces.get(&chat.workspace)?;
+        Some(workspace.path.clone())
+    }
+
+    /// Whether the chat could have an actor.
+    fn check_capacity(&self, chat: &SessionId, pool: &PoolName) -> Result<(), ChatError> {
+        if !self.slot_queues.contains_key(pool) {
+            return Err(ChatError::Unavailable(format!(
+                "the configuration has no pool {pool} any more: the chat waits until it has"
+            )));
+        }
+        let loaded = self.lock_actors();
+        if loaded.contains_key(chat) || loaded.len() < limits::CHATS_LOADED {
+            return Ok(());
+        }
+        let why = "too many chats work or wait for a slot: come again later";
+        Err(ChatError::Unavailable(why.to_owned()))
+    }
+
+    /// Tells the chat's actor; there is one after this, and not more. What came before the
+    /// supervisor stops waits for the next start.
+    fn wake(self: &Arc<Self>, chat: StoredChat, want: impl FnOnce(&mut ActorSignals)) {
+        if self.stop.is_cancelled() {
+            return;
+        }
+        let Some(lobby) = self.slot_queues.get(&chat.pool).cloned() else {
+            let (chat, pool) = (&chat.session, &chat.pool);
+            tracing::error!(%chat, %pool, "a chat waits: the configuration has no such pool");
+            return;
+        };
+        let mut loaded = self.lock_actors();
+        if let Some(actor) = loaded.get(&chat.session) {
+            actor.send_modify(want);
+            return;
+        }
+        let mut first = ActorSignals::default();
+        want(&mut first);
+        let (tell, wants) = watch::channel(first);
+        loaded.insert(chat.session.clone(), tell);
+        let actor = Actor {
+            chats: Arc::clone(self),
+            chat,
+            slot_queue: lobby,
+            signals: wants,
+            seen: ActorSignals::default(),
+            conversation: None,
+            tries: 0,
+        };
+        tokio::spawn(actor.run());
+    }
+
+    /// Tells the chat's actor, if it has one.
+    fn signal_actor(&self, chat: &SessionId, want: impl FnOnce(&mut ActorSignals)) {
+        if let Some(actor) = self.lock_actors().get(chat) {
+            actor.send_modify(want);
+        }
+    }
+
+    /// The chat's actor ends, unless it was told what it has not looked for.
+    fn retire(&self, chat: &SessionId, seen: ActorSignals) -> bool {
+        let mut loaded = self.lock_actors();
+        let is_done = loaded.get(chat).is_none_or(|actor| {
+            let wants = actor.borrow();
+            wants.turns == seen.turns && wants.is_closed == seen.is_closed
+        });
+        if is_done {
+            loaded.remove(chat);
+        }
+        is_done
+    }
+
+    /// The chat's actor ends because the supervisor does.
+    fn forget(&self, chat: &SessionId) {
+        self.lock_actors().remove(chat);
+    }
+
+    async fn hub(&self, chat: &SessionId) -> Result<Arc<Hub>, ChatError> {
+        let there = || self.hubs.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(hub) = there().get(chat).and_then(Weak::upgrade) {
+            return Ok(hub);
+        }
+        let tap = self.fleet.follow(chat);
+        let epoch = self.fleet.journal().epoch();
+        let hub = Hub::open(chat.clone(), epoch, self.stream_readers.clone(), tap).await;
+        let hub = hub.map_err(ChatError::Unavailable)?;
+        let mut hubs = there();
+        // Of two that were opened at the same time the first one stays.
+        if let Some(first) = hubs.get(chat).and_then(Weak::upgrade) {
+            return Ok(first);
+        }
+        hubs.retain(|_, hub| hub.strong_count() > 0);
+        hubs.insert(chat.clone(), Arc::downgrade(&hub));
+        Ok(hub)
+    }
+}
+
+fn chat_not_found() -> ChatError {
+    ChatError::NotFound("there is no such chat in this workspace".to_owned())
+}

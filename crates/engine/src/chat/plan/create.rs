@@ -1,0 +1,394 @@
+//! Work for several agents begins: who does it, on which plan, is checked and made durable together.
+//!
+//! Must not know how it goes on.
+
+use std::sync::Arc;
+
+use super::prompts;
+use crate::chat::directory;
+use crate::chat::{ChatError, CreateRequest, Inner};
+use marshal_config::{Role, WorkspaceMode, check_plan_path};
+use marshal_journal::{ChatRow, ChatWrite, StoredChat, Write};
+use marshal_model::limits;
+use marshal_model::untrusted::escape_for_display;
+use marshal_model::{
+    ChatBounds, ChatMode, ChatPhase, ChatSettings, RoleName, RunId, SessionId, TemplateName,
+    UntrustedText, WorkspaceName,
+};
+
+/// What a client wants beside a goal, where the work goes on by itself.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct WorkRequest {
+    /// How it goes on.
+    pub mode: Option<String>,
+    /// By which template it begins.
+    pub template: Option<String>,
+    /// The path of the plan in the workspace.
+    pub plan: Option<String>,
+    /// Who works it.
+    pub roles: Vec<String>,
+    /// Who writes it.
+    pub planner: Option<String>,
+    /// The command that says whether the goal is met.
+    pub check: Option<String>,
+    /// What is sent while it is not.
+    pub continue_prompt: Option<String>,
+    /// Items that agents add are worked, too.
+    pub agent_items: Option<bool>,
+    /// Where it ends.
+    pub bounds: ChatBounds,
+    /// What the template tells all agents.
+    pub instructions: Option<String>,
+}
+
+/// Work that has begun.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StartedWork {
+    /// The chat that coordinates it.
+    pub chat: SessionId,
+    /// Its plan's path in the workspace.
+    pub plan: String,
+    /// Who works in it: their chats, and whether one is the planner.
+    pub members: Vec<(SessionId, RoleName, bool)>,
+}
+
+/// A member as it is to begin.
+struct MemberDraft {
+    role: RoleName,
+    role_config: Role,
+    planner: bool,
+}
+
+fn unprocessable(why: impl Into<String>) -> ChatError {
+    ChatError::Unprocessable(why.into())
+}
+
+impl Inner {
+    /// The mode that is asked for, and the wish with what its template says.
+    pub(in crate::chat) fn apply_template(
+        &self,
+        mut wish: CreateRequest,
+    ) -> Result<(ChatMode, CreateRequest), ChatError> {
+        let work = &mut wish.work;
+        if let Some(name) = &work.template {
+            let config = self.config.current();
+            let found = TemplateName::new(name).ok();
+            let found = found.and_then(|name| config.templates.get(&name));
+            let Some(template) = found else {
+                let names = config.templates.keys().map(TemplateName::as_str);
+                let names: Vec<&str> = names.collect();
+                let there = match names.as_slice() {
+                    [] => "the configuration has no [template.NAME]".to_owned(),
+                    names => format!("there are: {}", names.join(", ")),
+                };
+                let shown = escape_for_display(name, 40);
+                return Err(unprocessable(format!(
+                    "there is no template {shown:?}; {there}"
+                )));
+            };
+            if work.mode.is_some() || !work.roles.is_empty() || wish.role.is_some() {
+                return Err(unprocessable(
+                    "a template says \"mode\", \"roles\" and \"role\" itself: leave these out",
+                ));
+            }
+            work.mode = Some(template.mode.word().to_owned());
+            work.roles = template.roles.iter().map(RoleName::to_string).collect();
+            let first = template.roles.first();
+            let planner = template.planner.as_ref().or(first);
+            work.planner = work
+                .planner
+                .take()
+                .or_else(|| planner.map(RoleName::to_string));
+            work.plan = work.plan.take().or_else(|| template.plan.clone());
+            work.check = work.check.take().or_else(|| template.check.clone());
+            work.agent_items = work.agent_items.or(Some(template.agent_items));
+            work.instructions.clone_from(&template.instructions);
+        }
+        let mode = match &work.mode {
+            None => ChatMode::Chat,
+            Some(word) => ChatMode::from_word(word).ok_or_else(|| {
+                let words: Vec<&str> = ChatMode::ALL.iter().map(|mode| mode.word()).collect();
+                let shown = escape_for_display(word, 40);
+                unprocessable(format!(
+                    "there is no mode {shown:?}; there are: {}",
+                    words.join(", ")
+                ))
+            })?,
+        };
+        Ok((mode, wish))
+    }
+
+    /// Begins work on a plan; returns when all of it is durable.
+    pub(in crate::chat) async fn begin_work(
+        self: &Arc<Self>,
+        workspace: &str,
+        mode: ChatMode,
+        wish: CreateRequest,
+        once: Option<RunId>,
+    ) -> Result<StartedWork, ChatError> {
+        let config = self.config.current();
+        let (name, registered) = directory::workspace(&config, workspace)?;
+        validate(&wish)?;
+        let (root, files) = (registered.path.clone(), wish.files.clone());
+        let looked =
+            tokio::task::spawn_blocking(move || directory::check_files(&root, &files)).await;
+        looked.map_err(|error| ChatError::Unavailable(error.to_string()))??;
+        let (session, run) = self.fleet.chat_ids()?;
+        let run = once.unwrap_or(run);
+        let plan = match &wish.work.plan {
+            Some(plan) => plan.strip_prefix('/').unwrap_or(plan).to_owned(),
+            None => format!("chats/{session}/plan.md"),
+        };
+        let path = registered.path.join(&plan);
+        let is_there = tokio::task::spawn_blocking(move || path.symlink_metadata().is_ok()).await;
+        let is_there = is_there.unwrap_or(false);
+        let drafts = self.drafts(mode, &wish, is_there)?;
+        for draft in &drafts {
+            self.can_work(&name, &registered.path, draft).await?;
+        }
+        let begun =
+            self.initial_writes(&name, mode, &wish, (session, run, plan), &drafts, is_there)?;
+        let (begun, writes, planner) = begun;
+        self.fleet.commit_rows(writes).await?;
+        if let Some(planner) = planner {
+            self.wake(planner, |wants| wants.turns += 1);
+        }
+        self.coordinate(&begun.chat);
+        Ok(begun)
+    }
+
+    /// Who is to be a member: the planner first.
+    fn drafts(
+        &self,
+        mode: ChatMode,
+        wish: &CreateRequest,
+        is_there: bool,
+    ) -> Result<Vec<MemberDraft>, ChatError> {
+        let config = self.config.current();
+        let named = |name: &str, planner: bool| {
+            let of = CreateRequest {
+                role: Some(name.to_owned()),
+                model: None,
+                ..wish.clone()
+            };
+            let (role, of) = directory::role(&config, &of)?;
+            Ok::<_, ChatError>(MemberDraft {
+                role,
+                role_config: of.clone(),
+                planner,
+            })
+        };
+        let roles = &wish.work.roles;
+        if roles.is_empty() || roles.len() > limits::PLAN_MEMBERS {
+            let most = limits::PLAN_MEMBERS;
+            return Err(unprocessable(format!(
+                "\"roles\" names {} roles; name 1 to {most}, who work the plan",
+                roles.len()
+            )));
+        }
+        let mut drafts = Vec::new();
+        let has_planner = |name: &str| {
+            let name = RoleName::new(name).ok();
+            name.is_some_and(|name| config.roles.contains_key(&name))
+        };
+        match &wish.work.planner {
+            Some(name) => drafts.push(named(name, true)?),
+            None if has_planner(PLANNER) => drafts.push(named(PLANNER, true)?),
+            None if is_there => {}
+            None => {
+                return Err(unprocessable(
+                    "there is no plan yet, and nobody to write it: name a \"planner\", give the configuration [role.planner], or name a plan that is there as \"plan_id\"",
+                ));
+            }
+        }
+        // One after the other is one agent's work.
+        let count = match mode {
+            ChatMode::PlanThenExecute => 1,
+            _ => roles.len(),
+        };
+        for name in roles {
+            drafts.push(named(name, false)?);
+        }
+        let planners = drafts.iter().filter(|draft| draft.planner).count();
+        drafts.truncate(planners + count);
+        Ok(drafts)
+    }
+
+    /// Whether a role's agents work in the workspace itself: where each has files of its own, nobody
+    /// would see the plan that one writes.
+    async fn can_work(
+        &self,
+        name: &WorkspaceName,
+        path: &std::path::Path,
+        draft: &MemberDraft,
+    ) -> Result<(), ChatError> {
+        let role = &draft.role;
+        let config = self.config.current();
+        directory::check_supports_remarks(&config, role, &draft.role_config, "mode")?;
+        let pools = config.pools.iter();
+        let mut pools = pools.filter(|pool| pool.name == draft.role_config.pool);
+        let shares = pools.any(|pool| pool.workspace.mode == WorkspaceMode::Rw);
+        if draft.planner && !shares {
+            return Err(unprocessable(format!(
+                "the role {role} cannot write a plan: the agents of pool {} do not write the workspace itself (workspace.mode is not \"rw\")",
+                draft.role_config.pool
+            )));
+        }
+        let can = self
+            .fleet
+            .check_directory(&draft.role_config.pool, path)
+            .await;
+        can.map_err(|error| match error {
+            marshal_fleet::OpenError::Directory(why) => unprocessable(format!(
+                "the role {role} cannot work in the workspace {name}: {why}"
+            )),
+            error => error.into(),
+        })
+    }
+
+    fn initial_writes(
+        &self,
+        name: &WorkspaceName,
+        mode: ChatMode,
+        wish: &CreateRequest,
+        (session, run, plan): (SessionId, RunId, String),
+        drafts: &[MemberDraft],
+        is_there: bool,
+    ) -> Result<(StartedWork, Vec<Write>, Option<StoredChat>), ChatError> {
+        let now = self.fleet.now_ms();
+        let work = &wish.work;
+        let workers: Vec<(&str, Option<&Role>)> = drafts
+            .iter()
+            .filter(|draft| !draft.planner)
+            .map(|draft| (draft.role.as_str(), Some(&draft.role_config)))
+            .collect();
+        let planning = prompts::planning(&wish.goal, &plan, &workers);
+        let first = drafts.iter().find(|draft| !draft.planner);
+        let first = first.ok_or_else(|| unprocessable("\"roles\" is empty"))?;
+        let phase = first_phase(is_there, mode);
+        let planner = drafts.iter().find(|draft| draft.planner);
+        let settings = ChatSettings {
+            plan_path: Some(plan.clone()),
+            roles: workers
+                .iter()
+                .filter_map(|(name, _)| RoleName::new(name).ok())
+                .collect(),
+            planner: planner.map(|draft| draft.role.clone()),
+            check_command: work.check.clone(),
+            continue_prompt: work.continue_prompt.clone(),
+            agent_items: work.agent_items.unwrap_or(false),
+            bounds: work.bounds.clone(),
+            template: work.template.clone(),
+            instructions: work.instructions.clone(),
+        };
+        let row = |session: &SessionId, run, draft: &MemberDraft| ChatRow {
+            session: session.clone(),
+            run,
+            workspace: name.clone(),
+            role: draft.role.clone(),
+            model: draft.role_config.model.clone(),
+            goal: UntrustedText::from(wish.goal.as_str()),
+            files: wish.files.clone(),
+            pool: draft.role_config.pool.clone(),
+            mode: ChatMode::Chat,
+            parent: None,
+            phase: None,
+            settings: None,
+            created_ms: now,
+        };
+        let own = ChatRow {
+            mode,
+            phase: Some(phase),
+            settings: Some(settings),
+            ..row(&session, run, first)
+        };
+        own.check()
+            .map_err(|fault| unprocessable(fault.to_string()))?;
+        let mut writes = vec![Write::Chat(ChatWrite::Create(own))];
+        let (mut members, mut to_plan) = (Vec::new(), None);
+        for draft in drafts {
+            let (member, run) = self.fleet.chat_ids()?;
+            let begins = ChatRow {
+                parent: Some(session.clone()),
+                settings: Some(ChatSettings {
+                    planner: draft.planner.then(|| draft.role.clone()),
+                    instructions: work.instructions.clone(),
+                    ..ChatSettings::default()
+                }),
+                ..row(&member, run, draft)
+            };
+            writes.push(Write::Chat(ChatWrite::Create(begins.clone())));
+            if draft.planner && phase == ChatPhase::Planning {
+                self.check_capacity(&member, &draft.role_config.pool)?;
+                let turn = self.turn(&member, 1, planning.clone(), None)?;
+                writes.push(Write::Chat(ChatWrite::Accept(turn)));
+                to_plan = Some(StoredChat::new(begins, 1));
+            }
+            members.push((member, draft.role.clone(), draft.planner));
+        }
+        let begun = StartedWork {
+            chat: session,
+            plan,
+            members,
+        };
+        Ok((begun, writes, to_plan))
+    }
+}
+
+const fn first_phase(is_there: bool, mode: ChatMode) -> ChatPhase {
+    match (is_there, mode) {
+        (false, _) => ChatPhase::Planning,
+        // Whoever begins it names a plan that they know.
+        (true, ChatMode::ParallelAgents) => ChatPhase::Working,
+        (true, _) => ChatPhase::Approval,
+    }
+}
+
+/// The role that writes plans where nobody is named.
+const PLANNER: &str = "planner";
+
+/// What of a wish can be checked by itself.
+fn validate(wish: &CreateRequest) -> Result<(), ChatError> {
+    let work = &wish.work;
+    if wish.goal.trim().is_empty() {
+        return Err(unprocessable("\"goal\" is empty: say what the chat is for"));
+    }
+    if wish.role.is_some() || wish.model.is_some() {
+        return Err(unprocessable(
+            "\"role\" and \"model\" are for chats with one agent: name \"roles\" here",
+        ));
+    }
+    if let Some(plan) = &work.plan {
+        check_plan_path(plan.strip_prefix('/').unwrap_or(plan)).map_err(unprocessable)?;
+    }
+    let most = limits::CHAT_CHECK_BYTES;
+    if let Some(check) = &work.check
+        && (check.trim().is_empty() || check.len() > most)
+    {
+        return Err(unprocessable(format!(
+            "\"check\" is a command of 1 to {most} bytes"
+        )));
+    }
+    let most = limits::CHAT_CONTINUE_BYTES;
+    if let Some(text) = &work.continue_prompt
+        && (text.trim().is_empty() || text.len() > most)
+    {
+        return Err(unprocessable(format!(
+            "\"continue_prompt\" is a text of 1 to {most} bytes"
+        )));
+    }
+    let bounds = &work.bounds;
+    if bounds.seconds.is_some() || bounds.tokens.is_some() || bounds.cost.is_some() {
+        return Err(unprocessable(
+            "\"limits\" of a plan has \"turns\" alone: how often the continue prompt is sent",
+        ));
+    }
+    if bounds
+        .turns
+        .is_some_and(|turns| turns > limits::PLAN_ROUNDS_MAX)
+    {
+        let most = limits::PLAN_ROUNDS_MAX;
+        return Err(unprocessable(format!("\"limits.turns\" is at most {most}")));
+    }
+    Ok(())
+}

@@ -1,0 +1,162 @@
+//! The file of a plan in its workspace: read as a checklist, and ticked over whatever was written to it
+//! meanwhile.
+//!
+//! Must not know members or items' states.
+
+use std::collections::HashSet;
+
+use marshal_fleet::{FileWrite, FilesError, FleetHandle, Parents};
+use marshal_model::limits;
+use marshal_model::{SessionId, WorkspaceName};
+use marshal_store::{Author, AuthorKind, Base, Digest, Origin, StoreError};
+use marshal_wire::plan::checklist::{ItemId, TEXT_BYTES, tick};
+use marshal_wire::plan::{Checklist, ChecklistError};
+
+/// A plan as it stands on the disk.
+#[derive(Debug, Clone)]
+pub(super) struct PlanText {
+    pub(super) text: String,
+    pub(super) list: Checklist,
+    /// The SHA-256 of the text, in hexadecimal.
+    pub(super) sha256: String,
+    digest: Digest,
+}
+
+/// Why there is no plan.
+#[derive(Debug)]
+pub(super) enum NoPlan {
+    /// Somebody must write it: in our words.
+    Missing(String),
+    /// It may be there, and cannot be read now.
+    Unreadable(String),
+}
+
+/// Where a plan is.
+#[derive(Debug, Clone)]
+pub(super) struct PlanFile {
+    pub(super) fleet: FleetHandle,
+    pub(super) workspace: WorkspaceName,
+    pub(super) path: String,
+    pub(super) chat: SessionId,
+}
+
+impl PlanFile {
+    /// Reads it; a file without items is no plan.
+    pub(super) async fn read(&self) -> Result<PlanText, NoPlan> {
+        let path = &self.path;
+        let read = self.fleet.read_file(&self.workspace, path).await;
+        let file = read.map_err(|error| match error {
+            FilesError::NoFile(_) => NoPlan::Missing(format!("there is no file {path}")),
+            FilesError::Stopping | FilesError::Store(_) | FilesError::Workspace(_) => {
+                NoPlan::Unreadable(error.to_string())
+            }
+            error => NoPlan::Missing(error.to_string()),
+        })?;
+        if file.bytes.len() > TEXT_BYTES {
+            let bytes = file.bytes.len();
+            return Err(NoPlan::Missing(
+                ChecklistError::TooLarge { bytes }.to_string(),
+            ));
+        }
+        let text = String::from_utf8(file.bytes.to_vec());
+        let text = text.map_err(|_| NoPlan::Missing(format!("{path} is no UTF-8 text")))?;
+        let list = Checklist::parse(&text).map_err(|error| NoPlan::Missing(error.to_string()))?;
+        if list.items().is_empty() {
+            let why = format!("{path} has no item, a line like \"- [ ] text\"");
+            return Err(NoPlan::Missing(why));
+        }
+        Ok(PlanText {
+            text,
+            list,
+            sha256: file.digest.to_string(),
+            digest: file.digest,
+        })
+    }
+
+    /// Ticks items, each by one byte, in the file as it is now. Those that are not in it any more are
+    /// left out.
+    pub(super) async fn tick(&self, items: &[ItemId]) -> Result<PlanText, NoPlan> {
+        let mut again = 0;
+        loop {
+            let found = self.read().await?;
+            let mut text = found.text.clone();
+            for item in items {
+                if let Ok(ticked) = tick(&text, *item) {
+                    text = ticked;
+                }
+            }
+            if text == found.text {
+                return Ok(found);
+            }
+            let write = FileWrite {
+                base: Base::Any,
+                expected_digest: Some(found.digest),
+                bytes: text.into_bytes().into(),
+                origin: Origin::new(Author::new(AuthorKind::Session, self.chat.as_str())),
+                parents: Parents::Require,
+            };
+            let written = self.fleet.write_file(&self.workspace, &self.path, write);
+            match written.await {
+                // What stands there now is read, as everybody sees it.
+                Ok(_) => {}
+                Err(
+                    FilesError::Store(StoreError::Stale { .. })
+                    | FilesError::Changed(_)
+                    | FilesError::Disk { .. },
+                ) if again < limits::PLAN_TICK_RETRIES => {}
+                Err(error) => return Err(NoPlan::Unreadable(error.to_string())),
+            }
+            again += 1;
+            if again > limits::PLAN_TICK_RETRIES * 2 {
+                return Err(NoPlan::Unreadable(format!(
+                    "{} changes all the time: it could not be ticked",
+                    self.path
+                )));
+            }
+        }
+    }
+
+    /// Which of these items a person brought: those whose line came with a version that a person wrote
+    /// over HTTP. Of what no version tells, it is nobody.
+    pub(super) async fn items_by_people(
+        &self,
+        items: &HashSet<ItemId>,
+    ) -> Result<HashSet<ItemId>, String> {
+        let (workspace, path) = (&self.workspace, self.path.as_str());
+        let mut left: HashSet<ItemId> = items.clone();
+        let mut found = HashSet::new();
+        // By whom the oldest version was that was looked at; those that are left are in it.
+        let mut by_person = false;
+        let page = self
+            .fleet
+            .file_history(workspace, path, None, limits::PLAN_HISTORY);
+        let page = match page.await {
+            Ok(page) => page,
+            Err(FilesError::NoStore | FilesError::Store(StoreError::NoFile(_))) => {
+                return Ok(found);
+            }
+            Err(error) => return Err(error.to_string()),
+        };
+        for version in &page.rows {
+            let fetched = self.fleet.file_version(workspace, path, Some(version.v));
+            let fetched = fetched.await.map_err(|error| error.to_string())?;
+            let text = fetched.content.map(|bytes| bytes.to_vec());
+            let text = text.and_then(|bytes| String::from_utf8(bytes).ok());
+            let list = text.and_then(|text| Checklist::parse(&text).ok());
+            let is_in =
+                |item: &ItemId| list.as_ref().is_some_and(|list| list.item(*item).is_some());
+            let came: HashSet<ItemId> = left.iter().copied().filter(|of| !is_in(of)).collect();
+            left.retain(|item| !came.contains(item));
+            found.extend(came.into_iter().filter(|_| by_person));
+            if left.is_empty() {
+                return Ok(found);
+            }
+            by_person = version.origin.author.kind == AuthorKind::Person;
+        }
+        // They were in the first one; of a longer history it is not looked up.
+        if page.next.is_none() && by_person {
+            found.extend(left);
+        }
+        Ok(found)
+    }
+}

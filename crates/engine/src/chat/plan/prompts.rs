@@ -1,0 +1,122 @@
+//! What planners and those who work a plan are told.
+//!
+//! Pure. What belongs to an item comes first, as it stands in the plan; what the supervisor adds stands
+//! in lines of its own that begin with `[System: `.
+
+use std::fmt::Write as _;
+
+use marshal_config::Role;
+use marshal_wire::plan::Checklist;
+use marshal_wire::plan::checklist::ChecklistItem;
+
+/// What all agents of a template are told before their role's instructions.
+pub(in crate::chat) fn with_instructions(instructions: Option<&str>, content: String) -> String {
+    match instructions {
+        Some(text) => format!("{}\n\n{content}", text.trim()),
+        None => content,
+    }
+}
+
+/// The first message to a planner.
+pub(super) fn planning(goal: &str, plan: &str, roles: &[(&str, Option<&Role>)]) -> String {
+    let mut names: Vec<&str> = roles.iter().map(|(name, _)| *name).collect();
+    names.dedup();
+    let who = names.join(", ");
+    format!(
+        "{goal}\n\n[System: Do not do this work yourself: write the plan for it into the file {plan} of the workspace, as a Markdown checklist. Each item is one line \"- [ ] text\" that says all that whoever does it must know, and can be done by itself. It is worked afterwards by: {who}.]"
+    )
+}
+
+/// The same again, when there was no checklist.
+pub(super) fn no_checklist(plan: &str, why: &str) -> String {
+    format!(
+        "[System: There is no plan yet: {why}. Write the file {plan} of the workspace as a Markdown checklist, each item one line \"- [ ] text\".]"
+    )
+}
+
+/// A person does not want the plan as it is.
+pub(super) fn rejected_prompt(plan: &str, why: &str) -> String {
+    format!(
+        "{why}\n\n[System: The plan {plan} was not approved, for the reason above. Change the file.]"
+    )
+}
+
+/// One item of the plan.
+pub(super) fn item(
+    goal: &str,
+    plan: &str,
+    text: &str,
+    list: &Checklist,
+    item: &ChecklistItem,
+    agent_items: bool,
+) -> String {
+    let place = list.items().iter().position(|other| other.id == item.id);
+    let progress = list.progress();
+    let mut prompt = item.text.clone();
+    let below = below(text, list, item);
+    if !below.is_empty() {
+        prompt.push('\n');
+        prompt.push_str(&below);
+    }
+    let goal = goal.split_whitespace().collect::<Vec<_>>().join(" ");
+    let _ = write!(
+        prompt,
+        "\n\n[System: This is item {} of {} of the plan {plan}, of which {} are done. Do this item and no other one; its box is ticked for you when you are done. What the plan is for: {}.{}]",
+        place.map_or(0, |place| place + 1),
+        progress.total,
+        progress.done,
+        cut(&goal),
+        if agent_items {
+            " What else is to be done you may add to the plan as lines \"- [ ] text\"."
+        } else {
+            ""
+        }
+    );
+    prompt
+}
+
+/// How much of a goal goes with each item, in characters.
+const GOAL: usize = 1000;
+
+fn cut(goal: &str) -> String {
+    if goal.chars().count() <= GOAL {
+        return goal.to_owned();
+    }
+    goal.chars().take(GOAL).chain(['…']).collect()
+}
+
+/// The lines below an item that are indented further than it, up to the next item.
+fn below(text: &str, list: &Checklist, item: &ChecklistItem) -> String {
+    let blank = |line: &str| line.len() - line.trim_start_matches([' ', '\t']).len();
+    let mut lines = text.lines().enumerate().skip(item.line - 1);
+    let own = lines.next().map_or(0, |(_, line)| blank(line));
+    let belongs = lines.take_while(|(at, line)| {
+        let is_item = list.items().iter().any(|other| other.line == at + 1);
+        !is_item && (line.trim().is_empty() || blank(line) > own)
+    });
+    let found: Vec<&str> = belongs.map(|(_, line)| line.trim()).collect();
+    found.join("\n").trim().to_owned()
+}
+
+/// Sent while the check fails, unless the chat has words of its own.
+pub(super) const CONTINUE: &str = "[System: All items of the plan are done, and the check of the whole has not passed yet. Find out why, and repair it.]";
+
+/// Sent where nothing is open and the check of the whole has not run since.
+pub(super) const CHECK: &str = "[System: No item of the plan is open. There is nothing to do in this turn: the check of the whole is run at its end.]";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_item_is_told_with_what_stands_below_it_and_where_the_plan_stands() {
+        let text = "# P\n- [x] one\n- [ ] two\n  say more\n\n  and more\n- [ ] three\n";
+        let list = Checklist::parse(text).expect("a list");
+        let told = item("a\ngoal", "plan.md", text, &list, &list.items()[1], false);
+        assert!(told.starts_with("two\nsay more\n\nand more\n\n[System: This is item 2 of 3 of the plan plan.md, of which 1 are done."), "{told}");
+        assert!(told.contains("for: a goal.]"), "{told}");
+        let told = item("g", "plan.md", text, &list, &list.items()[2], true);
+        assert!(told.starts_with("three\n\n["), "{told}");
+        assert!(told.contains("you may add"), "{told}");
+    }
+}

@@ -1,0 +1,57 @@
+//! A few connections to the journal for all chats, their bound, and their threads.
+//!
+//! Must not know what is read.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::sync::Semaphore;
+
+use marshal_journal::{Journal, ReadError, Reader};
+use marshal_model::limits;
+
+/// Readers of the journal. Clones share them.
+#[derive(Debug, Clone)]
+pub(super) struct Readers {
+    journal: Journal,
+    idle: Arc<Mutex<Vec<Reader>>>,
+    permits: Arc<Semaphore>,
+}
+
+impl Readers {
+    pub(super) fn new(journal: Journal) -> Self {
+        Self {
+            journal,
+            idle: Arc::default(),
+            permits: Arc::new(Semaphore::new(limits::CHAT_READERS)),
+        }
+    }
+
+    /// Reads on a thread that may block.
+    ///
+    /// # Errors
+    /// What the journal says.
+    pub(super) async fn read<T: Send + 'static>(
+        &self,
+        read: impl FnOnce(&Reader) -> Result<T, ReadError> + Send + 'static,
+    ) -> Result<T, String> {
+        let place = Arc::clone(&self.permits).acquire_owned().await;
+        let place = place.map_err(|error| error.to_string())?;
+        let (journal, kept) = (self.journal.clone(), Arc::clone(&self.idle));
+        let work = move || {
+            let _place = place;
+            let found = kept.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            let reader = match found {
+                Some(reader) => reader,
+                None => journal.reader().map_err(|error| error.to_string())?,
+            };
+            // After a failure the next one begins with a new connection.
+            let found = read(&reader).map_err(|error| error.to_string())?;
+            kept.lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push(reader);
+            Ok(found)
+        };
+        let done = tokio::task::spawn_blocking(work).await;
+        done.unwrap_or_else(|error| Err(error.to_string()))
+    }
+}

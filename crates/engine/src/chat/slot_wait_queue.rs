@@ -1,0 +1,106 @@
+//! Slots of one pool that chats wait for, and chats that could give one up.
+//!
+//! Counts only. Must not know chats or slots.
+//!
+//! An actor gives its slot back when it was idle for long enough, or when another chat of the pool waits.
+//! A chat with a command in the background keeps its slot. One in a slot that is to get nothing more leaves
+//! it after its turn.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::sync::watch;
+
+/// Who waits, and how many of those were given way to.
+#[derive(Debug, Default, Clone, Copy)]
+struct Counts {
+    waiting: usize,
+    yielded: usize,
+}
+
+/// The lobby of a pool.
+#[derive(Debug)]
+pub(super) struct SlotWaitQueue {
+    counts: Mutex<Counts>,
+    changed: watch::Sender<()>,
+}
+
+/// A chat that waits; dropped when it has a slot, or waits no longer.
+#[derive(Debug)]
+pub(super) struct WaitTicket(Arc<SlotWaitQueue>);
+
+impl SlotWaitQueue {
+    pub(super) fn new() -> Arc<Self> {
+        Arc::new(Self {
+            counts: Mutex::default(),
+            changed: watch::channel(()).0,
+        })
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut Counts) -> T) -> T {
+        change(&mut self.counts.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Begins to wait.
+    pub(super) fn join(self: &Arc<Self>) -> WaitTicket {
+        self.change(|counts| counts.waiting += 1);
+        self.changed.send_replace(());
+        WaitTicket(Arc::clone(self))
+    }
+
+    /// Whether a chat is to give up its slot; each that waits is given way to by one.
+    pub(super) fn try_yield(&self) -> bool {
+        self.change(|counts| {
+            let is_wanted = counts.waiting > counts.yielded;
+            counts.yielded += usize::from(is_wanted);
+            is_wanted
+        })
+    }
+
+    /// Whoever was to give up its slot cannot: another may.
+    pub(super) fn cancel_yield(&self) {
+        self.change(|counts| counts.yielded = counts.yielded.saturating_sub(1));
+        self.changed.send_replace(());
+    }
+
+    /// Returns when a chat is to give up its slot. Cancel-safe.
+    pub(super) async fn wait_until_wanted(&self) {
+        let mut changed = self.changed.subscribe();
+        while !self.try_yield() {
+            if changed.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+}
+
+impl Drop for WaitTicket {
+    fn drop(&mut self) {
+        self.0.change(|counts| {
+            counts.waiting = counts.waiting.saturating_sub(1);
+            counts.yielded = counts.yielded.saturating_sub(1);
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn each_that_waits_is_given_way_to_once() {
+        let lobby = SlotWaitQueue::new();
+        assert!(!lobby.try_yield(), "nobody waits");
+        let first = lobby.join();
+        let second = lobby.join();
+        lobby.wait_until_wanted().await;
+        assert!(lobby.try_yield());
+        assert!(!lobby.try_yield(), "two wait");
+        drop((first, second));
+        assert!(!lobby.try_yield());
+        let idle = Arc::clone(&lobby);
+        let idle = tokio::spawn(async move { idle.wait_until_wanted().await });
+        tokio::task::yield_now().await;
+        let _third = lobby.join();
+        idle.await.expect("it gives way");
+    }
+}

@@ -1,0 +1,4 @@
+//! The engine behind the command line: chats that outlive their agents, and the HTTP API over a fleet.
+
+pub mod api;
+pub mod chat;

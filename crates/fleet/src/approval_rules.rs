@@ -1,0 +1,117 @@
+//! What holds of the asks of a pool: its own keys and its policy together, the stricter of both.
+//!
+//! Must not decide anything.
+
+use super::setup::PoolShared;
+use marshal_config::Approver;
+use marshal_journal::ApprovalAnswer;
+use marshal_model::RememberScope;
+use marshal_model::limits::APPROVALS_PER_POOL;
+
+/// The stricter of pool and policy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ApprovalRules {
+    /// Who may answer; nobody: nobody is asked.
+    pub(crate) approvers: Vec<Approver>,
+    /// For how long an answer may hold at most.
+    pub(crate) remember: RememberScope,
+    /// How many asks of the pool wait at the same time.
+    pub(crate) max_pending: usize,
+}
+
+impl ApprovalRules {
+    /// Whether whoever gave an answer may still answer. Of somebody who is not known nothing holds.
+    pub(crate) fn permits_approver_of(&self, answer: &ApprovalAnswer) -> bool {
+        parse_approver(&answer.approver).is_some_and(|of| self.approvers.contains(&of))
+    }
+
+    /// Whether an answer that was given before may still hold for that long.
+    pub(crate) fn accepts_remembered(&self, answer: &ApprovalAnswer) -> bool {
+        self.permits_approver_of(answer) && answer.remember <= self.remember
+    }
+}
+
+/// As whom an answer was given, by what its record says.
+fn parse_approver(who: &str) -> Option<Approver> {
+    if let Some(name) = who.strip_prefix("token ") {
+        return Approver::new(name);
+    }
+    // The control socket and the client of a conversation are the owner's.
+    let uid = who.strip_prefix("uid ").map(str::parse::<u32>);
+    let is_owner =
+        matches!(uid, Some(Ok(_))) || ["control socket", CONVERSATION_CLIENT].contains(&who);
+    is_owner.then_some(Approver::Owner)
+}
+
+/// What the record says of the client of a conversation.
+pub(crate) const CONVERSATION_CLIENT: &str = "in the client";
+
+impl PoolShared {
+    /// What holds of its asks now.
+    pub(crate) fn approval_rules(&self) -> ApprovalRules {
+        let own = &self.config.approval;
+        let version = self.policy.current();
+        let asking = version.base.policy.approval_settings();
+        let mut approvers = own.approvers.clone();
+        if let Some(names) = &asking.approvers {
+            approvers.retain(|own| {
+                names
+                    .iter()
+                    .any(|name| Approver::new(name).as_ref() == Some(own))
+            });
+        }
+        let most = asking.max_pending.unwrap_or(APPROVALS_PER_POOL);
+        ApprovalRules {
+            approvers,
+            remember: asking
+                .remember
+                .map_or(own.remember, |of| of.min(own.remember)),
+            max_pending: most.min(own.max_pending).min(APPROVALS_PER_POOL),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use marshal_model::Decision;
+
+    #[test]
+    fn an_answer_holds_while_its_giver_may_give_it_and_it_may_hold_that_long() {
+        let rules = |approvers: &[&str], remember| ApprovalRules {
+            approvers: approvers
+                .iter()
+                .filter_map(|of| Approver::new(of))
+                .collect(),
+            remember,
+            max_pending: 1,
+        };
+        let by = |who: &str, remember| ApprovalAnswer {
+            decision: Decision::Allow,
+            approver: who.to_owned(),
+            comment: None,
+            remember,
+        };
+        let session = RememberScope::Session;
+        let both = rules(&["owner", "ops"], session);
+        for who in [
+            "uid 0",
+            "control socket",
+            "in the client",
+            "token owner",
+            "token ops",
+        ] {
+            assert!(both.accepts_remembered(&by(who, session)), "{who}");
+        }
+        for who in ["token two", "token ", "uid", "uid ops", "ops", ""] {
+            assert!(!both.permits_approver_of(&by(who, session)), "{who}");
+        }
+        let ops = rules(&["ops"], session);
+        assert!(!ops.accepts_remembered(&by("uid 0", session)));
+        assert!(ops.accepts_remembered(&by("token ops", session)));
+        let short = rules(&["owner"], RememberScope::Turn);
+        assert!(short.accepts_remembered(&by("uid 0", RememberScope::Turn)));
+        assert!(!short.accepts_remembered(&by("uid 0", session)));
+        assert!(short.permits_approver_of(&by("uid 0", session)));
+    }
+}

@@ -1,0 +1,81 @@
+//! A child's way to hosts outside: its proxy, and what is told of its connections.
+//!
+//! Must not know what may pass.
+
+use std::net::TcpListener;
+use std::sync::Arc;
+
+use super::state::ChannelState;
+use super::{ChannelMsg, ChannelRef};
+use crate::session::ChannelEvent;
+use marshal_model::Event;
+use marshal_proxy::egress_proxy::{EgressProxy, EgressRecord, Listener, SystemResolver};
+
+impl ChannelState {
+    /// Serves the last of the child's sockets as its proxy, if its pool has one.
+    pub(super) fn start_proxy(&mut self, listeners: &mut Vec<TcpListener>, myself: &ChannelRef) {
+        let Some(rules) = &self.pool.config.egress else {
+            return;
+        };
+        let listener = listeners.pop().map(Listener::tcp);
+        let listener = match listener {
+            Some(Ok(listener)) => listener,
+            Some(Err(error)) => {
+                tracing::error!(slot = %self.slot, %error, "the egress proxy is not served");
+                return;
+            }
+            None => return,
+        };
+        let to = myself.clone();
+        self.egress_proxy = Some(EgressProxy::start(
+            listener,
+            Arc::clone(rules),
+            &self.slot,
+            Arc::new(SystemResolver),
+            // At a bounded rate.
+            Box::new(move |record| {
+                let _ = to.send_message(ChannelMsg::Egress(Box::new(record)));
+            }),
+        ));
+    }
+
+    /// The child is gone, and its connections with it.
+    pub(super) fn end_proxy(&mut self) {
+        if let Some(proxy) = self.egress_proxy.take() {
+            self.send_egress_events(proxy.finish());
+        }
+    }
+
+    /// Tells the session of connections that ended.
+    pub(super) fn send_egress_events(&self, records: Vec<EgressRecord>) {
+        let events: Vec<ChannelEvent> = records
+            .into_iter()
+            .map(to_egress_event)
+            .map(ChannelEvent::Event)
+            .collect();
+        if !events.is_empty() {
+            self.send(events, None);
+        }
+    }
+}
+
+fn to_egress_event(record: EgressRecord) -> Event {
+    let EgressRecord {
+        destination: place,
+        result,
+        connections,
+        sent,
+        received,
+        took,
+    } = record;
+    let (host, port) = place.unzip();
+    Event::Egress {
+        host,
+        port,
+        result,
+        connections,
+        sent,
+        received,
+        took,
+    }
+}

@@ -1,0 +1,263 @@
+//! How a channel ended: what was wanted and what the kernel said, made into one class.
+//!
+//! Pure. Must not know the restart decision.
+
+use marshal_config::show_size;
+use marshal_dialect::PendingDenials;
+use marshal_launch::cgroup::GroupOutcome;
+use marshal_launch::{ChildExit, SpawnError, WallsFailure};
+use marshal_model::{ExitClass, ExitStatus, UntrustedText};
+
+/// Why a child had to end, in the supervisor's eyes.
+#[derive(Debug)]
+pub(crate) enum Cause {
+    /// Somebody asked for it.
+    Requested,
+    /// It never ran.
+    Spawn(SpawnError),
+    /// It did not become ready in time.
+    HandshakeTimeout,
+    /// It speaks another version.
+    Version {
+        /// What it said.
+        theirs: String,
+        /// What we speak.
+        ours: std::borrow::Cow<'static, str>,
+    },
+    /// It broke its protocol.
+    Protocol(String),
+    /// It cannot load the session that it was to go on with.
+    NotResumed(String),
+    /// It cannot be used as it is configured.
+    NeedsSetup(String),
+    /// It does not answer.
+    Unanswered(String),
+    /// Nobody needed it, and it can come back.
+    Idle,
+    /// It closed this pipe and lived on.
+    PipeClosed(&'static str),
+}
+
+/// The end of a channel.
+#[derive(Debug)]
+pub(crate) struct ChannelEnd {
+    /// The class.
+    pub(crate) class: ExitClass,
+    /// What the kernel said.
+    pub(crate) status: Option<ExitStatus>,
+    /// The most memory that it had with everything that it started, bytes, where that is counted.
+    pub(crate) memory_peak: Option<u64>,
+    /// Whether it had completed its handshake.
+    pub(crate) was_ready: bool,
+    /// The agent says that it cannot load its session again.
+    pub(crate) not_resumed: bool,
+    /// Another start would end the same, by what is known of its cause.
+    pub(crate) is_permanent: bool,
+    /// Its last words say that the provider limits requests.
+    pub(crate) shows_rate_limit: bool,
+    /// Denials that no prompt told its agent.
+    pub(crate) denials: PendingDenials,
+    /// Why, in our words; foreign text in it is already shown safely.
+    pub(crate) detail: String,
+    /// The last lines of its stderr.
+    pub(crate) stderr: Vec<UntrustedText>,
+}
+
+impl ChannelEnd {
+    /// The end of a channel whose own code failed.
+    pub(crate) fn internal(why: &str) -> Self {
+        Self {
+            class: ExitClass::ProtocolFault,
+            status: None,
+            memory_peak: None,
+            was_ready: true,
+            not_resumed: false,
+            is_permanent: false,
+            shows_rate_limit: false,
+            denials: PendingDenials::default(),
+            detail: format!("internal error: {why}"),
+            stderr: Vec::new(),
+        }
+    }
+
+    /// The end of a channel that never came to be: its walls could not be planned.
+    pub(crate) fn not_planned(why: &str) -> Self {
+        Self {
+            class: ExitClass::SpawnFailed,
+            status: None,
+            memory_peak: None,
+            was_ready: false,
+            not_resumed: false,
+            is_permanent: false,
+            shows_rate_limit: false,
+            denials: PendingDenials::default(),
+            detail: why.to_owned(),
+            stderr: Vec::new(),
+        }
+    }
+}
+
+/// Whether the kernel ended it for memory: it counted such a kill, and the end is one that nobody else
+/// brought about.
+fn out_of_memory(ended: &ChildExit) -> Option<&GroupOutcome> {
+    const KILLED: i32 = 9;
+    let over = ended.group_outcome.as_deref()?;
+    let is_killed = match ended.status {
+        // A shell around the agent tells it by its own exit code.
+        Some(status) => status.shell_code() == 128 + KILLED,
+        None => ended.sandbox_failure.is_some(),
+    };
+    let counted = over.usage.oom_kills.is_some_and(|kills| kills > 0);
+    (counted && is_killed && !ended.is_forced).then_some(over)
+}
+
+fn by_memory(end: &mut ChannelEnd, over: &GroupOutcome) {
+    end.class = ExitClass::OutOfMemory;
+    let peak = over.usage.peak.map_or_else(
+        || "an unknown amount".to_owned(),
+        |peak| format!("{peak} bytes"),
+    );
+    let limit = over.memory_limit.map_or_else(
+        || "this host had no more".to_owned(),
+        |limit| format!("limits.memory is {}", show_size(limit)),
+    );
+    end.detail = format!(
+        "the kernel killed it for memory: with everything that it started it had used {peak}, and {limit}"
+    );
+}
+
+/// Makes one class of what was wanted and what the kernel said.
+pub(crate) fn classify_end(
+    ended: Option<&ChildExit>,
+    cause: Option<Cause>,
+    was_ready: bool,
+    stderr: Vec<UntrustedText>,
+) -> ChannelEnd {
+    let mut end = ChannelEnd {
+        class: ExitClass::Exited,
+        status: ended.and_then(|ended| ended.status),
+        memory_peak: None,
+        was_ready,
+        not_resumed: matches!(cause, Some(Cause::NotResumed(_))),
+        is_permanent: false,
+        shows_rate_limit: false,
+        denials: PendingDenials::default(),
+        detail: String::new(),
+        stderr,
+    };
+    end.memory_peak = ended.and_then(|ended| ended.group_outcome.as_ref()?.usage.peak);
+    let is_ours = matches!(
+        cause,
+        Some(Cause::Requested | Cause::Idle | Cause::Spawn(_))
+    );
+    if let Some(over) = ended.and_then(out_of_memory).filter(|_| !is_ours) {
+        by_memory(&mut end, over);
+        return end;
+    }
+    let walls = ended.and_then(|ended| ended.sandbox_failure.as_ref());
+    match cause {
+        Some(Cause::Spawn(error)) => {
+            end.class = ExitClass::SpawnFailed;
+            end.detail = error.to_string();
+        }
+        Some(Cause::HandshakeTimeout) => {
+            end.class = ExitClass::HandshakeTimeout;
+            end.detail = "the agent did not become ready in time".to_owned();
+        }
+        Some(Cause::Version { theirs, ours }) => {
+            end.class = ExitClass::VersionRefused;
+            end.detail = format!(
+                "the agent speaks protocol version {theirs}, this supervisor speaks version {ours}"
+            );
+        }
+        Some(Cause::Protocol(why) | Cause::NotResumed(why)) => {
+            end.class = ExitClass::ProtocolFault;
+            end.detail = why;
+        }
+        Some(Cause::NeedsSetup(why)) => {
+            end.class = ExitClass::NeedsSetup;
+            end.detail = why;
+        }
+        Some(Cause::Unanswered(why)) => {
+            end.class = if was_ready {
+                ExitClass::ProtocolFault
+            } else {
+                ExitClass::HandshakeTimeout
+            };
+            end.detail = why;
+        }
+        Some(Cause::Idle) => {
+            end.class = ExitClass::IdleUnload;
+            end.detail = "nobody needed it".to_owned();
+        }
+        Some(Cause::Requested) => {
+            end.class = ExitClass::Stopped;
+            end.detail = "stopped".to_owned();
+        }
+        Some(Cause::PipeClosed(pipe)) => by_status(&mut end, Some(pipe), walls),
+        None => by_status(&mut end, None, walls),
+    }
+    end
+}
+
+fn by_status(end: &mut ChannelEnd, mute: Option<&str>, walls: Option<&WallsFailure>) {
+    if let Some(failure) = walls {
+        // The warden was lost, and everything inside with it: not the agent's own end.
+        end.class = ExitClass::Signalled;
+        end.detail = format!("the sandbox was lost: {failure}");
+    } else if let Some(pipe) = mute {
+        end.class = ExitClass::ProtocolFault;
+        end.detail = format!("the agent closed its {pipe} and went on running");
+    } else {
+        end.class = match end.status {
+            Some(ExitStatus::Signal(_)) => ExitClass::Signalled,
+            _ => ExitClass::Exited,
+        };
+        let how = end
+            .status
+            .map_or_else(|| "unknown status".to_owned(), |s| s.to_string());
+        end.detail = if end.was_ready {
+            format!("the agent ended by itself: {how}")
+        } else {
+            format!("the agent ended before it was ready: {how}")
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ended(status: ExitStatus) -> ChildExit {
+        ChildExit {
+            status: Some(status),
+            sandbox_failure: None,
+            is_forced: false,
+            survivors_killed: 0,
+            survivors_left: 0,
+            group_outcome: None,
+        }
+    }
+
+    #[test]
+    fn an_end_that_nobody_asked_for_is_told_by_its_status() {
+        let end = classify_end(Some(&ended(ExitStatus::Signal(9))), None, true, Vec::new());
+        assert_eq!(end.class, ExitClass::Signalled);
+        let end = classify_end(Some(&ended(ExitStatus::Code(0))), None, false, Vec::new());
+        assert_eq!(end.class, ExitClass::Exited);
+        assert!(end.detail.contains("before it was ready"), "{}", end.detail);
+    }
+
+    #[test]
+    fn a_wanted_end_is_wanted_whatever_the_status() {
+        for status in [ExitStatus::Code(3), ExitStatus::Signal(15)] {
+            let end = classify_end(
+                Some(&ended(status)),
+                Some(Cause::Requested),
+                true,
+                Vec::new(),
+            );
+            assert_eq!(end.class, ExitClass::Stopped);
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! Channel: one incarnation of a child process and its stdio, from spawn to reap.
+//!
+//! Owns the dialect's state, the version check, the deadlines of this process and its stop
+//! ladder. Never restarted, always replaced. Pumps and keeper are plain tasks; they send, it
+//! decides. Must not know sequence numbers, policies, tasks or the journal.
+
+pub(crate) mod client;
+mod deadlines;
+mod egress;
+mod end;
+mod explain;
+mod files;
+mod state;
+pub(crate) mod stderr;
+pub(crate) mod stdin;
+pub(crate) mod stdout;
+mod terminal;
+mod tools;
+
+use std::collections::HashSet;
+use std::future::poll_fn;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use bytes::Bytes;
+use client::ClientRequests;
+pub(crate) use client::{ClientSetup, ClientUpdate};
+pub(crate) use end::{Cause, ChannelEnd};
+use state::ChannelState;
+use stdout::StreamEnd;
+pub(crate) use tools::ToolSetup;
+
+use super::clock;
+use super::credit::{CreditPermit, Credits};
+use super::mailbox::{Address, Mailbox, MailboxClosed, mailbox};
+use super::session::SessionRef;
+use super::setup::{PoolShared, Shared};
+use marshal_dialect::lifecycle::deadlines::ChildDeadlines;
+use marshal_dialect::lifecycle::stop::StopLadder;
+use marshal_dialect::{self as dialect, Command, OpenParams};
+use marshal_launch::{Child, ChildExit, LaunchPlan, SpawnError};
+use marshal_model::{SessionId, SlotId};
+use marshal_proxy::egress_proxy::EgressRecord;
+use marshal_proxy::model_proxy::{ModelProxy, RateLimitWatch, UsageMeter};
+use marshal_proxy::tool_server::{Socket, ToolCallEvent};
+
+/// What a Channel hears.
+#[derive(Debug)]
+pub(crate) enum ChannelMsg {
+    /// The spawner answered.
+    Spawned(Box<Result<Child, SpawnError>>),
+    /// Whole lines, and the credits that they hold.
+    Frames {
+        /// The lines, without newlines.
+        batch: Vec<Bytes>,
+        /// Their credits.
+        credit: CreditPermit,
+    },
+    /// Bytes came, but no whole line yet.
+    PartialLine,
+    /// Nothing more will come from stdout; after every line.
+    StreamEnd(StreamEnd),
+    /// Nothing more will come from stderr.
+    StderrEnd,
+    /// A message was written whole.
+    Written {
+        /// When it was queued.
+        queued: Instant,
+    },
+    /// The child's stdin cannot be written any more.
+    StdinFailed(String),
+    /// The keeper saw the process, and its whole tree, end.
+    Ended(Option<ChildExit>),
+    /// The session wants something of the agent.
+    Command(Command),
+    /// End the child by the stop ladder.
+    Stop,
+    /// The same, because nobody needs it now.
+    Unload,
+    /// End the child, and its whole tree, now.
+    Kill,
+    /// Something is heard of what the agent has its client do.
+    ClientUpdate(Box<ClientUpdate>),
+    /// The socket of the agent's tools is there.
+    ToolSocket(Socket),
+    /// Something is heard of a tool's call.
+    ToolCallEvent(Box<ToolCallEvent>),
+    /// Connections to hosts outside ended.
+    Egress(Box<EgressRecord>),
+    /// A deadline may have passed.
+    Tick,
+}
+
+/// What a Channel is started with.
+pub(crate) struct ChannelArgs {
+    pub(crate) session: SessionRef,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) pool: Arc<PoolShared>,
+    pub(crate) slot: SlotId,
+    pub(crate) session_id: SessionId,
+    pub(crate) plan: LaunchPlan,
+    pub(crate) opening: OpenParams,
+    /// What its routes' answers say of limits.
+    pub(crate) rate_limit_watch: Arc<RateLimitWatch>,
+    /// Who pays for what passes its routes.
+    pub(crate) usage_meter: Arc<dyn UsageMeter>,
+    /// What is needed to do something for the agent, if anything is offered.
+    pub(crate) client: Option<ClientSetup>,
+}
+
+/// Where a Channel is told things.
+pub(crate) type ChannelRef = Address<ChannelMsg>;
+
+/// The Session's hold on its Channel: when it is dropped the Channel ends at once, and its child
+/// with it.
+#[derive(Debug)]
+pub(crate) struct ChannelHandle(ChannelRef);
+
+impl ChannelHandle {
+    /// Tells it something.
+    ///
+    /// # Errors
+    /// [`Gone`]: it is over, and has said so.
+    pub(crate) fn send_message(&self, message: ChannelMsg) -> Result<(), MailboxClosed> {
+        self.0.send_message(message)
+    }
+}
+
+impl Drop for ChannelHandle {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+/// Begins one incarnation of a child.
+pub(crate) fn start(args: ChannelArgs) -> ChannelHandle {
+    let (myself, mailbox) = mailbox();
+    let shared = Arc::clone(&args.shared);
+    let (plan, waits) = (args.plan, args.pool.config.stop);
+    let tools = args.client.as_ref().and_then(|of| of.tools.as_ref());
+    let tools = tools.map(|tools| tools.path.clone());
+    let now = clock::now();
+    let state = Box::new(ChannelState {
+        dialect: dialect::create_dialect(args.pool.config.dialect),
+        credits: Credits::new(),
+        deadlines: ChildDeadlines::new(args.pool.config.timeouts.clone(), now),
+        waits_for: HashSet::new(),
+        ladder: StopLadder::new(waits),
+        session: args.session,
+        shared: args.shared,
+        pool: args.pool,
+        slot: args.slot,
+        session_id: args.session_id,
+        began: now,
+        opening: args.opening,
+        rate_limit_watch: args.rate_limit_watch,
+        usage_meter: args.usage_meter,
+        model_proxy: ModelProxy::default(),
+        egress_proxy: None,
+        client_requests: args
+            .client
+            .map(|setup| Box::new(ClientRequests::new(setup))),
+        stdin: None,
+        keeper: None,
+        process: None,
+        ready: false,
+        cause: None,
+        stream_end: None,
+        ended: None,
+        drain: None,
+        stderr_ended: false,
+        pump: None,
+        prompting: false,
+        in_turn: false,
+        broken: None,
+        is_end_reported: false,
+        timer: None,
+    });
+    tokio::spawn(run(state, mailbox, myself.clone()));
+    let to = myself.clone();
+    tokio::spawn(async move {
+        let permit = shared.spawning.acquire().await;
+        let started = match bind_tool_socket(&shared, tools, &to).await {
+            Ok(()) => shared.host.start(plan, waits).await,
+            Err(error) => Err(error),
+        };
+        drop(permit);
+        // If nobody takes it any more, dropping the child kills it.
+        let _ = to.send_message(ChannelMsg::Spawned(Box::new(started)));
+    });
+    ChannelHandle(myself)
+}
+
+/// Makes the socket of the child's tools, which its walls show.
+async fn bind_tool_socket(
+    shared: &Shared,
+    path: Option<PathBuf>,
+    to: &ChannelRef,
+) -> Result<(), SpawnError> {
+    let Some(path) = path else { return Ok(()) };
+    let bound = shared
+        .ambient
+        .run_blocking(move || Socket::bind(&path))
+        .await;
+    let socket = bound.map_err(|_| SpawnError::Closed)?;
+    let socket = socket.map_err(SpawnError::ToolSocket)?;
+    let _ = to.send_message(ChannelMsg::ToolSocket(socket));
+    Ok(())
+}
+
+/// Runs until the end is told, or nobody wants it any more.
+async fn run(mut state: Box<ChannelState>, mut mailbox: Mailbox<ChannelMsg>, myself: ChannelRef) {
+    while let Some(message) = poll_fn(|context| state.poll_next(&mut mailbox, context)).await {
+        if state.handle_message(message, &myself) {
+            return;
+        }
+    }
+}
+
+impl ChannelState {
+    /// What it is told next: messages first, then the process's end and its own deadline, for
+    /// which there are no tasks of their own.
+    fn poll_next(
+        &mut self,
+        mailbox: &mut Mailbox<ChannelMsg>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<ChannelMsg>> {
+        if let Poll::Ready(message) = mailbox.poll_next(context) {
+            return Poll::Ready(message);
+        }
+        if let Some(process) = &mut self.process
+            && let Poll::Ready(ended) = Pin::new(process).poll(context)
+        {
+            self.process = None;
+            return Poll::Ready(Some(ChannelMsg::Ended(ended.ok())));
+        }
+        if let Some(timer) = &mut self.timer
+            && timer.as_mut().poll(context).is_ready()
+        {
+            self.timer = None;
+            return Poll::Ready(Some(ChannelMsg::Tick));
+        }
+        Poll::Pending
+    }
+
+    /// Does what a message says; `true` if the channel is over.
+    fn handle_message(&mut self, message: ChannelMsg, myself: &ChannelRef) -> bool {
+        let now = clock::now();
+        match message {
+            ChannelMsg::Spawned(started) => match *started {
+                Ok(child) => self.child_launched(child, myself, now),
+                Err(error) => self.launch_failed(error),
+            },
+            ChannelMsg::Frames {
+                batch,
+                credit: hold,
+            } => self.handle_frames(&batch, hold, now),
+            ChannelMsg::PartialLine => self.deadlines.on_output(now),
+            ChannelMsg::StreamEnd(end) => self.stream_ended(end, now),
+            ChannelMsg::StderrEnd => self.stderr_ended = true,
+            ChannelMsg::Written { queued } => {
+                let took = now.saturating_duration_since(queued);
+                self.pool.meters.record_stdin_written(took);
+                self.prompt_written();
+                self.flush_client_replies(now);
+            }
+            ChannelMsg::StdinFailed(why) => self.stdin_failed(&why, now),
+            ChannelMsg::Ended(ended) => self.process_ended(ended, now),
+            ChannelMsg::Command(command) => self.send_command(command, now),
+            ChannelMsg::Stop => self.stop(Cause::Requested, now),
+            ChannelMsg::Unload => self.stop(Cause::Idle, now),
+            ChannelMsg::Kill => self.kill(now),
+            ChannelMsg::ClientUpdate(news) => self.handle_client_update(*news, myself, now),
+            ChannelMsg::ToolSocket(socket) => self.serve_tools(socket, myself),
+            ChannelMsg::ToolCallEvent(said) => self.handle_tool_call_event(*said, now),
+            ChannelMsg::Egress(record) => self.send_egress_events(vec![*record]),
+            ChannelMsg::Tick => {}
+        }
+        self.check_deadlines(now);
+        let is_over = self.report_end();
+        if !is_over {
+            self.arm();
+        }
+        is_over
+    }
+}

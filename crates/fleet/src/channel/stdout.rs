@@ -1,0 +1,178 @@
+//! The stdout pump: a plain task that owns one child's stdout.
+//!
+//! Reads, cuts into frames, takes credits, hands batches to the Channel; tells the end of the
+//! stream in-band, after everything that was read. Must not know what a frame means.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use bytes::{Bytes, BytesMut};
+use tokio::net::unix::pipe;
+use tokio::task::AbortHandle;
+
+use super::{ChannelMsg, ChannelRef};
+use crate::credit::Credits;
+use marshal_model::limits::{CREDIT_FRAMES, READ_BUDGET_BYTES, READ_CHUNK_BYTES};
+use marshal_wire::ndjson::{LineDecoder, LineError};
+
+/// Frames of one batch: half of the credits, so that one can be under way while one is read.
+const BATCH_FRAMES: usize = CREDIT_FRAMES / 2;
+
+/// How the stream ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum StreamEnd {
+    /// The child, and everybody else who held the pipe, closed it.
+    Eof,
+    /// A line was longer than the cap: nothing after it can be trusted.
+    TooLong(LineError),
+    /// The pipe could not be read.
+    Failed(String),
+}
+
+/// The running pump; dropping it ends it.
+#[derive(Debug)]
+pub(crate) struct Pump {
+    task: AbortHandle,
+    waits: Arc<AtomicBool>,
+}
+
+impl Pump {
+    /// Starts reading; ends with the stream, or when nobody listens.
+    pub(crate) fn start(stdout: pipe::Receiver, credits: Credits, to: ChannelRef) -> Self {
+        let waits = Arc::new(AtomicBool::new(false));
+        let out = BatchSender {
+            credits,
+            to,
+            waits: Arc::clone(&waits),
+        };
+        let task = tokio::spawn(pump(stdout, out));
+        Self {
+            task: task.abort_handle(),
+            waits,
+        }
+    }
+
+    /// Whether it has read something and waits for credits to hand it over.
+    pub(crate) fn waits(&self) -> bool {
+        self.waits.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Pump {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Where the pump hands its batches.
+struct BatchSender {
+    credits: Credits,
+    to: ChannelRef,
+    waits: Arc<AtomicBool>,
+}
+
+/// Reads to the end of the stream, or until nobody takes what was read.
+async fn pump(stdout: pipe::Receiver, out: BatchSender) {
+    let mut lines = LineDecoder::default();
+    let mut since_yield = 0;
+    loop {
+        let (frames, end, read) = match stdout.readable().await {
+            Ok(()) => read(&stdout, &mut lines),
+            Err(error) => (Vec::new(), Some(Box::new(failed(&error))), 0),
+        };
+        // Boxed, because most often nothing waits, and the room for it stands in every pump.
+        let taken = match out.send_now(frames, read) {
+            Ok(taken) => taken,
+            Err(waiting) => Box::pin(send(waiting, &out)).await,
+        };
+        if taken.is_none() {
+            return;
+        }
+        if let Some(end) = end {
+            let _ = out.to.send_message(ChannelMsg::StreamEnd(*end));
+            return;
+        }
+        since_yield += read;
+        if since_yield >= READ_BUDGET_BYTES {
+            since_yield = 0;
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+fn failed(error: &io::Error) -> StreamEnd {
+    StreamEnd::Failed(error.to_string())
+}
+
+/// One read: its lines, the end if that was it, and its bytes. No buffer stands by for an idle
+/// child.
+fn read(
+    stdout: &pipe::Receiver,
+    lines: &mut LineDecoder,
+) -> (Vec<Bytes>, Option<Box<StreamEnd>>, usize) {
+    let mut chunk = BytesMut::with_capacity(READ_CHUNK_BYTES);
+    let mut frames = Vec::new();
+    let read = match stdout.try_read_buf(&mut chunk) {
+        Ok(read) => read,
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => return (frames, None, 0),
+        Err(error) => return (frames, Some(Box::new(failed(&error))), 0),
+    };
+    if read == 0 {
+        frames.extend(lines.finish());
+        return (frames, Some(Box::new(StreamEnd::Eof)), 0);
+    }
+    lines.push(chunk.freeze());
+    for line in lines {
+        match line {
+            Ok(frame) => frames.push(frame),
+            Err(error) => return (frames, Some(Box::new(StreamEnd::TooLong(error))), read),
+        }
+    }
+    (frames, None, read)
+}
+
+impl BatchSender {
+    /// Hands the frames over if that needs no waiting; else gives them back. `None`: nobody takes
+    /// them.
+    fn send_now(&self, frames: Vec<Bytes>, read: usize) -> Result<Option<()>, Vec<Bytes>> {
+        if frames.is_empty() {
+            // The middle of a long line, still a sign of life. Bounded by the line cap, not by
+            // credits.
+            let told = read == 0 || self.to.send_message(ChannelMsg::PartialLine).is_ok();
+            return Ok(told.then_some(()));
+        }
+        let bytes = frames.iter().map(Bytes::len).sum();
+        let hold = (frames.len() <= BATCH_FRAMES)
+            .then(|| self.credits.take_now(frames.len(), bytes))
+            .flatten();
+        let Some(hold) = hold else {
+            return Err(frames);
+        };
+        let batch = frames;
+        let told = self.to.send_message(ChannelMsg::Frames {
+            batch,
+            credit: hold,
+        });
+        Ok(told.ok())
+    }
+}
+
+/// Hands the frames over, in batches that fit the credits. `None`: nobody takes them.
+async fn send(mut frames: Vec<Bytes>, out: &BatchSender) -> Option<()> {
+    while !frames.is_empty() {
+        let rest = frames.split_off(frames.len().min(BATCH_FRAMES));
+        let batch = std::mem::replace(&mut frames, rest);
+        let bytes = batch.iter().map(Bytes::len).sum();
+        out.waits.store(true, Ordering::Relaxed);
+        let hold = out.credits.take(batch.len(), bytes).await?;
+        out.waits.store(false, Ordering::Relaxed);
+        out.to
+            .send_message(ChannelMsg::Frames {
+                batch,
+                credit: hold,
+            })
+            .ok()?;
+    }
+    Some(())
+}

@@ -1,0 +1,286 @@
+//! The tools that we give to the agent: the socket inside its walls, and the calls that come by it.
+//!
+//! A call is a request like one to the client (`client.rs`): judged, durable, then carried out behind
+//! the same walls. Must not know rules, nor how the protocol says any of this.
+//!
+//! The key of such a call has the highest bit of its serial set. So its answer goes to the connection, not
+//! to the dialect.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
+
+use super::client::{PendingCall, PendingReply};
+use super::files::FileAction;
+use super::state::ChannelState;
+use super::{ChannelMsg, ChannelRef};
+use crate::credit::CreditPermit;
+use crate::session::ChannelEvent;
+use marshal_model::limits::CLIENT_OPEN_BYTES;
+use marshal_model::{
+    AgentClaims, ClientError, ClientErrorKind, ClientOutput, ClientRequest, EngineCall,
+    EngineOutput, EngineResult, EngineTool, Event, EventKind, PermissionRequest,
+    PermissionRequestKey, TaskId,
+};
+use marshal_proxy::tool_server::{Socket, ToolCallEvent, ToolServer};
+
+/// What marks the serial numbers of calls: requests by the agent's own protocol count from 1.
+const ENGINE_CALL_BIT: u64 = 1 << 63;
+
+/// Which tools an agent gets, and where they are.
+#[derive(Debug, Clone)]
+pub(crate) struct ToolSetup {
+    /// The socket's file, on the host.
+    pub(crate) path: PathBuf,
+    /// Who may connect.
+    pub(crate) uid: u32,
+    /// The tools.
+    pub(crate) tools: Vec<EngineTool>,
+}
+
+/// The server of one child's tools, and the calls that wait for their answers.
+#[derive(Debug, Default)]
+pub(super) struct EngineTools {
+    server: Option<ToolServer>,
+    open: BTreeMap<u64, OpenCall>,
+    /// Texts of all of them together, in bytes.
+    open_bytes: usize,
+}
+
+#[derive(Debug)]
+struct OpenCall {
+    tool: EngineTool,
+    /// What is said of it when it was carried out.
+    done: String,
+    bytes: usize,
+    reply: oneshot::Sender<EngineResult>,
+}
+
+impl EngineTools {
+    fn close_call(&mut self, number: u64) -> Option<OpenCall> {
+        let open = self.open.remove(&number)?;
+        self.open_bytes = self.open_bytes.saturating_sub(open.bytes);
+        Some(open)
+    }
+
+    /// The child is gone: nobody can call, or be answered.
+    pub(super) fn clear(&mut self) {
+        *self = Self::default();
+    }
+}
+
+/// Whether a request is a call of a tool of ours.
+pub(super) const fn is_engine_call(key: &PermissionRequestKey) -> bool {
+    key.serial & ENGINE_CALL_BIT != 0
+}
+
+fn key(number: u64) -> PermissionRequestKey {
+    PermissionRequestKey {
+        id: format!("marshal:{number}"),
+        serial: ENGINE_CALL_BIT | number,
+    }
+}
+
+impl ChannelState {
+    /// The socket is there: it is served as long as the child lives.
+    pub(super) fn serve_tools(&mut self, socket: Socket, myself: &ChannelRef) {
+        let Some(clients) = &mut self.client_requests else {
+            return;
+        };
+        let Some(setup) = clients.tool_setup().cloned() else {
+            return;
+        };
+        let to = myself.clone();
+        let tell = Arc::new(move |said| {
+            let _ = to.send_message(ChannelMsg::ToolCallEvent(Box::new(said)));
+        });
+        match ToolServer::start(socket, setup.tools, setup.uid, tell) {
+            Ok(server) => clients.tools.server = Some(server),
+            Err(error) => tracing::error!(slot = %self.slot, %error, "the tools are not served"),
+        }
+    }
+
+    /// The agent calls a tool, or waits for a call no more.
+    pub(super) fn handle_tool_call_event(&mut self, said: ToolCallEvent, now: Instant) {
+        match said {
+            ToolCallEvent::Call {
+                number,
+                call,
+                reply,
+                permit: room,
+            } => {
+                if let Err((error, reply)) = self.handle_tool_call(number, call, reply, room) {
+                    let _ = reply.send(Err(error));
+                }
+            }
+            ToolCallEvent::Abandoned(number) => {
+                let key = key(number);
+                let Some(clients) = &mut self.client_requests else {
+                    return;
+                };
+                clients.withdraw(&key);
+                if clients.tools.close_call(number).is_some() {
+                    self.request_closed(&key, now);
+                    self.send(vec![ChannelEvent::Withdrawn(key)], None);
+                }
+            }
+        }
+    }
+
+    fn handle_tool_call(
+        &mut self,
+        number: u64,
+        call: Box<EngineCall>,
+        reply: oneshot::Sender<EngineResult>,
+        room: OwnedSemaphorePermit,
+    ) -> Result<(), (ClientError, oneshot::Sender<EngineResult>)> {
+        let refused = |fault, why: &str| ClientError::new(fault, why);
+        if !self.in_turn || self.ladder.has_begun() || self.ended.is_some() {
+            let why = "no turn is running: tools are for turns";
+            return Err((refused(ClientErrorKind::Denied, why), reply));
+        }
+        let Some(clients) = &mut self.client_requests else {
+            return Err((
+                refused(ClientErrorKind::Failed, "there are no tools"),
+                reply,
+            ));
+        };
+        let held = call.text_bytes();
+        if clients.tools.open_bytes + held > CLIENT_OPEN_BYTES {
+            let why = "too much text is waiting to be written: wait for one of the calls";
+            return Err((refused(ClientErrorKind::Failed, why), reply));
+        }
+        let wish = call.policy_request();
+        let input = serde_json::value::to_raw_value(&wish.arguments)
+            .unwrap_or_else(|_| marshal_wire::json::null_value());
+        let key = key(number);
+        let ask = PermissionRequest {
+            key: key.clone(),
+            tool_id: None,
+            tool: wish.tool.record_name().into(),
+            input,
+            claims: AgentClaims::default(),
+        };
+        clients.tools.open_bytes += held;
+        clients.tools.open.insert(
+            number,
+            OpenCall {
+                tool: wish.tool,
+                done: describe_success(&call),
+                bytes: held,
+                reply,
+            },
+        );
+        clients
+            .undecided
+            .push((key.clone(), PendingCall::Tool(call)));
+        self.request_opened(&key);
+        self.pool
+            .meters
+            .record_event(EventKind::PermissionRequested);
+        let request = ClientRequest::Tool(Box::new(wish));
+        let permission_request = Box::new(ask);
+        self.send(
+            vec![ChannelEvent::ClientRequest {
+                permission_request,
+                request,
+            }],
+            Some(CreditPermit::for_tool_call(room)),
+        );
+        Ok(())
+    }
+
+    /// The verdict is durable: the call is carried out. `place` is the file's, or what a person said.
+    pub(super) fn tool_call_decided(
+        &mut self,
+        key: PermissionRequestKey,
+        call: EngineCall,
+        place: String,
+        (task, myself): (&TaskId, &ChannelRef),
+        now: Instant,
+    ) {
+        let tool = call.tool().word();
+        let (path, act) = match call {
+            EngineCall::Write {
+                path,
+                content: text,
+                base,
+            } => (path, FileAction::Write { text, base }),
+            EngineCall::Edit { path, edit, base } => (path, FileAction::Edit { edit, base }),
+            EngineCall::Read { path, line, limit } => (path, FileAction::Read { line, limit }),
+            EngineCall::Ask { .. } => {
+                let said = PendingReply::Ready(Ok(ClientOutput::Text(place)));
+                return self.queue_client_reply(key, said, now);
+            }
+            EngineCall::Step { step, status } => {
+                let step = step.into();
+                self.send_event(Event::PlanStep { step, status }, None);
+                return self.queue_client_reply(
+                    key,
+                    PendingReply::Ready(Ok(ClientOutput::Empty)),
+                    now,
+                );
+            }
+        };
+        let Some(clients) = &mut self.client_requests else {
+            return;
+        };
+        if let Some(work) = clients.file_work((tool, path), &place, act, task) {
+            clients.queue_file(key, work);
+            return self.start_waiting_files(myself);
+        }
+        let why = "the place that was judged is not in the workspace";
+        let error = ClientError::new(ClientErrorKind::Failed, why);
+        self.queue_client_reply(key, PendingReply::Ready(Err(error)), now);
+    }
+
+    /// Answers a call.
+    pub(super) fn reply_to_tool_call(&mut self, key: &PermissionRequestKey, reply: PendingReply) {
+        let Some(clients) = &mut self.client_requests else {
+            return;
+        };
+        let answer = match reply {
+            PendingReply::Ready(answer) => answer,
+            PendingReply::File(answer) => {
+                clients.release_file();
+                answer
+            }
+            // No tool has terminals.
+            PendingReply::Output(_) => return,
+        };
+        let Some(open) = clients.tools.close_call(key.serial & !ENGINE_CALL_BIT) else {
+            return;
+        };
+        let answer = match answer {
+            Ok(ClientOutput::Text(text)) => Ok(text.into()),
+            Ok(ClientOutput::Read { text, version: v }) => Ok(EngineOutput {
+                text,
+                version: Some(v),
+            }),
+            Ok(ClientOutput::Written(v)) => Ok(EngineOutput {
+                text: format!("{}; it is version {v} now", open.done),
+                version: Some(v),
+            }),
+            Ok(_) => Ok(open.done.into()),
+            Err(error) => Err(error),
+        };
+        if open.reply.send(answer).is_err() {
+            tracing::debug!(slot = %self.slot, tool = %open.tool, "nobody waits for a tool's answer");
+        }
+    }
+}
+
+/// What is said of a call that was carried out.
+fn describe_success(call: &EngineCall) -> String {
+    match call {
+        EngineCall::Write { path, content, .. } => {
+            format!("{path} was written: {} bytes", content.len())
+        }
+        EngineCall::Edit { path, .. } => format!("{path} was changed"),
+        EngineCall::Step { status, .. } => format!("noted as {status}"),
+        EngineCall::Read { .. } | EngineCall::Ask { .. } => String::new(),
+    }
+}

@@ -1,0 +1,274 @@
+//! The tasks of a pool that wait for a slot: by their priority, then in their order.
+//!
+//! Counts them by their runs, so that nobody looks through a long queue for a task while no run in
+//! it has a place for one. Must not know slots.
+
+use std::cmp::Reverse;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use super::ActiveTask;
+use super::task::OpenTasks;
+use marshal_model::PermissionRequestId;
+
+/// See the head of this file.
+#[derive(Debug, Default)]
+pub(super) struct Queue {
+    tasks: VecDeque<ActiveTask>,
+    /// Of each run with tasks here that wait for nothing but a slot: how many. By the address of
+    /// what they share, which is held here as long as there are any.
+    ready: HashMap<usize, (Arc<OpenTasks>, usize)>,
+    /// Tasks that wait for an answer.
+    awaiting_approval: usize,
+}
+
+impl Queue {
+    pub(super) fn is_empty(&self) -> bool {
+        self.tasks.is_empty()
+    }
+
+    pub(super) fn front(&self) -> Option<&ActiveTask> {
+        self.tasks.front()
+    }
+
+    /// Puts tasks behind those that wait and have no lower priority.
+    pub(super) fn extend(&mut self, tasks: impl IntoIterator<Item = ActiveTask>) {
+        let mut tasks: Vec<ActiveTask> = tasks.into_iter().collect();
+        tasks.sort_by_key(|task| Reverse(task.spec.priority));
+        for task in &tasks {
+            self.count(task);
+        }
+        let Some(first) = tasks.first() else { return };
+        let last = self.tasks.back();
+        if last.is_none_or(|last| last.spec.priority >= first.spec.priority) {
+            self.tasks.extend(tasks);
+            return;
+        }
+        // Both are in order: once through both, however many there are.
+        let mut waiting = std::mem::take(&mut self.tasks).into_iter().peekable();
+        self.tasks.reserve(waiting.len() + tasks.len());
+        for task in tasks {
+            let before = |of: &ActiveTask| of.spec.priority >= task.spec.priority;
+            while let Some(earlier) = waiting.next_if(before) {
+                self.tasks.push_back(earlier);
+            }
+            self.tasks.push_back(task);
+        }
+        self.tasks.extend(waiting);
+    }
+
+    /// Puts a task before those that wait and have no higher priority.
+    pub(super) fn push_front(&mut self, task: ActiveTask) {
+        self.count(&task);
+        let higher = |of: &ActiveTask| of.spec.priority > task.spec.priority;
+        let at = self.tasks.partition_point(higher);
+        self.tasks.insert(at, task);
+    }
+
+    /// Takes all of them.
+    pub(super) fn take_all(&mut self) -> VecDeque<ActiveTask> {
+        std::mem::take(self).tasks
+    }
+
+    /// Takes those that are meant, in their order.
+    pub(super) fn take_all_if(
+        &mut self,
+        meant: impl FnMut(&ActiveTask) -> bool,
+    ) -> VecDeque<ActiveTask> {
+        let (taken, stay): (VecDeque<_>, VecDeque<_>) =
+            self.take_all().into_iter().partition(meant);
+        self.extend(stay);
+        taken
+    }
+
+    /// Takes the first task that waits for this question.
+    pub(super) fn take_awaiting(&mut self, ask: &PermissionRequestId) -> Option<ActiveTask> {
+        let waits = |task: &ActiveTask| {
+            task.awaits_approval
+                .as_ref()
+                .is_some_and(|(of, _)| of == ask)
+        };
+        let at = self.tasks.iter().position(waits)?;
+        self.take(at)
+    }
+
+    /// Takes the first task that is meant and gets a place in its run, with that place. Looks at
+    /// none while no run has a place, and at no more than those that wait for an answer if these
+    /// are all that could begin.
+    pub(super) fn take_next(
+        &mut self,
+        mut meant: impl FnMut(&ActiveTask) -> bool,
+    ) -> Option<ActiveTask> {
+        let has_place = self.ready.values().any(|(open, _)| open.has_free_job());
+        let mut asking = self.awaiting_approval;
+        for at in 0..self.tasks.len() {
+            if !has_place && asking == 0 {
+                return None;
+            }
+            let task = self.tasks.get_mut(at)?;
+            asking -= usize::from(task.awaits_approval.is_some());
+            if meant(task) && task.acquire_job() {
+                return self.take(at);
+            }
+        }
+        None
+    }
+
+    /// A queue that was long gives its memory back.
+    pub(super) fn shrink(&mut self) {
+        let waiting = self.tasks.len();
+        if waiting < self.tasks.capacity() / 4 {
+            self.tasks.shrink_to(2 * waiting);
+        }
+    }
+
+    fn take(&mut self, at: usize) -> Option<ActiveTask> {
+        let task = self.tasks.remove(at)?;
+        if task.awaits_approval.is_some() {
+            self.awaiting_approval -= 1;
+        } else if let Some((_, ready)) = self.ready.get_mut(&key(&task)) {
+            *ready -= 1;
+            if *ready == 0 {
+                self.ready.remove(&key(&task));
+            }
+        }
+        Some(task)
+    }
+
+    fn count(&mut self, task: &ActiveTask) {
+        if task.awaits_approval.is_some() {
+            self.awaiting_approval += 1;
+            return;
+        }
+        let open = || (Arc::clone(&task.open_tasks), 0);
+        self.ready.entry(key(task)).or_insert_with(open).1 += 1;
+    }
+}
+
+/// What the tasks of a run share.
+fn key(task: &ActiveTask) -> usize {
+    Arc::as_ptr(&task.open_tasks).addr()
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::mpsc;
+
+    use super::*;
+    use crate::budgets::{RunBounds, RunLimits};
+    use marshal_model::{RunId, TaskId, TaskSpec};
+
+    fn open(run: &str, jobs: Option<u16>) -> Arc<OpenTasks> {
+        let run = RunId::new(run).expect("an id");
+        let bounds = RunBounds {
+            jobs,
+            ..RunBounds::default()
+        };
+        let limits = RunLimits::start(&run, bounds, 0, Vec::new());
+        OpenTasks::with_limits(usize::MAX, false, limits)
+    }
+
+    fn task(open: &Arc<OpenTasks>, id: &str) -> ActiveTask {
+        let (tell, _) = mpsc::channel(1);
+        let run = RunId::new("r").expect("an id");
+        let spec = TaskSpec {
+            id: TaskId::new(id).expect("an id"),
+            prompt: "x".into(),
+            pool: None,
+            workspace: None,
+            attempts: None,
+            check: None,
+            files: Vec::new(),
+            embedded_files: Vec::new(),
+            policy_layer: None,
+            priority: 0,
+            depends_on: Vec::new(),
+        };
+        ActiveTask::new(run, spec, 1, tell, Arc::clone(open))
+    }
+
+    fn ids(tasks: impl IntoIterator<Item = ActiveTask>) -> Vec<String> {
+        let id = |task: ActiveTask| task.spec.id.as_str().to_owned();
+        tasks.into_iter().map(id).collect()
+    }
+
+    #[test]
+    fn a_long_queue_is_not_looked_through_while_no_run_has_a_place() {
+        let (full, other) = (open("full", Some(2)), open("other", Some(1)));
+        let mut queue = Queue::default();
+        queue.extend((0..1_000).map(|at| task(&full, &format!("t-{at}"))));
+        let mut looked = 0;
+        let mut next = |queue: &mut Queue| {
+            let before = looked;
+            let found = queue.take_next(|_| {
+                looked += 1;
+                true
+            });
+            (found, looked - before)
+        };
+        let begun: Vec<_> = (0..2).map(|_| next(&mut queue)).collect();
+        assert!(
+            begun
+                .iter()
+                .all(|(task, looked)| task.is_some() && *looked == 1)
+        );
+        let (none, looked) = next(&mut queue);
+        assert!(none.is_none());
+        assert_eq!(looked, 0, "tasks were looked at in vain");
+        // A run behind it has a place until one of its tasks is worked.
+        queue.extend([task(&other, "o-1"), task(&other, "o-2")]);
+        let (other_one, _) = next(&mut queue);
+        let id = other_one.as_ref().map(|task| task.spec.id.as_str());
+        assert_eq!(id, Some("o-1"));
+        assert_eq!(next(&mut queue).1, 0);
+        // One that waits for an answer is looked at, and nothing behind it.
+        let mut asking = task(&full, "asks");
+        asking.awaits_approval = Some((PermissionRequestId::new("a-1").expect("an id"), 0));
+        queue.push_front(asking);
+        assert_eq!(next(&mut queue).1, 1);
+        // A task that is over makes place for the next one.
+        drop(begun);
+        let ask = PermissionRequestId::new("a-1").expect("an id");
+        assert_eq!(ids(queue.take_awaiting(&ask)), ["asks"]);
+        let (found, looked) = next(&mut queue);
+        assert_eq!((ids(found), looked), (vec!["t-2".to_owned()], 1));
+    }
+
+    #[test]
+    fn what_is_taken_is_counted_no_more() {
+        let (one, two) = (open("one", None), open("two", None));
+        let mut queue = Queue::default();
+        queue.extend([task(&one, "a"), task(&two, "b"), task(&one, "c")]);
+        queue.push_front(task(&two, "z"));
+        let of_one = queue.take_all_if(|task| Arc::ptr_eq(&task.open_tasks, &one));
+        assert_eq!(ids(of_one), ["a", "c"]);
+        assert_eq!((queue.tasks.len(), queue.ready.len()), (2, 1));
+        let found = queue.take_next(|task| task.spec.id.as_str() == "b");
+        assert_eq!(ids(found), ["b"]);
+        assert_eq!(ids(queue.take_all()), ["z"]);
+        assert!(queue.is_empty() && queue.ready.is_empty());
+        assert_eq!(Arc::strong_count(&one), 1);
+    }
+    #[test]
+    fn what_has_more_priority_comes_first_and_the_rest_in_its_order() {
+        let open = open("one", None);
+        let with = |id: &str, priority: i8| {
+            let mut task = task(&open, id);
+            task.spec.priority = priority;
+            task
+        };
+        let mut queue = Queue::default();
+        queue.extend([with("a", 0), with("b", 5), with("c", 0)]);
+        queue.extend([with("d", 100), with("e", -1), with("f", 0), with("g", 5)]);
+        // One that goes back is the first of its own.
+        queue.push_front(with("z", 0));
+        let found = queue.take_all_if(|task| task.spec.id.as_str() == "c");
+        assert_eq!(ids(found), ["c"]);
+        queue.extend([with("h", 1)]);
+        let mut order = Vec::new();
+        while let Some(task) = queue.take_next(|_| true) {
+            order.push(task);
+        }
+        assert_eq!(ids(order), ["d", "b", "g", "h", "z", "a", "f", "e"]);
+    }
+}

@@ -1,0 +1,352 @@
+//! What a pool knows, and how tasks meet slots.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use ractor::ActorRef;
+use tokio::sync::oneshot;
+
+use super::ending::end_unstarted;
+use super::queue::Queue;
+use super::slot::{Assignment, RetainedSession, Slot};
+use super::{ActiveTask, PoolMsg, SlotRequest};
+use crate::clock::{self, now_us};
+use crate::fleet_event::FleetEvent;
+use crate::session::{Attempt, PromptFiles, SessionMsg, SessionRef, Work};
+use crate::setup::{PoolShared, Shared};
+use marshal_dialect::lifecycle;
+use marshal_dialect::lifecycle::pause::{MayStart, Pause};
+use marshal_dialect::lifecycle::state::SlotEvent;
+use marshal_journal::Write;
+use marshal_model::{RunId, SessionId, SlotState};
+use marshal_telemetry::event::child::SlotStateChanged;
+use marshal_telemetry::event::task::{TaskLocation, TaskStarted};
+
+/// Its state.
+pub(crate) struct PoolState {
+    pub(super) myself: ActorRef<PoolMsg>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) pool: Arc<PoolShared>,
+    pub(super) slots: Vec<Slot>,
+    pub(super) queue: Queue,
+    /// Tasks that come after others which are not done.
+    pub(super) blocked: Vec<ActiveTask>,
+    /// How it stands to its provider's limits.
+    pub(super) pause: Pause,
+    /// The session whose task tries whether the provider takes requests again.
+    pub(super) probe: Option<SessionId>,
+    /// A slot's session ends as soon as it has nothing to do.
+    pub(super) has_stopping_sessions: bool,
+    /// Slots whose child was told to go, because they get no task any more.
+    pub(super) unloading: BTreeSet<u16>,
+    /// Clients that wait for a slot.
+    pub(super) slot_requests: VecDeque<SlotRequest>,
+    /// How many slots a conversation has: a pool without one does nothing for them.
+    pub(super) conversation_count: usize,
+    /// No new task starts.
+    pub(super) cancelled: bool,
+    /// Nothing starts, and the pool ends with its last session.
+    pub(super) stopping: bool,
+}
+
+impl Drop for PoolState {
+    /// No session outlives its pool, and no child its session.
+    fn drop(&mut self) {
+        for (session, _) in self.slots.iter().filter_map(Slot::occupant) {
+            session.close();
+        }
+    }
+}
+
+impl PoolState {
+    /// Ends every waiting task.
+    fn end_waiting(&mut self, why: &str) {
+        let blocked = std::mem::take(&mut self.blocked);
+        let waiting = self.queue.take_all().into_iter().chain(blocked);
+        let ended = waiting.map(|task| end_unstarted(task, why)).collect();
+        self.end_tasks(ended, TaskLocation::Queue);
+    }
+
+    pub(super) fn slot(&mut self, index: u16) -> Option<&mut Slot> {
+        self.slots.get_mut(usize::from(index))
+    }
+
+    /// Moves a slot by the table, and shows it.
+    pub(super) fn apply_slot_event(&mut self, index: u16, change: SlotEvent, note: Option<String>) {
+        let Some(slot) = self.slots.get_mut(usize::from(index)) else {
+            return;
+        };
+        let from = slot.state;
+        if !slot.apply(change) {
+            return;
+        }
+        let (id, state) = (slot.id.clone(), slot.state);
+        SlotStateChanged {
+            slot: &id,
+            from: Some(from),
+            to: Some(state),
+        }
+        .emit();
+        let (note_shown, started) = (note.clone(), change == SlotEvent::Spawned);
+        self.shared.slots.update(&id, |view| {
+            view.state = state;
+            view.note = note_shown;
+            view.up = matches!(
+                state,
+                SlotState::Ready | SlotState::Busy | SlotState::Cancelling
+            );
+            if started {
+                view.started_at = Some(now_us() as f64 / 1e6);
+            }
+        });
+        self.shared.notify_subscribers(FleetEvent::SlotChanged {
+            slot: id,
+            state,
+            note,
+        });
+    }
+
+    pub(super) fn slot_changed(
+        &mut self,
+        index: u16,
+        session: &SessionId,
+        change: SlotEvent,
+        pid: Option<u32>,
+    ) {
+        let Some(slot) = self.slot(index) else { return };
+        if slot.occupant().map(|(_, current)| current) != Some(session) {
+            return;
+        }
+        match change {
+            SlotEvent::Spawned => slot.spawned_at = Some(clock::now()),
+            SlotEvent::Ready => {
+                slot.down_since = None;
+            }
+            _ => {}
+        }
+        if let Some(slot) = self.slot(index) {
+            let id = slot.id.clone();
+            if change == SlotEvent::Spawned {
+                self.shared.slots.update(&id, |view| view.pid = pid);
+            }
+        }
+        self.apply_slot_event(index, change, None);
+    }
+
+    /// Gives waiting tasks to free slots; ends what nobody will work.
+    pub(super) fn schedule(&mut self) {
+        self.schedule_conversations();
+        let is_parked = |slot: &Slot| slot.state == SlotState::Parked;
+        let width = usize::from(self.pool.width());
+        if self.cancelled || self.stopping {
+            self.end_waiting(CANCELLED);
+        } else if self.slots.iter().take(width).all(is_parked) {
+            self.end_waiting("every slot of the pool is parked");
+        } else {
+            self.park_if_budget_spent();
+            self.assign_tasks();
+        }
+        self.close_unneeded_sessions();
+        self.queue.shrink();
+        let oldest = self.queue.front().map(|task| task.queued);
+        self.pool.set_oldest_queued(oldest);
+    }
+
+    /// Gives each free slot what waits for it: a conversation's its next prompt, another one the
+    /// first task.
+    fn assign_tasks(&mut self) {
+        self.pause.advance(clock::now());
+        for index in 0..self.pool.config.max_size {
+            if self.queue.is_empty() && self.conversation_count == 0 {
+                break;
+            }
+            let slot = &mut self.slots[usize::from(index)];
+            if !slot.is_idle() {
+                continue;
+            }
+            let next = match &mut slot.conversation {
+                Some(held) => held.waiting_prompts.pop_front(),
+                None if !self.pool.is_slot_enabled(usize::from(index)) => None,
+                None if self.pause.may_start() == MayStart::None => None,
+                None => self.next_task_for(index),
+            };
+            if let Some(task) = next {
+                self.assign(index, task);
+            }
+        }
+    }
+
+    fn assign(&mut self, index: u16, mut task: ActiveTask) {
+        let slot = &mut self.slots[usize::from(index)];
+        let mut kept = slot.retained.take();
+        let mut session = None;
+        let is_held = slot.conversation.is_some();
+        if let Some(held) = &mut slot.conversation {
+            session = Some(held.session.clone());
+            let stored = held.begin_session();
+            kept = kept.or(stored.map(RetainedSession::Stored));
+        }
+        let session = session.unwrap_or_else(|| match &kept {
+            Some(
+                RetainedSession::Idle { session, .. } | RetainedSession::Closing { session, .. },
+            ) => session.clone(),
+            Some(RetainedSession::Stored(stored)) => stored.session.clone(),
+            None => fresh_session_id(&self.shared),
+        });
+        // Known before its home and copy are made, so that no sweep takes them for leftovers.
+        let working = Some(session.clone());
+        self.shared
+            .slots
+            .update(&slot.id, |view| view.session = working);
+        let now = clock::now();
+        task.first_assigned.get_or_insert(now);
+        let attempt = task.sent + 1;
+        let work = Work {
+            slot: slot.id.clone(),
+            session: session.clone(),
+            run: task.run.clone(),
+            task: task.spec.id.clone(),
+            attempt,
+            prompt: task.spec.prompt.clone(),
+            files: PromptFiles::new(&task.spec.files, &task.spec.embedded_files),
+            // A conversation's prompt names where its client is, not what is copied.
+            workspace: task.spec.workspace.clone().filter(|_| !is_held),
+            check: task.spec.check.clone(),
+            layer: task.spec.policy_layer.clone(),
+            assigned_at: now,
+            down_since: slot.down_since,
+            limits: task.open_tasks.limits.clone(),
+            probe: !is_held && self.pause.may_start() == MayStart::Probe,
+        };
+        let probe = work.probe.then(|| session.clone());
+        let slot_id = slot.id.clone();
+        // A conversation is nothing of the pool's own sessions.
+        let instead_of = if is_held {
+            None
+        } else {
+            slot.unloadable_session.take()
+        };
+        let actor = self.dispatch_work(work, kept, instead_of);
+        if probe.is_some() {
+            self.pause.start_probe();
+            self.probe = probe;
+        }
+        self.shared.notify_subscribers(FleetEvent::TaskAssigned {
+            run: task.run.clone(),
+            task: task.spec.id.clone(),
+            slot: slot_id.clone(),
+            session: session.clone(),
+            attempt,
+        });
+        TaskStarted {
+            slot: &slot_id,
+            task: &task.spec.id,
+            attempt,
+            waited: clock::since(task.queued),
+        }
+        .emit();
+        let id = Some(task.spec.id.clone());
+        self.shared.slots.update(&slot_id, |view| view.task = id);
+        self.slots[usize::from(index)].work = Some(Assignment {
+            actor,
+            session,
+            task,
+        });
+        if self.slots[usize::from(index)].state != SlotState::Ready {
+            self.apply_slot_event(index, SlotEvent::StartBegun, None);
+        }
+    }
+
+    pub(super) fn restart(&mut self, index: u16, done: oneshot::Sender<()>) {
+        let Some(slot) = self.slot(index) else { return };
+        let is_remembered =
+            slot.state == SlotState::Parked || slot.history.ages(clock::now()).next().is_some();
+        slot.history.reset();
+        slot.round += 1;
+        let (id, state) = (slot.id.clone(), slot.state);
+        let has_child = slot.work.is_some() || lifecycle::state::has_child(state);
+        if let Some((actor, _)) = slot.occupant().filter(|_| has_child) {
+            let _ = actor.send_message(SessionMsg::Stop { now: false });
+            slot.restart_waiters.push(done);
+        } else {
+            let change = match state {
+                SlotState::BackingOff => SlotEvent::BackoffOver,
+                _ => SlotEvent::Unparked,
+            };
+            self.apply_slot_event(index, change, None);
+            let _ = done.send(());
+        }
+        if is_remembered {
+            self.submit_write(Write::SlotFailuresCleared { slot: id });
+        }
+    }
+
+    pub(super) fn cancel(&mut self, run: Option<&RunId>) {
+        self.cancelled |= run.is_none();
+        let meant = |task: &ActiveTask| run.is_none_or(|run| task.run == *run);
+        self.cancel_matching(meant, CANCELLED);
+    }
+
+    /// Ends the tasks that are meant; says how many those are. `why`: of those that wait.
+    pub(super) fn cancel_matching(
+        &mut self,
+        meant: impl Fn(&ActiveTask) -> bool + Copy,
+        why: &str,
+    ) -> usize {
+        let mut found = 0;
+        for work in self.slots.iter_mut().filter_map(|slot| slot.work.as_mut()) {
+            if meant(&work.task) {
+                found += 1;
+                work.task.cancelled = true;
+                let _ = work.actor.send_message(SessionMsg::Cancel);
+            }
+        }
+        let mut ended: Vec<ActiveTask> = self.queue.take_all_if(meant).into();
+        ended.extend(self.blocked.extract_if(.., |task| meant(task)));
+        let prompts = self.take_matching_prompts(meant);
+        let ended = ended
+            .into_iter()
+            .chain(prompts)
+            .map(|task| end_unstarted(task, why))
+            .collect::<Vec<_>>();
+        found += ended.len();
+        self.end_tasks(ended, TaskLocation::Queue);
+        found
+    }
+
+    pub(super) fn stop(&mut self, now: bool) {
+        self.stopping = true;
+        for work in self.slots.iter().filter_map(|slot| slot.work.as_ref()) {
+            let _ = work.actor.send_message(SessionMsg::Stop { now });
+        }
+        for index in 0..self.pool.config.max_size {
+            self.close(index, now);
+        }
+    }
+
+    /// A session ended without a word: its task is lost, its children die with its keeper.
+    pub(super) fn session_lost(&mut self, who: &SessionRef, why: &str) {
+        let gone = self.slots.iter().find_map(|slot| {
+            let (actor, session) = slot.occupant()?;
+            let works = slot.work.is_some();
+            actor
+                .is(who)
+                .then(|| (slot.id.index, session.clone(), works))
+        });
+        match gone {
+            Some((index, session, true)) => {
+                self.attempt_ended(&Attempt::internal(index, session, why));
+            }
+            Some((index, session, false)) => self.session_closed(index, &session, None),
+            None => {}
+        }
+    }
+}
+
+/// Why a task that waited will never begin.
+pub(super) const CANCELLED: &str = "the run was cancelled before the task began";
+
+fn fresh_session_id(shared: &Shared) -> SessionId {
+    let id = shared.ambient.new_id().to_string();
+    SessionId::new(&id).unwrap_or_else(|_| unreachable!("a UUID is a safe token"))
+}

@@ -1,0 +1,126 @@
+//! What a fleet is put together from at its start: what each pool's sessions share, what its routes
+//! lead to, how its slots look.
+
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex};
+
+use super::StartError;
+use super::active_policies::{ActivePolicies, PoolPolicy};
+use super::budgets::Ledger;
+use super::delegate::Delegate;
+use super::fleet_event::SlotView;
+use super::setup::{PoolShared, Setup};
+use super::slot_history::SlotHistory;
+use marshal_config::{Config, Pool};
+use marshal_model::{PoolPhase, SlotId, SlotState};
+use marshal_proxy::model_proxy::Upstream;
+use marshal_telemetry::PoolMeters;
+
+/// Puts together what each pool's sessions share.
+pub(super) fn build_pools(
+    setup: &Setup,
+    in_force: &ActivePolicies,
+) -> Result<Vec<Arc<PoolShared>>, StartError> {
+    let mut first_slot = 0;
+    let mut pools = Vec::with_capacity(setup.config.pools.len());
+    for (place, config) in setup.config.pools.iter().enumerate() {
+        let pool = || config.name.clone();
+        let sandbox = setup.config.sandboxes.get(&config.sandbox);
+        let extractor = setup.extractors.get(config.name.as_str());
+        let shared = PoolShared {
+            policy: PoolPolicy::new(in_force, place),
+            sandbox: sandbox.cloned().ok_or_else(|| StartError::NoSandbox {
+                pool: pool(),
+                profile: config.sandbox.clone(),
+            })?,
+            extractor: extractor
+                .cloned()
+                .ok_or_else(|| StartError::NoExtractor(pool()))?,
+            mask: Arc::clone(&setup.mask),
+            delegate: build_delegate(&setup.config, config)?,
+            meters: PoolMeters::new(&config.name),
+            ledger: Arc::new(Ledger::open(
+                &config.name,
+                config.budget,
+                &setup.config.prices,
+                &setup.journal,
+            )?),
+            upstreams: build_upstreams(&setup.config, config)?,
+            ambient: setup.ambient.clone(),
+            config: config.clone(),
+            // One that is missing is an error where it is used.
+            workspace: config
+                .local_workspace()
+                .and_then(|path| std::fs::canonicalize(path).ok())
+                .unwrap_or_else(|| config.workspace.path.clone()),
+            tasks: AtomicUsize::new(0),
+            oldest_queued_at: Mutex::new(None),
+            pending_approvals: Mutex::default(),
+            sandbox_gaps: Mutex::default(),
+            phase_and_width: Mutex::new((PoolPhase::Running, config.size)),
+            first_slot,
+        };
+        first_slot += config.max_size;
+        pools.push(Arc::new(shared));
+    }
+    Ok(pools)
+}
+
+/// What a pool's routes lead to.
+fn build_upstreams(config: &Config, pool: &Pool) -> Result<Vec<Arc<Upstream>>, StartError> {
+    let routes = pool.routes.iter();
+    let routes = routes.filter_map(|port| config.routes.get(&port.name));
+    let made = routes.map(|route| {
+        let upstream = Upstream::new(route).map_err(|source| StartError::Route {
+            pool: pool.name.clone(),
+            source,
+        })?;
+        Ok(Arc::new(upstream))
+    });
+    made.collect()
+}
+
+/// Who may be stricter than the pool's policy.
+fn build_delegate(config: &Config, pool: &Pool) -> Result<Option<Arc<Delegate>>, StartError> {
+    let Some(name) = &pool.delegate else {
+        return Ok(None);
+    };
+    let bad = |why: String| StartError::Delegate {
+        pool: pool.name.clone(),
+        delegate: name.clone(),
+        why,
+    };
+    let of = config.delegates.get(name);
+    let of = of.ok_or_else(|| bad("it does not exist".to_owned()))?;
+    let made = Delegate::new(&pool.name, of).map_err(|error| bad(error.to_string()))?;
+    Ok(Some(Arc::new(made)))
+}
+
+/// How a pool's slots look before anything was started.
+pub(super) fn initial_slot_views(
+    pool: &PoolShared,
+    memory: Option<&Vec<SlotHistory>>,
+) -> Vec<SlotView> {
+    let parked = |index: u16| {
+        let memory = memory.and_then(|memory| memory.get(usize::from(index)));
+        memory.and_then(|memory| memory.parked.clone())
+    };
+    let view = |index| SlotView {
+        slot: SlotId {
+            pool: pool.config.name.clone(),
+            index,
+        },
+        state: match parked(index) {
+            Some(_) => SlotState::Parked,
+            None => SlotState::Unloaded,
+        },
+        pid: None,
+        task: None,
+        session: None,
+        note: parked(index),
+        started_at: None,
+        up: false,
+        last_exit_code: None,
+    };
+    (0..pool.config.max_size).map(view).collect()
+}

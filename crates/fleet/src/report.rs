@@ -1,0 +1,205 @@
+//! A task's report and its stored form, both ways.
+//!
+//! Plain conversion. Must not know where it is stored or shown.
+
+use std::borrow::Cow;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::fleet_event::{ChangeKind, FileChange, TaskReport};
+use marshal_journal::StoredTask;
+use marshal_journal::codec::{
+    ChangedFile, CodecError, Report, RequestCounts, TokenCounts, read_report, write_report,
+};
+use marshal_model::{
+    PoolName, RunId, SessionId, SlotId, TaskId, TaskOutcome, UntrustedText, Usage, untrusted,
+};
+
+/// Why a stored report is none.
+#[derive(Debug, thiserror::Error)]
+pub enum ReportError {
+    /// A word or an id in it is none.
+    #[error("{text:?} is no {what}")]
+    InvalidValue {
+        /// What was expected.
+        what: &'static str,
+        /// What is there, made printable.
+        text: String,
+    },
+    /// Its text cannot be read.
+    #[error(transparent)]
+    Codec(#[from] CodecError),
+}
+
+impl TaskReport {
+    /// The form that is stored, and that a line of `--results` is.
+    #[must_use]
+    pub fn to_stored(&self) -> Report<'_> {
+        Report {
+            id: Cow::Borrowed(self.task.as_str()),
+            run: Cow::Borrowed(self.run.as_str()),
+            pool: Cow::Borrowed(self.pool.as_str()),
+            slot: self.slot.as_ref().map(ToString::to_string),
+            session: self.session.as_ref().map(|s| Cow::Borrowed(s.as_str())),
+            outcome: Cow::Borrowed(self.outcome.word()),
+            attempts: self.attempts,
+            requests: RequestCounts {
+                allowed: self.allowed,
+                denied: self.denied,
+                asked: self.asked,
+            },
+            unasked_denied: self.unasked_denied,
+            denied_by: Cow::Borrowed(&self.denied_by),
+            tokens: TokenCounts {
+                input: self.usage.input,
+                output: self.usage.output,
+            },
+            duration_ms: millis(self.took),
+            changes: self.changes.iter().map(change).collect(),
+            changes_cut: self.changes_cut,
+            workspace: self.copy.as_ref().map(|copy| copy.to_string_lossy()),
+            bundle: self.bundle.as_ref().map(|path| path.to_string_lossy()),
+            restarts: self.restarts,
+            backoff_ms: millis(self.backoff),
+            detail: self.detail.as_ref().map(|d| Cow::Borrowed(d.raw())),
+            answer: Cow::Borrowed(self.answer.raw()),
+        }
+    }
+
+    /// The column that keeps it over a start.
+    pub(super) fn as_column(&self) -> String {
+        write_report(&self.to_stored())
+    }
+
+    /// From its stored form.
+    ///
+    /// # Errors
+    /// [`ReportError::InvalidValue`]
+    pub fn from_stored(stored: Report<'_>) -> Result<Self, ReportError> {
+        let slot = stored
+            .slot
+            .map(|slot| parse_id("slot", &slot, SlotId::parse));
+        let session = stored
+            .session
+            .map(|s| parse_id("session", &s, SessionId::new));
+        let changes = stored.changes.into_iter().map(|change| {
+            Ok(FileChange {
+                kind: parse_word("kind of change", &change.kind, ChangeKind::from_word)?,
+                path: UntrustedText::new(change.path),
+            })
+        });
+        Ok(Self {
+            run: parse_id("run", &stored.run, RunId::new)?,
+            task: parse_id("task", &stored.id, TaskId::new)?,
+            pool: parse_id("pool", &stored.pool, PoolName::new)?,
+            slot: slot.transpose()?,
+            session: session.transpose()?,
+            outcome: parse_word("outcome", &stored.outcome, TaskOutcome::from_word)?,
+            attempts: stored.attempts,
+            allowed: stored.requests.allowed,
+            denied: stored.requests.denied,
+            asked: stored.requests.asked,
+            unasked_denied: stored.unasked_denied,
+            denied_by: stored.denied_by.into_owned(),
+            usage: Usage {
+                input: stored.tokens.input,
+                output: stored.tokens.output,
+            },
+            took: Duration::from_millis(stored.duration_ms),
+            changes: changes.collect::<Result<_, ReportError>>()?,
+            changes_cut: stored.changes_cut,
+            copy: stored
+                .workspace
+                .map(|path| PathBuf::from(path.into_owned())),
+            bundle: stored.bundle.map(|path| PathBuf::from(path.into_owned())),
+            restarts: stored.restarts,
+            backoff: Duration::from_millis(stored.backoff_ms),
+            detail: stored.detail.map(UntrustedText::new),
+            answer: UntrustedText::new(stored.answer),
+        })
+    }
+
+    /// The report of a task that ended, from its row. A row of an earlier version has no report:
+    /// then it is what the other columns say.
+    ///
+    /// # Errors
+    /// [`ReportError`]
+    pub(super) fn from_row(run: &RunId, row: &StoredTask) -> Result<Self, ReportError> {
+        if let Some(result) = &row.result {
+            return Self::from_stored(read_report(result)?);
+        }
+        let pool = parse_id("pool", &row.pool, PoolName::new)?;
+        let session = row
+            .session
+            .as_ref()
+            .map(|s| parse_id("session", s, SessionId::new));
+        let outcome = row.outcome.as_deref().unwrap_or_default();
+        let took = row.begun_at_us.zip(row.ended_at_us);
+        let took = took.map_or(0, |(from, to)| to.saturating_sub(from));
+        Ok(Self {
+            run: run.clone(),
+            task: parse_id("task", &row.id, TaskId::new)?,
+            slot: row.slot.map(|index| SlotId {
+                pool: pool.clone(),
+                index,
+            }),
+            pool,
+            session: session.transpose()?,
+            outcome: parse_word("outcome", outcome, TaskOutcome::from_word)?,
+            attempts: row.attempts,
+            allowed: 0,
+            denied: 0,
+            asked: 0,
+            unasked_denied: 0,
+            denied_by: Vec::new(),
+            usage: Usage::default(),
+            took: Duration::from_micros(u64::try_from(took).unwrap_or(0)),
+            changes: Vec::new(),
+            changes_cut: true,
+            copy: None,
+            bundle: None,
+            restarts: 0,
+            backoff: Duration::ZERO,
+            detail: row
+                .detail
+                .clone()
+                .filter(|d| !d.is_empty())
+                .map(UntrustedText::new),
+            answer: UntrustedText::default(),
+        })
+    }
+}
+
+fn change(change: &FileChange) -> ChangedFile<'_> {
+    ChangedFile {
+        path: Cow::Borrowed(change.path.raw()),
+        kind: Cow::Borrowed(change.kind.word()),
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn parse_id<T, E>(
+    what: &'static str,
+    text: &str,
+    read: impl FnOnce(&str) -> Result<T, E>,
+) -> Result<T, ReportError> {
+    read(text).map_err(|_| invalid_value(what, text))
+}
+
+fn parse_word<T>(
+    what: &'static str,
+    text: &str,
+    read: impl FnOnce(&str) -> Option<T>,
+) -> Result<T, ReportError> {
+    read(text).ok_or_else(|| invalid_value(what, text))
+}
+
+fn invalid_value(what: &'static str, text: &str) -> ReportError {
+    ReportError::InvalidValue {
+        what,
+        text: untrusted::escape_for_display(text, 100),
+    }
+}

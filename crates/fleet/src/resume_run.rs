@@ -1,0 +1,434 @@
+//! Going on with a run that an earlier start of the supervisor left unfinished.
+//!
+//! What completed is reported as it was; what waited is queued again; what was in flight is
+//! treated as its pool's `on_crash` says, because the end of a supervisor is a crash of what it
+//! did. One commit writes all of that down before a slot is given anything. Must not know what a
+//! slot does with a task.
+//!
+//! The reports of tasks that had ended come from their rows (`fleet/report.rs`), and a watcher gets them
+//! before everything else (`engine/api/run_stream.rs`).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+
+use super::budgets::RunLimits;
+use super::clock::{self, now_us};
+use super::fleet_event::{FleetEvent, TaskReport};
+use super::pool::{ActiveTask, OpenTasks, PoolMsg, PriorAttempts, RunSummary};
+use super::run_bounds;
+use super::run_history::{self, AttemptRecord, ENDED, RUNNING, RunHistory};
+use super::session::{CheckResult, Tally, outcome};
+use super::{FleetHandle, PoolEntry, SubmitError};
+use marshal_config::OnCrash;
+use marshal_journal::codec;
+use marshal_journal::{StoredTask, TaskChange, Write};
+use marshal_model::{
+    PoolName, RunId, SlotId, TaskId, TaskOutcome, TaskSpec, TurnOutcome, UntrustedText,
+};
+use marshal_telemetry::event::task::{TaskEnded, TaskLocation, TaskQueued};
+
+/// Why a task in flight is lost, if its stream does not say.
+const LOST: &str = "the supervisor ended while this ran";
+
+/// A run that this fleet goes on with.
+#[derive(Debug)]
+pub struct ResumedRun {
+    /// All tasks of the run, in their order.
+    pub tasks: Vec<TaskId>,
+    /// The reports of those that had ended, or did not outlive the supervisor, in the order of
+    /// their ends.
+    pub ended: Vec<Arc<TaskReport>>,
+    /// The reports of the others, each once; it closes after the last.
+    pub reports: mpsc::Receiver<Arc<TaskReport>>,
+}
+
+/// Why a run was not taken up.
+#[derive(Debug, thiserror::Error)]
+pub enum ResumeRunError {
+    /// The journal does not know it.
+    #[error("there is no run {0} in the journal")]
+    NoSuchRun(RunId),
+    /// Each of its tasks has ended.
+    #[error("run {0} is over: each of its tasks has ended")]
+    Finished(RunId),
+    /// This very start of the supervisor works it.
+    #[error("run {0} is being worked already")]
+    AlreadyRunning(RunId),
+    /// What is stored of it cannot be read.
+    #[error("run {run} cannot be read: {why}")]
+    Unreadable {
+        /// The run.
+        run: RunId,
+        /// Why.
+        why: String,
+    },
+    /// Its tasks do not fit into the queues, or could not be journalled.
+    #[error(transparent)]
+    Submit(#[from] SubmitError),
+}
+
+/// What becomes of one task.
+enum ResumeAction {
+    /// It waits for a slot.
+    Queue,
+    /// It was in flight and is sent again.
+    Retry,
+    /// It is over.
+    End(TaskOutcome, Option<String>),
+}
+
+/// A task that is not over: its row and its attempts, and what they add up to.
+struct UnfinishedTask {
+    pool: PoolName,
+    spec: TaskSpec,
+    row: StoredTask,
+    past: PriorAttempts,
+    /// The time of its last event.
+    last_at_us: Option<i64>,
+}
+
+/// Everything that taking up comes to, before any of it is done.
+#[derive(Default)]
+struct ResumePlan {
+    tasks: Vec<TaskId>,
+    /// With the times of their ends.
+    ended: Vec<(i64, Arc<TaskReport>)>,
+    /// Those that end now.
+    over: Vec<Arc<TaskReport>>,
+    waiting: Vec<UnfinishedTask>,
+    writes: Vec<Write>,
+}
+
+impl FleetHandle {
+    /// Goes on with an unfinished run; returns when what was in flight is written down. Each of
+    /// the run's tasks is reported once, those that had ended too.
+    ///
+    /// # Errors
+    /// [`ResumeRunError`]; nothing was changed then.
+    pub async fn resume_run(&self, run: RunId) -> Result<ResumedRun, ResumeRunError> {
+        let shared = &self.0.shared;
+        let (journal, state, wanted) = (
+            shared.journal.clone(),
+            Arc::clone(&shared.state),
+            run.clone(),
+        );
+        let epoch = journal.epoch();
+        let reading = move || run_history::read_run_history(&journal, &state, &wanted);
+        let read = shared.ambient.run_blocking(reading).await;
+        let found = read.map_err(|_| SubmitError::Stopping)?;
+        let found = found.map_err(|error| unreadable(&run, error))?;
+        let found = found.ok_or_else(|| ResumeRunError::NoSuchRun(run.clone()))?;
+        if found.run.epoch == epoch {
+            return Err(ResumeRunError::AlreadyRunning(run));
+        }
+        let is_over = found.tasks.iter().all(|(row, _)| row.state == ENDED);
+        if is_over && found.run.ended_at_us.is_some() {
+            return Err(ResumeRunError::Finished(run));
+        }
+        let (bounds, spent) = self.resume_run_bounds(&run).await?;
+        let limits = self.start_run_limits(&run, bounds, spent);
+        let mut plan = self.plan_resume(&run, found)?;
+        plan.writes.push(run_bounds::to_row(&run, &bounds));
+        let (tell, reports) = mpsc::channel(plan.waiting.len().max(1));
+        let mut waiting = self.take_queued_tasks(&run, &mut plan, &tell, limits.clone());
+        for task in waiting.values_mut().flatten() {
+            task.dependencies = self.resolve_dependencies(&task.spec, false).await?;
+        }
+        self.reserve_queue_places(&waiting)?;
+        if let Err(error) = self.commit_durably(plan.writes).await {
+            for (pool, tasks) in &waiting {
+                self.release_queue_places(pool, tasks.len());
+            }
+            return Err(error.into());
+        }
+        self.notify_tasks_ended(&plan.over);
+        if waiting.is_empty() {
+            self.notify_run_ended(&run, &plan.ended, &plan.over);
+        }
+        plan.ended.sort_by_key(|(at_us, _)| *at_us);
+        let mut ended: Vec<_> = plan.ended.into_iter().map(|(_, report)| report).collect();
+        ended.extend(plan.over);
+        self.requeue_tasks(&run, waiting)?;
+        if let Some(limits) = limits {
+            limits.notify_if_spent();
+        }
+        Ok(ResumedRun {
+            tasks: plan.tasks,
+            ended,
+            reports,
+        })
+    }
+
+    /// Decides about every task.
+    fn plan_resume(&self, run: &RunId, found: RunHistory) -> Result<ResumePlan, ResumeRunError> {
+        let mut plan = ResumePlan::default();
+        plan.writes.push(Write::RunResumed { run: run.clone() });
+        for (row, attempts) in found.tasks {
+            let id = TaskId::new(&row.id).map_err(|error| unreadable(run, error))?;
+            plan.tasks.push(id);
+            if row.state == ENDED {
+                let report = TaskReport::from_row(run, &row).map_err(|e| unreadable(run, e))?;
+                let at_us = row.ended_at_us.unwrap_or(0);
+                plan.ended.push((at_us, Arc::new(report)));
+                continue;
+            }
+            let spec = codec::read_spec(&row.id, &row.prompt, &row.spec);
+            let spec = spec.map_err(|error| unreadable(run, error))?;
+            let pool = PoolName::new(&row.pool).map_err(|error| unreadable(run, error))?;
+            let fate = choose_resume_action(self.0.pools.get(&pool), &spec, &row, attempts.last());
+            let left = UnfinishedTask::new(pool, spec, row, attempts);
+            match fate {
+                ResumeAction::Queue => plan.waiting.push(left),
+                ResumeAction::Retry => {
+                    let attempts = left.row.attempts;
+                    plan.change(run, &left.spec.id, TaskChange::Requeued { attempts });
+                    plan.waiting.push(left);
+                }
+                ResumeAction::End(outcome, why) => plan.end(left.into_report(run, outcome, why)),
+            }
+        }
+        if plan.waiting.is_empty() {
+            plan.writes.push(Write::RunEnded {
+                run: run.clone(),
+                at_us: now_us(),
+                code: u8::from(plan.has_failed()),
+            });
+        }
+        Ok(plan)
+    }
+
+    /// The tasks that wait, as their pools take them.
+    fn take_queued_tasks(
+        &self,
+        run: &RunId,
+        plan: &mut ResumePlan,
+        tell: &mpsc::Sender<Arc<TaskReport>>,
+        limits: Option<Arc<RunLimits>>,
+    ) -> BTreeMap<PoolName, Vec<ActiveTask>> {
+        let open = OpenTasks::with_limits(plan.waiting.len(), plan.has_failed(), limits);
+        let mut by_pool: BTreeMap<PoolName, Vec<ActiveTask>> = BTreeMap::new();
+        for left in std::mem::take(&mut plan.waiting) {
+            let entry = self.0.pools.get(&left.pool);
+            let attempts = attempts_of(entry, &left.spec);
+            let open = Arc::clone(&open);
+            let task = ActiveTask::new(run.clone(), left.spec, attempts, tell.clone(), open);
+            let task = task.with_prior_attempts(left.past);
+            by_pool.entry(left.pool).or_default().push(task);
+        }
+        by_pool
+    }
+
+    /// The run ended with what was in flight when the supervisor did.
+    fn notify_run_ended(
+        &self,
+        run: &RunId,
+        ended: &[(i64, Arc<TaskReport>)],
+        over: &[Arc<TaskReport>],
+    ) {
+        let mut told = RunSummary::default();
+        for report in ended.iter().map(|(_, report)| report).chain(over) {
+            told.add(&report.pool, report.outcome);
+        }
+        self.0
+            .shared
+            .hooks
+            .notify(&told.into_notification(run.clone()));
+    }
+
+    fn notify_tasks_ended(&self, over: &[Arc<TaskReport>]) {
+        for report in over {
+            let needs = &self.0.shared.dependencies;
+            needs.record_outcome(&report.run, &report.task, report.outcome);
+            let detail = report
+                .detail
+                .as_ref()
+                .map(|detail| detail.escape_for_display(300));
+            TaskEnded {
+                pool: &report.pool,
+                task: &report.task,
+                outcome: report.outcome,
+                detail: &detail.unwrap_or_default(),
+                from: TaskLocation::Slot,
+            }
+            .emit();
+            self.0
+                .shared
+                .notify_subscribers(FleetEvent::TaskEnded(Arc::clone(report)));
+        }
+    }
+
+    fn requeue_tasks(
+        &self,
+        run: &RunId,
+        waiting: BTreeMap<PoolName, Vec<ActiveTask>>,
+    ) -> Result<(), SubmitError> {
+        for (pool, tasks) in waiting {
+            for task in &tasks {
+                let task = &task.spec.id;
+                TaskQueued { pool: &pool, task }.emit();
+                self.0.shared.notify_subscribers(FleetEvent::TaskQueued {
+                    run: run.clone(),
+                    task: task.clone(),
+                    pool: pool.clone(),
+                });
+            }
+            if let Some(entry) = self.0.pools.get(&pool) {
+                let sent = entry.actor.send_message(PoolMsg::Submit(tasks));
+                sent.map_err(|_| SubmitError::Stopping)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn unreadable(run: &RunId, error: impl std::fmt::Display) -> ResumeRunError {
+    ResumeRunError::Unreadable {
+        run: run.clone(),
+        why: error.to_string(),
+    }
+}
+
+impl ResumePlan {
+    fn has_failed(&self) -> bool {
+        let ended = self.ended.iter().map(|(_, report)| report);
+        let mut all = ended.chain(&self.over);
+        all.any(|report| report.outcome != TaskOutcome::Done)
+    }
+
+    fn change(&mut self, run: &RunId, task: &TaskId, change: TaskChange) {
+        self.writes.push(Write::TaskUpdated {
+            run: run.clone(),
+            task: task.clone(),
+            at_us: now_us(),
+            change,
+        });
+    }
+
+    fn end(&mut self, report: TaskReport) {
+        let detail = report.detail.as_ref().map_or("", UntrustedText::raw);
+        let change = TaskChange::Ended {
+            outcome: report.outcome,
+            detail: detail.to_owned(),
+            result: report.as_column(),
+        };
+        self.change(&report.run, &report.task, change);
+        self.over.push(Arc::new(report));
+    }
+}
+
+impl UnfinishedTask {
+    fn new(pool: PoolName, spec: TaskSpec, row: StoredTask, attempts: Vec<AttemptRecord>) -> Self {
+        let mut past = PriorAttempts {
+            sent: row.attempts,
+            ..PriorAttempts::default()
+        };
+        if let Some(last) = attempts.last() {
+            let slot = row.slot.map(|index| SlotId {
+                pool: pool.clone(),
+                index,
+            });
+            past.last = slot.map(|slot| (slot, last.session.clone()));
+            past.copy.clone_from(&last.copy);
+            past.bundle.clone_from(&last.bundle);
+        }
+        past.begun = row.begun_at_us.and_then(|at_us| {
+            let ago = u64::try_from(now_us().saturating_sub(at_us)).unwrap_or(0);
+            clock::now().checked_sub(Duration::from_micros(ago))
+        });
+        let last_at_us = attempts.last().and_then(|last| last.last_at_us);
+        let mut tally = Tally::default();
+        for attempt in attempts {
+            tally.add(attempt.tally);
+        }
+        past.tally = tally;
+        Self {
+            pool,
+            spec,
+            row,
+            past,
+            last_at_us,
+        }
+    }
+
+    /// Its report, if it ends now.
+    fn into_report(self, run: &RunId, outcome: TaskOutcome, why: Option<String>) -> TaskReport {
+        let (tell, _) = mpsc::channel(1);
+        let open = OpenTasks::new(1, false);
+        let worked = self.row.begun_at_us.zip(self.last_at_us);
+        let worked = worked.and_then(|(from, to)| u64::try_from(to.saturating_sub(from)).ok());
+        let task =
+            ActiveTask::new(run.clone(), self.spec, 1, tell, open).with_prior_attempts(self.past);
+        let (mut report, _) = task.into_report(&self.pool, outcome, why);
+        report.took = Duration::from_micros(worked.unwrap_or(0));
+        report
+    }
+}
+
+/// How many sendings a task may have.
+fn attempts_of(entry: Option<&PoolEntry>, spec: &TaskSpec) -> u32 {
+    let configured = entry.map(|entry| entry.shared.config.attempts);
+    spec.attempts.or(configured).unwrap_or(1)
+}
+
+/// What becomes of a task that has not ended. `entry` is its pool, if it still exists.
+fn choose_resume_action(
+    entry: Option<&PoolEntry>,
+    spec: &TaskSpec,
+    row: &StoredTask,
+    last: Option<&AttemptRecord>,
+) -> ResumeAction {
+    if row.state != RUNNING {
+        let gone = || {
+            format!(
+                "there is no pool {} in the configuration any more",
+                row.pool
+            )
+        };
+        return match entry {
+            Some(_) => ResumeAction::Queue,
+            None => ResumeAction::End(TaskOutcome::Failed, Some(gone())),
+        };
+    }
+    let config = entry.map(|entry| &entry.shared.config);
+    let check = spec.check.as_ref().or(config.map(|config| &config.check));
+    let has_check = check.is_some_and(|argv| !argv.is_empty());
+    let more = entry.is_some() && row.attempts < attempts_of(entry, spec);
+    let retries = config.is_some_and(|config| config.restart.on_crash == OnCrash::Retry);
+    match last_outcome(last, has_check) {
+        (TaskOutcome::Lost, _, _) if retries && more => ResumeAction::Retry,
+        (_, true, _) if more => ResumeAction::Retry,
+        (outcome, _, why) => ResumeAction::End(outcome, why),
+    }
+}
+
+/// What a task had come to whose prompt was accepted: its outcome as far as it is known, whether
+/// its check failed, and why. A turn whose end is durable is over, whatever was left to be done
+/// after it; only a check that did not end leaves it open.
+fn last_outcome(
+    last: Option<&AttemptRecord>,
+    has_check: bool,
+) -> (TaskOutcome, bool, Option<String>) {
+    let lost = |why: Option<String>| (TaskOutcome::Lost, false, why);
+    let Some((last, (turn, why))) = last.and_then(|last| Some((last, last.turn.as_ref()?))) else {
+        return lost(Some(LOST.to_owned()));
+    };
+    if *turn == TurnOutcome::Lost {
+        return lost(why.clone().or_else(|| Some(LOST.to_owned())));
+    }
+    if *turn == TurnOutcome::Completed && has_check && last.check.is_none() {
+        return lost(Some("the supervisor ended before the check did".to_owned()));
+    }
+    let check_failed = last.check.as_ref().filter(|check| !check.passed());
+    let passed = last.check.as_ref().map(CheckResult::passed);
+    let outcome = outcome::from_turn(*turn, &last.tally, passed, false);
+    let why = match (outcome, check_failed) {
+        (TaskOutcome::Failed, Some(check)) => Some(check.describe()),
+        (TaskOutcome::Done, _) => None,
+        _ => why.clone(),
+    };
+    let is_check = outcome == TaskOutcome::Failed && check_failed.is_some();
+    (outcome, is_check, why)
+}

@@ -1,0 +1,274 @@
+//! Budgets, as far as a session carries them out: what would be allowed and is too much, turns that
+//! end because a budget is spent.
+//!
+//! Counts requests; tokens and cost are in its purse. Must not know how an amount is kept, nor who
+//! is told that one is spent.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::task::AbortHandle;
+
+use super::permission_requests::DecidedRequest;
+use super::policy_snapshot::PolicySnapshot;
+use super::state::SessionState;
+use super::{SessionMsg, SessionRef, Work};
+use crate::budgets::SpendTracker;
+use crate::clock;
+use crate::setup::PoolShared;
+use marshal_model::{
+    BudgetAction, BudgetName, Cost, DecidedBy, Decision, Event, SpentBudget, TurnOutcome, Verdict,
+};
+use marshal_policy::PolicyDecision;
+use marshal_policy::budget::{Budget, BudgetUsage};
+
+/// What `allows_per_minute` looks back over.
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// The only currency that can be held against a budget (ISO 4217).
+const CURRENCY: &str = "USD";
+
+/// The requests of a session that budgets count.
+#[derive(Debug)]
+pub(crate) struct BudgetCounters {
+    /// What it spent, and may spend.
+    pub(super) spend: Arc<SpendTracker>,
+    /// When the running turn began.
+    began: Option<Instant>,
+    /// Of the running turn.
+    pub(super) allows: u64,
+    /// Of the running turn.
+    pub(super) denies: u64,
+    denies_in_a_row: u64,
+    /// When the last ones were allowed, oldest first; at most as many as the budget has.
+    recent: VecDeque<Instant>,
+    /// Ends the wait for the end of the turn's time.
+    timer: Option<AbortHandle>,
+    /// The slot parks when the turn is over, and why.
+    pub(super) park_reason: Option<String>,
+}
+
+impl Drop for BudgetCounters {
+    fn drop(&mut self) {
+        if let Some(timer) = &self.timer {
+            timer.abort();
+        }
+    }
+}
+
+impl BudgetCounters {
+    /// Of a session that begins with this work.
+    pub(super) fn open(pool: &PoolShared, work: &Work, owner: &SessionRef) -> Self {
+        let purse = SpendTracker::open(&pool.ledger, &work.session, owner.clone());
+        purse.start_task(work.limits.clone(), &work.slot);
+        if let Some(model) = &pool.config.model {
+            purse.set_model(model);
+        }
+        Self {
+            spend: purse,
+            began: None,
+            allows: 0,
+            denies: 0,
+            denies_in_a_row: 0,
+            recent: VecDeque::new(),
+            timer: None,
+            park_reason: None,
+        }
+    }
+
+    fn usage(&self, amount: marshal_model::Amount) -> BudgetUsage {
+        let recent = self.recent.iter().rev();
+        let recent = recent.take_while(|at| clock::since(**at) < MINUTE).count();
+        BudgetUsage {
+            allows_of_turn: self.allows,
+            allows_of_minute: recent as u64,
+            turn: self.began.map_or(Duration::ZERO, clock::since),
+            amount,
+        }
+    }
+
+    /// An agent's own command is none of the turn before it.
+    pub(super) fn start_command(&mut self) {
+        self.began = None;
+        (self.allows, self.denies, self.denies_in_a_row) = (0, 0, 0);
+    }
+
+    fn count_decision(&mut self, decision: Decision, budget: &Budget) {
+        if decision != Decision::Allow {
+            self.denies += 1;
+            self.denies_in_a_row += 1;
+            return;
+        }
+        self.allows += 1;
+        self.denies_in_a_row = 0;
+        let Some(most) = budget.allows_per_minute else {
+            return;
+        };
+        self.recent.push_back(clock::now());
+        while self.recent.len() as u64 > most {
+            self.recent.pop_front();
+        }
+    }
+}
+
+/// Turns what would be allowed into what follows when a budget is spent.
+pub(super) fn apply_spent_budget(judgement: &mut PolicyDecision, spent: &SpentBudget) {
+    judgement.decided_by = DecidedBy::Budget;
+    judgement.rules = vec![rule(spent)];
+    (judgement.decision, judgement.reason) = budget_decision(spent);
+}
+
+fn rule(spent: &SpentBudget) -> String {
+    format!("budget.{}", spent.budget)
+}
+
+/// What follows when a budget is spent, and why.
+fn budget_decision(spent: &SpentBudget) -> (Decision, String) {
+    let (decision, advice) = match spent.action {
+        BudgetAction::Ask => (Decision::Ask, "a person must allow more"),
+        BudgetAction::Deny => (Decision::Deny, "finish with what you have"),
+        BudgetAction::Interrupt | BudgetAction::Park => (Decision::Deny, "the turn ends"),
+    };
+    (decision, format!("{spent}; {advice}"))
+}
+
+/// The same of a request that was judged before, and that would be allowed now.
+pub(super) fn reapply_spent_budget(decided: &mut DecidedRequest, spent: SpentBudget) {
+    let verdict = &mut decided.verdict;
+    verdict.decided_by = DecidedBy::Budget;
+    verdict.rules = vec![rule(&spent)];
+    (verdict.decision, verdict.reason) = budget_decision(&spent);
+    decided.policy = verdict.decision;
+    decided.deny_turn = spent.action >= BudgetAction::Interrupt;
+    decided.spent = Some(spent);
+}
+
+impl SessionState {
+    /// A prompt is about to be sent: the budgets of a turn begin anew.
+    pub(super) fn start_turn_budget(&mut self) {
+        let budget = self.policy_budget();
+        let turn = self.budget.spend.start_turn(&budget);
+        let counters = &mut self.budget;
+        if let Some(timer) = counters.timer.take() {
+            timer.abort();
+        }
+        counters.began = Some(clock::now());
+        (counters.allows, counters.denies, counters.denies_in_a_row) = (0, 0, 0);
+        counters.park_reason = None;
+        let Some(seconds) = budget.turn_seconds else {
+            return;
+        };
+        if budget.then < BudgetAction::Interrupt {
+            return; // It is looked at when something is asked.
+        }
+        let to = self.myself.clone();
+        let spent = SpentBudget {
+            budget: BudgetName::TurnSeconds,
+            used: seconds,
+            limit: seconds,
+            action: budget.then,
+        };
+        let waits = tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_secs(seconds)).await;
+            let _ = to.send_message(SessionMsg::BudgetSpent { spent, turn });
+        });
+        self.budget.timer = Some(waits.abort_handle());
+    }
+
+    /// The turn is over.
+    pub(super) fn end_turn_budget(&mut self) {
+        if let Some(timer) = self.budget.timer.take() {
+            timer.abort();
+        }
+        self.budget.began = None;
+    }
+
+    /// The budget that is spent, if one is: then nothing more is simply allowed.
+    pub(super) fn spent_budget(&self) -> Option<SpentBudget> {
+        let used = self.budget.usage(self.budget.spend.turn_spend());
+        let of_policy = self.policy_budget().first_exceeded(&used);
+        of_policy.or_else(|| self.budget.spend.spent_budget())
+    }
+
+    /// What the policy in force bounds.
+    fn policy_budget(&self) -> Budget {
+        *PolicySnapshot::take(&self.pool, &self.work, None)
+            .policy()
+            .budget()
+    }
+
+    /// Counts a verdict. The last denial that a turn may have ends it.
+    pub(super) fn count_verdict(&mut self, decided: &mut DecidedRequest) {
+        let budget = self.policy_budget();
+        self.budget
+            .count_decision(decided.verdict.decision, &budget);
+        if let Some(spent) = decided.spent {
+            self.budget.spend.notify_once(&spent);
+            if spent.action == BudgetAction::Park {
+                self.budget.park_reason = Some(spent.to_string());
+            }
+        }
+        let row = self.budget.denies_in_a_row;
+        if decided.verdict.decision != Decision::Allow && budget.ends_turn_after(row) {
+            decided.deny_turn = true;
+            self.budget.spend.notify_once(&denials(row));
+        }
+    }
+
+    /// A denial also ends the turn: how, and why.
+    pub(super) fn end_turn_for_denial(&mut self, verdict: &Verdict) {
+        let row = self.budget.denies_in_a_row;
+        let (outcome, why) = if verdict.decided_by == DecidedBy::Budget {
+            (TurnOutcome::Limited, verdict.reason.clone())
+        } else if self.policy_budget().ends_turn_after(row) {
+            (TurnOutcome::Cancelled, denials(row).to_string())
+        } else {
+            let why = "a person had to be asked, and nobody can be";
+            (TurnOutcome::Cancelled, why.to_owned())
+        };
+        self.interrupt(outcome, why);
+    }
+
+    /// A budget was spent in that turn whose end is the turn's end, too.
+    pub(super) fn end_turn_for_budget(&mut self, spent: &SpentBudget, turn: u64) {
+        if turn != self.budget.spend.turn_number() {
+            return; // If the budget is still spent, the next look of this turn says so.
+        }
+        if self.turn.is_some() || !self.has_task || self.ending.is_some() {
+            return;
+        }
+        self.budget.spend.notify_once(spent);
+        if spent.action == BudgetAction::Park {
+            self.budget.park_reason = Some(spent.to_string());
+        }
+        self.interrupt(TurnOutcome::Limited, spent.to_string());
+    }
+
+    /// What the agent says of what it used.
+    pub(super) fn record_reported_usage(&self, event: &Event) {
+        match event {
+            Event::Usage(usage) | Event::TurnEnded { usage, .. } => {
+                self.budget.spend.record_reported_tokens(*usage);
+            }
+            Event::ContextUsed {
+                cost: Some(Cost { amount, currency }),
+                ..
+            } if currency.raw() == CURRENCY => self.budget.spend.record_reported_cost(*amount),
+            Event::StateChanged {
+                model: Some(model), ..
+            } => self.budget.spend.set_model(model.raw()),
+            _ => {}
+        }
+    }
+}
+
+/// Too many denials in a row.
+const fn denials(row: u64) -> SpentBudget {
+    SpentBudget {
+        budget: BudgetName::DeniesInARow,
+        used: row,
+        limit: row,
+        action: BudgetAction::Interrupt,
+    }
+}

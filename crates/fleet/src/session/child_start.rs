@@ -1,0 +1,206 @@
+//! From a prepared home to an agent that is ready, and the prompt that it then gets.
+//!
+//! Must not know what happens in a turn.
+
+use std::sync::Arc;
+
+use super::outbox::OnDurable;
+use super::state::{Phase, SessionState};
+use super::{PrepareError, PreparedSession, disk_usage, engine_tools, prepare};
+use crate::channel::{self, ChannelArgs, ChannelEnd};
+use crate::clock::{self, now_us};
+use marshal_config::{CodexSettings, Guard};
+use marshal_dialect::lifecycle::state::SlotEvent;
+use marshal_dialect::{OpenParams, PendingDenials};
+use marshal_journal::{TaskChange, Write};
+use marshal_model::{AgentInfo, Event, UntrustedText};
+use marshal_telemetry::event::child::ChildReady;
+
+impl SessionState {
+    /// What is to be prepared for it.
+    pub(super) fn prepare_request(&self) -> prepare::PrepareRequest {
+        let within = self.conversation.as_ref().map(|talk| talk.within.clone());
+        let copy = match (&self.conversation, self.was_stored) {
+            (Some(_), _) => prepare::HasCopy::IfThere,
+            (None, true) => prepare::HasCopy::Yes,
+            (None, false) => prepare::HasCopy::No,
+        };
+        prepare::PrepareRequest::new(&self.work, within, copy, self.preparing.clone())
+    }
+
+    pub(super) fn handle_prepared(&mut self, prepared: Result<PreparedSession, PrepareError>) {
+        if self.closing.is_some() {
+            return; // It is being settled.
+        }
+        let prepared = match prepared {
+            Ok(prepared) if !(self.cancelled || self.stopped || self.broken) => prepared,
+            Ok(prepared) => {
+                self.prepared = Some(prepared);
+                return self.survey();
+            }
+            Err(error) if !self.has_task => {
+                tracing::warn!(session = %self.work.session, %error, "a conversation cannot be prepared before its first prompt");
+                return self.return_unprepared();
+            }
+            Err(_) if self.cancelled || self.stopped => {
+                self.gives_back = self.conversation.is_some();
+                return self.survey();
+            }
+            Err(error) => {
+                if error.is_slot_fault() {
+                    self.end = Some(ChannelEnd::not_planned(&error.to_string()));
+                }
+                // What an earlier start left is not lost because it cannot be had now.
+                let stays = self.was_stored || self.conversation.is_some();
+                self.gives_back = stays && !error.is_permanent();
+                self.failure = Some(error.to_string());
+                return self.survey();
+            }
+        };
+        self.prepared = Some(prepared);
+        self.start_child();
+    }
+
+    /// Starts a child: for a new session, or to load this one again.
+    pub(super) fn start_child(&mut self) {
+        let resume = self.resumable_agent_session();
+        if self.prepared.is_some() {
+            self.announce_fresh_session(resume.is_none());
+        }
+        let Some(prepared) = &self.prepared else {
+            return self.survey();
+        };
+        let mut opening = self.opening(prepared, resume);
+        let model = self.chat().and_then(|chat| chat.model.as_deref());
+        let plan = prepared.agent_plan(&self.shared, &self.pool, &opening, model);
+        let plan = match plan {
+            Ok(plan) => plan,
+            // No task suffers from it; the session cannot be loaded.
+            Err(error) if !self.has_task => {
+                self.loadable = false;
+                return self.report_child_exit(ChannelEnd::not_planned(&error.to_string()));
+            }
+            Err(error) => {
+                if error.is_slot_fault() {
+                    self.end = Some(ChannelEnd::not_planned(&error.to_string()));
+                }
+                self.failure = Some(error.to_string());
+                return self.survey();
+            }
+        };
+        let measured = disk_usage::MeasuredSession::new(prepared, &self.pool, self.myself.clone());
+        self.measured = Some(self.shared.disk_usage_monitor.add(measured));
+        self.phase = Phase::Opening;
+        self.loading = opening.resume.is_some();
+        if self.loading {
+            opening.denials = std::mem::take(&mut self.denials);
+        }
+        self.channel = Some(channel::start(ChannelArgs {
+            session: self.myself.clone(),
+            shared: Arc::clone(&self.shared),
+            pool: Arc::clone(&self.pool),
+            slot: self.work.slot.clone(),
+            session_id: self.work.session.clone(),
+            plan,
+            opening,
+            rate_limit_watch: Arc::clone(&self.rate_limit_watch),
+            usage_meter: Arc::clone(&self.budget.spend)
+                as Arc<dyn marshal_proxy::model_proxy::UsageMeter>,
+            client: prepared.client_setup(&self.shared, &self.pool),
+        }));
+    }
+
+    /// How the session begins in its next child; what was not told yet is left out.
+    fn opening(&self, prepared: &PreparedSession, resume: Option<UntrustedText>) -> OpenParams {
+        let config = &self.pool.config;
+        let routes = config.routes.iter();
+        let fresh = config.dialect.needs_session_id();
+        let fresh = fresh.then(|| self.shared.ambient.new_id().to_string());
+        let acp = self.with_chat_model(self.settings.apply_to(&config.acp));
+        let acp = engine_tools::with_engine_server(acp, &self.pool);
+        OpenParams {
+            workspace: prepared.directory_inside().to_owned(),
+            resume,
+            codex: CodexSettings::from_acp(&acp, config.launcher),
+            acp,
+            routes: routes
+                .map(|route| (route.name.clone(), route.base_url()))
+                .collect(),
+            control_timeout: config.timeouts.control,
+            keepalive_interval: config.timeouts.keepalive,
+            dialect_table: config.dialect_table(),
+            initial_mode: config
+                .mode
+                .as_ref()
+                .or(self.settings.initial_mode())
+                .cloned(),
+            allows_any_mode: config.guard == Guard::Sandbox,
+            runner: Arc::clone(&config.runner),
+            client_capabilities: config.client_offers(),
+            denials: PendingDenials::default(),
+            fresh_id: fresh.unwrap_or_default(),
+        }
+    }
+
+    pub(super) fn child_is_ready(&mut self, info: AgentInfo) {
+        ChildReady {
+            slot: &self.work.slot,
+            session: &self.work.session,
+            protocol: &info.protocol,
+            version: info.version.as_ref(),
+            took: clock::since(self.work.assigned_at),
+            downtime: self.work.down_since.map(clock::since),
+        }
+        .emit();
+        self.notify_pool(SlotEvent::Ready, None);
+        self.record_agent_session(&info);
+        self.settings.set_offered(&info);
+        if let Some(model) = &info.model {
+            self.budget.spend.set_model(model.raw());
+        }
+        self.outbox.push_event(Event::Ready(info));
+        self.announce_resumed();
+        if let Some(warm) = self.child_ready.take() {
+            self.outbox.on_durable(OnDurable::SignalChildReady(warm));
+        }
+        if !self.has_task {
+            // One that is being closed stays so.
+            if self.phase == Phase::Opening {
+                self.phase = Phase::Idle;
+                self.start_idle_timer();
+            }
+            return;
+        }
+        if self.ending.is_some() {
+            self.phase = Phase::Ending;
+            return self.stop(false);
+        }
+        self.accept_prompt();
+    }
+
+    /// Takes the task's prompt in.
+    pub(super) fn accept_prompt(&mut self) {
+        if self.wait_for_transcript() {
+            return;
+        }
+        self.phase = Phase::Prompting;
+        self.accepted = true;
+        self.outbox.write(Write::TaskUpdated {
+            run: self.work.run.clone(),
+            task: self.work.task.clone(),
+            at_us: now_us(),
+            change: TaskChange::Begun {
+                attempt: self.work.attempt,
+                slot: self.work.slot.clone(),
+                session: self.work.session.clone(),
+            },
+        });
+        self.outbox.push_event(Event::PromptAccepted {
+            task: Some(self.work.task.clone()),
+            attempt: self.work.attempt,
+            text: self.work.prompt.clone(),
+        });
+        // An accepted prompt is durable before it is sent.
+        self.outbox.on_durable(OnDurable::SendPrompt);
+    }
+}

@@ -1,0 +1,189 @@
+//! The agent's own commands in a session: one at a time, on record before it is sent, answered when
+//! what the agent says is durable.
+//!
+//! A prompt waits for the answer of a command that was given before it. Must not know which commands
+//! there are.
+
+use std::sync::Arc;
+
+use super::outbox::OnDurable;
+use super::state::{Phase, SessionState};
+use crate::commands::{CommandError, CommandOutput, CommandReply, CommandRequest};
+use marshal_dialect::{Command, SlashOutcome};
+use marshal_model::limits::COMMAND_TEXT_BYTES;
+use marshal_model::{ErrorOrigin, Event, UntrustedText};
+
+/// What a session knows of them.
+#[derive(Debug, Default)]
+pub(super) struct CommandState {
+    open: Option<OpenCommand>,
+    /// A prompt that is durable waits until none is open.
+    holds_prompt: bool,
+    /// The child would be unloaded by now.
+    holds_unload: bool,
+}
+
+#[derive(Debug)]
+struct OpenCommand {
+    order: Arc<CommandRequest>,
+    reply: CommandReply,
+}
+
+impl SessionState {
+    /// Somebody gives the agent a command.
+    pub(super) fn handle_command(&mut self, order: Arc<CommandRequest>, reply: CommandReply) {
+        if let Err(error) = self.check_command_allowed(&order) {
+            let _ = reply.send(Err(error));
+            return;
+        }
+        self.outbox.push_event(Event::CommandGiven {
+            command: order.command.clone(),
+            args: UntrustedText::from(order.args.as_str()),
+            by: order.by.clone(),
+        });
+        self.outbox
+            .on_durable(OnDurable::SendCommand(Arc::clone(&order)));
+        self.commands.open = Some(OpenCommand { order, reply });
+    }
+
+    fn check_command_allowed(&self, order: &CommandRequest) -> Result<(), CommandError> {
+        let busy = |why: &str| Err(CommandError::Busy(why.to_owned()));
+        if self.closing.is_some() || self.broken {
+            return Err(CommandError::Stopping);
+        }
+        if self.shared.journal.health().borrow().is_read_only() {
+            return Err(CommandError::ReadOnly);
+        }
+        let steers = self.pool.config.dialect.is_steering_command(&order.command);
+        match self.phase {
+            Phase::Closing => return Err(CommandError::Stopping),
+            Phase::Preparing | Phase::Opening => return busy("the agent is starting"),
+            Phase::Prompting => return busy("its next turn is about to begin"),
+            Phase::Ending | Phase::Checking | Phase::Surveying => {
+                return busy("what its last turn left is being looked over");
+            }
+            Phase::Idle if self.channel.is_none() => return Err(CommandError::NoAgent),
+            Phase::Idle if steers => {
+                let why = "no turn is running that could be steered";
+                return Err(CommandError::Refused(why.to_owned()));
+            }
+            Phase::Turn if !steers => return busy("a turn is running"),
+            Phase::Turn if self.ending.is_some() => return busy("its turn is told to end"),
+            Phase::Idle | Phase::Turn => {}
+        }
+        if self.commands.open.is_some() {
+            return busy("the agent has not answered the command before");
+        }
+        Ok(())
+    }
+
+    /// It is on record: it goes out, unless the child has gone meanwhile.
+    pub(super) fn send_durable_command(&mut self, order: &Arc<CommandRequest>) {
+        let is_it = |open: &&OpenCommand| Arc::ptr_eq(&open.order, order);
+        let Some(open) = self.commands.open.as_ref().filter(is_it) else {
+            return;
+        };
+        if self.phase == Phase::Idle {
+            self.budget.start_command();
+        }
+        let open = open.order.as_ref();
+        let (command, args) = (open.command.clone(), open.args.clone());
+        self.send_command(Command::Slash { command, args });
+    }
+
+    /// What came of the open one. A later word of one that was given up is only in the journal.
+    pub(super) fn command_ended(&mut self, end: SlashOutcome) {
+        let Some(open) = self.commands.open.take() else {
+            return;
+        };
+        let result = match end {
+            SlashOutcome::Answered { ok, mut text } => {
+                self.shared.mask.mask_foreign(&mut text);
+                let (text, cut) = truncate_text(text);
+                Ok(CommandOutput { ok, text, cut })
+            }
+            SlashOutcome::Unanswered(why) => Err(CommandError::Unanswered(why)),
+            SlashOutcome::Rejected(refused) => {
+                let why = refused.to_string();
+                self.outbox.push_event(Event::AgentError {
+                    code: "refused".into(),
+                    message: format!("/{} was not sent: {why}", open.order.command).into(),
+                    origin: ErrorOrigin::Local,
+                });
+                Err(CommandError::Refused(why))
+            }
+        };
+        // What it brought about is told first.
+        self.outbox
+            .on_durable(OnDurable::ReplyToCommand(open.reply, result));
+        if std::mem::take(&mut self.commands.holds_prompt) {
+            self.run_durable_step(OnDurable::SendPrompt);
+        }
+        if self.phase == Phase::Idle {
+            self.start_idle_timer();
+        }
+        if std::mem::take(&mut self.commands.holds_unload) {
+            self.unload_child(self.task_number);
+        }
+    }
+
+    /// The child is gone, and nothing more will come of it.
+    pub(super) fn command_lost(&mut self, why: &str) {
+        self.commands.holds_prompt = false;
+        self.commands.holds_unload = false;
+        if let Some(open) = self.commands.open.take() {
+            let why = self.shared.mask.mask_text(why).into_owned();
+            let result = Err(CommandError::Ended(why));
+            self.outbox
+                .on_durable(OnDurable::ReplyToCommand(open.reply, result));
+        }
+    }
+
+    /// Whether the prompt, which may be sent now, waits for a command's answer.
+    pub(super) const fn delay_prompt(&mut self) -> bool {
+        self.commands.holds_prompt = self.commands.open.is_some();
+        self.commands.holds_prompt
+    }
+
+    /// The child is unloaded when the command is answered.
+    pub(super) const fn delay_unload(&mut self) {
+        self.commands.holds_unload = true;
+    }
+
+    /// Whether the agent is at a command.
+    pub(super) const fn has_open_command(&self) -> bool {
+        self.commands.open.is_some()
+    }
+
+    /// By a command's result the agent exits: that is wanted, and it gets nothing more. One that stays
+    /// all the same is ended.
+    pub(super) fn stop_after_exit_command(&mut self) {
+        self.stop(false);
+    }
+}
+
+/// As much of a text as is told, and whether there is more.
+fn truncate_text(text: UntrustedText) -> (UntrustedText, bool) {
+    if text.len() <= COMMAND_TEXT_BYTES {
+        return (text, false);
+    }
+    let mut at = COMMAND_TEXT_BYTES;
+    while !text.raw().is_char_boundary(at) {
+        at -= 1;
+    }
+    (UntrustedText::from(&text.raw()[..at]), true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_answer_is_cut_between_two_characters() {
+        let short = UntrustedText::new("x".repeat(COMMAND_TEXT_BYTES));
+        assert_eq!(truncate_text(short.clone()), (short, false));
+        let long = UntrustedText::new("\u{20ac}".repeat(COMMAND_TEXT_BYTES));
+        let (text, cut) = truncate_text(long);
+        assert!(cut && text.len() <= COMMAND_TEXT_BYTES && text.len() > COMMAND_TEXT_BYTES - 3);
+    }
+}

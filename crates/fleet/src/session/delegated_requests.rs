@@ -1,0 +1,378 @@
+//! Requests that the policy does not deny, on their way by the pool's delegate.
+//!
+//! It is asked before anybody else, beside everything else that a session does; what it says can
+//! only make a verdict more severe, and when it says nothing, that is a deny. What was asked ends here,
+//! or goes on as if the policy had said so. Must not know how a delegate is reached.
+
+use std::sync::Arc;
+
+use serde_json::json;
+use serde_json::value::RawValue;
+use tokio::task::AbortHandle;
+
+use super::approvals::{ApprovalEnd, PendingRequest};
+use super::budget;
+use super::outbox::OnDurable;
+use super::permission_requests;
+use super::policy_snapshot::PolicySnapshot;
+use super::state::SessionState;
+use super::{SessionMsg, SessionRef};
+use marshal_model::limits::DELEGATED_PER_SESSION;
+use marshal_model::{
+    DecidedBy, Decision, DelegateError, PermissionRequestId, PermissionRequestKey, UntrustedText,
+};
+use marshal_policy::CwdChange;
+use marshal_policy::delegation::{
+    Claims, DelegateAnswer, DelegateRequest, PHASE_REQUEST, PolicyOutcome, VERSION,
+};
+
+/// What a request is denied by when its delegate gives no decision.
+pub(super) const DELEGATE_ERROR: &str = "delegate_error";
+
+/// A request that waits for the delegate.
+#[derive(Debug)]
+pub(crate) struct PendingDelegation {
+    request: PendingRequest,
+    /// Dropped, it is not asked any more.
+    _asking: AbortOnDrop,
+}
+
+/// Somebody asks; dropped, it is not asked any more.
+#[derive(Debug)]
+pub(super) struct AbortOnDrop(pub(super) AbortHandle);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Tells the session what came of it, also when nothing did.
+struct DelegateReply(Option<(SessionRef, PermissionRequestId)>);
+
+impl DelegateReply {
+    fn send(&mut self, said: Result<DelegateAnswer, DelegateError>) {
+        if let Some((to, ask)) = self.0.take() {
+            let _ = to.send_message(SessionMsg::DelegateAnswered {
+                request_id: ask,
+                answer: said,
+            });
+        }
+    }
+}
+
+impl Drop for DelegateReply {
+    fn drop(&mut self) {
+        self.send(Err(DelegateError::Internal));
+    }
+}
+
+impl SessionState {
+    /// A request was judged: it goes on to the delegate, if it is for that, to a person, or back.
+    pub(super) fn route_decision(&mut self, member: PendingRequest) {
+        if member.decided.verdict.decision == Decision::Deny || !self.is_delegated(&member) {
+            return self.finish_decision(member);
+        }
+        if self.delegated.len() >= DELEGATED_PER_SESSION {
+            let ending = ApprovalEnd {
+                rules: Some(vec!["max_pending".to_owned()]),
+                ..ApprovalEnd::denied(
+                    DecidedBy::Error,
+                    "too many requests wait for the delegate already",
+                )
+            };
+            return self.deny_unrecorded(member, &ending);
+        }
+        let Some(delegate) = self.pool.delegate.clone() else {
+            return;
+        };
+        let id = member.decided.verdict.request.clone();
+        let verdict = &member.decided.verdict;
+        let says = (verdict.decision, &verdict.rules[..], &verdict.reason[..]);
+        let text = self
+            .delegate_request(&member, &delegate.config.name, says)
+            .into_json();
+        let host = Arc::clone(&self.shared.host);
+        let mut tell = DelegateReply(Some((self.myself.clone(), id.clone())));
+        let asking = tokio::spawn(async move {
+            let said = delegate.ask(host, text).await;
+            tell.send(said);
+        });
+        let delegated = PendingDelegation {
+            request: member,
+            _asking: AbortOnDrop(asking.abort_handle()),
+        };
+        self.delegated.insert(id, delegated);
+    }
+
+    /// Whether the pool's delegate is for a request: by what its tool is called and by what it is.
+    pub(super) fn is_delegated(&self, member: &PendingRequest) -> bool {
+        let Some(delegate) = &self.pool.delegate else {
+            return false;
+        };
+        let class = member.decided.class;
+        if member.client_request.is_some() {
+            return delegate.config.covers(&[class]);
+        }
+        let came = member.decided.unmasked.as_deref().unwrap_or(&member.ask);
+        let request = self.pool.extractor.extract(came.tool.raw(), &came.input);
+        delegate.config.covers(&[class, request.class()])
+    }
+
+    /// Whether a question has a request that the pool's delegate is for.
+    pub(super) fn has_delegated_request(&self, id: &PermissionRequestId) -> bool {
+        let pending = self.pending.get(id);
+        pending.is_some_and(|of| of.requests.iter().any(|member| self.is_delegated(member)))
+    }
+
+    /// What the delegate is told of a request, with what the policy says of it.
+    pub(super) fn delegate_request<'a>(
+        &'a self,
+        member: &'a PendingRequest,
+        delegate: &'a str,
+        (decision, rules, reason): (Decision, &'a [String], &'a str),
+    ) -> DelegateRequest<'a> {
+        let PendingRequest { ask, decided, .. } = member;
+        let said = |text: &'a Option<UntrustedText>| text.as_ref().map(UntrustedText::raw);
+        let verdict = &decided.verdict;
+        let facts: Result<&RawValue, _> = serde_json::from_str(decided.facts_json());
+        DelegateRequest {
+            version: VERSION,
+            phase: PHASE_REQUEST,
+            delegate,
+            pool: self.pool.config.name.as_str(),
+            agent: &self.pool.config.agent,
+            slot: self.work.slot.index,
+            session: self.work.session.as_str(),
+            run: self.work.run.as_str(),
+            task: self.work.task.as_str(),
+            ask: verdict.request.as_str(),
+            tool: ask.tool.raw(),
+            class: decided.class.word(),
+            input: &ask.input,
+            claimed: Claims {
+                title: said(&ask.claims.title),
+                kind: said(&ask.claims.kind),
+                reason: said(&ask.claims.reason),
+                active_mode: said(&ask.claims.active_mode),
+                required_mode: said(&ask.claims.required_mode),
+            },
+            policy: PolicyOutcome {
+                name: &decided.judged.policy,
+                sha256: &decided.judged.policy_sha256,
+                decision: decision.word(),
+                rules,
+                reason,
+            },
+            facts: facts.unwrap_or(RawValue::NULL),
+        }
+    }
+
+    /// The delegate said something, or failed.
+    pub(super) fn delegate_answered(
+        &mut self,
+        id: &PermissionRequestId,
+        said: Result<DelegateAnswer, DelegateError>,
+    ) {
+        let Some(PendingDelegation {
+            request: mut member,
+            ..
+        }) = self.delegated.remove(id)
+        else {
+            return; // It was over before.
+        };
+        let Some(delegate) = self.pool.delegate.clone() else {
+            return;
+        };
+        let name = &delegate.config.name;
+        let before = member.decided.verdict.decision;
+        let word = match &said {
+            Ok(said) => said.decision.word(),
+            Err(error) => error.word(),
+        };
+        member.decided.add_fact(
+            "delegate",
+            &json!({"name": name, "said": word, "policy": before.word()}),
+        );
+        let said = match said {
+            Err(error) => {
+                let why = format!(
+                    "the delegate {name} gave no decision ({error}), so this is denied: do it another way or go on without it"
+                );
+                return self.deny_by_delegate(member, DELEGATE_ERROR.to_owned(), &why);
+            }
+            Ok(said) => said,
+        };
+        let rule = format!("delegate.{name}");
+        let reason = self.pool.mask.mask_text(&said.reason).into_owned();
+        let because = if reason.is_empty() {
+            String::new()
+        } else {
+            format!(": {reason}")
+        };
+        if said.decision == Decision::Deny {
+            let why = format!("the delegate {name} denies this{because}");
+            return self.deny_by_delegate(member, rule, &why);
+        }
+        if let Err(ending) = self.recheck_request(&mut member) {
+            return self.deny_unrecorded(member, &ending);
+        }
+        let verdict = &mut member.decided.verdict;
+        if said.decision > verdict.decision {
+            verdict.rules = vec![rule];
+            verdict.reason = format!("the delegate {name} wants a person{because}");
+            verdict.decision = Decision::Ask;
+            verdict.decided_by = DecidedBy::Delegate;
+            member.decided.policy = Decision::Ask;
+        }
+        // What was allowed while this waited counts.
+        if member.decided.verdict.decision == Decision::Allow
+            && let Some(spent) = self.spent_budget()
+        {
+            budget::reapply_spent_budget(&mut member.decided, spent);
+        }
+        if before == Decision::Allow && member.decided.verdict.decision == Decision::Ask {
+            return self.escalate_to_approver(member);
+        }
+        self.finish_decision(member);
+    }
+
+    /// Judges a request again by the newest policy, and follows its paths again: the more severe
+    /// verdict holds.
+    fn recheck_request(&mut self, member: &mut PendingRequest) -> Result<(), ApprovalEnd> {
+        let (judgement, place) = self.reevaluate(member);
+        let decided = &mut member.decided;
+        if judgement.decision > decided.verdict.decision {
+            let again = json!({"decision": judgement.decision.word(), "rules": judgement.rules});
+            decided.add_fact("again", &again);
+        }
+        if judgement.decision == Decision::Deny {
+            return Err(ApprovalEnd {
+                rules: Some(judgement.rules),
+                ..ApprovalEnd::denied(judgement.decided_by, &judgement.reason)
+            });
+        }
+        let is_same_place = member
+            .client_request
+            .as_ref()
+            .is_none_or(|(_, then)| *then == place);
+        if !is_same_place {
+            let why = "what this leads to changed while it waited for the delegate; ask again";
+            return Err(ApprovalEnd::denied(DecidedBy::Error, why));
+        }
+        if judgement.decision > decided.verdict.decision {
+            decided.policy = judgement.decision;
+            let verdict = &mut decided.verdict;
+            verdict.decision = judgement.decision;
+            verdict.decided_by = judgement.decided_by;
+            verdict.rules = judgement.rules;
+            verdict.reason = judgement.reason;
+            decided.facts = Some(judgement.facts);
+        }
+        Ok(())
+    }
+
+    /// What the policy allowed at first is asked a person, or denied where there is none.
+    fn escalate_to_approver(&mut self, mut member: PendingRequest) {
+        if self.decision_context(None).has_approver {
+            let keeps = self.pool.config.shell_cwd;
+            let directory = &mut self.requests.directory;
+            directory.record_decision(keeps, &member.decided.moved, Decision::Ask);
+            return self.finish_decision(member);
+        }
+        let ruling = PolicySnapshot::take(&self.pool, &self.work, None);
+        let verdict = &mut member.decided.verdict;
+        member.decided.deny_turn =
+            permission_requests::deny_without_approver(&self.pool, ruling.policy(), verdict);
+        let verdict = member.decided.verdict.clone();
+        let ending = ApprovalEnd {
+            rules: Some(verdict.rules),
+            ..ApprovalEnd::denied(verdict.decided_by, &verdict.reason)
+        };
+        self.deny_unrecorded(member, &ending);
+    }
+
+    fn deny_by_delegate(&mut self, member: PendingRequest, rule: String, why: &str) {
+        let ending = ApprovalEnd {
+            rules: Some(vec![rule]),
+            ..ApprovalEnd::denied(DecidedBy::Delegate, why)
+        };
+        self.deny_unrecorded(member, &ending);
+    }
+
+    /// The verdict holds, or a person is asked.
+    fn finish_decision(&mut self, member: PendingRequest) {
+        let PendingRequest {
+            ask,
+            mut decided,
+            client_request: wish,
+            since: asked,
+        } = member;
+        if decided.verdict.decision == Decision::Ask {
+            return self.request_approval(PendingRequest {
+                ask,
+                decided,
+                client_request: wish,
+                since: asked,
+            });
+        }
+        self.tally.add_decision(&decided);
+        self.count_verdict(&mut decided);
+        decided.record(&ask, &mut self.outbox);
+        let (key, deny_turn, class) = (ask.key, decided.deny_turn, decided.class);
+        self.outbox.on_durable(match wish {
+            Some((_, place)) => OnDurable::StartClientRequest {
+                key,
+                place,
+                asked,
+                deny_turn,
+                verdict: decided.verdict,
+                class,
+            },
+            None => OnDurable::SendAnswer {
+                key,
+                answer: decided.answer(),
+                asked,
+                deny_turn,
+                verdict: decided.verdict,
+                class,
+            },
+        });
+    }
+
+    /// Ends a request that is on no record yet, with a denial.
+    fn deny_unrecorded(&mut self, mut member: PendingRequest, ending: &ApprovalEnd) {
+        // What may have moved the shell is not taken back.
+        member.decided.moved = CwdChange::Unchanged;
+        member.decided.record_request(&member.ask, &mut self.outbox);
+        self.end_request(member, ending);
+    }
+
+    /// The delegate's word is not wanted any more.
+    pub(super) fn cancel_delegated(&mut self, why: &str) {
+        for (
+            _,
+            PendingDelegation {
+                request: member, ..
+            },
+        ) in std::mem::take(&mut self.delegated)
+        {
+            self.deny_unrecorded(member, &ApprovalEnd::denied(DecidedBy::Gone, why));
+        }
+    }
+
+    /// The same for one request, which the agent withdrew.
+    pub(super) fn withdraw_delegated(&mut self, key: &PermissionRequestKey, why: &str) {
+        let mut open = self.delegated.iter();
+        let found = open.find(|(_, of)| of.request.ask.key == *key);
+        let Some(id) = found.map(|(id, _)| id.clone()) else {
+            return;
+        };
+        if let Some(PendingDelegation {
+            request: member, ..
+        }) = self.delegated.remove(&id)
+        {
+            self.deny_unrecorded(member, &ApprovalEnd::denied(DecidedBy::Gone, why));
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! How large one session's home and copy are, against what they may be. Must not know when that is
+//! asked.
+
+use std::borrow::Cow;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::prepare::{PreparedSession, SessionDirs};
+use super::{SessionMsg, SessionRef};
+use crate::setup::PoolShared;
+use marshal_model::limits::{COPY_BYTES, COPY_FILES};
+use marshal_sandbox::workspace::{Root, Size, measure};
+
+/// What takes place on a disk: used, free, or grown.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct DiskSpace {
+    pub(super) bytes: u64,
+    pub(super) files: u64,
+}
+
+impl DiskSpace {
+    fn from_size(size: &Size) -> Self {
+        Self {
+            bytes: size.bytes,
+            files: size.files,
+        }
+    }
+
+    /// What is left of it above `other`.
+    pub(super) fn minus(self, other: Self) -> Self {
+        Self {
+            bytes: self.bytes.saturating_sub(other.bytes),
+            files: self.files.saturating_sub(other.files),
+        }
+    }
+
+    pub(super) fn plus(self, other: Self) -> Self {
+        Self {
+            bytes: self.bytes.saturating_add(other.bytes),
+            files: self.files.saturating_add(other.files),
+        }
+    }
+
+    pub(super) fn min_each(self, other: Self) -> Self {
+        Self {
+            bytes: self.bytes.min(other.bytes),
+            files: self.files.min(other.files),
+        }
+    }
+}
+
+/// One directory with the most that it may hold.
+#[derive(Debug)]
+struct DirectoryLimit<'a> {
+    what: &'static str,
+    path: Cow<'a, Path>,
+    /// More that counts as part of it.
+    beside: &'a [PathBuf],
+    most: DiskSpace,
+}
+
+impl DirectoryLimit<'_> {
+    /// Its size; `None` if that cannot be known as a whole now.
+    fn size(&self) -> Option<Size> {
+        let mut sum = measure(&Root::open(&self.path).ok()?).ok()?;
+        for path in self.beside {
+            let more = measure(&Root::open(path).ok()?).ok()?;
+            sum = Size {
+                bytes: sum.bytes.saturating_add(more.bytes),
+                files: sum.files.saturating_add(more.files),
+                unreadable: sum.unreadable.saturating_add(more.unreadable),
+                incomplete: sum.incomplete.or(more.incomplete),
+            };
+        }
+        Some(sum)
+    }
+
+    /// How it is passed, in words.
+    fn describe_excess(&self, size: &Size) -> Option<String> {
+        let Self { what, most, .. } = self;
+        if size.bytes > most.bytes {
+            return Some(format!(
+                "the {what} has {} bytes, more than the {} that it may have",
+                size.bytes, most.bytes
+            ));
+        }
+        (size.files > most.files).then(|| {
+            format!(
+                "the {what} has {} files, more than the {} that it may have",
+                size.files, most.files
+            )
+        })
+    }
+}
+
+/// What one look found.
+#[derive(Debug, Default)]
+pub(super) struct Measurement {
+    /// A limit that is passed, in words.
+    pub(super) exceeded: Option<String>,
+    /// Home and copy together, and the most that one of them could still take. `None` if not all
+    /// of it could be looked at.
+    pub(super) sizes: Option<(DiskSpace, DiskSpace)>,
+}
+
+/// A session whose home and copy are measured, until this is dropped.
+#[derive(Debug)]
+pub(super) struct MeasuredSession {
+    space: Arc<SessionDirs>,
+    /// The most bytes of the home.
+    home_bytes: u64,
+    to: SessionRef,
+    /// The child said something since the last look.
+    is_active: AtomicBool,
+}
+
+impl MeasuredSession {
+    pub(super) fn new(prepared: &PreparedSession, pool: &PoolShared, to: SessionRef) -> Self {
+        Self {
+            space: Arc::clone(prepared.dirs()),
+            home_bytes: pool.sandbox.home_bytes,
+            to,
+            is_active: AtomicBool::new(true),
+        }
+    }
+
+    /// The child does something.
+    pub(super) fn mark_active(&self) {
+        self.is_active.store(true, Ordering::Relaxed);
+    }
+
+    /// Home, with what was written in caches, and the copy if there is one. A copy may double what it may begin with; a directory
+    /// of the user's own is not measured.
+    fn limits(&self) -> impl Iterator<Item = DirectoryLimit<'_>> {
+        let home = DirectoryLimit {
+            what: "home",
+            path: self.space.home().into(),
+            beside: &self.space.written,
+            most: DiskSpace {
+                bytes: self.home_bytes,
+                files: u64::MAX,
+            },
+        };
+        let copy = self.space.copy().map(|path| DirectoryLimit {
+            what: "copy",
+            path: path.into(),
+            beside: &[],
+            most: DiskSpace {
+                bytes: 2 * COPY_BYTES,
+                files: 2 * COPY_FILES,
+            },
+        });
+        let over = self.space.overlay.as_ref().map(|over| DirectoryLimit {
+            what: "overlay",
+            // Beside it the kernel has a directory that nobody may enter.
+            path: over.upper_path().into(),
+            beside: &[],
+            most: DiskSpace {
+                bytes: 2 * COPY_BYTES,
+                files: 2 * COPY_FILES,
+            },
+        });
+        std::iter::once(home).chain(copy).chain(over)
+    }
+
+    /// Whether it was stirred since this was asked last.
+    pub(super) fn take_active(&self) -> bool {
+        self.is_active.swap(false, Ordering::Relaxed)
+    }
+
+    /// Tells the session that a limit is passed.
+    pub(super) fn notify_limit_exceeded(&self, why: String) {
+        let _ = self.to.send_message(SessionMsg::DiskLimitExceeded(why));
+    }
+
+    /// Looks; takes its time.
+    pub(super) fn measure(&self) -> Measurement {
+        let mut found = Measurement::default();
+        let mut sum = Some(DiskSpace::default());
+        let mut left = DiskSpace {
+            bytes: u64::MAX,
+            files: u64::MAX,
+        };
+        for limit in self.limits() {
+            let Some(size) = limit.size() else {
+                sum = None;
+                continue;
+            };
+            found.exceeded = found.exceeded.or_else(|| limit.describe_excess(&size));
+            // What was not seen may be growing.
+            let is_whole = size.incomplete.is_none() && size.unreadable == 0;
+            sum = sum
+                .filter(|_| is_whole)
+                .map(|sum| sum.plus(DiskSpace::from_size(&size)));
+            left = left.min_each(limit.most.minus(DiskSpace::from_size(&size)));
+        }
+        found.sizes = sum.map(|sum| (sum, left));
+        found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_larger_than_it_may_be_is_named() {
+        let dir = tempfile::tempdir().expect("a directory");
+        std::fs::write(dir.path().join("a"), vec![b'x'; 10_000]).expect("a file");
+        let of = |bytes, files| {
+            let limit = DirectoryLimit {
+                what: "home",
+                path: dir.path().into(),
+                beside: &[],
+                most: DiskSpace { bytes, files },
+            };
+            limit.describe_excess(&limit.size().expect("a size"))
+        };
+        assert_eq!(of(1 << 20, 100), None);
+        assert!(of(5_000, 100).is_some_and(|why| why.contains("home has")));
+        assert!(of(1 << 20, 0).is_some_and(|why| why.contains("files")));
+        let empty = tempfile::tempdir().expect("a directory");
+        let beside = [dir.path().to_owned()];
+        let limit = DirectoryLimit {
+            what: "home",
+            path: empty.path().into(),
+            beside: &beside,
+            most: DiskSpace::default(),
+        };
+        assert!(limit.size().is_some_and(|size| size.bytes >= 10_000));
+    }
+}

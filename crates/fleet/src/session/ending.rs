@@ -1,0 +1,415 @@
+//! How a session ends: stopping its child, the check, a look at the workspace, the report.
+
+use std::sync::Arc;
+
+use super::outbox::OnDurable;
+use super::state::{Phase, SessionState};
+use super::tool_calls::ReportedResult;
+use super::{Attempt, CheckResult, SessionMsg, StoredSession, Tally, work};
+use crate::channel::{ChannelEnd, ChannelMsg};
+use crate::pool::PoolMsg;
+use marshal_config::SessionScope;
+use marshal_dialect::Command;
+use marshal_dialect::lifecycle::state::SlotEvent;
+use marshal_model::{Event, ExitClass, TurnOutcome, Usage};
+
+/// Why a turn ended that had not begun; its task waits again.
+pub use marshal_model::PROMPT_NOT_WRITTEN;
+
+impl SessionState {
+    /// Does what a message says; `true` if the session is over.
+    pub(super) fn handle_message(&mut self, message: SessionMsg) -> bool {
+        match message {
+            SessionMsg::Prepared(prepared) => {
+                self.handle_prepared(*prepared);
+                return self.gives_back && !self.has_task;
+            }
+            SessionMsg::Batch {
+                items,
+                credit: hold,
+            } => {
+                if let Some(measured) = &self.measured {
+                    measured.mark_active();
+                }
+                for item in items {
+                    self.handle_channel_event(item);
+                }
+                self.detect_probe_answer();
+                self.outbox.hold_credit(hold);
+            }
+            SessionMsg::ChannelEnded(end) => self.channel_ended(*end),
+            SessionMsg::Durable { after, bytes } => {
+                self.outbox.commit_finished();
+                if self.outbox.add_journalled(bytes) {
+                    self.journal_quota_exceeded();
+                }
+                for step in after {
+                    self.run_durable_step(step);
+                }
+            }
+            SessionMsg::Rejected(why) => self.commit_rejected(&why),
+            SessionMsg::Flush => self.outbox.retry_elapsed(),
+            SessionMsg::CheckEnded(check) => self.check_ended(*check),
+            SessionMsg::FilesObserved(found) => self.record_observed_files(found),
+            SessionMsg::WorkspaceSurveyed(survey) => return self.report(*survey),
+            SessionMsg::ClientAnswered {
+                request_id: ask,
+                reply: said,
+            } => self.client_answered(&ask, said),
+            SessionMsg::ApproverAnswered {
+                request_id: ask,
+                answer,
+                reply,
+            } => self.answer_from_approver(&ask, *answer, reply),
+            SessionMsg::Set { setting, reply } => self.change_setting(setting, reply),
+            SessionMsg::Command { order, reply } => self.handle_command(order, reply),
+            SessionMsg::BudgetSpent { spent, turn } => self.end_turn_for_budget(&spent, turn),
+            SessionMsg::ApprovalExpired(ask) => self.approval_expired(&ask),
+            SessionMsg::DelegateAnswered {
+                request_id: ask,
+                answer: said,
+            } => self.delegate_answered(&ask, said),
+            SessionMsg::DelegateConfirmed {
+                request_id: ask,
+                answer: said,
+            } => self.delegate_confirmed(&ask, said),
+            SessionMsg::DiskLimitExceeded(why) => self.disk_limit_exceeded(why),
+            SessionMsg::NextTask(work) => self.start_next_task(*work),
+            SessionMsg::WorkspaceRecorded(before) => self.workspace_recorded(before),
+            SessionMsg::Load => self.load(),
+            SessionMsg::Close { for_good, now } => self.close(for_good, now),
+            SessionMsg::CleanedUp => {
+                self.finish_close();
+                return true;
+            }
+            SessionMsg::AppendEvent { event, rows, done } => self.append_event(*event, rows, done),
+            SessionMsg::Cancel if !self.has_task => {}
+            SessionMsg::Cancel => self.cancel("the run was cancelled"),
+            SessionMsg::Interrupt => self.interrupt_gracefully(),
+            SessionMsg::GraceEnded(task) => self.grace_ended(task),
+            SessionMsg::TranscriptRead(text) => self.transcript_read(text),
+            SessionMsg::IdleTimeout(task) => self.unload_child(task),
+            SessionMsg::Stop { now } => {
+                self.stopped |= self.has_task;
+                self.preparing.cancel();
+                self.stop(now);
+                self.end_check("it was stopped");
+            }
+        }
+        false
+    }
+
+    /// The journal left a commit out, so it will leave out every later one: nothing of this
+    /// session can be remembered any more, and nothing it waits for will come.
+    fn commit_rejected(&mut self, why: &str) {
+        tracing::error!(why, "the journal rejected a commit");
+        self.outbox.commit_finished();
+        if std::mem::replace(&mut self.broken, true) {
+            return;
+        }
+        self.failure = Some(format!("internal error: {why}"));
+        match self.phase {
+            Phase::Checking | Phase::Surveying => {}
+            Phase::Idle | Phase::Closing => self.close(true, true),
+            _ if self.end.is_some() || self.channel.is_none() => self.survey(),
+            _ => self.stop(true),
+        }
+    }
+
+    /// The task is to end.
+    pub(super) fn cancel(&mut self, why: &str) {
+        self.cancelled = true;
+        self.preparing.cancel();
+        self.interrupt(TurnOutcome::Cancelled, why.to_owned());
+        self.end_check(why);
+    }
+
+    /// Ends a running check.
+    fn end_check(&mut self, why: &str) {
+        if self.phase == Phase::Checking
+            && let Some(checking) = self.checking.take()
+        {
+            // Dropping the run kills what it started.
+            checking.abort();
+            self.check_ended(CheckResult::NotRun(why.to_owned()));
+        }
+    }
+
+    /// Home or copy is larger than it may be: the child is stopped, its turn failed.
+    pub(super) fn disk_limit_exceeded(&mut self, why: String) {
+        if self.end.is_some() {
+            return;
+        }
+        tracing::warn!(session = %self.work.session, why, "size limit");
+        self.oversized = true;
+        if self.has_task && self.turn.is_none() {
+            self.ending.get_or_insert((TurnOutcome::Failed, why));
+        }
+        self.stop(false);
+    }
+
+    /// The session has journalled more than it may. Its child is killed at once: during the ladder
+    /// it would write on.
+    fn journal_quota_exceeded(&mut self) {
+        if self.end.is_some() || std::mem::replace(&mut self.over_quota, true) {
+            return;
+        }
+        let most = self.shared.config.supervisor.journal.session_max;
+        let most = marshal_config::show_size(most);
+        let why = format!(
+            "the session wrote more than {most} into the journal (supervisor.journal.session_max)"
+        );
+        tracing::warn!(session = %self.work.session, why, "journal quota");
+        if self.turn.is_none() {
+            self.ending.get_or_insert((TurnOutcome::Failed, why));
+        }
+        self.stop(true);
+    }
+
+    /// Ends the running turn for a reason of ours.
+    pub(super) fn interrupt(&mut self, outcome: TurnOutcome, why: String) {
+        if !self.has_task && self.has_open_command() {
+            // Nothing but its end ends a command.
+            return self.stop(false);
+        }
+        if self.turn.is_some() || self.end.is_some() || !self.has_task {
+            return;
+        }
+        self.cancel_approvals("the turn was cancelled before this was decided");
+        self.ending.get_or_insert((outcome, why));
+        match self.phase {
+            Phase::Turn => {
+                self.notify_pool(SlotEvent::CancelSent, None);
+                self.send_command(Command::Cancel);
+            }
+            Phase::Opening | Phase::Prompting => self.stop(false),
+            _ => {}
+        }
+    }
+
+    /// The dialect cancelled the running turn: the agent knows, the rest is as with a cancel of
+    /// ours.
+    pub(super) fn turn_cancelling(&mut self) {
+        if self.phase != Phase::Turn || self.ending.is_some() {
+            return;
+        }
+        let why = "a denial for which the agent has no answer cancelled the turn";
+        self.ending = Some((TurnOutcome::Cancelled, why.to_owned()));
+        self.notify_pool(SlotEvent::CancelSent, None);
+    }
+
+    pub(super) fn stop(&mut self, now: bool) {
+        if self.end.is_some() {
+            return;
+        }
+        if let Some(channel) = &self.channel {
+            self.notify_pool(SlotEvent::StopBegun, None);
+            let message = if now {
+                ChannelMsg::Kill
+            } else {
+                ChannelMsg::Stop
+            };
+            let _ = channel.send_message(message);
+        }
+    }
+
+    pub(super) fn channel_ended(&mut self, mut end: ChannelEnd) {
+        if self.end.is_some() {
+            return;
+        }
+        if self.over_quota {
+            end.class = ExitClass::JournalQuota;
+            if let Some((_, why)) = &self.ending {
+                end.detail.clone_from(why);
+            }
+        }
+        self.grace.cancel();
+        self.transcript_recall.child_ended();
+        self.denials = std::mem::take(&mut end.denials);
+        self.cancel_approvals("the agent ended before this was decided");
+        self.turn_answers.clear();
+        if self.begun && self.turn.is_none() {
+            for call in self.requests.end_turn() {
+                self.handle_unrequested_call(&call, ReportedResult::NotDone);
+            }
+            let (outcome, why) = self.ending.take().unwrap_or_else(|| {
+                let why = end.detail.clone();
+                let limited = self.detect_rate_limit(TurnOutcome::Lost, || end.shows_rate_limit);
+                let why = limited.map_or(why.clone(), |limited| format!("{limited}; {why}"));
+                (TurnOutcome::Lost, why)
+            });
+            self.turn = Some(outcome);
+            self.log_turn(outcome);
+            self.outbox.push_event(Event::TurnEnded {
+                outcome,
+                stop_reason: None,
+                usage: Usage::default(),
+                detail: Some(why.clone()),
+            });
+            self.turn_detail = Some(why);
+        } else if std::mem::take(&mut self.accepted) && self.turn.is_none() {
+            // Every accepted prompt has an end in the stream; the task itself waits again.
+            self.outbox.push_event(Event::TurnEnded {
+                outcome: TurnOutcome::Lost,
+                stop_reason: None,
+                usage: Usage::default(),
+                detail: Some(PROMPT_NOT_WRITTEN.to_owned()),
+            });
+        }
+        self.requests.clear_open();
+        // Whoever waits for them is told by their loss.
+        self.child_ready = None;
+        self.settings_child_ended(end.class.is_requested());
+        self.command_lost(&end.detail);
+        self.record_failed_load(&end);
+        self.outbox.push_event(Event::ChildExited {
+            class: end.class,
+            status: end.status,
+            detail: end.detail.clone(),
+            stderr: if end.class.is_requested() {
+                Vec::new()
+            } else {
+                end.stderr.clone()
+            },
+            memory_peak: end.memory_peak,
+        });
+        self.channel = None;
+        if self.closing.is_some() {
+            return self.clean_up();
+        }
+        if !self.has_task {
+            return self.report_child_exit(end);
+        }
+        if !matches!(self.phase, Phase::Checking | Phase::Surveying) {
+            let task = self.task_number;
+            self.outbox.on_durable(OnDurable::FinishChild { task });
+        }
+        self.end = Some(end);
+        if self.broken {
+            self.survey();
+        }
+    }
+
+    /// The child's end is durable: what is left is the check and a look at the workspace.
+    pub(super) fn child_end_durable(&mut self, task: u64) {
+        let is_of_now = self.has_task && task == self.task_number;
+        if is_of_now && !matches!(self.phase, Phase::Checking | Phase::Surveying) {
+            self.finish_turn();
+        }
+    }
+
+    /// The turn is over, and with `session = "task"` its child is gone.
+    pub(super) fn finish_turn(&mut self) {
+        let argv = self.work.check.as_ref().unwrap_or(&self.pool.config.check);
+        let ends = self.cancelled || self.stopped || argv.is_empty();
+        if ends || self.turn != Some(TurnOutcome::Completed) {
+            return self.survey();
+        }
+        self.phase = Phase::Checking;
+        let has_overlay = |of: &super::PreparedSession| of.dirs().overlay.is_some();
+        if self.channel.is_some() && self.prepared.as_ref().is_some_and(has_overlay) {
+            let why =
+                "a second overlay over the same files as the agent's, which goes on, cannot be had";
+            return self.check_ended(CheckResult::NotRun(why.to_owned()));
+        }
+        let to = self.myself.clone();
+        let run = work::check(
+            Arc::clone(&self.shared),
+            &self.pool,
+            self.prepared.as_ref(),
+            argv.clone(),
+        );
+        let checking = tokio::spawn(async move {
+            let _ = to.send_message(SessionMsg::CheckEnded(Box::new(run.await)));
+        });
+        self.checking = Some(checking.abort_handle());
+    }
+
+    pub(super) fn check_ended(&mut self, check: CheckResult) {
+        if self.phase != Phase::Checking {
+            return;
+        }
+        self.outbox.push_event(check.event());
+        self.check = Some(check);
+        self.survey();
+    }
+
+    pub(super) fn survey(&mut self) {
+        self.phase = Phase::Surveying;
+        let to = self.myself.clone();
+        let over = !self.stays_idle() && !self.gives_back;
+        let survey = work::survey(
+            self.prepared.as_mut(),
+            (self.work.session.clone(), self.work.task.clone()),
+            Arc::clone(&self.shared),
+            &self.pool,
+            over,
+        );
+        tokio::spawn(async move {
+            let _ = to.send_message(SessionMsg::WorkspaceSurveyed(Box::new(survey.await)));
+        });
+    }
+
+    /// Whether it waits for a next task after this one.
+    fn stays_idle(&self) -> bool {
+        self.scope == SessionScope::Slot && self.prepared.is_some() && !self.broken
+    }
+
+    /// Tells what the attempt brought; `true` if the session is over with it.
+    pub(super) fn report(&mut self, mut survey: work::Survey) -> bool {
+        let stays = self.stays_idle();
+        self.record_observed_files(std::mem::take(&mut survey.observed));
+        if !stays {
+            if !self.gives_back {
+                self.write_session_ended(self.end.as_ref().map(|end| end.class));
+            }
+            if !self.broken {
+                self.outbox.flush_last();
+            }
+        }
+        let released = self.released.take().filter(|_| !self.cancelled && stays);
+        if released.is_some() {
+            // What was asked in it is asked again.
+            self.tally = Tally::default();
+        }
+        let attempt = Attempt {
+            index: self.work.slot.index,
+            session: self.work.session.clone(),
+            begun: self.begun,
+            turn: self.turn,
+            turn_detail: self.turn_detail.take(),
+            end: self.end.take(),
+            check: self.check.take(),
+            tally: std::mem::take(&mut self.tally),
+            survey,
+            cancelled: self.cancelled,
+            limit: self.limit.take(),
+            awaits_approval: released.clone(),
+            park_reason: self.budget.park_reason.take(),
+            failure: self.failure.take(),
+            given_back: self.gives_back.then(|| StoredSession {
+                session: self.work.session.clone(),
+                agent_session: self.agent_session.clone(),
+                last_seq: self.outbox.last_seq(),
+                bytes: self.outbox.bytes(),
+                prompted: self.prompted,
+                forgot: self.transcript_recall.is_lost(),
+            }),
+            idle_session: stays.then(|| self.to_idle_session()),
+        };
+        self.has_task = false;
+        self.phase = Phase::Idle;
+        self.start_idle_timer();
+        if !stays {
+            // Whoever is told may look at what it left, whose lock must be free then.
+            self.prepared = None;
+        }
+        let _ = self
+            .pool_ref
+            .send_message(PoolMsg::AttemptEnded(Box::new(attempt)));
+        if released.is_some() {
+            self.unload_child(self.task_number);
+        }
+        !stays
+    }
+}

@@ -1,0 +1,60 @@
+//! What git says is in a workspace, and whose turn it is to ask.
+//!
+//! Git runs behind walls of its own: what it reads may have been written by an agent, and may name
+//! programs. Must not know where the workspace is seen.
+
+use std::path::Path;
+
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio_util::sync::CancellationToken;
+
+use super::prepare_error::PrepareError;
+use crate::setup::Shared;
+use marshal_launch::{LaunchPlan, RunError, SpawnError};
+use marshal_model::limits::{GIT_LIST_BYTES, GIT_LIST_TIMEOUT};
+use marshal_sandbox::workspace::file_list;
+
+/// Waits for a place among those who may do this at the same time, or until nobody wants it.
+pub(super) async fn acquire_permit<'s>(
+    places: &'s Semaphore,
+    cancelled: &CancellationToken,
+) -> Result<SemaphorePermit<'s>, PrepareError> {
+    tokio::select! {
+        biased;
+        () = cancelled.cancelled() => Err(PrepareError::Interrupted),
+        place = places.acquire() => place.map_err(|_| PrepareError::Interrupted),
+    }
+}
+
+/// What git tracks or would track, asked by `plan` inside walls on a read-only mount; `None` where
+/// there is no git.
+pub(super) async fn git_list(
+    shared: &Shared,
+    plan: LaunchPlan,
+    source: &Path,
+    cancelled: &CancellationToken,
+) -> Result<Option<file_list::FileList>, PrepareError> {
+    let bad = |why: String| PrepareError::Git {
+        path: source.to_owned(),
+        why,
+    };
+    let permit = acquire_permit(&shared.spawning, cancelled).await?;
+    let run = shared
+        .host
+        .run_to_end(plan, GIT_LIST_TIMEOUT, GIT_LIST_BYTES);
+    let finished = run.await;
+    drop(permit);
+    if let Err(RunError::Spawn(SpawnError::Exec(failure))) = &finished {
+        tracing::warn!(%failure, "git cannot be run: everything is copied, ignored files too");
+        return Ok(None);
+    }
+    let finished = finished.map_err(PrepareError::GitSandbox)?;
+    if finished.status.shell_code() != 0 {
+        let said = String::from_utf8_lossy(&finished.stderr).into_owned();
+        let said = marshal_model::untrusted::escape_for_display(said.trim(), 300);
+        return Err(bad(format!("{}: {said}", finished.status)));
+    }
+    file_list::FileList::parse(&finished.stdout, marshal_model::limits::COPY_FILES)
+        .map(Some)
+        .map_err(|error| bad(error.to_string()))
+}

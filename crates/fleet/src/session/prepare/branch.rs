@@ -1,0 +1,291 @@
+//! The clone of a session (`mode = "worktree"`): how it is made, what its agent sees beside it, and
+//! how its branch comes back as a bundle.
+//!
+//! Every step of git's is one sandbox of the slot's uid without network. The source is read-only in
+//! all of them. Must not know how a task ends.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::session_tree::{GitSandbox, git_plan};
+use super::{
+    PrepareError, PrepareRequest, PreparedSession, SessionDirs, WORKSPACE_INSIDE, blocking,
+    host_tree, owner,
+};
+use crate::session::git_listing;
+use crate::setup::{PoolShared, Shared};
+use marshal_launch::{LaunchPlan, ProgramOutput, RunError, SpawnError};
+use marshal_model::limits::{BUNDLE_BYTES, GIT_OUTPUT_BYTES, GIT_TREE_TIMEOUT};
+use marshal_model::{ExitStatus, SessionId, untrusted};
+use marshal_sandbox::workspace::Owner;
+use marshal_sandbox::workspace::branch::git::{self, BundleOutcome, EXIT_NO_COMMIT, SourceHead};
+use marshal_sandbox::workspace::branch::{
+    self, BranchError, CloneRecord, OBJECTS_INSIDE, SOURCE_INSIDE,
+};
+use marshal_sandbox::workspace::file_list::GitCommand;
+use marshal_sandbox::{ExtraMounts, Tree};
+
+/// Makes the session's clone of the source's HEAD.
+pub(super) async fn make_clone(
+    shared: &Arc<Shared>,
+    pool: &Arc<PoolShared>,
+    order: &PrepareRequest,
+    source: &Path,
+    space: &SessionDirs,
+    owner: Option<Owner>,
+) -> Result<PathBuf, PrepareError> {
+    let bad = |error: BranchError| PrepareError::Branch {
+        path: source.to_owned(),
+        source: error,
+    };
+    let permit = git_listing::acquire_permit(&shared.copying, &order.cancelled).await?;
+    let repository = {
+        let source = source.to_owned();
+        blocking(&shared.ambient, move || branch::check_repository(&source)).await?
+    };
+    let repository = repository.map_err(bad)?;
+    let beside = ExtraMounts {
+        trees: vec![
+            (host_tree(&repository, false)?, SOURCE_INSIDE.to_owned()),
+            (objects(&repository)?, OBJECTS_INSIDE.to_owned()),
+        ],
+        ..ExtraMounts::none()
+    };
+    let step = Step {
+        shared,
+        pool,
+        space,
+        source,
+    };
+    let GitCommand { argv, env } = git::inspect_source();
+    let walls = GitSandbox {
+        beside: beside.clone(),
+        ..GitSandbox::read_only(env)
+    };
+    let said = step.run(source, argv, walls, git::INSPECT_BYTES).await?;
+    let looked = SourceHead::parse(&said.stdout, said.is_truncated).map_err(bad)?;
+    if looked.is_dirty {
+        tracing::warn!(session = %order.session, workspace = %source.display(), "the workspace has changes that no commit has: they are not in the session's clone");
+    }
+    let record = CloneRecord {
+        v: 1,
+        source: source.to_owned(),
+        base: looked.head,
+    };
+    let (part, place) = {
+        let (shared, session) = (Arc::clone(shared), order.session.clone());
+        blocking(&shared.ambient.clone(), move || {
+            branch::create_scratch(shared.state.copies(), session.as_str(), owner)
+        })
+        .await?
+        .map_err(|error| bad(error.into()))?
+    };
+    let GitCommand { argv, env } = git::clone(&record.base, &branch::branch_name(&order.session));
+    let walls = GitSandbox {
+        beside,
+        writable: true,
+        ..GitSandbox::read_only(env)
+    };
+    let cloned = step.run(&place, argv, walls, GIT_OUTPUT_BYTES).await;
+    let (to, session) = (Arc::clone(shared), order.session.clone());
+    let done = blocking(&shared.ambient, move || {
+        let done = cloned.and_then(|_| {
+            branch::publish_clone(&to.state, &session, &part, &record).map_err(|error| {
+                PrepareError::Branch {
+                    path: record.source.clone(),
+                    source: error,
+                }
+            })
+        });
+        if done.is_err() {
+            branch::remove_scratch(to.state.copies(), &part);
+        }
+        done
+    })
+    .await?;
+    drop(permit);
+    done
+}
+
+/// Finds what is known of the session's clone, and the objects that it borrows.
+pub(super) async fn attach(
+    shared: &Arc<Shared>,
+    session: &SessionId,
+    space: &mut SessionDirs,
+) -> Result<(), PrepareError> {
+    let (of, named) = (Arc::clone(shared), session.clone());
+    let path = space.workspace.clone();
+    let found = blocking(&shared.ambient, move || {
+        let record = branch::read_record(of.state.copies(), &named)
+            .map_err(|source| PrepareError::Branch { path, source })?;
+        let repository =
+            branch::check_repository(&record.source).map_err(|source| PrepareError::Branch {
+                path: record.source.clone(),
+                source,
+            })?;
+        Ok::<_, PrepareError>((objects(&repository)?, record))
+    });
+    let (objects, record) = found.await??;
+    space.beside.trees = vec![(objects, OBJECTS_INSIDE.to_owned())];
+    space.branch = Some(record);
+    Ok(())
+}
+
+fn objects(repository: &Path) -> Result<Tree, PrepareError> {
+    host_tree(&repository.join("objects"), false)
+}
+
+/// What every step of git's has in common.
+struct Step<'s> {
+    shared: &'s Shared,
+    pool: &'s PoolShared,
+    space: &'s SessionDirs,
+    /// For messages.
+    source: &'s Path,
+}
+
+impl Step<'_> {
+    /// Runs one script of git's, whose workspace is `at`.
+    async fn run(
+        &self,
+        at: &Path,
+        argv: Vec<String>,
+        git: GitSandbox,
+        cap: usize,
+    ) -> Result<ProgramOutput, PrepareError> {
+        let inside = WORKSPACE_INSIDE.to_owned();
+        let plan = git_plan(self.shared, self.pool, self.space, at, inside, argv, git)?;
+        run(self.shared, plan, self.source, cap).await
+    }
+}
+
+async fn run(
+    shared: &Shared,
+    mut plan: LaunchPlan,
+    source: &Path,
+    cap: usize,
+) -> Result<ProgramOutput, PrepareError> {
+    plan.limits.fsize = BUNDLE_BYTES;
+    let bad = |why: String| PrepareError::Cloned {
+        path: source.to_owned(),
+        why,
+    };
+    let finished = match shared.host.run_to_end(plan, GIT_TREE_TIMEOUT, cap).await {
+        Ok(finished) => finished,
+        Err(RunError::Spawn(SpawnError::Exec(failure))) => return Err(bad(failure.to_string())),
+        Err(RunError::TimedOut { after, .. }) => {
+            return Err(bad(format!("it was stopped after {} s", after.as_secs())));
+        }
+        Err(error) => return Err(PrepareError::GitSandbox(error)),
+    };
+    match finished.status {
+        ExitStatus::Code(0) => Ok(finished),
+        ExitStatus::Code(EXIT_NO_COMMIT) => Err(PrepareError::Branch {
+            path: source.to_owned(),
+            source: BranchError::NoCommit,
+        }),
+        status => {
+            let said = String::from_utf8_lossy(&finished.stderr).into_owned();
+            Err(bad(format!(
+                "{status}: {}",
+                untrusted::escape_for_display(said.trim(), 300)
+            )))
+        }
+    }
+}
+
+/// What came of the session's branch.
+#[derive(Debug, Default)]
+pub(crate) struct ReturnedBranch {
+    /// The bundle on the host, if there is anything in it.
+    pub(crate) bundle: Option<PathBuf>,
+    /// What is to be said about it.
+    pub(crate) remark: Option<String>,
+}
+
+/// The work of bringing a session's branch back, if it has one. What the agent left uncommitted is
+/// the last commit of it.
+pub(crate) fn return_branch(
+    prepared: Option<&PreparedSession>,
+    shared: &Arc<Shared>,
+    pool: &Arc<PoolShared>,
+) -> Option<impl Future<Output = ReturnedBranch> + Send + use<>> {
+    let prepared = prepared?;
+    let record = prepared.dirs.branch.clone()?;
+    let (space, session) = (Arc::clone(&prepared.dirs), prepared.session.clone());
+    let (shared, pool) = (Arc::clone(shared), Arc::clone(pool));
+    Some(async move {
+        match bundle(&shared, &pool, &space, &session, &record).await {
+            Ok(returned) => returned,
+            Err(error) => {
+                tracing::warn!(%session, %error, "the session's branch is not bundled");
+                let clone = space.workspace.display();
+                ReturnedBranch {
+                    bundle: None,
+                    remark: Some(format!(
+                        "its branch is not bundled ({error}); its clone is {clone}"
+                    )),
+                }
+            }
+        }
+    })
+}
+
+async fn bundle(
+    shared: &Arc<Shared>,
+    pool: &Arc<PoolShared>,
+    space: &SessionDirs,
+    session: &SessionId,
+    record: &CloneRecord,
+) -> Result<ReturnedBranch, PrepareError> {
+    let bad = |error: BranchError| PrepareError::Branch {
+        path: space.workspace.clone(),
+        source: error,
+    };
+    let owner = owner(shared, pool, &space.slot);
+    let (of, what) = (Arc::clone(shared), format!("{session},out"));
+    let made = blocking(&shared.ambient, move || {
+        branch::create_scratch(of.state.copies(), &what, owner)
+    });
+    let (part, home) = made.await?.map_err(|error| bad(error.into()))?;
+    let GitCommand { argv, env } = git::bundle(&record.base, &branch::branch_name(session));
+    let walls = GitSandbox {
+        home: Some(home),
+        beside: space.beside.clone(),
+        ..GitSandbox::read_only(env)
+    };
+    let step = Step {
+        shared,
+        pool,
+        space,
+        source: &space.workspace,
+    };
+    let said = step
+        .run(&space.workspace, argv, walls, GIT_OUTPUT_BYTES)
+        .await;
+    let (of, named, base) = (Arc::clone(shared), session.clone(), record.base.clone());
+    let place = space.workspace.clone();
+    let kept = blocking(&shared.ambient, move || {
+        let bad = |source: BranchError| PrepareError::Branch {
+            path: place.clone(),
+            source,
+        };
+        let kept = said.and_then(
+            |said| match BundleOutcome::parse(&said.stdout).map_err(bad)? {
+                BundleOutcome::Nothing => Ok(ReturnedBranch::default()),
+                BundleOutcome::Made { is_partial } => Ok(ReturnedBranch {
+                    bundle: Some(
+                        branch::store_bundle(&of.state, &named, &part, &base).map_err(bad)?,
+                    ),
+                    remark: is_partial.then(|| {
+                        "some of its changed files could not be read, and its branch lacks them"
+                            .to_owned()
+                    }),
+                }),
+            },
+        );
+        branch::remove_scratch(of.state.copies(), &part);
+        kept
+    });
+    kept.await?
+}

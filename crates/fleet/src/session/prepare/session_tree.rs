@@ -1,0 +1,229 @@
+//! A tree of the session's own, copy or clone, and what of a workspace is seen.
+//!
+//! Git runs in walls of its own, without network and without anything of the agent's; what it says
+//! is foreign. Must not know what becomes of the tree.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::{
+    HasCopy, PrepareError, PrepareRequest, SandboxUse, SessionDirs, WORKSPACE_INSIDE, blocking,
+    branch, launch_plan,
+};
+use crate::session::git_listing;
+use crate::setup::{PoolShared, Shared};
+use marshal_config::{Launcher, WorkspaceMode};
+use marshal_launch::LaunchPlan;
+use marshal_model::SessionId;
+use marshal_sandbox::ExtraMounts;
+use marshal_sandbox::workspace::file_list::GitCommand;
+use marshal_sandbox::workspace::{
+    GitDir, Listing, Masks, Owner, Root, WorkspaceView, copy, file_list, slice,
+};
+
+/// What git's own walls have.
+pub(in crate::session) struct GitSandbox {
+    /// Its whole environment, PATH excluded.
+    pub(super) env: Vec<(String, String)>,
+    /// Whether it may write the workspace.
+    pub(super) writable: bool,
+    /// A directory that is its home; none: one in memory.
+    pub(super) home: Option<PathBuf>,
+    /// Further trees.
+    pub(super) beside: ExtraMounts,
+}
+
+impl GitSandbox {
+    /// Walls in which nothing can be written but memory.
+    pub(super) fn read_only(env: Vec<(String, String)>) -> Self {
+        Self {
+            env,
+            writable: false,
+            home: None,
+            beside: ExtraMounts::none(),
+        }
+    }
+}
+
+/// Gives the session its tree, made now or there from before, and finds what is seen of it.
+pub(super) async fn prepare_tree(
+    shared: &Arc<Shared>,
+    pool: &Arc<PoolShared>,
+    order: &PrepareRequest,
+    source: &Path,
+    space: &mut SessionDirs,
+    owner: Option<Owner>,
+) -> Result<(), PrepareError> {
+    if pool.config.workspace.mode.is_per_session() {
+        let place = copy::path(&shared.state, &order.session);
+        let is_there = place.symlink_metadata().is_ok();
+        if order.copy == HasCopy::Yes && !is_there {
+            return Err(PrepareError::CopyGone(place));
+        }
+        space.workspace = if is_there && order.copy != HasCopy::No {
+            place
+        } else {
+            make_tree(shared, pool, order, source, space, owner).await?
+        };
+    }
+    find_masked_paths(shared, pool, &order.session, space).await
+}
+
+/// Makes the session's own tree: a copy of the source, or a clone.
+async fn make_tree(
+    shared: &Arc<Shared>,
+    pool: &Arc<PoolShared>,
+    order: &PrepareRequest,
+    source: &Path,
+    space: &SessionDirs,
+    owner: Option<Owner>,
+) -> Result<PathBuf, PrepareError> {
+    if pool.config.workspace.mode == WorkspaceMode::Worktree {
+        return branch::make_clone(shared, pool, order, source, space, owner).await;
+    }
+    let unreadable = |error| PrepareError::Workspace {
+        path: source.to_owned(),
+        source: error,
+    };
+    let masks = Masks::new(&pool.config.workspace.mask)?;
+    let root = Root::open_resolved(source).map_err(unreadable)?;
+    let listed = match file_list::git_dir(&root).map_err(unreadable)? {
+        GitDir::Dir => {
+            let plan = list_plan(shared, pool, source, space)?;
+            git_listing::git_list(shared, plan, source, &order.cancelled).await?
+        }
+        _ => None,
+    };
+    let listing = match listed {
+        Some(mut files) => {
+            files.leave_out(|path| masks.hides(path));
+            Listing::Git(files)
+        }
+        None => Listing::Except(masks),
+    };
+    let ambient = &shared.ambient;
+    let permit = git_listing::acquire_permit(&shared.copying, &order.cancelled).await?;
+    let made = {
+        let (shared, session) = (Arc::clone(shared), order.session.clone());
+        let bounds = copy::CopyBounds::default();
+        blocking(ambient, move || {
+            copy::create(&shared.state, &session, &root, &listing, owner, bounds)
+        })
+        .await?
+    };
+    drop(permit);
+    let copied = made.map_err(|error| PrepareError::Copy {
+        path: source.to_owned(),
+        source: error,
+    })?;
+    Ok(copied.path)
+}
+
+/// The plan of git's own walls, around a read-only mount of the workspace.
+fn list_plan(
+    shared: &Shared,
+    pool: &PoolShared,
+    source: &Path,
+    space: &SessionDirs,
+) -> Result<LaunchPlan, PrepareError> {
+    let inside = match pool.config.launcher {
+        Launcher::Unshare | Launcher::Pty | Launcher::Bwrap | Launcher::Container => {
+            WORKSPACE_INSIDE.to_owned()
+        }
+        Launcher::None | Launcher::Ssh => source.to_string_lossy().into_owned(),
+    };
+    let GitCommand { argv, env } = file_list::ls_files(&inside);
+    git_plan(
+        shared,
+        pool,
+        space,
+        source,
+        inside,
+        argv,
+        GitSandbox::read_only(env),
+    )
+}
+
+/// A plan for git in walls of its own, whose workspace is `tree`.
+pub(super) fn git_plan(
+    shared: &Shared,
+    pool: &PoolShared,
+    space: &SessionDirs,
+    tree: &Path,
+    inside: String,
+    argv: Vec<String>,
+    git: GitSandbox,
+) -> Result<LaunchPlan, PrepareError> {
+    let space = SessionDirs {
+        workspace: tree.to_owned(),
+        workspace_inside: inside,
+        directory: String::new(),
+        ..space.clone()
+    };
+    launch_plan(shared, pool, &space, argv, (&SandboxUse::Git(git), None))
+}
+
+/// Finds what stands beside the workspace, and what of it is not seen, now that it is there.
+async fn find_masked_paths(
+    shared: &Arc<Shared>,
+    pool: &Arc<PoolShared>,
+    session: &SessionId,
+    space: &mut SessionDirs,
+) -> Result<(), PrepareError> {
+    let workspace = &pool.config.workspace;
+    let view = match workspace.mode {
+        WorkspaceMode::Copy => return Ok(()),
+        WorkspaceMode::Worktree => return branch::attach(shared, session, space).await,
+        WorkspaceMode::Ro => WorkspaceView::ReadOnly,
+        WorkspaceMode::Rw => WorkspaceView::Writable,
+        WorkspaceMode::Overlay => WorkspaceView::Layered,
+    };
+    if workspace.mask.is_empty() && workspace.slice.is_empty()
+        || !pool.config.launcher.has_sandbox()
+    {
+        return Ok(());
+    }
+    let masks = Masks::new(&workspace.mask)?;
+    let (path, parts) = (space.workspace.clone(), workspace.slice.clone());
+    let found = blocking(&shared.ambient, move || {
+        let root = Root::open_resolved(&path).map_err(|source| PrepareError::Workspace {
+            path: path.clone(),
+            source,
+        })?;
+        let covers = masks.find(&root, &parts, view)?;
+        if covers.sockets > 0 {
+            tracing::warn!(workspace = %path.display(), sockets = covers.sockets, "sockets of the workspace are hidden");
+        }
+        Ok::<_, PrepareError>(ExtraMounts {
+            slice: slice::open(&root, &parts)?,
+            hidden: covers.hidden,
+            pinned: covers.pinned,
+            ..ExtraMounts::none()
+        })
+    });
+    space.beside = found.await??;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use marshal_config::DEFAULT_MASK;
+
+    /// The secrets of the guard that may be anywhere.
+    const GUARD: &str = include_str!("../../../../policy/src/builtin/guard.toml");
+
+    #[test]
+    fn what_is_hidden_is_what_the_policies_call_secrets() {
+        let secrets = GUARD.split_once("secrets = [").expect("secrets").1;
+        let secrets = secrets.split_once(']').expect("an end").0;
+        let names: Vec<&str> = secrets
+            .split('"')
+            .filter(|text| text.starts_with("**/"))
+            .collect();
+        let hidden: Vec<&str> = DEFAULT_MASK
+            .into_iter()
+            .filter(|p| !p.starts_with('!'))
+            .collect();
+        assert_eq!(hidden, names);
+    }
+}

@@ -1,0 +1,153 @@
+//! What a turn that failed says of its cause: the hint that fits, and whether its provider limits
+//! requests, by the answers on the child's routes, else by the words of the agent.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::state::{DETAIL_WIDTH, SessionState};
+use crate::channel::stderr::StderrLog;
+use marshal_config::SessionScope;
+use marshal_config::hint::{Evidence, HintClass};
+use marshal_model::{TurnOutcome, UntrustedText};
+use marshal_proxy::model_proxy::RateLimitStatus;
+use marshal_telemetry::labels::LimitSign;
+
+/// What showed it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RateLimit {
+    pub(crate) sign: LimitSign,
+    /// Until when the provider asks to wait, if it does.
+    pub(crate) until: Option<Instant>,
+}
+
+impl SessionState {
+    /// Why a turn ended as it did: a limit of the provider goes before the detail, the hint that
+    /// fits comes behind it. `is_engine_call`: we ended it, and say so in the detail.
+    pub(super) fn explain_turn_end(
+        &mut self,
+        outcome: TurnOutcome,
+        detail: Option<String>,
+        is_ours: bool,
+    ) -> Option<String> {
+        let failed = outcome == TurnOutcome::Failed;
+        let log = self.shared.slots.log(&self.work.slot).filter(|_| failed);
+        // What earlier turns wrote to stderr says nothing of this one.
+        let log = log.filter(|_| self.scope == SessionScope::Task);
+        let stderr = log.map(StderrLog::tail).unwrap_or_default();
+        let error = self.tally.last_error().to_owned();
+        let said = detail.clone().unwrap_or_default();
+        let (shared, pool) = (Arc::clone(&self.shared), Arc::clone(&self.pool));
+        let evidence = Evidence {
+            agent: &pool.config.agent,
+            launcher: pool.config.launcher,
+            status: None,
+            messages: &[&said, &error],
+            stderr: &stderr,
+        };
+        let hints = &shared.config.hints;
+        let limited = if is_ours {
+            None
+        } else {
+            self.detect_rate_limit(outcome, || {
+                hints.matches_class(&evidence, HintClass::RateLimited)
+            })
+        };
+        let hint = failed.then(|| hints.find(&evidence)).flatten();
+        let detail = match detail {
+            None if failed => {
+                Some(UntrustedText::from(error.as_str()).escape_for_display(DETAIL_WIDTH))
+            }
+            detail => detail,
+        };
+        let parts = [
+            limited.map(str::to_owned),
+            detail.filter(|detail| !detail.is_empty()),
+            hint.map(|hint| format!("hint: {}", hint.text)),
+        ];
+        let parts: Vec<String> = parts.into_iter().flatten().collect();
+        (!parts.is_empty()).then(|| parts.join("; "))
+    }
+
+    /// Looks for a limit at the end of a turn that we did not end, and says what showed it. By
+    /// words a limit is recognised by rows of the hints' table only.
+    pub(super) fn detect_rate_limit(
+        &mut self,
+        outcome: TurnOutcome,
+        tells: impl FnOnce() -> bool,
+    ) -> Option<&'static str> {
+        self.limit = classify_limit(outcome, self.rate_limit_watch.status(), tells);
+        Some(match self.limit?.sign {
+            LimitSign::Route => "rate limited: the provider's last answer was 429 or 529",
+            LimitSign::Words => "rate limited: the agent says that its provider limits requests",
+        })
+    }
+
+    /// Tells the pool, once, that a task which tries whether the provider takes requests again has
+    /// got an answer.
+    pub(super) fn detect_probe_answer(&mut self) {
+        // Before its prompt is written, what was seen is of the session's earlier task, or of the
+        // agent's own start.
+        if self.work.probe && self.begun && self.rate_limit_watch.status().successes > 0 {
+            self.work.probe = false;
+            self.notify_probe_answered();
+        }
+    }
+}
+
+/// Pure.
+fn classify_limit(
+    outcome: TurnOutcome,
+    seen: RateLimitStatus,
+    tells: impl FnOnce() -> bool,
+) -> Option<RateLimit> {
+    let by_route = RateLimit {
+        sign: LimitSign::Route,
+        until: seen.wait_until,
+    };
+    match outcome {
+        TurnOutcome::Failed | TurnOutcome::Lost => {
+            if seen.is_limited {
+                return Some(by_route);
+            }
+            let by_words = RateLimit {
+                sign: LimitSign::Words,
+                until: None,
+            };
+            tells().then_some(by_words)
+        }
+        // Some agents tell the error as their answer. Without one good answer nothing was done.
+        TurnOutcome::Completed if seen.is_limited && seen.successes == 0 => Some(by_route),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use LimitSign::{Route, Words};
+    use TurnOutcome::{Cancelled, Completed, Failed, Lost};
+
+    use super::*;
+
+    #[test]
+    fn a_turn_is_limited_if_it_failed_and_its_last_answer_or_its_words_say_so() {
+        let seen = |good, is_limited| RateLimitStatus {
+            successes: good,
+            limited_answers: u64::from(is_limited),
+            is_limited,
+            wait_until: None,
+        };
+        let check = |outcome, seen, tells: bool, expect: Option<LimitSign>| {
+            let found = classify_limit(outcome, seen, || tells).map(|limited| limited.sign);
+            assert_eq!(found, expect, "{outcome} {seen:?} {tells}");
+        };
+        check(Failed, seen(3, true), false, Some(Route));
+        check(Lost, seen(0, true), false, Some(Route));
+        check(Failed, seen(3, false), false, None);
+        check(Failed, seen(0, false), true, Some(Words));
+        check(Lost, seen(0, false), true, Some(Words));
+        check(Completed, seen(0, true), false, Some(Route));
+        check(Completed, seen(1, true), true, None);
+        check(Completed, seen(0, false), true, None);
+        check(Cancelled, seen(0, true), true, None);
+    }
+}

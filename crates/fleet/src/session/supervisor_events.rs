@@ -1,0 +1,62 @@
+//! What a session has people told of, and what its stream tells of the supervisor's own.
+
+use tokio::sync::oneshot;
+
+use super::approvals::PendingRequest;
+use super::outbox::OnDurable;
+use super::state::SessionState;
+use crate::notification::Notification;
+use marshal_journal::Write;
+use marshal_model::limits::HOOK_SUBJECT_CHARS;
+use marshal_model::{Event, PermissionRequestId, UntrustedText};
+
+impl SessionState {
+    /// An ask waits for a person, until that time in microseconds since the Unix epoch.
+    pub(super) fn notify_approval_pending(
+        &self,
+        id: &PermissionRequestId,
+        member: &PendingRequest,
+        until_us: i64,
+    ) {
+        let facts = member.decided.facts.as_ref();
+        let parts = facts.map_or(&[][..], |facts| &facts.parts);
+        let words = parts.iter().map(|part| {
+            let all = part.env.iter().chain(&part.words).chain(&part.redirects);
+            let words: Vec<&str> = all.map(UntrustedText::raw).collect();
+            words.join(" ")
+        });
+        let mut about = words.collect::<Vec<_>>().join(" ; ");
+        if about.is_empty() {
+            about = member.ask.input.get().to_owned();
+        }
+        // Nobody is shown more, and it is kept for a minute.
+        let about: String = about.chars().take(HOOK_SUBJECT_CHARS).collect();
+        self.shared.hooks.notify(&Notification::ApprovalPending {
+            slot: self.work.slot.clone(),
+            session: self.work.session.clone(),
+            request_id: id.clone(),
+            tool: member.ask.tool.clone(),
+            about: UntrustedText::new(about),
+            rules: member.decided.verdict.rules.clone(),
+            deadline_us: until_us,
+            in_editor: self.conversation.is_some(),
+        });
+    }
+}
+
+impl SessionState {
+    /// Puts an event of the supervisor's own into the stream, with what goes with it: both are
+    /// durable or neither is.
+    pub(super) fn append_event(
+        &mut self,
+        event: Event,
+        rows: Vec<Write>,
+        done: oneshot::Sender<()>,
+    ) {
+        self.outbox.push_event(event);
+        for row in rows {
+            self.outbox.write(row);
+        }
+        self.outbox.on_durable(OnDurable::ConfirmAppended(done));
+    }
+}

@@ -1,0 +1,168 @@
+//! What a turn adds up to: requests, tokens, the end of the answer.
+//!
+//! Plain counting. Must not decide an outcome.
+
+use super::permission_requests::DecidedRequest;
+use marshal_config::hint::truncate_for_matching;
+use marshal_model::limits::ANSWER_BYTES;
+use marshal_model::{DecidedBy, Decision, Event, UntrustedText, Usage, Verdict};
+
+/// The sums of one attempt.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct Tally {
+    pub(crate) allowed: u32,
+    pub(crate) denied: u32,
+    pub(crate) asked: u32,
+    pub(crate) unasked_denied: u32,
+    pub(crate) denied_by: Vec<String>,
+    pub(crate) usage: Usage,
+    pub(crate) answer: String,
+    /// The beginning of the last error that the agent reported.
+    pub(super) error: String,
+    pub(super) tool_calls: u32,
+    pub(super) output: bool,
+}
+
+impl Tally {
+    /// Whether the agent has said anything in this turn.
+    pub(crate) const fn has_output(&self) -> bool {
+        self.output
+    }
+
+    /// Tool calls announced.
+    pub(crate) const fn tool_calls(&self) -> u32 {
+        self.tool_calls
+    }
+
+    /// The beginning of the last error that the agent reported; foreign, for finding a hint only.
+    pub(super) fn last_error(&self) -> &str {
+        &self.error
+    }
+
+    pub(crate) fn add_event(&mut self, event: &Event) {
+        match event {
+            Event::AgentError { message, .. } => {
+                truncate_for_matching(message.raw()).clone_into(&mut self.error);
+            }
+            Event::Text { delta } => {
+                self.output = true;
+                self.answer.push_str(delta.raw());
+                keep_tail(&mut self.answer, ANSWER_BYTES);
+            }
+            Event::ToolStart { .. } => {
+                self.output = true;
+                self.tool_calls = self.tool_calls.saturating_add(1);
+            }
+            Event::Usage(usage) | Event::TurnEnded { usage, .. } => {
+                self.usage = Usage {
+                    input: self.usage.input.max(usage.input),
+                    output: self.usage.output.max(usage.output),
+                };
+            }
+            _ => {}
+        }
+    }
+
+    pub(crate) fn add_decision(&mut self, decided: &DecidedRequest) {
+        self.add_verdict(&decided.verdict, decided.policy == Decision::Ask);
+    }
+
+    /// `was_ask`: the policy wanted a person.
+    fn add_verdict(&mut self, verdict: &Verdict, was_ask: bool) {
+        if was_ask {
+            self.asked += 1;
+        }
+        if verdict.decision == Decision::Allow {
+            self.allowed += 1;
+            return;
+        }
+        self.denied += 1;
+        for rule in &verdict.rules {
+            self.name_rule(rule);
+        }
+        if verdict.rules.is_empty() {
+            let by = if was_ask {
+                "default"
+            } else {
+                verdict.decided_by.word()
+            };
+            self.name_rule(by);
+        }
+    }
+
+    /// Counts an event of an attempt of an earlier start, from the journal.
+    pub(crate) fn replay(&mut self, event: &Event) {
+        self.add_event(event);
+        if let Event::PermissionDecided(verdict) = event {
+            // What wanted a person was decided by one, or denied by the end of its time.
+            let was_ask = matches!(
+                verdict.decided_by,
+                DecidedBy::Timeout | DecidedBy::Human | DecidedBy::Cache
+            );
+            self.add_verdict(verdict, was_ask);
+        }
+        self.add_unrequested_call(event);
+    }
+
+    /// Whether the call was one that the policy denies.
+    pub(crate) fn add_unrequested_call(&mut self, event: &Event) -> bool {
+        let denied = matches!(
+            event,
+            Event::UnrequestedToolCall {
+                decision: Decision::Deny,
+                ..
+            }
+        );
+        if denied {
+            self.unasked_denied += 1;
+        }
+        denied
+    }
+
+    fn name_rule(&mut self, rule: &str) {
+        const MOST: usize = 32;
+        if self.denied_by.len() < MOST && !self.denied_by.iter().any(|known| known == rule) {
+            self.denied_by.push(rule.to_owned());
+        }
+    }
+
+    /// Adds the sums of another attempt of the same task; the later answer stays.
+    pub(crate) fn add(&mut self, later: Self) {
+        self.allowed = self.allowed.saturating_add(later.allowed);
+        self.denied = self.denied.saturating_add(later.denied);
+        self.asked = self.asked.saturating_add(later.asked);
+        self.unasked_denied = self.unasked_denied.saturating_add(later.unasked_denied);
+        self.usage.input = self.usage.input.saturating_add(later.usage.input);
+        self.usage.output = self.usage.output.saturating_add(later.usage.output);
+        for rule in &later.denied_by {
+            self.name_rule(rule);
+        }
+        self.answer = later.answer;
+    }
+
+    /// The end of the answer.
+    pub(crate) fn answer(&self) -> UntrustedText {
+        let mut answer = self.answer.clone();
+        cut_front(&mut answer, ANSWER_BYTES);
+        UntrustedText::new(answer)
+    }
+}
+
+/// Cuts a text from the front, at a character's border.
+fn keep_tail(text: &mut String, most: usize) {
+    // Twice the bound before cutting: a text that grows by a few bytes is not moved each time.
+    if text.len() > 2 * most {
+        cut_front(text, most);
+    }
+}
+
+fn cut_front(text: &mut String, most: usize) {
+    if text.len() <= most {
+        return;
+    }
+    let mut from = text.len() - most;
+    while !text.is_char_boundary(from) {
+        from += 1;
+    }
+    text.drain(..from);
+}

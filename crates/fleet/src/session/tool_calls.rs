@@ -1,0 +1,378 @@
+//! The tool calls of a turn and the requests that are open: which request is of which call.
+//!
+//! Pure. Must not judge anything.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+use serde_json::value::RawValue;
+use sha2::{Digest as _, Sha256};
+
+use super::shell_directory::ShellDirectory;
+use marshal_model::limits::{OPEN_CALLS, OPEN_PERMISSION_REQUESTS, PERMISSION_INPUT_BYTES};
+use marshal_model::{
+    self as model, EngineRequest, Event, PermissionRequest, PermissionRequestId,
+    PermissionRequestKey, UntrustedText,
+};
+
+/// One tool call, as the agent announced it.
+#[derive(Debug)]
+pub(crate) struct ToolCall {
+    pub(super) id: UntrustedText,
+    pub(super) name: UntrustedText,
+    /// Its input; `None` if it is larger than can be judged.
+    pub(super) input: Option<Box<RawValue>>,
+    digest: Digest,
+    request: RequestState,
+}
+
+/// Whether a permission was asked for a call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum RequestState {
+    None,
+    Made(PermissionRequestKey),
+    /// And taken back before it was answered.
+    Withdrawn,
+}
+
+impl RequestState {
+    /// Taken back, if it was that one.
+    fn withdraw(&mut self, key: &PermissionRequestKey) {
+        if matches!(self, Self::Made(made) if made == key) {
+            *self = Self::Withdrawn;
+        }
+    }
+}
+
+impl ToolCall {
+    /// Whether a request for it was made that it waits for, or waited for until its answer.
+    pub(super) fn has_request(&self) -> bool {
+        matches!(self.request, RequestState::Made(_))
+    }
+
+    /// Whether it ran without a request, or without the answer to it: what ended otherwise than with
+    /// a result, and had a request that was withdrawn, is one that did not run.
+    fn ran_without_request(&self, shown: ReportedResult) -> bool {
+        match self.request {
+            RequestState::None => true,
+            RequestState::Made(_) => false,
+            RequestState::Withdrawn => shown == ReportedResult::Done,
+        }
+    }
+}
+
+/// SHA-256 of the canonical input: what an announcement and a request are compared by.
+type Digest = [u8; 32];
+
+/// The open asks and tool calls of a turn.
+#[derive(Debug, Default)]
+pub(crate) struct OpenRequests {
+    /// Asked, decided, not yet answered. By our own id: a verdict that becomes durable is for that
+    /// one request, whatever names an agent gives to others.
+    pub(super) open: HashMap<PermissionRequestId, PermissionRequestKey>,
+    /// The same, of what the agent has its client do; its dialect bounds these.
+    pub(super) client_requests: HashMap<PermissionRequestId, PermissionRequestKey>,
+    pub(super) calls: VecDeque<ToolCall>,
+    /// Requests that came before their call.
+    requests: VecDeque<EarlyRequest>,
+    /// Where the agent's shell is.
+    pub(crate) directory: ShellDirectory,
+    /// How often rules that allow only so often have allowed something in this turn.
+    pub(super) rule_uses: BTreeMap<String, u32>,
+    /// Calls of our own tools in this turn that the agent has not shown as calls; at most
+    /// [`OPEN_CALLS`].
+    pub(super) engine_calls: VecDeque<EngineCallRecord>,
+    /// Calls of our own tools that the agent may make, as it asked first, by their ids; at most
+    /// [`OPEN_PERMISSION_REQUESTS`].
+    pub(super) announced: VecDeque<(UntrustedText, EngineRequest)>,
+}
+
+/// A call of one of our own tools that came to us.
+#[derive(Debug)]
+pub(super) struct EngineCallRecord {
+    /// The request that it is.
+    pub(super) key: PermissionRequestKey,
+    pub(super) wish: EngineRequest,
+    /// It was allowed, and carried out: only then can what the agent shows as done be this one.
+    pub(super) is_allowed: bool,
+}
+
+/// What an agent shows of the end of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ReportedResult {
+    /// It brought a result.
+    Done,
+    /// It failed, or nothing is shown.
+    NotDone,
+}
+
+/// A request whose call was not announced: the call's id where it has one, tool, canonical input.
+#[derive(Debug)]
+struct EarlyRequest {
+    id: Option<UntrustedText>,
+    tool: UntrustedText,
+    digest: Digest,
+    request: RequestState,
+}
+
+impl OpenRequests {
+    /// How often rules that allow only so often have allowed something in this turn.
+    pub(super) fn rule_uses(&self) -> &BTreeMap<String, u32> {
+        &self.rule_uses
+    }
+
+    /// Whether the answer is still wanted.
+    pub(crate) fn take_open(&mut self, ask: &PermissionRequestId) -> bool {
+        self.open.remove(ask).is_some() || self.client_requests.remove(ask).is_some()
+    }
+
+    /// The agent does not wait for the answer any more.
+    pub(crate) fn withdraw(&mut self, key: &PermissionRequestKey) {
+        self.open.retain(|_, open| open != key);
+        self.client_requests.retain(|_, open| open != key);
+        for call in &mut self.calls {
+            call.request.withdraw(key);
+        }
+        for early in &mut self.requests {
+            early.request.withdraw(key);
+        }
+    }
+
+    /// The child is gone: nothing can be answered.
+    pub(crate) fn clear_open(&mut self) {
+        self.open.clear();
+        self.client_requests.clear();
+        // Its next child begins at the root.
+        self.directory = ShellDirectory::default();
+    }
+
+    /// Notes a tool call; a request that came before it makes it an asked one. Gives the oldest
+    /// call back if there are too many: it must be judged now, as nothing will be known of it.
+    pub(crate) fn record_tool_start(&mut self, event: &Event) -> Option<ToolCall> {
+        let Event::ToolStart { id, name, input } = event else {
+            return None;
+        };
+        let digest = digest(input);
+        let of_id = |early: &EarlyRequest| early.id.as_ref() == Some(id);
+        let same = |early: &EarlyRequest| early.tool == *name && early.digest == digest;
+        let before = self.requests.iter().position(of_id);
+        let before = before.or_else(|| self.requests.iter().position(same));
+        let before = before.and_then(|at| self.requests.remove(at));
+        let request = before.map_or(RequestState::None, |early| early.request);
+        let evicted = if self.calls.len() >= OPEN_CALLS {
+            self.calls.pop_front()
+        } else {
+            None
+        };
+        self.calls.push_back(ToolCall {
+            id: id.clone(),
+            name: name.clone(),
+            input: (input.get().len() <= PERMISSION_INPUT_BYTES).then(|| input.clone()),
+            digest,
+            request,
+        });
+        evicted.filter(|call| call.ran_without_request(ReportedResult::NotDone))
+    }
+
+    /// Notes what a call is by now: what it was when it began may have been half of it.
+    pub(crate) fn record_tool_update(&mut self, event: &Event) {
+        let Event::ToolUpdate {
+            id, name, input, ..
+        } = event
+        else {
+            return;
+        };
+        let Some(call) = self.calls.iter_mut().find(|call| call.id == *id) else {
+            return;
+        };
+        if let Some(name) = name {
+            call.name = name.clone();
+        }
+        if let Some(input) = input {
+            call.input = (input.get().len() <= PERMISSION_INPUT_BYTES).then(|| input.clone());
+            call.digest = digest(input);
+        }
+    }
+
+    /// Notes that the agent may make that call of a tool of ours.
+    pub(super) fn record_announced(
+        &mut self,
+        id: Option<&UntrustedText>,
+        wish: Option<EngineRequest>,
+    ) {
+        if let (Some(id), Some(wish)) = (id, wish) {
+            if self.announced.len() >= OPEN_PERMISSION_REQUESTS {
+                self.announced.pop_front();
+            }
+            self.announced.push_back((id.clone(), wish));
+        }
+    }
+
+    /// What the call of this id was to be, if it was announced.
+    pub(super) fn take_announced(&mut self, id: &UntrustedText) -> Option<EngineRequest> {
+        let at = self.announced.iter().position(|(of, _)| of == id)?;
+        self.announced.remove(at).map(|(_, wish)| wish)
+    }
+
+    /// A call that runs.
+    pub(super) fn call(&self, id: &UntrustedText) -> Option<&ToolCall> {
+        self.calls.iter().find(|call| call.id == *id)
+    }
+
+    /// A call's result came: gives the tool's name, and the call if it ran without a request.
+    pub(super) fn record_tool_end(
+        &mut self,
+        id: &UntrustedText,
+        shown: ReportedResult,
+    ) -> (Option<UntrustedText>, Option<ToolCall>) {
+        let at = self.calls.iter().position(|call| call.id == *id);
+        let call = at.and_then(|at| self.calls.remove(at));
+        let name = call.as_ref().map(|call| call.name.clone());
+        (name, call.filter(|call| call.ran_without_request(shown)))
+    }
+
+    /// The turn is over: gives the calls that ran without a request and brought no result.
+    pub(crate) fn end_turn(&mut self) -> Vec<ToolCall> {
+        self.requests.clear();
+        self.rule_uses.clear();
+        let calls = self.calls.drain(..);
+        calls
+            .filter(|call| call.ran_without_request(ReportedResult::NotDone))
+            .collect()
+    }
+
+    /// Joins a request with its call: by the tool's id, else by tool and canonical input, the
+    /// oldest first.
+    pub(super) fn record_request(&mut self, ask: &PermissionRequest) {
+        let digest = digest(&ask.input);
+        let of_id = |call: &&mut ToolCall| ask.tool_id.as_ref() == Some(&call.id);
+        if let Some(call) = self.calls.iter_mut().find(of_id) {
+            call.request = RequestState::Made(ask.key.clone());
+            return;
+        }
+        let same = |call: &&mut ToolCall| {
+            !call.has_request() && call.name == ask.tool && call.digest == digest
+        };
+        if let Some(call) = self.calls.iter_mut().find(same) {
+            call.request = RequestState::Made(ask.key.clone());
+            return;
+        }
+        if self.requests.len() >= OPEN_CALLS {
+            self.requests.pop_front();
+        }
+        self.requests.push_back(EarlyRequest {
+            id: ask.tool_id.clone(),
+            tool: ask.tool.clone(),
+            digest,
+            request: RequestState::Made(ask.key.clone()),
+        });
+    }
+}
+
+/// The digest of the input in its one form, so that the announcement and the request of one call
+/// compare equal.
+fn digest(input: &RawValue) -> Digest {
+    Sha256::digest(canonical(input).as_bytes()).into()
+}
+
+/// An input in its one form; one that has none is only like itself, byte for byte.
+pub(super) fn canonical(input: &RawValue) -> String {
+    model::canonicalize(input).unwrap_or_else(|why| format!("{why}\0{}", input.get()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ask(serial: u64, tool_id: &str) -> PermissionRequest {
+        PermissionRequest {
+            key: PermissionRequestKey {
+                id: serial.to_string(),
+                serial,
+            },
+            tool_id: Some(tool_id.into()),
+            tool: "Bash".into(),
+            input: RawValue::from_string("{}".to_owned()).unwrap(),
+            claims: model::AgentClaims::default(),
+        }
+    }
+
+    fn started(id: &str) -> Event {
+        Event::ToolStart {
+            id: id.into(),
+            name: "Bash".into(),
+            input: RawValue::from_string("{}".to_owned()).unwrap(),
+        }
+    }
+
+    #[test]
+    fn a_call_whose_request_was_withdrawn_ran_unasked_if_it_brought_a_result() {
+        let mut asks = OpenRequests::default();
+        let ended = |asks: &mut OpenRequests, id: &str, shown| {
+            let (_, unasked) = asks.record_tool_end(&id.into(), shown);
+            unasked.is_some()
+        };
+        for (serial, shown, is_unasked) in [
+            (1, ReportedResult::Done, true),
+            (2, ReportedResult::NotDone, false),
+        ] {
+            // The call first, then the request first.
+            for early in [false, true] {
+                let asked = ask(serial, "c");
+                if early {
+                    asks.record_request(&asked);
+                }
+                asks.record_tool_start(&started("c"));
+                if !early {
+                    asks.record_request(&asked);
+                }
+                asks.withdraw(&asked.key);
+                assert_eq!(
+                    ended(&mut asks, "c", shown),
+                    is_unasked,
+                    "{shown:?} {early}"
+                );
+            }
+        }
+        // The request before the call, and taken back before it; one that was answered.
+        asks.record_request(&ask(3, "d"));
+        asks.withdraw(&ask(3, "d").key);
+        asks.record_tool_start(&started("d"));
+        assert!(ended(&mut asks, "d", ReportedResult::Done));
+        asks.record_tool_start(&started("e"));
+        asks.record_request(&ask(4, "e"));
+        asks.withdraw(&ask(3, "d").key);
+        assert!(!ended(&mut asks, "e", ReportedResult::Done));
+        // What was withdrawn and never ended did not run.
+        asks.record_tool_start(&started("f"));
+        asks.record_request(&ask(5, "f"));
+        asks.withdraw(&ask(5, "f").key);
+        asks.record_tool_start(&started("g"));
+        let left = asks.end_turn();
+        assert_eq!(left.len(), 1);
+        assert_eq!(left[0].id.raw(), "g");
+    }
+
+    #[test]
+    fn a_verdict_is_for_the_one_request_that_it_was_given_for() {
+        let key = |serial| PermissionRequestKey {
+            id: "7".to_owned(),
+            serial,
+        };
+        let id = |text: &str| PermissionRequestId::new(text).unwrap();
+        let mut asks = OpenRequests::default();
+        // The agent withdrew one, and asks for another thing under the same name.
+        asks.client_requests.insert(id("first"), key(1));
+        asks.withdraw(&key(1));
+        asks.client_requests.insert(id("second"), key(2));
+        assert!(!asks.take_open(&id("first")));
+        // A request for a permission that has its name is none of it either.
+        asks.open.insert(id("third"), key(3));
+        assert!(asks.take_open(&id("third")));
+        assert!(asks.take_open(&id("second")) && !asks.take_open(&id("second")));
+        // Nor is one of the next child.
+        asks.open.insert(id("fourth"), key(1));
+        asks.clear_open();
+        asks.open.insert(id("fifth"), key(1));
+        assert!(!asks.take_open(&id("fourth")) && asks.take_open(&id("fifth")));
+    }
+}

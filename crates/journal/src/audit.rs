@@ -1,0 +1,312 @@
+//! The chain of audit records: what a record's hash covers and how the chain is checked.
+//!
+//! A record is the row of a decided ask. Its form says which columns its hash covers; a form that is
+//! not known proves nothing, so its record is a broken one. A chain alone shows neither a cut tail
+//! nor a rewrite of everything, so its head also goes to the log.
+
+use rusqlite::{Connection, OptionalExtension, Row};
+use sha2::{Digest, Sha256};
+
+use super::error::ReadError;
+use marshal_model::untrusted::escape_for_display;
+use marshal_model::{DecidedBy, EventKind};
+
+/// The end of the chain.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChainHead {
+    /// How many records there are.
+    pub link: u64,
+    /// The hash of the last, hexadecimal; 64 zeros when there is none.
+    pub hash: String,
+}
+
+impl Default for ChainHead {
+    fn default() -> Self {
+        Self {
+            link: 0,
+            hash: "0".repeat(64),
+        }
+    }
+}
+
+/// The form that new records have.
+pub(super) const FORM: i64 = 2;
+
+/// The columns that a record's hash covers in every form, after `link` and `prev_hash`, in this
+/// order.
+macro_rules! covered {
+    () => {
+        "id, session, asked_seq, decided_seq, request_key, tool_id, tool, input_sha256, claimed, \
+         asked_at_us, policy, policy_sha256, facts, eval_us, decision, decided_by, rules, \
+         reason, decided_at_us"
+    };
+}
+
+/// Those that it covers after them in form 2.
+macro_rules! covered_in_2 {
+    () => {
+        "form, pool, slot, run, task, approver"
+    };
+}
+
+/// The number of columns in `covered!`, and so the place of `form` behind them.
+const COVERED_COUNT: usize = 19;
+/// The number of columns in `covered_in_2!`.
+const COVERED_IN_2_COUNT: usize = 6;
+/// Where the session stands in them.
+const SESSION_COLUMN: usize = 1;
+/// Where it stands in them who decided.
+const DECIDED_BY_COLUMN: usize = 15;
+
+/// Reads one ask's covered columns.
+pub(super) const SELECT_COVERED: &str = concat!(
+    "SELECT ",
+    covered!(),
+    ", ",
+    covered_in_2!(),
+    " FROM asks WHERE id = ?1"
+);
+
+const SELECT_CHAIN: &str = concat!(
+    "SELECT link, prev_hash, hash, input, input_sha256, ",
+    covered!(),
+    ", ",
+    covered_in_2!(),
+    " FROM asks WHERE link IS NOT NULL ORDER BY link"
+);
+
+/// The same from a database that knows no forms.
+const SELECT_FORMLESS_CHAIN: &str = concat!(
+    "SELECT link, prev_hash, hash, input, input_sha256, ",
+    covered!(),
+    ", NULL FROM asks WHERE link IS NOT NULL ORDER BY link"
+);
+
+/// Whether records have a form: a database of before version 5, opened for reading, knows none.
+pub(super) fn has_record_formats(conn: &Connection) -> rusqlite::Result<bool> {
+    conn.prepare_cached("SELECT 1 FROM pragma_table_info('asks') WHERE name = 'form'")?
+        .exists([])
+}
+
+/// SHA-256 in hexadecimal.
+pub(super) fn sha256_hex(bytes: &[u8]) -> String {
+    hex::encode(Sha256::digest(bytes))
+}
+
+/// The form of a record whose covered columns begin at `first` in `row`; what is no number, as
+/// little as a number that is not known, is an error.
+fn read_format(row: &Row<'_>, first: usize) -> Result<Option<i64>, String> {
+    match row.get::<_, Option<i64>>(first + COVERED_COUNT) {
+        Ok(known @ (None | Some(FORM))) => Ok(known),
+        Ok(Some(other)) => Err(format!(
+            "its form is {other}, and this marshal knows none above {FORM}: verify it with the marshal that wrote it"
+        )),
+        Err(_) => Err("its form is no number".to_owned()),
+    }
+}
+
+/// The hash of a record, of a form that is known, whose covered columns begin at `first` in `row`.
+pub(super) fn hash_row(
+    link: u64,
+    prev_hash: &str,
+    row: &Row<'_>,
+    first: usize,
+) -> rusqlite::Result<String> {
+    use rusqlite::types::ValueRef;
+    let mut fields = vec![
+        serde_json::Value::from(link),
+        serde_json::Value::from(prev_hash),
+    ];
+    let is_formless = row.get_ref(first + COVERED_COUNT)? == ValueRef::Null;
+    let count = COVERED_COUNT + if is_formless { 0 } else { COVERED_IN_2_COUNT };
+    for column in first..first + count {
+        fields.push(match row.get_ref(column)? {
+            ValueRef::Integer(number) => number.into(),
+            ValueRef::Text(text) => String::from_utf8_lossy(text).into(),
+            // STRICT tables have only integers and texts in these columns.
+            ValueRef::Null | ValueRef::Real(_) | ValueRef::Blob(_) => serde_json::Value::Null,
+        });
+    }
+    Ok(sha256_hex(
+        serde_json::Value::Array(fields).to_string().as_bytes(),
+    ))
+}
+
+/// The last record that retention removed: where the chain that is still here begins.
+pub(super) fn read_chain_start(conn: &Connection) -> rusqlite::Result<ChainHead> {
+    // A database of version 1, opened for reading, has no such table.
+    let is_there = "SELECT 1 FROM sqlite_master WHERE name = 'audit_cut'";
+    if !conn.prepare_cached(is_there)?.exists([])? {
+        return Ok(ChainHead::default());
+    }
+    let cut = conn
+        .prepare_cached("SELECT link, hash FROM audit_cut")?
+        .query_row([], |row| {
+            Ok(ChainHead {
+                link: row.get::<_, i64>(0)?.unsigned_abs(),
+                hash: row.get(1)?,
+            })
+        })
+        .optional()?;
+    Ok(cut.unwrap_or_default())
+}
+
+/// Reads the end of the chain.
+pub(super) fn read_chain_head(conn: &Connection) -> rusqlite::Result<ChainHead> {
+    let head = conn
+        .query_row(
+            "SELECT link, hash FROM asks WHERE link = (SELECT max(link) FROM asks)",
+            [],
+            |row| {
+                Ok(ChainHead {
+                    link: row.get::<_, i64>(0)?.unsigned_abs(),
+                    hash: row.get(1)?,
+                })
+            },
+        )
+        .optional()?;
+    head.map_or_else(|| read_chain_start(conn), Ok)
+}
+
+/// Checks every record against the one before it, and stored inputs against their digests, from
+/// the last removed record on.
+pub(super) fn verify_chain(conn: &Connection) -> Result<ChainHead, ReadError> {
+    walk_chain(conn, &mut |_| {}).map(|(_, head)| head)
+}
+
+/// The same; gives where the chain begins, and its end. `seen` hears of the begin and of every
+/// record that fits.
+pub(super) fn walk_chain(
+    conn: &Connection,
+    seen: &mut dyn FnMut(&ChainHead),
+) -> Result<(ChainHead, ChainHead), ReadError> {
+    // All from the same state of the database: retention may go on meanwhile.
+    let conn = conn.unchecked_transaction()?;
+    let begin = read_chain_start(&conn)?;
+    let mut head = begin.clone();
+    seen(&head);
+    let mut statement = conn.prepare(if has_record_formats(&conn)? {
+        SELECT_CHAIN
+    } else {
+        SELECT_FORMLESS_CHAIN
+    })?;
+    let mut rows = statement.query([])?;
+    let mut last_form = None;
+    while let Some(row) = rows.next()? {
+        let number: i64 = row.get(0)?;
+        let link = u64::try_from(number).unwrap_or_default();
+        let broken = |detail: &str| ReadError::Chain {
+            link,
+            detail: detail.to_owned(),
+        };
+        // A column that was emptied is a broken record, not a broken database.
+        let text = |column| row.get::<_, Option<String>>(column);
+        if number < 1 {
+            return Err(broken("its place in the chain is no number from 1 on"));
+        }
+        if link != head.link + 1 {
+            return Err(broken("a record before it is missing"));
+        }
+        if text(1)?.as_ref() != Some(&head.hash) {
+            return Err(broken("prev_hash is not the hash of the record before it"));
+        }
+        let form = read_format(row, 5).map_err(|detail| broken(&detail))?;
+        if form < last_form {
+            return Err(broken(
+                "it has the form of an earlier version, and the record before it has not",
+            ));
+        }
+        last_form = form;
+        let hash = hash_row(link, &head.hash, row, 5)?;
+        if text(2)?.as_ref() != Some(&hash) {
+            return Err(broken("its columns do not give its hash"));
+        }
+        match text(3)? {
+            Some(input) if text(4)? != Some(sha256_hex(input.as_bytes())) => {
+                return Err(broken("its input does not give its digest"));
+            }
+            // What was refused unread may have been too large to be kept.
+            None if text(5 + DECIDED_BY_COLUMN)?.as_deref() != Some(DecidedBy::Error.word())
+                && session_exists(&conn, text(5 + SESSION_COLUMN)?.as_deref())? =>
+            {
+                return Err(broken("its input was taken out of it"));
+            }
+            _ => {}
+        }
+        if form.is_some() && !matches_session(&conn, row, 5)? {
+            return Err(broken(
+                "pool, slot, run or task of its session are not those that it was written with",
+            ));
+        }
+        head = ChainHead { link, hash };
+        seen(&head);
+    }
+    drop(rows);
+    // A verdict outside of the chain is one that was taken out of it: both are one commit.
+    let loose: Option<String> = conn
+        .prepare("SELECT id FROM asks WHERE decision IS NOT NULL AND link IS NULL LIMIT 1")?
+        .query_row([], |row| row.get(0))
+        .optional()?;
+    if let Some(id) = loose {
+        return Err(ReadError::Chain {
+            link: head.link + 1,
+            detail: format!(
+                "the verdict on {} was taken out of it",
+                escape_for_display(&id, 128)
+            ),
+        });
+    }
+    if let Some((session, seq)) = find_missing_record(&conn)? {
+        return Err(ReadError::Chain {
+            link: begin.link + 1,
+            detail: format!(
+                "the record of the verdict at {} of session {} is not there, though its session is: records before this one were taken away",
+                seq,
+                escape_for_display(&session, 128)
+            ),
+        });
+    }
+    Ok((begin, head))
+}
+
+/// Whether a session is there, so that all of its records are.
+fn session_exists(conn: &Connection, session: Option<&str>) -> rusqlite::Result<bool> {
+    conn.prepare_cached("SELECT 1 FROM sessions WHERE session = ?1")?
+        .exists([session])
+}
+
+/// Whether a record's pool, slot, run and task are those of its session; of one that is gone they
+/// cannot differ. They are written once, when a session begins.
+fn matches_session(conn: &Connection, row: &Row<'_>, first: usize) -> rusqlite::Result<bool> {
+    type SessionOwner = (String, i64, Option<String>, Option<String>);
+    let session = row.get::<_, Option<String>>(first + SESSION_COLUMN)?;
+    let of_session: Option<SessionOwner> = conn
+        .prepare_cached("SELECT pool, slot, run, task FROM sessions WHERE session = ?1")?
+        .query_row([session], |row| {
+            Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?))
+        })
+        .optional()?;
+    let Some((pool, slot, run, task)) = of_session else {
+        return Ok(true);
+    };
+    let at = first + COVERED_COUNT + 1;
+    Ok(row.get::<_, Option<String>>(at)? == Some(pool)
+        && row.get::<_, Option<i64>>(at + 1)? == Some(slot)
+        && row.get::<_, Option<String>>(at + 2)? == run
+        && row.get::<_, Option<String>>(at + 3)? == task)
+}
+
+/// A verdict in the stream of a session that is there, whose record is not: retention takes both or
+/// none.
+fn find_missing_record(conn: &Connection) -> rusqlite::Result<Option<(String, i64)>> {
+    conn.prepare(
+        "SELECT session, seq FROM events WHERE kind = ?1 \
+         AND EXISTS (SELECT 1 FROM sessions WHERE sessions.session = events.session) \
+         AND NOT EXISTS (SELECT 1 FROM asks WHERE asks.session = events.session \
+                         AND asks.decided_seq = events.seq) LIMIT 1",
+    )?
+    .query_row([EventKind::PermissionDecided.word()], |row| {
+        Ok((row.get(0)?, row.get(1)?))
+    })
+    .optional()
+}

@@ -1,0 +1,365 @@
+//! Chats that go on by themselves: how far they are, the items of their plans, what was said of these.
+//!
+//! A claim is refused unless its item is open, so that no two members have one. Must not know what a
+//! plan's file says, or who does the work.
+
+use rusqlite::{Row, params};
+
+use super::queries::parse_column;
+use super::{ChatViolation, chat_violation};
+use crate::codec;
+use crate::error::{ReadError, Violation};
+use crate::reader::{Reader, StoredEvent, event_from_row};
+use crate::rows::{RowWriter, WriteError, to_i64};
+use marshal_model::{
+    ChatPhase, ChatProgress, ItemState, ReviewState, SessionId, TurnId, UntrustedText,
+};
+use marshal_wire::plan::checklist::ItemId;
+
+/// A change of a chat that goes on by itself. Times are milliseconds since the Unix epoch.
+#[derive(Debug, Clone)]
+pub enum PlanWrite {
+    /// Where its work stands, and how far it is.
+    Progress {
+        /// Which.
+        chat: SessionId,
+        /// Where it stands now.
+        phase: ChatPhase,
+        /// How far it is.
+        progress: ChatProgress,
+    },
+    /// The path of its plan is known.
+    Settings {
+        /// Which.
+        chat: SessionId,
+        /// All that it goes on with.
+        settings: marshal_model::ChatSettings,
+    },
+    /// The stream of its parent has told a member's events up to one.
+    Forwarded {
+        /// The member.
+        chat: SessionId,
+        /// The event's place in its session.
+        seq: u64,
+    },
+    /// An item as it stands now.
+    Item(PlanItem),
+    /// A member takes an open item, and its turn with it.
+    Claim {
+        /// The chat whose plan it is.
+        chat: SessionId,
+        /// The item.
+        item: ItemId,
+        /// The member.
+        by: SessionId,
+        /// The member's turn.
+        turn: TurnId,
+        /// When.
+        at_ms: i64,
+    },
+    /// Something was said of a plan. What waits takes the place of what waited.
+    Review(PlanReview),
+    /// Of the items of people that are gone, only so many of the newest stay known.
+    PruneItems {
+        /// The chat whose plan it is.
+        chat: SessionId,
+        /// How many.
+        keep: usize,
+    },
+}
+
+/// An item of a plan.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlanItem {
+    /// The chat whose plan it is.
+    pub chat: SessionId,
+    /// Which.
+    pub item: ItemId,
+    /// Its place in the plan, from 1.
+    pub ordinal: u32,
+    /// Its text.
+    pub content: UntrustedText,
+    /// Where it stands.
+    pub state: ItemState,
+    /// An agent added it.
+    pub by_agent: bool,
+    /// Who has it, or had it last.
+    pub claimed_by: Option<SessionId>,
+    /// In which turn of theirs.
+    pub turn: Option<TurnId>,
+    /// Turns for it that failed.
+    pub tries: u32,
+    /// Turns for it that went with the supervisor.
+    pub losses: u32,
+    /// When it changed, in milliseconds since the Unix epoch.
+    pub at_ms: i64,
+    /// Of one that is gone: how it stood before, where an agent took it away.
+    pub state_before_removal: Option<ItemState>,
+}
+
+/// What was said of a plan.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlanReview {
+    /// The chat whose plan it is.
+    pub chat: SessionId,
+    /// What.
+    pub state: ReviewState,
+    /// Of which text: its SHA-256, in hexadecimal.
+    pub sha256: String,
+    /// By whom.
+    pub by: String,
+    /// The rules that said it.
+    pub rules: Vec<String>,
+    /// Why.
+    pub why: UntrustedText,
+    /// When, in milliseconds since the Unix epoch.
+    pub at_ms: i64,
+}
+
+impl RowWriter<'_> {
+    /// Rows of plans.
+    pub(crate) fn write_plan(&self, write: &PlanWrite) -> Result<(), WriteError> {
+        match write {
+            PlanWrite::Progress {
+                chat,
+                phase,
+                progress,
+            } => self.update_chat(
+                chat,
+                "UPDATE chats SET phase = ?2, progress = ?3 WHERE session = ?1",
+                params![chat.as_str(), phase.word(), codec::progress_json(progress)],
+            ),
+            PlanWrite::Settings { chat, settings } => self.update_chat(
+                chat,
+                "UPDATE chats SET settings = ?2 WHERE session = ?1",
+                params![chat.as_str(), codec::settings_json(settings)],
+            ),
+            PlanWrite::Forwarded { chat, seq } => self.update_chat(
+                chat,
+                "UPDATE chats SET forwarded = ?2 WHERE session = ?1",
+                params![chat.as_str(), to_i64(*seq)],
+            ),
+            PlanWrite::Item(item) => self.upsert_plan_item(item),
+            PlanWrite::Claim {
+                chat,
+                item,
+                by,
+                turn,
+                at_ms,
+            } => {
+                let claimed = self.execute(
+                    "UPDATE plan_items SET state = 'claimed', claimed_by = ?3, turn = ?4, \
+                     at_ms = ?5 WHERE chat = ?1 AND item = ?2 AND state = 'open'",
+                    params![
+                        chat.as_str(),
+                        item.to_string(),
+                        by.as_str(),
+                        turn.as_str(),
+                        at_ms
+                    ],
+                )?;
+                claimed.require_one(|| {
+                    chat_violation(chat, ChatViolation::ItemNotOpen(item.to_string()))
+                })
+            }
+            PlanWrite::PruneItems { chat, keep } => {
+                self.execute(
+                    "DELETE FROM plan_items WHERE chat = ?1 AND item IN (SELECT item \
+                     FROM plan_items WHERE chat = ?1 AND state = 'gone' AND by_agent = 0 \
+                     ORDER BY at_ms DESC, item LIMIT -1 OFFSET ?2)",
+                    params![chat.as_str(), i64::try_from(*keep).unwrap_or(i64::MAX)],
+                )?;
+                Ok(())
+            }
+            PlanWrite::Review(review) => {
+                if review.state == ReviewState::Waiting {
+                    self.execute(
+                        "DELETE FROM plan_reviews WHERE chat = ?1 AND state = 'waiting' \
+                         AND nth = (SELECT max(nth) FROM plan_reviews WHERE chat = ?1)",
+                        [review.chat.as_str()],
+                    )?;
+                }
+                self.execute(
+                    "INSERT INTO plan_reviews (chat, nth, state, sha256, said_by, rules, why, at_ms) \
+                     VALUES (?1, (SELECT coalesce(max(nth), 0) + 1 FROM plan_reviews WHERE chat = ?1), \
+                     ?2, ?3, ?4, ?5, ?6, ?7)",
+                    params![
+                        review.chat.as_str(),
+                        review.state.word(),
+                        review.sha256,
+                        review.by,
+                        serde_json::to_string(&review.rules).unwrap_or_default(),
+                        review.why.raw(),
+                        review.at_ms,
+                    ],
+                )?;
+                Ok(())
+            }
+        }
+    }
+
+    fn update_chat(
+        &self,
+        chat: &SessionId,
+        sql: &str,
+        given: impl rusqlite::Params,
+    ) -> Result<(), WriteError> {
+        let unknown = || -> Violation { chat_violation(chat, ChatViolation::Unknown) };
+        self.execute(sql, given)?.require_one(unknown)
+    }
+
+    fn upsert_plan_item(&self, item: &PlanItem) -> Result<(), WriteError> {
+        self.execute(
+            "INSERT INTO plan_items (chat, item, ordinal, content, state, by_agent, claimed_by, \
+             turn, tries, losses, at_ms, gone_as) \
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12) \
+             ON CONFLICT (chat, item) DO UPDATE SET ordinal = ?3, content = ?4, state = ?5, \
+             by_agent = ?6, claimed_by = ?7, turn = ?8, tries = ?9, losses = ?10, at_ms = ?11, \
+             gone_as = ?12",
+            params![
+                item.chat.as_str(),
+                item.item.to_string(),
+                item.ordinal,
+                item.content.raw(),
+                item.state.word(),
+                item.by_agent,
+                item.claimed_by.as_ref().map(SessionId::as_str),
+                item.turn.as_ref().map(TurnId::as_str),
+                item.tries,
+                item.losses,
+                item.at_ms,
+                item.state_before_removal.map(ItemState::word),
+            ],
+        )?;
+        Ok(())
+    }
+}
+
+impl Reader {
+    /// At most `limit` chats whose work goes on by itself, by their ids, after one of them.
+    ///
+    /// # Errors
+    /// [`ReadError`]
+    pub fn autonomous_chats(
+        &self,
+        after: Option<&SessionId>,
+        limit: u32,
+    ) -> Result<Vec<SessionId>, ReadError> {
+        let sql = "SELECT session FROM chats WHERE phase IS NOT NULL AND phase <> 'over' \
+                   AND ended_ms IS NULL AND session > ?1 ORDER BY session LIMIT ?2";
+        let after = after.map_or("", SessionId::as_str);
+        self.query_rows(sql, params![after, limit], |row| {
+            parse_session_id(row.get(0)?)
+        })
+    }
+
+    /// The members of a chat, by their ids, which is in the order of their roles.
+    ///
+    /// # Errors
+    /// [`ReadError`]
+    pub fn members(&self, chat: &SessionId) -> Result<Vec<SessionId>, ReadError> {
+        let sql = "SELECT session FROM chats WHERE parent = ?1 ORDER BY session";
+        self.query_rows(sql, [chat.as_str()], |row| parse_session_id(row.get(0)?))
+    }
+
+    /// The items of a chat's plan in their order, those that are gone last.
+    ///
+    /// # Errors
+    /// [`ReadError`]
+    pub fn plan_items(&self, chat: &SessionId) -> Result<Vec<PlanItem>, ReadError> {
+        let sql = "SELECT chat, item, ordinal, content, state, by_agent, claimed_by, turn, tries, \
+                   losses, at_ms, gone_as FROM plan_items WHERE chat = ?1 \
+                   ORDER BY state = 'gone', ordinal, item";
+        self.query_rows(sql, [chat.as_str()], plan_item_from_row)
+    }
+
+    /// The events of a member after one of them that its parent looks at: files that changed,
+    /// questions, steps of the plan, ends of turns. At most `limit` of them.
+    ///
+    /// # Errors
+    /// [`ReadError`]
+    pub fn member_events(
+        &self,
+        member: &SessionId,
+        after: u64,
+        limit: u32,
+    ) -> Result<Vec<StoredEvent>, ReadError> {
+        let sql = "SELECT session, epoch, seq, at_us, kind, version, body FROM events \
+                   WHERE session = ?1 AND seq > ?2 AND kind IN \
+                   ('file_updated', 'asked', 'plan_step', 'turn_ended') ORDER BY seq LIMIT ?3";
+        let given = params![member.as_str(), to_i64(after), limit];
+        self.query_rows(sql, given, |row| Ok(event_from_row(row)?))
+    }
+
+    /// Whether a session had, after one of its events, a tool call that is not only for reading, or
+    /// changed a file, whose record has a text in it, as JSON writes that.
+    ///
+    /// # Errors
+    /// [`ReadError`]
+    pub fn has_touched(
+        &self,
+        session: &SessionId,
+        after: u64,
+        text: &str,
+    ) -> Result<bool, ReadError> {
+        let text = serde_json::to_string(text).unwrap_or_default();
+        let sql = "SELECT 1 FROM events WHERE session = ?1 AND seq > ?2 AND kind IN \
+                   ('tool_start', 'tool_update', 'asked', 'file_updated') AND instr(body, ?3) > 0 \
+                   AND lower(coalesce(body ->> '$.name', body ->> '$.tool', '')) NOT GLOB 'read*' \
+                   LIMIT 1";
+        let given = params![session.as_str(), to_i64(after), text.trim_matches('"')];
+        Ok(!self.query_rows(sql, given, |_| Ok(()))?.is_empty())
+    }
+
+    /// What was said of a chat's plan last, at most so much, in order.
+    ///
+    /// # Errors
+    /// [`ReadError`]
+    pub fn plan_reviews(&self, chat: &SessionId, most: u32) -> Result<Vec<PlanReview>, ReadError> {
+        let sql = "SELECT chat, state, sha256, said_by, rules, why, at_ms FROM plan_reviews \
+                   WHERE chat = ?1 ORDER BY nth DESC LIMIT ?2";
+        let found = self.query_rows(sql, params![chat.as_str(), most], |row| {
+            let rules = parse_column("list of rules", row.get(4)?, |text| {
+                serde_json::from_str(text).ok()
+            });
+            Ok(PlanReview {
+                chat: parse_session_id(row.get(0)?)?,
+                state: parse_column("review", row.get(1)?, ReviewState::from_word)?,
+                sha256: row.get(2)?,
+                by: row.get(3)?,
+                rules: rules?,
+                why: UntrustedText::new(row.get::<_, String>(5)?),
+                at_ms: row.get(6)?,
+            })
+        });
+        let mut found = found?;
+        found.reverse();
+        Ok(found)
+    }
+}
+
+fn parse_session_id(text: String) -> Result<SessionId, ReadError> {
+    parse_column("session", text, |text| SessionId::new(text).ok())
+}
+
+fn plan_item_from_row(row: &Row<'_>) -> Result<PlanItem, ReadError> {
+    let claimed_by: Option<String> = row.get(6)?;
+    let turn: Option<String> = row.get(7)?;
+    Ok(PlanItem {
+        chat: parse_session_id(row.get(0)?)?,
+        item: parse_column("item", row.get(1)?, ItemId::parse)?,
+        ordinal: row.get(2)?,
+        content: UntrustedText::new(row.get::<_, String>(3)?),
+        state: parse_column("state of an item", row.get(4)?, ItemState::from_word)?,
+        by_agent: row.get(5)?,
+        claimed_by: claimed_by.map(parse_session_id).transpose()?,
+        turn: turn.and_then(|turn| TurnId::new(&turn).ok()),
+        tries: row.get(8)?,
+        losses: row.get(9)?,
+        at_ms: row.get(10)?,
+        state_before_removal: row
+            .get::<_, Option<String>>(11)?
+            .map(|word| parse_column("state of an item", word, ItemState::from_word))
+            .transpose()?,
+    })
+}

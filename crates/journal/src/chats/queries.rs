@@ -1,0 +1,526 @@
+//! Reading chats, their turns, and what was said in them last.
+//!
+//! Only reads. Must not know who may see what.
+
+use rusqlite::{Params, Row, params};
+
+use super::ChatRow;
+use crate::codec;
+use crate::error::ReadError;
+use crate::reader::Reader;
+use crate::rows::to_i64;
+use marshal_model::limits;
+use marshal_model::{
+    ChatMode, ChatPhase, ChatProgress, ChatSettings, Event, PoolName, RoleName, RunId, SessionId,
+    TaskId, TurnId, TurnOutcome, TurnState, UntrustedText, WorkspaceName,
+};
+
+/// A row of `chats`. Times are milliseconds since the Unix epoch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredChat {
+    /// Its session, and its own id.
+    pub session: SessionId,
+    /// The run whose tasks carry its turns.
+    pub run: RunId,
+    /// The registered workspace that it works in.
+    pub workspace: WorkspaceName,
+    /// Its role.
+    pub role: RoleName,
+    /// The model that was asked for.
+    pub model: Option<String>,
+    /// What it is for.
+    pub goal: UntrustedText,
+    /// Files of the workspace that it began with.
+    pub files: Vec<String>,
+    /// The pool that works it.
+    pub pool: PoolName,
+    /// How it goes on.
+    pub mode: ChatMode,
+    /// The chat whose work it does.
+    pub parent: Option<SessionId>,
+    /// Where its work stands, if that goes on by itself.
+    pub phase: Option<ChatPhase>,
+    /// What its mode was begun with.
+    pub settings: ChatSettings,
+    /// How far its work is.
+    pub progress: ChatProgress,
+    /// The last of its events that its parent's stream has told.
+    pub forwarded: u64,
+    /// When it began.
+    pub created_ms: i64,
+    /// When it was closed.
+    pub ended_ms: Option<i64>,
+    /// How many turns were accepted: the last one's number.
+    pub turns: u64,
+    /// How many of them wait.
+    pub waiting: u32,
+    /// The one that runs.
+    pub running: Option<TurnId>,
+    /// When the last one was accepted; when it began if there is none.
+    pub used_ms: i64,
+    /// It is to be closed for good.
+    pub is_closing: bool,
+}
+
+impl StoredChat {
+    /// A chat as it is when it has just begun, with so many turns that wait.
+    #[must_use]
+    pub fn new(row: ChatRow, turns: u32) -> Self {
+        Self {
+            session: row.session,
+            run: row.run,
+            workspace: row.workspace,
+            role: row.role,
+            model: row.model,
+            goal: row.goal,
+            files: row.files,
+            pool: row.pool,
+            mode: row.mode,
+            parent: row.parent,
+            phase: row.phase,
+            settings: row.settings.unwrap_or_default(),
+            progress: ChatProgress::default(),
+            forwarded: 0,
+            created_ms: row.created_ms,
+            ended_ms: None,
+            turns: turns.into(),
+            waiting: turns,
+            running: None,
+            used_ms: row.created_ms,
+            is_closing: false,
+        }
+    }
+}
+
+/// A row of `turns`. Times are milliseconds since the Unix epoch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredTurn {
+    /// Its id.
+    pub turn: TurnId,
+    /// Its chat.
+    pub chat: SessionId,
+    /// Its place in the chat, from 1.
+    pub seq: u64,
+    /// What was written.
+    pub content: UntrustedText,
+    /// Where it stands.
+    pub state: TurnState,
+    /// The task of the chat's run that carries it, or did.
+    pub task: Option<TaskId>,
+    /// How its turn ended.
+    pub outcome: Option<TurnOutcome>,
+    /// When it was accepted.
+    pub accepted_ms: i64,
+    /// When a task took it.
+    pub begun_ms: Option<i64>,
+    /// When it ended.
+    pub ended_ms: Option<i64>,
+    /// By what its sender may send it again.
+    pub key: Option<UntrustedText>,
+    /// A person stopped it.
+    pub stopped: bool,
+}
+
+impl StoredTurn {
+    /// A person stopped it while it waited: it is to be ended, and no agent gets it.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        self.state == TurnState::Waiting && self.outcome.is_some()
+    }
+}
+
+/// Who said something in a chat.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Speaker {
+    /// Whoever sent a message.
+    User,
+    /// The agent.
+    Agent,
+}
+
+/// Something that was said in a chat.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChatMessage {
+    /// Who said it.
+    pub by: Speaker,
+    /// What.
+    pub text: UntrustedText,
+}
+
+const CHAT: &str = "SELECT session, run, workspace, role, model, goal, files, pool, mode, \
+    created_ms, ended_ms, (SELECT coalesce(max(seq), 0) FROM turns WHERE chat = session), \
+    (SELECT count(*) FROM turns WHERE chat = session AND state = 'waiting'), \
+    (SELECT turn FROM turns WHERE chat = session AND state = 'running'), \
+    coalesce((SELECT accepted_ms FROM turns WHERE chat = session ORDER BY seq DESC LIMIT 1), \
+        created_ms), parent, phase, settings, progress, forwarded, closing FROM chats";
+
+const TURN: &str = "SELECT turn, chat, seq, content, state, task, outcome, accepted_ms, begun_ms, \
+    ended_ms, key, stopped FROM turns";
+
+impl Reader {
+    /// One chat; `None` if there is none of this id.
+    ///
+    /// # Errors
+    /// [`ReadError`]
+    pub fn chat(&self, chat: &SessionId) -> Result<Option<StoredChat>, ReadError> {
+        let found = self.query_rows(
+            &format!("{CHAT} WHERE session = ?1"),
+            [chat.as_str()],
+            chat_from_row,
+        );
+        Ok(found?.pop())
+    }
+
+    /// At most `limit` chats, closed ones too, of all workspaces or of one, whose ids come before
+    /// `after`: the greatest id first, which is the newest.
+    ///
+    /// # Errors
+    /// [`ReadError`]
+    pub fn chats(
+        &self,
+        workspace: Option<&str>,
+        after: Option<&SessionId>,
+        limit: u32,
+    ) -> Result<Vec<StoredChat>, ReadError> {
+        let after = after.map(SessionId::as_str);
+        let order = "(?1 IS NULL OR session < ?1) ORDER BY session DESC LIMIT ?2";
+        match workspace {
+            Some(workspace) => self.query_rows(
+                &format!("{CHAT} WHERE workspace = ?3 AND {order}"),
+                params![after, limit, workspace],
+                chat_from_row,
+            ),
+            None => self.query_rows(
+                &format!("{CHAT} WHERE {order}"),
+                params![after, limit],
+                chat_from_row,
+            ),
+        }
+    }
+
+    /// At most `limit` chats in which a message waits, by their ids, after one of them.
+    ///
+    /// # Errors
+    /// [`ReadError`]
+    pub fn chats_with_waiting_turns(
+        &self,
+        after: Option<&SessionId>,
+        limit: u32,
+    ) -> Result<Vec<SessionId>, ReadError> {
+        let sql = "SELECT DISTINCT chat FROM turns WHERE state = 'waiting' AND chat > ?1 \
+                   ORDER BY chat LIMIT ?2";
+        let after = after.map_or("", SessionId::as_str);
+        self.query_rows(sql, params![after, limit], |row| {
+            parse_column("session", row.get(0)?, |text| SessionId::new(text).ok())
+        })
+    }
+
+    /// At most `limit` open chats that nobody has used since `before_ms` and in which nothing waits
+    /// or runs, by their ids, after one of them: none that goes on by itself, and no member of such.
+    ///
+    /// # Errors
+    /// [`ReadError`]
+    pub fn idle_chats(
+        &self,
+        before_ms: i64,
+        after: Option<&SessionId>,
+        limit: u32,
+    ) -> Result<Vec<SessionId>, ReadError> {
+        let sql = "SELECT session FROM chats WHERE ended_ms IS NULL AND session > ?1 \
+                   AND coalesce(phase, 'over') = 'over' \
+                   AND NOT EXISTS (SELECT 1 FROM chats AS of WHERE of.session = chats.parent \
+                   AND of.ended_ms IS NULL AND coalesce(of.phase, 'over') <> 'over') \
+                   AND coalesce((SELECT max(accepted_ms, coalesce(ended_ms, 0)) FROM turns \
+                   WHERE chat = session ORDER BY seq DESC LIMIT 1), created_ms) < ?2 \
+                   AND NOT EXISTS (SELECT 1 FROM turns WHERE chat = session \
+                   AND state <> 'ended') ORDER BY session LIMIT ?3";
+        let after = after.map_or("", SessionId::as_str);
+        self.query_rows(sql, params![after, before_ms, limit], |row| {
+            parse_column("session", row.get(0)?, |text| SessionId::new(text).ok())
+        })
+    }
+
+    /// At most `limit` open chats that are to be closed for good, by their ids, after one of them.
+    ///
+    /// # Errors
+    /// [`ReadError`]
+    pub fn closing_chats(
+        &self,
+        after: Option<&SessionId>,
+        limit: u32,
+    ) -> Result<Vec<SessionId>, ReadError> {
+        let sql = "SELECT session FROM chats WHERE closing = 1 AND ended_ms IS NULL \
+                   AND session > ?1 ORDER BY session LIMIT ?2";
+        let after = after.map_or("", SessionId::as_str);
+        self.query_rows(sql, params![after, limit], |row| {
+            parse_column("session", row.get(0)?, |text| SessionId::new(text).ok())
+        })
+    }
+
+    /// The chat whose run's id begins so.
+    ///
+    /// # Errors
+    /// [`ReadError`]
+    pub fn chat_of_run(&self, begin: &str) -> Result<Option<StoredChat>, ReadError> {
+        let sql = format!("{CHAT} WHERE run >= ?1 AND run < ?1 || '~' LIMIT 1");
+        Ok(self.query_rows(&sql, [begin], chat_from_row)?.pop())
+    }
+
+    /// At most `limit` turns of a chat after a number, in order.
+    ///
+    /// # Errors
+    /// [`ReadError`]
+    pub fn turns(
+        &self,
+        chat: &SessionId,
+        after: u64,
+        limit: u32,
+    ) -> Result<Vec<StoredTurn>, ReadError> {
+        self.query_rows(
+            &format!("{TURN} WHERE chat = ?1 AND seq > ?2 ORDER BY seq LIMIT ?3"),
+            params![chat.as_str(), to_i64(after), limit],
+            turn_from_row,
+        )
+    }
+
+    /// One turn; `None` if there is none of this id.
+    ///
+    /// # Errors
+    /// [`ReadError`]
+    pub fn turn(&self, turn: &TurnId) -> Result<Option<StoredTurn>, ReadError> {
+        let sql = format!("{TURN} WHERE turn = ?1");
+        Ok(self.query_rows(&sql, [turn.as_str()], turn_from_row)?.pop())
+    }
+
+    /// The turns of a chat that wait, in order: at most [`limits::CHAT_QUEUE`], and one that
+    /// waits again.
+    ///
+    /// # Errors
+    /// [`ReadError`]
+    pub fn waiting_turns(&self, chat: &SessionId) -> Result<Vec<StoredTurn>, ReadError> {
+        let sql = format!("{TURN} WHERE chat = ?1 AND state = 'waiting' ORDER BY seq");
+        self.query_rows(&sql, [chat.as_str()], turn_from_row)
+    }
+
+    /// The turn of a chat that was accepted under a client's key.
+    ///
+    /// # Errors
+    /// [`ReadError`]
+    pub fn turn_by_key(
+        &self,
+        chat: &SessionId,
+        key: &str,
+    ) -> Result<Option<StoredTurn>, ReadError> {
+        let sql = format!("{TURN} WHERE chat = ?1 AND key = ?2");
+        let given = params![chat.as_str(), key];
+        Ok(self.query_rows(&sql, given, turn_from_row)?.pop())
+    }
+
+    /// What was said last in a chat, oldest first: as many whole messages of its users and texts
+    /// of its agents as have together at most so many bytes. Of a newest one that is longer, its
+    /// end. A user's message is told as it was accepted, whatever else went with it to the agent.
+    ///
+    /// # Errors
+    /// [`ReadError`]
+    pub fn last_messages(
+        &self,
+        chat: &SessionId,
+        bytes: usize,
+    ) -> Result<Vec<ChatMessage>, ReadError> {
+        let last = self.last_seq(chat)?;
+        let since = last.saturating_sub(limits::CHAT_TRANSCRIPT_EVENTS);
+        let mut statement = self.conn().prepare_cached(
+            "SELECT kind, version, iif(kind = 'tool_start', '', body) FROM events \
+             WHERE session = ?1 AND seq > ?2 AND kind IN ('prompt_accepted', 'text', 'tool_start') \
+             ORDER BY seq DESC",
+        )?;
+        let mut rows = statement.query(params![chat.as_str(), to_i64(since)])?;
+        let mut recalled = RecentMessages::new(bytes);
+        while let Some(row) = rows.next()?
+            && !recalled.is_full
+        {
+            let kind = row.get_ref(0)?.as_str().unwrap_or_default();
+            if kind == "tool_start" {
+                recalled.end_message();
+                continue;
+            }
+            let body = row.get_ref(2)?.as_str().unwrap_or_default();
+            // What a newer program wrote is passed over.
+            match codec::decode(kind, row.get(1)?, body) {
+                Ok(Event::Text { delta }) => recalled.push(Speaker::Agent, delta),
+                Ok(Event::PromptAccepted { task, text, .. }) => {
+                    let accepted = match task {
+                        Some(task) => self.accepted_content(chat, &task)?,
+                        None => None,
+                    };
+                    recalled.end_message();
+                    recalled.push(Speaker::User, accepted.unwrap_or(text));
+                    recalled.end_message();
+                }
+                _ => {}
+            }
+        }
+        Ok(recalled.finish())
+    }
+
+    /// What was accepted and carried by a task.
+    fn accepted_content(
+        &self,
+        chat: &SessionId,
+        task: &TaskId,
+    ) -> Result<Option<UntrustedText>, ReadError> {
+        let sql = "SELECT content FROM turns WHERE chat = ?1 AND task = ?2";
+        let given = params![chat.as_str(), task.as_str()];
+        let found: Vec<String> = self.query_rows(sql, given, |row| Ok(row.get(0)?))?;
+        Ok(found.into_iter().next().map(UntrustedText::new))
+    }
+
+    pub(super) fn query_rows<T>(
+        &self,
+        sql: &str,
+        given: impl Params,
+        stored: impl Fn(&Row<'_>) -> Result<T, ReadError>,
+    ) -> Result<Vec<T>, ReadError> {
+        let mut statement = self.conn().prepare_cached(sql)?;
+        let rows = statement.query_map(given, |row| Ok(stored(row)))?;
+        rows.map(|row| row?).collect()
+    }
+}
+
+/// Texts, taken from the newest to the oldest.
+struct RecentMessages {
+    bytes_left: usize,
+    /// Whole messages, the newest first.
+    messages: Vec<ChatMessage>,
+    /// The pieces of the one that is being put together, the last first.
+    pieces: Vec<UntrustedText>,
+    by: Speaker,
+    is_full: bool,
+}
+
+impl RecentMessages {
+    const fn new(bytes: usize) -> Self {
+        Self {
+            bytes_left: bytes,
+            messages: Vec::new(),
+            pieces: Vec::new(),
+            by: Speaker::Agent,
+            is_full: false,
+        }
+    }
+
+    fn push(&mut self, by: Speaker, text: UntrustedText) {
+        self.by = by;
+        let raw = text.raw();
+        if let Some(left) = self.bytes_left.checked_sub(raw.len()) {
+            self.bytes_left = left;
+            self.pieces.push(text);
+            return;
+        }
+        self.is_full = true;
+        if self.messages.is_empty() {
+            let mut from = raw.len() - self.bytes_left;
+            while !raw.is_char_boundary(from) {
+                from += 1;
+            }
+            self.pieces.push(UntrustedText::new(raw[from..].to_owned()));
+            self.end_message();
+        }
+        self.pieces.clear();
+    }
+
+    /// What comes next is another message.
+    fn end_message(&mut self) {
+        let text: String = self
+            .pieces
+            .drain(..)
+            .rev()
+            .map(UntrustedText::into_raw)
+            .collect();
+        if !text.is_empty() {
+            self.messages.push(ChatMessage {
+                by: self.by,
+                text: UntrustedText::new(text),
+            });
+        }
+    }
+
+    fn finish(mut self) -> Vec<ChatMessage> {
+        self.end_message();
+        self.messages.reverse();
+        self.messages
+    }
+}
+
+pub(super) fn parse_column<T>(
+    what: &'static str,
+    text: String,
+    read: impl Fn(&str) -> Option<T>,
+) -> Result<T, ReadError> {
+    read(&text).ok_or(ReadError::InvalidValue { what, text })
+}
+
+fn chat_from_row(row: &Row<'_>) -> Result<StoredChat, ReadError> {
+    let text = |column| row.get::<_, String>(column);
+    let running: Option<String> = row.get(13)?;
+    let (parent, phase): (Option<String>, Option<String>) = (row.get(15)?, row.get(16)?);
+    let (settings, progress): (Option<String>, Option<String>) = (row.get(17)?, row.get(18)?);
+    let files = parse_column("list of files", text(6)?, |text| {
+        serde_json::from_str(text).ok()
+    });
+    Ok(StoredChat {
+        session: parse_column("session", text(0)?, |text| SessionId::new(text).ok())?,
+        run: parse_column("run", text(1)?, |text| RunId::new(text).ok())?,
+        workspace: parse_column("workspace", text(2)?, |text| WorkspaceName::new(text).ok())?,
+        role: parse_column("role", text(3)?, |text| RoleName::new(text).ok())?,
+        model: row.get(4)?,
+        goal: UntrustedText::new(text(5)?),
+        files: files?,
+        pool: parse_column("pool", text(7)?, |text| PoolName::new(text).ok())?,
+        mode: parse_column("mode", text(8)?, ChatMode::from_word)?,
+        created_ms: row.get(9)?,
+        ended_ms: row.get(10)?,
+        turns: row.get::<_, i64>(11)?.unsigned_abs(),
+        waiting: row.get(12)?,
+        running: running.and_then(|turn| TurnId::new(&turn).ok()),
+        used_ms: row.get(14)?,
+        parent: parent
+            .map(|id| parse_column("session", id, |text| SessionId::new(text).ok()))
+            .transpose()?,
+        phase: phase
+            .map(|word| parse_column("phase of a chat", word, ChatPhase::from_word))
+            .transpose()?,
+        settings: match settings {
+            Some(text) => parse_column("settings of a chat", text, codec::read_settings)?,
+            None => ChatSettings::default(),
+        },
+        progress: match progress {
+            Some(text) => parse_column("progress of a chat", text, codec::read_progress)?,
+            None => ChatProgress::default(),
+        },
+        forwarded: row.get::<_, Option<i64>>(19)?.unwrap_or(0).unsigned_abs(),
+        is_closing: row.get(20)?,
+    })
+}
+
+fn turn_from_row(row: &Row<'_>) -> Result<StoredTurn, ReadError> {
+    let text = |column| row.get::<_, String>(column);
+    let task: Option<String> = row.get(5)?;
+    let outcome: Option<String> = row.get(6)?;
+    Ok(StoredTurn {
+        turn: parse_column("turn", text(0)?, |text| TurnId::new(text).ok())?,
+        chat: parse_column("session", text(1)?, |text| SessionId::new(text).ok())?,
+        seq: row.get::<_, i64>(2)?.unsigned_abs(),
+        content: UntrustedText::new(text(3)?),
+        state: parse_column("state of a turn", text(4)?, TurnState::from_word)?,
+        task: task.and_then(|task| TaskId::new(&task).ok()),
+        outcome: outcome
+            .map(|outcome| parse_column("outcome", outcome, TurnOutcome::from_word))
+            .transpose()?,
+        accepted_ms: row.get(7)?,
+        begun_ms: row.get(8)?,
+        ended_ms: row.get(9)?,
+        key: row.get::<_, Option<String>>(10)?.map(UntrustedText::new),
+        stopped: row.get(11)?,
+    })
+}

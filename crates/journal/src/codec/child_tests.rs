@@ -1,0 +1,49 @@
+//! What a child's start and end tell of its limits, and that a tool is told nothing, beside what version 1 had from the beginning.
+
+use super::{decode, encode_into};
+use marshal_model::{Event, ExitClass, ExitStatus, SandboxGap, SessionId};
+
+#[test]
+fn the_limits_of_a_child_its_peak_and_what_it_is_not_told_come_back() {
+    let began = Event::ChildStarted {
+        pid: 7,
+        launcher: "unshare",
+        sandbox_gaps: vec![SandboxGap::SharedUid, SandboxGap::Landlock, SandboxGap::Cpu],
+        limits: Some("memory: cgroup v1, kill: cgroup v2".to_owned()),
+        sandbox_layers: Vec::new(),
+    };
+    let ended = Event::ChildExited {
+        class: ExitClass::OutOfMemory,
+        status: Some(ExitStatus::Signal(9)),
+        detail: "killed".to_owned(),
+        stderr: Vec::new(),
+        memory_peak: Some(67_108_864),
+    };
+    let fresh = Event::SessionFresh {
+        instead_of: SessionId::new("s-1").expect("id"),
+        why: "its tool ended".to_owned(),
+        history_omitted: true,
+    };
+    for (event, part) in [
+        (
+            began.clone(),
+            r#""limits":"memory: cgroup v1, kill: cgroup v2""#,
+        ),
+        (
+            began.clone(),
+            r#""lacks":["shared_uid","landlock","cgroup.cpu"]"#,
+        ),
+        (ended, r#""memory_peak":67108864"#),
+        (fresh, r#""untold":true"#),
+    ] {
+        let written = |event: &Event| {
+            let mut body = Vec::new();
+            encode_into(event, &mut body);
+            String::from_utf8(body).expect("UTF-8")
+        };
+        let body = written(&event);
+        assert!(body.contains(part), "{body}");
+        let read = decode(event.kind().word(), 1, &body).expect("read");
+        assert_eq!(written(&read), body);
+    }
+}

@@ -1,0 +1,127 @@
+//! Events as versioned JSON: the `body` column of the journal, and the lines of `run --json` and
+//! of the control socket's `watch`.
+//!
+//! Owns the persisted form and its version. The types of `model` are no promise to anybody; the
+//! bodies in [`item_body`] are, and the golden file of every version stays readable. Must not know
+//! SQLite.
+
+mod body;
+mod decode;
+mod encode;
+mod report;
+mod work;
+
+use serde_json::value::RawValue;
+
+use marshal_model::{EventId, EventKind, SessionId, StampedEvent};
+
+pub use decode::{decode, read_spec};
+pub use encode::encode_into;
+pub(crate) use encode::{claimed_json, spec_json};
+pub use report::{ChangedFile, Report, RequestCounts, TokenCounts, read_report, write_report};
+pub(crate) use work::{progress_json, read_progress, read_settings, settings_json};
+
+/// The version that [`encode_into`] writes. Grows when a reader of this version could
+/// misunderstand a body; a new optional field does not count.
+pub const VERSION: u32 = 1;
+
+/// Why a stored event cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum CodecError {
+    /// A kind that this program does not know: a newer one wrote it.
+    #[error("event kind {0:?} is unknown; a newer marshal wrote it")]
+    Kind(String),
+    /// A body version that this program does not know.
+    #[error("event body version {0} is newer than {VERSION}; a newer marshal wrote it")]
+    Version(u32),
+    /// The body is not what its kind and version promise.
+    #[error("the body of a {kind} event is damaged: {source}")]
+    Body {
+        /// The kind.
+        kind: EventKind,
+        /// What is wrong with it.
+        source: serde_json::Error,
+    },
+    /// A task's stored report is not what its version promises.
+    #[error("the stored report of a task is damaged: {0}")]
+    Report(#[source] serde_json::Error),
+    /// What a task asked for cannot be read.
+    #[error("what task {task} asked for is damaged: {detail}")]
+    Spec {
+        /// The task.
+        task: String,
+        /// What is wrong with it.
+        detail: String,
+    },
+    /// A word or an id in the body is none.
+    #[error("the body of a {kind} event is damaged: {text:?} is no {what}")]
+    InvalidValue {
+        /// The kind.
+        kind: EventKind,
+        /// What was expected.
+        what: &'static str,
+        /// What is there.
+        text: String,
+    },
+}
+
+/// One line of `--json` and `watch`, as serde writes it.
+#[derive(serde::Serialize)]
+struct JsonLine<'a> {
+    v: u32,
+    session: &'a str,
+    id: String,
+    at_us: i64,
+    kind: &'a str,
+    body: &'a RawValue,
+}
+
+/// An event as one JSON object without a newline:
+/// `{"v":1,"session":"…","id":"3-117","at_us":…,"kind":"text","body":{…}}`.
+/// For a terminal, pass it through [`marshal_model::foreign::escape_json_for_terminal`].
+#[must_use]
+pub fn to_json(stamped: &StampedEvent, session: &SessionId) -> String {
+    let mut body = Vec::new();
+    encode_into(&stamped.event, &mut body);
+    let body = String::from_utf8(body).unwrap_or_default();
+    format_line(
+        session.as_str(),
+        stamped.id,
+        stamped.at_us,
+        stamped.event.kind().word(),
+        VERSION,
+        body,
+    )
+}
+
+/// The same line from the columns of a row, without reading its body.
+pub(super) fn format_line(
+    session: &str,
+    id: EventId,
+    at_us: i64,
+    kind: &str,
+    version: u32,
+    body: String,
+) -> String {
+    // A body that is no JSON can only come from a damaged row; the line then carries it as text.
+    let body = RawValue::from_string(body).or_else(|_| serde_json::value::to_raw_value(&()));
+    let Ok(body) = body else {
+        return String::new();
+    };
+    serde_json::to_string(&JsonLine {
+        v: version,
+        session,
+        id: id.to_string(),
+        at_us,
+        kind,
+        body: &body,
+    })
+    .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod child_tests;
+#[cfg(test)]
+mod egress_tests;
+#[cfg(test)]
+mod tests;

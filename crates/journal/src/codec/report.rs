@@ -1,0 +1,220 @@
+//! A task's end as versioned JSON: the `result` column of a task, and the body of a line of
+//! `--results`.
+//!
+//! Owns the persisted form. A field may be added if it is optional; a field that changes its
+//! meaning or leaves needs a new version.
+
+use std::borrow::Cow;
+
+use serde::{Deserialize, Serialize};
+
+use super::CodecError;
+
+/// The version that [`write_report`] writes.
+const VERSION: u32 = 1;
+
+/// What became of a task. Texts are as they came: foreign where the fleet says so.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Report<'a> {
+    /// The task's id.
+    pub id: Cow<'a, str>,
+    /// Its run.
+    pub run: Cow<'a, str>,
+    /// Its pool.
+    pub pool: Cow<'a, str>,
+    /// The slot that worked it last.
+    pub slot: Option<String>,
+    /// The session of its last attempt.
+    pub session: Option<Cow<'a, str>>,
+    /// A word of [`marshal_model::TaskOutcome`].
+    pub outcome: Cow<'a, str>,
+    /// Sendings made.
+    pub attempts: u32,
+    /// Its permission requests.
+    pub requests: RequestCounts,
+    /// Calls that ran without a request and that the policy would have denied.
+    pub unasked_denied: u32,
+    /// The rules that denied.
+    pub denied_by: Cow<'a, [String]>,
+    /// As the agent reports them.
+    pub tokens: TokenCounts,
+    /// From its first assignment until its end, in milliseconds.
+    pub duration_ms: u64,
+    /// Changed files, relative to the workspace.
+    pub changes: Vec<ChangedFile<'a>>,
+    /// Whether `changes` is not all of them.
+    pub changes_cut: bool,
+    /// The task's own copy of the workspace, on the host.
+    pub workspace: Option<Cow<'a, str>>,
+    /// The bundle of its branch, on the host, with workspace mode `worktree`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bundle: Option<Cow<'a, str>>,
+    /// Failures of its slot's children while it was worked.
+    pub restarts: u32,
+    /// The delays that followed on them, in milliseconds.
+    pub backoff_ms: u64,
+    /// Why it did not end well.
+    pub detail: Option<Cow<'a, str>>,
+    /// The last piece of the agent's answer.
+    pub answer: Cow<'a, str>,
+}
+
+/// Permission requests, over all attempts.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct RequestCounts {
+    /// Allowed.
+    pub allowed: u32,
+    /// Denied.
+    pub denied: u32,
+    /// Those that a person should have answered.
+    pub asked: u32,
+}
+
+/// Tokens, over all attempts.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct TokenCounts {
+    /// Read by the model.
+    pub input: u64,
+    /// Written by it.
+    pub output: u64,
+}
+
+/// One changed file.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct ChangedFile<'a> {
+    /// Its path.
+    pub path: Cow<'a, str>,
+    /// `added`, `modified` or `deleted`.
+    pub kind: Cow<'a, str>,
+}
+
+#[derive(Serialize)]
+struct StoredReport<'r, 'a> {
+    v: u32,
+    report: &'r Report<'a>,
+}
+
+#[derive(Deserialize)]
+struct Version {
+    v: u32,
+}
+
+#[derive(Deserialize)]
+struct ReportBody<'a> {
+    report: Report<'a>,
+}
+
+/// A report as the `result` column has it: `{"v":1,"report":{…}}`.
+#[must_use]
+pub fn write_report(report: &Report<'_>) -> String {
+    let written = StoredReport { v: VERSION, report };
+    // No map with keys that are no strings, and no fallible part: this does not fail.
+    serde_json::to_string(&written).unwrap_or_default()
+}
+
+/// Reads a `result` column.
+///
+/// # Errors
+/// [`CodecError::PolicyVersion`] if a newer program wrote it, [`CodecError::HelperReport`] if it is damaged.
+pub fn read_report(text: &str) -> Result<Report<'static>, CodecError> {
+    let Version { v } = serde_json::from_str(text).map_err(CodecError::Report)?;
+    if v > VERSION {
+        return Err(CodecError::Version(v));
+    }
+    let read: ReportBody<'static> = serde_json::from_str(text).map_err(CodecError::Report)?;
+    Ok(read.report)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Lines of the `result` column, as version 1 wrote them.
+    const GOLDEN_1: &str = include_str!("../golden/report_v1.jsonl");
+
+    fn full() -> Report<'static> {
+        Report {
+            id: "t1".into(),
+            run: "r".into(),
+            pool: "demo".into(),
+            slot: Some("demo/3".to_owned()),
+            session: Some("s".into()),
+            outcome: "denied".into(),
+            attempts: 2,
+            requests: RequestCounts {
+                allowed: 1,
+                denied: 2,
+                asked: 1,
+            },
+            unasked_denied: 1,
+            denied_by: vec!["guard:secrets".to_owned()].into(),
+            tokens: TokenCounts {
+                input: 10,
+                output: u64::MAX,
+            },
+            duration_ms: 1200,
+            changes: vec![ChangedFile {
+                path: "src/\u{1b}[2J.rs".into(),
+                kind: "added".into(),
+            }],
+            changes_cut: true,
+            workspace: Some("/state/copies/s".into()),
+            bundle: None,
+            restarts: 1,
+            backoff_ms: 250,
+            detail: Some("because".into()),
+            answer: "done \"so\"\n漢".into(),
+        }
+    }
+
+    fn empty() -> Report<'static> {
+        Report {
+            slot: None,
+            session: None,
+            outcome: "skipped".into(),
+            attempts: 0,
+            requests: RequestCounts {
+                allowed: 0,
+                denied: 0,
+                asked: 0,
+            },
+            unasked_denied: 0,
+            denied_by: Cow::Owned(Vec::new()),
+            tokens: TokenCounts {
+                input: 0,
+                output: 0,
+            },
+            duration_ms: 0,
+            changes: Vec::new(),
+            changes_cut: false,
+            workspace: None,
+            restarts: 0,
+            backoff_ms: 0,
+            detail: None,
+            answer: "".into(),
+            ..full()
+        }
+    }
+
+    #[test]
+    fn the_golden_file_is_read_and_written_byte_for_byte() {
+        let written: Vec<_> = [full(), empty()].iter().map(write_report).collect();
+        assert_eq!(GOLDEN_1.lines().collect::<Vec<_>>(), written);
+        for line in GOLDEN_1.lines() {
+            let report = read_report(line).expect(line);
+            assert_eq!(write_report(&report), line);
+        }
+    }
+
+    #[test]
+    fn what_a_newer_program_wrote_is_refused_and_what_is_damaged_is_named() {
+        let newer = r#"{"v":2,"report":{"later":true}}"#;
+        assert!(matches!(read_report(newer), Err(CodecError::Version(2))));
+        for damaged in ["", "{}", r#"{"v":1}"#, r#"{"v":1,"report":{"id":"x"}}"#] {
+            assert!(
+                matches!(read_report(damaged), Err(CodecError::Report(_))),
+                "{damaged}"
+            );
+        }
+    }
+}

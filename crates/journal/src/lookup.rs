@@ -1,0 +1,139 @@
+//! Single rows and places in the past: what the commands that read the journal ask for.
+//!
+//! Only reads. Must not know how anything is shown.
+
+use rusqlite::{OptionalExtension, params};
+
+use super::error::ReadError;
+use super::reader::{Reader, StoredSession, StoredTask, task_from_row};
+use marshal_model::{EventId, RunId, SessionId, TaskId};
+
+const SESSION: &str = "SELECT session, epoch, pool, slot, run, task, attempt, begun_at_us, \
+                       ended_at_us, class FROM sessions";
+
+impl Reader {
+    /// One session; `None` if there is none of this name, or it was removed.
+    ///
+    /// # Errors
+    /// [`ReadError::Backend`]
+    pub fn session(&self, session: &SessionId) -> Result<Option<StoredSession>, ReadError> {
+        Ok(self
+            .conn()
+            .prepare_cached(&format!("{SESSION} WHERE session = ?1"))?
+            .query_row([session.as_str()], StoredSession::from_row)
+            .optional()?)
+    }
+
+    /// The sessions that have not ended, or ended at this time or later (microseconds since the
+    /// Unix epoch), oldest first.
+    ///
+    /// # Errors
+    /// [`ReadError::Backend`]
+    pub fn sessions_since(&self, at_us: i64) -> Result<Vec<StoredSession>, ReadError> {
+        let mut statement = self.conn().prepare_cached(&format!(
+            "{SESSION} WHERE ended_at_us IS NULL OR ended_at_us >= ?1 \
+             ORDER BY begun_at_us, session"
+        ))?;
+        let rows = statement.query_map([at_us], StoredSession::from_row)?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    /// The sessions that worked one task, oldest first.
+    ///
+    /// # Errors
+    /// [`ReadError::Backend`]
+    pub fn attempts(&self, run: &RunId, task: &TaskId) -> Result<Vec<StoredSession>, ReadError> {
+        let mut statement = self.conn().prepare_cached(&format!(
+            "{SESSION} WHERE run = ?1 AND task = ?2 ORDER BY begun_at_us, session"
+        ))?;
+        let rows = statement.query_map([run.as_str(), task.as_str()], StoredSession::from_row)?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    /// The tasks that a session worked last, in the order of their begin: with a session of a
+    /// slot there may be many.
+    ///
+    /// # Errors
+    /// [`ReadError::Backend`]
+    pub fn tasks_of_session(&self, session: &StoredSession) -> Result<Vec<StoredTask>, ReadError> {
+        const TASK: &str = "SELECT id, pool, prompt, spec, state, outcome, detail, attempts, slot, \
+                            session, queued_at_us, begun_at_us, ended_at_us, result FROM tasks";
+        let (sql, values) = match (&session.run, &session.task) {
+            (Some(run), Some(task)) => ("run = ?1 AND id = ?2", [run, task]),
+            (Some(run), None) => ("run = ?1 AND session = ?2", [run, &session.session]),
+            _ => ("session = ?1 AND session = ?2", [&session.session; 2]),
+        };
+        let sql = format!("{TASK} WHERE {sql} ORDER BY begun_at_us, place");
+        let mut statement = self.conn().prepare_cached(&sql)?;
+        let rows = statement.query_map(values, task_from_row)?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    /// The last event of a session that was stamped before a time (microseconds since the Unix
+    /// epoch): its seq, 0 if there is none.
+    ///
+    /// # Errors
+    /// [`ReadError::Backend`]
+    pub fn seq_before(&self, session: &SessionId, at_us: i64) -> Result<u64, ReadError> {
+        let mut stamp = self
+            .conn()
+            .prepare_cached("SELECT at_us FROM events WHERE session = ?1 AND seq = ?2")?;
+        // Times grow with the seq, so a few looks find the place.
+        let (mut before, mut beyond) = (0, self.last_seq(session)? + 1);
+        while before + 1 < beyond {
+            let middle = before + (beyond - before) / 2;
+            let seq = i64::try_from(middle).unwrap_or(i64::MAX);
+            let found: Option<i64> = stamp
+                .query_row(params![session.as_str(), seq], |row| row.get(0))
+                .optional()?;
+            if found.is_some_and(|found| found < at_us) {
+                before = middle;
+            } else {
+                beyond = middle;
+            }
+        }
+        Ok(before)
+    }
+
+    /// The last event at or before a cursor that the session has in common with whoever holds
+    /// the cursor: the cursor itself, unless it lies beyond the durable end of its epoch.
+    ///
+    /// # Errors
+    /// [`ReadError::Backend`]
+    pub fn last_common_event(
+        &self,
+        session: &SessionId,
+        cursor: EventId,
+    ) -> Result<EventId, ReadError> {
+        let signed = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+        let found = self
+            .conn()
+            .prepare_cached(
+                "SELECT epoch, seq FROM events WHERE session = ?1 AND seq <= ?2 AND epoch <= ?3 \
+                 ORDER BY seq DESC LIMIT 1",
+            )?
+            .query_row(
+                params![session.as_str(), signed(cursor.seq), signed(cursor.epoch)],
+                |row| {
+                    let number = |column| row.get::<_, i64>(column).map(i64::unsigned_abs);
+                    Ok(EventId {
+                        epoch: number(0)?,
+                        seq: number(1)?,
+                    })
+                },
+            )
+            .optional()?;
+        Ok(found.unwrap_or(EventId { epoch: 0, seq: 0 }))
+    }
+
+    /// A number that changes when somebody else has written.
+    ///
+    /// # Errors
+    /// [`ReadError::Backend`]
+    pub fn data_version(&self) -> Result<i64, ReadError> {
+        let version = self
+            .conn()
+            .pragma_query_value(None, "data_version", |row| row.get(0));
+        Ok(version?)
+    }
+}

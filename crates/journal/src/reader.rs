@@ -1,0 +1,514 @@
+//! Reading back, on a connection of its own that never blocks the writer.
+//!
+//! Sees what is durable and nothing else. Rows come as they are stored; an event is decoded only
+//! when asked, so that one that a newer program wrote does not hide the others.
+
+use std::path::{Path, PathBuf};
+
+use rusqlite::{Connection, Row, params};
+
+use super::audit::{self, ChainHead};
+use super::codec::{self, CodecError};
+use super::error::{OpenError, ReadError};
+use super::schema;
+use marshal_model::limits;
+use marshal_model::{Event, EventId, ExitClass, RunId, SessionId, SlotId, StampedEvent};
+
+/// A connection for reading. May be sent to another thread, not shared.
+pub struct Reader {
+    conn: Connection,
+}
+
+/// A row of `events`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredEvent {
+    /// Its session.
+    pub session: String,
+    /// Its address.
+    pub id: EventId,
+    /// When it was stamped: microseconds since the Unix epoch.
+    pub at_us: i64,
+    /// A word of [`marshal_model::EventKind`], or of a newer program.
+    pub kind: String,
+    /// The body's version.
+    pub version: u32,
+    /// The body, JSON.
+    pub body: String,
+}
+
+impl StoredEvent {
+    /// The event.
+    ///
+    /// # Errors
+    /// [`CodecError`] if a newer program wrote it or the row is damaged.
+    pub fn decode(&self) -> Result<StampedEvent, CodecError> {
+        let event: Event = codec::decode(&self.kind, self.version, &self.body)?;
+        Ok(StampedEvent {
+            id: self.id,
+            at_us: self.at_us,
+            event,
+        })
+    }
+
+    /// The same line that [`codec::to_json`] writes.
+    #[must_use]
+    pub fn into_json(self) -> String {
+        codec::format_line(
+            &self.session,
+            self.id,
+            self.at_us,
+            &self.kind,
+            self.version,
+            self.body,
+        )
+    }
+}
+
+/// A row of `sessions`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredSession {
+    /// Its id.
+    pub session: String,
+    /// The start of the supervisor that began it.
+    pub epoch: u64,
+    /// Its pool.
+    pub pool: String,
+    /// Its slot.
+    pub slot: u16,
+    /// The run that it belongs to.
+    pub run: Option<String>,
+    /// The task that it works.
+    pub task: Option<String>,
+    /// Which attempt.
+    pub attempt: u32,
+    /// When it began, in microseconds since the Unix epoch.
+    pub begun_at_us: i64,
+    /// When it ended.
+    pub ended_at_us: Option<i64>,
+    /// How its last child ended.
+    pub class: Option<String>,
+}
+
+/// A row of `runs`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredRun {
+    /// Its id.
+    pub run: String,
+    /// The start of the supervisor that worked it last.
+    pub epoch: u64,
+    /// `run` or `up`.
+    pub command: String,
+    /// When it began, in microseconds since the Unix epoch.
+    pub begun_at_us: i64,
+    /// When it ended.
+    pub ended_at_us: Option<i64>,
+    /// 0 if every task of it is done, else 1.
+    pub code: Option<u8>,
+}
+
+impl StoredSession {
+    /// From a row with its columns in the order of the fields.
+    pub(super) fn from_row(row: &Row<'_>) -> rusqlite::Result<Self> {
+        Ok(Self {
+            session: row.get(0)?,
+            epoch: number(row, 1)?,
+            pool: row.get(2)?,
+            slot: row.get(3)?,
+            run: row.get(4)?,
+            task: row.get(5)?,
+            attempt: row.get(6)?,
+            begun_at_us: row.get(7)?,
+            ended_at_us: row.get(8)?,
+            class: row.get(9)?,
+        })
+    }
+}
+
+impl StoredRun {
+    /// From a row with its columns in the order of the fields.
+    pub(super) fn from_row(row: &Row<'_>) -> rusqlite::Result<Self> {
+        Ok(Self {
+            run: row.get(0)?,
+            epoch: number(row, 1)?,
+            command: row.get(2)?,
+            begun_at_us: row.get(3)?,
+            ended_at_us: row.get(4)?,
+            code: row.get(5)?,
+        })
+    }
+}
+
+/// A row of `tasks`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredTask {
+    /// Its id in the run.
+    pub id: String,
+    /// The pool that works it.
+    pub pool: String,
+    /// The prompt, as given; foreign.
+    pub prompt: marshal_model::UntrustedText,
+    /// Its own wishes, JSON.
+    pub spec: String,
+    /// `queued`, `running`, `ended`.
+    pub state: String,
+    /// How it ended.
+    pub outcome: Option<String>,
+    /// Why.
+    pub detail: Option<String>,
+    /// Sendings so far.
+    pub attempts: u32,
+    /// The slot that worked it last.
+    pub slot: Option<u16>,
+    /// The session that worked it last.
+    pub session: Option<String>,
+    /// When it was queued, began and ended, in microseconds since the Unix epoch.
+    pub queued_at_us: i64,
+    /// See `queued_at_us`.
+    pub begun_at_us: Option<i64>,
+    /// See `queued_at_us`.
+    pub ended_at_us: Option<i64>,
+    /// Its report, for [`codec::read_report`].
+    pub result: Option<String>,
+}
+
+/// A row of `asks`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredPermissionRequest {
+    /// Its id.
+    pub id: String,
+    /// Its session.
+    pub session: String,
+    /// The seq of its `PermissionRequested` event.
+    pub asked_seq: u64,
+    /// The seq of its `PermissionDecided` event.
+    pub decided_seq: Option<u64>,
+    /// The agent's name of the request; foreign.
+    pub request_key: marshal_model::UntrustedText,
+    /// The tool; foreign.
+    pub tool: marshal_model::UntrustedText,
+    /// The input as it came, JSON; `None` if it was too large.
+    pub input: Option<String>,
+    /// Its digest.
+    pub input_sha256: String,
+    /// The verdict's word.
+    pub decision: Option<String>,
+    /// Who decided.
+    pub decided_by: Option<String>,
+    /// The rules, a JSON array of texts.
+    pub rules: Option<String>,
+    /// The reason.
+    pub reason: Option<String>,
+    /// The policy.
+    pub policy: Option<String>,
+    /// Its place in the audit chain.
+    pub link: Option<u64>,
+}
+
+/// A session, as the stream of one run sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RunSession {
+    /// Its id.
+    pub session: String,
+    /// Its pool.
+    pub pool: String,
+    /// Its slot.
+    pub slot: u16,
+    /// The task of the run that it works, or worked first.
+    pub task: Option<String>,
+    /// Which attempt.
+    pub attempt: u32,
+    /// Whether it has ended.
+    pub has_ended: bool,
+    /// The seq after which its events belong to the run.
+    pub after: u64,
+    /// Its durable end.
+    pub last: u64,
+}
+
+/// A slot's failures since some time, oldest first.
+pub type SlotFailures = Vec<(i64, ExitClass)>;
+
+impl std::fmt::Debug for Reader {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Reader")
+    }
+}
+
+impl Reader {
+    /// Opens the journal of a state directory for reading.
+    ///
+    /// # Errors
+    /// [`OpenError`]
+    pub fn open(dir: &Path) -> Result<Self, OpenError> {
+        let dir: PathBuf = dir.canonicalize().map_err(|source| OpenError::Directory {
+            path: dir.to_owned(),
+            source,
+        })?;
+        Self::open_file(&dir.join(schema::FILE_NAME))
+    }
+
+    /// The connection.
+    pub(super) const fn conn(&self) -> &Connection {
+        &self.conn
+    }
+
+    pub(super) fn open_file(file: &Path) -> Result<Self, OpenError> {
+        let named = |source| schema::describe_open_error(file, source);
+        let conn = schema::connect_reader(file, limits::JOURNAL_OPEN_TIMEOUT).map_err(named)?;
+        schema::check_version(&conn, file)?;
+        Ok(Self { conn })
+    }
+
+    /// At most `limit` events of a session after a seq, in order.
+    ///
+    /// # Errors
+    /// [`ReadError::Backend`]
+    pub fn events(
+        &self,
+        session: &SessionId,
+        after_seq: u64,
+        limit: u32,
+    ) -> Result<Vec<StoredEvent>, ReadError> {
+        let mut statement = self.conn.prepare_cached(
+            "SELECT session, epoch, seq, at_us, kind, version, body FROM events \
+             WHERE session = ?1 AND seq > ?2 ORDER BY seq LIMIT ?3",
+        )?;
+        let after = i64::try_from(after_seq).unwrap_or(i64::MAX);
+        let rows = statement.query_map(params![session.as_str(), after, limit], event_from_row)?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    /// At most `limit` events of a session after a seq, in order, whose bodies have together at
+    /// most `bytes` bytes; the first one always, however long.
+    ///
+    /// # Errors
+    /// [`ReadError::Backend`]
+    pub fn events_page(
+        &self,
+        session: &SessionId,
+        after_seq: u64,
+        limit: u32,
+        bytes: usize,
+    ) -> Result<Vec<StoredEvent>, ReadError> {
+        let mut statement = self.conn.prepare_cached(
+            "SELECT session, epoch, seq, at_us, kind, version, body FROM events \
+             WHERE session = ?1 AND seq > ?2 ORDER BY seq LIMIT ?3",
+        )?;
+        let after = i64::try_from(after_seq).unwrap_or(i64::MAX);
+        let mut rows = statement.query(params![session.as_str(), after, limit])?;
+        let (mut events, mut taken) = (Vec::new(), 0);
+        while let Some(row) = rows.next()? {
+            let length = row.get_ref(6)?.as_str().map_or(0, str::len);
+            taken += length;
+            if taken > bytes && !events.is_empty() {
+                break;
+            }
+            events.push(event_from_row(row)?);
+        }
+        Ok(events)
+    }
+
+    /// The sessions that work or worked tasks of a run, in the order of their begin. A session
+    /// of a slot, which works tasks of several runs, counts from the first task of this one.
+    ///
+    /// # Errors
+    /// [`ReadError::Backend`]
+    pub fn sessions_of_run(&self, run: &RunId) -> Result<Vec<RunSession>, ReadError> {
+        let mut statement = self.conn.prepare_cached(
+            "SELECT session, pool, slot, task, attempt, ended_at_us IS NOT NULL, 0, \
+             (SELECT coalesce(max(seq), 0) FROM events WHERE events.session = s.session), \
+             begun_at_us FROM sessions s WHERE run = ?1 \
+             UNION ALL \
+             SELECT session, pool, slot, t.id, t.attempts, s.ended_at_us IS NOT NULL, \
+             (SELECT coalesce(max(seq), 0) FROM events WHERE events.session = s.session \
+             AND at_us < t.begun_at_us), \
+             (SELECT coalesce(max(seq), 0) FROM events WHERE events.session = s.session), \
+             s.begun_at_us FROM (SELECT session AS worked, id, max(attempts) AS attempts, \
+             min(begun_at_us) AS begun_at_us FROM tasks WHERE run = ?1 AND session IS NOT NULL \
+             GROUP BY session) t JOIN sessions s ON s.session = t.worked WHERE s.run IS NULL \
+             ORDER BY 9, 1",
+        )?;
+        let rows = statement.query_map([run.as_str()], |row| {
+            Ok(RunSession {
+                session: row.get(0)?,
+                pool: row.get(1)?,
+                slot: row.get(2)?,
+                task: row.get(3)?,
+                attempt: row.get(4)?,
+                has_ended: row.get(5)?,
+                after: number(row, 6)?,
+                last: number(row, 7)?,
+            })
+        })?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    /// The durable end of a session: its last seq, 0 if it has no events.
+    ///
+    /// # Errors
+    /// [`ReadError::Backend`]
+    pub fn last_seq(&self, session: &SessionId) -> Result<u64, ReadError> {
+        Ok(self
+            .conn
+            .prepare_cached("SELECT coalesce(max(seq), 0) FROM events WHERE session = ?1")?
+            .query_row([session.as_str()], |row| number(row, 0))?)
+    }
+
+    /// What a session has journalled, in bytes of bodies.
+    ///
+    /// # Errors
+    /// [`ReadError::Backend`]
+    pub fn session_bytes(&self, session: &SessionId) -> Result<u64, ReadError> {
+        Ok(self
+            .conn
+            .prepare_cached(
+                "SELECT coalesce(sum(octet_length(body)), 0) FROM events WHERE session = ?1",
+            )?
+            .query_row([session.as_str()], |row| number(row, 0))?)
+    }
+
+    /// All sessions, oldest first.
+    ///
+    /// # Errors
+    /// [`ReadError::Backend`]
+    pub fn sessions(&self) -> Result<Vec<StoredSession>, ReadError> {
+        let mut statement = self.conn.prepare_cached(
+            "SELECT session, epoch, pool, slot, run, task, attempt, begun_at_us, ended_at_us, \
+             class FROM sessions ORDER BY begun_at_us, session",
+        )?;
+        let rows = statement.query_map([], StoredSession::from_row)?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    /// All runs, oldest first.
+    ///
+    /// # Errors
+    /// [`ReadError::Backend`]
+    pub fn runs(&self) -> Result<Vec<StoredRun>, ReadError> {
+        let mut statement = self.conn.prepare_cached(
+            "SELECT run, epoch, command, begun_at_us, ended_at_us, code FROM runs \
+             ORDER BY begun_at_us, run",
+        )?;
+        let rows = statement.query_map([], StoredRun::from_row)?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    /// The tasks of a run, in the order given.
+    ///
+    /// # Errors
+    /// [`ReadError::Backend`]
+    pub fn tasks(&self, run: &RunId) -> Result<Vec<StoredTask>, ReadError> {
+        let mut statement = self.conn.prepare_cached(
+            "SELECT id, pool, prompt, spec, state, outcome, detail, attempts, slot, session, \
+             queued_at_us, begun_at_us, ended_at_us, result FROM tasks WHERE run = ?1 \
+             ORDER BY place",
+        )?;
+        let rows = statement.query_map([run.as_str()], task_from_row)?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    /// The asks of a session, in the order of asking.
+    ///
+    /// # Errors
+    /// [`ReadError::Backend`]
+    pub fn permission_requests(
+        &self,
+        session: &SessionId,
+    ) -> Result<Vec<StoredPermissionRequest>, ReadError> {
+        let mut statement = self.conn.prepare_cached(
+            "SELECT id, session, asked_seq, decided_seq, request_key, tool, input, input_sha256, \
+             decision, decided_by, rules, reason, policy, link FROM asks WHERE session = ?1 \
+             ORDER BY asked_seq",
+        )?;
+        let rows = statement.query_map([session.as_str()], |row| {
+            Ok(StoredPermissionRequest {
+                id: row.get(0)?,
+                session: row.get(1)?,
+                asked_seq: number(row, 2)?,
+                decided_seq: row.get::<_, Option<i64>>(3)?.map(i64::unsigned_abs),
+                request_key: row.get::<_, String>(4)?.into(),
+                tool: row.get::<_, String>(5)?.into(),
+                input: row.get(6)?,
+                input_sha256: row.get(7)?,
+                decision: row.get(8)?,
+                decided_by: row.get(9)?,
+                rules: row.get(10)?,
+                reason: row.get(11)?,
+                policy: row.get(12)?,
+                link: row.get::<_, Option<i64>>(13)?.map(i64::unsigned_abs),
+            })
+        })?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    /// A slot's failures since a time in microseconds since the Unix epoch: what its restart
+    /// budget was spent on, also by former starts of the supervisor.
+    ///
+    /// # Errors
+    /// [`ReadError`]
+    pub fn slot_failures(&self, slot: &SlotId, since_us: i64) -> Result<SlotFailures, ReadError> {
+        let mut statement = self.conn.prepare_cached(
+            "SELECT at_us, class FROM slot_failures \
+             WHERE pool = ?1 AND slot = ?2 AND at_us >= ?3 ORDER BY at_us",
+        )?;
+        let rows = statement
+            .query_map(params![slot.pool.as_str(), slot.index, since_us], |row| {
+                Ok((row.get::<_, i64>(0)?, row.get::<_, String>(1)?))
+            })?;
+        rows.map(|row| {
+            let (at_us, word) = row?;
+            let class = ExitClass::from_word(&word).ok_or(ReadError::InvalidValue {
+                what: "exit class",
+                text: word,
+            })?;
+            Ok((at_us, class))
+        })
+        .collect()
+    }
+
+    /// Checks the audit chain from its first record and gives its end.
+    ///
+    /// # Errors
+    /// [`ReadError::Chain`] at the first record that does not fit.
+    pub fn verify_audit(&self) -> Result<ChainHead, ReadError> {
+        audit::verify_chain(&self.conn)
+    }
+}
+
+pub(super) fn task_from_row(row: &Row<'_>) -> rusqlite::Result<StoredTask> {
+    Ok(StoredTask {
+        id: row.get(0)?,
+        pool: row.get(1)?,
+        prompt: row.get::<_, String>(2)?.into(),
+        spec: row.get(3)?,
+        state: row.get(4)?,
+        outcome: row.get(5)?,
+        detail: row.get(6)?,
+        attempts: row.get(7)?,
+        slot: row.get(8)?,
+        session: row.get(9)?,
+        queued_at_us: row.get(10)?,
+        begun_at_us: row.get(11)?,
+        ended_at_us: row.get(12)?,
+        result: row.get(13)?,
+    })
+}
+
+pub(super) fn event_from_row(row: &Row<'_>) -> rusqlite::Result<StoredEvent> {
+    Ok(StoredEvent {
+        session: row.get(0)?,
+        id: EventId {
+            epoch: number(row, 1)?,
+            seq: number(row, 2)?,
+        },
+        at_us: row.get(3)?,
+        kind: row.get(4)?,
+        version: row.get(5)?,
+        body: row.get(6)?,
+    })
+}
+
+/// An unsigned column; SQLite's integers are signed.
+fn number(row: &Row<'_>, column: usize) -> rusqlite::Result<u64> {
+    row.get::<_, i64>(column).map(i64::unsigned_abs)
+}

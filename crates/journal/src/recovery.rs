@@ -1,0 +1,236 @@
+//! What a start finds open from the starts before it: the facts of it are written down at once.
+//!
+//! A supervisor that was killed leaves asks without a verdict, turns without an end and sessions
+//! without a process. Their streams get the missing events, under the new epoch and with the next
+//! seq: the ask is denied because everybody is gone, the turn is lost. A session that was made for
+//! one task ends with it. A slot's own session (one without a task) stays open, its stream whole:
+//! whether it is gone on with is its pool's decision. A turn of a chat that ran is lost; one that
+//! waited, or whose task never began, waits to be sent. So are tasks: those that waited or ran stay as
+//! they are until their run is continued.
+//!
+//! An approval that was pending becomes orphaned: whoever goes on with its session may ask again. An
+//! orphaned one whose deadline is over expires. The approvals of a session that ends here end with it
+//! (`approvals.rs`).
+
+use std::sync::Arc;
+
+use rusqlite::Connection;
+
+use super::chats::ChatWrite;
+use super::commit::{CONVERSATION_COMMAND, Commit, TaskChange, Write};
+use marshal_model::{
+    DecidedBy, Decision, Event, EventId, PermissionRequestId, RunId, STOPPED_BY_PERSON, SessionId,
+    StampedEvent, TaskId, TaskOutcome, TurnId, TurnOutcome, Usage, Verdict,
+};
+
+const DENY_REASON: &str = "the supervisor ended before this was decided";
+const LOST_DETAIL: &str = "the supervisor ended while this ran";
+
+/// How much was left open.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RecoveryReport {
+    /// Sessions of one task that had not ended, and now have.
+    pub sessions: u64,
+    /// Sessions of slots, which stay open.
+    pub open_slot_sessions: u64,
+    /// Turns that had not ended.
+    pub turns: u64,
+    /// Asks without a verdict.
+    pub permission_requests: u64,
+}
+
+/// The commits that end what epochs before `epoch` left open.
+pub(super) fn plan_recovery(
+    conn: &Connection,
+    epoch: u64,
+    at_us: i64,
+) -> rusqlite::Result<(Vec<Commit>, RecoveryReport)> {
+    let mut found = RecoveryReport::default();
+    let mut commits = Vec::new();
+    // Before sessions are ended: the end of one is the end of its questions.
+    let is_open = "SELECT EXISTS (SELECT 1 FROM questions WHERE state IN ('pending', 'orphaned'))";
+    if conn.query_row(is_open, [], |row| row.get(0))? {
+        commits.push(Commit::new(vec![Write::ApprovalsOrphaned { at_us }]));
+    }
+    let before = i64::try_from(epoch).unwrap_or(i64::MAX);
+    let mut open = conn.prepare(
+        "SELECT session, task IS NOT NULL FROM sessions WHERE ended_at_us IS NULL AND epoch < ?1",
+    )?;
+    let sessions = open
+        .query_map([before], |row| {
+            Ok((row.get::<_, String>(0)?, row.get::<_, bool>(1)?))
+        })?
+        .collect::<Result<Vec<_>, _>>()?;
+    for (name, is_of_a_task) in sessions {
+        // Only ids that passed this check were ever written.
+        let Ok(session) = SessionId::new(&name) else {
+            continue;
+        };
+        let mut writes = missing_events(conn, &session, epoch, at_us, &mut found)?;
+        if is_of_a_task {
+            found.sessions += 1;
+            writes.push(Write::SessionEnded {
+                session,
+                at_us,
+                class: None,
+            });
+        } else {
+            found.open_slot_sessions += 1;
+        }
+        if !writes.is_empty() {
+            commits.push(Commit::new(writes));
+        }
+    }
+    commits.extend(end_conversation_prompts(conn, at_us)?);
+    Ok((commits, found))
+}
+
+/// Ends the prompts of conversations: their clients are gone with the supervisor.
+fn end_conversation_prompts(conn: &Connection, at_us: i64) -> rusqlite::Result<Option<Commit>> {
+    let mut open = conn.prepare(
+        "SELECT tasks.run, id, state FROM tasks JOIN runs ON runs.run = tasks.run \
+         WHERE command = ?1 AND state <> 'ended'",
+    )?;
+    let rows = open.query_map([CONVERSATION_COMMAND], |row| {
+        let text = |column| row.get::<_, String>(column);
+        Ok((text(0)?, text(1)?, text(2)?))
+    })?;
+    let mut writes = settle_interrupted_turns(conn, at_us)?;
+    for row in rows {
+        let (run, task, state) = row?;
+        let (Ok(run), Ok(task)) = (RunId::new(&run), TaskId::new(&task)) else {
+            continue;
+        };
+        let outcome = match state.as_str() {
+            "running" => TaskOutcome::Lost,
+            _ => TaskOutcome::Skipped,
+        };
+        let change = TaskChange::Ended {
+            outcome,
+            detail: LOST_DETAIL.to_owned(),
+            result: String::new(),
+        };
+        writes.push(Write::TaskUpdated {
+            run,
+            task,
+            at_us,
+            change,
+        });
+    }
+    Ok((!writes.is_empty()).then(|| Commit::new(writes)))
+}
+
+/// What becomes of the turns of chats that were running: what their end says, if it is durable; they
+/// wait again, if no agent has seen them; else they are lost.
+fn settle_interrupted_turns(conn: &Connection, at_us: i64) -> rusqlite::Result<Vec<Write>> {
+    let mut running = conn.prepare(
+        "SELECT turn, coalesce(tasks.attempts = 0 AND (tasks.state = 'queued' \
+         OR tasks.outcome = 'skipped'), 0) OR turns.outcome IS NULL AND coalesce((SELECT kind \
+         FROM events WHERE session = turns.chat AND kind IN ('prompt_accepted', 'turn_ended') \
+         ORDER BY seq DESC LIMIT 1), 'turn_ended') = 'turn_ended', turns.outcome, turns.stopped \
+         FROM turns JOIN chats ON chats.session = turns.chat \
+         LEFT JOIN tasks ON tasks.run = chats.run AND tasks.id = turns.task \
+         WHERE turns.state = 'running'",
+    )?;
+    let rows = running.query_map([], |row| {
+        let ended = row.get::<_, Option<String>>(2)?;
+        let stopped = row.get::<_, bool>(3)?;
+        Ok((
+            row.get::<_, String>(0)?,
+            row.get::<_, bool>(1)?,
+            ended,
+            stopped,
+        ))
+    })?;
+    let mut writes = Vec::new();
+    for row in rows {
+        let (turn, is_unsent, ended, stopped) = row?;
+        let Ok(turn) = TurnId::new(&turn) else {
+            continue;
+        };
+        writes.push(Write::Chat(if is_unsent {
+            ChatWrite::Requeue { turn }
+        } else {
+            // How it ended may be durable while its task was not over.
+            let ended = ended.as_deref().and_then(TurnOutcome::from_word);
+            let outcome = ended.unwrap_or(if stopped {
+                TurnOutcome::Cancelled
+            } else {
+                TurnOutcome::Lost
+            });
+            let at_ms = at_us.div_euclid(1000);
+            ChatWrite::End {
+                turn,
+                outcome,
+                at_ms,
+            }
+        }));
+    }
+    Ok(writes)
+}
+
+/// The events that a session's stream lacks.
+fn missing_events(
+    conn: &Connection,
+    session: &SessionId,
+    epoch: u64,
+    at_us: i64,
+    found: &mut RecoveryReport,
+) -> rusqlite::Result<Vec<Write>> {
+    // From the end, as far as the newest turn goes: a chat is open for months.
+    let (mut seq, is_running, stopped): (u64, bool, bool) = conn
+        .prepare_cached(
+            "SELECT coalesce((SELECT max(seq) FROM events WHERE session = ?1), 0), \
+             coalesce((SELECT kind = 'prompt_accepted' FROM events WHERE session = ?1 \
+             AND kind IN ('prompt_accepted', 'turn_ended') ORDER BY seq DESC LIMIT 1), 0), \
+             EXISTS (SELECT 1 FROM turns WHERE chat = ?1 AND state = 'running' AND stopped = 1)",
+        )?
+        .query_row([session.as_str()], |row| {
+            let seq = row.get::<_, i64>(0)?.unsigned_abs();
+            Ok((seq, row.get(1)?, row.get(2)?))
+        })?;
+    let mut writes = Vec::new();
+    let mut event = |event| {
+        seq += 1;
+        writes.push(Write::Events {
+            session: session.clone(),
+            events: Arc::new(vec![StampedEvent {
+                id: EventId { epoch, seq },
+                at_us,
+                event,
+            }]),
+        });
+    };
+    let mut open = conn.prepare_cached(
+        "SELECT id FROM asks WHERE session = ?1 AND link IS NULL ORDER BY asked_seq",
+    )?;
+    let mut asks = open.query([session.as_str()])?;
+    while let Some(row) = asks.next()? {
+        if let Ok(ask) = PermissionRequestId::new(&row.get::<_, String>(0)?) {
+            found.permission_requests += 1;
+            event(Event::PermissionDecided(Verdict {
+                request: ask,
+                decision: Decision::Deny,
+                decided_by: DecidedBy::Gone,
+                rules: Vec::new(),
+                reason: DENY_REASON.to_owned(),
+            }));
+        }
+    }
+    if is_running {
+        found.turns += 1;
+        // Whoever stopped it was told so.
+        let (outcome, why) = if stopped {
+            (TurnOutcome::Cancelled, STOPPED_BY_PERSON)
+        } else {
+            (TurnOutcome::Lost, LOST_DETAIL)
+        };
+        event(Event::TurnEnded {
+            outcome,
+            stop_reason: None,
+            usage: Usage::default(),
+            detail: Some(why.to_owned()),
+        });
+    }
+    Ok(writes)
+}

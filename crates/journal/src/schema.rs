@@ -1,0 +1,270 @@
+//! Opening the database: its directory and file, its schema and version, the new epoch.
+//!
+//! Owns the pragmas and migrations. A file's version is SQLite's `user_version`; its
+//! `application_id` tells our files from everybody else's.
+//!
+//! A new table or column is a new part at the end of `schema.sql`: `ALTER TABLE` for a column, never a change
+//! of an old `CREATE TABLE`. It needs a new `VERSION` and the place where the part begins. Then change `commit.rs`,
+//! `rows.rs`, `reader.rs` and every SELECT of that row, because columns go by position. A test opens a file of
+//! each earlier version.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rusqlite::{Connection, ErrorCode, OpenFlags};
+
+use super::error::OpenError;
+use marshal_model::limits;
+
+/// The schema that this program writes.
+pub const VERSION: i64 = 8;
+
+/// `mrsh` in ASCII.
+const APPLICATION_ID: i64 = 0x6d72_7368;
+
+const SCHEMA: &str = include_str!("schema.sql");
+
+/// Where the part of [`SCHEMA`] begins that version 1 had not: a database of version 1 gets it
+/// as it is.
+const SINCE_2: &str = "-- What retention needs";
+
+/// The same for version 2.
+const SINCE_3: &str = "-- What version 3 added";
+
+/// The same for version 3.
+const SINCE_4: &str = "-- What version 4 added";
+
+/// The same for version 4.
+const SINCE_5: &str = "-- What version 5 added";
+
+/// The same for version 5.
+const SINCE_6: &str = "-- What version 6 added";
+
+/// The same for version 6.
+const SINCE_7: &str = "-- What version 7 added";
+
+/// The same for version 7.
+const SINCE_8: &str = "-- What version 8 added";
+
+/// The database's name in the state directory.
+pub const FILE_NAME: &str = "journal.db";
+
+/// Makes sure that the directory exists and is ours alone, and that the file does and is too.
+/// Gives the file's path without links in it.
+pub(super) fn prepare_file(dir: &Path) -> Result<PathBuf, OpenError> {
+    let failed = |path: &Path| {
+        let path = path.to_owned();
+        move |source| OpenError::Directory { path, source }
+    };
+    match fs::DirBuilder::new().mode(0o700).create(dir) {
+        Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(failed(dir)(e)),
+        _ => {}
+    }
+    let dir = fs::canonicalize(dir).map_err(failed(dir))?;
+    check_private(&dir, 0o700)?;
+    let file = dir.join(FILE_NAME);
+    fs::OpenOptions::new()
+        .read(true)
+        .append(true)
+        .create(true)
+        .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
+        .open(&file)
+        .map_err(failed(&file))?;
+    check_private(&file, 0o600)?;
+    Ok(file)
+}
+
+/// Whether a path belongs to us and nobody else may touch it.
+fn check_private(path: &Path, wanted: u32) -> Result<(), OpenError> {
+    let meta = fs::symlink_metadata(path).map_err(|source| OpenError::Directory {
+        path: path.to_owned(),
+        source,
+    })?;
+    let own = rustix::process::geteuid().as_raw();
+    if meta.uid() != own {
+        return Err(OpenError::Owner {
+            path: path.to_owned(),
+            owner: meta.uid(),
+            own,
+        });
+    }
+    let mode = meta.mode() & 0o7777;
+    if mode & 0o077 != 0 {
+        return Err(OpenError::InsecureMode {
+            path: path.to_owned(),
+            mode,
+            wanted,
+        });
+    }
+    Ok(())
+}
+
+/// Opens a database for writing, waiting `busy` for other processes.
+fn open_writable(file: &Path, busy: Duration) -> rusqlite::Result<Connection> {
+    let conn = Connection::open_with_flags(
+        file,
+        OpenFlags::SQLITE_OPEN_READ_WRITE
+            | OpenFlags::SQLITE_OPEN_NO_MUTEX
+            | OpenFlags::SQLITE_OPEN_NOFOLLOW,
+    )?;
+    conn.busy_timeout(busy)?;
+    Ok(conn)
+}
+
+/// Opens a database that is known to be ours for writing.
+pub(super) fn connect(file: &Path, busy: Duration) -> rusqlite::Result<Connection> {
+    let conn = open_writable(file, busy)?;
+    configure(&conn)?;
+    Ok(conn)
+}
+
+fn configure(conn: &Connection) -> rusqlite::Result<()> {
+    conn.set_prepared_statement_cache_capacity(64);
+    let mode: String =
+        conn.pragma_update_and_check(None, "journal_mode", "wal", |row| row.get(0))?;
+    if mode != "wal" {
+        // The one reason that SQLite gives no error for: a file system without shared memory.
+        return Err(rusqlite::Error::InvalidParameterName(format!(
+            "journal_mode is {mode}, not wal: the file system has no shared memory"
+        )));
+    }
+    conn.pragma_update(None, "synchronous", "FULL")?;
+    conn.pragma_update(None, "wal_autocheckpoint", limits::JOURNAL_WAL_PAGES)?;
+    conn.pragma_update(
+        None,
+        "journal_size_limit",
+        i64::try_from(limits::JOURNAL_WAL_LIMIT_BYTES).unwrap_or(i64::MAX),
+    )?;
+    Ok(())
+}
+
+/// Opens the database for reading only.
+pub(super) fn connect_reader(file: &Path, busy: Duration) -> rusqlite::Result<Connection> {
+    let conn = Connection::open_with_flags(
+        file,
+        OpenFlags::SQLITE_OPEN_READ_ONLY
+            | OpenFlags::SQLITE_OPEN_NO_MUTEX
+            | OpenFlags::SQLITE_OPEN_NOFOLLOW,
+    )?;
+    conn.busy_timeout(busy)?;
+    Ok(conn)
+}
+
+/// Opens, checks and migrates the database and gives it a new epoch.
+pub(super) fn open(file: &Path, at_us: i64) -> Result<(Connection, u64), OpenError> {
+    let named = |source: rusqlite::Error| describe_open_error(file, source);
+    let mut conn = open_writable(file, limits::JOURNAL_OPEN_TIMEOUT).map_err(named)?;
+    // Before anything is changed: it may be somebody else's.
+    check_version(&conn, file)?;
+    // Takes effect in an empty file only: pages that retention empties can then be given back.
+    conn.pragma_update(None, "auto_vacuum", "INCREMENTAL")
+        .map_err(named)?;
+    configure(&conn).map_err(named)?;
+    check_pages(&conn, file)?;
+    let tx = conn
+        .transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)
+        .map_err(named)?;
+    let found: i64 = tx
+        .pragma_query_value(None, "user_version", |row| row.get(0))
+        .map_err(named)?;
+    if found < VERSION {
+        let from = match found {
+            0 => 0,
+            1 => SCHEMA.find(SINCE_2).unwrap_or(0),
+            2 => SCHEMA.find(SINCE_3).unwrap_or(0),
+            3 => SCHEMA.find(SINCE_4).unwrap_or(0),
+            4 => SCHEMA.find(SINCE_5).unwrap_or(0),
+            5 => SCHEMA.find(SINCE_6).unwrap_or(0),
+            6 => SCHEMA.find(SINCE_7).unwrap_or(0),
+            _ => SCHEMA.find(SINCE_8).unwrap_or(0),
+        };
+        tx.execute_batch(&SCHEMA[from..]).map_err(named)?;
+        tx.pragma_update(None, "application_id", APPLICATION_ID)
+            .map_err(named)?;
+        tx.pragma_update(None, "user_version", VERSION)
+            .map_err(named)?;
+    }
+    tx.execute(
+        "INSERT INTO epochs (started_at_us, pid, version) VALUES (?1, ?2, ?3)",
+        (at_us, std::process::id(), env!("CARGO_PKG_VERSION")),
+    )
+    .map_err(named)?;
+    let epoch = tx.last_insert_rowid();
+    let kept = i64::try_from(limits::SLOT_FAILURES_RETENTION.as_micros()).unwrap_or(i64::MAX);
+    tx.execute(
+        "DELETE FROM slot_failures WHERE at_us < ?1",
+        [at_us.saturating_sub(kept)],
+    )
+    .map_err(named)?;
+    super::spend::prune_spend(&tx, at_us).map_err(named)?;
+    tx.commit().map_err(named)?;
+    conn.busy_timeout(limits::JOURNAL_BUSY_TIMEOUT)
+        .map_err(named)?;
+    Ok((conn, u64::try_from(epoch).unwrap_or(0)))
+}
+
+/// Refuses a damaged database, as far as reading a small one through shows it.
+fn check_pages(conn: &Connection, file: &Path) -> Result<(), OpenError> {
+    let named = |source: rusqlite::Error| describe_open_error(file, source);
+    let pragma = |name: &str| conn.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
+    let pages = pragma("page_count").map_err(named)?;
+    let page = pragma("page_size").map_err(named)?;
+    let bytes = u64::try_from(pages.saturating_mul(page)).unwrap_or(0);
+    if bytes <= limits::JOURNAL_CHECKED_BYTES {
+        let said: String = conn
+            .query_row("PRAGMA quick_check(1)", [], |row| row.get(0))
+            .map_err(named)?;
+        if said != "ok" {
+            return Err(OpenError::Corrupt {
+                path: file.to_owned(),
+                detail: said.replace('\n', " "),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Refuses a newer schema and another program's file.
+pub(super) fn check_version(conn: &Connection, file: &Path) -> Result<(), OpenError> {
+    let named = |source: rusqlite::Error| describe_open_error(file, source);
+    let pragma = |name: &str| conn.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
+    let found = pragma("user_version").map_err(named)?;
+    let application = pragma("application_id").map_err(named)?;
+    let tables: i64 = conn
+        .query_row("SELECT count(*) FROM sqlite_master", [], |row| row.get(0))
+        .map_err(named)?;
+    let fresh = tables == 0 && found == 0;
+    if !fresh && application != APPLICATION_ID {
+        return Err(OpenError::ForeignDatabase {
+            path: file.to_owned(),
+        });
+    }
+    if found > VERSION {
+        return Err(OpenError::Newer {
+            path: file.to_owned(),
+            found,
+            known: VERSION,
+        });
+    }
+    Ok(())
+}
+
+/// Names an error of SQLite at open.
+pub(super) fn describe_open_error(file: &Path, source: rusqlite::Error) -> OpenError {
+    let path = file.to_owned();
+    match source.sqlite_error_code() {
+        Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => OpenError::Corrupt {
+            path,
+            detail: source.to_string(),
+        },
+        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => OpenError::Locked {
+            path,
+            detail: source.to_string(),
+        },
+        _ => OpenError::Database { path, source },
+    }
+}

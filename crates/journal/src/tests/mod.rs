@@ -1,0 +1,209 @@
+//! The journal with a real SQLite on a real disk.
+
+mod audit;
+mod chats;
+mod crash;
+mod faults;
+mod migration;
+mod opening;
+mod order;
+mod pace;
+mod plans;
+mod questions;
+mod retention;
+mod unfinished;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::{Duration, Instant};
+
+use serde_json::value::RawValue;
+
+use super::*;
+use marshal_model::{
+    AgentClaims, DecidedBy, Decision, Event, EventId, PermissionRequest, PermissionRequestId,
+    PermissionRequestKey, PoolName, RunId, SessionId, SlotId, StampedEvent, TaskId, TaskSpec,
+    UntrustedText, Verdict,
+};
+
+/// Long enough for a busy machine; a test that waits this long has failed.
+const LONG: Duration = Duration::from_secs(30);
+
+/// As much room as anybody wants.
+pub(super) fn roomy() -> SpaceProbe {
+    Box::new(|_| {
+        Ok(DiskSpace {
+            free: u64::MAX,
+            total: u64::MAX,
+        })
+    })
+}
+
+fn tempdir() -> tempfile::TempDir {
+    tempfile::Builder::new()
+        .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o700))
+        .tempdir()
+        .expect("dir")
+}
+
+fn open(dir: &Path) -> Journal {
+    Journal::open_with_probe(dir, roomy()).expect("journal")
+}
+
+fn session(name: &str) -> SessionId {
+    SessionId::new(name).expect("id")
+}
+
+fn slot(index: u16) -> SlotId {
+    SlotId {
+        pool: PoolName::new("demo").expect("name"),
+        index,
+    }
+}
+
+fn begun(session: &SessionId) -> Write {
+    Write::SessionBegun(SessionRow {
+        session: session.clone(),
+        slot: slot(0),
+        run: Some(RunId::new("r").expect("id")),
+        task: Some(TaskId::new("t").expect("id")),
+        attempt: 1,
+        at_us: 1,
+    })
+}
+
+fn event(session: &SessionId, epoch: u64, seq: u64, event: Event) -> Write {
+    Write::Events {
+        session: session.clone(),
+        events: Arc::new(vec![StampedEvent {
+            id: EventId { epoch, seq },
+            at_us: i64::try_from(seq).expect("small"),
+            event,
+        }]),
+    }
+}
+
+fn text(session: &SessionId, epoch: u64, seq: u64) -> Write {
+    let delta = UntrustedText::new(format!("piece {seq}"));
+    event(session, epoch, seq, Event::Text { delta })
+}
+
+fn permission_requested(ask: &str, input: &str) -> Event {
+    Event::PermissionRequested {
+        id: PermissionRequestId::new(ask).expect("id"),
+        request: PermissionRequest {
+            key: PermissionRequestKey {
+                id: format!("key-{ask}"),
+                serial: 1,
+            },
+            tool_id: None,
+            tool: UntrustedText::new("bash"),
+            input: RawValue::from_string(input.to_owned()).expect("JSON"),
+            claims: AgentClaims::default(),
+        },
+    }
+}
+
+fn decided(ask: &str, decision: Decision) -> Event {
+    Event::PermissionDecided(Verdict {
+        request: PermissionRequestId::new(ask).expect("id"),
+        decision,
+        decided_by: DecidedBy::Policy,
+        rules: vec!["p1/1".to_owned()],
+        reason: "so says rule 1".to_owned(),
+    })
+}
+
+fn task(run: &RunId, id: &str, place: u32) -> Write {
+    Write::TaskQueued(TaskRow {
+        run: run.clone(),
+        place,
+        spec: TaskSpec {
+            id: TaskId::new(id).expect("id"),
+            prompt: UntrustedText::new("read README.md"),
+            pool: None,
+            workspace: Some("/tmp/x".into()),
+            attempts: Some(2),
+            check: None,
+            files: Vec::new(),
+            embedded_files: Vec::new(),
+            policy_layer: None,
+            priority: 0,
+            depends_on: Vec::new(),
+        },
+        pool: PoolName::new("demo").expect("name"),
+        at_us: 1,
+    })
+}
+
+/// A channel for what `done` callbacks say.
+fn callback_channel<T>() -> (SyncSender<T>, Receiver<T>) {
+    sync_channel(1 << 20)
+}
+
+/// Submits and waits for the commit's end.
+fn commit(journal: &Journal, writes: Vec<Write>) -> CommitResult {
+    let (tx, rx) = callback_channel();
+    journal
+        .submit(Commit::new(writes).with_callback(move |committed| {
+            let _ = tx.send(committed);
+        }))
+        .expect("accepted");
+    rx.recv_timeout(LONG).expect("an end")
+}
+
+fn assert_durable(committed: &CommitResult) {
+    assert!(
+        matches!(committed, CommitResult::Durable { .. }),
+        "{committed:?}"
+    );
+}
+
+/// Waits until the health is as wanted.
+fn wait_health(journal: &Journal, wanted: impl Fn(&Health) -> bool) -> Health {
+    let health = journal.health();
+    let until = Instant::now() + LONG;
+    loop {
+        let now = health.borrow().clone();
+        if wanted(&now) {
+            return now;
+        }
+        assert!(Instant::now() < until, "health stays {now:?}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Makes records of today those of a version before they had a form, their chain with them; gives
+/// its head.
+fn without_forms(conn: &rusqlite::Connection) -> ChainHead {
+    for column in ["form", "pool", "slot", "run", "task", "approver"] {
+        conn.execute_batch(&format!("ALTER TABLE asks DROP COLUMN {column}"))
+            .expect("dropped");
+    }
+    let mut head = ChainHead::default();
+    let sql = "SELECT json_array(link, ?2, id, session, asked_seq, decided_seq, request_key, \
+               tool_id, tool, input_sha256, claimed, asked_at_us, policy, policy_sha256, facts, \
+               eval_us, decision, decided_by, rules, reason, decided_at_us) FROM asks \
+               WHERE link = ?1";
+    let record = |link: u64, prev: &str| {
+        conn.query_row(sql, rusqlite::params![link.cast_signed(), prev], |row| {
+            row.get::<_, String>(0)
+        })
+    };
+    while let Ok(json) = record(head.link + 1, &head.hash) {
+        let hash = super::audit::sha256_hex(json.as_bytes());
+        let change = "UPDATE asks SET prev_hash = ?2, hash = ?3 WHERE link = ?1";
+        let link = head.link + 1;
+        let params = rusqlite::params![link.cast_signed(), head.hash, hash];
+        conn.execute(change, params).expect("chained");
+        head = ChainHead { link, hash };
+    }
+    head
+}
+
+fn assert_dense(reader: &Reader, session: &SessionId, last: u64) {
+    let events = reader.events(session, 0, u32::MAX).expect("events");
+    let seqs: Vec<u64> = events.iter().map(|event| event.id.seq).collect();
+    assert_eq!(seqs, (1..=last).collect::<Vec<_>>(), "{session}");
+}

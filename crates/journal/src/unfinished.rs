@@ -1,0 +1,158 @@
+//! Reading what the starts before left to do: runs that can be continued, what their tasks had come
+//! to, slots that stay parked.
+//!
+//! Only reads. Must not decide what becomes of any of it.
+
+use rusqlite::{OptionalExtension as _, params};
+
+use super::commit::CONVERSATION_COMMAND;
+use super::error::ReadError;
+use super::reader::{Reader, StoredRun, StoredSession};
+use marshal_model::{ExitClass, PoolName, RunId, SlotId, TaskId};
+
+/// A row of `slot_parks`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ParkedSlot {
+    /// Which slot.
+    pub slot: SlotId,
+    /// Since when, in microseconds since the Unix epoch.
+    pub at_us: i64,
+    /// The class of the end that parked it.
+    pub class: ExitClass,
+    /// Why, in our words.
+    pub reason: String,
+}
+
+/// How a task stands, of those that are looked up by their names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TaskMatch {
+    /// Its run.
+    pub run: String,
+    /// Its id there.
+    pub id: String,
+    /// Its pool.
+    pub pool: String,
+    /// `queued`, `running`, `ended`.
+    pub state: String,
+    /// How it ended.
+    pub outcome: Option<String>,
+}
+
+impl Reader {
+    /// Whether nothing was ever written: a start was killed before it had made the schema.
+    ///
+    /// # Errors
+    /// [`ReadError::Backend`]
+    pub fn has_no_schema(&self) -> Result<bool, ReadError> {
+        let version: i64 = self
+            .conn()
+            .pragma_query_value(None, "user_version", |row| row.get(0))?;
+        Ok(version == 0)
+    }
+
+    /// A run.
+    ///
+    /// # Errors
+    /// [`ReadError::Backend`]
+    pub fn run(&self, run: &RunId) -> Result<Option<StoredRun>, ReadError> {
+        let query = "SELECT run, epoch, command, begun_at_us, ended_at_us, code FROM runs \
+                     WHERE run = ?1";
+        let found = self
+            .conn()
+            .prepare_cached(query)?
+            .query_row([run.as_str()], StoredRun::from_row)
+            .optional()?;
+        Ok(found)
+    }
+
+    /// Runs that have no end, or a task that has none, oldest first. With a supervisor at work,
+    /// the runs that it works are among them; conversations are not: only their clients go on with
+    /// them.
+    ///
+    /// # Errors
+    /// [`ReadError::Backend`]
+    pub fn unfinished_runs(&self) -> Result<Vec<StoredRun>, ReadError> {
+        let mut statement = self.conn().prepare_cached(
+            "SELECT run, epoch, command, begun_at_us, ended_at_us, code FROM runs \
+             WHERE command <> ?1 AND (ended_at_us IS NULL \
+             OR run IN (SELECT run FROM tasks WHERE state <> 'ended')) \
+             ORDER BY begun_at_us, run",
+        )?;
+        let rows = statement.query_map([CONVERSATION_COMMAND], StoredRun::from_row)?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    /// The tasks of all runs whose id begins with a word, in the order of their queueing.
+    ///
+    /// # Errors
+    /// [`ReadError::Backend`]
+    pub fn tasks_with_prefix(&self, beginning: &str) -> Result<Vec<TaskMatch>, ReadError> {
+        let mut statement = self.conn().prepare_cached(
+            "SELECT run, id, pool, state, outcome FROM tasks \
+             WHERE substr(id, 1, length(?1)) = ?1 ORDER BY queued_at_us, run, place",
+        )?;
+        let rows = statement.query_map([beginning], |row| {
+            Ok(TaskMatch {
+                run: row.get(0)?,
+                id: row.get(1)?,
+                pool: row.get(2)?,
+                state: row.get(3)?,
+                outcome: row.get(4)?,
+            })
+        })?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    /// The sessions that were made for a task, in the order of its attempts.
+    ///
+    /// # Errors
+    /// [`ReadError::Backend`]
+    pub fn sessions_of_task(
+        &self,
+        run: &RunId,
+        task: &TaskId,
+    ) -> Result<Vec<StoredSession>, ReadError> {
+        let mut statement = self.conn().prepare_cached(
+            "SELECT session, epoch, pool, slot, run, task, attempt, begun_at_us, ended_at_us, \
+             class FROM sessions WHERE run = ?1 AND task = ?2 ORDER BY begun_at_us, session",
+        )?;
+        let rows = statement.query_map(
+            params![run.as_str(), task.as_str()],
+            StoredSession::from_row,
+        )?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    /// Slots that stay parked.
+    ///
+    /// # Errors
+    /// [`ReadError`]
+    pub fn parked_slots(&self) -> Result<Vec<ParkedSlot>, ReadError> {
+        let mut statement = self.conn().prepare_cached(
+            "SELECT pool, slot, at_us, class, reason FROM slot_parks ORDER BY pool, slot",
+        )?;
+        let rows = statement.query_map([], |row| {
+            Ok((
+                row.get::<_, String>(0)?,
+                row.get::<_, u16>(1)?,
+                row.get::<_, i64>(2)?,
+                row.get::<_, String>(3)?,
+                row.get::<_, String>(4)?,
+            ))
+        })?;
+        rows.map(|row| {
+            let (pool, index, at_us, class, reason) = row?;
+            let word = |what| move |text| ReadError::InvalidValue { what, text };
+            Ok(ParkedSlot {
+                slot: SlotId {
+                    index,
+                    pool: PoolName::new(&pool).map_err(|_| word("pool name")(pool))?,
+                },
+                at_us,
+                class: ExitClass::from_word(&class).ok_or_else(|| word("exit class")(class))?,
+                reason,
+            })
+        })
+        .collect()
+    }
+}

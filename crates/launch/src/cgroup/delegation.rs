@@ -1,0 +1,168 @@
+//! Which controllers of cgroup v2 can be had below this process's group, and the little that must be
+//! done for it.
+//!
+//! A group with controllers for its children may have no processes itself (cgroups(7), "no internal
+//! processes"). So where the group was handed to this program and nobody else is in it, the program
+//! moves into a group below. Where it was not, nothing is moved: the group is somebody else's.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::cgroup_fs::CgroupFs;
+use super::layout::Hierarchy;
+
+/// Where the supervisor goes if it must leave its own group.
+pub(super) const SUPERVISOR_GROUP: &str = "marshal.supervisor";
+
+/// A group with controllers for its children, as far as they can be had.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Delegation {
+    /// The group.
+    pub(super) base: PathBuf,
+    /// The controllers that its children have, of those that are wanted.
+    pub(super) controllers: Vec<String>,
+    /// Those of them that were switched on here.
+    pub(super) enabled: Vec<String>,
+    /// This process is to move, or moved, to the group below.
+    pub(super) moved: bool,
+    /// Why there are no more controllers.
+    pub(super) why: Option<String>,
+}
+
+impl Delegation {
+    /// Whether anything was changed, or is to be.
+    pub(super) const fn is_changed(&self) -> bool {
+        !self.enabled.is_empty() || self.moved
+    }
+}
+
+fn split_words(text: &str) -> Vec<String> {
+    text.split_ascii_whitespace().map(str::to_owned).collect()
+}
+
+fn read_words(files: &impl CgroupFs, file: &Path) -> Vec<String> {
+    files
+        .read(file)
+        .map(|text| split_words(&text))
+        .unwrap_or_default()
+}
+
+/// What could be had, without a change.
+pub(super) fn inspect(
+    files: &impl CgroupFs,
+    tree: &Hierarchy,
+    pid: u32,
+    wanted: &[&str],
+) -> Delegation {
+    let is_moved = tree
+        .own
+        .file_name()
+        .is_some_and(|name| name == SUPERVISOR_GROUP);
+    let base = match tree.own.parent() {
+        Some(parent) if is_moved => parent.to_owned(),
+        _ => tree.own.clone(),
+    };
+    let mut available = read_words(files, &base.join("cgroup.controllers"));
+    available.retain(|name| wanted.contains(&name.as_str()));
+    let lacks = available.len() < wanted.len();
+    let on = read_words(files, &base.join("cgroup.subtree_control"));
+    let (ready, missing): (Vec<_>, Vec<_>) =
+        available.into_iter().partition(|name| on.contains(name));
+    let why = format!(
+        "{} has not all controllers of cgroup v2: they are with cgroup v1, or not passed on by the group above",
+        base.display()
+    );
+    let mut handed = Delegation {
+        base,
+        controllers: ready,
+        why: lacks.then_some(why),
+        ..Delegation::default()
+    };
+    if missing.is_empty() {
+        return handed;
+    }
+    let base = &handed.base;
+    let shown = base.display();
+    if tree.read_only {
+        handed.why = Some(format!("{shown} is mounted read-only"));
+        return handed;
+    }
+    // The root of a host's tree has no type, and may have processes beside controllers.
+    let is_top = files.read(&base.join("cgroup.type")).is_err();
+    if !is_top {
+        let is_own_root = tree.own == tree.mount;
+        if !is_own_root && !files.is_delegated(base) {
+            handed.why = Some(format!(
+                "the group {shown} was not handed to this program: run it as a service of systemd with Delegate=yes"
+            ));
+            return handed;
+        }
+        let inside = read_words(files, &base.join("cgroup.procs"));
+        let own = pid.to_string();
+        if inside.iter().any(|other| *other != own) {
+            handed.why = Some(format!(
+                "other processes are in the group {shown}: run this program as a service of its own, with Delegate=yes"
+            ));
+            return handed;
+        }
+        handed.moved = !inside.is_empty();
+    }
+    handed.enabled = missing;
+    handed
+}
+
+/// Does what [`look`] found, and says what came of it. `pids` are moved where one is: this process
+/// last, for what others of its own were started in the same group since.
+pub(super) fn apply(files: &impl CgroupFs, mut handed: Delegation, pids: &[u32]) -> Delegation {
+    if handed.enabled.is_empty() {
+        return handed;
+    }
+    let below = handed.base.join(SUPERVISOR_GROUP);
+    if handed.moved {
+        // One that is there was left by an earlier supervisor, or is shared with another one.
+        let made = match files.make(&below) {
+            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => Err(error),
+            _ => pids
+                .iter()
+                .try_for_each(|pid| files.write(&below.join("cgroup.procs"), &pid.to_string())),
+        };
+        if let Err(error) = made {
+            let _ = files.remove(&below);
+            handed.moved = false;
+            handed.enabled.clear();
+            handed.why = Some(format!("{}: {error}", below.display()));
+            return handed;
+        }
+    }
+    let control = handed.base.join("cgroup.subtree_control");
+    let mut enabled = Vec::new();
+    for name in std::mem::take(&mut handed.enabled) {
+        match files.write(&control, &format!("+{name}")) {
+            Ok(()) => enabled.push(name),
+            Err(error) => {
+                handed.why = Some(format!("{} +{name}: {error}", control.display()));
+            }
+        }
+    }
+    handed.controllers.extend(enabled.iter().cloned());
+    handed.enabled = enabled;
+    handed
+}
+
+/// Undoes it for a supervisor that is gone; what others still need stays.
+pub(super) fn revert(files: &impl CgroupFs, handed: &Delegation, pid: u32) {
+    let control = handed.base.join("cgroup.subtree_control");
+    for name in &handed.enabled {
+        let _ = files.write(&control, &format!("-{name}"));
+    }
+    if handed.moved {
+        // This process was started in there.
+        let _ = files.write(&handed.base.join("cgroup.procs"), &pid.to_string());
+        let _ = files.remove(&handed.base.join(SUPERVISOR_GROUP));
+    }
+}
+
+#[cfg(test)]
+mod tests;

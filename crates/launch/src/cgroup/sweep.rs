@@ -1,0 +1,135 @@
+//! Groups of supervisors that are gone, found at the start of the next one.
+//!
+//! A supervisor holds a lock (flock(2)) on each of its groups for as long as it lives, and the kernel
+//! lets go of it whatever the end. So whose group can be locked is dead: no pid that was given anew, no
+//! other pid namespace and no clock can deceive. Only groups of this user with a name of ours are
+//! looked at.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::FlockOperation;
+
+use super::janitor::CleanupPlan;
+
+/// What the name of a supervisor's group begins with: then its pid and a random number follow.
+const PREFIX: &str = "marshal.";
+
+/// Levels of a tree that are looked through.
+const DEPTH: usize = 6;
+
+/// Groups of a tree that are looked through: a busy host has hundreds.
+const GROUPS: usize = 8192;
+
+/// The name of a supervisor's group.
+pub(super) fn group_name(pid: u32, random: &str) -> String {
+    format!("{PREFIX}{pid}.{random}")
+}
+
+/// Whether a name is one that [`group_name`] makes.
+pub(super) fn is_group_name(name: &str) -> bool {
+    let parts = name
+        .strip_prefix(PREFIX)
+        .and_then(|rest| rest.split_once('.'));
+    parts.is_some_and(|(pid, random)| {
+        pid.parse::<u32>().is_ok()
+            && random.len() == 32
+            && random.bytes().all(|byte| byte.is_ascii_hexdigit())
+    })
+}
+
+/// Takes the lock of a group that is there; `None`: somebody has it, or the group is gone.
+pub(super) fn try_lock(dir: &Path) -> io::Result<Option<File>> {
+    let group = match File::open(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        other => other?,
+    };
+    match rustix::fs::flock(&group, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    }
+    // Between the opening and the lock somebody may have removed it.
+    let is_same = fs::metadata(dir)
+        .and_then(|now| Ok(now.ino() == group.metadata()?.ino()))
+        .unwrap_or(false);
+    Ok(is_same.then_some(group))
+}
+
+/// Clears away what dead supervisors of this user left below these mounts; `v2` is that of cgroup v2.
+/// Gives the number of groups that were there, and of those that are left. Takes its time.
+pub(super) fn sweep(v2: Option<&Path>, mounts: &[PathBuf]) -> (usize, usize) {
+    let user = rustix::process::geteuid().as_raw();
+    let (mut found, mut left) = (0, 0);
+    // First the tree where the kernel kills at once.
+    let others = mounts.iter().filter(|mount| Some(mount.as_path()) != v2);
+    for mount in v2.into_iter().chain(others.map(PathBuf::as_path)) {
+        for dir in supervisor_groups(mount, user) {
+            let Ok(Some(_lock)) = try_lock(&dir) else {
+                continue;
+            };
+            found += 1;
+            let estate = CleanupPlan {
+                v2: (Some(mount) == v2).then(|| dir.clone()),
+                all: vec![dir.clone()],
+                handed: None,
+            };
+            if !estate.clean_up() {
+                left += 1;
+                tracing::warn!(group = %dir.display(), "what a dead supervisor left cannot be removed");
+            }
+        }
+    }
+    (found, left)
+}
+
+/// The groups of supervisors of this user, in a tree.
+fn supervisor_groups(mount: &Path, user: u32) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut open = vec![(mount.to_owned(), DEPTH)];
+    let mut looked = 0;
+    while let Some((dir, depth)) = open.pop() {
+        looked += 1;
+        if looked > GROUPS {
+            break;
+        }
+        for entry in fs::read_dir(&dir).into_iter().flatten().flatten() {
+            if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                continue;
+            }
+            let path = entry.path();
+            if entry.file_name().to_str().is_some_and(is_group_name) {
+                if entry.metadata().is_ok_and(|of| of.uid() == user) {
+                    found.push(path);
+                }
+            } else if depth > 0 {
+                open.push((path, depth - 1));
+            }
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_names_of_ours_are_swept() {
+        let random = "0123456789abcdef0123456789abcdef";
+        assert!(is_group_name(&group_name(7, random)));
+        for other in [
+            "marshal.service",
+            "marshal.supervisor",
+            "marshal.7",
+            "marshal.7.short",
+            "marshal.x.0123456789abcdef0123456789abcdef",
+            "marshal.7.0123456789abcdef0123456789abcdeg",
+            "xmarshal.7.0123456789abcdef0123456789abcdef",
+        ] {
+            assert!(!is_group_name(other), "{other}");
+        }
+    }
+}

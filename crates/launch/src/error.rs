@@ -1,0 +1,98 @@
+//! Why a child did not start.
+
+use std::time::Duration;
+
+use marshal_model::limits;
+use marshal_wire::shim::{SetupFailure, Stage};
+
+/// Why a child did not start. Nothing of it runs.
+#[derive(Debug, thiserror::Error)]
+pub enum SpawnError {
+    /// What is to be started cannot be said to a kernel.
+    #[error("{what} of the command has a NUL byte or is empty")]
+    InvalidCommand {
+        /// Argument, variable or directory.
+        what: &'static str,
+    },
+    /// The plan does not fit into a message.
+    #[error("the command and its walls are too large: {0}")]
+    TooLarge(#[from] marshal_wire::shim::FrameError),
+    /// The kernel gave no process, pipe or socket.
+    #[error("the child's helper cannot be started: {0}")]
+    Fork(#[source] std::io::Error),
+    /// The socket of its tools cannot be made.
+    #[error("the socket of the child's tools cannot be made: {0}")]
+    ToolSocket(#[source] std::io::Error),
+    /// Its limits cannot be had.
+    #[error(transparent)]
+    Group(#[from] super::cgroup::GroupError),
+    /// The walls stand, but the program does not run.
+    #[error("{0}")]
+    Exec(SetupFailure),
+    /// A wall does not stand. This is never the agent's doing.
+    #[error("the sandbox cannot be built: {0}")]
+    Sandbox(SetupFailure),
+    /// The helper ended without a word.
+    #[error("the child's helper ended before the agent started ({0})")]
+    HelperLost(String),
+    /// The helper took too long.
+    #[error("the child's helper gave no sign for {limit:?}", limit = limits::SHIM_START)]
+    TimedOut,
+    /// It does not read its stdin.
+    #[error(
+        "the child did not read what its input begins with for {limit:?}",
+        limit = limits::PREAMBLE_WRITE
+    )]
+    StdinNotRead,
+    /// The spawner thread is gone: the program is ending.
+    #[error("no children are started any more")]
+    Closed,
+}
+
+impl SpawnError {
+    /// The word for `marshal_child_spawns_total{result}`.
+    #[must_use]
+    pub const fn metric_result(&self) -> &'static str {
+        match self {
+            Self::Fork(_) | Self::ToolSocket(_) | Self::Closed => "fork_failed",
+            Self::Group(_) => "cgroup_failed",
+            Self::Exec(_)
+            | Self::InvalidCommand { .. }
+            | Self::TooLarge(_)
+            | Self::StdinNotRead => "exec_failed",
+            Self::Sandbox(_) | Self::HelperLost(_) | Self::TimedOut => "sandbox_failed",
+        }
+    }
+
+    /// The word for `marshal_sandbox_failures_total{stage}`, if a wall failed.
+    #[must_use]
+    pub const fn stage(&self) -> Option<Stage> {
+        match self {
+            Self::Sandbox(failure) => Some(failure.stage),
+            Self::HelperLost(_) | Self::TimedOut => Some(Stage::Shim),
+            Self::Exec(_)
+            | Self::Fork(_)
+            | Self::ToolSocket(_)
+            | Self::Group(_)
+            | Self::Closed
+            | Self::StdinNotRead
+            | Self::InvalidCommand { .. }
+            | Self::TooLarge(_) => None,
+        }
+    }
+
+    /// How long a start may take before it is [`SpawnError::TimedOut`].
+    #[must_use]
+    pub const fn deadline() -> Duration {
+        limits::SHIM_START
+    }
+}
+
+impl From<SetupFailure> for SpawnError {
+    fn from(failure: SetupFailure) -> Self {
+        match failure.stage {
+            Stage::Exec => Self::Exec(failure),
+            _ => Self::Sandbox(failure),
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! The system's ssh client as a launcher: its command line, and the one word that the shell at the
+//! far end reads.
+//!
+//! Pure. The far shell is the user's own and must be a POSIX shell; every word that the
+//! configuration chose is quoted for it, so that none of them is more than text. Secrets are not in
+//! the command line, which everybody at either end can list: they are told on the child's input,
+//! before anything of its protocol. Must not know sessions, and not what the client's end means.
+//!
+//! At the far end `marshal sandbox exec` is the helper above the agent, if it is installed there. If not, a
+//! cut connection may leave processes, and the child's exit says so.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use marshal_config::{HOME_OF_CHILD, Ssh};
+
+/// The client: looked for in the PATH of its environment.
+pub const CLIENT: &str = "ssh";
+
+/// Exit codes of the far shell before the program runs, from sysexits.h: it was not told all
+/// secrets, and there is no such workspace.
+pub const EXIT_NO_SECRETS: i32 = 65;
+/// The workspace cannot be entered.
+pub const EXIT_NO_WORKSPACE: i32 = 66;
+/// The client's own: there is no connection, or it is lost.
+pub const EXIT_CLIENT_FAILED: i32 = 255;
+
+/// Where the agent finds its workspace behind the walls of the far end.
+pub const REMOTE_WORKSPACE: &str = "/workspace";
+/// And its home.
+pub const REMOTE_HOME: &str = "/home/agent";
+
+/// Questions of the client that go unanswered before it gives the connection up.
+const ALIVE_COUNT: u32 = 3;
+
+/// What is to run at the far end.
+#[derive(Debug, Clone, Copy)]
+pub struct RemoteCommand<'a> {
+    /// Program and arguments; not empty.
+    pub argv: &'a [String],
+    /// Directories put before PATH; one may begin with `$HOME/`.
+    pub path_add: &'a [PathBuf],
+    /// Variables and their values, which everybody there may see.
+    pub env: &'a [(String, String)],
+    /// Names of variables whose values come as lines on its input, in this order.
+    pub secret_names: &'a [String],
+    /// How long the far walls wait for the program after the end of its input; `None`: until it
+    /// ends by itself.
+    pub eof_wait: Option<Duration>,
+}
+
+/// A word that a POSIX shell reads as exactly this text.
+#[must_use]
+pub fn quote(word: &str) -> String {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b"_-./:,+@%".contains(&b);
+    if !word.is_empty() && word.bytes().all(plain) {
+        return word.to_owned();
+    }
+    let mut out = String::with_capacity(word.len() + 2);
+    out.push('\'');
+    for c in word.chars() {
+        if c == '\'' {
+            out.push_str("'\\''");
+        } else {
+            out.push(c);
+        }
+    }
+    out.push('\'');
+    out
+}
+
+/// The client's arguments, itself first.
+///
+/// Nothing of the user's configuration is read unless the pool names a file: `ProxyCommand`,
+/// `Match exec` and `LocalCommand` are programs. The script is one argument, and never begins with
+/// `-`: the client reads options after the host's name too.
+#[must_use]
+pub fn client_command(ssh: &Ssh, script: &str) -> Vec<String> {
+    let mut argv: Vec<String> = [CLIENT, "-T", "-a", "-x", "-F"].map(str::to_owned).to_vec();
+    argv.push(match &ssh.config_file {
+        Some(file) => file.to_string_lossy().into_owned(),
+        None => "none".to_owned(),
+    });
+    let alive = seconds(ssh.alive_timeout).div_ceil(u64::from(ALIVE_COUNT));
+    let mut option = |text: String| argv.extend(["-o".to_owned(), text]);
+    for fixed in [
+        "BatchMode=yes",
+        "StrictHostKeyChecking=yes",
+        "ClearAllForwardings=yes",
+        "PermitLocalCommand=no",
+        "ControlMaster=no",
+        "ControlPath=none",
+        "UpdateHostKeys=no",
+        "EscapeChar=none",
+        "RequestTTY=no",
+        "LogLevel=INFO",
+    ] {
+        option(fixed.to_owned());
+    }
+    option(format!("ConnectTimeout={}", seconds(ssh.connect_timeout)));
+    option(format!("ServerAliveInterval={alive}"));
+    option(format!("ServerAliveCountMax={ALIVE_COUNT}"));
+    if let Some(file) = &ssh.known_hosts {
+        option(format!("UserKnownHostsFile={}", file.to_string_lossy()));
+        option("GlobalKnownHostsFile=/dev/null".to_owned());
+    }
+    if let Some(file) = &ssh.identity_file {
+        option("IdentitiesOnly=yes".to_owned());
+        argv.extend(["-i".to_owned(), file.to_string_lossy().into_owned()]);
+    }
+    if let Some(port) = ssh.port {
+        argv.extend(["-p".to_owned(), port.to_string()]);
+    }
+    if let Some(user) = &ssh.user {
+        argv.extend(["-l".to_owned(), user.clone()]);
+    }
+    argv.extend(["--".to_owned(), ssh.host.clone(), script.to_owned()]);
+    argv
+}
+
+/// Whole seconds, rounded up: the client knows no others.
+fn seconds(time: Duration) -> u64 {
+    time.as_secs() + u64::from(time.subsec_nanos() > 0)
+}
+
+/// What the far shell is to do.
+#[must_use]
+pub fn remote_script(ssh: &Ssh, remote: &RemoteCommand<'_>) -> String {
+    let mut out = String::new();
+    if !remote.path_add.is_empty() {
+        out.push_str("PATH=");
+        for directory in remote.path_add {
+            let _ = write!(out, "{}:", quote_path_directory(directory));
+        }
+        out.push_str("\"$PATH\"; export PATH; ");
+    }
+    for name in remote.secret_names {
+        let _ = write!(
+            out,
+            "IFS= read -r {name} || exit {EXIT_NO_SECRETS}; export {name}; "
+        );
+    }
+    let wrapped = sandboxed_command(ssh, remote);
+    if wrapped.is_none() {
+        let workspace = quote(&ssh.workspace);
+        let _ = write!(out, "cd {workspace} || exit {EXIT_NO_WORKSPACE}; ");
+    }
+    out.push_str("exec");
+    if !remote.env.is_empty() {
+        out.push_str(" env");
+    }
+    for (name, value) in remote.env {
+        let _ = write!(out, " {name}={}", quote(value));
+    }
+    for word in wrapped.as_deref().unwrap_or(remote.argv) {
+        out.push(' ');
+        out.push_str(&quote(word));
+    }
+    out
+}
+
+/// A directory of PATH there, with the one variable that it may begin with.
+fn quote_path_directory(directory: &Path) -> String {
+    let text = directory.to_string_lossy();
+    match text.strip_prefix(HOME_OF_CHILD) {
+        Some(below) => format!("\"$HOME\"{}", quote(below)),
+        None => quote(&text),
+    }
+}
+
+/// The command behind the walls of `marshal` there.
+fn sandboxed_command(ssh: &Ssh, remote: &RemoteCommand<'_>) -> Option<Vec<String>> {
+    let walls = ssh.sandbox.as_ref()?;
+    let mut argv: Vec<String> = vec![
+        walls.marshal.clone(),
+        "sandbox".to_owned(),
+        "exec".to_owned(),
+    ];
+    let mut option = |name: &str, value: String| argv.push(format!("--{name}={value}"));
+    option("workspace", ssh.workspace.clone());
+    option("mode", walls.mode.to_string());
+    option("network", walls.network.to_string());
+    if let Some(home) = &walls.home {
+        option("home", home.clone());
+    }
+    // Inside, the walls have a PATH and a home of their own.
+    for directory in remote.path_add {
+        option("path-add", directory.to_string_lossy().into_owned());
+    }
+    for name in remote
+        .env
+        .iter()
+        .map(|(name, _)| name)
+        .chain(remote.secret_names)
+    {
+        option("pass", name.clone());
+    }
+    option(
+        "eof-wait",
+        remote.eof_wait.map_or_else(
+            || "none".to_owned(),
+            |wait| format!("{}ms", wait.as_millis()),
+        ),
+    );
+    argv.push("--".to_owned());
+    argv.extend(remote.argv.iter().cloned());
+    Some(argv)
+}
+
+#[cfg(test)]
+mod tests;

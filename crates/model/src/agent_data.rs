@@ -1,0 +1,61 @@
+//! What events of an agent carry: its usage and cost, the steps of its plan, its commands and options.
+
+use super::{ChoiceInfo, UntrustedText};
+
+/// Tokens, as the agent reports them; 0 where it does not.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Tokens read by the model.
+    pub input: u64,
+    /// Tokens written by the model.
+    pub output: u64,
+}
+
+/// One step of an agent's plan.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlanEntry {
+    /// What is to be done.
+    pub content: UntrustedText,
+    /// `high`, `medium`, `low`, or the agent's own word.
+    pub priority: Option<UntrustedText>,
+    /// `pending`, `in_progress`, `completed`, or the agent's own word.
+    pub status: Option<UntrustedText>,
+}
+
+/// A command that an agent understands in a prompt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CommandInfo {
+    /// Its name, without a slash.
+    pub name: UntrustedText,
+    /// What it does, cut to `limits::ADVERTISED_TEXT_BYTES`.
+    pub description: UntrustedText,
+    /// What its input is to be, where it takes one.
+    pub hint: Option<UntrustedText>,
+}
+
+/// An option of a session, as it stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OptionState {
+    /// Its id.
+    pub id: UntrustedText,
+    /// Its name for people.
+    pub name: Option<UntrustedText>,
+    /// What it is about (`mode`, `model`, …), where the agent says so.
+    pub category: Option<UntrustedText>,
+    /// Its value; `true` or `false` where it is a switch.
+    pub value: Option<UntrustedText>,
+    /// The values that may be chosen, at most `limits::ADVERTISED_ITEMS`; none where it is a switch, or may
+    /// not be set.
+    pub choices: Vec<ChoiceInfo>,
+    /// It may be set to `true` and `false`.
+    pub is_switch: bool,
+}
+
+/// What a session has cost so far, as the agent reports it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Cost {
+    /// The amount, finite.
+    pub amount: f64,
+    /// Its currency, as the agent names it (ISO 4217).
+    pub currency: UntrustedText,
+}

@@ -1,0 +1,41 @@
+//! What waits for a person, and how that ends.
+
+use super::string_enum;
+
+string_enum!(
+    /// Where a question to people stands.
+    ApprovalState {
+        /// An agent waits for the answer.
+        Pending = "pending",
+        /// The agent is gone and its session can be resumed: an answer is kept for it.
+        Orphaned = "orphaned",
+        /// A person allowed it.
+        Allowed = "allowed",
+        /// A person, or a rule that no person overrules, denied it.
+        Denied = "denied",
+        /// Nobody answered in time.
+        Expired = "expired",
+        /// The agent, its turn or its session ended first.
+        Cancelled = "cancelled",
+    }
+);
+
+impl ApprovalState {
+    /// Whether it can still be answered.
+    #[must_use]
+    pub const fn is_open(self) -> bool {
+        matches!(self, Self::Pending | Self::Orphaned)
+    }
+}
+
+string_enum!(
+    /// For how long an answer holds for the same request. Ordered by length.
+    RememberScope {
+        /// Once.
+        Never = "never",
+        /// Until the turn ends.
+        Turn = "turn",
+        /// Until the session ends.
+        Session = "session",
+    }
+);

@@ -1,0 +1,109 @@
+//! How a child ends.
+
+use super::string_enum;
+
+string_enum!(
+    /// The class of a child's end, as `marshal_child_exits_total{reason}` counts it.
+    ExitClass {
+        /// It never ran: no process, no walls, or no such program.
+        SpawnFailed = "spawn_failed",
+        /// It did not complete its handshake in time.
+        HandshakeTimeout = "handshake_timeout",
+        /// It speaks a version that we do not speak.
+        VersionRefused = "version_refused",
+        /// It cannot be used as it is configured: it wants a login, or offers no such mode.
+        NeedsSetup = "needs_setup",
+        /// It broke its protocol.
+        ProtocolFault = "protocol_fault",
+        /// It exited by itself.
+        Exited = "exited",
+        /// A signal that we did not send ended it.
+        Signalled = "signalled",
+        /// The connection to where it ran was lost.
+        ConnectionLost = "connection_lost",
+        /// The kernel killed it for memory.
+        OutOfMemory = "out_of_memory",
+        /// It was stopped because nobody needed it.
+        IdleUnload = "idle_unload",
+        /// We stopped it, as wanted.
+        Stopped = "stopped",
+        /// It wrote more than a session may journal.
+        JournalQuota = "journal_quota",
+        /// It was stopped because a budget is spent whose `then` is `park`.
+        Budget = "budget",
+    }
+);
+
+string_enum!(
+    /// Where the set-up of a child's walls failed, as `marshal_sandbox_failures_total{stage}`
+    /// counts it.
+    SandboxStage {
+        /// The helper itself: its control socket, its version, its parent.
+        Shim = "shim",
+        /// Taking the slot's uid.
+        Uid = "uid",
+        /// Making the namespaces and mapping the user.
+        Userns = "userns",
+        /// Mapping the owner of a directory to the user inside.
+        Idmap = "idmap",
+        /// Opening or placing a directory, and the root around it.
+        Mount = "mount",
+        /// Laying a writable view over a directory.
+        Overlay = "overlay",
+        /// `/proc`.
+        Proc = "proc",
+        /// The loopback of the own network.
+        Net = "net",
+        /// The host name.
+        Uts = "uts",
+        /// Resource limits.
+        Rlimit = "rlimit",
+        /// Capabilities and no_new_privs.
+        Caps = "caps",
+        /// Landlock.
+        Landlock = "landlock",
+        /// The filter of system calls.
+        Seccomp = "seccomp",
+        /// The program that makes the walls in our place: bubblewrap, podman or docker.
+        Engine = "engine",
+        /// Starting the agent's program.
+        Exec = "exec",
+    }
+);
+
+impl ExitClass {
+    /// Whether somebody asked for this end, so that it is no failure of its slot.
+    #[must_use]
+    pub const fn is_requested(self) -> bool {
+        matches!(self, Self::Stopped | Self::IdleUnload)
+    }
+}
+
+/// What the kernel said of a process that ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExitStatus {
+    /// It called exit with this code, 0 to 255.
+    Code(i32),
+    /// This signal ended it.
+    Signal(i32),
+}
+
+impl ExitStatus {
+    /// The code as a shell tells it: 128 plus the signal when one ended the process.
+    #[must_use]
+    pub const fn shell_code(self) -> i32 {
+        match self {
+            Self::Code(code) => code,
+            Self::Signal(signal) => 128 + signal,
+        }
+    }
+}
+
+impl std::fmt::Display for ExitStatus {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Code(code) => write!(f, "exit code {code}"),
+            Self::Signal(signal) => write!(f, "signal {signal}"),
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! Words that everybody speaks: ids, events, asks, turns, exits, tasks, foreign text.
+//!
+//! Floor 0. Owns the vocabulary of the program (one spelling for metrics, JSON, tables and the
+//! database) and must know nothing of IO, clocks, protocols or serialisation formats.
+
+mod agent_data;
+pub mod approval;
+pub mod budget;
+pub mod canonical;
+pub mod chat;
+pub mod client;
+pub mod egress;
+pub mod event;
+pub mod exit;
+pub mod ids;
+pub mod limits;
+pub mod notification;
+pub mod permission;
+pub mod resource_limits;
+pub mod role;
+pub mod sandbox_gap;
+pub mod setting;
+pub mod slot;
+pub mod task;
+pub mod tool;
+pub mod turn;
+pub mod untrusted;
+
+pub use agent_data::{CommandInfo, Cost, OptionState, PlanEntry, Usage};
+pub use approval::{ApprovalState, RememberScope};
+pub use budget::{Amount, BudgetAction, BudgetLimits, BudgetName, SpentBudget};
+pub use canonical::{CanonicalizeError, canonicalize};
+pub use chat::{
+    ChatBounds, ChatMode, ChatPhase, ChatProgress, ChatSettings, ItemState, ReviewState, TurnState,
+    WorkEvent,
+};
+pub use client::{
+    ClientCall, ClientCapabilities, ClientError, ClientErrorKind, ClientMethod, ClientOutput,
+    ClientRequest, ClientResult, TerminalExit, TerminalSpec,
+};
+pub use egress::EgressResult;
+pub use event::{AgentInfo, ErrorOrigin, Event, EventKind, StampedEvent};
+pub use exit::{ExitClass, ExitStatus, SandboxStage};
+pub use ids::{
+    EventId, IdError, PermissionRequestId, PoolName, RoleName, RunId, SessionId, SlotId, TaskId,
+    TemplateName, TurnId, WorkspaceName,
+};
+pub use notification::NotificationKind;
+pub use permission::{
+    AgentClaims, DecidedBy, Decision, DelegateError, OnTimeout, PermissionRequest,
+    PermissionRequestBounds, PermissionRequestKey, PermissionResponse, ToolClass, Verdict,
+};
+pub use resource_limits::{LimitBackend, ResourceLimits};
+pub use role::Role;
+pub use sandbox_gap::SandboxGap;
+pub use setting::{ChoiceInfo, Setting, SettingValue};
+pub use slot::{PoolPhase, SlotState};
+pub use task::{TaskOutcome, TaskRef, TaskSpec};
+pub use tool::{
+    ENGINE_SERVER, EditError, EngineCall, EngineOutput, EngineRequest, EngineResult, EngineTool,
+    FileVersion, StepStatus, TextEdit,
+};
+pub use turn::{PROMPT_NOT_WRITTEN, STOPPED_BY_PERSON, TurnOutcome};
+pub use untrusted::UntrustedText;
+
+/// Declares a closed set of words: the enum, its words for machines and the list of all of them.
+#[macro_export]
+macro_rules! string_enum {
+    ($(#[$meta:meta])* $name:ident { $($(#[$vmeta:meta])* $variant:ident = $word:literal),+ $(,)? }) => {
+        $(#[$meta])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum $name { $($(#[$vmeta])* $variant),+ }
+
+        impl $name {
+            /// Every member, in the order of declaration.
+            pub const ALL: &'static [Self] = &[$(Self::$variant),+];
+
+            /// The word that metrics, JSON, tables and the database use.
+            #[must_use]
+            pub const fn word(self) -> &'static str {
+                match self { $(Self::$variant => $word),+ }
+            }
+
+            /// The member that `word` names, if any does.
+            #[must_use]
+            pub fn from_word(word: &str) -> Option<Self> {
+                match word { $($word => Some(Self::$variant),)+ _ => None }
+            }
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.pad(self.word())
+            }
+        }
+    };
+}

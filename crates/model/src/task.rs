@@ -1,0 +1,84 @@
+//! A task: a prompt that waits for a slot, with its workspace, budget and result.
+
+use std::path::PathBuf;
+
+use super::{IdError, PoolName, RunId, TaskId, UntrustedText, string_enum};
+
+string_enum!(
+    /// How a task ends. Only `done` counts as success.
+    TaskOutcome {
+        /// Its turn completed and its check passed.
+        Done = "done",
+        /// At least one request was denied and none allowed, or the agent ended the turn because
+        /// of a denial.
+        Denied = "denied",
+        /// Its turn ended limited or refused.
+        Refused = "refused",
+        /// An error: of the turn, the version, the sandbox, the spawn or the check.
+        Failed = "failed",
+        /// We were asked to stop it.
+        Cancelled = "cancelled",
+        /// Its turn was silent, or over its time.
+        TimedOut = "timed_out",
+        /// Its child, or its supervisor, died in the turn and the task was not repeated.
+        Lost = "lost",
+        /// It never began.
+        Skipped = "skipped",
+    }
+);
+
+/// What a user asks for: one line of a task file, or one argument of `run`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TaskSpec {
+    /// Unique in its run.
+    pub id: TaskId,
+    /// The prompt, as given.
+    pub prompt: UntrustedText,
+    /// The pool that works it; the configuration's only pool if none is named.
+    pub pool: Option<PoolName>,
+    /// A directory on the host instead of the pool's workspace path; the pool's mode stays.
+    pub workspace: Option<PathBuf>,
+    /// How many sendings may be made, from 1, instead of the pool's number.
+    pub attempts: Option<u32>,
+    /// An argv that must exit 0 in the same walls after a completed turn, instead of the pool's.
+    pub check: Option<Vec<String>>,
+    /// Files of the workspace, as paths from its top, that the prompt points to.
+    pub files: Vec<String>,
+    /// Files of the workspace whose text the prompt holds, where the agent takes that.
+    pub embedded_files: Vec<String>,
+    /// A policy that lies on top of the pool's for this task's session: it can only deny and ask.
+    pub policy_layer: Option<String>,
+    /// From -100 to 100: what has more begins before what has less, in its pool.
+    pub priority: i8,
+    /// Tasks that must be done before it begins.
+    pub depends_on: Vec<TaskRef>,
+}
+
+/// A task, over all runs: `RUN:TASK`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TaskRef {
+    /// Its run.
+    pub run: RunId,
+    /// Its id there.
+    pub task: TaskId,
+}
+
+impl TaskRef {
+    /// Reads `RUN:TASK`.
+    ///
+    /// # Errors
+    /// [`IdError`]
+    pub fn parse(text: &str) -> Result<Self, IdError> {
+        let (run, task) = text.split_once(':').unwrap_or((text, ""));
+        Ok(Self {
+            run: RunId::new(run)?,
+            task: TaskId::new(task)?,
+        })
+    }
+}
+
+impl std::fmt::Display for TaskRef {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:{}", self.run, self.task)
+    }
+}

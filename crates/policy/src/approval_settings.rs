@@ -1,0 +1,94 @@
+//! `[ask]` of a policy: what it demands of the asking, over all of its layers.
+//!
+//! Each layer can only make it stricter. Must not know who people are, nor how they are reached.
+
+use std::time::Duration;
+
+use super::error::LoadError;
+use super::layers::Layer;
+use super::load::invalid_value;
+use marshal_model::limits::APPROVALS_PER_POOL;
+use marshal_model::{OnTimeout, RememberScope};
+
+/// What a policy says of asks; `None` where it says nothing.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ApprovalSettings {
+    /// How long an ask waits at most.
+    pub timeout: Option<Duration>,
+    /// What follows when nobody answers.
+    pub on_timeout: Option<OnTimeout>,
+    /// How many asks of a pool wait at the same time, from 1.
+    pub max_pending: Option<usize>,
+    /// Who may answer: `owner`, or names of tokens. An empty list: nobody.
+    pub approvers: Option<Vec<String>>,
+    /// For how long an answer may hold at most.
+    pub remember: Option<RememberScope>,
+}
+
+/// The strictest of what the layers say.
+pub(super) fn merge_layers(layers: &[Layer]) -> Result<ApprovalSettings, LoadError> {
+    let mut all = ApprovalSettings::default();
+    for layer in layers {
+        let (name, own) = (&layer.name, &layer.document.ask);
+        if let Some(seconds) = own.timeout_s {
+            if seconds == 0 {
+                let expected = "a number of seconds from 1";
+                return Err(invalid_value(name, "ask.timeout_s", "0", expected));
+            }
+            least(&mut all.timeout, Duration::from_secs(seconds));
+        }
+        if let Some(word) = &own.on_timeout {
+            let read = OnTimeout::from_word(word).ok_or_else(|| {
+                invalid_value(name, "ask.on_timeout", word, "`deny` or `deny_turn`")
+            })?;
+            all.on_timeout = all.on_timeout.max(Some(read));
+        }
+        if let Some(most) = own.max_pending {
+            if !(1..=APPROVALS_PER_POOL).contains(&most) {
+                let expected = format!("a number from 1 to {APPROVALS_PER_POOL}");
+                let most = most.to_string();
+                return Err(invalid_value(name, "ask.max_pending", &most, &expected));
+            }
+            least(&mut all.max_pending, most);
+        }
+        if let Some(word) = &own.remember {
+            let read = RememberScope::from_word(word).ok_or_else(|| {
+                invalid_value(name, "ask.remember", word, "`never`, `turn` or `session`")
+            })?;
+            least(&mut all.remember, read);
+        }
+        if let Some(approvers) = &own.approvers {
+            if let Some(bad) = approvers.iter().find(|word| !is_approver(word)) {
+                let expected = if bad.starts_with("group:") {
+                    "`owner` or the name of a token; a group of the system has no way in, so give its members a token"
+                } else {
+                    "`owner` or the name of a token, of small letters, digits and `-`"
+                };
+                return Err(invalid_value(name, "ask.approvers", bad, expected));
+            }
+            all.approvers = Some(match all.approvers.take() {
+                None => approvers.clone(),
+                Some(mut both) => {
+                    both.retain(|word| approvers.contains(word));
+                    both
+                }
+            });
+        }
+    }
+    Ok(all)
+}
+
+fn least<T: Ord>(so_far: &mut Option<T>, own: T) {
+    *so_far = Some(match so_far.take() {
+        Some(other) => other.min(own),
+        None => own,
+    });
+}
+
+fn is_approver(word: &str) -> bool {
+    (1..=32).contains(&word.len())
+        && !word.starts_with('-')
+        && word
+            .bytes()
+            .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+}

@@ -1,0 +1,132 @@
+//! Judges a call of one of the supervisor's own tools: by the file that it is about, and by rules that
+//! name the tool.
+//!
+//! Owns how the two meet: the more severe one counts, and a rule that names the tool allows nothing
+//! that the file's rules do not.
+
+use super::{ClientDecision, decide_file, denied_by_rule};
+use crate::evaluation_context::EvaluationContext;
+use crate::path::FsContext;
+use crate::request::{Facts, Part, PolicyDecision, ReadTarget, Request};
+use crate::{Policy, evaluate};
+use marshal_model::{DecidedBy, Decision, ENGINE_SERVER, EngineRequest, EngineTool, UntrustedText};
+
+/// What a question to a person is decided by.
+const ASKS: &str = "engine_tools.ask_person";
+
+/// What a permission to call a tool of ours is decided by.
+const ANNOUNCED_RULE: &str = "engine_tools.announced";
+
+/// Arguments that rules do not see.
+const TEXTS: [&str; 3] = ["content", "old_text", "new_text"];
+
+/// Judges a call. Of one that is about no file the place is empty.
+pub(super) fn decide_engine_tool(
+    policy: &Policy,
+    wish: &EngineRequest,
+    at: &FsContext<'_>,
+    occasion: &EvaluationContext<'_>,
+) -> ClientDecision {
+    let by_file = match (wish.tool, &wish.path) {
+        (EngineTool::WriteFile, Some(path)) => {
+            decide_file(policy, path, (at, occasion), |paths| Request::Write {
+                paths,
+            })?
+        }
+        (EngineTool::EditFile, Some(path)) => {
+            let edited = decide_file(policy, path, (at, occasion), |paths| Request::Edit {
+                paths,
+            })?;
+            // Whether a text is in a file is told by whether it could be changed.
+            let read = decide_file(policy, path, (at, occasion), read_request)?;
+            if read.0.decision > edited.0.decision {
+                read
+            } else {
+                edited
+            }
+        }
+        (EngineTool::ReadFile, Some(path)) => {
+            decide_file(policy, path, (at, occasion), read_request)?
+        }
+        (EngineTool::AskPerson, None) => (ask_person_decision(wish), String::new()),
+        (EngineTool::PlanStep, None) => (allow_decision(), String::new()),
+        (tool, _) => {
+            let why = format!("a call of {tool} is on record that is none");
+            return Err(denied_by_rule("malformed", &[], why).into());
+        }
+    };
+    let mut arguments = wish.arguments.clone();
+    if let Some(members) = arguments.as_object_mut() {
+        // What a file is to hold is no path, however it looks, and long ones are not on record.
+        members.retain(|name, _| !TEXTS.contains(&name.as_str()));
+    }
+    let request = Request::Mcp {
+        server: UntrustedText::from(ENGINE_SERVER),
+        name: UntrustedText::from(wish.tool.word()),
+        arguments,
+    };
+    let named = evaluate::evaluate_tool_rules(policy, &request, at, occasion);
+    let (judgement, place) = by_file;
+    if named.rules.is_empty() || named.decision <= judgement.decision {
+        return Ok((judgement, place));
+    }
+    Ok((named, place))
+}
+
+/// What is said of a permission that an agent asks for before it calls a tool of ours: the call itself
+/// comes to us, and is judged then.
+#[must_use]
+pub fn allow_announced_tool(tool: EngineTool) -> PolicyDecision {
+    PolicyDecision {
+        rules: vec![ANNOUNCED_RULE.to_owned()],
+        reason: format!("the call of {} is judged when it comes", tool.record_name()),
+        ..allow_decision()
+    }
+}
+
+fn read_request(paths: Vec<String>) -> Request {
+    Request::Read {
+        targets: paths.into_iter().map(ReadTarget::Path).collect(),
+    }
+}
+
+/// A person is asked, whatever the rules allow.
+fn ask_person_decision(wish: &EngineRequest) -> PolicyDecision {
+    let text = |name: &str| wish.arguments.get(name).cloned().unwrap_or_default();
+    let mut words = vec![UntrustedText::from("question:")];
+    words.extend(text("question").as_str().map(UntrustedText::from));
+    let options = text("options");
+    for option in options.as_array().into_iter().flatten() {
+        words.push(UntrustedText::from("option:"));
+        words.extend(option.as_str().map(UntrustedText::from));
+    }
+    PolicyDecision {
+        decision: Decision::Ask,
+        rules: vec![ASKS.to_owned()],
+        reason: "the agent asks a person".to_owned(),
+        facts: Facts {
+            parts: vec![Part {
+                env: Vec::new(),
+                words,
+                redirects: Vec::new(),
+                decision: Decision::Ask,
+                rules: vec![ASKS.to_owned()],
+            }],
+            ..Facts::default()
+        },
+        ..allow_decision()
+    }
+}
+
+/// It changes nothing but what is told of the session.
+fn allow_decision() -> PolicyDecision {
+    PolicyDecision {
+        decision: Decision::Allow,
+        rules: Vec::new(),
+        reason: String::new(),
+        decided_by: DecidedBy::Policy,
+        facts: Facts::default(),
+        dry_run_decision: None,
+        rule_uses: Vec::new(),
+    }
+}

@@ -1,0 +1,296 @@
+//! From a rule's text to a [`Rule`].
+//!
+//! Owns which condition belongs to which tool. Must not know layers or other rules.
+
+use super::document::{ArgText, OneOrMore, PipeText, RuleText};
+use super::evaluation_context::ContextConditions;
+use super::load::to_one_line;
+use super::mcp::{self, ArgCondition, ArgTest, McpRule};
+use super::pipes::PipeCondition;
+use super::request::ToolClass;
+use super::rule::{Area, Rule};
+use super::strict;
+use super::url::{HostPattern, UrlPattern};
+use marshal_model::Decision;
+
+mod conditions;
+
+/// What a rule names a set of paths for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Role {
+    /// To forbid: what any layer adds to the set counts.
+    Forbid,
+    /// To permit: what stricter layers than the rule's add counts, and no other.
+    Permit,
+    /// To except from what a rule forbids: only what the rule's own layer has.
+    Except,
+}
+
+/// Finds a set by its name; `None`: there is none.
+pub(super) type SetLookup<'f> = dyn FnMut(&str, Role) -> Option<usize> + 'f;
+
+/// Compiles one rule; the error says what is wrong with it, naming the key.
+pub(super) fn compile_rule(
+    mut text: RuleText,
+    sets: &mut SetLookup<'_>,
+) -> Result<(Rule, Vec<ToolClass>), String> {
+    let named = !text.id.is_empty()
+        && text
+            .id
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_'));
+    if !named {
+        return Err("`id` must be letters, digits, `-` and `_`".to_owned());
+    }
+    let decision = Decision::from_word(&text.decision).ok_or_else(|| {
+        format!(
+            "`decision` is `{}`, expected `allow`, `ask` or `deny`",
+            text.decision
+        )
+    })?;
+    let tools = parse_tool_classes(&text.tool)?;
+    let when = ContextConditions::from_rule(&text, decision)?.map(Box::new);
+    conditions::check(&text, &tools, decision)?;
+    let permits = decision == Decision::Allow;
+    let (whole, except) = match decision {
+        Decision::Allow => (Role::Permit, Role::Forbid),
+        _ => (Role::Forbid, Role::Except),
+    };
+    let mut area = |key: &str, word: Option<&String>, role: Role| {
+        let find = |word: &String| {
+            parse_area(word, role, sets)
+                .ok_or_else(|| format!("`{key}` names `{word}`, which is no set of paths"))
+        };
+        word.map(find).transpose()
+    };
+    let paths = area("paths", text.paths.as_ref(), whole)?;
+    let path = area("path", text.path.as_ref(), whole)?;
+    let any_path = area("any_path", text.any_path.as_ref(), Role::Forbid)?;
+    let excepted = text.unless.as_ref().and_then(|u| u.paths.as_ref());
+    let unless = area("unless.paths", excepted, except)?;
+    let args = text.args.take().unwrap_or_default();
+    let args = args
+        .into_iter()
+        .map(|arg| compile_argument(arg, &mut |word| area("args.path", Some(word), whole)))
+        .collect::<Result<_, _>>()?;
+    let any_word = text.any_word.as_deref().map(regex).transpose();
+    let (url, hosts) = urls(text.url.take(), text.hosts.take())?;
+    let pipe = text.pipe.take().map(pipe).transpose()?;
+    let all_flags = text.all_flags.take().unwrap_or_default();
+    let all_flags: Vec<Vec<String>> = all_flags.into_iter().map(|group| group.0).collect();
+    for group in &all_flags {
+        validate_flags("all_flags", group)?;
+    }
+    let rule = Rule {
+        id: text.id.into(),
+        decision,
+        reason: to_one_line(text.reason),
+        argv: compile_argv(text.argv)?,
+        not_programs: text.not_programs.unwrap_or_default(),
+        exact: exact(text.exact)?,
+        globals: checked("globals", text.globals)?,
+        paths: paths.or(path),
+        any_path,
+        not_flags: checked("not_flags", text.not_flags)?,
+        any_flags: checked("any_flags", text.any_flags)?,
+        all_flags,
+        only_flags: text
+            .only_flags
+            .map(|list| validate_flags("only_flags", &list).map(|()| list))
+            .transpose()?,
+        not_words: text.not_words.unwrap_or_default(),
+        any_word: any_word.map_err(|why| format!("`any_word`: {why}"))?,
+        min_operands: text.min_operands,
+        max_operands: text.max_operands,
+        operands_need: text
+            .operands_need
+            .map(|flag| validate_flags("operands_need", std::slice::from_ref(&flag)).map(|()| flag))
+            .transpose()?,
+        unless,
+        pipe,
+        url,
+        hosts,
+        methods: methods(text.methods, permits)?,
+        mcp: McpRule {
+            server: globs("server", text.server)?,
+            name: globs("name", text.name)?,
+            args,
+        },
+        when,
+        is_dry_run: false,
+        #[cfg(any(test, feature = "test-rules"))]
+        fault: text.fault,
+    };
+    Ok((rule, tools))
+}
+
+fn regex(text: &str) -> Result<regex::Regex, String> {
+    regex::Regex::new(text).map_err(|_| format!("`{text}` is no regular expression"))
+}
+
+type Urls = (Vec<UrlPattern>, Vec<HostPattern>);
+
+fn urls(url: Option<OneOrMore>, hosts: Option<OneOrMore>) -> Result<Urls, String> {
+    let mut urls = Vec::new();
+    for pattern in url.map(|u| u.0).unwrap_or_default() {
+        let read = UrlPattern::parse(&pattern);
+        urls.push(read.map_err(|why| format!("`url`: `{pattern}` has {why}"))?);
+    }
+    let mut found = Vec::new();
+    for pattern in hosts.map(|h| h.0).unwrap_or_default() {
+        let read = HostPattern::parse(&pattern);
+        found.push(read.map_err(|why| format!("`hosts`: `{pattern}` has {why}"))?);
+    }
+    Ok((urls, found))
+}
+
+fn methods(text: Option<OneOrMore>, permits: bool) -> Result<Vec<String>, String> {
+    let methods = text.map(|m| m.0).unwrap_or_default();
+    let odd = |m: &&String| m.is_empty() || !m.bytes().all(|b| b.is_ascii_uppercase());
+    match methods.iter().find(odd) {
+        Some(odd) => Err(format!(
+            "`methods`: `{odd}` is no method, expected one like `GET`{}",
+            if permits {
+                ""
+            } else {
+                "; case does not matter in a call"
+            }
+        )),
+        None => Ok(methods),
+    }
+}
+
+fn globs(key: &str, text: Option<OneOrMore>) -> Result<Vec<globset::GlobMatcher>, String> {
+    let names = text.map(|names| names.0).unwrap_or_default();
+    let globs = names.iter().map(|name| mcp::compile_glob(name));
+    let globs = globs.collect::<Result<_, _>>();
+    globs.map_err(|why| format!("`{key}`: {why}"))
+}
+
+/// A condition on an argument, of which there must be one.
+fn compile_argument(
+    text: ArgText,
+    area: &mut dyn FnMut(&String) -> Result<Option<Area>, String>,
+) -> Result<ArgCondition, String> {
+    if !text.at.is_empty() && !text.at.starts_with('/') {
+        return Err(format!(
+            "`args`: `at` is `{}`, expected a JSON pointer such as `/path`",
+            text.at
+        ));
+    }
+    let mut tests = Vec::new();
+    if let Some(words) = text.is {
+        tests.push(ArgTest::Is(words.0));
+    }
+    if let Some(pattern) = &text.glob {
+        tests.push(ArgTest::Glob(
+            mcp::compile_glob(pattern).map_err(|why| format!("`args`: {why}"))?,
+        ));
+    }
+    if let Some(pattern) = &text.regex {
+        let anywhere = regex(pattern).map_err(|why| format!("`args`: {why}"))?;
+        let whole =
+            regex(&format!("\\A(?:{pattern})\\z")).map_err(|why| format!("`args`: {why}"))?;
+        tests.push(ArgTest::Regex(anywhere, whole));
+    }
+    if text.min.is_some() || text.max.is_some() {
+        let least = text.min.unwrap_or(f64::NEG_INFINITY);
+        let most = text.max.unwrap_or(f64::INFINITY);
+        if least.is_nan() || most.is_nan() || least > most {
+            return Err("`args`: `min` is above `max`, so that no number fits".to_owned());
+        }
+        tests.push(ArgTest::Range(least, most));
+    }
+    if let Some(word) = &text.path {
+        tests.extend(area(word)?.map(ArgTest::Path));
+    }
+    match text.absent {
+        Some(true) => tests.push(ArgTest::Absent),
+        Some(false) => return Err("`args`: `absent` can only be true".to_owned()),
+        None => {}
+    }
+    let mut tests = tests.into_iter();
+    match (tests.next(), tests.next()) {
+        (Some(test), None) => Ok(ArgCondition { at: text.at, test }),
+        _ => Err(format!(
+            "`args`: `{}` needs exactly one of `is`, `glob`, `regex`, `min` and `max`, `path`, `absent`",
+            text.at
+        )),
+    }
+}
+
+fn pipe(text: PipeText) -> Result<PipeCondition, String> {
+    let mut names = text.from.0.iter().chain(&text.to.0);
+    if names.any(|name| name.is_empty() || name.contains('/')) {
+        return Err("`pipe` names programs, without a directory".to_owned());
+    }
+    Ok(PipeCondition {
+        from: text.from.0,
+        to: text.to.0,
+    })
+}
+
+fn parse_tool_classes(text: &OneOrMore) -> Result<Vec<ToolClass>, String> {
+    text.0
+        .iter()
+        .map(|word| match ToolClass::from_word(word) {
+            None | Some(ToolClass::Unknown) => Err(format!(
+                "`tool` is `{word}`, expected `shell`, `read`, `write`, `edit`, `delete`, `move`, `fetch` or `mcp`"
+            )),
+            Some(class) => Ok(class),
+        })
+        .collect()
+}
+
+fn parse_area(word: &str, role: Role, sets: &mut SetLookup<'_>) -> Option<Area> {
+    Some(match word {
+        "inside" => Area::Inside,
+        "outside" => Area::Outside,
+        "dynamic" => Area::Dynamic,
+        name => Area::Set(sets(name, role)?),
+    })
+}
+
+fn compile_argv(argv: Option<Vec<OneOrMore>>) -> Result<Vec<Vec<String>>, String> {
+    let tokens: Vec<Vec<String>> = argv.unwrap_or_default().into_iter().map(|t| t.0).collect();
+    if tokens
+        .first()
+        .is_some_and(|names| names.iter().any(|n| n.is_empty() || n.contains('/')))
+    {
+        return Err("`argv` begins with a program's name, without a directory".to_owned());
+    }
+    Ok(tokens)
+}
+
+fn exact(texts: Option<Vec<String>>) -> Result<Vec<Vec<String>>, String> {
+    let mut out = Vec::new();
+    for text in texts.unwrap_or_default() {
+        let commands =
+            strict::parse_plain(&text).map_err(|e| format!("`exact`: `{text}` has {}", e.what))?;
+        match commands.as_slice() {
+            [one] if one.assignments.is_empty() && one.redirects.is_empty() && !one.timed => {
+                out.push(one.words.iter().map(|w| w.text.clone()).collect());
+            }
+            _ => return Err(format!("`exact`: `{text}` is not one simple command")),
+        }
+    }
+    Ok(out)
+}
+
+fn checked(key: &str, list: Option<Vec<String>>) -> Result<Vec<String>, String> {
+    let list = list.unwrap_or_default();
+    validate_flags(key, &list)?;
+    Ok(list)
+}
+
+fn validate_flags(key: &str, list: &[String]) -> Result<(), String> {
+    match list
+        .iter()
+        .find(|flag| flag.len() < 2 || !flag.starts_with('-'))
+    {
+        Some(flag) => Err(format!(
+            "`{key}`: `{flag}` is no flag, it must begin with `-`"
+        )),
+        None => Ok(()),
+    }
+}

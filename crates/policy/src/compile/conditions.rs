@@ -1,0 +1,106 @@
+//! Which condition belongs to which tool.
+//!
+//! Refuses conditions that a rule's tools can never meet: they would look like a limit and be
+//! none. Must not know what a condition means.
+
+use crate::document::RuleText;
+use crate::request::ToolClass;
+use marshal_model::Decision;
+
+const SHELL: &[ToolClass] = &[ToolClass::Shell];
+const FILES: &[ToolClass] = &[
+    ToolClass::Read,
+    ToolClass::Write,
+    ToolClass::Edit,
+    ToolClass::Delete,
+    ToolClass::Move,
+];
+const FETCH: &[ToolClass] = &[ToolClass::Fetch];
+const MCP: &[ToolClass] = &[ToolClass::Mcp];
+const PATHS: &[ToolClass] = &[ToolClass::Shell, ToolClass::Mcp];
+const EXCEPT: &[ToolClass] = &[
+    ToolClass::Shell,
+    ToolClass::Read,
+    ToolClass::Write,
+    ToolClass::Edit,
+    ToolClass::Delete,
+    ToolClass::Move,
+];
+
+/// Checks the conditions of one rule against its tools and its decision.
+pub(super) fn check(
+    text: &RuleText,
+    tools: &[ToolClass],
+    decision: Decision,
+) -> Result<(), String> {
+    let given = list_conditions(text);
+    for (key, is_given, of) in &given {
+        if *is_given && !tools.iter().all(|tool| of.contains(tool)) {
+            let words: Vec<_> = of.iter().map(|t| format!("`{}`", t.word())).collect();
+            return Err(format!(
+                "`{key}` is only for the tools {}",
+                words.join(", ")
+            ));
+        }
+    }
+    let beside = |alone: &str| given.iter().any(|(key, is, _)| *is && *key != alone);
+    if text.exact.is_some() && beside("exact") {
+        return Err("`exact` stands alone: it names whole commands".to_owned());
+    }
+    if text.pipe.is_some() && beside("pipe") {
+        return Err("`pipe` stands alone: it is about two programs".to_owned());
+    }
+    if text.unless.as_ref().is_some_and(|u| u.paths.is_none()) {
+        return Err("`unless` is empty".to_owned());
+    }
+    if text.not_programs.is_some() && text.argv.is_some() {
+        return Err("`not_programs` is for rules without `argv`: it names the programs that a rule for all leaves out".to_owned());
+    }
+    if decision != Decision::Allow {
+        return Ok(());
+    }
+    if text.pipe.is_some() {
+        return Err("`pipe` can only deny or ask".to_owned());
+    }
+    let permits = |tool: ToolClass| tools.contains(&tool);
+    if permits(ToolClass::Shell) && text.argv.is_none() && text.exact.is_none() {
+        return Err("a rule that allows `shell` needs `argv` or `exact`".to_owned());
+    }
+    if permits(ToolClass::Mcp) && text.server.is_none() {
+        return Err("a rule that allows `mcp` needs `server`".to_owned());
+    }
+    if permits(ToolClass::Mcp) && text.any_path.is_some() {
+        return Err("`any_path` cannot allow `mcp`: name the argument in `args`".to_owned());
+    }
+    Ok(())
+}
+
+/// Every condition: its key, whether the rule has it, and the tools that it is for.
+fn list_conditions(text: &RuleText) -> Vec<(&'static str, bool, &'static [ToolClass])> {
+    vec![
+        ("argv", text.argv.is_some(), SHELL),
+        ("not_programs", text.not_programs.is_some(), SHELL),
+        ("exact", text.exact.is_some(), SHELL),
+        ("globals", text.globals.is_some(), SHELL),
+        ("paths", text.paths.is_some(), SHELL),
+        ("any_path", text.any_path.is_some(), PATHS),
+        ("not_flags", text.not_flags.is_some(), SHELL),
+        ("any_flags", text.any_flags.is_some(), SHELL),
+        ("all_flags", text.all_flags.is_some(), SHELL),
+        ("only_flags", text.only_flags.is_some(), SHELL),
+        ("not_words", text.not_words.is_some(), SHELL),
+        ("any_word", text.any_word.is_some(), SHELL),
+        ("min_operands", text.min_operands.is_some(), SHELL),
+        ("max_operands", text.max_operands.is_some(), SHELL),
+        ("operands_need", text.operands_need.is_some(), SHELL),
+        ("pipe", text.pipe.is_some(), SHELL),
+        ("unless", text.unless.is_some(), EXCEPT),
+        ("path", text.path.is_some(), FILES),
+        ("url", text.url.is_some(), FETCH),
+        ("hosts", text.hosts.is_some(), FETCH),
+        ("methods", text.methods.is_some(), FETCH),
+        ("server", text.server.is_some(), MCP),
+        ("name", text.name.is_some(), MCP),
+        ("args", text.args.is_some(), MCP),
+    ]
+}

@@ -1,0 +1,498 @@
+//! From the parts of a request to one judgement.
+//!
+//! Owns severity (deny, ask, allow, default), and the sentence that reaches the model. Must not
+//! know how a shell text is read.
+
+use std::sync::Arc;
+
+use super::evaluation_context::{ActiveRules, EvaluationContext};
+use super::path::{FsContext, Walker};
+use super::request::{Facts, Part, PolicyDecision, Request, ToolClass};
+use super::rule::{Rule, Sets};
+use super::tools::FileAccess;
+use super::{Policy, mask, mcp, shell, tools};
+use marshal_model::untrusted::escape_for_display;
+use marshal_model::{AgentClaims, DecidedBy, Decision, UntrustedText};
+
+/// Something that applied: a rule, or a setting.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Hit {
+    pub decision: Decision,
+    pub id: Arc<str>,
+    pub reason: Option<Arc<str>>,
+    /// Of a policy that is only tried: what it denies is asked.
+    pub is_dry_run: bool,
+}
+
+impl Hit {
+    pub(super) fn from_rule(rule: &Rule) -> Self {
+        Self {
+            is_dry_run: rule.is_dry_run,
+            decision: rule.decision,
+            id: Arc::clone(&rule.id),
+            reason: rule.reason.clone(),
+        }
+    }
+
+    pub(super) fn from_setting(decision: Decision, id: &str, reason: &str) -> Self {
+        Self {
+            is_dry_run: false,
+            decision,
+            id: id.into(),
+            reason: Some(reason.into()),
+        }
+    }
+}
+
+/// What is found out about a request.
+#[derive(Debug, Default)]
+pub(super) struct Outcome {
+    pub parts: Vec<PartOutcome>,
+    /// What applies to the whole.
+    pub hits: Vec<Hit>,
+    pub not_plain: Option<String>,
+}
+
+/// What is found out about one part.
+#[derive(Debug, Default)]
+pub(super) struct PartOutcome {
+    pub env: Vec<UntrustedText>,
+    pub words: Vec<UntrustedText>,
+    pub redirects: Vec<UntrustedText>,
+    /// A variable before it because of which no rule can allow it.
+    pub denied_variable: Option<String>,
+    pub hits: Vec<Hit>,
+    /// No rule allows it, so the default counts.
+    pub unallowed: bool,
+}
+
+impl Hit {
+    /// What it comes to where its policy is only tried.
+    fn dry_run_decision(&self) -> Decision {
+        if self.is_dry_run {
+            self.decision.min(Decision::Ask)
+        } else {
+            self.decision
+        }
+    }
+}
+
+impl PartOutcome {
+    pub(super) fn add(&mut self, hit: Hit) {
+        if !self.hits.iter().any(|h| h.id == hit.id) {
+            self.hits.push(hit);
+        }
+    }
+
+    fn decision(&self, default: Decision) -> Decision {
+        self.strictest(default, |hit| hit.decision)
+    }
+
+    fn strictest(&self, default: Decision, of: impl Fn(&Hit) -> Decision) -> Decision {
+        let hits = self.hits.iter().map(of).max();
+        let floor = if self.unallowed {
+            default
+        } else {
+            Decision::Allow
+        };
+        hits.map_or(floor, |worst| worst.max(floor))
+    }
+}
+
+/// How much of a request is repeated in facts and reasons.
+const SHOWN_PARTS: usize = 64;
+const SHOWN_WORDS: usize = 64;
+const SHOWN_COLUMNS: usize = 80;
+const SHOWN_RULES: usize = 16;
+
+pub(super) fn evaluate(
+    policy: &Policy,
+    request: &Request,
+    claimed: &AgentClaims,
+    at: &FsContext<'_>,
+    occasion: &EvaluationContext<'_>,
+) -> PolicyDecision {
+    evaluate_with(
+        policy,
+        request,
+        claimed,
+        at,
+        ActiveRules::in_context(occasion),
+        Vec::new(),
+    )
+}
+
+/// The same with more that applies to the whole request.
+pub(super) fn evaluate_with(
+    policy: &Policy,
+    request: &Request,
+    claimed: &AgentClaims,
+    at: &FsContext<'_>,
+    now: ActiveRules<'_>,
+    more: Vec<Hit>,
+) -> PolicyDecision {
+    let walker = Walker::with_active_rules(*at, now);
+    let mut outcome = match evaluate_request(policy, request, &walker) {
+        Ok(outcome) => outcome,
+        Err(refused) => return *refused,
+    };
+    let spent = exhausted_rules(policy, &outcome, &walker.active_rules);
+    if !spent.is_empty() {
+        // Without them: what they would allow once too often, they do not allow.
+        let walker = Walker::with_active_rules(*at, walker.active_rules.without_rules(spent));
+        outcome = match evaluate_request(policy, request, &walker) {
+            Ok(outcome) => outcome,
+            Err(refused) => return *refused,
+        };
+    }
+    apply_claims(claimed, &mut outcome);
+    outcome.hits.extend(mask::secret_hit(request));
+    outcome.hits.extend(more);
+    conclude(policy, outcome)
+}
+
+/// What rules that name a call of one of our own tools say of it: none of these is unknown.
+pub(super) fn evaluate_tool_rules(
+    policy: &Policy,
+    request: &Request,
+    at: &FsContext<'_>,
+    occasion: &EvaluationContext<'_>,
+) -> PolicyDecision {
+    let walker = Walker::with_active_rules(*at, ActiveRules::in_context(occasion));
+    match evaluate_request(policy, request, &walker) {
+        Ok(mut outcome) => {
+            for part in &mut outcome.parts {
+                part.hits.retain(|hit| &*hit.id != tools::UNKNOWN_TOOL_RULE);
+            }
+            conclude(policy, outcome)
+        }
+        Err(refused) => *refused,
+    }
+}
+
+/// How often the rules that allow only so often in a turn allow something here.
+fn count_rule_uses(policy: &Policy, outcome: &Outcome) -> Vec<(Arc<str>, u32)> {
+    let count = |id: &Arc<str>| {
+        let parts = outcome.parts.iter();
+        let parts = parts.filter(|part| part.hits.iter().any(|hit| hit.id == *id));
+        u32::try_from(parts.count()).unwrap_or(u32::MAX)
+    };
+    let counted = policy
+        .per_turn_limits
+        .iter()
+        .map(|(id, _)| (Arc::clone(id), count(id)));
+    counted.filter(|(_, count)| *count > 0).collect()
+}
+
+/// Those of them that would allow too often.
+fn exhausted_rules(policy: &Policy, outcome: &Outcome, now: &ActiveRules<'_>) -> Vec<Arc<str>> {
+    let uses = count_rule_uses(policy, outcome).into_iter();
+    let spent = uses.filter(|(id, count)| {
+        let most = policy.per_turn_limits.iter().find(|(known, _)| known == id);
+        most.is_some_and(|(_, most)| !now.has_uses_left(id, *most, *count))
+    });
+    spent.map(|(id, _)| id).collect()
+}
+
+/// Looks at everything in a request; an error if it cannot be judged at all.
+fn evaluate_request(
+    policy: &Policy,
+    request: &Request,
+    walker: &Walker<'_>,
+) -> Result<Outcome, Box<PolicyDecision>> {
+    let at = &walker.fs;
+    let error = |name: &str, reason: &str| Err(Box::new(error_decision(name, reason)));
+    Ok(match request {
+        Request::Malformed { why } => {
+            let why = escape_for_display(why, SHOWN_COLUMNS * 2);
+            return error("malformed", &format!("the request cannot be judged: {why}"));
+        }
+        _ if !at.workspace.starts_with('/') => {
+            return error(
+                "no_workspace",
+                "the workspace is not known, so nothing can be judged",
+            );
+        }
+        Request::Shell { command, .. } if command.trim().is_empty() => {
+            return error(
+                "malformed",
+                "the request cannot be judged: the command is blank",
+            );
+        }
+        Request::Shell { command, cwd } => {
+            shell::evaluate_command_text(policy, command, cwd.as_deref(), walker)
+        }
+        _ if request.names_nothing() => {
+            return error(
+                "malformed",
+                "the request cannot be judged: it names no path",
+            );
+        }
+        Request::Read { targets } => outcome_of_parts(
+            targets
+                .iter()
+                .map(|t| tools::evaluate_read(policy, t, walker)),
+        ),
+        Request::Write { paths } => evaluate_files(policy, ToolClass::Write, paths, walker),
+        Request::Edit { paths } => evaluate_files(policy, ToolClass::Edit, paths, walker),
+        Request::Delete { paths } => evaluate_files(policy, ToolClass::Delete, paths, walker),
+        Request::Move { from, to } => {
+            let away = from.iter().map(|path| (path, FileAccess::Remove));
+            let ends = away.chain(to.iter().map(|path| (path, FileAccess::Replace)));
+            let end = |(path, taking): (&String, _)| {
+                tools::evaluate_file_access(policy, ToolClass::Move, path, taking, walker)
+            };
+            outcome_of_parts(ends.map(end))
+        }
+        Request::Fetch { url, method } => outcome_of_parts(
+            [tools::evaluate_fetch(
+                policy,
+                url,
+                method.as_deref(),
+                walker,
+            )]
+            .into_iter(),
+        ),
+        Request::Mcp {
+            server,
+            name,
+            arguments,
+        } => {
+            let call = mcp::ToolCall {
+                server: server.raw(),
+                name: name.raw(),
+                arguments,
+            };
+            outcome_of_parts([tools::evaluate_mcp(policy, call, walker)].into_iter())
+        }
+        Request::Unknown { tool } => outcome_of_parts(
+            [PartOutcome {
+                words: vec![tool.clone()],
+                hits: vec![tools::unknown_tool_hit(policy, tool)],
+                ..PartOutcome::default()
+            }]
+            .into_iter(),
+        ),
+    })
+}
+
+fn outcome_of_parts(parts: impl Iterator<Item = PartOutcome>) -> Outcome {
+    Outcome {
+        parts: parts.collect(),
+        ..Outcome::default()
+    }
+}
+
+fn evaluate_files(
+    policy: &Policy,
+    tool: ToolClass,
+    paths: &[String],
+    walker: &Walker<'_>,
+) -> Outcome {
+    outcome_of_parts(
+        paths
+            .iter()
+            .map(|path| tools::evaluate_file(policy, tool, path, walker)),
+    )
+}
+
+/// What the agent says of its own request may only raise the severity.
+fn apply_claims(claimed: &AgentClaims, outcome: &mut Outcome) {
+    if claimed.has_no_allow_option {
+        outcome.hits.push(Hit::from_setting(
+            Decision::Deny,
+            "claimed.no_allow",
+            "the agent takes no answer that allows this once",
+        ));
+    }
+    let required = claimed
+        .required_mode
+        .as_ref()
+        .map(|m| m.raw().trim().to_lowercase());
+    if required.as_deref() == Some("danger-full-access") {
+        outcome.hits.push(Hit::from_setting(
+            Decision::Ask,
+            "claimed.required_mode",
+            "the agent itself says that the call needs danger-full-access",
+        ));
+    }
+}
+
+/// The worst of everything, and why.
+fn conclude(policy: &Policy, outcome: Outcome) -> PolicyDecision {
+    let parts = outcome
+        .parts
+        .iter()
+        .map(|p| p.decision(policy.default))
+        .max();
+    let floor = outcome.hits.iter().map(|h| h.decision).max();
+    let worst = parts
+        .unwrap_or(policy.default)
+        .max(floor.unwrap_or(Decision::Allow));
+    let mut deciding: Vec<&Hit> = Vec::new();
+    let all = outcome
+        .parts
+        .iter()
+        .flat_map(|p| &p.hits)
+        .chain(&outcome.hits);
+    for hit in all.filter(|h| h.decision == worst) {
+        if deciding.len() < SHOWN_RULES && !deciding.iter().any(|h| h.id == hit.id) {
+            deciding.push(hit);
+        }
+    }
+    // An allow by the default beside allowing rules is still the default's.
+    let defaulted = worst == policy.default
+        && worst == Decision::Allow
+        && outcome.parts.iter().any(|p| p.unallowed);
+    if defaulted {
+        deciding.clear();
+    }
+    let as_asked = |decision| match decision {
+        Decision::Ask => policy.ask_as,
+        other => other,
+    };
+    let decision = as_asked(worst);
+    let mut reason = describe_reason(policy, worst, decision, &deciding, &outcome);
+    let would = policy.dry_run_default.is_some().then_some(decision);
+    let decision = match policy.dry_run_default {
+        None => decision,
+        Some(default) => {
+            reason = format!("the policy is only tried (enforce = false); {reason}");
+            as_asked(decide_dry_run(default, &outcome))
+        }
+    };
+    let uses = if decision == Decision::Allow {
+        count_rule_uses(policy, &outcome)
+    } else {
+        Vec::new()
+    };
+    let rules = deciding.iter().map(|h| h.id.to_string()).collect();
+    let by = super::decided_by(!deciding.is_empty());
+    PolicyDecision {
+        decision,
+        rules,
+        reason,
+        decided_by: by,
+        facts: facts(policy, outcome),
+        dry_run_decision: would,
+        rule_uses: uses
+            .into_iter()
+            .map(|(id, n)| (id.to_string(), n))
+            .collect(),
+    }
+}
+
+/// What is done instead where a policy is only tried: nothing is allowed, and what only that policy
+/// denies is asked. `default` is what no rule allows.
+fn decide_dry_run(default: Decision, outcome: &Outcome) -> Decision {
+    let parts = outcome.parts.iter();
+    let parts = parts
+        .map(|part| part.strictest(default, Hit::dry_run_decision))
+        .max();
+    let whole = outcome.hits.iter().map(Hit::dry_run_decision).max();
+    parts.max(whole).unwrap_or(default).max(Decision::Ask)
+}
+
+fn describe_reason(
+    policy: &Policy,
+    worst: Decision,
+    decision: Decision,
+    deciding: &[&Hit],
+    outcome: &Outcome,
+) -> String {
+    if let Some(first) = deciding.first() {
+        let said = first.reason.as_deref();
+        return match (worst, decision) {
+            (Decision::Allow, _) => format!("allowed by rule {}", first.id),
+            (Decision::Deny, _) => match said {
+                Some(said) => format!("denied by rule {}: {said}", first.id),
+                None => format!(
+                    "denied by rule {}; do not try other ways to the same end",
+                    first.id
+                ),
+            },
+            (Decision::Ask, Decision::Deny) => {
+                format!(
+                    "denied: rule {} wants a person, and the policy has none",
+                    first.id
+                )
+            }
+            (Decision::Ask, _) => match said {
+                Some(said) => format!("rule {} wants a person: {said}", first.id),
+                None => format!("rule {} wants a person", first.id),
+            },
+        };
+    }
+    let unallowed = outcome.parts.iter().find(|p| p.unallowed);
+    let what = unallowed.map_or_else(
+        || "this".to_owned(),
+        |part| {
+            let words: Vec<_> = part
+                .env
+                .iter()
+                .chain(&part.words)
+                .chain(&part.redirects)
+                .take(SHOWN_WORDS)
+                .map(UntrustedText::raw)
+                .collect();
+            escape_for_display(&words.join(" "), SHOWN_COLUMNS)
+        },
+    );
+    let barred = unallowed.and_then(|part| part.denied_variable.as_deref());
+    let why = match (&outcome.not_plain, barred) {
+        (Some(why), _) => format!(
+            "; the command line is not plain: {why}; write simple commands with literal words"
+        ),
+        (None, Some(name)) => format!(
+            "; the variable {} may not be set before a command: run it without",
+            escape_for_display(name, SHOWN_COLUMNS)
+        ),
+        (None, None) => String::new(),
+    };
+    match decision {
+        Decision::Allow => format!("no rule of policy {} is against it", policy.name),
+        _ => format!("no rule of policy {} allows `{what}`{why}", policy.name),
+    }
+}
+
+fn facts(policy: &Policy, outcome: Outcome) -> Facts {
+    let part = |part: PartOutcome| Part {
+        decision: part.decision(policy.default),
+        rules: part.hits.iter().map(|h| h.id.to_string()).collect(),
+        env: part.env,
+        words: part.words,
+        redirects: part.redirects,
+    };
+    Facts {
+        parts: outcome
+            .parts
+            .into_iter()
+            .take(SHOWN_PARTS)
+            .map(part)
+            .collect(),
+        not_plain: outcome.not_plain,
+        ..Facts::default()
+    }
+}
+
+/// A deny without rules: the request could not be judged.
+pub(super) fn error_decision(name: &str, reason: &str) -> PolicyDecision {
+    PolicyDecision {
+        decision: Decision::Deny,
+        rules: vec![name.to_owned()],
+        reason: reason.to_owned(),
+        decided_by: DecidedBy::Error,
+        facts: Facts::default(),
+        dry_run_decision: None,
+        rule_uses: Vec::new(),
+    }
+}
+
+impl Policy {
+    pub(super) fn path_sets(&self) -> Sets<'_> {
+        Sets {
+            all: &self.sets,
+            secrets_set: self.secrets_set,
+        }
+    }
+}

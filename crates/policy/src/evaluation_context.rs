@@ -1,0 +1,404 @@
+//! On which occasion a request is made: in which pool, by which agent, in which mode, at what time,
+//! and how often a rule has allowed something in its turn.
+//!
+//! Owns the conditions of rules on that. Reads no clock: the time is given. What is not known
+//! counts against a rule that allows, and for one that asks or denies.
+//!
+//! The session's side is `fleet/session/policy_snapshot.rs`. Tests: `tests/quick/policy/occasion.rs`.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::document::{OneOrMore, RuleText};
+use super::rule::Rule;
+use marshal_model::Decision;
+use marshal_model::limits::RULE_NAMES;
+
+/// Minutes of a day.
+const MINUTES_PER_DAY: u16 = 24 * 60;
+
+/// The occasion of a request; what is `None` is not known.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct EvaluationContext<'a> {
+    /// The pool, by its name in the configuration.
+    pub pool: Option<&'a str>,
+    /// The agent, as the configuration names it.
+    pub agent: Option<&'a str>,
+    /// The mode that the session was set to, by the configuration or its client; never what the
+    /// agent says of itself.
+    pub mode: Option<&'a str>,
+    /// The time of day.
+    pub time_of_day: Option<TimeOfDay>,
+    /// How often rules have allowed something in this turn, by their ids; `None`: never yet.
+    pub rule_uses: Option<&'a BTreeMap<String, u32>>,
+}
+
+/// A time of day, in minutes since midnight, below 1440.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TimeOfDay {
+    /// Where the supervisor is.
+    pub local: u16,
+    /// In UTC.
+    pub utc: u16,
+}
+
+impl TimeOfDay {
+    /// Of a moment, in seconds since 1970, where the clocks are so many seconds before UTC.
+    #[must_use]
+    pub fn from_unix(unix: i64, offset: i32) -> Self {
+        let minute = |seconds: i64| {
+            u16::try_from(seconds.rem_euclid(i64::from(MINUTES_PER_DAY) * 60) / 60)
+                .unwrap_or_default()
+        };
+        Self {
+            local: minute(unix.saturating_add(i64::from(offset))),
+            utc: minute(unix),
+        }
+    }
+}
+
+impl TimeOfDay {
+    /// From `HH:MM`, the same here and in UTC.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let minute = parse_minute(text).filter(|of| *of < MINUTES_PER_DAY)?;
+        Some(Self {
+            local: minute,
+            utc: minute,
+        })
+    }
+}
+
+/// A rule's conditions on the occasion.
+#[derive(Debug)]
+pub(super) struct ContextConditions {
+    pools: Option<Vec<String>>,
+    agents: Option<Vec<String>>,
+    modes: Option<Vec<String>>,
+    hours: Option<Hours>,
+    max_per_turn: Option<u32>,
+}
+
+#[derive(Debug)]
+struct Hours {
+    spans: Vec<Span>,
+    zone: Zone,
+}
+
+/// From a minute of the day until before another one; over midnight where that is not later.
+#[derive(Debug, Clone, Copy)]
+struct Span {
+    from: u16,
+    until: u16,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Zone {
+    Local,
+    /// So many minutes before UTC.
+    Before(i16),
+}
+
+impl ContextConditions {
+    /// Of a rule; `None`: it has no such condition.
+    pub(super) fn from_rule(text: &RuleText, decision: Decision) -> Result<Option<Self>, String> {
+        let hours = match (&text.hours, &text.zone) {
+            (None, Some(_)) => return Err("`zone` is for `hours`, and there are none".to_owned()),
+            (None, None) => None,
+            (Some(spans), zone) => Some(Hours {
+                spans: check_names("hours", spans)?
+                    .iter()
+                    .map(|span| parse_span(span))
+                    .collect::<Result<_, _>>()?,
+                zone: zone.as_deref().map_or(Ok(Zone::Local), parse_zone)?,
+            }),
+        };
+        if text.max_per_turn.is_some() && decision != Decision::Allow {
+            return Err(
+                "`max_per_turn` can only allow: what asks or denies does so every time".to_owned(),
+            );
+        }
+        if text.max_per_turn == Some(0) {
+            return Err("`max_per_turn` is 0, so that nothing is ever allowed".to_owned());
+        }
+        let list = |key: &str, of: &Option<OneOrMore>| {
+            of.as_ref().map(|of| check_names(key, of)).transpose()
+        };
+        let when = Self {
+            pools: list("pools", &text.pools)?,
+            agents: list("agents", &text.agents)?,
+            modes: list("modes", &text.modes)?,
+            hours,
+            max_per_turn: text.max_per_turn,
+        };
+        let is_empty = when.pools.is_none()
+            && when.agents.is_none()
+            && when.modes.is_none()
+            && when.hours.is_none()
+            && when.max_per_turn.is_none();
+        Ok((!is_empty).then_some(when))
+    }
+
+    pub(super) fn max_per_turn(&self) -> Option<u32> {
+        self.max_per_turn
+    }
+
+    /// Whether it holds; `permits`: the rule allows, so that doubt counts against it.
+    fn are_met(&self, occasion: &EvaluationContext<'_>, permits: bool) -> bool {
+        let among = |wanted: &Option<Vec<String>>, found: Option<&str>| {
+            wanted.as_ref().is_none_or(|wanted| match found {
+                Some(found) => wanted.iter().any(|name| name == found),
+                None => !permits,
+            })
+        };
+        among(&self.pools, occasion.pool)
+            && among(&self.agents, occasion.agent)
+            && among(&self.modes, occasion.mode)
+            && self
+                .hours
+                .as_ref()
+                .is_none_or(|hours| match occasion.time_of_day {
+                    Some(clock) => hours.contains(clock),
+                    None => !permits,
+                })
+    }
+}
+
+impl Hours {
+    fn contains(&self, clock: TimeOfDay) -> bool {
+        let now = match self.zone {
+            Zone::Local => clock.local,
+            Zone::Before(minutes) => {
+                let day = i32::from(MINUTES_PER_DAY);
+                let now = (i32::from(clock.utc) + i32::from(minutes)).rem_euclid(day);
+                u16::try_from(now).unwrap_or_default()
+            }
+        };
+        self.spans.iter().any(|span| {
+            if span.from < span.until {
+                (span.from..span.until).contains(&now)
+            } else {
+                now >= span.from || now < span.until
+            }
+        })
+    }
+}
+
+fn check_names(key: &str, text: &OneOrMore) -> Result<Vec<String>, String> {
+    if text.0.len() > RULE_NAMES {
+        return Err(format!("`{key}` has more than {RULE_NAMES} entries"));
+    }
+    match text
+        .0
+        .iter()
+        .find(|name| name.trim() != name.as_str() || name.is_empty())
+    {
+        Some(odd) => Err(format!(
+            "`{key}`: `{odd}` is empty, or has blanks around it"
+        )),
+        None => Ok(text.0.clone()),
+    }
+}
+
+fn parse_span(text: &str) -> Result<Span, String> {
+    let wrong = || {
+        format!(
+            "`hours`: `{text}` is no span of time, expected one like `22:00-06:00`, to 24:00 at most"
+        )
+    };
+    let (from, until) = text.split_once('-').ok_or_else(wrong)?;
+    let span = Span {
+        from: parse_minute(from)
+            .filter(|of| *of < MINUTES_PER_DAY)
+            .ok_or_else(wrong)?,
+        until: parse_minute(until).ok_or_else(wrong)?,
+    };
+    if span.from == span.until {
+        return Err(format!(
+            "`hours`: `{text}` is empty; the whole day is `00:00-24:00`"
+        ));
+    }
+    Ok(span)
+}
+
+/// `HH:MM`, until 24:00.
+fn parse_minute(text: &str) -> Option<u16> {
+    let (hours, minutes) = text.split_once(':')?;
+    let number = |text: &str| {
+        let is_two = text.len() == 2 && text.bytes().all(|b| b.is_ascii_digit());
+        is_two.then(|| text.parse::<u16>().ok()).flatten()
+    };
+    let (hours, minutes) = (number(hours)?, number(minutes)?);
+    let all = hours * 60 + minutes;
+    (minutes < 60 && all <= MINUTES_PER_DAY).then_some(all)
+}
+
+fn parse_zone(text: &str) -> Result<Zone, String> {
+    match text {
+        "local" => return Ok(Zone::Local),
+        "utc" | "UTC" => return Ok(Zone::Before(0)),
+        _ => {}
+    }
+    let wrong = || format!("`zone` is `{text}`, expected `local`, `utc` or one like `+02:00`");
+    let sign = match text.as_bytes().first() {
+        Some(b'+') => 1,
+        Some(b'-') => -1,
+        _ => return Err(wrong()),
+    };
+    let minutes = parse_minute(&text[1..]).filter(|of| *of <= 14 * 60);
+    let minutes = minutes
+        .and_then(|of| i16::try_from(of).ok())
+        .ok_or_else(wrong)?;
+    Ok(Zone::Before(sign * minutes))
+}
+
+/// Which rules count now.
+#[derive(Debug, Clone, Default)]
+pub(super) struct ActiveRules<'a> {
+    /// `None`: all of them, whatever their conditions on the occasion.
+    context: Option<EvaluationContext<'a>>,
+    /// Rules that have allowed as much as they may.
+    exhausted: Vec<Arc<str>>,
+}
+
+impl<'a> ActiveRules<'a> {
+    pub(super) fn in_context(occasion: &EvaluationContext<'a>) -> Self {
+        Self {
+            context: Some(*occasion),
+            exhausted: Vec::new(),
+        }
+    }
+
+    /// For examples of rules: each is about what the rule means when it counts.
+    pub(super) fn all() -> Self {
+        Self::default()
+    }
+
+    pub(super) fn without_rules(self, spent: Vec<Arc<str>>) -> Self {
+        Self {
+            exhausted: spent,
+            ..self
+        }
+    }
+
+    /// Whether a rule counts.
+    pub(super) fn is_active(&self, rule: &Rule) -> bool {
+        let Some(when) = &rule.when else { return true };
+        let holds = |occasion: &EvaluationContext<'_>| {
+            when.are_met(occasion, rule.decision == Decision::Allow)
+        };
+        self.context.as_ref().is_none_or(holds) && !self.exhausted.contains(&rule.id)
+    }
+
+    /// Whether a rule that allows at most so often in a turn may do so this often more.
+    pub(super) fn has_uses_left(&self, id: &str, most: u32, more: u32) -> bool {
+        let Some(occasion) = &self.context else {
+            return true;
+        };
+        let used = occasion.rule_uses.and_then(|used| used.get(id).copied());
+        used.unwrap_or(0).saturating_add(more) <= most
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn when(text: &str, decision: Decision) -> Result<Option<ContextConditions>, String> {
+        let text = format!("id = \"x\"\ndecision = \"allow\"\ntool = \"shell\"\n{text}");
+        ContextConditions::from_rule(&toml::from_str(&text).expect("a rule"), decision)
+    }
+
+    #[test]
+    fn hours_go_over_midnight_and_end_before_their_end() {
+        let at = |text: &str, clock: &str| {
+            let when = when(text, Decision::Allow).expect("good").expect("some");
+            let minute = parse_minute(clock).expect("a time");
+            let clock = Some(TimeOfDay {
+                local: minute,
+                utc: (minute + MINUTES_PER_DAY - 120) % MINUTES_PER_DAY,
+            });
+            when.are_met(
+                &EvaluationContext {
+                    time_of_day: clock,
+                    ..EvaluationContext::default()
+                },
+                true,
+            )
+        };
+        let night = "hours = \"22:00-06:00\"";
+        for (clock, holds) in [
+            ("22:00", true),
+            ("23:59", true),
+            ("00:00", true),
+            ("05:59", true),
+        ] {
+            assert_eq!(at(night, clock), holds, "{clock}");
+        }
+        for clock in ["06:00", "12:00", "21:59"] {
+            assert!(!at(night, clock), "{clock}");
+        }
+        let two = "hours = [\"08:00-12:00\", \"13:00-24:00\"]";
+        assert!(at(two, "08:00") && !at(two, "12:00") && at(two, "23:59") && !at(two, "00:00"));
+        // It is two hours earlier in UTC.
+        let utc = "hours = \"10:00-11:00\"\nzone = \"utc\"";
+        assert!(at(utc, "12:30") && !at(utc, "10:30"));
+        let there = "hours = \"10:00-11:00\"\nzone = \"+02:00\"";
+        assert!(at(there, "10:30") && !at(there, "12:30"));
+        let west = "hours = \"23:00-23:30\"\nzone = \"-05:30\"";
+        assert!(at(west, "06:45") && !at(west, "07:10"));
+    }
+
+    #[test]
+    fn what_is_not_known_allows_nothing_and_lifts_no_denial() {
+        for text in [
+            "hours = \"00:00-24:00\"",
+            "pools = \"a\"",
+            "agents = [\"a\"]",
+            "modes = \"a\"",
+        ] {
+            let when = when(text, Decision::Allow).expect("good").expect("some");
+            assert!(!when.are_met(&EvaluationContext::default(), true), "{text}");
+            assert!(when.are_met(&EvaluationContext::default(), false), "{text}");
+        }
+    }
+
+    #[test]
+    fn odd_conditions_are_refused_with_their_key() {
+        for (text, key) in [
+            ("hours = \"22:00\"", "hours"),
+            ("hours = \"25:00-26:00\"", "hours"),
+            ("hours = \"24:00-06:00\"", "hours"),
+            ("hours = \"9:00-10:00\"", "hours"),
+            ("hours = \"10:00-10:00\"", "hours"),
+            ("hours = \"10:60-11:00\"", "hours"),
+            ("zone = \"utc\"", "zone"),
+            ("hours = \"10:00-11:00\"\nzone = \"Mars\"", "zone"),
+            ("hours = \"10:00-11:00\"\nzone = \"+15:00\"", "zone"),
+            ("modes = \"\"", "modes"),
+            ("agents = \" a\"", "agents"),
+            ("max_per_turn = 0", "max_per_turn"),
+        ] {
+            let why = when(text, Decision::Allow).expect_err(text);
+            assert!(why.contains(&format!("`{key}`")), "{why}");
+        }
+        for decision in [Decision::Ask, Decision::Deny] {
+            let why = when("max_per_turn = 3", decision).expect_err("not for those");
+            assert!(why.contains("max_per_turn"), "{why}");
+        }
+        assert!(when("", Decision::Deny).expect("good").is_none());
+    }
+
+    #[test]
+    fn a_moment_has_its_minute_here_and_in_utc() {
+        let at = TimeOfDay::from_unix(86_400 * 3 + 3_600 + 59, -7_200);
+        assert_eq!(
+            at,
+            TimeOfDay {
+                local: 23 * 60,
+                utc: 60
+            }
+        );
+        assert_eq!(TimeOfDay::from_unix(-60, 0).utc, MINUTES_PER_DAY - 1);
+    }
+}

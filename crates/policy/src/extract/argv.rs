@@ -1,0 +1,114 @@
+//! An array of words that an adapter will execute, as the command line that means the same.
+//!
+//! Must not know where the array stood.
+
+use super::fields::Field;
+
+/// The shells whose `-c TEXT` is read as that text, by name or from where a system has them.
+const SHELLS: &[&str] = &["sh", "bash", "zsh", "dash"];
+const SHELL_DIRS: &[&str] = &["/bin/", "/usr/bin/", "/usr/local/bin/"];
+
+/// The words of an array that can be executed.
+pub(super) fn parse_words(list: &[Field]) -> Result<Vec<&str>, String> {
+    let words: Vec<&str> = list.iter().map(parse_word).collect::<Result<_, _>>()?;
+    match words.first() {
+        None => Err("is empty".to_owned()),
+        Some(first) if first.trim().is_empty() => Err("names no program".to_owned()),
+        Some(_) => Ok(words),
+    }
+}
+
+fn parse_word(item: &Field) -> Result<&str, String> {
+    match item {
+        Field::Text(text) if text.contains('\0') => Err("has a NUL in it".to_owned()),
+        Field::Text(text) => Ok(text),
+        _ => Err("is no array of words".to_owned()),
+    }
+}
+
+/// The text that a shell is given: `[sh, -c, TEXT]`, with any of the shells and `-c` or `-lc`.
+pub(super) fn script<'a>(words: &[&'a str]) -> Option<&'a str> {
+    let [shell, flag, text] = words else {
+        return None;
+    };
+    let dir = SHELL_DIRS.iter().find_map(|dir| shell.strip_prefix(dir));
+    let known = SHELLS.contains(&dir.unwrap_or(shell));
+    (known && matches!(*flag, "-c" | "-lc")).then_some(text)
+}
+
+/// The command line that an array stands for.
+pub(crate) fn to_command_line(words: &[&str]) -> Result<String, String> {
+    match script(words) {
+        Some(text) if text.trim().is_empty() => Err("is blank".to_owned()),
+        Some(text) => Ok(text.to_owned()),
+        None => Ok(words
+            .iter()
+            .map(|word| quote_word(word))
+            .collect::<Vec<_>>()
+            .join(" ")),
+    }
+}
+
+/// A word that a shell reads as itself, and as nothing else. Plain ones stay as they are; a first
+/// word that a shell would take for something of its own is no plain one.
+fn quote_word(word: &str) -> String {
+    const OWN: &[&str] = &[
+        "if", "then", "else", "elif", "fi", "do", "done", "case", "esac", "while", "until", "for",
+        "in", "select", "function", "time", "coproc",
+    ];
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./".contains(c);
+    if !word.is_empty() && word.chars().all(plain) && !OWN.contains(&word) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', "'\\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shell_with_a_text_is_that_text() {
+        for shell in [
+            "sh",
+            "bash",
+            "zsh",
+            "dash",
+            "/bin/sh",
+            "/usr/bin/bash",
+            "/usr/local/bin/zsh",
+        ] {
+            for flag in ["-c", "-lc"] {
+                assert_eq!(
+                    script(&[shell, flag, "ls | wc"]),
+                    Some("ls | wc"),
+                    "{shell} {flag}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn anything_else_is_the_words_that_it_is() {
+        for words in [
+            &["bash", "-c"][..],
+            &["bash", "-c", "ls", "x"],
+            &["bash", "-ic", "ls"],
+            &["./bash", "-c", "ls"],
+            &["/workspace/bash", "-c", "ls"],
+            &["fish", "-c", "ls"],
+            &["/usr/bin//bash", "-c", "ls"],
+        ] {
+            assert_eq!(script(words), None, "{words:?}");
+        }
+        let line = |words: &[&str]| to_command_line(words).expect("a command");
+        assert_eq!(line(&["git", "log", "--oneline"]), "git log --oneline");
+        assert_eq!(
+            line(&["echo", "$(rm -rf /)", "it's", "", "~"]),
+            r"echo '$(rm -rf /)' 'it'\''s' '' '~'"
+        );
+        assert_eq!(line(&["A=b", "x"]), "'A=b' x");
+        assert_eq!(line(&["time", "x"]), "'time' x");
+        assert_eq!(line(&["./bash", "-c", "ls; ls"]), "./bash -c 'ls; ls'");
+    }
+}

@@ -1,0 +1,374 @@
+//! From the texts of a policy's layers to a checked [`Policy`].
+//!
+//! Owns the merging of layers and the check of every value. A layer adds rules, paths and
+//! severity to those below it; it never removes any. Must not read files.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+
+use super::document::{Document, RedirectText};
+use super::error::LoadError;
+use super::examples::Examples;
+use super::layers::{self, Layer, LayerText};
+use super::sets::SetTable;
+use super::{Policy, compile, examples};
+use marshal_model::Decision;
+use marshal_model::limits;
+
+/// What a redirect from a file needs. Ordered by severity.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum ReadRule {
+    Allow,
+    /// That the file may be read: inside the workspace and no secret.
+    Paths,
+    Ask,
+    Deny,
+}
+
+impl ReadRule {
+    fn parse(word: &str) -> Option<Self> {
+        match word {
+            "paths" => Some(Self::Paths),
+            word => Decision::from_word(word).map(|decision| match decision {
+                Decision::Allow => Self::Allow,
+                Decision::Ask => Self::Ask,
+                Decision::Deny => Self::Deny,
+            }),
+        }
+    }
+}
+
+/// `[shell]`, checked.
+#[derive(Debug)]
+pub(super) struct ShellSettings {
+    pub dynamic: Option<Decision>,
+    pub env_allow: Vec<String>,
+    pub transparent: Vec<String>,
+    pub glob_programs: Vec<String>,
+    pub trusted_dirs: Vec<String>,
+    pub redirect: Redirects,
+}
+
+/// `[shell] redirect`, checked.
+#[derive(Debug)]
+pub(super) struct Redirects {
+    pub dev_null: Decision,
+    pub fd_dup: Decision,
+    pub read: ReadRule,
+    pub write_inside: Decision,
+    pub write_outside: Decision,
+    pub write_protected: Decision,
+}
+
+pub(super) fn load(own: &[LayerText<'_>]) -> Result<Policy, LoadError> {
+    let layers = layers::collect_layers(own)?;
+    let name = own.last().map(|layer| layer.name).unwrap_or_default();
+    // A rule's examples are about its own file and what that extends: what other layers add to
+    // sets, or take from lists, is not known there.
+    let (mut policy, checks) = build_policy(&layers, name, None)?;
+    for (at, layer) in layers.iter().enumerate().filter(|(_, l)| l.has_examples()) {
+        let part = layers::with_extended(&layers, at);
+        if part.len() == layers.len() {
+            examples::check(&policy, &checks, at)?;
+            continue;
+        }
+        let (alone, checks) = build_policy(&part, &layer.name, Some(Decision::Deny))?;
+        examples::check(&alone, &checks, part.len() - 1)?;
+    }
+    let title = layers.iter().rfind(|layer| layer.name == name);
+    policy.name = title
+        .map(|layer| layer.document.name.clone())
+        .unwrap_or_default();
+    Ok(policy)
+}
+
+/// The policy of these layers, and the examples of its rules. `otherwise` stands for a default
+/// that none of them has.
+fn build_policy(
+    layers: &[Layer],
+    name: &str,
+    otherwise: Option<Decision>,
+) -> Result<(Policy, Vec<Examples>), LoadError> {
+    let missing = |key: &'static str| LoadError::Missing {
+        policy: name.to_owned(),
+        key,
+        expected: "\"allow\", \"ask\" or \"deny\"",
+    };
+    let default = strictest_decision(layers, "default", None, |d| d.default.as_deref())?
+        .or(otherwise)
+        .ok_or_else(|| missing("default"))?;
+    let unknown_tool = strictest_decision(layers, "unknown_tool", Some(Decision::Ask), |d| {
+        d.unknown_tool.as_deref()
+    })?;
+    let ask_as = strictest_decision(layers, "ask_as", None, |d| d.ask_as.as_deref())?
+        .unwrap_or(Decision::Ask);
+    if ask_as == Decision::Allow {
+        return Err(invalid_value(name, "ask_as", "allow", "`ask` or `deny`"));
+    }
+    let shell = merge_shell_settings(layers)?;
+    let asking = super::approval_settings::merge_layers(layers)?;
+    let mut table = SetTable::compile(layers)?;
+    let eval_ms = smallest(layers, None, |d| d.limits.eval_ms);
+    if eval_ms == Some(0) {
+        return Err(invalid_value(
+            name,
+            "limits.eval_ms",
+            "0",
+            "milliseconds from 1",
+        ));
+    }
+    let mut policy = Policy {
+        name: String::new(),
+        default,
+        unknown_tool: unknown_tool.unwrap_or(Decision::Ask),
+        ask_as,
+        max_bytes: smallest(layers, Some(8192), |d| d.limits.max_bytes).unwrap_or(8192),
+        max_commands: smallest(layers, Some(50), |d| d.limits.max_commands).unwrap_or(50),
+        eval_ms,
+        approval: asking,
+        budget: super::budget::Budget::load(layers)?,
+        has_guard: layers.iter().any(|l| l.name == GUARD),
+        dry_run_default: dry_run_default(layers, default)?,
+        per_turn_limits: Vec::new(),
+        shell,
+        secrets_set: table.index_of("secrets"),
+        protected_set: table.index_of("protected"),
+        sets: Vec::new(),
+        rules: Vec::new(),
+        index: super::index::Index::default(),
+    };
+    let checks = compile_rules(&mut policy, layers, &mut table)?;
+    policy.sets = table.into_sets();
+    Ok((policy, checks))
+}
+
+/// Compiles the rules of all layers into the policy; gives their examples, in the same order.
+fn compile_rules(
+    policy: &mut Policy,
+    layers: &[Layer],
+    table: &mut SetTable,
+) -> Result<Vec<Examples>, LoadError> {
+    let mut checks = Vec::new();
+    let mut known = HashSet::new();
+    for (at, layer) in layers.iter().enumerate() {
+        for text in &layer.document.rules {
+            let fail = |what: String| LoadError::Rule {
+                policy: layer.name.clone(),
+                rule: text.id.clone(),
+                what,
+            };
+            if policy.rules.len() >= limits::POLICY_RULES {
+                return Err(fail(format!(
+                    "there are more than {} rules",
+                    limits::POLICY_RULES
+                )));
+            }
+            if !known.insert(text.id.as_str()) {
+                return Err(fail("the `id` is used twice".to_owned()));
+            }
+            let find = &mut |name: &str, role| table.find_for_role(name, role, at);
+            let (mut rule, tools) = compile::compile_rule(text.clone(), find).map_err(fail)?;
+            rule.is_dry_run = layer.name != GUARD && is_group_dry_run(layers, layer.group);
+            let most = rule.when.as_ref().and_then(|when| when.max_per_turn());
+            if let Some(most) = most {
+                policy.per_turn_limits.push((Arc::clone(&rule.id), most));
+            }
+            policy.index.add(policy.rules.len(), &rule, &tools);
+            policy.rules.push(rule);
+            checks.push(Examples {
+                layer: at,
+                policy: layer.name.clone(),
+                matches: text.matches.clone(),
+                not_match: text.not_match.clone(),
+                tools,
+            });
+        }
+    }
+    Ok(checks)
+}
+
+/// The name of what protects every policy, also one that is only tried.
+const GUARD: &str = "builtin:guard";
+
+/// Whether an owner's layer is only tried: the extending file decides.
+fn is_group_dry_run(layers: &[Layer], group: usize) -> bool {
+    let of_group = layers.iter().filter(|layer| layer.group == group);
+    let mut said = of_group.filter_map(|layer| layer.document.enforce);
+    said.next_back() == Some(false)
+}
+
+/// Whether the policy is only tried, and what it does then where no rule allows: what a layer that
+/// is tried denies is asked, what another one denies stays denied.
+fn dry_run_default(layers: &[Layer], default: Decision) -> Result<Option<Decision>, LoadError> {
+    let dry = |layer: &&Layer| is_group_dry_run(layers, layer.group);
+    if !layers.iter().any(|layer| dry(&layer)) {
+        return Ok(None);
+    }
+    let firm: Vec<Layer> = layers.iter().filter(|layer| !dry(layer)).cloned().collect();
+    let firm = strictest_decision(&firm, "default", None, |d| d.default.as_deref())?;
+    let asked = default.min(Decision::Ask);
+    Ok(Some(firm.map_or(asked, |firm| firm.max(asked))))
+}
+
+pub(super) fn invalid_value(policy: &str, key: &str, found: &str, expected: &str) -> LoadError {
+    LoadError::Value {
+        policy: policy.to_owned(),
+        key: key.to_owned(),
+        found: found.to_owned(),
+        expected: expected.to_owned(),
+    }
+}
+
+fn decision(layer: &Layer, key: &str, word: &str) -> Result<Decision, LoadError> {
+    Decision::from_word(word)
+        .ok_or_else(|| invalid_value(&layer.name, key, word, "`allow`, `ask` or `deny`"))
+}
+
+/// A key of which the extending file decides, and over separate layers the most severe.
+fn strictest_decision(
+    layers: &[Layer],
+    key: &str,
+    usual: Option<Decision>,
+    get: impl Fn(&Document) -> Option<&str>,
+) -> Result<Option<Decision>, LoadError> {
+    let mut found: BTreeMap<usize, Decision> = BTreeMap::new();
+    for layer in layers {
+        if let Some(word) = get(&layer.document) {
+            found.insert(layer.group, decision(layer, key, word)?);
+        }
+    }
+    if let Some(usual) = usual {
+        fill_defaults(layers, usual, &mut found);
+    }
+    Ok(found.into_values().max())
+}
+
+/// A setting that every layer can only make more severe.
+fn strictest_setting<T: Copy + Ord>(
+    layers: &[Layer],
+    key: &str,
+    words: fn(&str) -> Option<T>,
+    usual: Option<T>,
+    get: impl Fn(&Document) -> Option<&str>,
+) -> Result<Option<T>, LoadError> {
+    let mut found: BTreeMap<usize, T> = BTreeMap::new();
+    for layer in layers {
+        if let Some(word) = get(&layer.document) {
+            let expected = "`allow`, `ask` or `deny`";
+            let read =
+                words(word).ok_or_else(|| invalid_value(&layer.name, key, word, expected))?;
+            let worst = found.entry(layer.group).or_insert(read);
+            *worst = read.max(*worst);
+        }
+    }
+    if let Some(usual) = usual {
+        fill_defaults(layers, usual, &mut found);
+    }
+    Ok(found.into_values().max().or(usual))
+}
+
+/// What a layer that says nothing of a key has by it, if it is a whole policy and not only a few
+/// rules for others: alone it would hold, and so it does beside others.
+fn fill_defaults<T: Copy>(layers: &[Layer], usual: T, found: &mut BTreeMap<usize, T>) {
+    for layer in layers
+        .iter()
+        .filter(|layer| layer.document.default.is_some())
+    {
+        found.entry(layer.group).or_insert(usual);
+    }
+}
+
+fn smallest(
+    layers: &[Layer],
+    usual: Option<usize>,
+    get: impl Fn(&Document) -> Option<usize>,
+) -> Option<usize> {
+    let mut found: BTreeMap<usize, usize> = BTreeMap::new();
+    for layer in layers {
+        if let Some(number) = get(&layer.document) {
+            let least = found.entry(layer.group).or_insert(number);
+            *least = number.min(*least);
+        }
+    }
+    if let Some(usual) = usual {
+        fill_defaults(layers, usual, &mut found);
+    }
+    found.into_values().min().or(usual)
+}
+
+/// The extending file's list: a list widens what may be allowed, so it is never added up. Of
+/// separate layers, what all that have the list agree on.
+fn intersect_lists(
+    layers: &[Layer],
+    get: impl Fn(&Document) -> Option<&Vec<String>>,
+) -> Vec<String> {
+    let mut found: BTreeMap<usize, &Vec<String>> = BTreeMap::new();
+    for layer in layers {
+        if let Some(list) = get(&layer.document) {
+            found.insert(layer.group, list);
+        }
+    }
+    let mut lists = found.into_values();
+    let first = lists.next().cloned().unwrap_or_default();
+    lists.fold(first, |mut all, list| {
+        all.retain(|item| list.contains(item));
+        all
+    })
+}
+
+fn merge_shell_settings(layers: &[Layer]) -> Result<ShellSettings, LoadError> {
+    let transparent = intersect_lists(layers, |d| d.shell.transparent.as_ref());
+    let own = layers.last().map(|l| l.name.as_str()).unwrap_or_default();
+    if let Some(unknown) = transparent
+        .iter()
+        .find(|w| !super::wrappers::TRANSPARENT.contains(&w.as_str()))
+    {
+        let expected = super::wrappers::TRANSPARENT.join(", ");
+        return Err(invalid_value(own, "shell.transparent", unknown, &expected));
+    }
+    let set = |key: &str, get: fn(&RedirectText) -> Option<&str>, usual: Decision| {
+        let key = format!("shell.redirect.{key}");
+        let found = strictest_setting(layers, &key, Decision::from_word, Some(usual), |d| {
+            get(&d.shell.redirect)
+        })?;
+        Ok::<_, LoadError>(found.unwrap_or(usual))
+    };
+    let write_outside = set(
+        "write_outside",
+        |r| r.write_outside.as_deref(),
+        Decision::Deny,
+    )?;
+    Ok(ShellSettings {
+        dynamic: strictest_setting(layers, "shell.dynamic", Decision::from_word, None, |d| {
+            d.shell.dynamic.as_deref()
+        })?,
+        env_allow: intersect_lists(layers, |d| d.shell.env_allow.as_ref()),
+        transparent,
+        glob_programs: intersect_lists(layers, |d| d.shell.glob_programs.as_ref()),
+        trusted_dirs: intersect_lists(layers, |d| d.shell.trusted_dirs.as_ref()),
+        redirect: Redirects {
+            dev_null: set("dev_null", |r| r.dev_null.as_deref(), Decision::Allow)?,
+            fd_dup: set("fd_dup", |r| r.fd_dup.as_deref(), Decision::Allow)?,
+            read: strictest_setting(
+                layers,
+                "shell.redirect.read",
+                ReadRule::parse,
+                Some(ReadRule::Paths),
+                |d| d.shell.redirect.read.as_deref(),
+            )?
+            .unwrap_or(ReadRule::Paths),
+            write_inside: set("write_inside", |r| r.write_inside.as_deref(), Decision::Ask)?,
+            write_outside,
+            write_protected: set(
+                "write_protected",
+                |r| r.write_protected.as_deref(),
+                write_outside,
+            )?,
+        },
+    })
+}
+
+/// What a rule's reason says, on one line.
+pub(super) fn to_one_line(text: Option<String>) -> Option<Arc<str>> {
+    text.map(|text| text.split_whitespace().collect::<Vec<_>>().join(" ").into())
+}

@@ -1,0 +1,577 @@
+//! Named sets of paths: `secrets`, `protected` and a policy's own.
+//!
+//! Owns the patterns: `@/…` is below the workspace, `~/…` below the home, `**/…` anywhere. Must
+//! not know links or words: it judges absolute paths.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap};
+
+use globset::{Candidate, GlobBuilder, GlobSet, GlobSetBuilder};
+
+mod needles;
+pub(super) mod shape_match;
+
+use needles::Needles;
+use shape_match::ShapePatterns;
+
+use super::compile::Role;
+use super::error::LoadError;
+use super::layers::Layer;
+use super::path::{FsContext, is_within};
+
+/// How far a set reaches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum SetReach {
+    /// `X/**` is what is below X: for conditions that permit.
+    Below,
+    /// `X/**` is X itself, too: for conditions that forbid.
+    SelfAndBelow,
+    /// The directories above: of `X/Y/**` it is X. For what puts a directory there.
+    Parents,
+    /// The same, and the home and the root of all: for what takes a directory with all in it.
+    ParentsAndRoots,
+    /// The same, and the workspace: for what takes it away.
+    ParentsAndWorkspace,
+}
+
+/// A set of patterns, compiled.
+#[derive(Debug)]
+pub(super) struct PathSet {
+    folded: bool,
+    below: Globs,
+    wide: Globs,
+    above: Globs,
+    /// Whether a pattern begins at the workspace, the home, the root of all.
+    roots: [bool; 3],
+    /// The file names that the patterns stand for, to judge what a shell's pattern may become.
+    names: Vec<Vec<Token>>,
+    /// The whole patterns, for what the shell computes more of than a name.
+    long: ShapePatterns,
+}
+
+#[derive(Debug)]
+struct Globs {
+    workspace: Glob,
+    home: Glob,
+    anywhere: Glob,
+}
+
+/// Patterns below one root.
+#[derive(Debug)]
+struct Glob {
+    globs: GlobSet,
+    /// Texts of which one must be in a path that any of the patterns matches. `None`: a pattern has
+    /// no such text.
+    needles: Option<Needles>,
+}
+
+impl Glob {
+    fn contains(&self, path: &str) -> bool {
+        let needles = self.needles.as_ref();
+        needles.is_none_or(|needles| needles.any(path.as_bytes()))
+            && self.globs.is_match_candidate(&Candidate::new(path))
+    }
+}
+
+/// The longest text that is in every path which a pattern matches; `None`: there is none, or the
+/// pattern has more than `*` and `?` in it.
+fn longest_literal(pattern: &str) -> Option<&str> {
+    if pattern.contains(['[', '{', '\\', ']', '}']) {
+        return None;
+    }
+    let runs = pattern.split(['*', '?', '/']);
+    runs.max_by_key(|run| run.len())
+        .filter(|run| !run.is_empty())
+}
+
+/// Lower case, without an own text where there is nothing to change.
+fn low(text: &str) -> Cow<'_, str> {
+    let is_low = |b: u8| b.is_ascii() && !b.is_ascii_uppercase();
+    if text.bytes().all(is_low) {
+        Cow::Borrowed(text)
+    } else {
+        Cow::Owned(text.to_lowercase())
+    }
+}
+
+/// What is wrong with a pattern.
+#[derive(Debug, thiserror::Error)]
+pub enum PatternError {
+    /// It begins with neither `@/`, `~/`, `/` nor `**/`.
+    #[error("the pattern `{0}` must begin with `@/` (workspace), `~/` (home), `/` or `**/`")]
+    Rootless(String),
+    /// It cannot be compiled.
+    #[error("the pattern `{pattern}` cannot be read: {why}")]
+    Syntax {
+        /// The pattern.
+        pattern: String,
+        /// What the compiler says.
+        why: String,
+    },
+}
+
+impl PathSet {
+    /// Compiles patterns. `folded` ignores the case of names, as for files that other systems
+    /// open whatever their case.
+    pub(super) fn compile(patterns: &[String], folded: bool) -> Result<Self, PatternError> {
+        Ok(Self {
+            folded,
+            below: Globs::compile(patterns, folded, SetReach::Below)?,
+            wide: Globs::compile(patterns, folded, SetReach::SelfAndBelow)?,
+            above: Globs::compile(patterns, folded, SetReach::ParentsAndRoots)?,
+            roots: ["@/", "~/", "/"].map(|root| patterns.iter().any(|p| p.starts_with(root))),
+            names: patterns.iter().filter_map(|p| name(p, folded)).collect(),
+            long: ShapePatterns::from_patterns(patterns, folded),
+        })
+    }
+
+    /// Whether an absolute path belongs to the set.
+    pub(super) fn contains(&self, path: &str, place: &FsContext<'_>, reach: SetReach) -> bool {
+        let folded;
+        let (path, workspace, home) = if self.folded {
+            folded = [path, place.workspace, place.home].map(low);
+            (&*folded[0], &*folded[1], &*folded[2])
+        } else {
+            (path, place.workspace, place.home)
+        };
+        let globs = match reach {
+            SetReach::Below => &self.below,
+            SetReach::SelfAndBelow => &self.wide,
+            SetReach::Parents | SetReach::ParentsAndRoots | SetReach::ParentsAndWorkspace => {
+                let holds = |root: &str| is_within(root, path);
+                let is_root =
+                    self.roots[0] && reach == SetReach::ParentsAndWorkspace && holds(workspace)
+                        || self.roots[1] && holds(home)
+                        || self.roots[2] && path == "/";
+                if is_root && reach != SetReach::Parents {
+                    return true;
+                }
+                &self.above
+            }
+        };
+        let under = |set: &Glob, root: &str| {
+            !set.globs.is_empty() && relative(path, root).is_some_and(|rest| set.contains(rest))
+        };
+        under(&globs.workspace, workspace)
+            || under(&globs.home, home)
+            || !globs.anywhere.globs.is_empty() && globs.anywhere.contains(path)
+    }
+
+    /// Whether a path may lead into the set of which the shell computes directories, too; see
+    /// [`find_interpreters`].
+    pub(super) fn may_resolve_into(&self, shape: &str, place: &FsContext<'_>) -> bool {
+        let shape = if self.folded {
+            low(shape)
+        } else {
+            Cow::Borrowed(shape)
+        };
+        self.long.may_contain(&shape, place, self.folded)
+    }
+
+    /// Whether a relative path may be in the set from some other directory than is known.
+    pub(super) fn may_match_relative(&self, text: &str) -> bool {
+        let text = if self.folded {
+            low(text)
+        } else {
+            Cow::Borrowed(text)
+        };
+        let text = text.trim_start_matches("./");
+        let globs = &self.wide;
+        [&globs.home, &globs.workspace]
+            .iter()
+            .any(|set| !set.globs.is_empty() && set.contains(text))
+            || !globs.anywhere.globs.is_empty() && globs.anywhere.contains(&format!("/{text}"))
+    }
+
+    /// Whether a name with `*`, `?` or `[…]` in it may become one of the set's names, of which it
+    /// spells a letter or a digit. A pattern without one of its own (`*`, `src*`) is not held to
+    /// stand for them: it is as wide as a search of the whole directory, and what it becomes there
+    /// is compared name by name. `crosses`: its `*` also matches a leading dot and `/`.
+    pub(super) fn may_expand_into(&self, pattern: &str, crosses: bool) -> bool {
+        let folded;
+        let pattern = if self.folded {
+            folded = pattern.to_lowercase();
+            &folded
+        } else {
+            pattern
+        };
+        let fits = |pattern: &str| {
+            let tokens = tokenize_with_classes(pattern);
+            let dotted = matches!(tokens.first(), Some(Token::Is('.')));
+            let hidden = |name: &[Token]| matches!(name.first(), Some(Token::Is('.')));
+            self.names
+                .iter()
+                .any(|name| (crosses || dotted || !hidden(name)) && have_common_name(&tokens, name))
+        };
+        let stars = pattern.match_indices(['*', '?', '[']);
+        fits(pattern) || crosses && stars.take(CROSSINGS).any(|(at, _)| fits(&pattern[at..]))
+    }
+}
+
+/// The sets of a policy by their names, while it is being loaded.
+#[derive(Debug)]
+pub(super) struct SetTable {
+    /// The name of each set, and its patterns with the layer that brings each.
+    named: Vec<(String, Vec<(usize, String)>)>,
+    /// The group of each layer.
+    groups: Vec<usize>,
+    sets: Vec<PathSet>,
+    /// Sets that only have the patterns of the layers before a place.
+    partial: HashMap<(usize, usize), usize>,
+}
+
+impl SetTable {
+    /// Joins the sets of all layers by name. `secrets` and `protected` always exist; names in
+    /// `protected` are compared without their case.
+    pub(super) fn compile(layers: &[Layer]) -> Result<Self, LoadError> {
+        let mut joined: BTreeMap<&str, Vec<(usize, String)>> =
+            [("secrets", Vec::new()), ("protected", Vec::new())].into();
+        for (at, layer) in layers.iter().enumerate() {
+            for (name, patterns) in &layer.document.paths {
+                if matches!(name.as_str(), "inside" | "outside" | "dynamic") {
+                    return Err(LoadError::Value {
+                        policy: layer.name.clone(),
+                        key: "paths".to_owned(),
+                        found: name.clone(),
+                        expected: "a name that is not built in".to_owned(),
+                    });
+                }
+                PathSet::compile(patterns, false).map_err(|source| LoadError::Pattern {
+                    policy: layer.name.clone(),
+                    set: name.clone(),
+                    source,
+                })?;
+                let of_layer = patterns.iter().map(|pattern| (at, pattern.clone()));
+                joined.entry(name).or_default().extend(of_layer);
+            }
+        }
+        let mut table = Self {
+            named: Vec::new(),
+            groups: layers.iter().map(|layer| layer.group).collect(),
+            sets: Vec::new(),
+            partial: HashMap::new(),
+        };
+        for (name, patterns) in joined {
+            table.named.push((name.to_owned(), patterns));
+            let set = table.build_set(table.named.len() - 1, layers.len());
+            table.sets.push(set.map_err(|source| LoadError::Pattern {
+                policy: layers.last().map(|l| l.name.clone()).unwrap_or_default(),
+                set: name.to_owned(),
+                source,
+            })?);
+        }
+        Ok(table)
+    }
+
+    /// The set `place` with the patterns of the first `layers` layers.
+    fn build_set(&self, place: usize, layers: usize) -> Result<PathSet, PatternError> {
+        let (name, patterns) = &self.named[place];
+        let mut patterns: Vec<String> = patterns
+            .iter()
+            .filter(|(layer, _)| *layer < layers)
+            .map(|(_, pattern)| pattern.clone())
+            .collect();
+        // A policy may repeat what it extends; every pattern costs time with every path.
+        patterns.sort_unstable();
+        patterns.dedup();
+        PathSet::compile(&patterns, name == "protected")
+    }
+
+    /// The place of a set that surely exists.
+    pub(super) fn index_of(&self, name: &str) -> usize {
+        self.named.iter().position(|(n, _)| n == name).unwrap_or(0)
+    }
+
+    /// The place of a set for a rule of the layer `layer`. What a later layer adds to a set never
+    /// widens what an earlier one's rule lets through.
+    pub(super) fn find_for_role(&mut self, name: &str, role: Role, layer: usize) -> Option<usize> {
+        let place = self.named.iter().position(|(n, _)| n == name)?;
+        let until = match role {
+            Role::Forbid => return Some(place),
+            Role::Permit => {
+                let group = self.groups.get(layer);
+                self.groups.iter().take_while(|g| Some(*g) <= group).count()
+            }
+            Role::Except => layer + 1,
+        };
+        if self.named[place].1.iter().all(|(of, _)| *of < until) {
+            return Some(place);
+        }
+        if let Some(known) = self.partial.get(&(place, until)) {
+            return Some(*known);
+        }
+        let set = self.build_set(place, until).ok()?;
+        self.sets.push(set);
+        self.partial.insert((place, until), self.sets.len() - 1);
+        Some(self.sets.len() - 1)
+    }
+
+    pub(super) fn into_sets(self) -> Vec<PathSet> {
+        self.sets
+    }
+}
+
+/// Places in a pattern of git where a `/` may be matched, which are looked at.
+const CROSSINGS: usize = 16;
+
+fn relative<'p>(path: &'p str, root: &str) -> Option<&'p str> {
+    let rest = path.strip_prefix(root.trim_end_matches('/'))?;
+    if rest.is_empty() {
+        Some("")
+    } else {
+        rest.strip_prefix('/')
+    }
+}
+
+impl Globs {
+    fn compile(patterns: &[String], folded: bool, reach: SetReach) -> Result<Self, PatternError> {
+        let mut sets = [
+            GlobSetBuilder::new(),
+            GlobSetBuilder::new(),
+            GlobSetBuilder::new(),
+        ];
+        let mut needles = [Some(Vec::new()), Some(Vec::new()), Some(Vec::new())];
+        for pattern in patterns {
+            let (which, rest) = if let Some(rest) = pattern.strip_prefix("@/") {
+                (0, rest)
+            } else if let Some(rest) = pattern.strip_prefix("~/") {
+                (1, rest)
+            } else if pattern.starts_with('/') || pattern.starts_with("**/") {
+                (2, pattern.as_str())
+            } else {
+                return Err(PatternError::Rootless(pattern.clone()));
+            };
+            let mut forms = vec![rest];
+            match reach {
+                SetReach::Below => {}
+                SetReach::SelfAndBelow => forms.extend(rest.strip_suffix("/**")),
+                SetReach::Parents | SetReach::ParentsAndRoots | SetReach::ParentsAndWorkspace => {
+                    forms = above(rest);
+                }
+            }
+            for form in forms {
+                let text = if folded {
+                    form.to_lowercase()
+                } else {
+                    form.to_owned()
+                };
+                match (longest_literal(&text), &mut needles[which]) {
+                    (Some(needle), Some(known)) if !known.iter().any(|n| n == needle) => {
+                        known.push(needle.to_owned());
+                    }
+                    (Some(_), _) => {}
+                    (None, known) => *known = None,
+                }
+                let glob = GlobBuilder::new(&text).literal_separator(true).build();
+                sets[which].add(glob.map_err(|e| PatternError::Syntax {
+                    pattern: pattern.clone(),
+                    why: e.kind().to_string(),
+                })?);
+            }
+        }
+        let [workspace, home, anywhere] = sets.map(|set| {
+            set.build().map_err(|e| PatternError::Syntax {
+                pattern: patterns.join(" "),
+                why: e.to_string(),
+            })
+        });
+        let [below, at_home, any] = needles;
+        let glob = |globs: Result<GlobSet, PatternError>, needles: Option<Vec<String>>| {
+            let needles = needles.map(|texts| Needles::new(&texts));
+            globs.map(|globs| Glob { globs, needles })
+        };
+        Ok(Self {
+            workspace: glob(workspace, below)?,
+            home: glob(home, at_home)?,
+            anywhere: glob(anywhere, any)?,
+        })
+    }
+}
+
+/// The beginnings of a pattern that name a directory above what it names; `**` alone names none.
+fn above(pattern: &str) -> Vec<&str> {
+    let whole = pattern.trim_end_matches("/**");
+    let slashes = whole.match_indices('/').map(|(at, _)| &whole[..at]);
+    slashes
+        .filter(|begin| !begin.is_empty() && !begin.ends_with("**"))
+        .collect()
+}
+
+/// The file names that a pattern stands for; `None` if it is any name at all.
+fn name(pattern: &str, folded: bool) -> Option<Vec<Token>> {
+    let name = pattern.rsplit('/').next().unwrap_or(pattern);
+    let name = if folded {
+        name.to_lowercase()
+    } else {
+        name.to_owned()
+    };
+    let tokens = tokenize(&name.replace(['{', '}'], "*"));
+    let is_letter = |token: &Token| matches!(token, Token::Is(c) if c.is_alphanumeric());
+    tokens.iter().any(is_letter).then_some(tokens)
+}
+
+/// Whether two patterns have a name in common of which both spell a letter or digit.
+fn have_common_name(pattern: &[Token], name: &[Token]) -> bool {
+    // No name is as long, so that none would be matched.
+    if pattern.iter().filter(|t| **t != Token::Any).count() > NAME_MAX {
+        return false;
+    }
+    // Which places of `name` can be reached with what of `pattern` was read, with and without a
+    // character that both spell.
+    let mut row = vec![[false; 2]; name.len() + 1];
+    row[0][0] = true;
+    skip_wildcards(&mut row, name);
+    for token in pattern {
+        let mut next = vec![[false; 2]; name.len() + 1];
+        for at in 0..=name.len() {
+            if name.get(at) == Some(&Token::Any) {
+                carry_forward(&mut row, at);
+            }
+            for spelled in 0..2 {
+                if !row[at][spelled] {
+                    continue;
+                }
+                let wide = *token == Token::Any;
+                if wide {
+                    next[at][spelled] = true;
+                }
+                let Some(other) = name.get(at) else { continue };
+                let to = match other {
+                    Token::Any => at,
+                    Token::One | Token::Is(_) | Token::Set(_) => at + 1,
+                };
+                let (meets, both) = match (token, other) {
+                    (Token::Is(a), Token::Is(b)) => (a == b, a.is_alphanumeric()),
+                    (Token::Set(set), Token::Is(b)) => (set.contains(b), b.is_alphanumeric()),
+                    _ => (true, false),
+                };
+                if !meets {
+                    continue;
+                }
+                let found = usize::from(spelled == 1 || both);
+                if wide {
+                    // It goes on from there with the same token.
+                    mark_reached(&mut next, &mut row, to, found);
+                } else {
+                    next[to][found] = true;
+                }
+            }
+        }
+        skip_wildcards(&mut next, name);
+        row = next;
+    }
+    row[name.len()][1]
+}
+
+/// A place that is reached within one wide token.
+fn mark_reached(next: &mut [[bool; 2]], row: &mut [[bool; 2]], to: usize, found: usize) {
+    next[to][found] = true;
+    row[to][found] = true;
+}
+
+/// What reaches a place reaches the next one, too.
+fn carry_forward(row: &mut [[bool; 2]], at: usize) {
+    let [bare, spelled] = row[at];
+    row[at + 1][0] |= bare;
+    row[at + 1][1] |= spelled;
+}
+
+/// A `*` of the name may stand for nothing.
+fn skip_wildcards(row: &mut [[bool; 2]], name: &[Token]) {
+    for (at, token) in name.iter().enumerate() {
+        if *token == Token::Any {
+            carry_forward(row, at);
+        }
+    }
+}
+
+/// The longest file name (limits.h).
+const NAME_MAX: usize = 255;
+
+/// Whether a shell's pattern could match a name. From the first `[` to the last `]` counts as any
+/// text, because where a class ends is subtle (`[]a]`, `[[:x:]]`): the answer errs towards yes; a leading dot must be matched by a dot, as in bash.
+pub(super) fn could_match(pattern: &str, name: &str) -> bool {
+    if name.starts_with('.') && !pattern.starts_with('.') {
+        return false;
+    }
+    matches_text(pattern, name)
+}
+
+/// The same with classes whose end is plain as one character, of those that a short one lists.
+fn tokenize_with_classes(pattern: &str) -> Vec<Token> {
+    let mut out = Vec::new();
+    let mut rest = pattern;
+    while let Some(open) = rest.find('[') {
+        let class = &rest[open + 1..];
+        let plain = class.find(']').filter(|&end| end > 0);
+        let inside = plain.map(|end| &class[..end]);
+        let Some(inside) = inside.filter(|inside| !inside.contains('[')) else {
+            break; // Where it ends is another reader's guess.
+        };
+        out.extend(tokenize(&rest[..open]));
+        let wide = inside.starts_with(['!', '^']) || inside.contains('-');
+        out.push(if wide {
+            Token::One
+        } else {
+            Token::Set(inside.chars().collect())
+        });
+        rest = &class[inside.len() + 1..];
+    }
+    out.extend(tokenize(rest));
+    out
+}
+
+fn tokenize(pattern: &str) -> Vec<Token> {
+    let mut tokens = Vec::new();
+    let mut chars = pattern.chars();
+    while let Some(c) = chars.next() {
+        tokens.push(match c {
+            '*' => Token::Any,
+            '?' => Token::One,
+            '[' => match chars.as_str().rfind(']') {
+                Some(last) => {
+                    chars = chars.as_str()[last + 1..].chars();
+                    Token::Any
+                }
+                None => Token::Is('['),
+            },
+            c => Token::Is(c),
+        });
+    }
+    tokens
+}
+
+fn matches_text(pattern: &str, name: &str) -> bool {
+    let tokens = tokenize(pattern);
+    // One row of the usual table: which prefixes of the pattern match the name read so far.
+    let mut row = vec![false; tokens.len() + 1];
+    row[0] = true;
+    for (i, token) in tokens.iter().enumerate() {
+        row[i + 1] = row[i] && *token == Token::Any;
+    }
+    for c in name.chars() {
+        let mut diagonal = std::mem::replace(&mut row[0], false);
+        for (i, token) in tokens.iter().enumerate() {
+            let above = row[i + 1];
+            row[i + 1] = match token {
+                Token::Any => row[i] || above,
+                Token::One | Token::Set(_) => diagonal,
+                Token::Is(literal) => diagonal && *literal == c,
+            };
+            diagonal = above;
+        }
+    }
+    row[tokens.len()]
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Token {
+    Any,
+    /// One of these.
+    Set(Vec<char>),
+    One,
+    Is(char),
+}
+
+#[cfg(test)]
+mod tests;

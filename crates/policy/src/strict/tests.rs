@@ -1,0 +1,203 @@
+//! What the strict reader accepts, and what it must not.
+
+use super::*;
+
+/// The words of each command, or `None` if the text is not plain.
+fn words(text: &str) -> Option<Vec<Vec<String>>> {
+    let commands = parse_plain(text).ok()?;
+    Some(
+        commands
+            .iter()
+            .map(|c| c.words.iter().map(|w| w.text.clone()).collect())
+            .collect(),
+    )
+}
+
+#[track_caller]
+fn plain(text: &str, expect: &[&[&str]]) {
+    let got =
+        words(text).unwrap_or_else(|| panic!("{text:?} is not plain: {:?}", parse_plain(text)));
+    assert_eq!(got, expect, "{text:?}");
+}
+
+#[track_caller]
+fn not_plain(text: &str) {
+    assert!(
+        words(text).is_none(),
+        "{text:?} gives {:?}",
+        parse_plain(text)
+    );
+}
+
+#[test]
+fn literal_words_quotes_and_operators_are_plain() {
+    plain("ls -la src", &[&["ls", "-la", "src"]]);
+    plain("git  status;pwd", &[&["git", "status"], &["pwd"]]);
+    plain("a&&b||c|d\ne", &[&["a"], &["b"], &["c"], &["d"], &["e"]]);
+    plain("a &&\n b |\n\n c", &[&["a"], &["b"], &["c"]]);
+    plain("r\\m -rf\"\" '' x", &[&["rm", "-rf", "", "x"]]);
+    plain(
+        "echo 'a;b' \"c|d\" \"e\\\"\\$\\x\"",
+        &[&["echo", "a;b", "c|d", "e\"$\\x"]],
+    );
+    plain("# note\nls # more\n", &[&["ls"]]);
+    plain("echo a#b ''#c", &[&["echo", "a#b", "#c"]]);
+    plain("git show HEAD~2:x", &[&["git", "show", "HEAD~2:x"]]);
+    plain("cat ~/x ~", &[&["cat", "~/x", "~"]]);
+    plain(
+        "find . \\( ! -name x \\)",
+        &[&["find", ".", "(", "!", "-name", "x", ")"]],
+    );
+    plain(
+        "cargo test \\\n  --release",
+        &[&["cargo", "test", "--release"]],
+    );
+    plain("time ls", &[&["ls"]]);
+    plain("time -p ls", &[&["ls"]]);
+    plain(
+        "git show stash@{0} HEAD^{tree} a^{}",
+        &[&["git", "show", "stash@{0}", "HEAD^{tree}", "a^{}"]],
+    );
+    plain("", &[]);
+}
+
+#[test]
+fn redirects_are_facts_of_their_command() {
+    let commands =
+        parse_plain("cargo build 2>&1 >/dev/null <in &>>all >&both 3> x").expect("plain");
+    let facts: Vec<_> = commands[0]
+        .redirects
+        .iter()
+        .map(|r| (r.direction, r.target.text.as_str()))
+        .collect();
+    assert_eq!(
+        facts,
+        [
+            (Direction::Duplicate, "1"),
+            (Direction::Write, "/dev/null"),
+            (Direction::Read, "in"),
+            (Direction::Write, "all"),
+            (Direction::Write, "both"),
+            (Direction::Write, "x"),
+        ]
+    );
+    assert_eq!(commands[0].words.len(), 2);
+}
+
+#[test]
+fn prefixed_assignments_are_kept_apart_from_words() {
+    let commands = parse_plain("CI=1 TZ='a b' ls X=1").expect("plain");
+    assert_eq!(commands[0].assignments.len(), 2);
+    assert_eq!(commands[0].assignments[1].value.text, "a b");
+    assert_eq!(commands[0].words.len(), 2);
+    let timed = parse_plain("time LD_PRELOAD=x ls").expect("plain");
+    assert!(timed[0].timed && timed[0].assignments.len() == 1);
+}
+
+#[test]
+fn what_bash_computes_is_not_plain() {
+    for text in [
+        "cat $x",
+        "echo \"$x\"",
+        "echo `id`",
+        "echo \"`id`\"",
+        "ls $'a'",
+        "ls $\"a\"",
+        "echo $[1]",
+        "cat {a,b}",
+        "(ls)",
+        "{ ls; }",
+        "cat <(ls)",
+        "cat <<E\nE",
+        "cat <<<x",
+        "f() { ls; }",
+        "ls & pwd",
+        "ls &",
+        "ls |& wc",
+        "! ls",
+        "[[ a ]]",
+        "]] a",
+        "coproc ls",
+        "if ls; then pwd; fi",
+        "while ls; do pwd; done",
+        "ls ~root",
+        "ls ~+",
+        "ls ~\"/x\"",
+        "ls \"\"~/x",
+        "x y=~",
+        "x y=~/a",
+        "x a:~",
+        "x \\=~",
+        "x '='~/a",
+        "%1",
+        "* a",
+        "ls*",
+        "case a in esac",
+        "time",
+        "time -v ls",
+        "ls | time wc",
+        "a= time ls",
+        "time time ls",
+        "A[0]=1 ls",
+        "A+=1 ls",
+        "\"A\"=1 ls",
+        "A=~ ls",
+    ] {
+        not_plain(text);
+    }
+}
+
+#[test]
+fn what_is_incomplete_or_glued_is_not_plain() {
+    for text in [
+        "ls &&",
+        "ls |",
+        "&& ls",
+        "; ls",
+        "ls;;",
+        "ls; ;",
+        "ls\n&& pwd",
+        "ls >",
+        "ls > ",
+        ";>",
+        "ls >\nx",
+        "echo \"a",
+        "echo 'a",
+        "ls \\",
+        "git sta\\\ntus",
+        "A\\\n=1 ls",
+        "\\\nls",
+        "ls a\\\n",
+        "\"a\\\nb\"",
+        "ls >& -x",
+        "ls >&\t-",
+        "ls 2>& -x",
+        "ls > #x",
+        "ls <>x",
+        "ls 3<&0",
+        "ls 2>&-",
+        "ls >&1-",
+        "ls 100>x",
+        "ls > *",
+        "ls {fd}>x",
+    ] {
+        not_plain(text);
+    }
+}
+
+#[test]
+fn characters_that_nobody_sees_are_not_plain_and_say_so() {
+    for text in [
+        "git status\rrm -rf /",
+        "ls\u{200b}",
+        "echo \u{202e}txt",
+        "ls\u{a0}-l",
+        "echo '\u{7}'",
+        "ls\u{3000}x",
+        "ls \u{2028}x",
+        "ls \u{feff}",
+    ] {
+        assert!(parse_plain(text).is_err_and(|e| e.hidden), "{text:?}");
+    }
+    plain("cat café", &[&["cat", "café"]]);
+}

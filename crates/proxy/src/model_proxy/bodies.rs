@@ -1,0 +1,302 @@
+//! Bodies: a request's, which is whole, and an answer's, which passes piece by piece.
+//!
+//! An answer's pieces go on as they come. Tokens are read from them beside that, and the key is
+//! looked for: an upstream that sends it back is cut off.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
+use memchr::memmem;
+use tokio::time::Sleep;
+
+use super::connection::RouteContext;
+use super::usage_meter::MeteredRequest;
+use crate::route::{Tokens, UsageReader, announced_wait_in_body};
+use marshal_model::limits::RATE_LIMIT_BODY;
+use marshal_telemetry::event::route::{RouteAnswered, RouteRefused};
+use marshal_telemetry::labels::{RouteCode, RouteRefusal, RouteTokens};
+
+/// A body that is whole.
+pub(super) type RequestBody = FullBody;
+
+/// See [`RequestBody`].
+#[derive(Debug, Default)]
+pub(super) struct FullBody {
+    bytes: Option<Bytes>,
+    /// Set when the first of it is taken.
+    sent_flag: Option<Arc<AtomicBool>>,
+}
+
+impl FullBody {
+    /// A body of these bytes, which may be none.
+    pub(super) fn from_bytes(bytes: impl Into<Bytes>) -> Self {
+        let bytes = Some(bytes.into()).filter(|bytes| !bytes.is_empty());
+        Self {
+            bytes,
+            sent_flag: None,
+        }
+    }
+
+    /// The same, and whether it is sent can be seen.
+    pub(super) fn with_sent_flag(bytes: Bytes, taken: Arc<AtomicBool>) -> Self {
+        Self {
+            sent_flag: Some(taken),
+            ..Self::from_bytes(bytes)
+        }
+    }
+}
+
+impl Body for FullBody {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        if let Some(taken) = &self.sent_flag {
+            taken.store(true, Ordering::Release);
+        }
+        Poll::Ready(self.bytes.take().map(|bytes| Ok(Frame::data(bytes))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.bytes.as_ref().is_none_or(Bytes::is_empty)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
+    }
+}
+
+/// What goes back to the agent.
+#[derive(Debug)]
+pub(super) enum ResponseBody {
+    /// A sentence of ours.
+    Full(FullBody),
+    /// The upstream's answer.
+    Streaming(Box<StreamingBody>),
+}
+
+impl Body for ResponseBody {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        match self.get_mut() {
+            Self::Full(whole) => Pin::new(whole).poll_frame(cx),
+            Self::Streaming(passing) => passing.poll(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Full(whole) => whole.is_end_stream(),
+            Self::Streaming(passing) => passing.from.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Full(whole) => whole.size_hint(),
+            Self::Streaming(passing) => passing.from.size_hint(),
+        }
+    }
+}
+
+/// A request that went to the upstream: counted when it is dropped, however it ended.
+#[derive(Debug)]
+pub(super) struct RequestRecord {
+    gate: Arc<RouteContext>,
+    allow_index: usize,
+    began: Instant,
+    first_byte: Option<Duration>,
+    code: RouteCode,
+    usage: Option<UsageReader>,
+    pub(super) charge: MeteredRequest,
+    /// The beginning of an answer that limits and whose head does not say for how long.
+    pub(super) limit: Option<Vec<u8>>,
+}
+
+impl RequestRecord {
+    pub(super) fn new(gate: Arc<RouteContext>, line: usize, charge: MeteredRequest) -> Self {
+        Self {
+            gate,
+            allow_index: line,
+            began: now(),
+            first_byte: None,
+            code: RouteCode::Failed,
+            usage: None,
+            charge,
+            limit: None,
+        }
+    }
+
+    /// Looks for the wait that the body of an answer announces, before the piece that completes it
+    /// goes on: whoever has the answer may end its turn.
+    fn scan_for_wait(&mut self, data: &[u8]) {
+        let Some(mut body) = self.limit.take() else {
+            return;
+        };
+        if body.len() + data.len() > RATE_LIMIT_BODY {
+            return;
+        }
+        body.extend_from_slice(data);
+        match announced_wait_in_body(&body) {
+            Some(wait) => self.gate.watch.record_announced_wait(wait, now()),
+            None => self.limit = Some(body),
+        }
+    }
+
+    /// The head of the answer came.
+    pub(super) fn record_response_head(&mut self, status: u16, usage: UsageReader) {
+        self.first_byte = Some(now().saturating_duration_since(self.began));
+        self.usage = Some(usage);
+        self.charge.record_head(status);
+        self.code = match status {
+            _ if crate::route::is_limited(status) => RouteCode::Limited,
+            200..=299 => RouteCode::Ok,
+            300..=399 => RouteCode::Redirect,
+            400..=499 => RouteCode::Client,
+            500..=599 => RouteCode::Server,
+            _ => RouteCode::Failed,
+        };
+    }
+}
+
+impl Drop for RequestRecord {
+    fn drop(&mut self) {
+        let tokens = self
+            .usage
+            .take()
+            .map_or(Tokens::default(), UsageReader::finish);
+        self.charge.finish(tokens);
+        let lines = &self.gate.upstream.allow_lines;
+        RouteAnswered {
+            slot: &self.gate.slot,
+            route: &self.gate.upstream.route.name,
+            rule: lines.get(self.allow_index).map_or("", String::as_str),
+            code: self.code,
+            first_byte: self.first_byte,
+            took: now().saturating_duration_since(self.began),
+            tokens: [
+                (RouteTokens::Input, tokens.input),
+                (RouteTokens::Output, tokens.output),
+                (RouteTokens::CacheRead, tokens.cache_read),
+                (RouteTokens::CacheWrite, tokens.cache_write),
+                (RouteTokens::Reasoning, tokens.reasoning),
+            ],
+        }
+        .emit();
+    }
+}
+
+/// An answer on its way.
+#[derive(Debug)]
+pub(super) struct StreamingBody {
+    from: Incoming,
+    record: RequestRecord,
+    /// Ends it when no piece comes.
+    idle: Pin<Box<Sleep>>,
+    idle_time: Duration,
+    /// The end of the last piece, where the key might have begun.
+    tail: Vec<u8>,
+}
+
+impl StreamingBody {
+    pub(super) fn new(from: Incoming, record: RequestRecord) -> Self {
+        let idle_time = record.gate.upstream.route.timeouts.idle;
+        Self {
+            from,
+            record,
+            idle: Box::pin(tokio::time::sleep(idle_time)),
+            idle_time,
+            tail: Vec::new(),
+        }
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        let failed = |why: &str| Poll::Ready(Some(Err(io::Error::other(why.to_owned()))));
+        loop {
+            let Poll::Ready(frame) = Pin::new(&mut self.from).poll_frame(cx) else {
+                if self.idle.as_mut().poll(cx).is_ready() {
+                    self.record.code = RouteCode::Failed;
+                    return failed("the upstream fell silent in the middle of its answer");
+                }
+                return Poll::Pending;
+            };
+            let next = tokio::time::Instant::now() + self.idle_time;
+            self.idle.as_mut().reset(next);
+            let data = match frame {
+                None => {
+                    self.record.charge.mark_complete();
+                    return Poll::Ready(None);
+                }
+                Some(Err(_)) => {
+                    self.record.charge.mark_cut_by_upstream();
+                    self.record.code = RouteCode::Failed;
+                    return failed("the upstream vanished in the middle of its answer");
+                }
+                // Trailers are headers, and none of them is needed.
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(data) => data,
+                    Err(_) => continue,
+                },
+            };
+            if self.contains_key(&data) {
+                RouteRefused {
+                    slot: &self.record.gate.slot,
+                    route: &self.record.gate.upstream.route.name,
+                    reason: RouteRefusal::KeyEcho,
+                }
+                .emit();
+                return failed("the upstream's answer held the key");
+            }
+            self.record.scan_for_wait(&data);
+            self.record.charge.record_piece(data.len());
+            if self.from.is_end_stream() {
+                // Its end may not be asked for.
+                self.record.charge.mark_complete();
+            }
+            if let Some(usage) = &mut self.record.usage {
+                usage.feed(&data);
+            }
+            return Poll::Ready(Some(Ok(Frame::data(data))));
+        }
+    }
+
+    /// Whether the key ends in this piece. Of one that was cut in two, all but its last byte may
+    /// have passed.
+    fn contains_key(&mut self, data: &[u8]) -> bool {
+        let Some(secret) = self.record.gate.upstream.secret() else {
+            return false;
+        };
+        let secret = secret.as_bytes();
+        let reach = secret.len() - 1;
+        let begin = data.get(..reach.min(data.len())).unwrap_or_default();
+        let mut seam = std::mem::take(&mut self.tail);
+        seam.extend_from_slice(begin);
+        let found = memmem::find(&seam, secret).is_some() || memmem::find(data, secret).is_some();
+        if data.len() >= reach {
+            seam.clear();
+            seam.extend_from_slice(data.get(data.len() - reach..).unwrap_or_default());
+        } else {
+            seam.drain(..seam.len().saturating_sub(reach));
+        }
+        self.tail = seam;
+        found
+    }
+}
+
+/// Now, by the runtime's clock.
+pub(super) fn now() -> Instant {
+    tokio::time::Instant::now().into_std()
+}

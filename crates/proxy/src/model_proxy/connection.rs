@@ -1,0 +1,228 @@
+//! Connections from inside: accepted, bounded, their head read and checked, then served by the HTTP
+//! library. One request each.
+
+use std::convert::Infallible;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use super::exchange;
+use super::rate_limits::RateLimitWatch;
+use super::upstream::Upstream;
+use super::usage_meter::UsageMeter;
+use crate::route::{Refusal, check_head};
+use marshal_model::SlotId;
+use marshal_model::limits::{ROUTE_BODIES_CHILD, ROUTE_HEAD_BYTES, ROUTE_HEADERS};
+use marshal_telemetry::event::route::{RouteConnection, RouteRefused};
+use marshal_telemetry::labels::RouteRefusal;
+
+/// How long a connection that was refused may take to read why.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// Connections that are being told why they are refused; further ones are just closed.
+const MAX_REFUSING: usize = 32;
+
+/// One place for so many bytes of a body.
+pub(super) const BODY_PERMIT_BYTES: usize = 4 << 10;
+
+/// How long to wait after a connection could not be accepted: no descriptor is free.
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(50);
+
+/// One child's way to one upstream.
+#[derive(Debug)]
+pub(super) struct RouteContext {
+    pub(super) upstream: Arc<Upstream>,
+    pub(super) slot: SlotId,
+    pub(super) watch: Arc<RateLimitWatch>,
+    /// Who pays.
+    pub(super) usage_meter: Arc<dyn UsageMeter>,
+    /// Connections that may be open.
+    connection_permits: Arc<Semaphore>,
+    refusal_permits: Arc<Semaphore>,
+    /// Places for the bodies of this child's requests, of [`BODY_PERMIT_BYTES`] bytes.
+    pub(super) body_permits: Semaphore,
+}
+
+impl RouteContext {
+    pub(super) fn new(
+        upstream: Arc<Upstream>,
+        slot: SlotId,
+        watch: Arc<RateLimitWatch>,
+        purse: Arc<dyn UsageMeter>,
+    ) -> Self {
+        let places = usize::from(upstream.route.connections);
+        let bodies = upstream.route.body_max.max(ROUTE_BODIES_CHILD);
+        let bodies = bodies.div_ceil(BODY_PERMIT_BYTES as u64);
+        Self {
+            upstream,
+            slot,
+            watch,
+            usage_meter: purse,
+            connection_permits: Arc::new(Semaphore::new(places)),
+            refusal_permits: Arc::new(Semaphore::new(MAX_REFUSING)),
+            body_permits: Semaphore::new(usize::try_from(bodies).unwrap_or(Semaphore::MAX_PERMITS)),
+        }
+    }
+
+    /// Counts a refusal.
+    pub(super) fn record_refusal(&self, refusal: &Refusal) {
+        if let Some(reason) = refusal.reason {
+            RouteRefused {
+                slot: &self.slot,
+                route: &self.upstream.route.name,
+                reason,
+            }
+            .emit();
+        }
+    }
+}
+
+/// An open connection, counted.
+struct OpenConnection(Arc<RouteContext>);
+
+impl OpenConnection {
+    fn new(gate: Arc<RouteContext>) -> Self {
+        record_connection(&gate, true);
+        Self(gate)
+    }
+}
+
+impl Drop for OpenConnection {
+    fn drop(&mut self) {
+        record_connection(&self.0, false);
+    }
+}
+
+fn record_connection(gate: &RouteContext, opened: bool) {
+    RouteConnection {
+        slot: &gate.slot,
+        route: &gate.upstream.route.name,
+        opened,
+    }
+    .emit();
+}
+
+/// Accepts until it is aborted; all its connections end with it.
+pub(super) async fn serve(listener: TcpListener, gate: Arc<RouteContext>) {
+    let mut connections = JoinSet::new();
+    loop {
+        // Connections that ended give their memory back.
+        while connections.try_join_next().is_some() {}
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::debug!(slot = %gate.slot, %error, "a connection could not be accepted");
+                tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
+                continue;
+            }
+        };
+        let _ = stream.set_nodelay(true);
+        if let Ok(place) = Arc::clone(&gate.connection_permits).try_acquire_owned() {
+            let gate = Arc::clone(&gate);
+            connections.spawn(async move {
+                let _place = place;
+                let _open = OpenConnection::new(Arc::clone(&gate));
+                handle_connection(stream, gate).await;
+            });
+            continue;
+        }
+        let most = gate.upstream.route.connections;
+        let why =
+            format!("more than {most} connections of one slot to this route: close some first");
+        let refusal = Refusal::new(RouteRefusal::Connections, 503, why);
+        gate.record_refusal(&refusal);
+        if let Ok(place) = Arc::clone(&gate.refusal_permits).try_acquire_owned() {
+            connections.spawn(async move {
+                send_refusal(stream, &refusal).await;
+                drop(place);
+            });
+        }
+    }
+}
+
+/// Tells why, and lets it be read: a socket that is closed with unread bytes takes back what it
+/// sent.
+async fn send_refusal(mut stream: TcpStream, refusal: &Refusal) {
+    let telling = async {
+        stream.write_all(&refusal.to_http()).await?;
+        stream.shutdown().await?;
+        let mut sink = [0; 4096];
+        while stream.read(&mut sink).await? > 0 {}
+        io::Result::Ok(())
+    };
+    let _ = tokio::time::timeout(LINGER, telling).await;
+}
+
+/// One connection, one request.
+async fn handle_connection(mut stream: TcpStream, gate: Arc<RouteContext>) {
+    let deadline = Instant::now() + gate.upstream.route.timeouts.request;
+    let mut begun = Vec::new();
+    let read = tokio::time::timeout_at(deadline, read_head(&mut stream, &mut begun)).await;
+    let checked = match read {
+        Err(_) if begun.is_empty() => return,
+        Err(_) => Err(exchange::request_timeout()),
+        // Whoever left needs no answer.
+        Ok(Err(_) | Ok(None)) => return,
+        Ok(Ok(Some(end))) => match begun.get(..end) {
+            Some(head) => check_head(head),
+            None => Err(head_too_long()),
+        },
+    };
+    if let Err(refusal) = checked {
+        gate.record_refusal(&refusal);
+        return send_refusal(stream, &refusal).await;
+    }
+    let (reader, writer) = stream.into_split();
+    let whole = io::Cursor::new(begun).chain(reader);
+    let joined = TokioIo::new(tokio::io::join(whole, writer));
+    let service = service_fn(|request| {
+        let gate = Arc::clone(&gate);
+        async move { Ok::<_, Infallible>(exchange::handle_request(gate, request, deadline).await) }
+    });
+    let served = http1::Builder::new()
+        .keep_alive(false)
+        .max_headers(ROUTE_HEADERS)
+        .serve_connection(joined, service)
+        .await;
+    if let Err(error) = served {
+        tracing::debug!(slot = %gate.slot, route = gate.upstream.route.name, %error, "a connection from inside ended early");
+    }
+}
+
+fn head_too_long() -> Refusal {
+    let what = format!("the head of the request is longer than {ROUTE_HEAD_BYTES} bytes");
+    Refusal::new(RouteRefusal::Head, 431, what)
+}
+
+/// Reads to the end of the head, and perhaps beyond; says where it ends. `None`: the connection
+/// ended before that. An end beyond what was read: there is none within the bound.
+async fn read_head(stream: &mut TcpStream, into: &mut Vec<u8>) -> io::Result<Option<usize>> {
+    const END: &[u8] = b"\r\n\r\n";
+    loop {
+        let from = into.len().saturating_sub(END.len() - 1);
+        if stream.read_buf(into).await? == 0 {
+            return Ok(None);
+        }
+        let new = into.get(from..).unwrap_or_default();
+        if let Some(at) = memchr::memmem::find(new, END) {
+            let end = from + at + END.len();
+            return Ok(Some(if end > ROUTE_HEAD_BYTES {
+                usize::MAX
+            } else {
+                end
+            }));
+        }
+        if into.len() > ROUTE_HEAD_BYTES {
+            return Ok(Some(usize::MAX));
+        }
+    }
+}

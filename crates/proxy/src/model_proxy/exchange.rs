@@ -1,0 +1,368 @@
+//! One request and its answer: held against the route, read whole, looked into, sent with the key,
+//! and what comes back passed on.
+
+use std::error::Error as _;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use hyper::body::{Body as _, Bytes, Incoming};
+use hyper::header::{self, HeaderMap, HeaderValue};
+use hyper::{Request, Response, StatusCode, Version};
+use hyper_util::client::legacy::Error as ClientError;
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::time::Instant;
+
+use super::bodies::{FullBody, RequestRecord, ResponseBody, StreamingBody, now};
+use super::connection::{BODY_PERMIT_BYTES, RouteContext};
+use super::usage_meter::{BillingInfo, MeteredRequest};
+use crate::route::{
+    AllowedRequest, ModelRequest, Refusal, UsageReader, announced_wait, filter_request_headers,
+    inspect_body, is_free, is_limited, is_redirect, match_allow_list, passes_response_header,
+};
+use marshal_model::limits::ROUTE_BODIES_BYTES;
+use marshal_telemetry::labels::RouteRefusal as Why;
+
+/// Places for the request bodies of the whole process.
+static BODY_PERMITS: Semaphore = Semaphore::const_new(ROUTE_BODIES_BYTES / BODY_PERMIT_BYTES);
+
+/// Bodies longer than this are looked into where it may take its time.
+const LONG_BODY: usize = 256 << 10;
+
+/// How long the rest of a request that was refused is read over, so that its sender gets to read
+/// the answer.
+const DISCARD: Duration = Duration::from_secs(5);
+
+/// The answer to one request; never an error, because everything that fails is told in one.
+pub(super) async fn handle_request(
+    gate: Arc<RouteContext>,
+    request: Request<Incoming>,
+    deadline: Instant,
+) -> Response<ResponseBody> {
+    match forward(&gate, request, deadline).await {
+        Ok(response) => response,
+        Err(refusal) => {
+            gate.record_refusal(&refusal);
+            let mut response =
+                Response::new(ResponseBody::Full(FullBody::from_bytes(refusal.to_json())));
+            *response.status_mut() =
+                StatusCode::from_u16(refusal.status).unwrap_or(StatusCode::BAD_GATEWAY);
+            let json = HeaderValue::from_static("application/json");
+            response.headers_mut().insert(header::CONTENT_TYPE, json);
+            response
+        }
+    }
+}
+
+/// The request did not come in time.
+pub(super) fn request_timeout() -> Refusal {
+    Refusal::new(Why::Slow, 408, "the request did not come whole in time")
+}
+
+async fn forward(
+    gate: &Arc<RouteContext>,
+    request: Request<Incoming>,
+    deadline: Instant,
+) -> Result<Response<ResponseBody>, Refusal> {
+    let (head, mut from) = request.into_parts();
+    let route = &gate.upstream.route;
+    let uri = &head.uri;
+    let allowed = match_allow_list(route, head.method.as_str(), uri.path(), uri.query());
+    let allowed = allowed.and_then(|asked| check_uncompressed(&head.headers).map(|()| asked));
+    let asked = match allowed {
+        Ok(asked) => asked,
+        Err(refusal) => {
+            discard(&mut from, deadline).await;
+            return Err(refusal);
+        }
+    };
+    let body = match read_body(&mut from, gate, deadline).await {
+        Ok(body) => body,
+        Err(refusal) => {
+            if refusal.reason != Some(Why::Slow) {
+                discard(&mut from, deadline).await;
+            }
+            return Err(refusal);
+        }
+    };
+    if !route.server_tools {
+        check_body(&head.headers, body.bytes.clone()).await?;
+    }
+    let bill = billing_info(gate, &head, body.bytes.clone()).await?;
+    gate.usage_meter.check_request(&bill)?;
+    let charge = MeteredRequest::new(Arc::clone(&gate.usage_meter), bill, body.bytes.len());
+    let outgoing = build_upstream_request(gate, head, &asked, &body, charge.sent_flag())?;
+    let answer = send_upstream(
+        gate,
+        outgoing,
+        RequestRecord::new(Arc::clone(gate), asked.allow_index, charge),
+    )
+    .await?;
+    drop(body);
+    Ok(answer)
+}
+
+/// A compressed body cannot be looked into.
+fn check_uncompressed(headers: &HeaderMap) -> Result<(), Refusal> {
+    let mut encodings = headers.get_all(header::CONTENT_ENCODING).iter();
+    let plain = encodings.all(|value| value.as_bytes().eq_ignore_ascii_case(b"identity"));
+    plain.then_some(()).ok_or_else(|| {
+        Refusal::new(
+            Why::Encoding,
+            415,
+            "the body is compressed: send it as it is",
+        )
+    })
+}
+
+/// A body and its places.
+struct Body<'g> {
+    bytes: Bytes,
+    _held: Option<BodyPermits<'g>>,
+}
+
+/// Places for a body: of its child's, and of the whole process's.
+struct BodyPermits<'g> {
+    of_child: SemaphorePermit<'g>,
+    of_all: SemaphorePermit<'static>,
+}
+
+impl<'g> BodyPermits<'g> {
+    fn acquire(gate: &'g RouteContext, places: usize) -> Result<Self, Refusal> {
+        let full = |what: &str| Refusal::new(Why::BodiesHeld, 503, what);
+        let places = u32::try_from(places).unwrap_or(u32::MAX);
+        let of_child = gate.body_permits.try_acquire_many(places).map_err(|_| {
+            full("too many request bodies of this child are on their way at the same time: wait for answers")
+        })?;
+        let of_all = BODY_PERMITS.try_acquire_many(places).map_err(|_| {
+            full("too many request bodies are on their way at the same time: try again")
+        })?;
+        Ok(Self { of_child, of_all })
+    }
+}
+
+async fn read_body<'g>(
+    from: &mut Incoming,
+    gate: &'g RouteContext,
+    deadline: Instant,
+) -> Result<Body<'g>, Refusal> {
+    let most = gate.upstream.route.body_max;
+    let too_long = || {
+        let what = format!("the body is longer than {most} bytes");
+        Refusal::new(Why::BodySize, 413, what)
+    };
+    if from.size_hint().lower() > most {
+        return Err(too_long());
+    }
+    let mut bytes = Vec::new();
+    let mut held: Option<BodyPermits<'g>> = None;
+    loop {
+        let frame = std::future::poll_fn(|cx| Pin::new(&mut *from).poll_frame(cx));
+        let frame = tokio::time::timeout_at(deadline, frame).await;
+        let frame = match frame.map_err(|_| request_timeout())? {
+            None => break,
+            Some(frame) => frame.map_err(|_| {
+                Refusal::new(
+                    Why::Smuggling,
+                    400,
+                    "the body is cut off, or in no form that HTTP has",
+                )
+            })?,
+        };
+        let Ok(data) = frame.into_data() else {
+            continue;
+        };
+        if (bytes.len() + data.len()) as u64 > most {
+            return Err(too_long());
+        }
+        let places = (bytes.len() + data.len()).div_ceil(BODY_PERMIT_BYTES);
+        let there = held.as_ref().map_or(0, |held| held.of_all.num_permits());
+        let more = BodyPermits::acquire(gate, places - there)?;
+        match &mut held {
+            Some(held) => {
+                held.of_child.merge(more.of_child);
+                held.of_all.merge(more.of_all);
+            }
+            None => held = Some(more),
+        }
+        bytes.extend_from_slice(&data);
+    }
+    Ok(Body {
+        bytes: bytes.into(),
+        _held: held,
+    })
+}
+
+/// Reads over what is left of a request, for a while.
+async fn discard(from: &mut Incoming, deadline: Instant) {
+    let deadline = deadline.min(Instant::now() + DISCARD);
+    let reading = async {
+        while let Some(Ok(_)) = std::future::poll_fn(|cx| Pin::new(&mut *from).poll_frame(cx)).await
+        {
+        }
+    };
+    let _ = tokio::time::timeout_at(deadline, reading).await;
+}
+
+async fn check_body(headers: &HeaderMap, body: Bytes) -> Result<(), Refusal> {
+    let mut kinds = headers.get_all(header::CONTENT_TYPE).iter();
+    let kind = kinds
+        .next()
+        .and_then(|value| value.to_str().ok())
+        .map(str::to_owned);
+    // Two of them may be read as either.
+    let kind = kind.filter(|_| kinds.next().is_none());
+    if body.len() <= LONG_BODY {
+        return inspect_body(kind.as_deref(), &body);
+    }
+    let looked = tokio::task::spawn_blocking(move || inspect_body(kind.as_deref(), &body));
+    let failed = |_| Refusal::upstream(503, "the supervisor is ending");
+    looked.await.map_err(failed)?
+}
+
+/// What the request is, as far as it costs something.
+async fn billing_info(
+    gate: &RouteContext,
+    head: &hyper::http::request::Parts,
+    body: Bytes,
+) -> Result<BillingInfo, Refusal> {
+    let path = head.uri.path().to_owned();
+    let is_free = is_free(head.method.as_str(), &path, &body);
+    let wants = if is_free || !gate.usage_meter.needs_request_details() {
+        ModelRequest::default()
+    } else if body.len() <= LONG_BODY {
+        ModelRequest::parse(&path, &body)
+    } else {
+        let looked = tokio::task::spawn_blocking(move || ModelRequest::parse(&path, &body));
+        let failed = |_| Refusal::upstream(503, "the supervisor is ending");
+        looked.await.map_err(failed)?
+    };
+    Ok(BillingInfo {
+        model_request: wants,
+        is_free,
+    })
+}
+
+/// The request for the upstream.
+fn build_upstream_request(
+    gate: &RouteContext,
+    head: hyper::http::request::Parts,
+    asked: &AllowedRequest,
+    body: &Body<'_>,
+    sent: Arc<AtomicBool>,
+) -> Result<Request<FullBody>, Refusal> {
+    let upstream = &gate.upstream;
+    let mut headers = filter_request_headers(&head.headers, &upstream.route);
+    let identity = HeaderValue::from_static("identity");
+    headers.insert(header::ACCEPT_ENCODING, identity);
+    if let Some((name, key)) = &upstream.key {
+        headers.insert(name.clone(), key.clone());
+    }
+    let mut request = Request::new(FullBody::with_sent_flag(body.bytes.clone(), sent));
+    *request.method_mut() = head.method;
+    let uri = upstream.uri(&asked.target).parse();
+    *request.uri_mut() =
+        uri.map_err(|_| Refusal::new(Why::Path, 403, "path and query are no address"))?;
+    *request.headers_mut() = headers;
+    *request.version_mut() = Version::HTTP_11;
+    Ok(request)
+}
+
+async fn send_upstream(
+    gate: &Arc<RouteContext>,
+    request: Request<FullBody>,
+    mut record: RequestRecord,
+) -> Result<Response<ResponseBody>, Refusal> {
+    let route = &gate.upstream.route;
+    let answer = gate.upstream.client.request(request);
+    let answer = tokio::time::timeout(route.timeouts.answer, answer).await;
+    let answer = answer.map_err(|_| {
+        let what = format!(
+            "the upstream of the route {} gave no answer in time",
+            route.name
+        );
+        upstream_failure(gate, 504, what)
+    })?;
+    let answer = answer.map_err(|error| {
+        record.charge.mark_cut_by_upstream();
+        upstream_failure(gate, 502, describe_failure(&route.name, &error))
+    })?;
+    let (head, from) = answer.into_parts();
+    let status = head.status.as_u16();
+    let text = |name| {
+        head.headers
+            .get(name)
+            .and_then(|value: &HeaderValue| value.to_str().ok())
+    };
+    let is_encoded = head.headers.contains_key(header::CONTENT_ENCODING);
+    let usage = UsageReader::new(text(header::CONTENT_TYPE), is_encoded);
+    record.record_response_head(status, usage);
+    if is_limited(status) {
+        let wait = announced_wait(&head.headers, unix_now());
+        gate.watch.record_limited(wait, now());
+        if wait.is_none() {
+            record.limit = Some(Vec::new());
+        }
+    } else if head.status.is_success() {
+        gate.watch.record_success();
+    }
+    if is_redirect(status) {
+        let what = format!(
+            "the upstream of the route {} answered with a redirect ({status}), and none is followed",
+            route.name
+        );
+        return Err(Refusal::new(Why::Redirect, 502, what));
+    }
+    if status < 200 {
+        let what = format!(
+            "the upstream of the route {} wants another protocol",
+            route.name
+        );
+        return Err(upstream_failure(gate, 502, what));
+    }
+    let secret = gate.upstream.secret().map(str::as_bytes);
+    let has_key = |value: &HeaderValue| {
+        secret.is_some_and(|secret| memchr::memmem::find(value.as_bytes(), secret).is_some())
+    };
+    let mut response = Response::new(ResponseBody::Streaming(Box::new(StreamingBody::new(
+        from, record,
+    ))));
+    *response.status_mut() = head.status;
+    for (name, value) in &head.headers {
+        if passes_response_header(name) && !has_key(value) {
+            response.headers_mut().append(name.clone(), value.clone());
+        }
+    }
+    Ok(response)
+}
+
+/// An upstream that failed: told, and logged in our own words.
+fn upstream_failure(gate: &RouteContext, status: u16, what: String) -> Refusal {
+    tracing::info!(slot = %gate.slot, route = gate.upstream.route.name, what, "an upstream failed");
+    Refusal::upstream(status, what)
+}
+
+/// What failed, to its cause: names and numbers of sockets and certificates, nothing of a request.
+fn describe_failure(route: &str, error: &ClientError) -> String {
+    let what = if error.is_connect() {
+        "cannot be reached"
+    } else {
+        "ended the connection before it answered"
+    };
+    let mut cause = String::new();
+    let mut next = error.source();
+    while let Some(error) = next {
+        cause = error.to_string();
+        next = error.source();
+    }
+    let cause = marshal_model::untrusted::escape_for_display(&cause, 200);
+    format!("the upstream of the route {route} {what}: {cause}")
+}
+
+fn unix_now() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| {
+        i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
+    })
+}

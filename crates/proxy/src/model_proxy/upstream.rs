@@ -1,0 +1,117 @@
+//! One route's upstream: a client that keeps a few idle connections, TLS but to this host, and the
+//! key.
+
+use std::time::Duration;
+
+use hyper::header::{HeaderName, HeaderValue, InvalidHeaderName, InvalidHeaderValue};
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+
+use super::bodies::RequestBody;
+use super::tls::{TlsError, client_config};
+use marshal_config::Route;
+use marshal_model::limits::{ROUTE_IDLE_TIME, ROUTE_IDLE_UPSTREAM};
+
+/// Why a route cannot be served. No text here holds a key.
+#[derive(Debug, thiserror::Error)]
+pub enum UpstreamError {
+    /// The key was not read, or cannot be sent.
+    #[error("route {0}: its key cannot be put into a header")]
+    Key(String, #[source] Option<InvalidHeaderValue>),
+    /// The header has no name.
+    #[error("route {0}: {1}")]
+    Header(String, InvalidHeaderName),
+    /// The file of certificate authorities holds none.
+    #[error("route {route}: {path} holds no certificate authority in PEM that can be used")]
+    Authorities {
+        /// The route.
+        route: String,
+        /// The file.
+        path: String,
+    },
+    /// TLS cannot be had.
+    #[error("route {0}: {1}")]
+    Tls(String, rustls::Error),
+}
+
+/// A route with what it takes to serve it.
+pub struct Upstream {
+    pub(super) route: Route,
+    pub(super) client: Client<HttpsConnector<HttpConnector>, RequestBody>,
+    /// The header that carries the key.
+    pub(super) key: Option<(HeaderName, HeaderValue)>,
+    /// The lines of its list, as texts.
+    pub(super) allow_lines: Vec<String>,
+}
+
+impl std::fmt::Debug for Upstream {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Upstream({})", self.route.name)
+    }
+}
+
+impl Upstream {
+    /// Makes ready to serve a route whose key and authorities were read.
+    ///
+    /// # Errors
+    /// [`UpstreamError`]
+    pub fn new(route: &Route) -> Result<Self, UpstreamError> {
+        let name = || route.name.clone();
+        let key = match &route.secret {
+            None => None,
+            Some(secret) => {
+                let value = secret.expose();
+                let value = value.ok_or_else(|| UpstreamError::Key(name(), None))?;
+                let value = HeaderValue::from_str(&format!("{}{value}", route.prefix));
+                let mut value = value.map_err(|error| UpstreamError::Key(name(), Some(error)))?;
+                value.set_sensitive(true);
+                let header = HeaderName::from_bytes(route.header.as_bytes());
+                let header = header.map_err(|error| UpstreamError::Header(name(), error))?;
+                Some((header, value))
+            }
+        };
+        let tls = client_config(route.ca.as_ref()).map_err(|error| match error {
+            TlsError::Authorities(path) => UpstreamError::Authorities {
+                route: name(),
+                path,
+            },
+            TlsError::Tls(error) => UpstreamError::Tls(name(), error),
+        })?;
+        let mut tcp = HttpConnector::new();
+        tcp.enforce_http(false);
+        tcp.set_nodelay(true);
+        tcp.set_connect_timeout(Some(route.timeouts.connect));
+        tcp.set_keepalive(Some(KEEPALIVE));
+        let connector = HttpsConnectorBuilder::new().with_tls_config(tls);
+        // Plain HTTP is in a checked route only for a loopback address.
+        let connector = connector.https_or_http().enable_http1().wrap_connector(tcp);
+        let client = Client::builder(TokioExecutor::new())
+            .pool_idle_timeout(ROUTE_IDLE_TIME)
+            .pool_max_idle_per_host(ROUTE_IDLE_UPSTREAM)
+            .pool_timer(TokioTimer::new())
+            .build(connector);
+        Ok(Self {
+            client,
+            key,
+            allow_lines: route.allow.iter().map(ToString::to_string).collect(),
+            route: route.clone(),
+        })
+    }
+
+    /// The key, to look for it in answers; `None` for one so short that it stands anywhere.
+    pub(super) fn secret(&self) -> Option<&str> {
+        const SHORT: usize = 8;
+        let secret = self.route.secret.as_ref()?.expose()?;
+        (secret.len() >= SHORT).then_some(secret)
+    }
+
+    /// The address of a request.
+    pub(super) fn uri(&self, target: &str) -> String {
+        format!("{}{target}", self.route.upstream)
+    }
+}
+
+/// How often an idle connection is tried.
+const KEEPALIVE: Duration = Duration::from_secs(30);

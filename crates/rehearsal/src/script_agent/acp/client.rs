@@ -1,0 +1,159 @@
+//! What the agent has its client do: files read and written, commands run.
+//!
+//! Owns these requests and the wait for their replies. Must not know what a client may refuse.
+
+use serde_json::{Value, json};
+
+use super::request_id;
+use crate::script_agent::AgentDialect;
+use crate::script_agent::agent::{Agent, Closing, Halt};
+use crate::script_agent::step::ClientStep;
+
+/// What stands for the id of the terminal that was made last.
+const LAST_TERMINAL: &str = "$TERMINAL";
+
+/// The open request to the client, and its reply.
+#[derive(Debug)]
+pub(crate) struct ClientRequest {
+    id: u64,
+    reply: Option<Value>,
+}
+
+impl Agent {
+    /// Carries a step out, and says what the client said.
+    pub(crate) fn client_step(&mut self, step: &ClientStep) -> Result<(), Halt> {
+        if self.settings.dialect != AgentDialect::Acp {
+            return self.send_text("Only an ACP client does something for its agent.\n");
+        }
+        match step {
+            ClientStep::Read { path } => {
+                let params = json!({"path": absolute(path)});
+                self.request_and_report("fs/read_text_file", params)?;
+            }
+            ClientStep::Write { path, content } => {
+                let params = json!({"path": absolute(path), "content": content});
+                self.request_and_report("fs/write_text_file", params)?;
+            }
+            ClientStep::Run { argv } => self.client_run(argv)?,
+            ClientStep::Tool {
+                tool,
+                arguments,
+                waits,
+            } => self.run_tool_step(tool, arguments, *waits)?,
+            ClientStep::Raw { method, params } => {
+                let params = serde_json::from_str(params).unwrap_or(Value::Null);
+                self.request_and_report(method, params)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs a command to its end: says what it wrote and how it ended.
+    fn client_run(&mut self, argv: &[String]) -> Result<(), Halt> {
+        let params = json!({"command": argv.first(), "args": argv.get(1..)});
+        if !self.request_and_report("terminal/create", params)? {
+            return Ok(());
+        }
+        for method in [
+            "terminal/wait_for_exit",
+            "terminal/output",
+            "terminal/release",
+        ] {
+            if self.is_cancelled() {
+                return Ok(());
+            }
+            self.request_and_report(method, json!({"terminalId": LAST_TERMINAL}))?;
+        }
+        Ok(())
+    }
+
+    /// Sends one request and says the reply in a line; whether it was a result.
+    fn request_and_report(&mut self, method: &str, params: Value) -> Result<bool, Halt> {
+        let Some(reply) = self.send_client_request(method, params)? else {
+            self.send_text(&format!("{method} has no reply\n"))?;
+            return Ok(false);
+        };
+        if let Some(error) = reply.get("error") {
+            let said = error["message"].as_str().unwrap_or_default();
+            self.send_text(&format!("{method} error {} {said}\n", error["code"]))?;
+            return Ok(false);
+        }
+        let result = &reply["result"];
+        if let Some(id) = result["terminalId"].as_str() {
+            self.terminal = id.to_owned();
+        }
+        self.send_text(&format!("{method} ok {result}\n"))?;
+        Ok(true)
+    }
+
+    fn send_client_request(
+        &mut self,
+        method: &str,
+        mut params: Value,
+    ) -> Result<Option<Value>, Halt> {
+        if let Value::Object(members) = &mut params {
+            let session = json!(self.session.id);
+            members.entry("sessionId").or_insert(session);
+            if members.get("terminalId") == Some(&json!(LAST_TERMINAL)) {
+                members.insert("terminalId".to_owned(), json!(self.terminal));
+            }
+        }
+        let id = request_id(self.next_request());
+        self.client_request = Some(ClientRequest { id, reply: None });
+        self.out.send(&ScriptedRequest {
+            jsonrpc: "2.0",
+            id,
+            method,
+            params,
+        })?;
+        loop {
+            if let Some(reply) = self
+                .client_request
+                .as_mut()
+                .and_then(|wanted| wanted.reply.take())
+            {
+                self.client_request = None;
+                return Ok(Some(reply));
+            }
+            if self.closing == Closing::Eof || self.is_cancelled() {
+                self.client_request = None;
+                return Ok(None);
+            }
+            self.inbox.fill()?;
+            self.handle_pending_lines()?;
+        }
+    }
+
+    /// Takes a reply that is waited for; `false` if the line is something else.
+    pub(super) fn take_client_reply(&mut self, line: &[u8]) -> bool {
+        let Some(wanted) = &mut self.client_request else {
+            return false;
+        };
+        let Ok(reply) = serde_json::from_slice::<Value>(line) else {
+            return false;
+        };
+        let is_it = reply["id"].as_u64() == Some(wanted.id) && reply.get("method").is_none();
+        if is_it {
+            wanted.reply = Some(reply);
+        }
+        is_it
+    }
+}
+
+/// A path of the script as the protocol wants it. One that is absolute stays as it is.
+fn absolute(path: &str) -> String {
+    if path.starts_with('/') {
+        return path.to_owned();
+    }
+    let here = std::env::current_dir().unwrap_or_default();
+    format!("{}/{path}", here.display())
+}
+
+/// A request whose parameters the script gives.
+#[derive(Debug, serde::Serialize)]
+struct ScriptedRequest<'a> {
+    jsonrpc: &'static str,
+    id: u64,
+    method: &'a str,
+    params: Value,
+}

@@ -1,0 +1,272 @@
+//! The requests about sessions: begin one, take one up with or without its history, list them.
+//!
+//! Must not know turns.
+
+use std::path::Path;
+
+use serde_json::value::to_raw_value;
+use serde_json::{Value, json};
+
+use super::handler::{Refusal, Reply};
+use super::kind;
+use super::messages::{
+    Block, Notification, RpcError, Status, Success, ToolCallUpdate, ToolContent, Update,
+};
+use super::requests::Params;
+use crate::script_agent::agent::Agent;
+use crate::script_agent::memory::{Record, Session, SessionError};
+use crate::script_agent::quirk::Quirk;
+use marshal_model::limits::{AGENT_SESSION_PAGE, AGENT_SESSIONS};
+
+impl Agent {
+    pub(super) fn handle_session_new(&mut self, params: &Params) -> Reply {
+        let cwd = params.cwd()?;
+        let servers = params.servers()?;
+        self.check_capacity()?;
+        check_directory(&cwd)?;
+        let session = self.begin_session(cwd);
+        let id = session.id.clone();
+        self.tool_servers.set_servers(servers);
+        self.open_session(session, "new")?;
+        let mut result = self.session_options();
+        result["sessionId"] = id.into();
+        Ok(Some(result))
+    }
+
+    pub(super) fn handle_session_load(&mut self, id: &Value, params: &Params) -> Reply {
+        self.tool_servers.set_servers(params.servers()?);
+        let session = match self.load_session(params) {
+            Err(Refusal::Rpc(_)) if self.settings.has(Quirk::LenientLoad) => {
+                return Ok(Some(json!({})));
+            }
+            session => session?,
+        };
+        if self.settings.has(Quirk::LateReplay) {
+            return self.open_late(id, session, "load");
+        }
+        self.replay(&session)?;
+        self.open_session(session, "load")?;
+        Ok(Some(self.session_options()))
+    }
+
+    pub(super) fn handle_session_resume(&mut self, id: &Value, params: &Params) -> Reply {
+        self.tool_servers
+            .set_servers(params.servers().unwrap_or_default());
+        let session = self.load_session(params)?;
+        if self.settings.has(Quirk::LateReplay) {
+            return self.open_late(id, session, "resume");
+        }
+        self.open_session(session, "resume")?;
+        Ok(Some(self.session_options()))
+    }
+
+    /// Opens a session of an earlier process and tells its past only then.
+    fn open_late(&mut self, id: &Value, session: Session, how: &str) -> Reply {
+        let result = self.session_options();
+        self.send_acp_reply(&Success::new(id, result))?;
+        self.replay(&session)?;
+        self.open_session(session, how)?;
+        Ok(None)
+    }
+
+    pub(super) fn handle_session_close(&mut self, params: &Params) -> Reply {
+        let id = params.text("sessionId")?.to_owned();
+        self.log_to_ledger("close", || json!({"session": id}))?;
+        Ok(Some(json!({})))
+    }
+
+    /// What a session can be set to, as its opening and its settings say.
+    fn session_options(&self) -> Value {
+        let is_yolo = self.settings.has(Quirk::Yolo);
+        if !is_yolo && !self.settings.has(Quirk::Modes) {
+            return json!({});
+        }
+        let choices = &self.choices;
+        let first = is_yolo && choices.mode == "ask";
+        json!({
+            "modes": {
+                "currentModeId": if first { "yolo" } else { choices.mode.as_str() },
+                "availableModes": [
+                    {"id": "ask", "name": "Ask"},
+                    {"id": "plan", "name": "Plan"},
+                    {"id": "yolo", "name": "Do"},
+                ],
+            },
+            "configOptions": [
+                {"id": "model", "name": "Model", "category": "model", "type": "select",
+                    "currentValue": choices.model,
+                    "options": [{"value": "a", "name": "A"}, {"value": "b", "name": "B"}]},
+                {"id": "fast", "name": "Fast", "type": "boolean", "currentValue": choices.fast},
+            ],
+        })
+    }
+
+    pub(super) fn handle_set_mode(&mut self, params: &Params) -> Reply {
+        let mode = params.text("modeId")?;
+        if !["ask", "plan", "yolo"].contains(&mode) {
+            return Err(RpcError::invalid_params("there is no such mode here").into());
+        }
+        mode.clone_into(&mut self.choices.mode);
+        let mode = mode.to_owned();
+        self.log_to_ledger("set", || json!({"mode": mode}))?;
+        Ok(Some(json!({})))
+    }
+
+    pub(super) fn handle_set_option(&mut self, params: &Params) -> Reply {
+        let (id, value) = (
+            params.text("configId")?.to_owned(),
+            params.value("value").clone(),
+        );
+        match (id.as_str(), &value) {
+            ("model", Value::String(model)) => self.choices.model.clone_from(model),
+            ("fast", Value::Bool(fast)) => self.choices.fast = *fast,
+            _ => return Err(RpcError::invalid_params("there is no such option here").into()),
+        }
+        self.log_to_ledger("set", || json!({id: value}))?;
+        let settable = self.session_options();
+        Ok(Some(json!({"configOptions": settable["configOptions"]})))
+    }
+
+    pub(super) fn handle_session_list(&self, params: &Params) -> Reply {
+        let cwd = params.optional_text("cwd")?.map(Path::new);
+        let from = match params.optional_text("cursor")? {
+            None => 0,
+            Some(cursor) => cursor
+                .parse::<usize>()
+                .map_err(|_| RpcError::invalid_params("`cursor` is none of ours"))?,
+        };
+        let listed = self.memory.list();
+        let mut fitting = listed
+            .iter()
+            .filter(|session| cwd.is_none_or(|cwd| session.cwd == cwd))
+            .skip(from);
+        let sessions: Vec<Value> = fitting
+            .by_ref()
+            .take(AGENT_SESSION_PAGE)
+            .map(|session| {
+                let updated = jiff::Timestamp::try_from(session.updated);
+                json!({
+                    "sessionId": session.id,
+                    "cwd": session.cwd,
+                    "updatedAt": updated.ok().map(|at| at.to_string()),
+                })
+            })
+            .collect();
+        let mut result = json!({"sessions": sessions});
+        if fitting.next().is_some() {
+            result["nextCursor"] = (from + AGENT_SESSION_PAGE).to_string().into();
+        }
+        Ok(Some(result))
+    }
+
+    /// Makes an open session the current one.
+    pub(super) fn select_session(&mut self, id: &str) -> Result<(), Refusal> {
+        if self.session.id != id {
+            let session = self
+                .others
+                .remove(id)
+                .ok_or_else(|| RpcError::session_not_found(id, "the session is not open here"))?;
+            self.enter_session(session);
+        }
+        // Tools take their paths from here.
+        std::env::set_current_dir(&self.session.cwd)?;
+        Ok(())
+    }
+
+    /// The session that a request wants to go on with.
+    fn load_session(&mut self, params: &Params) -> Result<Session, Refusal> {
+        let id = params.text("sessionId")?;
+        let cwd = params.cwd()?;
+        self.check_capacity()?;
+        check_directory(&cwd)?;
+        if self.is_busy() && self.session.id == id {
+            return Err(RpcError::invalid_request("the session's turn is in flight").into());
+        }
+        let mut session = self
+            .memory
+            .load(id)
+            .map_err(|why| RpcError::session_not_found(id, why.to_string()))?;
+        session.cwd = cwd;
+        Ok(session)
+    }
+
+    /// Adds a session to those that are open, and to the ledger.
+    fn open_session(&mut self, session: Session, how: &str) -> Result<(), Refusal> {
+        let id = session.id.clone();
+        if self.session.id == id {
+            self.session = session;
+        } else if self.is_busy() {
+            self.others.insert(id.clone(), session);
+        } else {
+            self.others.remove(&id);
+            self.enter_session(session);
+        }
+        self.ledger.append("session", &id, || json!({"how": how}))?;
+        Ok(())
+    }
+
+    /// Tells everything that was kept, in its order.
+    fn replay(&mut self, session: &Session) -> Result<(), Refusal> {
+        let fault = |why: SessionError| RpcError::session_not_found(&session.id, why.to_string());
+        for record in session.records().map_err(fault)? {
+            match record.map_err(|error| fault(error.into()))? {
+                Record::Session { .. } => {}
+                // A turn in which nothing was said.
+                Record::Answer { text, .. } if text.is_empty() => {}
+                Record::Prompt { text } => self.replay_update(
+                    session,
+                    Update::UserMessageChunk {
+                        content: Block::text(&text),
+                    },
+                )?,
+                Record::Answer { text, .. } => self.replay_update(
+                    session,
+                    Update::AgentMessageChunk {
+                        content: Block::text(&text),
+                    },
+                )?,
+                Record::Tool {
+                    id,
+                    tool,
+                    title,
+                    input,
+                    output,
+                    is_error,
+                } => {
+                    let input = to_raw_value(&input).map_err(std::io::Error::from)?;
+                    let call = ToolCallUpdate {
+                        name: Some(&tool),
+                        title: Some(&title),
+                        kind: Some(kind(&tool)),
+                        status: Some(Status::from_is_error(is_error)),
+                        content: vec![ToolContent::text(&output)],
+                        raw_input: Some(&input),
+                        ..ToolCallUpdate::id_only(&id)
+                    };
+                    self.replay_update(session, Update::ToolCall(call))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn replay_update(&mut self, session: &Session, update: Update<'_>) -> Result<(), Refusal> {
+        self.send_acp_reply(&Notification::new(&session.id, update))?;
+        Ok(())
+    }
+
+    fn check_capacity(&self) -> Result<(), RpcError> {
+        if self.others.len() < AGENT_SESSIONS {
+            return Ok(());
+        }
+        let message = format!("{AGENT_SESSIONS} sessions are open: that is the most");
+        Err(RpcError::invalid_request(message))
+    }
+}
+
+fn check_directory(cwd: &Path) -> Result<(), RpcError> {
+    if cwd.is_dir() {
+        return Ok(());
+    }
+    Err(RpcError::invalid_params("`cwd` is no directory"))
+}

@@ -1,0 +1,541 @@
+//! The agent itself: its session, its turn, and how it waits.
+//!
+//! One state machine for every protocol: what it says goes through [`Said`], what it hears comes
+//! from the protocol's folder. Must not know verbs, tools or messages.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::agent_event::{AgentEvent, EventContext, TextFrame};
+use super::claim::VersionClaim;
+use super::ledger::Ledger;
+use super::memory::{Memory, Record, Session};
+use super::pipes::{Inbox, Outbox};
+use super::quirk::Quirk;
+use super::step::ToolCall;
+use super::{AgentDialect, acp, claude, codex, loaf, scaiflux};
+use marshal_model::UntrustedText;
+use marshal_model::limits::AGENT_OUTPUT_BYTES;
+
+/// The context window that the agent claims, in tokens.
+pub(super) const CONTEXT_WINDOW: u64 = 200_000;
+
+/// What the model is told when the controller is gone.
+const DISCONNECTED: &str = "controller disconnected before responding";
+
+/// Why the agent ends before its stdin does.
+#[derive(Debug)]
+pub(super) enum Halt {
+    /// The controller does not read any more, or the ledger cannot be written.
+    Io(io::Error),
+    /// The script says so.
+    Exit(u8),
+    /// The controller said what its protocol does not have, where that ends the agent.
+    ProtocolError(String),
+}
+
+impl From<io::Error> for Halt {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+/// What comes of a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Permission {
+    Allowed,
+    /// With the reason for the model.
+    Denied(String),
+    /// The turn was cancelled meanwhile.
+    Cancelled,
+}
+
+/// How the session ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Closing {
+    /// Not yet.
+    KeptOpen,
+    /// Stdin ended: the turn is finished first.
+    Eof,
+    /// The controller said goodbye, or a slash command did: the turn is cancelled.
+    Requested,
+}
+
+/// The running turn.
+#[derive(Debug, Default)]
+pub(super) struct Turn {
+    pub(super) id: String,
+    /// The prompt's fingerprint.
+    pub(super) digest: String,
+    /// The request that the turn answers, in a protocol where a prompt is one.
+    pub(super) reply_to: Option<Value>,
+    /// What was said, cut where a tool's output would be.
+    pub(super) answer_text: String,
+    /// Characters that the model read and wrote.
+    pub(super) read_chars: u64,
+    pub(super) written_chars: u64,
+    /// Tool calls so far.
+    pub(super) calls: u64,
+    pub(super) mutations: Vec<(&'static str, String)>,
+    /// Each step that failed, in words.
+    pub(super) failures: Vec<String>,
+    pub(super) cancelled: bool,
+}
+
+/// A prompt that was accepted and not begun.
+#[derive(Debug)]
+pub(super) struct AcceptedPrompt {
+    pub(super) text: String,
+    pub(super) digest: String,
+    pub(super) reply_to: Option<Value>,
+}
+
+/// The one request that is open, and its answer.
+#[derive(Debug)]
+pub(super) struct OpenRequest {
+    pub(super) number: u64,
+    pub(super) tool: &'static str,
+    pub(super) answer: Option<Permission>,
+}
+
+/// What does not change while the agent runs.
+#[derive(Debug)]
+pub(super) struct Settings {
+    pub(super) dialect: AgentDialect,
+    pub(super) claim: VersionClaim,
+    /// What each step and each request of a load step waits first.
+    pub(super) think: Duration,
+    /// Load: no narration, no log, no memory, large writes.
+    pub(super) loader: bool,
+    /// Requests carry nothing but the id of their tool call.
+    pub(super) bare_requests: bool,
+    /// In what it differs from other agents.
+    pub(super) quirks: Vec<Quirk>,
+}
+
+impl Settings {
+    pub(super) fn has(&self, quirk: Quirk) -> bool {
+        self.quirks.contains(&quirk)
+    }
+}
+
+/// What a session can be set to, where sessions can be set.
+#[derive(Debug)]
+pub(super) struct Choices {
+    pub(super) mode: String,
+    pub(super) model: String,
+    pub(super) fast: bool,
+}
+
+/// The agent.
+#[derive(Debug)]
+pub(super) struct Agent {
+    pub(super) settings: Settings,
+    pub(super) inbox: Inbox,
+    pub(super) out: Outbox,
+    pub(super) ledger: Ledger,
+    pub(super) memory: Memory,
+    /// The session whose turn runs, or ran last.
+    pub(super) session: Session,
+    /// Others that are open, in a protocol that has more than one.
+    pub(super) others: BTreeMap<String, Session>,
+    pub(super) model: String,
+    pub(super) mode: String,
+    pub(super) turn: Option<Turn>,
+    pub(super) accepted_prompt: Option<AcceptedPrompt>,
+    pub(super) closing: Closing,
+    /// Whether the controller introduced itself, in a protocol where it speaks first.
+    pub(super) is_initialized: bool,
+    /// Whether it made the login that is wanted.
+    pub(super) logged_in: bool,
+    pub(super) choices: Choices,
+    pub(super) ignores_cancel: bool,
+    /// Tools that were allowed for ever.
+    pub(super) trusted_tools: BTreeSet<&'static str>,
+    pub(super) open_request: Option<OpenRequest>,
+    /// The open request to the client, in a protocol that has them.
+    pub(super) client_request: Option<acp::ClientRequest>,
+    /// The terminal that was made last.
+    pub(super) terminal: String,
+    /// The tool servers that the client handed over.
+    pub(super) tool_servers: acp::ToolServers,
+    /// What waits, in a protocol where prompts can.
+    pub(super) prompt_queue: loaf::PromptQueue,
+    /// What Claude Code and Codex keep of their conversations.
+    pub(super) claude: claude::Conversation,
+    pub(super) codex: codex::Conversation,
+    pub(super) script_state: ScriptState,
+    turns: u64,
+    calls: u64,
+    asks: u64,
+}
+
+/// What the script made of the conversation.
+#[derive(Debug, Default)]
+pub(super) struct ScriptState {
+    /// It wrote lines of its own, to which anything may be answered.
+    pub(super) wrote_raw_lines: bool,
+    /// The next request is withdrawn at once.
+    pub(super) withdraws_next: bool,
+}
+
+/// Where something is said, and what is true then.
+#[derive(Debug)]
+pub(super) struct OutputContext<'a> {
+    pub(super) out: &'a mut Outbox,
+    pub(super) claude: &'a mut claude::Conversation,
+    pub(super) codex: &'a mut codex::Conversation,
+    pub(super) event_context: EventContext<'a>,
+}
+
+/// What a new agent is made of.
+#[derive(Debug)]
+pub(super) struct Parts {
+    pub(super) settings: Settings,
+    pub(super) inbox: Inbox,
+    pub(super) out: Outbox,
+    pub(super) ledger: Ledger,
+    pub(super) memory: Memory,
+    pub(super) session: Session,
+    pub(super) model: String,
+    pub(super) mode: String,
+    pub(super) claude: claude::Conversation,
+}
+
+impl Agent {
+    pub(super) fn new(parts: Parts) -> Self {
+        Self {
+            turns: parts.session.prompts,
+            calls: parts.session.calls,
+            settings: parts.settings,
+            inbox: parts.inbox,
+            out: parts.out,
+            ledger: parts.ledger,
+            memory: parts.memory,
+            session: parts.session,
+            others: BTreeMap::new(),
+            model: parts.model,
+            mode: parts.mode,
+            turn: None,
+            accepted_prompt: None,
+            closing: Closing::KeptOpen,
+            is_initialized: false,
+            logged_in: false,
+            choices: Choices {
+                mode: "ask".to_owned(),
+                model: "a".to_owned(),
+                fast: false,
+            },
+            ignores_cancel: false,
+            trusted_tools: BTreeSet::new(),
+            open_request: None,
+            client_request: None,
+            terminal: String::new(),
+            tool_servers: acp::ToolServers::default(),
+            prompt_queue: loaf::PromptQueue::default(),
+            claude: parts.claude,
+            codex: codex::Conversation::default(),
+            script_state: ScriptState::default(),
+            asks: 0,
+        }
+    }
+
+    /// Says that it is ready, where it speaks first, then works prompts until the controller is
+    /// done.
+    pub(super) fn serve(&mut self) -> Result<(), Halt> {
+        self.log_to_ledger("start", || json!({}))?;
+        if self.settings.dialect == AgentDialect::Scaiflux {
+            let claim = self.settings.claim.default_value();
+            let said = self.output_context();
+            scaiflux::ready(said.out, &said.event_context, claim.as_ref())?;
+        }
+        while self.closing == Closing::KeptOpen {
+            self.accept_next_prompt()?;
+            if let Some(prompt) = self.accepted_prompt.take() {
+                self.run_turn(prompt)?;
+                if self.settings.has(Quirk::Restless) {
+                    // Later after every turn of the session: whatever follows a turn is met.
+                    std::thread::sleep(Duration::from_millis(self.turns % 40));
+                    break;
+                }
+            } else if let Some(line) = self.inbox.next() {
+                // One line at a time: what follows a prompt is heard inside its turn.
+                self.handle_line(line)?;
+            } else if self.inbox.is_at_end() {
+                self.handle_eof()?;
+            } else {
+                self.inbox.fill()?;
+            }
+        }
+        self.log(format_args!("goodbye"));
+        Ok(())
+    }
+
+    /// Where something is said, and when.
+    pub(super) fn output_context(&mut self) -> OutputContext<'_> {
+        let turn = self.turn.as_ref();
+        OutputContext {
+            out: &mut self.out,
+            claude: &mut self.claude,
+            codex: &mut self.codex,
+            event_context: EventContext {
+                session: &self.session.id,
+                turn: turn.map_or("", |turn| turn.id.as_str()),
+                reply_to: turn.and_then(|turn| turn.reply_to.as_ref()),
+                mode: &self.mode,
+                model: &self.model,
+                context: self.session.context,
+                bare_requests: self.settings.bare_requests,
+            },
+        }
+    }
+
+    /// Puts what is said behind what is queued.
+    pub(super) fn queue_event(&mut self, said: &AgentEvent<'_>) -> Result<(), Halt> {
+        let dialect = self.settings.dialect;
+        let to = self.output_context();
+        let (out, moment) = (to.out, to.event_context);
+        match dialect {
+            AgentDialect::Scaiflux => scaiflux::queue_event(out, &moment, said)?,
+            AgentDialect::Acp => acp::queue_event(out, &moment, said)?,
+            AgentDialect::Loaf => loaf::queue_event(out, &moment, said)?,
+            AgentDialect::Claude => to.claude.queue_event(out, &moment, said)?,
+            AgentDialect::Codex => to.codex.queue_event(out, &moment, said)?,
+        }
+        Ok(())
+    }
+
+    /// Says it now.
+    pub(super) fn send_event(&mut self, said: &AgentEvent<'_>) -> Result<(), Halt> {
+        self.queue_event(said)?;
+        self.out.flush()?;
+        Ok(())
+    }
+
+    /// One piece of text's line, and how many bytes of text a line of `line_bytes` has: as many
+    /// in every protocol, so that their loads compare.
+    pub(super) fn text_frame(&mut self, line_bytes: usize) -> Result<(TextFrame, usize), Halt> {
+        let dialect = self.settings.dialect;
+        let to = self.output_context();
+        let (out, moment) = (to.out, to.event_context);
+        let yardstick = scaiflux::text_frame(&moment)?;
+        let text_bytes = line_bytes.saturating_sub(yardstick.len()).max(1);
+        let frame = match dialect {
+            AgentDialect::Scaiflux => yardstick,
+            AgentDialect::Acp => acp::text_frame(&moment)?,
+            AgentDialect::Loaf => loaf::text_frame(&moment),
+            AgentDialect::Claude => to.claude.text_frame(out, &moment)?,
+            AgentDialect::Codex => to.codex.text_frame(out, &moment)?,
+        };
+        // Where a text has a beginning of its own, that was queued.
+        self.out.flush()?;
+        Ok((frame, text_bytes))
+    }
+
+    /// An entry in the ledger, on the disk when this returns.
+    pub(super) fn log_to_ledger(
+        &mut self,
+        kind: &str,
+        fields: impl FnOnce() -> Value,
+    ) -> Result<(), Halt> {
+        self.ledger.append(kind, &self.session.id, fields)?;
+        Ok(())
+    }
+
+    /// Begins a session in `cwd`; it is kept if that is possible.
+    pub(super) fn begin_session(&self, cwd: PathBuf) -> Session {
+        let (session, failed) = self.memory.begin(cwd);
+        if let Some(error) = failed {
+            self.log(format_args!("the session is not kept: {error}"));
+        }
+        session
+    }
+
+    /// Makes a session the current one.
+    pub(super) fn enter_session(&mut self, session: Session) {
+        self.turns = self.turns.max(session.prompts);
+        self.calls = self.calls.max(session.calls);
+        let before = std::mem::replace(&mut self.session, session);
+        if !before.id.is_empty() {
+            self.others.insert(before.id.clone(), before);
+        }
+    }
+
+    /// Makes an open session the current one; `false`: it is not open.
+    pub(super) fn select_open_session(&mut self, id: &str) -> Result<bool, Halt> {
+        if self.session.id != id {
+            let Some(session) = self.others.remove(id) else {
+                return Ok(false);
+            };
+            self.enter_session(session);
+        }
+        // Tools take their paths from here.
+        std::env::set_current_dir(&self.session.cwd)?;
+        Ok(true)
+    }
+
+    /// Keeps what happened in the session's file: a tool call before long, the rest now.
+    pub(super) fn save_record(&mut self, record: &Record) {
+        let kept = match record {
+            Record::Tool { .. } => self.session.append(record),
+            _ => self.session.append_durable(record),
+        };
+        if let Err(error) = kept {
+            self.log(format_args!("the session is not kept any more: {error}"));
+            self.session.stop_saving();
+        }
+    }
+
+    /// The next turn's id.
+    pub(super) fn next_turn(&mut self) -> String {
+        self.turns += 1;
+        format!("t-{}", self.turns)
+    }
+
+    /// The next tool call's id.
+    pub(super) fn next_call(&mut self) -> String {
+        self.calls += 1;
+        if let Some(turn) = &mut self.turn {
+            turn.calls += 1;
+        }
+        format!("call_{}", self.calls)
+    }
+
+    /// Whether the running turn was cancelled.
+    pub(super) fn is_cancelled(&self) -> bool {
+        self.turn.as_ref().is_some_and(|turn| turn.cancelled)
+    }
+
+    /// Streams a piece of the answer.
+    pub(super) fn send_text(&mut self, delta: &str) -> Result<(), Halt> {
+        if let Some(turn) = &mut self.turn {
+            turn.written_chars += delta.chars().count() as u64;
+            if turn.answer_text.len() < AGENT_OUTPUT_BYTES {
+                turn.answer_text.push_str(delta);
+            }
+        }
+        self.send_event(&AgentEvent::Text(delta))
+    }
+
+    /// Takes in what the controller said so far, without waiting.
+    pub(super) fn poll_input(&mut self) -> Result<(), Halt> {
+        self.handle_pending_lines()?;
+        if self.closing != Closing::Eof && self.inbox.wait([], Some(Instant::now()))?.input {
+            self.inbox.fill()?;
+            self.handle_pending_lines()?;
+        }
+        Ok(())
+    }
+
+    /// Takes in every line that was read.
+    pub(super) fn handle_pending_lines(&mut self) -> Result<(), Halt> {
+        while let Some(line) = self.inbox.next() {
+            self.handle_line(line)?;
+        }
+        if self.inbox.is_at_end() {
+            self.handle_eof()?;
+        }
+        Ok(())
+    }
+
+    /// Pauses, listening; ends early when the turn is cancelled.
+    pub(super) fn pause(&mut self, pause: Duration) -> Result<(), Halt> {
+        let deadline = Instant::now() + pause;
+        self.handle_pending_lines()?;
+        while !self.is_cancelled() && Instant::now() < deadline {
+            if self.inbox.wait([], Some(deadline))?.input {
+                self.inbox.fill()?;
+                self.handle_pending_lines()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The number of the next request, counted from 1 over the life of the process.
+    pub(super) const fn next_request(&mut self) -> u64 {
+        self.asks += 1;
+        self.asks
+    }
+
+    /// Queues a permission request; [`Self::answer`] sends it.
+    pub(super) fn queue_permission_request(
+        &mut self,
+        tool_id: &str,
+        call: &ToolCall,
+    ) -> Result<(), Halt> {
+        let number = self.next_request();
+        self.queue_event(&AgentEvent::PermissionRequest {
+            number,
+            tool_id,
+            call,
+        })?;
+        self.open_request = Some(OpenRequest {
+            number,
+            tool: call.tool(),
+            answer: None,
+        });
+        match self.settings.dialect {
+            // Its hook comes first.
+            AgentDialect::Claude => self.request_claude_permission(number),
+            _ if self.script_state.withdraws_next => self.withdraw_request(number),
+            _ => Ok(()),
+        }
+    }
+
+    /// Withdraws a request that nobody answered; its tool does not run.
+    pub(super) fn withdraw_request(&mut self, number: u64) -> Result<(), Halt> {
+        self.script_state.withdraws_next = false;
+        self.queue_event(&AgentEvent::RequestWithdrawn { number })?;
+        let never = Permission::Denied("the request was withdrawn".to_owned());
+        self.settle_request(|open| open == number, never);
+        Ok(())
+    }
+
+    /// Sends what is queued and waits for the open request's answer.
+    pub(super) fn await_permission(&mut self) -> Result<Permission, Halt> {
+        // Where a request is one of the transport, it is answered also after a cancel.
+        let withdraws = self.settings.dialect != AgentDialect::Acp;
+        self.out.flush()?;
+        self.handle_pending_lines()?;
+        loop {
+            let open = self.open_request.as_mut();
+            let number = open.as_ref().map_or(0, |open| open.number);
+            let answer = open.and_then(|open| open.answer.take());
+            let is_over = self.closing == Closing::Eof;
+            if self.is_cancelled() && (withdraws || is_over || answer.is_some()) {
+                if answer.is_none() {
+                    self.queue_event(&AgentEvent::RequestWithdrawn { number })?;
+                }
+                self.open_request = None;
+                return Ok(Permission::Cancelled);
+            }
+            if let Some(answer) = answer {
+                self.open_request = None;
+                return Ok(answer);
+            }
+            if is_over {
+                self.open_request = None;
+                return Ok(Permission::Denied(DISCONNECTED.to_owned()));
+            }
+            self.inbox.fill()?;
+            self.handle_pending_lines()?;
+        }
+    }
+
+    /// A line for the log. Its text may hold what others wrote.
+    pub(super) fn log(&self, what: std::fmt::Arguments<'_>) {
+        if self.settings.loader {
+            return;
+        }
+        let line = format!(
+            "script-agent: {}\n",
+            UntrustedText::new(what.to_string()).escape_for_display(300)
+        );
+        // A log that nobody reads must not end the agent.
+        drop(io::stderr().write_all(line.as_bytes()));
+    }
+}

@@ -1,0 +1,287 @@
+//! What the agent does about each message of a host of Claude Code.
+//!
+//! Must not know verbs or tools, and must not wait.
+
+use serde_json::{Value, json};
+
+use super::messages::{
+    self, ControlRequest, Decision, HookReply, Hooks, Inbound, PermissionReply, Reply,
+};
+use super::output::queue_lifecycle;
+use super::{MAX_PROMPT_IDS, MODES, Stage, hook_id, request_id};
+use crate::script_agent::agent::{Agent, Halt, Permission};
+use crate::script_agent::claim::VersionClaim;
+use crate::script_agent::pipes::Line;
+use marshal_model::UntrustedText;
+use marshal_model::limits::LINE_BYTES;
+
+/// Why the program itself does not run a tool.
+const HOOK_DENIED: &str = "the hook denied this tool call";
+
+impl Agent {
+    /// Takes in one line. What is no message ends the agent.
+    pub(crate) fn handle_claude_line(&mut self, line: Line) -> Result<(), Halt> {
+        let line = match line {
+            Line::Whole(bytes) => bytes,
+            Line::TooLong => {
+                return self.fail_protocol(format!("a line is longer than {LINE_BYTES} bytes"));
+            }
+        };
+        let message = match messages::parse_message(&line) {
+            Ok(message) => message,
+            Err(why) => {
+                if let Some(id) = messages::request_id(&line) {
+                    self.send_claude_error(&id, &why)?;
+                }
+                return self.fail_protocol(why);
+            }
+        };
+        match message {
+            Inbound::ControlRequest {
+                request_id,
+                request,
+            } => self.handle_claude_control(&request_id, request),
+            _ if !self.is_initialized => self.fail_protocol("`initialize` comes first"),
+            Inbound::ControlResponse { response } => self.handle_claude_reply(response),
+            Inbound::User {
+                message,
+                parent_tool_use_id,
+                session_id,
+                uuid,
+            } => {
+                let is_ours = session_id.is_empty() || session_id == self.session.id;
+                if !is_ours || parent_tool_use_id.is_some_and(|id| !id.is_null()) {
+                    return self.fail_protocol("a prompt is for another session, or for a tool");
+                }
+                self.handle_claude_prompt(message.text(), uuid)
+            }
+        }
+    }
+
+    /// A prompt. While another is worked it waits.
+    fn handle_claude_prompt(&mut self, text: String, uuid: Option<String>) -> Result<(), Halt> {
+        if let Some(uuid) = &uuid {
+            if self.claude.prompts.contains(uuid) {
+                return self.fail_protocol(format!(
+                    "the prompt {} came before",
+                    UntrustedText::from(uuid.as_str()).escape_for_display(60)
+                ));
+            }
+            if self.claude.prompts.len() >= MAX_PROMPT_IDS {
+                self.claude.prompts.pop_front();
+            }
+            self.claude.prompts.push_back(uuid.clone());
+            queue_lifecycle(&mut self.out, &json!(uuid), "queued")?;
+            self.out.flush()?;
+        }
+        if !self.is_busy() {
+            let uuid = uuid.map(Value::from);
+            return self.accept_prompt(text, uuid).map(|_| ());
+        }
+        let session = self.session.id.clone();
+        let turn = uuid.unwrap_or_else(|| uuid::Uuid::new_v4().to_string());
+        if self.prompt_queue.push(turn, &session, text) {
+            return Ok(());
+        }
+        self.fail_protocol("too many prompts wait")
+    }
+
+    fn handle_claude_control(&mut self, id: &str, wanted: ControlRequest) -> Result<(), Halt> {
+        match wanted {
+            ControlRequest::Initialize { .. } if self.is_initialized => {
+                self.send_claude_error(id, "it is initialized already")?;
+                self.fail_protocol("`initialize` came twice")
+            }
+            ControlRequest::Initialize { hooks } => self.handle_claude_initialize(id, hooks),
+            _ if !self.is_initialized => {
+                self.send_claude_error(id, "it is not initialized")?;
+                self.fail_protocol("`initialize` comes first")
+            }
+            ControlRequest::SetPermissionMode { mode } => {
+                if !MODES.contains(&mode.as_str()) {
+                    return self.send_claude_error(id, "there is no such mode");
+                }
+                self.log_to_ledger("set", || json!({"mode": mode}))?;
+                self.mode.clone_from(&mode);
+                self.send_claude_reply(id, &json!({"mode": mode}))
+            }
+            ControlRequest::SetModel { model } => {
+                let model = model.unwrap_or_else(|| "script".to_owned());
+                self.log_to_ledger("set", || json!({"model": model}))?;
+                self.model = model;
+                self.send_claude_reply(id, &json!({}))
+            }
+            ControlRequest::Interrupt {} => {
+                self.cancel_turn("interrupt")?;
+                let waits = self.prompt_queue.to_json(&self.session.id);
+                let waits: Vec<&Value> = waits.iter().map(|prompt| &prompt["id"]).collect();
+                self.send_claude_reply(id, &json!({"still_queued": waits}))
+            }
+        }
+    }
+
+    /// The version is told here, before anything else.
+    fn handle_claude_initialize(&mut self, id: &str, hooks: Option<Hooks>) -> Result<(), Halt> {
+        let hook = match hooks.map_or(Ok(None), Hooks::tool_hook) {
+            Ok(hook) => hook,
+            Err(why) => {
+                self.send_claude_error(id, why)?;
+                return self.fail_protocol(why);
+            }
+        };
+        if self.settings.claim == VersionClaim::Error {
+            return self.send_claude_error(id, "this protocol is not spoken here");
+        }
+        self.is_initialized = true;
+        let has_hook = hook.is_some();
+        self.claude.hook = hook;
+        self.claude.version = self.settings.claim.as_release();
+        let mut said = json!({
+            "pid": std::process::id(),
+            "commands": [],
+            "current_permission_mode": self.mode,
+            "hooks_applied": has_hook,
+            "session_state": "idle",
+        });
+        if let Some(version) = &self.claude.version {
+            said["claude_code_version"] = version.clone();
+        }
+        self.send_claude_reply(id, &said)
+    }
+
+    /// Begins a request: the host's hook is asked first. Without one the program's own rules hold.
+    pub(crate) fn request_claude_permission(&mut self, number: u64) -> Result<(), Halt> {
+        if self.claude.hook.is_some() {
+            self.claude.queue_hook_request(&mut self.out, number)?;
+            return Ok(());
+        }
+        self.apply_builtin_rules(number)
+    }
+
+    /// What only reads runs unasked.
+    fn apply_builtin_rules(&mut self, number: u64) -> Result<(), Halt> {
+        let asked = self.claude.requests.get(&number);
+        if asked.is_some_and(|asked| asked.only_reads) {
+            self.claude.requests.remove(&number);
+            self.settle_request(|open| open == number, Permission::Allowed);
+            return Ok(());
+        }
+        self.ask_claude_host(number, "")
+    }
+
+    fn ask_claude_host(&mut self, number: u64, reason: &str) -> Result<(), Halt> {
+        self.claude
+            .queue_host_request(&mut self.out, number, reason)?;
+        if self.script_state.withdraws_next {
+            self.withdraw_request(number)?;
+        }
+        self.out.flush()?;
+        Ok(())
+    }
+
+    fn handle_claude_reply(&mut self, reply: Reply) -> Result<(), Halt> {
+        let (id, said) = match reply {
+            Reply::Success {
+                request_id,
+                response,
+            } => (request_id, Ok(response)),
+            Reply::Error { request_id, error } => (request_id, Err(error)),
+        };
+        let number = id.get(2..).and_then(|number| number.parse::<u64>().ok());
+        let is_hook = number.is_some_and(|number| id == hook_id(number));
+        let is_host = number.is_some_and(|number| id == request_id(number));
+        let asked = number.filter(|_| is_hook || is_host);
+        let asked = asked.and_then(|number| Some((number, self.claude.requests.get(&number)?)));
+        let Some((number, at)) = asked.map(|(number, asked)| (number, asked.at)) else {
+            return self.handle_claude_stray_reply(&id);
+        };
+        match at {
+            Stage::Withdrawn => {
+                self.claude.requests.remove(&number);
+                self.log(format_args!("an answer to a withdrawn request"));
+                Ok(())
+            }
+            Stage::Hook if is_hook => self.handle_claude_hook_reply(number, said),
+            Stage::Host if is_host => self.handle_claude_permission_reply(number, said),
+            Stage::Hook | Stage::Host => self.handle_claude_stray_reply(&id),
+        }
+    }
+
+    /// An answer to nothing that is open: wrong, unless the script asked by itself.
+    fn handle_claude_stray_reply(&mut self, id: &str) -> Result<(), Halt> {
+        let shown = UntrustedText::from(id).escape_for_display(60);
+        if self.script_state.wrote_raw_lines {
+            self.log(format_args!("no request is open with the id {shown}"));
+            return Ok(());
+        }
+        self.fail_protocol(format!("no request is open with the id {shown}"))
+    }
+
+    /// What the hook says.
+    fn handle_claude_hook_reply(
+        &mut self,
+        number: u64,
+        said: Result<Value, String>,
+    ) -> Result<(), Halt> {
+        let said = said.and_then(|said| {
+            let says: HookReply =
+                serde_json::from_value(said).map_err(|error| error.to_string())?;
+            says.decision().map_err(str::to_owned)
+        });
+        let permission = match said {
+            Err(why) => return self.fail_protocol(format!("the hook's answer: {why}")),
+            Ok(None) => return self.apply_builtin_rules(number),
+            Ok(Some((Decision::Ask, reason))) => return self.ask_claude_host(number, &reason),
+            Ok(Some((Decision::Allow, _))) => Permission::Allowed,
+            Ok(Some((Decision::Deny, reason))) if reason.is_empty() => {
+                Permission::Denied(HOOK_DENIED.to_owned())
+            }
+            Ok(Some((Decision::Deny, reason))) => Permission::Denied(reason),
+        };
+        self.claude.requests.remove(&number);
+        self.settle_request(|open| open == number, permission);
+        Ok(())
+    }
+
+    /// What the host says. Who allows a call says the input that was asked about.
+    fn handle_claude_permission_reply(
+        &mut self,
+        number: u64,
+        said: Result<Value, String>,
+    ) -> Result<(), Halt> {
+        let said = said.and_then(|said| {
+            serde_json::from_value::<PermissionReply>(said).map_err(|error| error.to_string())
+        });
+        let asked = self.claude.requests.remove(&number);
+        let permission = match said {
+            Err(why) => return self.fail_protocol(format!("the answer to a request: {why}")),
+            Ok(PermissionReply::Allow { input }) => {
+                if asked.is_none_or(|asked| asked.input != input) {
+                    return self.fail_protocol("another input was allowed than was asked about");
+                }
+                Permission::Allowed
+            }
+            Ok(PermissionReply::Deny { message }) if message.is_empty() => {
+                return self.fail_protocol("a call was denied without a reason");
+            }
+            Ok(PermissionReply::Deny { message }) => Permission::Denied(message),
+        };
+        self.settle_request(|open| open == number, permission);
+        Ok(())
+    }
+
+    fn send_claude_reply(&mut self, id: &str, response: &Value) -> Result<(), Halt> {
+        let inner = json!({"subtype": "success", "request_id": id, "response": response});
+        self.out
+            .send(&json!({"type": "control_response", "response": inner}))?;
+        Ok(())
+    }
+
+    fn send_claude_error(&mut self, id: &str, why: &str) -> Result<(), Halt> {
+        self.log(format_args!("refused: {why}"));
+        let inner = json!({"subtype": "error", "request_id": id, "error": why});
+        self.out
+            .send(&json!({"type": "control_response", "response": inner}))?;
+        Ok(())
+    }
+}

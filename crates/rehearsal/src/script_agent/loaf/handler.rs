@@ -1,0 +1,316 @@
+//! What the agent does about each message of a client that speaks loaf's RPC.
+//!
+//! Must not know verbs or tools, and must not wait.
+
+use std::io;
+
+use serde_json::{Value, json};
+
+use super::event_json;
+use crate::script_agent::acp::messages::{Failure, RpcError, Success};
+use crate::script_agent::acp::requests::{self, Frame, Params};
+use crate::script_agent::agent::{Agent, Halt};
+use crate::script_agent::claim::VersionClaim;
+use crate::script_agent::pipes::Line;
+use crate::script_agent::step::ToolCall;
+use marshal_model::limits::LINE_BYTES;
+
+/// The version that is spoken.
+const VERSION: &str = "1.0.0";
+
+/// Whose models they are.
+const PROVIDER: &str = "script";
+
+/// Every method that is served.
+const METHODS: [&str; 15] = [
+    "command.execute",
+    "history.list",
+    "model.list",
+    "model.select",
+    "rpc.handshake",
+    "session.create",
+    "session.get",
+    "session.interrupt",
+    "session.queue.clear",
+    "session.queue.list",
+    "session.send",
+    "session.steer",
+    "state.get",
+    "system.ping",
+    "system.shutdown",
+];
+
+/// The commands that `/help` lists.
+const COMMANDS: [(&str, &str); 4] = [
+    ("/model", "shows the model"),
+    ("/tools", "lists the tools"),
+    ("/help", "lists these commands"),
+    ("/quit", "ends the agent's work, like system.shutdown"),
+];
+
+/// Why a request has no result.
+#[derive(Debug)]
+pub(super) enum Refusal {
+    Rpc(RpcError),
+    Halt(Halt),
+}
+
+impl From<RpcError> for Refusal {
+    /// What cannot be read has a reason beside its code.
+    fn from(fault: RpcError) -> Self {
+        let data = fault
+            .data
+            .or_else(|| Some(json!({"reason": "invalid_params"})));
+        Self::Rpc(RpcError { data, ..fault })
+    }
+}
+
+impl From<Halt> for Refusal {
+    fn from(halt: Halt) -> Self {
+        Self::Halt(halt)
+    }
+}
+
+impl From<io::Error> for Refusal {
+    fn from(error: io::Error) -> Self {
+        Self::Halt(error.into())
+    }
+}
+
+/// What a request comes to.
+pub(super) type Reply = Result<Value, Refusal>;
+
+/// An error of the agent's own: also a session that is busy, or not known.
+pub(super) fn internal_error(message: impl Into<String>) -> Refusal {
+    Refusal::Rpc(RpcError {
+        code: -32603,
+        message: message.into(),
+        data: Some(json!({"reason": "internal_error"})),
+    })
+}
+
+fn method_not_found(method: &str) -> RpcError {
+    RpcError {
+        code: -32601,
+        message: format!("method not found: {method}"),
+        data: Some(json!({"reason": "method_not_found", "method": method})),
+    }
+}
+
+fn unsupported_version(asked: &str, supported: &Value) -> RpcError {
+    RpcError {
+        code: -32602,
+        message: format!("unsupported protocol_version: {asked}"),
+        data: Some(json!({"reason": "unsupported_protocol_version", "supported": supported})),
+    }
+}
+
+impl Agent {
+    /// Takes in one line.
+    pub(crate) fn handle_loaf_line(&mut self, line: Line) -> Result<(), Halt> {
+        if self.prompt_queue.is_shut_down {
+            return Ok(());
+        }
+        let frame = match line {
+            Line::Whole(bytes) => requests::parse_frame(&bytes),
+            Line::TooLong => Err(RpcError::parse(format!(
+                "a line is longer than {LINE_BYTES} bytes"
+            ))),
+        };
+        match frame {
+            Ok(Frame::Request { id, method, params }) => {
+                let reply = self.handle_loaf_request(&method, &params);
+                self.send_loaf_reply(&id, reply)
+            }
+            // Clients have no notifications here, and nothing of theirs is asked for.
+            Ok(Frame::Notification { method, .. }) => {
+                self.log(format_args!("ignored: {method}"));
+                Ok(())
+            }
+            Ok(Frame::Reply { .. }) => {
+                let fault = RpcError::invalid_request("a message has a `method`");
+                self.send_loaf_reply(&Value::Null, Err(Refusal::Rpc(fault)))
+            }
+            Err(fault) => {
+                self.log_to_ledger("malformed", || json!({"message": fault.message}))?;
+                self.send_loaf_reply(&Value::Null, Err(Refusal::Rpc(fault)))
+            }
+        }
+    }
+
+    fn send_loaf_reply(&mut self, id: &Value, reply: Reply) -> Result<(), Halt> {
+        match reply {
+            Ok(result) => self.out.send(&Success::new(id, result))?,
+            Err(Refusal::Rpc(fault)) => {
+                self.log(format_args!("refused: {}", fault.message));
+                self.out.send(&Failure::new(id, &fault))?;
+            }
+            Err(Refusal::Halt(halt)) => return Err(halt),
+        }
+        Ok(())
+    }
+
+    fn handle_loaf_request(&mut self, method: &str, params: &Params) -> Reply {
+        match method {
+            "rpc.handshake" => self.handle_loaf_handshake(params),
+            "system.ping" => Ok(json!({"ok": true, "time": jiff::Timestamp::now().to_string()})),
+            "system.shutdown" => self.handle_loaf_shutdown(params),
+            "state.get" => Ok(self.snapshot()),
+            "session.create" => self.handle_loaf_create(params),
+            "session.get" => self.handle_loaf_get(params),
+            "session.send" => self.handle_loaf_send(params),
+            "session.steer" => self.handle_loaf_steer(params),
+            "session.interrupt" => self.handle_loaf_interrupt(params),
+            "session.queue.list" => self.handle_loaf_queue_list(params),
+            "session.queue.clear" => self.handle_loaf_queue_clear(params),
+            "history.list" => Ok(self.history()),
+            "command.execute" => self.handle_loaf_command(params),
+            "model.list" => Ok(self.models()),
+            "model.select" => self.handle_loaf_select(params),
+            _ => Err(method_not_found(method).into()),
+        }
+    }
+
+    /// Tells what is not asked for, before the reply.
+    pub(super) fn send_loaf_event(&mut self, kind: &str, payload: &Value) -> Result<(), Halt> {
+        self.out.send(&event_json(kind, payload))?;
+        Ok(())
+    }
+
+    /// The handshake is optional. A client that is strict gets an error where the versions differ.
+    fn handle_loaf_handshake(&mut self, params: &Params) -> Reply {
+        let asked = params.optional_text("protocol_version")?.map(str::to_owned);
+        let is_strict = *params.value("strict") == Value::Bool(true);
+        let version = match &self.settings.claim {
+            VersionClaim::Absent => None,
+            VersionClaim::Value(Value::Number(major)) if *major == 1.into() => Some(json!(VERSION)),
+            VersionClaim::Value(Value::Number(major)) => Some(json!(format!("{major}.0.0"))),
+            VersionClaim::Value(version) => Some(version.clone()),
+            VersionClaim::Echo => Some(json!(asked)),
+            VersionClaim::AcpV2 => Some(json!("2.0.0")),
+            VersionClaim::Error => return Err(unsupported_version("any", &json!("0.0.0")).into()),
+        };
+        if let (true, Some(asked), Some(version)) = (is_strict, &asked, &version)
+            && version != asked
+        {
+            return Err(unsupported_version(asked, version).into());
+        }
+        self.is_initialized = true;
+        let mut result = json!({
+            "server_name": "marshal-script-agent",
+            "capabilities": {
+                "events": true,
+                "command_execute": true,
+                "multi_session": true,
+                "image_inputs": [],
+            },
+            "methods": METHODS,
+        });
+        if let Some(version) = version {
+            result["protocol_version"] = version;
+        }
+        Ok(result)
+    }
+
+    /// Ends the work, and not the process: that takes the end of stdin, or a signal.
+    fn handle_loaf_shutdown(&mut self, params: &Params) -> Reply {
+        let reason = params.optional_text("reason")?.map(str::to_owned);
+        self.shut_down(reason.as_deref().unwrap_or("shutdown"))?;
+        Ok(json!({"accepted": true, "reason": reason}))
+    }
+
+    fn shut_down(&mut self, reason: &str) -> Result<(), Halt> {
+        self.log_to_ledger("shutdown", || json!({}))?;
+        if self.ignores_cancel {
+            self.log(format_args!("ignored: shutdown"));
+            return Ok(());
+        }
+        self.prompt_queue.clear(None);
+        self.cancel_turn_quietly("shutdown");
+        self.prompt_queue.is_shut_down = true;
+        let state = json!({"reason": reason, "snapshot": self.snapshot()});
+        self.send_loaf_event("state.changed", &state)
+    }
+
+    /// What the agent is, altogether.
+    pub(super) fn snapshot(&self) -> Value {
+        let mut ids: Vec<&str> = self.others.keys().map(String::as_str).collect();
+        if !self.session.id.is_empty() {
+            ids.push(&self.session.id);
+        }
+        json!({
+            "auth": {"enabledProviders": [PROVIDER]},
+            "model": {"selectedModel": self.model, "selectedProvider": PROVIDER},
+            "sessions": {"count": ids.len(), "ids": ids},
+        })
+    }
+
+    fn models(&self) -> Value {
+        let models: Vec<Value> = self
+            .offered_models()
+            .iter()
+            .map(|id| json!({"id": id, "provider": PROVIDER, "label": id, "description": ""}))
+            .collect();
+        json!({
+            "providers": [PROVIDER],
+            "models": models,
+            "selected_model": self.model,
+            "selected_provider": PROVIDER,
+            "selected_thinking": "OFF",
+        })
+    }
+
+    /// The models that may be selected: two, and the one that was named at the start.
+    fn offered_models(&self) -> Vec<String> {
+        let mut offered = vec!["script".to_owned(), "script-mini".to_owned()];
+        if !offered.contains(&self.model) {
+            offered.push(self.model.clone());
+        }
+        offered
+    }
+
+    fn handle_loaf_select(&mut self, params: &Params) -> Reply {
+        let (model, provider) = (params.text("model_id")?, params.text("provider")?);
+        params.text("thinking_level")?;
+        if provider != PROVIDER || !self.offered_models().iter().any(|of| of == model) {
+            return Err(internal_error(format!(
+                "unknown model for provider {provider}: {model}"
+            )));
+        }
+        model.clone_into(&mut self.model);
+        let model = model.to_owned();
+        self.log_to_ledger("set", || json!({"model": model}))?;
+        let state = json!({"reason": "model_selected", "snapshot": self.snapshot()});
+        self.send_loaf_event("state.changed", &state)?;
+        Ok(json!({
+            "selected_model": self.model,
+            "selected_provider": PROVIDER,
+            "selected_thinking": "OFF",
+        }))
+    }
+
+    fn handle_loaf_command(&mut self, params: &Params) -> Reply {
+        let (session, raw) = (params.text("session_id")?, params.text("raw_command")?);
+        self.require_open_session(session)?;
+        let raw = raw.trim().to_owned();
+        let mut words = raw.split_whitespace();
+        let Some(command) = words.next().filter(|word| word.starts_with('/')) else {
+            return Ok(json!({"handled": false}));
+        };
+        self.log_to_ledger("slash", || json!({"command": raw}))?;
+        let output = match command {
+            "/model" => self.models(),
+            "/tools" => json!({"tools": ToolCall::TOOLS.map(|name| json!({"name": name}))}),
+            "/help" => {
+                let command = |(name, says)| json!({"name": name, "description": says});
+                json!({"commands": COMMANDS.map(command)})
+            }
+            "/quit" => {
+                self.shut_down("quit_command")?;
+                json!({"shutting_down": true})
+            }
+            _ => json!({"error": format!("unknown command: {command}")}),
+        };
+        Ok(json!({"handled": true, "output": output}))
+    }
+}

@@ -1,0 +1,115 @@
+//! What waits in the agent: prompts behind the turn that runs, and texts to steer it by.
+//!
+//! Must not know verbs.
+
+use std::collections::VecDeque;
+
+use serde_json::{Value, json};
+
+use super::event_json;
+use crate::script_agent::agent::{Agent, Halt};
+use crate::script_agent::script;
+
+/// Prompts that may wait, and texts.
+const MOST: usize = 64;
+
+/// A prompt that waits: the name of its turn, and its text.
+#[derive(Debug)]
+struct Prompt {
+    turn: String,
+    session: String,
+    text: String,
+}
+
+/// What waits.
+#[derive(Debug, Default)]
+pub(crate) struct PromptQueue {
+    prompts: VecDeque<Prompt>,
+    steering: VecDeque<String>,
+    /// `system.shutdown` was heard: nothing is heard any more but the end of stdin.
+    pub(super) is_shut_down: bool,
+}
+
+impl PromptQueue {
+    /// Puts a prompt behind the others; `false`: too many wait.
+    pub(crate) fn push(&mut self, turn: String, session: &str, text: String) -> bool {
+        let has_room = self.prompts.len() < MOST;
+        if has_room {
+            let session = session.to_owned();
+            self.prompts.push_back(Prompt {
+                turn,
+                session,
+                text,
+            });
+        }
+        has_room
+    }
+
+    /// How many wait.
+    pub(super) fn len(&self) -> usize {
+        self.prompts.len()
+    }
+
+    /// What waits in a session, as the protocol shows it.
+    pub(crate) fn to_json(&self, session: &str) -> Vec<Value> {
+        let of = self
+            .prompts
+            .iter()
+            .filter(|prompt| prompt.session == session);
+        of.map(|prompt| json!({"id": prompt.turn, "text": prompt.text, "images": []}))
+            .collect()
+    }
+
+    /// Empties the queue of a session, or of all; says how many waited.
+    pub(super) fn clear(&mut self, session: Option<&str>) -> usize {
+        let before = self.prompts.len();
+        self.prompts
+            .retain(|prompt| session.is_some_and(|session| prompt.session != session));
+        before - self.prompts.len()
+    }
+
+    /// A text for the turn that runs; `false`: too many wait.
+    pub(super) fn steer(&mut self, text: &str) -> bool {
+        let has_room = self.steering.len() < MOST;
+        if has_room {
+            self.steering.push_back(text.to_owned());
+        }
+        has_room
+    }
+}
+
+impl Agent {
+    /// Takes the next prompt that waits, if nothing is worked.
+    pub(crate) fn accept_next_prompt(&mut self) -> Result<(), Halt> {
+        if self.is_busy() {
+            return Ok(());
+        }
+        if let Some(prompt) = self.prompt_queue.prompts.pop_front()
+            && self.select_open_session(&prompt.session)?
+        {
+            self.accept_prompt(prompt.text, Some(prompt.turn.into()))?;
+        }
+        Ok(())
+    }
+
+    /// Carries out what the turn was steered to, as further steps of its script.
+    pub(crate) fn run_steering(&mut self) -> Result<(), Halt> {
+        while let Some(text) = self.prompt_queue.steering.pop_front() {
+            if self.is_cancelled() {
+                self.prompt_queue.steering.clear();
+                return Ok(());
+            }
+            let said = json!({
+                "session_id": self.session.id,
+                "message": {"id": 0, "kind": "user", "text": text},
+            });
+            self.out
+                .send(&event_json("session.message.appended", &said))?;
+            match script::parse(&text) {
+                Ok(steps) => self.run_steps(&steps)?,
+                Err(sentence) => self.send_text(&sentence.to_string())?,
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,343 @@
+//! The script agent: a real, deterministic agent that speaks ScaiFlux's serve mode, the Agent
+//! Client Protocol, loaf's RPC, Claude Code's stream-json or Codex' own protocol on stdio.
+//!
+//! It is the embedded default, the load generator and the fault injector. One thread, blocking
+//! pipes, no runtime; it shares no code with the dialects that talk to it, so that each checks the
+//! other. Steps, turns and tools are the same for all protocols; what differs is in a folder
+//! each. `docs/script-agent.md` is its page. Must not know the supervisor.
+//!
+//! A new step is in `script.rs` and `step.rs`, then `turn.rs` or `drills.rs`. A new protocol is a folder beside
+//! `acp/`: lines for `said.rs`, and what is done about the client's messages. Tests: `tests/script_agent/`.
+
+mod acp;
+mod agent;
+mod agent_event;
+mod bash;
+mod claim;
+mod claude;
+mod codex;
+mod drills;
+mod handler;
+mod ledger;
+mod loaf;
+mod memory;
+mod operands;
+mod pipes;
+mod quirk;
+mod scaiflux;
+mod script;
+mod step;
+mod tools;
+mod turn;
+
+use std::borrow::Cow;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+pub use script::{VERBS, Verb};
+
+use agent::{Agent, Halt, Parts, Settings};
+use claim::VersionClaim;
+pub use claude::ClaudeFlags;
+use ledger::Ledger;
+use marshal_model::UntrustedText;
+use memory::{Memory, Session, SessionError};
+use pipes::{Inbox, Outbox};
+pub use quirk::Quirk;
+use scaiflux::slash;
+use step::ToolCall;
+
+/// The agent's protocol.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum AgentDialect {
+    /// ScaiFlux's serve mode, protocol version 1.
+    Scaiflux,
+    /// The Agent Client Protocol, version 1.
+    Acp,
+    /// loaf's RPC, protocol 1.
+    Loaf,
+    /// Claude Code's stream-json, version 2.
+    Claude,
+    /// The protocol of `codex app-server`, version 0.169.
+    Codex,
+}
+
+impl AgentDialect {
+    /// Whether the protocol has words to ask for permission.
+    const fn has_permission_requests(self) -> bool {
+        !matches!(self, Self::Loaf)
+    }
+
+    /// Whether it has words to withdraw a request.
+    const fn has_request_withdrawal(self) -> bool {
+        matches!(self, Self::Claude | Self::Codex)
+    }
+
+    /// Whether a turn has its name before it begins.
+    const fn names_turns_early(self) -> bool {
+        matches!(self, Self::Loaf | Self::Codex)
+    }
+
+    /// A call as the agent of that protocol does it.
+    fn translate_call(self, call: &ToolCall) -> Cow<'_, ToolCall> {
+        match self {
+            Self::Codex => codex::translate_call(call),
+            _ => Cow::Borrowed(call),
+        }
+    }
+
+    /// The version that it claims by itself.
+    const fn version(self) -> &'static str {
+        match self {
+            Self::Claude => claude::VERSION,
+            Self::Codex => codex::VERSION,
+            Self::Scaiflux | Self::Acp | Self::Loaf => "1",
+        }
+    }
+
+    /// The permission modes that there are; it begins in the last one.
+    const fn modes(self) -> &'static [&'static str] {
+        match self {
+            Self::Claude => &claude::MODES,
+            _ => &slash::MODES,
+        }
+    }
+}
+
+/// What the agent is started with.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Args {
+    /// The protocol to speak
+    #[arg(long, value_enum, default_value = "scaiflux")]
+    pub dialect: AgentDialect,
+    /// The directory to work in
+    #[arg(long, short = 'w', value_name = "DIR", default_value = ".")]
+    pub workspace: PathBuf,
+    /// The session to go on with
+    #[arg(long, value_name = "ID")]
+    pub resume: Option<String>,
+    /// Remembers nothing, so that no session can be taken up again
+    #[arg(long)]
+    pub forget: bool,
+    /// The protocol version to claim: a number, a text, or `none` to claim nothing; with others than
+    /// ScaiFlux also `error` to refuse, with ACP and loaf `echo` for what was asked, `v2` to speak as
+    /// version 2 does
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    pub protocol: Option<String>,
+    /// Appends what was received and what is about to be done, each on the disk first
+    #[arg(long, value_name = "FILE")]
+    pub ledger: Option<PathBuf>,
+    /// The model to claim
+    #[arg(long, short = 'm', value_name = "M", default_value = "script")]
+    pub model: String,
+    /// The permission mode to report; every tool asks, whatever it is
+    #[arg(long, value_name = "MODE")]
+    pub permission_mode: Option<String>,
+    /// Microseconds to think before each step, and before each request of `ask`
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub think_us: u64,
+    /// ACP: a request carries nothing but the id of its tool call
+    #[arg(long)]
+    pub bare_asks: bool,
+    /// Differs from other agents in this way; can be given again
+    #[arg(long, value_enum, value_name = "WAY")]
+    pub quirk: Vec<Quirk>,
+    /// Makes load: no narration, no log, no memory, large writes
+    #[arg(long)]
+    pub loader: bool,
+    /// What a host of Claude Code says behind its command
+    #[command(flatten)]
+    pub words: ClaudeFlags,
+}
+
+/// Runs the agent until its controller is done. Exit codes: 0 after a goodbye or the end of
+/// stdin, 2 if it could not start, 1 if the session to go on with is not there or its pipes or
+/// its ledger failed or, in some protocols, its controller broke them, else what `exit N` said.
+/// `is_verbose`: the command said so, as Claude Code's must.
+pub fn run(args: Args, is_verbose: bool) -> ExitCode {
+    let mut agent = match build_agent(args, is_verbose) {
+        Ok(agent) => agent,
+        Err(failure) => {
+            print_error(&failure.to_string());
+            return ExitCode::from(failure.code());
+        }
+    };
+    match agent.serve() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Halt::Exit(code)) => ExitCode::from(code),
+        Err(Halt::ProtocolError(what)) => {
+            print_error(&format!("the controller broke the protocol: {what}"));
+            ExitCode::from(1)
+        }
+        Err(Halt::Io(error)) => {
+            print_error(&error.to_string());
+            ExitCode::from(1)
+        }
+    }
+}
+
+/// Why the agent did not start.
+#[derive(Debug, thiserror::Error)]
+enum StartError {
+    #[error("the ledger cannot be opened: {0}")]
+    Ledger(io::Error),
+    #[error("the workspace cannot be entered: {0}")]
+    Workspace(io::Error),
+    #[error("stdin or stdout cannot be used: {0}")]
+    Pipes(io::Error),
+    #[error(
+        "--resume is for scaiflux and claude; other clients send session/load, session/resume, session.get or thread/resume"
+    )]
+    ResumeByFlag,
+    #[error("the permission mode is none of this protocol's: {}", .0.join(", "))]
+    Mode(&'static [&'static str]),
+    #[error(transparent)]
+    Words(#[from] claude::FlagError),
+    #[error("session `{id}` cannot be resumed: {why}")]
+    Resume { id: String, why: SessionError },
+}
+
+impl StartError {
+    /// A session that is not there is no wrong usage.
+    const fn code(&self) -> u8 {
+        match self {
+            Self::Resume { .. } | Self::Words(claude::FlagError::SessionIdTaken(_)) => 1,
+            _ => 2,
+        }
+    }
+}
+
+fn build_agent(args: Args, is_verbose: bool) -> Result<Agent, StartError> {
+    // Before the directory changes: the path is the caller's.
+    let ledger = Ledger::open(args.ledger.as_deref()).map_err(StartError::Ledger)?;
+    std::env::set_current_dir(&args.workspace).map_err(StartError::Workspace)?;
+    let memory = if args.forget {
+        Memory::Disabled("--forget")
+    } else if args.loader {
+        Memory::Disabled("--loader")
+    } else {
+        Memory::in_home(std::env::var_os("HOME"))
+    };
+    let claude = claude::Conversation::new(args.dialect, &args.words, is_verbose)?;
+    let modes = args.dialect.modes();
+    let mode = args.permission_mode.as_deref();
+    let mode = mode.or(modes.last().copied()).unwrap_or_default();
+    if !modes.contains(&mode) {
+        return Err(StartError::Mode(modes));
+    }
+    let mode = mode.to_owned();
+    let version = args.protocol.as_deref();
+    let mut out = Outbox::stdout().map_err(StartError::Pipes)?;
+    let wanted = SessionChoice {
+        resume: args.resume,
+        new_id: args.words.session_id,
+    };
+    let session = first_session(&memory, args.dialect, wanted, &mut out)?;
+    Ok(Agent::new(Parts {
+        settings: Settings {
+            dialect: args.dialect,
+            claim: VersionClaim::parse(version.unwrap_or(args.dialect.version())),
+            think: Duration::from_micros(args.think_us),
+            loader: args.loader,
+            bare_requests: args.bare_asks,
+            quirks: args.quirk,
+        },
+        inbox: Inbox::stdin().map_err(StartError::Pipes)?,
+        out,
+        ledger,
+        session,
+        memory,
+        model: args.model,
+        mode,
+        claude,
+    }))
+}
+
+/// Which session the agent is to begin with.
+struct SessionChoice {
+    resume: Option<String>,
+    /// What a new one is called.
+    new_id: Option<String>,
+}
+
+/// The session that the agent begins with: of a client that opens them there is none yet.
+fn first_session(
+    memory: &Memory,
+    dialect: AgentDialect,
+    wanted: SessionChoice,
+    out: &mut Outbox,
+) -> Result<Session, StartError> {
+    match (dialect, wanted.resume) {
+        (AgentDialect::Acp | AgentDialect::Loaf | AgentDialect::Codex, Some(_)) => {
+            Err(StartError::ResumeByFlag)
+        }
+        (AgentDialect::Acp | AgentDialect::Loaf | AgentDialect::Codex, None) => {
+            Ok(Session::unsaved(String::new()))
+        }
+        (AgentDialect::Scaiflux | AgentDialect::Claude, Some(id)) => {
+            let loaded = memory.load(&id).map_err(|why| {
+                if dialect == AgentDialect::Claude {
+                    // Whoever reads it ends it, too; the exit code says the same.
+                    drop(claude::report_missing_session(out, &id));
+                }
+                StartError::Resume {
+                    id: UntrustedText::new(id).escape_for_display(60),
+                    why,
+                }
+            });
+            let mut session = loaded?;
+            session.cwd = std::env::current_dir().map_err(StartError::Workspace)?;
+            Ok(session)
+        }
+        (AgentDialect::Scaiflux | AgentDialect::Claude, None) => {
+            let cwd = std::env::current_dir().map_err(StartError::Workspace)?;
+            let named = wanted
+                .new_id
+                .map(|id| claude::check_new_session_id(memory, id));
+            let (session, failed) = match named {
+                Some(id) => memory.begin_as(id?, cwd),
+                None => memory.begin(cwd),
+            };
+            if let Some(error) = failed {
+                print_error(&format!("the session is not kept: {error}"));
+            }
+            Ok(session)
+        }
+    }
+}
+
+fn print_error(message: &str) {
+    // Nobody may read it; the exit code says the rest.
+    drop(writeln!(io::stderr(), "script-agent: {message}"));
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    #[test]
+    fn the_documentation_lists_every_flag_and_no_other() {
+        let page = include_str!("../../../../docs/script-agent.md");
+        let rows: Vec<&str> = page
+            .lines()
+            .filter_map(|line| line.strip_prefix("| `--")?.split_once('`'))
+            .map(|(flag, _)| flag.split(' ').next().unwrap_or(flag))
+            .collect();
+        let command = Line::command();
+        let flags: Vec<&str> = command
+            .get_arguments()
+            .filter_map(clap::Arg::get_long)
+            .collect();
+        assert_eq!(rows, flags);
+    }
+}

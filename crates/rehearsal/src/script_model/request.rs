@@ -1,0 +1,247 @@
+//! A conversation as a script needs it: the prompt, the results since, the tools that there are.
+//!
+//! What the four APIs have in common. Must not know how any of them is written.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use serde_json::Value;
+
+use super::script::{self, Line};
+use super::scripts::Scripts;
+use super::tools::Tool;
+
+/// A message of the conversation, as far as the script goes by it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Message {
+    /// A text of the user's side.
+    User(String),
+    /// What a tool gave, or why it did not run.
+    ToolResult(String),
+}
+
+/// One request for an answer.
+#[derive(Debug, Default)]
+pub(super) struct ModelRequest {
+    /// The model that was named.
+    pub(super) model: String,
+    /// What was said, in order.
+    pub(super) messages: Vec<Message>,
+    /// The tools that the agent declared.
+    pub(super) tools: Vec<Tool>,
+    /// Whether the answer is to come in pieces.
+    pub(super) stream: bool,
+    /// Whether the usage belongs into the stream (OpenAI chat).
+    pub(super) wants_usage: bool,
+    /// The answer must be an object of this schema.
+    pub(super) schema: Option<Value>,
+    /// Bytes of the request, for the usage.
+    pub(super) bytes: usize,
+}
+
+/// What the script is to go on with.
+#[derive(Debug)]
+pub(super) struct ScriptPosition {
+    /// The script's lines.
+    pub(super) lines: Vec<Line>,
+    /// Tool results since the prompt.
+    pub(super) results: usize,
+    /// The newest of them.
+    pub(super) last: Option<String>,
+    /// Names this prompt of this conversation: two prompts of one session differ.
+    pub(super) key: u64,
+}
+
+impl ModelRequest {
+    /// The last prompt of a person and what came of it. Texts that an agent puts in by itself
+    /// (`<environment>…</environment>`) are no prompt.
+    pub(super) fn script_position(&self, scripts: &Scripts) -> ScriptPosition {
+        let is_prompt =
+            |said: &Message| matches!(said, Message::User(text) if !is_machine_text(text));
+        let at = self.messages.iter().rposition(is_prompt);
+        let (prompt, since) = match at.map(|at| (&self.messages[at], &self.messages[at + 1..])) {
+            Some((Message::User(prompt), since)) => (prompt.as_str(), since),
+            _ => ("", self.messages.as_slice()),
+        };
+        let results: Vec<&String> = since
+            .iter()
+            .filter_map(|said| match said {
+                Message::ToolResult(text) => Some(text),
+                Message::User(_) => None,
+            })
+            .collect();
+        let mut lines = script::parse(prompt);
+        if lines.is_empty() {
+            lines.extend(scripts.find(prompt).unwrap_or_default().iter().cloned());
+        }
+        if lines.is_empty() {
+            let heard: String = prompt.trim().chars().take(200).collect();
+            lines.push(Line::Say(format!("I heard: {heard}")));
+        }
+        let mut hasher = DefaultHasher::new();
+        (prompt, at, self.tools.is_empty()).hash(&mut hasher);
+        ScriptPosition {
+            lines,
+            results: results.len(),
+            last: results.last().map(|text| (*text).clone()),
+            key: hasher.finish(),
+        }
+    }
+}
+
+/// The text of a user's message: of several parts, those that a person wrote.
+pub(super) fn user_text(content: &Value) -> String {
+    let Value::Array(parts) = content else {
+        return text_of(content);
+    };
+    let texts = parts.iter().map(text_of);
+    let own: Vec<String> = texts.filter(|text| !is_machine_text(text)).collect();
+    own.join("\n")
+}
+
+/// Whether a text of the user's side is one that the agent's program made.
+fn is_machine_text(text: &str) -> bool {
+    let text = text.trim();
+    text.is_empty() || (text.starts_with('<') && text.ends_with('>'))
+}
+
+/// The text of a content that is a string or a list of parts, each a string or an object with
+/// `text`, `content` or `output`.
+pub(super) fn text_of(content: &Value) -> String {
+    match content {
+        Value::String(text) => text.clone(),
+        Value::Array(parts) => {
+            let texts: Vec<String> = parts.iter().map(text_of).collect();
+            texts.join("\n")
+        }
+        Value::Object(part) => {
+            let inner = ["text", "content", "output", "error"];
+            match inner.iter().find_map(|key| part.get(*key)) {
+                Some(inner) => text_of(inner),
+                None => content.to_string(),
+            }
+        }
+        Value::Null => String::new(),
+        other => other.to_string(),
+    }
+}
+
+/// The smallest value of a JSON schema: required members only, the first word of an enumeration.
+pub(super) fn minimal_value(schema: &Value, depth: usize) -> Value {
+    let of = |key: &str| schema.get(key);
+    if let Some(first) = of("enum").and_then(|words| words.get(0)) {
+        return first.clone();
+    }
+    let kind = match of("type") {
+        Some(Value::Array(kinds)) => kinds.first().and_then(Value::as_str),
+        Some(kind) => kind.as_str(),
+        None => of("properties").map(|_| "object"),
+    };
+    match kind.unwrap_or("string").to_ascii_lowercase().as_str() {
+        "object" if depth > 0 => {
+            let required = of("required").and_then(Value::as_array);
+            let names = required.into_iter().flatten().filter_map(Value::as_str);
+            let member = |name: &str| {
+                let inner = of("properties").and_then(|all| all.get(name));
+                let inner = inner.map_or(Value::Null, |inner| minimal_value(inner, depth - 1));
+                (name.to_owned(), inner)
+            };
+            Value::Object(names.map(member).collect())
+        }
+        "object" => Value::Object(serde_json::Map::new()),
+        "array" => Value::Array(Vec::new()),
+        "integer" | "number" => Value::from(1),
+        "boolean" => Value::from(false),
+        _ => Value::from("rehearsal"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn user(text: &str) -> Message {
+        Message::User(text.to_owned())
+    }
+
+    #[test]
+    fn the_last_prompt_counts_and_only_results_after_it() {
+        let talk = ModelRequest {
+            messages: vec![
+                user("RUN one"),
+                Message::ToolResult("1".into()),
+                user("RUN two\nRUN three"),
+                user("<system-reminder>\nbe good\n</system-reminder>"),
+                Message::ToolResult("2".into()),
+            ],
+            ..ModelRequest::default()
+        };
+        let standing = talk.script_position(&Scripts::default());
+        assert_eq!(standing.results, 1);
+        assert_eq!(standing.last.as_deref(), Some("2"));
+        assert_eq!(standing.lines.len(), 2);
+    }
+
+    #[test]
+    fn a_prompt_without_a_script_is_repeated_and_an_older_script_is_not_run_again() {
+        let talk = ModelRequest {
+            messages: vec![user("RUN one"), user("how are you?")],
+            ..ModelRequest::default()
+        };
+        assert_eq!(
+            talk.script_position(&Scripts::default()).lines,
+            [Line::Say("I heard: how are you?".into())]
+        );
+        assert_eq!(
+            ModelRequest::default()
+                .script_position(&Scripts::default())
+                .lines,
+            [Line::Say("I heard: ".into())]
+        );
+    }
+
+    #[test]
+    fn the_same_prompt_twice_has_two_names() {
+        let one = ModelRequest {
+            messages: vec![user("FAIL 429 x1")],
+            ..ModelRequest::default()
+        };
+        let two = ModelRequest {
+            messages: vec![user("FAIL 429 x1"), user("FAIL 429 x1")],
+            ..ModelRequest::default()
+        };
+        assert_ne!(
+            one.script_position(&Scripts::default()).key,
+            two.script_position(&Scripts::default()).key
+        );
+        assert_eq!(
+            one.script_position(&Scripts::default()).key,
+            one.script_position(&Scripts::default()).key
+        );
+    }
+
+    #[test]
+    fn a_schema_has_a_smallest_value() {
+        let schema = serde_json::json!({
+            "type": "OBJECT",
+            "properties": {
+                "who": { "type": "string", "enum": ["user", "model"] },
+                "why": { "type": "string" },
+                "more": { "type": "number" },
+            },
+            "required": ["who", "why"],
+        });
+        assert_eq!(
+            minimal_value(&schema, 4),
+            serde_json::json!({ "who": "user", "why": "rehearsal" })
+        );
+    }
+
+    #[test]
+    fn texts_are_found_in_every_form_of_content() {
+        let content = serde_json::json!([
+            "a", { "type": "text", "text": "b" }, { "output": "c" },
+            { "content": [{ "text": "d" }] }, null, { "odd": 1 }
+        ]);
+        assert_eq!(text_of(&content), "a\nb\nc\nd\n\n{\"odd\":1}");
+    }
+}

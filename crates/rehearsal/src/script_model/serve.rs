@@ -1,0 +1,275 @@
+//! The HTTP side: connections and their bounds, the key, pauses, failures, pieces of a stream.
+//!
+//! Must not know scripts or providers: `answer` says what to write.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, Bytes, to_bytes};
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use hyper::body::Frame;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use serde_json::Value;
+use tokio::net::TcpListener;
+use tokio::sync::{Semaphore, watch};
+
+use super::answer::{self, Answer, Endpoint};
+use super::script::{Failure, LONGEST, Signal};
+use super::scripts::Scripts;
+use marshal_model::limits;
+use marshal_model::untrusted;
+
+/// Open connections; further ones wait to be accepted.
+const CONNECTIONS: usize = 1024;
+
+/// Bytes of one request's body: a long conversation with its tools.
+const BODY_BYTES: usize = 64 << 20;
+
+/// Prompts whose failures are counted; beyond them counting begins again.
+const MAX_COUNTED_PROMPTS: usize = 4096;
+
+/// Words that scripts have told and that are remembered.
+const MAX_SIGNALS: usize = 4096;
+
+/// Headers in which a provider takes its key.
+const KEY_HEADERS: &[&str] = &["authorization", "x-api-key", "x-goog-api-key", "api-key"];
+
+/// What all connections share.
+#[derive(Debug)]
+pub(super) struct Server {
+    key: Option<String>,
+    logs_requests: bool,
+    scripts: Scripts,
+    /// How often each prompt's failures were given, by the prompt and their place in it.
+    failure_counts: Mutex<HashMap<(u64, usize), u32>>,
+    /// What scripts have told.
+    signals: watch::Sender<BTreeSet<String>>,
+}
+
+impl Server {
+    /// A server; `told`: each request is a line on standard error.
+    pub(super) fn new(key: Option<String>, told: bool, scripts: Scripts) -> Arc<Self> {
+        Arc::new(Self {
+            key,
+            logs_requests: told,
+            scripts,
+            failure_counts: Mutex::default(),
+            signals: watch::Sender::default(),
+        })
+    }
+
+    fn has_key(&self, headers: &HeaderMap, query: &str) -> bool {
+        let Some(key) = &self.key else {
+            return true;
+        };
+        let holds = |value: &HeaderValue| {
+            let value = value.to_str().unwrap_or_default();
+            value.strip_prefix("Bearer ").unwrap_or(value) == key
+        };
+        let mut given = KEY_HEADERS.iter().filter_map(|name| headers.get(*name));
+        given.any(holds)
+            || query
+                .split('&')
+                .any(|word| word.strip_prefix("key=") == Some(key))
+    }
+
+    /// The first failure that has not failed often enough.
+    fn next_failure(&self, answer: &Answer) -> Option<Failure> {
+        let mut failed = self
+            .failure_counts
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if failed.len() > MAX_COUNTED_PROMPTS {
+            failed.clear();
+        }
+        let mut failures = answer.failures.iter().enumerate();
+        let found = failures.find(|(at, failure)| {
+            let Some(times) = failure.times else {
+                return true;
+            };
+            let count = failed.entry((answer.key, *at)).or_default();
+            *count += 1;
+            *count <= times
+        });
+        found.map(|(_, failure)| *failure)
+    }
+
+    /// Waits for what other conversations tell, and tells them.
+    async fn handle_signal(&self, sign: &Signal) {
+        match sign {
+            Signal::Wait(word) => {
+                let mut signs = self.signals.subscribe();
+                let told = signs.wait_for(|told| told.contains(word));
+                // Whoever waits in vain goes on in the end.
+                let _ = tokio::time::timeout(LONGEST, told).await;
+            }
+            Signal::Send(word) => self.signals.send_modify(|told| {
+                if told.len() >= MAX_SIGNALS {
+                    told.pop_first();
+                }
+                told.insert(word.clone());
+            }),
+        }
+    }
+
+    fn log_request(&self, method: &Method, path: &str, status: StatusCode, note: &str) {
+        use std::io::Write as _;
+        if self.logs_requests {
+            let path = untrusted::escape_for_display(path, 100);
+            let status = status.as_u16();
+            // Nobody may read it.
+            drop(writeln!(io::stderr(), "{method} {path} {status} {note}"));
+        }
+    }
+}
+
+/// Listens.
+///
+/// # Errors
+/// What the system says.
+pub(super) async fn bind(address: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
+    let listener = TcpListener::bind(address).await?;
+    let address = listener.local_addr()?;
+    Ok((listener, address))
+}
+
+/// Serves for ever.
+pub(super) async fn serve(listener: TcpListener, server: Arc<Server>) {
+    let router = Router::new().fallback(handle).with_state(server);
+    let places = Arc::new(Semaphore::new(CONNECTIONS));
+    loop {
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else {
+            return;
+        };
+        let Ok((stream, _)) = listener.accept().await else {
+            // Out of descriptors, most often: it passes.
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            continue;
+        };
+        let service = TowerToHyperService::new(router.clone());
+        tokio::spawn(async move {
+            let _ = stream.set_nodelay(true);
+            let served = hyper::server::conn::http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(limits::HTTP_HEAD_TIMEOUT)
+                .serve_connection(TokioIo::new(stream), service);
+            // A client that goes away is nothing to tell.
+            let _ = served.await;
+            drop(place);
+        });
+    }
+}
+
+async fn handle(State(server): State<Arc<Server>>, request: Request) -> Response {
+    let (head, body) = request.into_parts();
+    let path = head.uri.path().to_owned();
+    let query = head.uri.query().unwrap_or_default();
+    let refuse = |ask: &Endpoint, status: StatusCode, message: &str| {
+        server.log_request(&head.method, &path, status, message);
+        json_response(status, &ask.error(status.as_u16(), message))
+    };
+    let is_post = head.method == Method::POST;
+    if head.method == Method::HEAD {
+        return StatusCode::OK.into_response();
+    }
+    let Some(ask) = Endpoint::from_request(is_post, &path, query) else {
+        return refuse(&Endpoint::Chat, StatusCode::NOT_FOUND, "no such endpoint");
+    };
+    if !server.has_key(&head.headers, query) {
+        return refuse(&ask, StatusCode::UNAUTHORIZED, "this is not the key");
+    }
+    let Ok(bytes) = to_bytes(body, BODY_BYTES).await else {
+        return refuse(&ask, StatusCode::PAYLOAD_TOO_LARGE, "the body is too large");
+    };
+    let body = if is_post {
+        match serde_json::from_slice(&bytes) {
+            Ok(body) => body,
+            Err(_) => return refuse(&ask, StatusCode::BAD_REQUEST, "the body is no JSON"),
+        }
+    } else {
+        Value::Null
+    };
+    let answer = answer::build_answer(&ask, &body, bytes.len(), &server.scripts);
+    drop((body, bytes));
+    tokio::time::sleep(answer.sleep).await;
+    for sign in &answer.signals {
+        server.handle_signal(sign).await;
+    }
+    if let Some(failure) = server.next_failure(&answer) {
+        let status = StatusCode::from_u16(failure.status).unwrap_or(StatusCode::BAD_GATEWAY);
+        let mut response = refuse(&ask, status, "the script says so");
+        if let Some(seconds) = failure.retry_after {
+            let headers = response.headers_mut();
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        return response;
+    }
+    server.log_request(&head.method, &path, StatusCode::OK, &answer.note);
+    match answer.body {
+        _ if answer.hang => {
+            tokio::time::sleep(LONGEST).await;
+            refuse(&ask, StatusCode::GATEWAY_TIMEOUT, "the script hung")
+        }
+        answer::Body::Json(value) => json_response(StatusCode::OK, &value),
+        answer::Body::Events(events) => {
+            let events = events.into_iter().map(Bytes::from).collect();
+            let kind = [
+                (header::CONTENT_TYPE, "text/event-stream"),
+                (header::CACHE_CONTROL, "no-cache"),
+            ];
+            (kind, Body::new(EventBody(events))).into_response()
+        }
+    }
+}
+
+fn json_response(status: StatusCode, value: &Value) -> Response {
+    let kind = [(header::CONTENT_TYPE, "application/json")];
+    (status, kind, value.to_string()).into_response()
+}
+
+/// A body that goes out event by event.
+struct EventBody(VecDeque<Bytes>);
+
+impl hyper::body::Body for EventBody {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        Poll::Ready(self.0.pop_front().map(|event| Ok(Frame::data(event))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn who_waits_goes_on_when_it_is_told_and_not_before() {
+        let server = Server::new(None, false, Scripts::default());
+        let wait = Signal::Wait("b".to_owned());
+        let waits = server.handle_signal(&wait);
+        tokio::pin!(waits);
+        let early = tokio::time::timeout(Duration::from_secs(1000), &mut waits).await;
+        assert!(early.is_err());
+        server.handle_signal(&Signal::Send("a".to_owned())).await;
+        let other = tokio::time::timeout(Duration::from_secs(1000), &mut waits).await;
+        assert!(other.is_err());
+        server.handle_signal(&Signal::Send("b".to_owned())).await;
+        waits.await;
+        // What was told once is told.
+        server.handle_signal(&wait).await;
+    }
+}

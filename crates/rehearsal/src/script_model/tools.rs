@@ -1,0 +1,326 @@
+//! The tools that an agent declared: which of them is its shell, which writes files, and how each
+//! is called.
+//!
+//! Agents name them differently, so a tool is known by its name and by its schema. Must not know
+//! how a call is written for a provider.
+
+use serde_json::{Map, Value, json};
+
+use super::request::minimal_value;
+use super::script::{ToolIntent, ToolRequest};
+
+/// A tool of the agent.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Tool {
+    /// The group in which it is declared, where there are groups (OpenAI's namespaces).
+    pub(super) group: Option<String>,
+    /// Its name.
+    pub(super) name: String,
+    /// What it takes.
+    pub(super) input_kind: InputKind,
+}
+
+/// What a tool takes.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum InputKind {
+    /// Arguments of this JSON schema.
+    Schema(Value),
+    /// One text (OpenAI's custom tools).
+    Text,
+    /// An action of the provider's own shell tool (OpenAI's `local_shell`).
+    LocalShell,
+}
+
+/// A call of a tool.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct ToolCall {
+    /// The tool's group.
+    pub(super) group: Option<String>,
+    /// The tool's name.
+    pub(super) name: String,
+    /// What it is called with.
+    pub(super) input: Input,
+}
+
+/// What a tool is called with.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Input {
+    /// Arguments.
+    Arguments(Value),
+    /// One text.
+    Text(String),
+    /// A shell's argv.
+    LocalShell(Vec<String>),
+}
+
+/// Names of shell tools, best first.
+const SHELLS: &[&str] = &[
+    "bash",
+    "shell",
+    "shell_command",
+    "exec_command",
+    "run_shell_command",
+    "terminal",
+    "run_terminal_cmd",
+    "execute_command",
+    "execute",
+    "run_command",
+    "exec",
+    "local_shell",
+];
+
+/// Names of tools that write a whole file, best first.
+const WRITERS: &[&str] = &[
+    "write_file",
+    "write",
+    "create_file",
+    "apply_patch",
+    "edit_file",
+    "edit",
+];
+
+/// Names of arguments, best first.
+const COMMANDS: &[&str] = &["command", "cmd", "script", "commands"];
+const PATHS: &[&str] = &["file_path", "filePath", "path", "absolute_path", "filename"];
+const CONTENTS: &[&str] = &["content", "contents", "text", "file_text", "new_string"];
+
+/// The call that does what the script wants, by the tools that there are; `None`: no tool does it.
+pub(super) fn choose_call(tools: &[Tool], want: &ToolIntent) -> Option<ToolCall> {
+    match want {
+        ToolIntent::Run(command) => shell_call(tools, command),
+        ToolIntent::Write { path, text } => write_call(tools, path, text).or_else(|| {
+            // Every shell can write a file.
+            let command = format!(
+                "printf '%s\\n' {} > {}",
+                shell_quote(text),
+                shell_quote(path)
+            );
+            shell_call(tools, &command)
+        }),
+        ToolIntent::Tool(wanted) => call_by_name(tools, wanted),
+    }
+}
+
+/// What agents put between a server's name and its tool's.
+const SEPARATORS: [char; 4] = ['_', '-', '.', '/'];
+
+/// A tool by its name. Agents make one name of a server's and its tool's, each in its own way:
+/// `mcp__SERVER__NAME`, `mcp_SERVER_NAME`, `SERVER_NAME`.
+fn call_by_name(tools: &[Tool], wanted: &ToolRequest) -> Option<ToolCall> {
+    let is_it = |tool: &&Tool| {
+        let Some(server) = &wanted.server else {
+            return tool.group.is_none() && tool.name == wanted.name;
+        };
+        let before = match &tool.group {
+            Some(group) => (tool.name == wanted.name).then_some(group.as_str()),
+            // Something stands between the two.
+            None => (tool.name.strip_suffix(wanted.name.as_str()))
+                .filter(|before| before.ends_with(SEPARATORS)),
+        };
+        let alone = before.and_then(|before| {
+            before
+                .trim_end_matches(SEPARATORS)
+                .strip_suffix(server.as_str())
+        });
+        alone.is_some_and(|start| start.is_empty() || start.trim_end_matches(SEPARATORS) == "mcp")
+    };
+    let tool = tools.iter().find(is_it)?;
+    let input = match &tool.input_kind {
+        InputKind::Schema(_) => Input::Arguments(Value::Object(wanted.arguments.clone())),
+        InputKind::Text | InputKind::LocalShell => return None,
+    };
+    Some(ToolCall {
+        group: tool.group.clone(),
+        name: tool.name.clone(),
+        input,
+    })
+}
+
+fn by_name<'t>(tools: &'t [Tool], names: &[&str]) -> Option<&'t Tool> {
+    let is = |tool: &&Tool, name: &str| tool.name.eq_ignore_ascii_case(name);
+    names
+        .iter()
+        .find_map(|name| tools.iter().find(|tool| is(tool, name)))
+}
+
+fn shell_call(tools: &[Tool], command: &str) -> Option<ToolCall> {
+    let by_shape = || {
+        tools.iter().find(|tool| match &tool.input_kind {
+            InputKind::Schema(schema) => member(schema, COMMANDS).is_some(),
+            InputKind::Text => false,
+            InputKind::LocalShell => true,
+        })
+    };
+    let tool = by_name(tools, SHELLS).or_else(by_shape)?;
+    let argv = || ["bash", "-lc", command].map(str::to_owned).to_vec();
+    let input = match &tool.input_kind {
+        InputKind::LocalShell => Input::LocalShell(argv()),
+        InputKind::Text => Input::Text(command.to_owned()),
+        InputKind::Schema(schema) => {
+            let name = member(schema, COMMANDS)?;
+            let is_list = kind(schema, name) == Some("array");
+            let value = if is_list {
+                json!(argv())
+            } else {
+                json!(command)
+            };
+            Input::Arguments(with_required(schema, &[(name, value)]))
+        }
+    };
+    Some(ToolCall {
+        group: None,
+        name: tool.name.clone(),
+        input,
+    })
+}
+
+fn write_call(tools: &[Tool], path: &str, text: &str) -> Option<ToolCall> {
+    let tool = by_name(tools, WRITERS)?;
+    let patch = || {
+        let lines: Vec<String> = text.lines().map(|line| format!("+{line}")).collect();
+        format!(
+            "*** Begin Patch\n*** Add File: {path}\n{}\n*** End Patch\n",
+            lines.join("\n")
+        )
+    };
+    let input = match &tool.input_kind {
+        InputKind::LocalShell => return None,
+        InputKind::Text => Input::Text(patch()),
+        InputKind::Schema(schema) if tool.name == "apply_patch" => {
+            let name = member(schema, &["input", "patch", "patchText"])?;
+            Input::Arguments(with_required(schema, &[(name, json!(patch()))]))
+        }
+        InputKind::Schema(schema) => {
+            let (at, content) = (member(schema, PATHS)?, member(schema, CONTENTS)?);
+            let given = [(at, json!(path)), (content, json!(format!("{text}\n")))];
+            Input::Arguments(with_required(schema, &given))
+        }
+    };
+    Some(ToolCall {
+        group: None,
+        name: tool.name.clone(),
+        input,
+    })
+}
+
+/// The first of these names that the schema has.
+fn member<'n>(schema: &Value, names: &[&'n str]) -> Option<&'n str> {
+    let members = schema.get("properties")?.as_object()?;
+    names
+        .iter()
+        .find(|name| members.contains_key(**name))
+        .copied()
+}
+
+fn kind<'s>(schema: &'s Value, name: &str) -> Option<&'s str> {
+    schema.get("properties")?.get(name)?.get("type")?.as_str()
+}
+
+/// The arguments, and the smallest value of every other that the schema demands.
+fn with_required(schema: &Value, given: &[(&str, Value)]) -> Value {
+    let demanded = match minimal_value(schema, 3) {
+        Value::Object(members) => members,
+        _ => Map::new(),
+    };
+    let mut members: Map<String, Value> = demanded;
+    for (name, value) in given {
+        members.insert((*name).to_owned(), value.clone());
+    }
+    Value::Object(members)
+}
+
+fn shell_quote(word: &str) -> String {
+    format!("'{}'", word.replace('\'', "'\\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tool(name: &str, properties: &Value, required: &[&str]) -> Tool {
+        Tool {
+            group: None,
+            name: name.to_owned(),
+            input_kind: InputKind::Schema(json!({
+                "type": "object", "properties": properties, "required": required
+            })),
+        }
+    }
+
+    fn run(tools: &[Tool]) -> ToolCall {
+        choose_call(tools, &ToolIntent::Run("ls".into())).expect("a shell")
+    }
+
+    #[test]
+    fn a_shell_is_known_by_its_name_and_called_as_its_schema_says() {
+        let text = json!({ "type": "string" });
+        let list = json!({ "type": "array", "items": { "type": "string" } });
+        let described =
+            json!({ "command": text, "description": text, "timeout": { "type": "number" } });
+        let read = tool("Read", &json!({ "command": text }), &[]);
+        let bash = tool("Bash", &described, &["command", "description"]);
+        let call = run(&[read.clone(), bash]);
+        assert_eq!(call.name, "Bash");
+        assert_eq!(
+            call.input,
+            Input::Arguments(json!({ "command": "ls", "description": "rehearsal" }))
+        );
+        let call = run(&[tool("shell", &json!({ "command": list }), &["command"])]);
+        assert_eq!(
+            call.input,
+            Input::Arguments(json!({ "command": ["bash", "-lc", "ls"] }))
+        );
+        let call = run(&[tool("exec_command", &json!({ "cmd": text }), &["cmd"])]);
+        assert_eq!(call.input, Input::Arguments(json!({ "cmd": "ls" })));
+        // By its shape only.
+        assert_eq!(run(&[read]).name, "Read");
+        let local = Tool {
+            group: None,
+            name: "local_shell".into(),
+            input_kind: InputKind::LocalShell,
+        };
+        let argv = ["bash", "-lc", "ls"].map(str::to_owned).to_vec();
+        assert_eq!(run(&[local]).input, Input::LocalShell(argv));
+    }
+
+    #[test]
+    fn without_a_shell_nothing_is_called() {
+        let odd = tool("search", &json!({ "query": { "type": "string" } }), &[]);
+        assert_eq!(choose_call(&[odd], &ToolIntent::Run("ls".into())), None);
+        assert_eq!(choose_call(&[], &ToolIntent::Run("ls".into())), None);
+    }
+
+    #[test]
+    fn a_file_is_written_by_the_tool_for_it_by_a_patch_or_by_the_shell() {
+        let want = ToolIntent::Write {
+            path: "a.txt".into(),
+            text: "it's".into(),
+        };
+        let text = json!({ "type": "string" });
+        let writer = tool(
+            "Write",
+            &json!({ "file_path": text, "content": text }),
+            &["file_path", "content"],
+        );
+        let made = choose_call(&[writer], &want).expect("a call");
+        assert_eq!(
+            made.input,
+            Input::Arguments(json!({ "file_path": "a.txt", "content": "it's\n" }))
+        );
+        let patch = Tool {
+            group: None,
+            name: "apply_patch".into(),
+            input_kind: InputKind::Text,
+        };
+        let Some(Input::Text(patch)) = choose_call(&[patch], &want).map(|call| call.input) else {
+            panic!("a patch");
+        };
+        assert!(patch.contains("*** Add File: a.txt\n+it's\n"), "{patch}");
+        let shell = tool("bash", &json!({ "command": text }), &["command"]);
+        let made = choose_call(&[shell], &want).expect("a call");
+        assert_eq!(
+            made.input,
+            Input::Arguments(json!({ "command": "printf '%s\\n' 'it'\\''s' > 'a.txt'" }))
+        );
+    }
+}

@@ -1,0 +1,183 @@
+//! A new file that waits beside its place, or nowhere at all, until it takes that place at once.
+//!
+//! Owns what its name is meanwhile, and that nothing which appeared at its place is lost where
+//! nothing was to be there. Must not know what is in it, nor whose it is.
+
+use std::fs::File;
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags};
+use rustix::io::Errno;
+
+/// What the names of such files begin with; what follows are 32 digits of a random number.
+pub(super) const TEMP_PREFIX: &str = ".marshal-";
+/// Attempts at a name that nobody has.
+const NAMES: u32 = 16;
+
+/// What the new file does to what stands at its place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum OnExisting {
+    /// It replaces it, whatever that is by now: a link is replaced, not followed.
+    Replace,
+    /// There must be nothing.
+    Fail,
+}
+
+/// A new file that has no place yet.
+#[derive(Debug)]
+pub(super) struct AtomicFile<'d> {
+    dir: &'d OwnedFd,
+    /// None: it has no name, and goes with whoever has it open.
+    name: Option<String>,
+    file: File,
+    on_existing: OnExisting,
+}
+
+impl<'d> AtomicFile<'d> {
+    /// Makes one in a directory, to be filled. Where it is to replace nothing it has no name, if the
+    /// file system has files without one.
+    pub(super) fn create(dir: &'d OwnedFd, over: OnExisting) -> Result<Self, Errno> {
+        if over == OnExisting::Fail
+            && let Some(file) = open_unnamed(dir)
+        {
+            return Ok(Self {
+                dir,
+                name: None,
+                file,
+                on_existing: over,
+            });
+        }
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
+        for _ in 0..NAMES {
+            let name = format!("{TEMP_PREFIX}{}", uuid::Uuid::new_v4().simple());
+            match rustix::fs::openat(dir, &name, flags | OFlags::CLOEXEC, PRIVATE) {
+                Ok(file) => {
+                    return Ok(Self {
+                        dir,
+                        name: Some(name),
+                        file: File::from(file),
+                        on_existing: over,
+                    });
+                }
+                Err(Errno::EXIST) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        Err(Errno::EXIST)
+    }
+
+    pub(super) fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Its name in its directory until it has its place, if it has one.
+    pub(super) fn temp_name(&self) -> Option<&str> {
+        self.name.as_deref()
+    }
+
+    /// Takes its place. [`Errno::EXIST`]: something is there, where nothing was to be.
+    pub(super) fn persist(&self, place: &str) -> Result<(), Errno> {
+        let Some(name) = &self.name else {
+            let own = proc_path(&self.file);
+            return rustix::fs::linkat(CWD, own, self.dir, place, AtFlags::SYMLINK_FOLLOW);
+        };
+        let dir = self.dir;
+        match self.on_existing {
+            OnExisting::Replace => rustix::fs::renameat(dir, name, dir, place),
+            OnExisting::Fail => {
+                match rustix::fs::renameat_with(dir, name, dir, place, RenameFlags::NOREPLACE) {
+                    // A file system that does not know it: a second name, and then no first one.
+                    Err(Errno::INVAL | Errno::NOSYS) => {
+                        rustix::fs::linkat(dir, name, dir, place, AtFlags::empty())?;
+                        self.discard();
+                        Ok(())
+                    }
+                    done => done,
+                }
+            }
+        }
+    }
+
+    /// Ends it, if it has not taken its place.
+    pub(super) fn discard(&self) {
+        if let Some(name) = &self.name {
+            let _ = rustix::fs::unlinkat(self.dir, name, AtFlags::empty());
+        }
+    }
+}
+
+const PRIVATE: Mode = Mode::RUSR.union(Mode::WUSR);
+
+/// A file without a name that can be given one; none where that cannot be.
+fn open_unnamed(dir: &OwnedFd) -> Option<File> {
+    let flags = OFlags::WRONLY | OFlags::TMPFILE | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::openat(dir, ".", flags, PRIVATE).ok()?);
+    // Its only way into a directory, which goes through /proc.
+    let here = rustix::fs::fstat(file.as_fd()).ok()?;
+    let seen = rustix::fs::stat(proc_path(&file)).ok()?;
+    ((here.st_dev, here.st_ino) == (seen.st_dev, seen.st_ino)).then_some(file)
+}
+
+fn proc_path(file: &File) -> String {
+    format!("/proc/self/fd/{}", file.as_raw_fd())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use super::*;
+
+    fn names(dir: &std::path::Path) -> Vec<String> {
+        let entries = std::fs::read_dir(dir).expect("listed");
+        let name = |entry: std::io::Result<std::fs::DirEntry>| {
+            let name = entry.expect("an entry").file_name();
+            name.into_string().expect("a name")
+        };
+        entries.map(name).collect()
+    }
+
+    #[test]
+    fn what_appeared_at_its_place_is_not_lost_whether_it_has_a_name_or_none() {
+        let kept = tempfile::tempdir().expect("directory");
+        let dir = OwnedFd::from(File::open(kept.path()).expect("open"));
+        let nameless = AtomicFile::create(&dir, OnExisting::Fail).expect("made");
+        let mut named = AtomicFile::create(&dir, OnExisting::Replace).expect("made");
+        assert!(
+            named
+                .temp_name()
+                .is_some_and(|name| name.starts_with(TEMP_PREFIX))
+        );
+        named.on_existing = OnExisting::Fail;
+        for fresh in [&nameless, &named] {
+            fresh.file().write_all(b"ours").expect("written");
+            std::fs::write(kept.path().join("a"), "theirs").expect("written");
+            assert_eq!(fresh.persist("a"), Err(Errno::EXIST));
+            assert_eq!(
+                std::fs::read(kept.path().join("a")).expect("there"),
+                b"theirs"
+            );
+            std::fs::remove_file(kept.path().join("a")).expect("removed");
+            fresh.persist("a").expect("placed");
+            assert_eq!(
+                std::fs::read(kept.path().join("a")).expect("there"),
+                b"ours"
+            );
+        }
+        assert_eq!(names(kept.path()), ["a"]);
+    }
+
+    #[test]
+    fn one_that_replaces_nothing_has_no_name_to_be_left_behind() {
+        // Every file system of the tests has files without a name, or this says so.
+        let kept = tempfile::tempdir().expect("directory");
+        let dir = OwnedFd::from(File::open(kept.path()).expect("open"));
+        let flags = OFlags::WRONLY | OFlags::TMPFILE;
+        let has = rustix::fs::openat(&dir, ".", flags, PRIVATE).is_ok();
+        let fresh = AtomicFile::create(&dir, OnExisting::Fail).expect("made");
+        assert_eq!(fresh.temp_name().is_none(), has);
+        assert_eq!(names(kept.path()).is_empty(), has);
+        fresh.discard();
+        assert!(names(kept.path()).is_empty());
+    }
+}

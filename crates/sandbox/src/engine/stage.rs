@@ -1,0 +1,362 @@
+//! What another program is to show inside: directories with their owners mapped, files, and file
+//! systems in memory, each at a path that this program can name.
+//!
+//! As root they are put on a stage: an own file system in memory in an own mount namespace, gone
+//! with the processes in it, so that nobody needs a way to the directories themselves. Otherwise
+//! they are named where they are. Must not know who shows them.
+
+mod cover;
+
+use std::fs;
+use std::io::ErrorKind;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, Gid, Mode, OFlags, Uid};
+use rustix::mount::{MountPropagationFlags, MoveMountFlags};
+
+use super::super::failure::{FailureContext, StepResult, failure};
+use super::super::host_trees::SupervisorBinary;
+use super::super::{host_trees, root};
+use marshal_wire::shim::{Mount, MountSource, OpenedMount, SetupFailure, ShimPlan, Stage as At_};
+
+/// Where the stage hangs, in a mount namespace of its own: a directory that every supervisor that is
+/// root has, and that everybody may enter.
+pub(super) const STAGE_DIR: &str = "/run/marshal";
+/// The size of the stage itself: mount points and a few small files.
+const STAGE_BYTES: u64 = 1 << 20;
+/// Its inodes.
+const STAGE_INODES: u64 = 4096;
+/// The socket by which pid 1 of a container finds its helper, below the stage or a directory.
+const SOCKET: &str = "link";
+
+/// Where one mount of a plan is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum StagedMount {
+    /// Nowhere: it is not wanted, or optional and missing.
+    Nothing,
+    /// At this path outside.
+    At {
+        /// The path.
+        path: String,
+        /// Whether it is a directory.
+        is_dir: bool,
+    },
+    /// A symbolic link that is to be the same inside.
+    Link {
+        /// Whereto.
+        to: String,
+    },
+    /// Whoever shows it makes it.
+    MadeByEngine,
+}
+
+/// What is to be shown.
+#[derive(Debug)]
+pub(super) struct StagedMounts {
+    /// One entry for each mount of the plan.
+    pub(super) placed: Vec<StagedMount>,
+    /// What an operator should know.
+    pub(super) notes: Vec<String>,
+    /// The directory where things can be added, if there is one.
+    pub(super) directory: Option<PathBuf>,
+}
+
+/// Builds a stage in a new mount namespace of this process; needs root.
+pub(super) fn build(plan: &ShimPlan, wants: impl Fn(&Mount) -> bool) -> StepResult<StagedMounts> {
+    check_supported(plan)?;
+    let binary = host_trees::own_binary(None)?;
+    nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS)
+        .at(At_::Mount, "leave the host's mounts")?;
+    let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
+    rustix::mount::mount_change("/", private).on(At_::Mount, "make private", "/")?;
+    let is_tree = |mount: &&Mount| matches!(mount, Mount::Tree { .. } | Mount::Mirror { .. });
+    let shown = ShimPlan {
+        mounts: plan
+            .mounts
+            .iter()
+            .filter(|mount| wants(mount))
+            .filter(is_tree)
+            .cloned()
+            .collect(),
+        ..plan.clone()
+    };
+    let opened = host_trees::open(&shown, SupervisorBinary::Tree(binary))?;
+    let stage = root::tmpfs(STAGE_BYTES, STAGE_INODES, 0o755)?;
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+    rustix::mount::move_mount(&stage, "", CWD, STAGE_DIR, flags).on(
+        At_::Mount,
+        "hang the stage at",
+        STAGE_DIR,
+    )?;
+    let mut found = opened.opened.into_iter();
+    let mut descriptors = opened.descriptors.into_iter();
+    let mut placed = Vec::new();
+    for (number, mount) in plan.mounts.iter().enumerate() {
+        let next = if !wants(mount) {
+            StagedMount::Nothing
+        } else if is_tree(&mount) {
+            match found.next() {
+                Some(OpenedMount::Tree { is_dir }) => {
+                    let tree = descriptors
+                        .next()
+                        .ok_or_else(|| failure(At_::Shim, "a tree did not open"))?;
+                    attach_to_stage(&stage, &tree, number, is_dir)?
+                }
+                Some(OpenedMount::Link { to }) => StagedMount::Link { to },
+                Some(OpenedMount::Nothing) | None => StagedMount::Nothing,
+            }
+        } else {
+            stage_generated(plan, &stage, number, mount)?
+        };
+        match mount {
+            Mount::Hidden { target } => cover::cover_target(&stage, &plan.mounts, &placed, target)?,
+            Mount::Held { target } => cover::pin_target(&stage, &plan.mounts, &placed, target)?,
+            _ => {}
+        }
+        placed.push(next);
+    }
+    Ok(StagedMounts {
+        placed,
+        notes: opened.notes,
+        directory: Some(PathBuf::from(STAGE_DIR)),
+    })
+}
+
+/// Refuses what walls of another program's making cannot have. Whoever adds a kind of mount decides
+/// here.
+fn check_supported(plan: &ShimPlan) -> StepResult {
+    for mount in &plan.mounts {
+        match mount {
+            Mount::Overlay { target, .. } => {
+                return Err(SetupFailure {
+                    path: Some(target.clone()),
+                    ..failure(
+                        At_::Overlay,
+                        "only walls of marshal's own making (launcher = \"unshare\") have a writable \
+                         view, at",
+                    )
+                });
+            }
+            Mount::Terminals => {
+                return Err(failure(
+                    At_::Mount,
+                    "only walls of marshal's own making (launcher = \"pty\") have terminals",
+                ));
+            }
+            Mount::Tree { .. }
+            | Mount::Mirror { .. }
+            | Mount::Tmpfs { .. }
+            | Mount::Proc { .. }
+            | Mount::Dir { .. }
+            | Mount::Hidden { .. }
+            | Mount::Held { .. }
+            | Mount::File { .. }
+            | Mount::Link { .. } => {}
+        }
+    }
+    Ok(())
+}
+
+/// What is not of the host.
+fn stage_generated(
+    plan: &ShimPlan,
+    stage: &OwnedFd,
+    number: usize,
+    mount: &Mount,
+) -> StepResult<StagedMount> {
+    match mount {
+        Mount::Tmpfs {
+            bytes,
+            inodes,
+            mode,
+            target,
+        } => {
+            let memory = root::tmpfs(*bytes, *inodes, *mode)?;
+            let (uid, gid) = plan.ids.uid_and_gid();
+            let owner = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
+            rustix::fs::chownat(&memory, "", owner.0, owner.1, AtFlags::EMPTY_PATH).on(
+                At_::Mount,
+                "give away",
+                target,
+            )?;
+            attach_to_stage(stage, &memory, number, true)
+        }
+        Mount::File { text, .. } => {
+            let path = Path::new(STAGE_DIR).join(number.to_string());
+            write_readable(&path, text)?;
+            Ok(staged_at(&path, false))
+        }
+        _ => Ok(StagedMount::MadeByEngine),
+    }
+}
+
+fn attach_to_stage(
+    stage: &OwnedFd,
+    tree: &OwnedFd,
+    number: usize,
+    is_dir: bool,
+) -> StepResult<StagedMount> {
+    let name = number.to_string();
+    let path = Path::new(STAGE_DIR).join(&name);
+    if is_dir {
+        rustix::fs::mkdirat(stage, &*name, Mode::from_raw_mode(0o755))
+    } else {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        rustix::fs::openat(stage, &*name, flags, Mode::from_raw_mode(0o444)).map(drop)
+    }
+    .on(At_::Mount, "make", &path)?;
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+    rustix::mount::move_mount(tree, "", stage, &*name, flags).on(At_::Mount, "mount on", &path)?;
+    Ok(staged_at(&path, is_dir))
+}
+
+/// Names what is wanted where it is. Files are written below `directory`, if one is given.
+pub(super) fn locate_in_place(
+    plan: &ShimPlan,
+    wants: impl Fn(&Mount) -> bool,
+    directory: Option<&Path>,
+) -> StepResult<StagedMounts> {
+    check_supported(plan)?;
+    let mut stage = StagedMounts {
+        placed: Vec::new(),
+        notes: Vec::new(),
+        directory: directory.map(Path::to_owned),
+    };
+    for (number, mount) in plan.mounts.iter().enumerate() {
+        if let Mount::Hidden { target } | Mount::Held { target } = mount {
+            return Err(SetupFailure {
+                path: Some(target.clone()),
+                ..failure(
+                    At_::Mount,
+                    "this launcher covers nothing in a workspace unless marshal is root (use \
+                     workspace mode \"copy\", or launcher \"unshare\", or mask = []):",
+                )
+            });
+        }
+        let placed = if wants(mount) {
+            locate_mount(mount, number, directory, &mut stage.notes)?
+        } else {
+            StagedMount::Nothing
+        };
+        stage.placed.push(placed);
+    }
+    Ok(stage)
+}
+
+fn locate_mount(
+    mount: &Mount,
+    number: usize,
+    directory: Option<&Path>,
+    notes: &mut Vec<String>,
+) -> StepResult<StagedMount> {
+    match mount {
+        Mount::Tree {
+            source,
+            optional,
+            idmap,
+            ..
+        } => {
+            let path = match source {
+                MountSource::Path(path) => PathBuf::from(path),
+                MountSource::OwnBinary => {
+                    fs::read_link("/proc/self/exe").on(At_::Mount, "read", "/proc/self/exe")?
+                }
+            };
+            match idmap {
+                Some(map) if !map.or_plain => {
+                    return Err(SetupFailure {
+                        path: Some(path.to_string_lossy().into_owned()),
+                        ..failure(
+                            At_::Idmap,
+                            "this engine cannot give another owner to (use workspace mode \"copy\")",
+                        )
+                    });
+                }
+                Some(_) => notes.push(format!(
+                    "{} is shown with the owners it has on disk: this engine cannot map them",
+                    path.display()
+                )),
+                None => {}
+            }
+            locate_existing(&path, *optional)
+        }
+        Mount::Mirror { path } => match fs::symlink_metadata(path) {
+            Ok(found) if found.is_symlink() => {
+                let to = fs::read_link(path).on(At_::Mount, "read", path)?;
+                Ok(StagedMount::Link {
+                    to: to.to_string_lossy().into_owned(),
+                })
+            }
+            _ => locate_existing(Path::new(path), true),
+        },
+        Mount::File { text, .. } => match directory {
+            Some(directory) => {
+                let path = directory.join(number.to_string());
+                write_readable(&path, text)?;
+                Ok(staged_at(&path, false))
+            }
+            None => Ok(StagedMount::MadeByEngine),
+        },
+        _ => Ok(StagedMount::MadeByEngine),
+    }
+}
+
+fn locate_existing(path: &Path, optional: bool) -> StepResult<StagedMount> {
+    match fs::metadata(path) {
+        Ok(found) => {
+            if path.to_str().is_none() {
+                return Err(SetupFailure {
+                    path: Some(path.to_string_lossy().into_owned()),
+                    ..failure(At_::Mount, "this path is not UTF-8:")
+                });
+            }
+            Ok(staged_at(path, found.is_dir()))
+        }
+        Err(error) if error.kind() == ErrorKind::NotFound && optional => Ok(StagedMount::Nothing),
+        Err(error) => Err(error).on(At_::Mount, "open", path),
+    }
+}
+
+fn staged_at(path: &Path, is_dir: bool) -> StagedMount {
+    StagedMount::At {
+        path: path.to_string_lossy().into_owned(),
+        is_dir,
+    }
+}
+
+fn write_readable(path: &Path, text: &str) -> StepResult {
+    fs::write(path, text).on(At_::Mount, "write", path)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o644)).on(At_::Mount, "open up", path)
+}
+
+/// Listens at the stage, or in the directory, for one caller with these ids; where that is.
+pub(super) fn listen(directory: &Path, owner: (u32, u32)) -> StepResult<(UnixListener, String)> {
+    let path = directory.join(SOCKET);
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let opened =
+        rustix::fs::open(directory, flags, Mode::empty()).on(At_::Engine, "open", directory)?;
+    // An address holds 107 bytes, a path of the state directory may have more.
+    let short = {
+        use std::os::fd::AsRawFd as _;
+        format!("/proc/self/fd/{}/{SOCKET}", opened.as_raw_fd())
+    };
+    let listener = UnixListener::bind(short).on(At_::Engine, "listen at", &path)?;
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).on(
+        At_::Engine,
+        "close",
+        &path,
+    )?;
+    if rustix::process::geteuid().is_root() {
+        let owner = (Some(Uid::from_raw(owner.0)), Some(Gid::from_raw(owner.1)));
+        rustix::fs::chownat(&opened, SOCKET, owner.0, owner.1, AtFlags::SYMLINK_NOFOLLOW).on(
+            At_::Engine,
+            "give away",
+            &path,
+        )?;
+    }
+    let path = path.to_string_lossy().into_owned();
+    Ok((listener, path))
+}

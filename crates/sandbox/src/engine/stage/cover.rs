@@ -1,0 +1,125 @@
+//! Covers what an agent must not see in a tree that stands on the stage, so that whoever shows the
+//! tree shows the cover with it.
+//!
+//! As in walls of our own: an empty node without any right, on a read-only mount. Must not know who
+//! shows it.
+
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, MoveMountFlags, OpenTreeFlags};
+
+use super::super::super::failure::{FailureContext, StepResult, failure};
+use super::super::super::open::open_within;
+use super::super::super::root::hidden::bind_onto_itself;
+use super::StagedMount;
+use marshal_wire::shim::{Mount, SetupFailure, Stage};
+
+/// The nodes that cover, on the stage: a file and a directory.
+const FILE: &str = "hidden";
+const DIR: &str = "hidden.d";
+
+/// Covers `target`, which was there when the walls were planned; else nothing starts.
+pub(super) fn cover_target(
+    stage: &OwnedFd,
+    mounts: &[Mount],
+    placed: &[StagedMount],
+    target: &str,
+) -> StepResult {
+    let Some(point) = open_target(stage, mounts, placed, target)? else {
+        return Ok(());
+    };
+    let found = rustix::fs::fstat(&point).on(Stage::Mount, "inspect", target)?;
+    let is_dir = rustix::fs::FileType::from_raw_mode(found.st_mode).is_dir();
+    let node = cover_node(stage, is_dir)?;
+    let clone = OpenTreeFlags::OPEN_TREE_CLONE
+        | OpenTreeFlags::OPEN_TREE_CLOEXEC
+        | OpenTreeFlags::AT_EMPTY_PATH;
+    let cover =
+        rustix::mount::open_tree(&node, "", clone).on(Stage::Mount, "open the cover of", target)?;
+    let both = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    rustix::mount::move_mount(&cover, "", &point, "", both).on(Stage::Mount, "cover", target)?;
+    let hard = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    let itself = format!("/proc/self/fd/{}", cover.as_raw_fd());
+    rustix::mount::mount_remount(itself, MountFlags::BIND | hard, "").on(
+        Stage::Mount,
+        "seal the cover of",
+        target,
+    )
+}
+
+/// Keeps `target`, a directory or a link, where it is.
+pub(super) fn pin_target(
+    stage: &OwnedFd,
+    mounts: &[Mount],
+    placed: &[StagedMount],
+    target: &str,
+) -> StepResult {
+    match open_target(stage, mounts, placed, target)? {
+        Some(point) => bind_onto_itself(&point, target),
+        None => Ok(()),
+    }
+}
+
+/// What is at `target` on the stage; `None` where nobody inside can come.
+fn open_target(
+    stage: &OwnedFd,
+    mounts: &[Mount],
+    placed: &[StagedMount],
+    target: &str,
+) -> StepResult<Option<OwnedFd>> {
+    let Some((number, below)) = containing_tree(mounts, placed, target) else {
+        return Err(SetupFailure {
+            path: Some(target.to_owned()),
+            ..failure(Stage::Mount, "no tree is shown that could hold")
+        });
+    };
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS | ResolveFlags::BENEATH;
+    let path = format!("{number}/{below}");
+    match open_within(stage, &*path, flags, resolve) {
+        Ok(point) => Ok(Some(point)),
+        // An owner that this tree's map has no place for closed it, to the agent too.
+        Err(Errno::ACCESS) => Ok(None),
+        Err(errno) => Err(errno).on(Stage::Mount, "hide", target),
+    }
+}
+
+/// The number of the tree that holds `target`, and the path below it.
+fn containing_tree<'t>(
+    mounts: &[Mount],
+    placed: &[StagedMount],
+    target: &'t str,
+) -> Option<(usize, &'t str)> {
+    let trees = mounts.iter().zip(placed).enumerate();
+    let holding = trees.filter_map(|(number, (mount, placed))| {
+        let (Mount::Tree { target: tree, .. }, StagedMount::At { is_dir: true, .. }) =
+            (mount, placed)
+        else {
+            return None;
+        };
+        let below = Path::new(target).strip_prefix(tree).ok()?.to_str()?;
+        Some((tree.len(), number, below))
+    });
+    let (_, number, below) = holding.max_by_key(|(length, ..)| *length)?;
+    (!below.is_empty()).then_some((number, below))
+}
+
+/// The node that covers files, or the one that covers directories; made if need be.
+fn cover_node(stage: &OwnedFd, is_dir: bool) -> StepResult<OwnedFd> {
+    let name = if is_dir { DIR } else { FILE };
+    let made = if is_dir {
+        rustix::fs::mkdirat(stage, name, Mode::empty())
+    } else {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        rustix::fs::openat(stage, name, flags, Mode::empty()).map(drop)
+    };
+    match made {
+        Ok(()) | Err(Errno::EXIST) => {}
+        Err(errno) => return Err(errno).on(Stage::Mount, "make", name),
+    }
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    rustix::fs::openat(stage, name, flags, Mode::empty()).on(Stage::Mount, "open", name)
+}

@@ -1,0 +1,120 @@
+//! Pid 1 of the sandbox: builds the file system inside, gives up everything, puts the agent in
+//! front of itself and watches it.
+//!
+//! Its stdin is the control socket, its stdout the link to the outer helper. It wears all walls
+//! before it starts the agent, so that no further helper is needed and an error of the agent's
+//! start is known here.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::process::ExitCode;
+
+use rustix::process::{DumpableBehavior, Pid, Signal, getpid};
+
+use super::failure::{FailureContext, StepResult, failure};
+use super::sandbox_entry::EntryListener;
+use super::warden::{Scope, Warden};
+use super::{control, landlock, privilege, root, seccomp, warden};
+use marshal_wire::shim::{ActiveLayers, EnterMessage, HelperReport, Stage, VERSION};
+
+/// Runs as pid 1 of the sandbox.
+pub(super) fn main() -> ExitCode {
+    if privilege::close_inherited().is_err() {
+        return ExitCode::FAILURE;
+    }
+    let Ok(control) = control::from_stdin() else {
+        return ExitCode::FAILURE;
+    };
+    let Ok(reports) = control.try_clone() else {
+        return ExitCode::FAILURE;
+    };
+    match prepare() {
+        Ok(PreparedAgent {
+            agent,
+            link,
+            entry_listener: door,
+            notes,
+            layers,
+        }) => Warden {
+            agent,
+            control,
+            reports: File::from(OwnedFd::from(reports)),
+            link: Some(link),
+            entry_listener: door,
+            scope: Scope::Namespace,
+        }
+        .watch(notes, Some(layers), || Ok(())),
+        Err(failure) => {
+            let _ = control::send(&control, &HelperReport::Failed(failure), &[]);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// What the watching begins with.
+struct PreparedAgent {
+    agent: Pid,
+    link: UnixStream,
+    entry_listener: Option<EntryListener>,
+    notes: Vec<String>,
+    layers: ActiveLayers,
+}
+
+fn prepare() -> StepResult<PreparedAgent> {
+    // What is killed at the end is everybody: be sure that this means only the own namespace.
+    if getpid() != Pid::INIT {
+        return Err(failure(
+            Stage::Shim,
+            "this helper is started by the sandbox only",
+        ));
+    }
+    // The outer helper is outside this pid namespace and cannot be asked for by its number. If it
+    // ended before this, the link has ended too, and the warden sees that.
+    privilege::die_with_parent(Signal::KILL, None)?;
+    // The agent will have the same uid as this process, which holds the control socket.
+    privilege::set_dumpable(DumpableBehavior::NotDumpable)?;
+    let link = control::link_from_stdout().at(Stage::Shim, "take the link")?;
+    warden::redirect_stdio_to_null()?;
+    let _ = rustix::thread::set_name(c"marshal-init");
+    let (enter, mut descriptors): (EnterMessage, _) =
+        control::receive(&link).at(Stage::Shim, "read the plan")?;
+    let (Some(plan), VERSION) = (&enter.start.walls, enter.start.version) else {
+        return Err(failure(Stage::Shim, "the plan is none for a sandbox"));
+    };
+    let trees = descriptors.split_off((3 + usize::from(plan.door)).min(descriptors.len()));
+    let door = descriptors.split_off(3.min(descriptors.len())).pop();
+    let stdio: [OwnedFd; 3] = descriptors
+        .try_into()
+        .map_err(|_| failure(Stage::Shim, "the agent's pipes did not arrive"))?;
+
+    rustix::process::setsid().at(Stage::Shim, "begin a session")?;
+    rustix::process::umask(rustix::fs::Mode::empty());
+    root::build(&plan.mounts, &enter.opened, trees)?;
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
+    let program = &enter.start.program;
+    rustix::process::chdir(&*program.cwd).on(Stage::Mount, "enter", &program.cwd)?;
+    privilege::set_rlimits(program.limits)?;
+    privilege::empty_bounding_set()?;
+    privilege::drop_capabilities()?;
+    let landlock = landlock::enforce(
+        &plan.mounts,
+        &enter.opened,
+        plan.network,
+        plan.landlock_min_abi,
+    )?;
+    // Last, and before the agent is there: whatever is started from here on wears it too.
+    let seal = seccomp::install_planned(&plan.seccomp, enter.filter.as_deref())?;
+    let agent = warden::start_agent(program, stdio, seal)?;
+    Ok(PreparedAgent {
+        agent,
+        link,
+        entry_listener: door.map(|socket| EntryListener::new(socket, seal)),
+        notes: enter.notes,
+        layers: ActiveLayers {
+            ids: plan.ids,
+            landlock,
+            seccomp: plan.seccomp.clone(),
+        },
+    })
+}

@@ -1,0 +1,274 @@
+//! Reads a seccomp profile from a file in the form that Docker, podman and the OCI runtimes share.
+//!
+//! What that form can say and this reader does not do is an error, never passed over: a rule that
+//! is dropped could be the one that mattered. Must not know where the file came from.
+
+use serde::Deserialize;
+
+use super::{Action, Compare, Profile, Test, syscalls};
+
+/// Rules of one file.
+const MOST_RULES: usize = 4096;
+/// EPERM: what an error action gives that names none.
+const EPERM: u16 = 1;
+/// The largest number that the kernel gives as an error (MAX_ERRNO).
+const MOST_ERRNO: u16 = 4095;
+
+/// The architecture's name there.
+#[cfg(target_arch = "x86_64")]
+const ARCHITECTURE: (&str, &str) = ("SCMP_ARCH_X86_64", "amd64");
+/// The architecture's name there.
+#[cfg(not(target_arch = "x86_64"))]
+const ARCHITECTURE: (&str, &str) = ("SCMP_ARCH_AARCH64", "arm64");
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct File {
+    default_action: String,
+    default_errno_ret: Option<u16>,
+    #[serde(default)]
+    architectures: Vec<String>,
+    #[serde(default)]
+    arch_map: Vec<ArchMap>,
+    #[serde(default)]
+    flags: Vec<String>,
+    #[serde(default)]
+    syscalls: Vec<Entry>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct ArchMap {
+    architecture: String,
+    /// Read by nobody: the program kills what calls by another architecture.
+    #[serde(default, rename = "subArchitectures")]
+    _subs: serde::de::IgnoredAny,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Entry {
+    names: Vec<String>,
+    action: String,
+    errno_ret: Option<u16>,
+    #[serde(default)]
+    args: Option<Vec<Argument>>,
+    /// For people.
+    #[serde(default, rename = "comment")]
+    _comment: serde::de::IgnoredAny,
+    #[serde(default)]
+    includes: Condition,
+    #[serde(default)]
+    excludes: Condition,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Argument {
+    index: u8,
+    value: u64,
+    #[serde(default)]
+    value_two: u64,
+    op: String,
+}
+
+/// When an entry counts. An agent has no capability, and every kernel that marshal runs on is
+/// newer than those that lists ask for.
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Condition {
+    #[serde(default)]
+    caps: Vec<String>,
+    #[serde(default)]
+    arches: Vec<String>,
+    #[serde(default)]
+    min_kernel: Option<String>,
+}
+
+/// The profile that a file's text describes, or what is wrong with it.
+pub(crate) fn parse(text: &str) -> Result<Profile, String> {
+    let file: File = serde_json::from_str(text)
+        .map_err(|error| format!("it is no seccomp profile in OCI form: {error}"))?;
+    let known = |name: &String| name == ARCHITECTURE.0;
+    let maps = file.arch_map.iter().map(|map| &map.architecture);
+    let named: Vec<&String> = file.architectures.iter().chain(maps).collect();
+    if !named.is_empty() && !named.iter().any(|name| known(name)) {
+        return Err(format!(
+            "it is for other architectures: {} is not among them",
+            ARCHITECTURE.0
+        ));
+    }
+    for flag in &file.flags {
+        // The two that change what is told, not what is allowed, and the kernel's default.
+        if !matches!(
+            flag.as_str(),
+            "SECCOMP_FILTER_FLAG_LOG" | "SECCOMP_FILTER_FLAG_TSYNC"
+        ) {
+            return Err(format!("the flag {flag:?} is not supported: leave it out"));
+        }
+    }
+    let default = action(&file.default_action, file.default_errno_ret)?;
+    if default <= Action::Log {
+        return Err(format!(
+            "defaultAction {:?} would allow every call that is not named, by other numbers too: \
+             write a list of what is allowed, with defaultAction \"SCMP_ACT_ERRNO\"",
+            file.default_action
+        ));
+    }
+    let mut profile = Profile::new(default);
+    let mut rules = 0;
+    for entry in &file.syscalls {
+        let action = action(&entry.action, entry.errno_ret)?;
+        let mut tests = Vec::new();
+        for argument in entry.args.iter().flatten() {
+            tests.push((argument, compare(argument)?));
+        }
+        for name in &entry.names {
+            if !syscalls::is_known(name) && syscalls::number(name).is_none() {
+                return Err(format!("there is no system call {name:?}"));
+            }
+        }
+        if !applies_here(entry)? {
+            continue;
+        }
+        for name in &entry.names {
+            rules += 1;
+            let tests: Vec<(u8, Test)> = tests
+                .iter()
+                .map(|(argument, test)| (argument.index, narrow_to_low32(name, argument, *test)))
+                .collect();
+            profile.add(name, action, &tests);
+        }
+        if rules > MOST_RULES {
+            return Err(format!("it has more than {MOST_RULES} rules"));
+        }
+    }
+    super::bpf::assemble(&profile)?;
+    Ok(profile)
+}
+
+/// Whether an entry counts here, for a process without capabilities.
+fn applies_here(entry: &Entry) -> Result<bool, String> {
+    let here = |arches: &[String]| {
+        arches
+            .iter()
+            .any(|arch| arch == ARCHITECTURE.0 || arch == ARCHITECTURE.1)
+    };
+    if entry.excludes.min_kernel.is_some() {
+        return Err("excludes.minKernel is not supported: leave the entry out".to_owned());
+    }
+    let (includes, excludes) = (&entry.includes, &entry.excludes);
+    Ok(includes.caps.is_empty()
+        && (includes.arches.is_empty() || here(&includes.arches))
+        && !here(&excludes.arches))
+}
+
+fn action(name: &str, errno: Option<u16>) -> Result<Action, String> {
+    if let Some(errno) = errno
+        && !(1..=MOST_ERRNO).contains(&errno)
+    {
+        return Err(format!(
+            "{errno} is no error number: expected 1 to {MOST_ERRNO}"
+        ));
+    }
+    Ok(match name {
+        "SCMP_ACT_ALLOW" => Action::Allow,
+        "SCMP_ACT_LOG" => Action::Log,
+        "SCMP_ACT_ERRNO" => Action::Errno(errno.unwrap_or(EPERM)),
+        "SCMP_ACT_TRAP" => Action::Trap,
+        "SCMP_ACT_KILL" | "SCMP_ACT_KILL_THREAD" => Action::KillThread,
+        "SCMP_ACT_KILL_PROCESS" => Action::Kill,
+        "SCMP_ACT_NOTIFY" | "SCMP_ACT_TRACE" => {
+            return Err(format!(
+                "{name} needs a process that answers, and there is none"
+            ));
+        }
+        _ => return Err(format!("there is no action {name:?}")),
+    })
+}
+
+fn compare(argument: &Argument) -> Result<Test, String> {
+    if argument.index > 5 {
+        return Err(format!("a system call has no argument {}", argument.index));
+    }
+    let compare = match argument.op.as_str() {
+        "SCMP_CMP_EQ" => Compare::Eq,
+        "SCMP_CMP_NE" => Compare::Ne,
+        "SCMP_CMP_LT" => Compare::Lt,
+        "SCMP_CMP_LE" => Compare::Le,
+        "SCMP_CMP_GT" => Compare::Gt,
+        "SCMP_CMP_GE" => Compare::Ge,
+        "SCMP_CMP_MASKED_EQ" => {
+            return Ok(Test::Full64Masked(
+                argument.value,
+                argument.value_two & argument.value,
+            ));
+        }
+        other => return Err(format!("there is no comparison {other:?}")),
+    };
+    Ok(Test::Full64(compare, argument.value))
+}
+
+/// Arguments of which the kernel itself looks at 32 bits only: a rule that compared all 64 could be
+/// passed by setting one of the others.
+const LOW32_ARGUMENTS: &[(&str, u8)] = &[
+    ("socket", 0),
+    ("socket", 1),
+    ("socket", 2),
+    ("socketpair", 0),
+    ("socketpair", 1),
+    ("socketpair", 2),
+    ("ioctl", 1),
+    ("fcntl", 1),
+    ("prctl", 0),
+    ("personality", 0),
+    ("clone", 0),
+    ("open", 1),
+    ("open", 2),
+    ("openat", 2),
+    ("openat", 3),
+    ("chmod", 1),
+    ("fchmod", 1),
+    ("fchmodat", 2),
+    ("fchmodat2", 2),
+    ("creat", 1),
+    ("mkdir", 1),
+    ("mkdirat", 2),
+    ("mknod", 1),
+    ("mknodat", 2),
+    ("setsockopt", 1),
+    ("setsockopt", 2),
+    ("keyctl", 0),
+    ("bpf", 0),
+    ("arch_prctl", 0),
+    ("setns", 1),
+    ("prlimit64", 0),
+    ("prlimit64", 1),
+    ("mq_open", 1),
+    ("mq_open", 2),
+    ("madvise", 2),
+    ("kill", 0),
+    ("kill", 1),
+    ("tkill", 0),
+    ("tkill", 1),
+    ("tgkill", 0),
+    ("tgkill", 1),
+    ("tgkill", 2),
+];
+
+fn narrow_to_low32(name: &str, argument: &Argument, test: Test) -> Test {
+    if !LOW32_ARGUMENTS.contains(&(name, argument.index)) {
+        return test;
+    }
+    let short = |number: u64| u32::try_from(number).ok();
+    match test {
+        Test::Full64(compare, number) => {
+            short(number).map_or(test, |number| Test::Low32(compare, number))
+        }
+        Test::Full64Masked(mask, wanted) => match (short(mask), short(wanted)) {
+            (Some(mask), Some(wanted)) => Test::Low32Masked(mask, wanted),
+            _ => test,
+        },
+        half => half,
+    }
+}

@@ -1,0 +1,352 @@
+//! The commands of git for clones and bundles, each for inside the walls of a slot's uid without
+//! network, and what they print.
+//!
+//! Each is one small script, so that one sandbox does for several commands of git. A repository that
+//! an agent could write is asked one thing only: what its HEAD is. Everything else works by a
+//! repository that was made a moment before and borrows the other's objects, so that no
+//! configuration of an agent's is read at all. Must not run anything.
+
+use super::bundle_header::ObjectId;
+use super::{BUNDLE_INSIDE, BranchError, OBJECTS_INSIDE, SOURCE_INSIDE};
+use crate::workspace::file_list::GitCommand;
+use marshal_model::limits;
+
+/// Exit codes of the scripts that mean something.
+pub const EXIT_NO_COMMIT: i32 = 10;
+
+/// Prints `FORMAT HEAD dirty|clean`, then the size of every file of HEAD.
+const INSPECT: &str = r#"
+S=$1
+head=$(git --git-dir="$S" rev-parse --verify --quiet 'HEAD^{commit}') || exit 10
+format=$(git --git-dir="$S" rev-parse --show-object-format) || exit 1
+dirty=$(git --git-dir="$S" --work-tree="$PWD" -c core.checkStat=minimal -c core.trustctime=false \
+    status --porcelain --ignore-submodules=all 2>/dev/null | head -c 1)
+echo "$format $head ${dirty:+dirty}"
+exec git --git-dir="$S" ls-tree -r --format='%(objectsize)' "$head"
+"#;
+
+/// Makes the clone in the current directory.
+const CLONE: &str = r#"
+set -e
+S=$1 format=$3 head=$4 branch=$5
+git init --quiet --template= --object-format="$format" --initial-branch="$branch" .
+mkdir -p .git/objects/info .git/info
+echo "$2" > .git/objects/info/alternates
+if [ -f "$S/shallow" ]; then cat "$S/shallow" > .git/shallow; fi
+if [ -f "$S/info/exclude" ]; then cat "$S/info/exclude" > .git/info/exclude; fi
+git config user.name agent
+git config user.email agent@marshal.invalid
+git config gc.auto 0
+git update-ref "refs/heads/$branch" "$head"
+git reset --quiet --hard
+"#;
+
+/// Makes the bundle in the home; prints `none`, or the commit and whether work was uncommitted.
+const BUNDLE: &str = r#"
+set -e
+out=$HOME/out.git base=$2 branch=$3
+tip=$(git --git-dir="$PWD/.git" rev-parse --verify --quiet 'HEAD^{commit}') || exit 10
+git init --quiet --bare --template= --object-format="$4" "$out"
+mkdir -p "$out/objects/info" "$out/info"
+printf '%s\n%s\n' "$PWD/.git/objects" "$1" > "$out/objects/info/alternates"
+if [ -f .git/shallow ]; then cat .git/shallow > "$out/shallow"; fi
+if [ -f .git/info/exclude ]; then cat .git/info/exclude > "$out/info/exclude"; fi
+export GIT_DIR="$out" GIT_WORK_TREE="$PWD" GIT_INDEX_FILE="$HOME/index"
+git config core.bare false
+git read-tree "$tip"
+work=committed
+git add --all --ignore-errors . >/dev/null 2>&1 || work=partial
+tree=$(git write-tree)
+if [ "$tree" != "$(git rev-parse "$tip^{tree}")" ]; then
+    [ "$work" = partial ] || work=uncommitted
+    tip=$(git commit-tree "$tree" -p "$tip" -m "Uncommitted work" -m "What the session left in its working tree.")
+fi
+if git merge-base --is-ancestor "$tip" "$base"; then
+    echo none
+    exit 0
+fi
+git update-ref "refs/heads/$branch" "$tip"
+git bundle create --quiet "$HOME/out.bundle" "refs/heads/$branch" "^$base"
+echo "$tip $work"
+"#;
+
+/// Unpacks and checks a bundle beside the source's objects; prints the pack's name and what the
+/// branch is now.
+const UNPACK: &str = r#"
+set -e
+export GIT_DIR="$1" GIT_OBJECT_DIRECTORY="$HOME/objects" GIT_ALTERNATE_OBJECT_DIRECTORIES="$1/objects"
+mkdir -p "$GIT_OBJECT_DIRECTORY/pack"
+if [ -e "$1/reftable" ]; then echo reftable; exit 0; fi
+has=$(git rev-parse --verify --quiet "refs/heads/$5" || echo none)
+case $5 in */*) if git show-ref --verify --quiet "refs/heads/${5%%/*}"; then has=blocked; fi ;; esac
+tail -c "+$3" "$2" | git index-pack --stdin --fix-thin --strict "--max-input-size=$6" > "$HOME/said"
+git cat-file -e "$4^{commit}"
+git rev-list --objects --quiet "$4" --not --all
+read -r word pack < "$HOME/said"
+echo "$word $pack $has"
+"#;
+
+/// What git's own walls have of variables, PATH excluded. The repository's hooks, monitors and
+/// lazy fetches are off, though nothing that they could start would be outside.
+fn environment() -> Vec<(String, String)> {
+    let settings = [
+        ("safe.directory", "*"),
+        ("core.hooksPath", "/dev/null"),
+        ("core.fsmonitor", "false"),
+        ("core.untrackedCache", "false"),
+        ("gc.auto", "0"),
+        ("maintenance.auto", "false"),
+        ("pack.threads", "1"),
+        ("core.compression", "1"),
+        ("core.bigFileThreshold", "16m"),
+        ("transfer.fsckObjects", "true"),
+        ("advice.addEmbeddedRepo", "false"),
+    ];
+    let mut env: Vec<(String, String)> = [
+        ("HOME", "/home/agent"),
+        ("GIT_CONFIG_NOSYSTEM", "1"),
+        ("GIT_CONFIG_GLOBAL", "/dev/null"),
+        ("GIT_ATTR_NOSYSTEM", "1"),
+        ("GIT_OPTIONAL_LOCKS", "0"),
+        ("GIT_TERMINAL_PROMPT", "0"),
+        ("GIT_NO_LAZY_FETCH", "1"),
+        ("GIT_ALLOW_PROTOCOL", ":"),
+        ("GIT_NO_REPLACE_OBJECTS", "1"),
+        ("GIT_AUTHOR_NAME", "marshal"),
+        ("GIT_AUTHOR_EMAIL", "marshal@marshal.invalid"),
+        ("GIT_COMMITTER_NAME", "marshal"),
+        ("GIT_COMMITTER_EMAIL", "marshal@marshal.invalid"),
+        ("LC_ALL", "C"),
+    ]
+    .map(|(name, value)| (name.to_owned(), value.to_owned()))
+    .to_vec();
+    env.push(("GIT_CONFIG_COUNT".to_owned(), settings.len().to_string()));
+    for (at, (key, value)) in settings.into_iter().enumerate() {
+        env.push((format!("GIT_CONFIG_KEY_{at}"), key.to_owned()));
+        env.push((format!("GIT_CONFIG_VALUE_{at}"), value.to_owned()));
+    }
+    env
+}
+
+fn script(text: &str, arguments: &[&str]) -> GitCommand {
+    let head = ["/bin/sh", "-c", text, "git"];
+    let words = head.iter().chain(arguments);
+    GitCommand {
+        argv: words.map(|&word| word.to_owned()).collect(),
+        env: environment(),
+    }
+}
+
+/// Asks the source, whose working tree is the current directory, for its HEAD.
+#[must_use]
+pub fn inspect_source() -> GitCommand {
+    script(INSPECT, &[SOURCE_INSIDE])
+}
+
+/// What [`look`] found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SourceHead {
+    /// The commit that HEAD leads to.
+    pub head: ObjectId,
+    /// There are changes that no commit has.
+    pub is_dirty: bool,
+}
+
+/// How much [`look`] may print, in bytes: the sizes of more files than a clone may have.
+pub const INSPECT_BYTES: usize = 8 << 20;
+
+impl SourceHead {
+    /// Reads what [`look`] printed.
+    ///
+    /// # Errors
+    /// [`BranchError::UnreadableOutput`]; [`BranchError::DiskLimitExceeded`] for more than a copy may hold.
+    pub fn parse(output: &[u8], is_cut: bool) -> Result<Self, BranchError> {
+        let text =
+            std::str::from_utf8(output).map_err(|_| BranchError::UnreadableOutput("no text"))?;
+        let mut lines = text.lines();
+        let mut words = lines.next().unwrap_or_default().split(' ');
+        let format = words.next().unwrap_or_default();
+        let head = words.next().and_then(ObjectId::new);
+        let head = head.ok_or(BranchError::UnreadableOutput("no commit"))?;
+        if head.format() != format {
+            return Err(BranchError::UnreadableOutput("an unknown hash"));
+        }
+        let is_dirty = words.next() == Some("dirty");
+        if is_cut {
+            return Err(BranchError::TooLarge);
+        }
+        let (mut files, mut bytes) = (0_u64, 0_u64);
+        for size in lines {
+            files += 1;
+            // A submodule has none.
+            bytes = bytes.saturating_add(size.parse().unwrap_or(0));
+        }
+        if files > limits::COPY_FILES || bytes > limits::COPY_BYTES {
+            return Err(BranchError::TooLarge);
+        }
+        Ok(Self { head, is_dirty })
+    }
+}
+
+/// Makes a clone in the current directory, which is empty.
+#[must_use]
+pub fn clone(head: &ObjectId, branch: &str) -> GitCommand {
+    let words = [
+        SOURCE_INSIDE,
+        OBJECTS_INSIDE,
+        head.format(),
+        head.as_str(),
+        branch,
+    ];
+    script(CLONE, &words)
+}
+
+/// Makes the bundle of the clone that is the current directory.
+#[must_use]
+pub fn bundle(base: &ObjectId, branch: &str) -> GitCommand {
+    let words = [OBJECTS_INSIDE, base.as_str(), branch, base.format()];
+    script(BUNDLE, &words)
+}
+
+/// What [`bundle_path`] did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BundleOutcome {
+    /// There is nothing that the source has not.
+    Nothing,
+    /// There is a bundle.
+    Made {
+        /// Changed files could not be read and are not in it.
+        is_partial: bool,
+    },
+}
+
+impl BundleOutcome {
+    /// Reads what [`bundle_path`] printed.
+    ///
+    /// # Errors
+    /// [`BranchError::UnreadableOutput`]
+    pub fn parse(output: &[u8]) -> Result<Self, BranchError> {
+        match output.trim_ascii() {
+            b"none" => Ok(Self::Nothing),
+            text if text.ends_with(b" partial") => Ok(Self::Made { is_partial: true }),
+            text if text.ends_with(b"committed") => Ok(Self::Made { is_partial: false }),
+            _ => Err(BranchError::UnreadableOutput("no word about the bundle")),
+        }
+    }
+}
+
+/// Unpacks the bundle whose pack begins at `pack_offset`, and checks every object of it.
+///
+/// `index-pack --strict` is what a fetch does with `transfer.fsckObjects`; a fetch from a bundle does
+/// not do it before git 2.46.
+#[must_use]
+pub fn unpack(pack_at: u64, tip: &ObjectId, branch: &str) -> GitCommand {
+    let (from, most) = ((pack_at + 1).to_string(), limits::BUNDLE_BYTES.to_string());
+    let words = [
+        SOURCE_INSIDE,
+        BUNDLE_INSIDE,
+        &from,
+        tip.as_str(),
+        branch,
+        &most,
+    ];
+    script(UNPACK, &words)
+}
+
+/// What [`unpack`] found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum UnpackOutcome {
+    /// Everything is as it should be.
+    Checked {
+        /// The name of the pack, without its ending.
+        pack: String,
+        /// What the branch is in the source.
+        has: Option<ObjectId>,
+    },
+    /// A branch of the source has the name of the directory of ours.
+    Blocked,
+    /// The source keeps its refs in another form than files.
+    Reftable,
+}
+
+impl UnpackOutcome {
+    /// Reads what [`unpack`] printed.
+    ///
+    /// # Errors
+    /// [`BranchError::UnreadableOutput`]
+    pub fn parse(output: &[u8]) -> Result<Self, BranchError> {
+        let bad = || BranchError::UnreadableOutput("no word about the pack");
+        let text = std::str::from_utf8(output).map_err(|_| bad())?;
+        let words: Vec<&str> = text.split_whitespace().collect();
+        match words[..] {
+            ["reftable"] => Ok(Self::Reftable),
+            ["pack", _, "blocked"] => Ok(Self::Blocked),
+            ["pack", name, has] => Ok(Self::Checked {
+                pack: ObjectId::new(name).ok_or_else(bad)?.to_string(),
+                has: match has {
+                    "none" => None,
+                    id => Some(ObjectId::new(id).ok_or_else(bad)?),
+                },
+            }),
+            _ => Err(bad()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_are_read_and_anything_else_is_refused() {
+        let id = "0123456789012345678901234567890123456789";
+        let looked = SourceHead::parse(format!("sha1 {id} dirty\n3\n-\n4\n").as_bytes(), false);
+        assert!(looked.expect("an answer").is_dirty);
+        let clean = format!("sha1 {id} \n");
+        assert!(
+            !SourceHead::parse(clean.as_bytes(), false)
+                .expect("an answer")
+                .is_dirty
+        );
+        assert!(matches!(
+            SourceHead::parse(clean.as_bytes(), true),
+            Err(BranchError::TooLarge)
+        ));
+        let huge = format!("sha1 {id} \n{}\n{}\n", u64::MAX, u64::MAX);
+        assert!(matches!(
+            SourceHead::parse(huge.as_bytes(), false),
+            Err(BranchError::TooLarge)
+        ));
+        for bad in [
+            "",
+            "sha1",
+            "sha256 x",
+            &format!("sha256 {id} \n"),
+            "sha1 --all \n",
+        ] {
+            assert!(SourceHead::parse(bad.as_bytes(), false).is_err(), "{bad:?}");
+        }
+        assert_eq!(
+            BundleOutcome::parse(b"none\n").expect("read"),
+            BundleOutcome::Nothing
+        );
+        let made =
+            |text: &str| BundleOutcome::parse(format!("{id} {text}\n").as_bytes()).expect("read");
+        assert_eq!(
+            made("uncommitted"),
+            BundleOutcome::Made { is_partial: false }
+        );
+        assert_eq!(made("partial"), BundleOutcome::Made { is_partial: true });
+        assert!(BundleOutcome::parse(b"").is_err());
+        let has = UnpackOutcome::parse(format!("pack\t{id} none\n").as_bytes()).expect("read");
+        assert!(matches!(has, UnpackOutcome::Checked { has: None, .. }));
+        for bad in [
+            "",
+            "pack ../../x none",
+            "pack x",
+            &format!("pack {id} ../x"),
+        ] {
+            assert!(UnpackOutcome::parse(bad.as_bytes()).is_err(), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! Brings a checked pack and its branch into the source's repository.
+//!
+//! Not by git: git would read the repository's configuration, which can name programs, as whoever
+//! runs this, who may be root. A pack and a branch are files of known form, and they are written as
+//! git writes them: the pack under another name and then renamed, its index last; the branch by the
+//! lock file that git itself respects. Everything is made below held directories without following a
+//! link, never over something that is there, and belongs to the directory's owner.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{AtFlags, Gid, Mode, OFlags, RenameFlags, Uid};
+use rustix::io::Errno;
+
+use super::bundle_header::ObjectId;
+use super::open_regular;
+use crate::workspace::tree::{Root, TreeError, meta_of};
+use marshal_model::limits;
+
+/// Why the branch is not in the source.
+#[derive(Debug, thiserror::Error)]
+pub enum LandError {
+    /// The branch is there, or is being made.
+    #[error("the branch {0} is there already, or somebody is making it (a lock file)")]
+    Exists(String),
+    /// What was unpacked is too large.
+    #[error("the pack is larger than {} MiB", limits::BUNDLE_BYTES >> 19)]
+    PackTooLarge,
+    /// The system said no.
+    #[error(transparent)]
+    Tree(#[from] TreeError),
+}
+
+/// Brings the pack `pack-<pack>` from the directory `from`, then makes the branch.
+///
+/// # Errors
+/// [`LandError`]. A pack without a branch may be left then: git removes what no branch leads to.
+pub fn land(
+    git_dir: &Root,
+    from: &Root,
+    pack: &str,
+    branch: &str,
+    tip: &ObjectId,
+) -> Result<(), LandError> {
+    let packs = open_below(git_dir, &["objects", "pack"], false)?;
+    for ending in ["pack", "idx"] {
+        let name = format!("pack-{pack}.{ending}");
+        copy_pack_file(&packs, from, &name)?;
+    }
+    let failed = |error: io::Error| TreeError::at("write", b"objects/pack", error);
+    let whole = File::from(packs.try_clone().map_err(failed)?);
+    // An O_PATH directory cannot be synced itself.
+    let _ = whole.sync_all();
+    make_branch(git_dir, branch, tip)
+}
+
+/// Goes down from the repository, one name at a time; makes what is missing if it may.
+fn open_below(root: &Root, names: &[&str], may_make: bool) -> Result<OwnedFd, TreeError> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mut here = rustix::fs::openat(root, ".", flags, Mode::empty())
+        .map_err(|errno| TreeError::at("open", b".git", errno))?;
+    for name in names {
+        let failed = |errno: Errno| TreeError::at("open", name.as_bytes(), errno);
+        here = match rustix::fs::openat(&here, *name, flags, Mode::empty()) {
+            Err(Errno::NOENT) if may_make => {
+                let like = meta_of(&here)
+                    .map_err(|error| TreeError::at("examine", name.as_bytes(), error))?;
+                let mode = Mode::from_raw_mode(u32::from(like.mode & 0o2777));
+                rustix::fs::mkdirat(&here, *name, mode).map_err(failed)?;
+                let made =
+                    rustix::fs::openat(&here, *name, flags, Mode::empty()).map_err(failed)?;
+                set_owner(&made, like.uid, like.gid).map_err(failed)?;
+                made
+            }
+            opened => opened.map_err(failed)?,
+        };
+    }
+    Ok(here)
+}
+
+/// As root, what is made in somebody's directory is theirs.
+fn set_owner(fd: &OwnedFd, uid: u32, gid: u32) -> Result<(), Errno> {
+    if !rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
+    rustix::fs::chownat(fd, "", Some(uid), Some(gid), AtFlags::EMPTY_PATH)
+}
+
+/// A new file of a directory, which belongs to the directory's owner.
+fn create_owned_file(dir: &OwnedFd, name: &str, mode: u32) -> Result<File, Errno> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(dir, name, flags, Mode::from_raw_mode(mode))?;
+    let like = rustix::fs::fstat(dir)?;
+    if let Err(errno) = set_owner(&file, like.st_uid, like.st_gid) {
+        let _ = rustix::fs::unlinkat(dir, name, AtFlags::empty());
+        return Err(errno);
+    }
+    Ok(File::from(file))
+}
+
+fn copy_pack_file(packs: &OwnedFd, from: &Root, name: &str) -> Result<(), LandError> {
+    let failed = |error: io::Error| TreeError::at("write", name.as_bytes(), error);
+    let source = open_regular(from, name)?;
+    // So that git takes it for a leftover of its own, should this be its end.
+    let part = format!("tmp_marshal_{name}");
+    let _ = rustix::fs::unlinkat(packs, &*part, AtFlags::empty());
+    let mut target =
+        create_owned_file(packs, &part, 0o444).map_err(|errno| failed(errno.into()))?;
+    // The bases of a thin pack were added to it.
+    let most = 2 * limits::BUNDLE_BYTES;
+    let copied = io::copy(&mut io::Read::take(source, most + 1), &mut target)
+        .and_then(|bytes| target.sync_all().map(|()| bytes));
+    let done = match copied {
+        Ok(bytes) if bytes > most => Err(LandError::PackTooLarge),
+        Ok(_) => {
+            match rustix::fs::renameat_with(packs, &*part, packs, name, RenameFlags::NOREPLACE) {
+                // The same objects: its name is their hash.
+                Ok(()) | Err(Errno::EXIST) => Ok(()),
+                Err(errno) => Err(failed(errno.into()).into()),
+            }
+        }
+        Err(error) => Err(failed(error).into()),
+    };
+    let _ = rustix::fs::unlinkat(packs, &*part, AtFlags::empty());
+    done
+}
+
+fn make_branch(git_dir: &Root, branch: &str, tip: &ObjectId) -> Result<(), LandError> {
+    use std::io::Write as _;
+    let (above, name) = branch.rsplit_once('/').unwrap_or(("", branch));
+    let names: Vec<&str> = ["refs", "heads"]
+        .into_iter()
+        .chain(above.split('/').filter(|part| !part.is_empty()))
+        .collect();
+    let dir = open_below(git_dir, &names, true)?;
+    let failed = |error: io::Error| TreeError::at("make the branch", branch.as_bytes(), error);
+    let exists = || LandError::Exists(branch.to_owned());
+    let lock = format!("{name}.lock");
+    let mut file = match create_owned_file(&dir, &lock, 0o644) {
+        Ok(file) => file,
+        Err(Errno::EXIST) => return Err(exists()),
+        Err(errno) => return Err(failed(errno.into()).into()),
+    };
+    let written = writeln!(file, "{tip}").and_then(|()| file.sync_all());
+    let done = match written {
+        Ok(()) => match rustix::fs::renameat_with(&dir, &*lock, &dir, name, RenameFlags::NOREPLACE)
+        {
+            Ok(()) => return Ok(()),
+            Err(Errno::EXIST) => exists(),
+            Err(errno) => failed(errno.into()).into(),
+        },
+        Err(error) => failed(error).into(),
+    };
+    let _ = rustix::fs::unlinkat(&dir, &*lock, AtFlags::empty());
+    Err(done)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::testing::scratch;
+    use super::*;
+
+    #[test]
+    fn pack_and_branch_land_once_and_over_nothing() {
+        let dir = scratch();
+        let at = |name: &str| dir.path().join(name);
+        for path in ["git/objects/pack", "git/refs/heads", "out"] {
+            std::fs::create_dir_all(at(path)).unwrap();
+        }
+        let id = ObjectId::new(&"a".repeat(40)).unwrap();
+        for ending in ["pack", "idx"] {
+            std::fs::write(at(&format!("out/pack-{id}.{ending}")), ending).unwrap();
+        }
+        let (git, out) = (
+            Root::open(&at("git")).unwrap(),
+            Root::open(&at("out")).unwrap(),
+        );
+        let land = |branch: &str| land(&git, &out, id.as_str(), branch, &id);
+        land("marshal/s").unwrap();
+        let branch = std::fs::read_to_string(at("git/refs/heads/marshal/s")).unwrap();
+        assert_eq!(branch, format!("{id}\n"));
+        assert_eq!(
+            std::fs::read_dir(at("git/objects/pack")).unwrap().count(),
+            2
+        );
+        assert!(matches!(land("marshal/s"), Err(LandError::Exists(_))));
+        std::fs::write(at("git/refs/heads/marshal/t.lock"), "").unwrap();
+        assert!(matches!(land("marshal/t"), Err(LandError::Exists(_))));
+        assert!(
+            at("git/refs/heads/marshal/t.lock").exists(),
+            "it is somebody else's"
+        );
+        // A link in the repository's place of branches leads nowhere.
+        std::fs::remove_dir_all(at("git/refs/heads")).unwrap();
+        std::fs::create_dir(at("elsewhere")).unwrap();
+        std::os::unix::fs::symlink(at("elsewhere"), at("git/refs/heads")).unwrap();
+        assert!(land("marshal/u").is_err());
+        assert_eq!(std::fs::read_dir(at("elsewhere")).unwrap().count(), 0);
+        // Nor does one in the place of the pack.
+        std::fs::remove_file(at(&format!("out/pack-{id}.idx"))).unwrap();
+        std::os::unix::fs::symlink("/etc/passwd", at(&format!("out/pack-{id}.idx"))).unwrap();
+        assert!(land("marshal/v").is_err());
+    }
+}

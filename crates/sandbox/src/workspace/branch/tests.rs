@@ -1,0 +1,91 @@
+//! What stands beside a clone, and what of a bundle is kept.
+
+use super::super::testing::scratch;
+use super::*;
+
+fn id(byte: char) -> ObjectId {
+    ObjectId::new(&byte.to_string().repeat(40)).unwrap()
+}
+
+#[test]
+fn what_is_known_of_a_clone_is_read_again() {
+    let dir = scratch();
+    let state = StateDir::open(&dir.path().join("state"), &[]).unwrap();
+    let session = SessionId::new("s").unwrap();
+    let known = CloneRecord {
+        v: 1,
+        source: "/srv/project".into(),
+        base: id('a'),
+    };
+    let (part, path) = scratch_of(&state);
+    std::fs::write(path.join("file"), "x").unwrap();
+    let clone = publish_clone(&state, &session, &part, &known).unwrap();
+    assert_eq!(std::fs::read_to_string(clone.join("file")).unwrap(), "x");
+    assert_eq!(read_record(state.copies(), &session).unwrap(), known);
+    for bad in ["", "{}", r#"{"v":2,"source":"/","base":"aa"}"#] {
+        let file = state.copies().path().join(record_name("s"));
+        std::fs::write(file, bad).unwrap();
+        assert!(read_record(state.copies(), &session).is_err(), "{bad}");
+    }
+}
+
+fn scratch_of(state: &StateDir) -> (String, PathBuf) {
+    super::create_scratch(state.copies(), "s", None).unwrap()
+}
+
+#[test]
+fn only_a_plain_file_that_is_a_bundle_is_kept() {
+    let dir = scratch();
+    let state = StateDir::open(&dir.path().join("state"), &[]).unwrap();
+    let session = SessionId::new("s").unwrap();
+    let (part, path) = scratch_of(&state);
+    let made = path.join(MADE);
+    let keep = || store_bundle(&state, &session, &part, &id('a'));
+    assert!(keep().is_err(), "nothing was made");
+    std::fs::write(&made, "no bundle").unwrap();
+    assert!(matches!(
+        keep(),
+        Err(BranchError::Header(BundleHeaderError::Signature))
+    ));
+    let text = format!("# v2 git bundle\n{} refs/heads/marshal/s\n\nPACK", id('b'));
+    std::fs::write(&made, &text).unwrap();
+    std::fs::hard_link(&made, path.join("second")).unwrap();
+    assert!(keep().is_err(), "a second name could change it");
+    std::fs::remove_file(path.join("second")).unwrap();
+    let kept = keep().unwrap();
+    assert_eq!(std::fs::read_to_string(&kept).unwrap(), text);
+    assert_eq!(kept, bundle_path(&state, &session));
+    let head = stored_header(state.copies(), &session, &id('a')).unwrap();
+    assert_eq!(head.tip, id('b'));
+    // A link is none, and a fifo does not make anybody wait.
+    std::fs::remove_file(&made).unwrap();
+    std::os::unix::fs::symlink("/etc/passwd", &made).unwrap();
+    assert!(keep().is_err());
+    std::fs::remove_file(&made).unwrap();
+    let mode = Mode::from_raw_mode(0o600);
+    rustix::fs::mkfifoat(rustix::fs::CWD, &made, mode).unwrap();
+    assert!(keep().is_err());
+}
+
+#[test]
+fn a_source_without_a_repository_of_its_own_is_refused() {
+    let dir = scratch();
+    let at = |name: &str| dir.path().join(name);
+    assert!(matches!(
+        check_repository(dir.path()),
+        Err(BranchError::NoRepository)
+    ));
+    std::fs::write(at(".git"), "gitdir: /elsewhere").unwrap();
+    assert!(matches!(
+        check_repository(dir.path()),
+        Err(BranchError::GitFileOrLink)
+    ));
+    std::fs::remove_file(at(".git")).unwrap();
+    std::fs::create_dir_all(at(".git/objects/info")).unwrap();
+    assert_eq!(check_repository(dir.path()).unwrap(), at(".git"));
+    std::fs::write(at(".git/objects/info/alternates"), "/elsewhere\n").unwrap();
+    assert!(matches!(
+        check_repository(dir.path()),
+        Err(BranchError::HasAlternates)
+    ));
+}

@@ -1,0 +1,364 @@
+//! What is in a workspace, by metadata alone, and what changed since.
+//!
+//! Owns the comparison of two walks. Never opens a file, so it cannot be made to wait by a fifo or
+//! to read what it should not; and it never claims a change that an incomplete walk only suggests.
+
+use std::collections::HashMap;
+
+use super::foreign_path;
+use super::tree::{Entry, Kind, Root, Timestamp, TreeError, WalkBounds, WalkStep, walk};
+use marshal_model::limits;
+use marshal_model::{UntrustedText, string_enum};
+
+/// What is compared of one thing.
+#[derive(Debug, Clone, Copy)]
+struct EntryState {
+    kind: Kind,
+    mode: u16,
+    size: u64,
+    mtime: Timestamp,
+    /// The kernel sets it at every change, so a forged mtime does not hide one.
+    ctime: Timestamp,
+    /// For a directory: whether something is in it that is listed itself.
+    has_entries: bool,
+}
+
+impl EntryState {
+    fn differs_from(&self, other: &Self) -> bool {
+        if self.kind != other.kind || self.mode != other.mode {
+            return true;
+        }
+        // A directory's times say only that an entry came or went, and that is listed itself.
+        self.kind != Kind::Dir
+            && (self.size, self.mtime, self.ctime) != (other.size, other.mtime, other.ctime)
+    }
+
+    /// Directories with something in them are spoken for by what is in them.
+    fn is_listed(&self) -> bool {
+        self.kind != Kind::Dir || !self.has_entries
+    }
+}
+
+/// Everything in a workspace at one time. What is in a `.git`, at any level, is left out.
+#[derive(Debug, Clone, Default)]
+pub struct Manifest {
+    entries: HashMap<Box<[u8]>, EntryState>,
+    complete: bool,
+}
+
+string_enum!(
+    /// What happened to a file.
+    ChangeKind {
+        /// It is new.
+        Added = "added",
+        /// It is another than before, or has other rights.
+        Modified = "modified",
+        /// It is gone.
+        Deleted = "deleted",
+    }
+);
+
+/// One changed file, link or empty directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Change {
+    /// Its path below the workspace ([`foreign_path`]).
+    pub path: UntrustedText,
+    /// What happened to it.
+    pub kind: ChangeKind,
+}
+
+/// What changed between two times.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// The changes, sorted by path, at most [`limits::CHANGES_LISTED`].
+    pub list: Vec<Change>,
+    /// How many there are, those beyond the list included.
+    pub total: u64,
+    /// The list is not all of it: more changed than it holds, or the tree was beyond the bounds
+    /// of a walk, or parts of it could not be read.
+    pub is_truncated: bool,
+}
+
+impl Manifest {
+    /// Records what is below `root`.
+    pub fn record(root: &Root) -> Result<Self, TreeError> {
+        Self::record_within(root, WalkBounds::default())
+    }
+
+    fn record_within(root: &Root, bounds: WalkBounds) -> Result<Self, TreeError> {
+        let mut recorder = Recorder::default();
+        let walked = walk(root, bounds, &mut |entry| recorder.visit(entry))
+            .map_err(|error| TreeError::at_path("list", root.path(), error))?;
+        Ok(Self {
+            entries: recorder.entries,
+            complete: walked.incomplete.is_none() && walked.unreadable == 0 && !recorder.too_long,
+        })
+    }
+
+    /// How many files, links and directories are recorded.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether nothing is recorded.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Whether something at this path was seen.
+    #[must_use]
+    pub fn has(&self, path: &[u8]) -> bool {
+        self.entries.contains_key(path)
+    }
+
+    /// Whether something special was seen at this path: in an overlay, what stands for something
+    /// deleted. Its times say nothing, because all of these may be one.
+    pub(super) fn has_special(&self, path: &[u8]) -> bool {
+        self.entries
+            .get(path)
+            .is_some_and(|then| then.kind == Kind::Other)
+    }
+
+    /// Whether exactly this was seen at this path.
+    pub(super) fn contains_unchanged(&self, path: &[u8], now: &rustix::fs::Stat) -> bool {
+        let stamp = |seconds: i64, nanos: u64| (seconds, u32::try_from(nanos).unwrap_or(0));
+        self.entries.get(path).is_some_and(|then| {
+            then.size == u64::try_from(now.st_size).unwrap_or(0)
+                && then.ctime == stamp(now.st_ctime, now.st_ctime_nsec)
+        })
+    }
+
+    /// What is different below `root` now.
+    pub fn changes(&self, root: &Root) -> Result<Changes, TreeError> {
+        Ok(self.compare(&Self::record(root)?))
+    }
+
+    fn compare(&self, after: &Self) -> Changes {
+        let mut found: Vec<(&[u8], ChangeKind)> = Vec::new();
+        for (path, now) in &after.entries {
+            match self.entries.get(path) {
+                Some(then) if then.differs_from(now) => found.push((path, ChangeKind::Modified)),
+                // What an incomplete walk did not see may have been there.
+                None if self.complete && now.is_listed() => found.push((path, ChangeKind::Added)),
+                Some(_) | None => {}
+            }
+        }
+        if after.complete {
+            for (path, then) in &self.entries {
+                if then.is_listed() && !after.entries.contains_key(path) {
+                    found.push((path, ChangeKind::Deleted));
+                }
+            }
+        }
+        found.sort_unstable();
+        let total = found.len() as u64;
+        found.truncate(limits::CHANGES_LISTED);
+        Changes {
+            is_truncated: !self.complete || !after.complete || total > found.len() as u64,
+            list: found
+                .into_iter()
+                .map(|(path, kind)| Change {
+                    path: foreign_path(path),
+                    kind,
+                })
+                .collect(),
+            total,
+        }
+    }
+}
+
+#[derive(Default)]
+struct Recorder {
+    entries: HashMap<Box<[u8]>, EntryState>,
+    bytes: usize,
+    too_long: bool,
+    /// The directory that was last marked as having entries: they come one after another.
+    parent: Vec<u8>,
+}
+
+impl Recorder {
+    fn visit(&mut self, entry: &Entry<'_>) -> WalkStep {
+        self.mark_parent(entry);
+        if entry.path.len() > limits::MANIFEST_PATH_BYTES {
+            self.too_long = true;
+            return WalkStep::Skip;
+        }
+        self.bytes += entry.path.len();
+        if self.bytes > limits::MANIFEST_BYTES {
+            self.too_long = true;
+            return WalkStep::Stop;
+        }
+        let meta = entry.meta;
+        self.entries.insert(
+            entry.path.into(),
+            EntryState {
+                kind: meta.kind,
+                mode: meta.mode,
+                size: meta.size,
+                mtime: meta.mtime,
+                ctime: meta.ctime,
+                has_entries: false,
+            },
+        );
+        if entry.name == b".git" {
+            WalkStep::Skip
+        } else {
+            WalkStep::Enter
+        }
+    }
+
+    fn mark_parent(&mut self, entry: &Entry<'_>) {
+        let end = entry.path.len() - entry.name.len();
+        let parent = &entry.path[..end.saturating_sub(1)];
+        if parent.is_empty() || parent == self.parent {
+            return;
+        }
+        self.parent.clear();
+        self.parent.extend_from_slice(parent);
+        if let Some(seen) = self.entries.get_mut(parent) {
+            seen.has_entries = true;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::ffi::OsStrExt as _;
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+    use std::path::Path;
+
+    use super::super::testing::{deep_tree, scratch};
+    use super::*;
+
+    fn words(changes: &Changes) -> Vec<String> {
+        let word = |c: &Change| format!("{} {}", c.kind, c.path.raw());
+        changes.list.iter().map(word).collect()
+    }
+
+    fn write(path: &Path, text: &str) {
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+
+    #[test]
+    fn every_kind_of_change_is_told_once_by_the_file_that_it_happened_to() {
+        let dir = scratch();
+        let at = |name: &str| dir.path().join(name);
+        for name in [
+            "same",
+            "longer",
+            "forged",
+            "gone/x",
+            "mode",
+            "turned",
+            ".git/config",
+        ] {
+            write(&at(name), "x");
+        }
+        symlink("same", at("link")).unwrap();
+        let root = Root::open(dir.path()).unwrap();
+        let before = Manifest::record(&root).unwrap();
+        assert_eq!(words(&before.changes(&root).unwrap()), Vec::<String>::new());
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        write(&at("longer"), "xyz");
+        let old = std::fs::metadata(at("forged")).unwrap().modified().unwrap();
+        write(&at("forged"), "y");
+        let file = std::fs::File::options()
+            .write(true)
+            .open(at("forged"))
+            .unwrap();
+        file.set_modified(old).unwrap();
+        std::fs::remove_dir_all(at("gone")).unwrap();
+        std::fs::set_permissions(at("mode"), std::fs::Permissions::from_mode(0o755)).unwrap();
+        std::fs::remove_file(at("turned")).unwrap();
+        write(&at("turned/inside"), "x");
+        write(&at("new/deep/file"), "x");
+        write(&at("sub/.git/HEAD"), "x");
+        write(&at(".git/config"), "fsmonitor = evil");
+        std::fs::create_dir(at("empty")).unwrap();
+        std::fs::remove_file(at("link")).unwrap();
+        symlink("mode", at("link")).unwrap();
+        let changes = before.changes(&root).unwrap();
+        let expect = [
+            "added empty",
+            "modified forged",
+            "deleted gone/x",
+            "modified link",
+            "modified longer",
+            "modified mode",
+            "added new/deep/file",
+            "added sub/.git",
+            "modified turned",
+            "added turned/inside",
+        ];
+        assert_eq!(words(&changes), expect);
+        assert!(!changes.is_truncated);
+    }
+
+    #[test]
+    fn hostile_trees_end_within_bounds_and_say_that_they_were_cut() {
+        let dir = scratch();
+        let root = Root::open(dir.path()).unwrap();
+        let before = Manifest::record(&root).unwrap();
+        let odd = std::ffi::OsStr::from_bytes(b"a\n\x1b]0;x\x07\xff");
+        std::fs::write(dir.path().join(odd), "x").unwrap();
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            dir.path().join("fifo"),
+            rustix::fs::FileType::Fifo,
+            rustix::fs::Mode::from_raw_mode(0o600),
+            0,
+        )
+        .unwrap();
+        let changes = before.changes(&root).unwrap();
+        assert_eq!(
+            words(&changes),
+            ["added a\n\u{1b}]0;x\u{7}\\xff", "added fifo"]
+        );
+        deep_tree(dir.path(), 2100);
+        let changes = before.changes(&root).unwrap();
+        assert!(changes.is_truncated, "paths beyond PATH_MAX are not listed");
+        assert_eq!(changes.total, 2);
+    }
+
+    #[test]
+    fn an_incomplete_walk_claims_no_addition_and_no_deletion() {
+        let dir = scratch();
+        for n in 0..50 {
+            write(&dir.path().join(n.to_string()), "x");
+        }
+        let root = Root::open(dir.path()).unwrap();
+        let few = WalkBounds {
+            entries: 10,
+            ..WalkBounds::default()
+        };
+        let part = Manifest::record_within(&root, few).unwrap();
+        let whole = Manifest::record(&root).unwrap();
+        for (then, now) in [(&part, &whole), (&whole, &part)] {
+            let changes = then.compare(now);
+            assert_eq!((changes.total, changes.is_truncated), (0, true));
+        }
+    }
+
+    #[test]
+    fn twenty_thousand_changes_are_counted_and_a_thousand_named() {
+        let dir = scratch();
+        let root = Root::open(dir.path()).unwrap();
+        let before = Manifest::record(&root).unwrap();
+        for outer in 0..20 {
+            let sub = dir.path().join(outer.to_string());
+            std::fs::create_dir(&sub).unwrap();
+            let first = sub.join("0");
+            std::fs::write(&first, "").unwrap();
+            for inner in 1..1000 {
+                std::fs::hard_link(&first, sub.join(inner.to_string())).unwrap();
+            }
+        }
+        let changes = before.changes(&root).unwrap();
+        assert_eq!(changes.total, 20_000);
+        assert_eq!(changes.list.len(), limits::CHANGES_LISTED);
+        assert!(changes.is_truncated);
+    }
+}

@@ -1,0 +1,621 @@
+//! What an apply would do: every change that a session made, compared with the workspace as it is
+//! now, with everything that speaks against it.
+//!
+//! Reads what was written through a process of the agent's own user and the workspace with the
+//! caller's rights, and changes nothing. One change that is refused refuses all. Must not know the
+//! policy: what it says of a path is asked of the caller.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, Read};
+use std::path::Path;
+
+use super::bases::{self, Base, OverlayRecord, is_below, kind_at, paths_below, read_state};
+use super::upper_walk::EntryForm;
+use super::{Overlay, OverlayError};
+use crate::upper_reader::{UpperReader, WrittenEntry};
+use crate::workspace::tree::{FileId, Kind, Root, TreeError, meta_of};
+use marshal_model::UntrustedText;
+use marshal_model::limits;
+use marshal_model::string_enum;
+
+/// Names in a workspace that an apply uses for itself begin so.
+pub(super) const STAGING: &str = ".marshal-apply-";
+/// Stands for anything in a directory where the directory itself is judged.
+pub(super) const ANYTHING: &str = "/-";
+
+/// What a policy says of a change.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ChangeDecision {
+    /// It may be.
+    Allow,
+    /// A person decides; why.
+    Ask(String),
+    /// It may not be; why.
+    Deny(String),
+}
+
+/// Judges the writing of a path below the workspace.
+pub type PolicyCheck<'j> = dyn Fn(&str) -> ChangeDecision + 'j;
+
+string_enum!(
+    /// What happens to a path.
+    PlannedChangeKind {
+        /// It is new.
+        Added = "added",
+        /// It is another.
+        Modified = "modified",
+        /// It goes.
+        Deleted = "deleted",
+        /// A directory gets other rights.
+        Mode = "mode",
+    }
+);
+
+/// One change.
+#[derive(Debug, Clone)]
+pub struct PlannedChange {
+    /// Its path below the workspace.
+    pub path: UntrustedText,
+    /// What happens to it.
+    pub kind: PlannedChangeKind,
+    /// Why it is refused, if it is.
+    pub refused: Option<String>,
+    /// The workspace has changed under it: why it is refused, if for that.
+    pub conflict: Option<String>,
+    /// Why a person is to decide, if one is.
+    pub approval_reason: Option<String>,
+    /// Its permission bits before and after, where they differ.
+    pub modes: Option<(u32, u32)>,
+    /// Its content before and after, where both are kept and it is a plain file: nothing is empty.
+    pub texts: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+/// Something that an apply makes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NewNode {
+    /// A plain file.
+    File {
+        /// The SHA-256 of its content.
+        sha256: String,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// A symbolic link and its target.
+    Link(String),
+    /// A directory and its permission bits.
+    Dir(u32),
+}
+
+/// What an apply does to one path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ApplyAction {
+    /// Puts something where nothing is.
+    New,
+    /// Puts something in the place of something.
+    Replace,
+    /// Takes something away.
+    Remove,
+    /// Gives a directory other rights.
+    Mode {
+        /// Which it is.
+        id: FileId,
+        /// Its permission bits now.
+        old: u32,
+        /// And then.
+        new: u32,
+    },
+}
+
+/// Everything that an apply would do.
+#[derive(Debug, Default)]
+pub struct ApplyPlan {
+    /// Every change, sorted by path.
+    pub changes: Vec<PlannedChange>,
+    /// What is done, by path.
+    pub actions: BTreeMap<String, ApplyAction>,
+    /// What is made, by path: what the acts put into their place, with what is in it.
+    pub nodes: BTreeMap<String, NewNode>,
+    /// The directory that the place of each act is in.
+    pub parents: BTreeMap<String, FileId>,
+    /// Why not everything was seen, if so.
+    pub incomplete: Option<String>,
+}
+
+impl ApplyPlan {
+    /// Everything that speaks against it, as a sentence each.
+    #[must_use]
+    pub fn refusals(&self) -> Vec<String> {
+        let mut why: Vec<String> = self.incomplete.iter().cloned().collect();
+        for item in &self.changes {
+            for reason in item.refused.iter().chain(&item.conflict) {
+                why.push(format!("{}: {reason}", item.path.escape_for_display(300)));
+            }
+        }
+        why
+    }
+}
+
+/// Looks at everything that a session wrote. `program` is this binary; with `texts` the contents of
+/// small files are kept.
+///
+/// # Errors
+/// What the overlay, its reader or the workspace says.
+pub fn plan_apply(
+    overlay: &Overlay,
+    program: &Path,
+    judge: &PolicyCheck<'_>,
+    texts: bool,
+) -> Result<ApplyPlan, OverlayError> {
+    let lower = overlay.lower()?;
+    let upper = overlay.upper()?;
+    let mut record = overlay.record()?;
+    let failed =
+        |error: io::Error| TreeError::at_path("read what was written in", overlay.path(), error);
+    if record.note_bases(&upper, &lower).map_err(failed)? {
+        overlay.save_record(&record)?;
+    }
+    let mut reader = start_reader(overlay, &upper, program).map_err(failed)?;
+    let mut looker = Planner {
+        lower: &lower,
+        record: &record,
+        policy: judge,
+        room: if texts { limits::OVERLAY_TEXT_BYTES } else { 0 },
+        replaced: None,
+        plan: ApplyPlan::default(),
+    };
+    let cut = reader
+        .read(&mut |written, content| looker.add_written(&written, content))
+        .map_err(failed)?;
+    looker.finish_replaced();
+    let mut plan = looker.plan;
+    plan.incomplete = cut.map(|why| format!("not all of it can be looked at: {why}"));
+    for path in plan.actions.keys() {
+        // Where there is none, the place has changed, and the apply will say so.
+        if let Ok(above) = bases::open_parent(&lower, path).and_then(|(dir, _)| meta_of(dir)) {
+            plan.parents.insert(path.clone(), above.id);
+        }
+    }
+    plan.changes.sort_by(|a, b| a.path.raw().cmp(b.path.raw()));
+    Ok(plan)
+}
+
+/// Starts a reader of what was written, as its owner.
+pub(super) fn start_reader(
+    overlay: &Overlay,
+    upper: &Root,
+    program: &Path,
+) -> io::Result<UpperReader> {
+    let is_root = rustix::process::geteuid().is_root();
+    let owner = overlay.owner().map_err(io::Error::other)?;
+    UpperReader::start(program, upper, is_root.then_some(owner))
+}
+
+/// A file or a link: what it will be, its content before and after, its rights if they change.
+type NewLeaf = (NewNode, Option<(Vec<u8>, Vec<u8>)>, Option<(u32, u32)>);
+
+/// A directory that is made as a whole.
+struct ReplacedDirectory {
+    top: String,
+    /// What is in its place.
+    below: Option<Kind>,
+    /// What it hides of the workspace: paths of files.
+    hides: Vec<String>,
+    seen: BTreeSet<String>,
+    /// Something in it is not what is there.
+    differs: bool,
+}
+
+pub(super) struct Planner<'l> {
+    pub(super) lower: &'l Root,
+    record: &'l OverlayRecord,
+    pub(super) policy: &'l PolicyCheck<'l>,
+    /// Bytes of texts that may still be kept.
+    room: usize,
+    replaced: Option<ReplacedDirectory>,
+    pub(super) plan: ApplyPlan,
+}
+
+fn new_change(path: &str, kind: PlannedChangeKind) -> PlannedChange {
+    PlannedChange {
+        path: UntrustedText::new(path),
+        kind,
+        refused: None,
+        conflict: None,
+        approval_reason: None,
+        modes: None,
+        texts: None,
+    }
+}
+
+/// The permission bits that a thing gets in the workspace: never more for others than to read and
+/// execute, always everything that its owner needs, nothing special.
+const fn safe_mode(mode: u32, needed: u32) -> u32 {
+    mode & 0o777 & !0o022 | needed
+}
+
+/// What a file or a link is, beside one that is there or without.
+const fn leaf_kind(now: Option<&Base>) -> PlannedChangeKind {
+    match now {
+        Some(_) => PlannedChangeKind::Modified,
+        None => PlannedChangeKind::Added,
+    }
+}
+
+/// Whether exactly this is in the workspace.
+fn is_unchanged(node: &NewNode, now: Option<&Base>) -> io::Result<bool> {
+    Ok(match (node, now) {
+        (
+            NewNode::File { sha256, mode },
+            Some(Base::File {
+                sha256: there,
+                mode: before,
+            }),
+        ) => sha256 == there && *mode == before & 0o777,
+        (NewNode::Link(target), Some(Base::Link { sha256 })) => {
+            *sha256 == bases::digest(&mut target.as_bytes())?
+        }
+        _ => false,
+    })
+}
+
+impl Planner<'_> {
+    fn add_written(&mut self, written: &WrittenEntry, content: &mut dyn Read) -> io::Result<()> {
+        let Some(path) = &written.utf8_path else {
+            let mut odd = new_change("", PlannedChangeKind::Added);
+            odd.path = written.path.clone();
+            odd.refused = Some("its name is no UTF-8".to_owned());
+            self.plan.changes.push(odd);
+            return Ok(());
+        };
+        if let Some(cover) = &mut self.replaced {
+            if is_below(path.as_bytes(), cover.top.as_bytes()) {
+                cover.seen.insert(path.clone());
+                return self.add_below_replaced(path, &written.form, content);
+            }
+            self.finish_replaced();
+        }
+        let below = kind_at(self.lower, path)?;
+        match &written.form {
+            EntryForm::Odd { why } => {
+                self.refuse(path, why.clone());
+                Ok(())
+            }
+            EntryForm::Gone => self.add_deletion(path, below),
+            EntryForm::Dir { opaque, mode } if !opaque && below == Some(Kind::Dir) => {
+                self.add_mode_change(path, *mode)
+            }
+            EntryForm::Dir { mode, .. } => {
+                let hides = self.paths_replaced(path, below)?;
+                self.add_node(path, below, NewNode::Dir(safe_mode(*mode, 0o700)));
+                self.replaced = Some(ReplacedDirectory {
+                    top: path.clone(),
+                    below,
+                    hides,
+                    seen: BTreeSet::new(),
+                    differs: below != Some(Kind::Dir),
+                });
+                Ok(())
+            }
+            EntryForm::File { .. } | EntryForm::Link { .. } => {
+                self.add_leaf(path, &written.form, below, content)
+            }
+        }
+    }
+
+    fn refuse(&mut self, path: &str, why: String) {
+        let mut odd = new_change(path, PlannedChangeKind::Added);
+        odd.refused = Some(why);
+        self.plan.changes.push(odd);
+    }
+
+    /// What the policy says of it, and what is never taken over.
+    fn apply_policy(&self, mut of: PlannedChange, paths: &[&str]) -> PlannedChange {
+        let names = of.path.raw().split('/').next();
+        if names.is_some_and(|first| first.starts_with(STAGING)) {
+            of.refused = Some("its name is one that apply itself uses".to_owned());
+        }
+        for path in paths {
+            match (self.policy)(path) {
+                ChangeDecision::Allow => {}
+                ChangeDecision::Ask(why) => of.approval_reason = Some(why),
+                ChangeDecision::Deny(why) => {
+                    of.refused.get_or_insert(why);
+                }
+            }
+        }
+        of
+    }
+
+    /// A directory that comes, goes or changes: judged as itself and as the place of anything. It is
+    /// told only if nothing else tells of it.
+    fn add_directory(&mut self, path: &str, kind: PlannedChangeKind, below: Option<Kind>) {
+        let of = self.apply_policy(
+            new_change(path, kind),
+            &[path, &format!("{path}{ANYTHING}")],
+        );
+        let conflict = self.find_conflict(path);
+        let is_told = kind == PlannedChangeKind::Mode || below != Some(Kind::Dir);
+        if is_told || of.refused.is_some() || of.approval_reason.is_some() || conflict.is_some() {
+            let conflict = if kind == PlannedChangeKind::Mode {
+                None
+            } else {
+                conflict
+            };
+            self.plan.changes.push(PlannedChange { conflict, ..of });
+        }
+    }
+
+    /// Whether the workspace is at this place what the session began with; if not, why.
+    fn find_conflict(&self, path: &str) -> Option<String> {
+        let now = || read_state(self.lower, path).map(|seen| seen.base);
+        match self.record.bases.get(path) {
+            None => None,
+            Some(Base::Changed) => Some(
+                "it, or the directory that it would be in, was changed in the workspace while the \
+                 session worked"
+                    .to_owned(),
+            ),
+            Some(Base::Other) => Some(
+                "the workspace has a device, a fifo, a socket or something very large in its place"
+                    .to_owned(),
+            ),
+            Some(then) => match now() {
+                Ok(now) if now == *then => None,
+                Ok(_) => Some("it was changed in the workspace after the session".to_owned()),
+                Err(error) => Some(format!("the workspace cannot be read there: {error}")),
+            },
+        }
+    }
+
+    fn add_node(&mut self, path: &str, below: Option<Kind>, node: NewNode) {
+        let act = if below.is_some() {
+            ApplyAction::Replace
+        } else {
+            ApplyAction::New
+        };
+        self.plan.actions.insert(path.to_owned(), act);
+        self.plan.nodes.insert(path.to_owned(), node);
+    }
+
+    /// The files of the workspace that go when something is put in the place of `path`; each is
+    /// judged when it is known that it does not come again.
+    fn paths_replaced(&mut self, path: &str, below: Option<Kind>) -> io::Result<Vec<String>> {
+        if below != Some(Kind::Dir) {
+            return Ok(Vec::new());
+        }
+        let paths = paths_below(self.lower, path)?;
+        if paths.is_none() {
+            self.refuse(path, "the directory in its place is too large".to_owned());
+        }
+        Ok(paths.unwrap_or_default())
+    }
+
+    /// Tells of what goes with a directory.
+    fn add_deletions(&mut self, paths: &[String]) {
+        for path in paths {
+            let of = match path.strip_suffix('/') {
+                Some(dir) => {
+                    let anything = format!("{dir}{ANYTHING}");
+                    let of = self.apply_policy(
+                        new_change(dir, PlannedChangeKind::Deleted),
+                        &[dir, &anything],
+                    );
+                    if of.refused.is_none() && of.approval_reason.is_none() && paths.len() > 1 {
+                        continue;
+                    }
+                    of
+                }
+                None => self.apply_policy(new_change(path, PlannedChangeKind::Deleted), &[path]),
+            };
+            self.plan.changes.push(of);
+        }
+    }
+
+    fn add_deletion(&mut self, path: &str, below: Option<Kind>) -> io::Result<()> {
+        if below.is_none() {
+            return Ok(());
+        }
+        self.plan
+            .actions
+            .insert(path.to_owned(), ApplyAction::Remove);
+        let conflict = self.find_conflict(path);
+        if below == Some(Kind::Dir) {
+            let paths = self.paths_replaced(path, below)?;
+            self.add_deletions(&paths);
+            if conflict.is_some() {
+                let of = new_change(path, PlannedChangeKind::Deleted);
+                self.plan.changes.push(PlannedChange { conflict, ..of });
+            }
+            return Ok(());
+        }
+        let of = self.apply_policy(new_change(path, PlannedChangeKind::Deleted), &[path]);
+        self.plan.changes.push(PlannedChange { conflict, ..of });
+        Ok(())
+    }
+
+    fn add_mode_change(&mut self, path: &str, mode: u32) -> io::Result<()> {
+        let Some(held) = bases::open_handle(self.lower, path)? else {
+            return Ok(());
+        };
+        let meta = meta_of(held)?;
+        let (id, old) = (meta.id, u32::from(meta.mode));
+        // What is special of the workspace's own directory stays.
+        let new = safe_mode(mode, 0o700) | old & 0o7000;
+        if mode & 0o777 == old & 0o777 || new == old {
+            return Ok(());
+        }
+        self.plan
+            .actions
+            .insert(path.to_owned(), ApplyAction::Mode { id, old, new });
+        let told = self.plan.changes.len();
+        self.add_directory(path, PlannedChangeKind::Mode, Some(Kind::Dir));
+        if let Some(of) = self.plan.changes.get_mut(told) {
+            of.modes = Some((old, new));
+        }
+        Ok(())
+    }
+
+    /// A file or a link at a place of its own.
+    fn add_leaf(
+        &mut self,
+        path: &str,
+        form: &EntryForm,
+        below: Option<Kind>,
+        content: &mut dyn Read,
+    ) -> io::Result<()> {
+        let now = self.current_base(path, below)?;
+        let (node, text, mode) = match self.read_leaf(path, form, now.as_ref(), content)? {
+            Ok(read) => read,
+            Err(why) => {
+                self.refuse(path, why);
+                return Ok(());
+            }
+        };
+        if is_unchanged(&node, now.as_ref())? {
+            return Ok(());
+        }
+        let kind = leaf_kind(now.as_ref());
+        let goes = self.paths_replaced(path, below)?;
+        self.add_deletions(&goes);
+        let mut of = self.apply_policy(new_change(path, kind), &[path]);
+        of.refused = of.refused.or(self.link_refusal(path, &node));
+        of.conflict = self.find_conflict(path);
+        of.modes = mode;
+        of.texts = text;
+        self.plan.changes.push(of);
+        self.add_node(path, below, node);
+        Ok(())
+    }
+
+    /// The file or link that is there now, if there is one.
+    fn current_base(&self, path: &str, below: Option<Kind>) -> io::Result<Option<Base>> {
+        Ok(match below {
+            Some(Kind::File | Kind::Link) => Some(read_state(self.lower, path)?.base),
+            _ => None,
+        })
+    }
+
+    /// Something in a directory that is made as a whole.
+    fn add_below_replaced(
+        &mut self,
+        path: &str,
+        form: &EntryForm,
+        content: &mut dyn Read,
+    ) -> io::Result<()> {
+        let below = kind_at(self.lower, path)?;
+        let (node, is_there) = match form {
+            EntryForm::Odd { why } => {
+                self.refuse(path, why.clone());
+                return Ok(());
+            }
+            EntryForm::Gone => return Ok(()),
+            EntryForm::Dir { mode, .. } => {
+                self.add_directory(path, PlannedChangeKind::Added, below);
+                (
+                    NewNode::Dir(safe_mode(*mode, 0o700)),
+                    below == Some(Kind::Dir),
+                )
+            }
+            EntryForm::File { .. } | EntryForm::Link { .. } => {
+                let now = self.current_base(path, below)?;
+                let (node, text, mode) = match self.read_leaf(path, form, now.as_ref(), content)? {
+                    Ok(read) => read,
+                    Err(why) => {
+                        self.refuse(path, why);
+                        return Ok(());
+                    }
+                };
+                let kind = leaf_kind(now.as_ref());
+                let is_there = is_unchanged(&node, now.as_ref())?;
+                let mut of = self.apply_policy(new_change(path, kind), &[path]);
+                of.refused = of.refused.or(self.link_refusal(path, &node));
+                of.modes = mode;
+                of.texts = text;
+                if !is_there {
+                    self.plan.changes.push(of);
+                }
+                (node, is_there)
+            }
+        };
+        if let Some(cover) = self.replaced.as_mut().filter(|_| !is_there) {
+            cover.differs = true;
+        }
+        self.plan.nodes.insert(path.to_owned(), node);
+        Ok(())
+    }
+
+    /// Tells of what a directory hid and did not have again. One that has only what is there is none
+    /// at all: it was put there before.
+    fn finish_replaced(&mut self) {
+        let Some(cover) = self.replaced.take() else {
+            return;
+        };
+        let is_back = |path: &String| {
+            let bare = path.trim_end_matches('/');
+            bare == cover.top || cover.seen.contains(bare)
+        };
+        let hides = cover.hides.iter();
+        let goes: Vec<String> = hides.filter(|path| !is_back(path)).cloned().collect();
+        if cover.differs || !goes.is_empty() {
+            self.add_directory(&cover.top, PlannedChangeKind::Added, cover.below);
+            return self.add_deletions(&goes);
+        }
+        self.plan.actions.remove(&cover.top);
+        let is_of_it =
+            |path: &String| *path == cover.top || is_below(path.as_bytes(), cover.top.as_bytes());
+        self.plan.nodes.retain(|path, _| !is_of_it(path));
+    }
+
+    /// Reads a file or a link: what it will be, its texts, and its modes if they change.
+    fn read_leaf(
+        &mut self,
+        path: &str,
+        form: &EntryForm,
+        now: Option<&Base>,
+        content: &mut dyn Read,
+    ) -> io::Result<Result<NewLeaf, String>> {
+        let (size, mode) = match form {
+            EntryForm::File { size, mode } => (*size, *mode),
+            EntryForm::Link {
+                target: Some(target),
+            } => {
+                return Ok(Ok((NewNode::Link(target.clone()), None, None)));
+            }
+            _ => return Ok(Err("its target is no UTF-8, or too long".to_owned())),
+        };
+        let before = match now {
+            Some(Base::File { mode, .. }) => Some(*mode),
+            _ => None,
+        };
+        if before.is_some_and(|before| before & 0o6000 != 0) {
+            return Ok(Err(
+                "the workspace's own file is set-user-id or set-group-id".to_owned(),
+            ));
+        }
+        // Rights that the agent did not touch stay as they are.
+        let mode = match before {
+            Some(before) if before & 0o777 == mode & 0o777 => mode & 0o777,
+            _ => safe_mode(mode, 0o600),
+        };
+        let most = self.room.min(limits::OVERLAY_SHOWN_BYTES) as u64;
+        let (sha256, texts) = if most > 0 && size <= most {
+            let mut after = Vec::new();
+            content.read_to_end(&mut after)?;
+            let most = limits::OVERLAY_SHOWN_BYTES;
+            let then = match now {
+                None => Some(Vec::new()),
+                Some(_) => bases::read_small_file(self.lower, path, most)?,
+            };
+            let sha256 = bases::digest(&mut &after[..])?;
+            let kept = after.len() + then.as_ref().map_or(0, Vec::len);
+            self.room = self.room.saturating_sub(kept);
+            (sha256, then.map(|then| (then, after)))
+        } else {
+            (bases::digest(content)?, None)
+        };
+        let modes = before
+            .map(|before| (before & 0o777, mode))
+            .filter(|(before, after)| before != after);
+        Ok(Ok((NewNode::File { sha256, mode }, texts, modes)))
+    }
+}

@@ -1,0 +1,453 @@
+//! What was in the workspace before a session wrote over it, as far as that can be known.
+//!
+//! Nothing is read when a session begins: that would take longer than everything else. What an
+//! agent wrote over is looked at when its turn ends, and again when it is applied. The workspace's
+//! file is the one that the session began with if the kernel says that it was not changed since
+//! ([`super::super::tree::Meta::ctime`], which nobody can set); its digest is kept, and holds from then on.
+//! Of a file that is missing the same is said by the directory in which it would be. Where the
+//! kernel says otherwise, nobody knows, and nothing is ever written there. Must not know what the
+//! agent wrote.
+
+use std::collections::BTreeMap;
+use std::ffi::CString;
+use std::io::{self, Read as _};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use rustix::fs::OFlags;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+use super::upper_walk::{self, EntryForm, WalkDetail};
+use crate::open::open_within;
+use crate::workspace::tree::{
+    FileId, Kind, Meta, Root, Timestamp, for_each_entry, meta_of, open_dir_at, open_handle_at,
+    reopen,
+};
+use marshal_model::limits;
+
+/// What is kept of a session's beginning.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OverlayRecord {
+    /// Of this form.
+    version: u32,
+    /// The pool that it worked in.
+    pub pool: String,
+    /// The workspace.
+    pub lower: PathBuf,
+    /// Its device and inode.
+    pub id: FileId,
+    /// When the session began.
+    pub began: Timestamp,
+    /// What was where it wrote, by paths below the workspace.
+    pub bases: BTreeMap<String, Base>,
+}
+
+/// What was at a place.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Base {
+    /// Nothing.
+    Absent,
+    /// A plain file.
+    File {
+        /// The SHA-256 of its content.
+        sha256: String,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// A symbolic link.
+    Link {
+        /// The SHA-256 of its target.
+        sha256: String,
+    },
+    /// A directory with everything in it.
+    Tree {
+        /// The SHA-256 of all names, modes, contents and targets.
+        sha256: String,
+    },
+    /// A device, a fifo or a socket, or what is too large to be compared.
+    Other,
+    /// Nobody knows: it was changed while the session worked.
+    Changed,
+}
+
+impl OverlayRecord {
+    const VERSION: u32 = 1;
+
+    pub(super) fn new(pool: &str, lower: &Path, meta: &Meta, began: Timestamp) -> Self {
+        Self {
+            version: Self::VERSION,
+            pool: pool.to_owned(),
+            lower: lower.to_owned(),
+            id: meta.id,
+            began,
+            bases: BTreeMap::new(),
+        }
+    }
+
+    /// Looks at what is below everything that was written and not looked at before. Whether
+    /// anything was noted.
+    ///
+    /// # Errors
+    /// What the system says of the directories themselves.
+    pub fn note_bases(&mut self, upper: &Root, lower: &Root) -> io::Result<bool> {
+        let mut noted = false;
+        let mut room = ReadBudget {
+            bytes: limits::OVERLAY_BYTES,
+            until: Some(Instant::now() + limits::WALK_TIME),
+        };
+        let mut covered: Option<Vec<u8>> = None;
+        upper_walk::walk(upper, WalkDetail::Names, &mut |found| {
+            if covered
+                .as_ref()
+                .is_some_and(|top| is_below(found.path, top))
+            {
+                return Ok(());
+            }
+            // A name that is no text is never taken over.
+            let Ok(path) = std::str::from_utf8(found.path) else {
+                return Ok(());
+            };
+            if let EntryForm::Dir { opaque, .. } = found.form {
+                if !opaque && kind_at(lower, path)? == Some(Kind::Dir) {
+                    return Ok(());
+                }
+                covered = Some(found.path.to_vec());
+            }
+            if !self.bases.contains_key(path) {
+                let base = self.read_initial_base(lower, path, &mut room)?;
+                self.bases.insert(path.to_owned(), base);
+                noted = true;
+            }
+            Ok(())
+        })?;
+        Ok(noted)
+    }
+
+    /// What the session began with, if it can be known now.
+    fn read_initial_base(
+        &self,
+        lower: &Root,
+        path: &str,
+        room: &mut ReadBudget,
+    ) -> io::Result<Base> {
+        let seen = read_state_within(lower, path, room)?;
+        Ok(if seen.newest >= self.began {
+            Base::Changed
+        } else {
+            seen.base
+        })
+    }
+}
+
+/// Whether a path is below a directory.
+pub(super) fn is_below(path: &[u8], dir: &[u8]) -> bool {
+    path.strip_prefix(dir)
+        .is_some_and(|rest| rest.starts_with(b"/"))
+}
+
+/// What is at a place now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CurrentState {
+    /// What.
+    pub base: Base,
+    /// The last change of anything that says so.
+    pub newest: Timestamp,
+}
+
+/// Takes hold of a path below a directory, through no link. `Err` holds the last directory on the
+/// way, where there is nothing.
+fn open_path(root: &Root, path: &str) -> io::Result<Result<OwnedFd, OwnedFd>> {
+    open_path_visiting(root, path, &mut |_| Ok(()))
+}
+
+/// The same; `on_way` is shown every directory between.
+fn open_path_visiting(
+    root: &Root,
+    path: &str,
+    on_way: &mut dyn FnMut(&OwnedFd) -> io::Result<()>,
+) -> io::Result<Result<OwnedFd, OwnedFd>> {
+    let mut at = open_handle_at(root, c".")?;
+    for (level, part) in path.split('/').enumerate() {
+        if level > 0 {
+            on_way(&at)?;
+        }
+        let name = CString::new(part)?;
+        match open_handle_at(&at, &name) {
+            Ok(next) => at = next,
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+                ) =>
+            {
+                return Ok(Err(at));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(Ok(at))
+}
+
+/// Takes hold of what is at a path of the workspace.
+///
+/// # Errors
+/// What the system says.
+pub fn open_handle(root: &Root, path: &str) -> io::Result<Option<OwnedFd>> {
+    Ok(open_path(root, path)?.ok())
+}
+
+/// The kind of what is at a path of the workspace.
+///
+/// # Errors
+/// What the system says.
+pub fn kind_at(root: &Root, path: &str) -> io::Result<Option<Kind>> {
+    match open_path(root, path)? {
+        Ok(held) => Ok(Some(meta_of(held)?.kind)),
+        Err(_) => Ok(None),
+    }
+}
+
+/// How much may still be read to look at places.
+struct ReadBudget {
+    bytes: u64,
+    /// From when on nothing more is looked at.
+    until: Option<Instant>,
+}
+
+/// Looks at a place. What is larger than [`limits::OVERLAY_BYTES`] is not read.
+///
+/// # Errors
+/// What the system says.
+pub fn read_state(root: &Root, path: &str) -> io::Result<CurrentState> {
+    let mut room = ReadBudget {
+        bytes: limits::OVERLAY_BYTES,
+        until: None,
+    };
+    read_state_within(root, path, &mut room)
+}
+
+fn read_state_within(root: &Root, path: &str, room: &mut ReadBudget) -> io::Result<CurrentState> {
+    // A directory whose own change time is not that of its entries was moved, or got other rights:
+    // what is in it may have been elsewhere, as old as it is.
+    let mut moved = (i64::MIN, 0);
+    let found = open_path_visiting(root, path, &mut |dir| {
+        let meta = meta_of(dir)?;
+        if meta.ctime != meta.mtime {
+            moved = meta.ctime.max(moved);
+        }
+        Ok(())
+    })?;
+    let held = match found {
+        Ok(held) => held,
+        Err(above) => {
+            return Ok(CurrentState {
+                base: Base::Absent,
+                newest: meta_of(above)?.ctime.max(moved),
+            });
+        }
+    };
+    let meta = meta_of(&held)?;
+    let mut newest = meta.ctime.max(moved);
+    let is_late = room.until.is_some_and(|until| Instant::now() > until);
+    let base = match meta.kind {
+        Kind::File | Kind::Dir if is_late => Base::Other,
+        Kind::File if meta.size > room.bytes => Base::Other,
+        Kind::File => {
+            room.bytes -= meta.size;
+            let (sha256, after) = digest_of(&held, meta.size)?;
+            newest = newest.max(after);
+            Base::File {
+                sha256,
+                mode: u32::from(meta.mode),
+            }
+        }
+        Kind::Link => Base::Link {
+            sha256: hex::encode(Sha256::digest(link_target(&held)?)),
+        },
+        Kind::Dir => {
+            let mut tree = TreeDigest {
+                sum: Sha256::new(),
+                newest,
+                entries: limits::OVERLAY_ENTRIES,
+                bytes: room.bytes,
+                paths: limits::OVERLAY_PATHS_BYTES,
+                on_path: &mut |_| (),
+                contents: true,
+            };
+            let whole = tree.dir(&held, "", 0)?;
+            newest = tree.newest;
+            room.bytes = tree.bytes;
+            if whole {
+                Base::Tree {
+                    sha256: hex::encode(tree.sum.finalize()),
+                }
+            } else {
+                Base::Other
+            }
+        }
+        Kind::Other => Base::Other,
+    };
+    Ok(CurrentState { base, newest })
+}
+
+/// Every path below a directory of the workspace, the directory's own before it, with a slash after
+/// a directory; `None` if they are too many or too deep.
+///
+/// # Errors
+/// What the system says.
+pub fn paths_below(root: &Root, path: &str) -> io::Result<Option<Vec<String>>> {
+    let Ok(held) = open_path(root, path)? else {
+        return Ok(Some(Vec::new()));
+    };
+    let mut paths = vec![format!("{path}/")];
+    let mut told = |below: &str| paths.push(format!("{path}{below}"));
+    let mut tree = TreeDigest {
+        sum: Sha256::new(),
+        newest: (0, 0),
+        entries: limits::OVERLAY_ENTRIES,
+        bytes: u64::MAX,
+        paths: limits::OVERLAY_PATHS_BYTES,
+        on_path: &mut told,
+        contents: false,
+    };
+    let whole = tree.dir(&held, "", 0)?;
+    Ok(whole.then_some(paths))
+}
+
+struct TreeDigest<'t> {
+    sum: Sha256,
+    newest: Timestamp,
+    entries: u64,
+    bytes: u64,
+    /// Bytes of paths that may still be told.
+    paths: usize,
+    /// Is told each path, with a slash before it.
+    on_path: &'t mut dyn FnMut(&str),
+    /// Files are read.
+    contents: bool,
+}
+
+impl TreeDigest<'_> {
+    /// Whether all of it was seen.
+    fn dir(&mut self, held: &OwnedFd, above: &str, depth: usize) -> io::Result<bool> {
+        if depth >= limits::OVERLAY_DEPTH {
+            return Ok(false);
+        }
+        let dir = open_dir_at(held, c".")?;
+        let mut names = Vec::new();
+        let mut is_whole = true;
+        for_each_entry(&dir, |name| {
+            // Counted when they are listed: those of every level are held at once.
+            if let Some(rest) = self.entries.checked_sub(1) {
+                self.entries = rest;
+                names.push(name.to_owned());
+            } else {
+                is_whole = false;
+            }
+            Ok(())
+        })?;
+        if !is_whole {
+            return Ok(false);
+        }
+        names.sort_unstable();
+        for name in names {
+            let child = open_handle_at(&dir, &name)?;
+            let meta = meta_of(&child)?;
+            self.newest = self.newest.max(meta.ctime);
+            let path = format!("{above}/{}", name.to_string_lossy());
+            let Some(rest) = self.paths.checked_sub(path.len()) else {
+                return Ok(false);
+            };
+            self.paths = rest;
+            let slash = if meta.kind == Kind::Dir { "/" } else { "" };
+            (self.on_path)(&format!("{path}{slash}"));
+            self.sum.update(name.to_bytes_with_nul());
+            self.sum
+                .update(format!("{:?} {:o}\0", meta.kind, meta.mode));
+            match meta.kind {
+                Kind::Dir => {
+                    if !self.dir(&child, &path, depth + 1)? {
+                        return Ok(false);
+                    }
+                    self.sum.update(b"/\0");
+                }
+                Kind::File if self.contents => {
+                    let Some(rest) = self.bytes.checked_sub(meta.size) else {
+                        return Ok(false);
+                    };
+                    self.bytes = rest;
+                    let (sum, after) = digest_of(&child, meta.size)?;
+                    self.newest = self.newest.max(after);
+                    self.sum.update(sum);
+                }
+                Kind::Link => self.sum.update(link_target(&child)?),
+                Kind::File | Kind::Other => {}
+            }
+        }
+        Ok(true)
+    }
+}
+
+fn link_target(held: impl AsFd) -> io::Result<Vec<u8>> {
+    Ok(rustix::fs::readlinkat(held, c"", Vec::new())?.into_bytes())
+}
+
+/// The digest of a plain file of `size` bytes that is held, and its last change after it was read. Of
+/// one that grows no more is read than shows it.
+fn digest_of(held: &OwnedFd, size: u64) -> io::Result<(String, Timestamp)> {
+    let file = reopen(held, OFlags::RDONLY | OFlags::NONBLOCK)?;
+    let file = std::fs::File::from(file);
+    let sum = digest(&mut (&file).take(size.saturating_add(1)))?;
+    Ok((sum, meta_of(&file)?.ctime))
+}
+
+/// The digest of what is read.
+pub(super) fn digest(from: &mut dyn io::Read) -> io::Result<String> {
+    let mut sum = Sha256::new();
+    let mut chunk = vec![0; 64 << 10];
+    loop {
+        match from.read(&mut chunk)? {
+            0 => return Ok(hex::encode(sum.finalize())),
+            length => sum.update(&chunk[..length]),
+        }
+    }
+}
+
+/// The content of a plain file of the workspace, if it is one of at most `most` bytes.
+///
+/// # Errors
+/// What the system says.
+pub fn read_small_file(root: &Root, path: &str, most: usize) -> io::Result<Option<Vec<u8>>> {
+    let Some(held) = open_handle(root, path)? else {
+        return Ok(None);
+    };
+    if meta_of(&held)?.kind != Kind::File {
+        return Ok(None);
+    }
+    let file = reopen(&held, OFlags::RDONLY | OFlags::NONBLOCK)?;
+    let mut text = Vec::new();
+    let file = std::fs::File::from(file);
+    file.take(most as u64 + 1).read_to_end(&mut text)?;
+    Ok((text.len() <= most).then_some(text))
+}
+
+/// Opens the directory in which a path of the workspace is, through no link and no mount, and gives
+/// the last part of the path.
+///
+/// # Errors
+/// What the system says: `ELOOP` for a link, `EXDEV` for another file system.
+pub fn open_parent<'p>(root: &Root, path: &'p str) -> io::Result<(OwnedFd, &'p str)> {
+    use rustix::fs::ResolveFlags;
+    let (dir, name) = path.rsplit_once('/').unwrap_or((".", path));
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::BENEATH
+        | ResolveFlags::NO_SYMLINKS
+        | ResolveFlags::NO_MAGICLINKS
+        | ResolveFlags::NO_XDEV;
+    let dir = open_within(root, dir, flags, resolve)?;
+    Ok((dir, name))
+}

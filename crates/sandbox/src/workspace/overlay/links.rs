@@ -1,0 +1,60 @@
+//! Which symbolic links of an agent's are taken over.
+//!
+//! Judged by their text and by the workspace as it is; nothing is followed.
+
+use super::apply_plan::{ANYTHING, ChangeDecision, NewNode, Planner};
+use super::bases::kind_at;
+use crate::workspace::tree::Kind;
+
+impl Planner<'_> {
+    /// Why a link is refused: it may lead only downwards from some directory of the workspace, over
+    /// no other link, and to nothing that must not be written.
+    pub(super) fn link_refusal(&self, path: &str, node: &NewNode) -> Option<String> {
+        let NewNode::Link(target) = node else {
+            return None;
+        };
+        let leaves = || Some("is a symbolic link that leads out of the workspace".to_owned());
+        if target.starts_with('/') || target.is_empty() {
+            return leaves();
+        }
+        let mut at: Vec<&str> = path.split('/').collect();
+        at.pop();
+        let mut down = false;
+        for part in target.split('/') {
+            match part {
+                "" | "." => {}
+                ".." if down => {
+                    return Some("is a symbolic link with \"..\" behind a name".to_owned());
+                }
+                ".." => {
+                    if at.pop().is_none() {
+                        return leaves();
+                    }
+                }
+                name => {
+                    down = true;
+                    at.push(name);
+                    let place = at.join("/");
+                    let is_link = matches!(self.plan.nodes.get(&place), Some(NewNode::Link(_)))
+                        || !matches!(
+                            kind_at(self.lower, &place),
+                            Ok(None | Some(Kind::Dir | Kind::File))
+                        );
+                    if is_link {
+                        return Some("is a symbolic link that leads over another".to_owned());
+                    }
+                }
+            }
+        }
+        let place = at.join("/");
+        if place.is_empty() {
+            return None;
+        }
+        [place.clone(), format!("{place}{ANYTHING}")]
+            .iter()
+            .find_map(|place| match (self.policy)(place) {
+                ChangeDecision::Deny(why) => Some(format!("is a symbolic link to {place}: {why}")),
+                ChangeDecision::Allow | ChangeDecision::Ask(_) => None,
+            })
+    }
+}

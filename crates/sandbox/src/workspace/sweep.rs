@@ -1,0 +1,462 @@
+//! What goes when: copies some time after their task, homes with their session, leftovers of a
+//! supervisor that was killed.
+//!
+//! What is kept is decided by names and by files that only the supervisor can touch, never by
+//! times of a tree that an agent wrote. A tree that goes is renamed first, so that nobody takes
+//! half of one for a whole. Must not know sessions: the caller says which there are.
+
+use std::os::fd::AsFd;
+use std::time::{Duration, SystemTime};
+
+use rustix::fs::RenameFlags;
+use rustix::io::Errno;
+
+use super::branch::{bundle_name, record_name};
+use super::copy::{PART, ended_marker, mark_ended};
+use super::overlay;
+use super::removal::remove_tree;
+use super::tree::{Root, TreeError, for_each_entry, open_dir_at};
+use crate::state_dir::{StateDir, unlocked_local_runs};
+use marshal_model::SessionId;
+
+/// Names of trees that are being removed begin so.
+const TRASH: &str = ".trash-";
+
+/// When a sweep runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SweepTime {
+    /// At the start, before anything else works in the state directory: what was half made or
+    /// half removed goes too.
+    Start,
+    /// While sessions work.
+    Hourly,
+}
+
+/// What a sweep asks about a session. A session is known before its home or copy is made.
+pub trait SessionLookup {
+    /// It may be resumed, so that its home is needed.
+    fn exists(&self, session: &SessionId) -> bool;
+    /// It works now, so that its copy is needed.
+    fn is_working(&self, session: &SessionId) -> bool;
+}
+
+/// What a sweep did.
+#[derive(Debug, Default)]
+pub struct SweepReport {
+    /// Copies removed.
+    pub copies: u64,
+    /// Overlays removed.
+    pub overlays: u64,
+    /// Applies that a kill had left half done: brought to their end, as a sentence each.
+    pub finished_applies: Vec<String>,
+    /// Homes removed.
+    pub homes: u64,
+    /// Half made, half removed, or of an old `--local` run: removed.
+    pub leftovers: u64,
+    /// What could not be removed; the sweep went on.
+    pub failed: Vec<TreeError>,
+}
+
+/// Removes copies whose task ended more than `kept` ago, homes of sessions that do not exist, and
+/// directories of `--local` runs that began more than `kept` ago and ended. A copy without a
+/// marker, whose session does not work, lost its supervisor: its time begins now.
+pub fn sweep(
+    state: &StateDir,
+    when: SweepTime,
+    now: SystemTime,
+    kept: Duration,
+    sessions: &dyn SessionLookup,
+) -> SweepReport {
+    let mut swept = SweepReport::default();
+    // A clock that was set back makes things younger, never older.
+    let is_old = |then: SystemTime| now.duration_since(then).is_ok_and(|age| age > kept);
+    if when == SweepTime::Start {
+        for root in [state.copies(), state.homes(), state.overlays()] {
+            swept.sweep_leftovers(root);
+        }
+        swept.sweep_orphaned_records(state.copies(), sessions);
+        swept.sweep_local_runs(state, &is_old);
+        swept.sweep_unfinished_applies(state);
+    }
+    swept.sweep_overlays(state, &is_old, sessions);
+    swept.sweep_copies(state, &is_old, sessions);
+    for name in names(state.homes(), &mut swept.failed) {
+        let of_caches = super::cache::session_of(&name);
+        let Ok(session) = SessionId::new(of_caches.unwrap_or(&name)) else {
+            continue;
+        };
+        if sessions.exists(&session) || sessions.is_working(&session) {
+            continue;
+        }
+        match discard(state.homes(), &name) {
+            Ok(()) => swept.homes += u64::from(of_caches.is_none()),
+            Err(error) => swept.failed.push(error),
+        }
+    }
+    swept
+}
+
+impl SweepReport {
+    fn sweep_leftovers(&mut self, root: &Root) {
+        for name in names(root, &mut self.failed) {
+            if name.starts_with(PART) || name.starts_with(TRASH) {
+                count(
+                    remove_tree(root, &name),
+                    &mut self.leftovers,
+                    &mut self.failed,
+                );
+            }
+        }
+    }
+
+    /// What is known of clones that were never complete.
+    fn sweep_orphaned_records(&mut self, copies: &Root, sessions: &dyn SessionLookup) {
+        for name in names(copies, &mut self.failed) {
+            let Some((Ok(session), "branch")) = name
+                .split_once(',')
+                .map(|(session, what)| (SessionId::new(session), what))
+            else {
+                continue;
+            };
+            let clone = copies.path().join(session.as_str());
+            if clone.symlink_metadata().is_err() && !sessions.is_working(&session) {
+                let done = remove_clone_sidecars(copies, session.as_str());
+                count(done, &mut self.leftovers, &mut self.failed);
+            }
+        }
+    }
+
+    fn sweep_local_runs(&mut self, state: &StateDir, is_old: &dyn Fn(SystemTime) -> bool) {
+        let path = state.path().join("local");
+        let opened = Root::open_at(state.root(), "local", path);
+        let (Ok(locals), Ok(root)) = (unlocked_local_runs(state), opened) else {
+            return;
+        };
+        for (name, began) in locals {
+            if is_old(began) {
+                count(
+                    remove_tree(&root, &name),
+                    &mut self.leftovers,
+                    &mut self.failed,
+                );
+            }
+        }
+    }
+
+    /// Brings applies to their end that were killed, and removes what is left of overlays that are
+    /// not there.
+    fn sweep_unfinished_applies(&mut self, state: &StateDir) {
+        let root = state.overlays();
+        for name in names(root, &mut self.failed) {
+            let Some((session, what)) = name.split_once(',') else {
+                continue;
+            };
+            let Ok(session) = SessionId::new(session) else {
+                continue;
+            };
+            if overlay::path(root, &session).symlink_metadata().is_err() {
+                // Nobody holds what is not there.
+                count(
+                    remove_tree(root, &name),
+                    &mut self.leftovers,
+                    &mut self.failed,
+                );
+            } else if what == "intent" {
+                match overlay::apply::recover_session(root, &session) {
+                    Ok(told) => self.finished_applies.extend(told),
+                    Err(error) => self.failed.push(TreeError::at_path(
+                        "finish the apply of",
+                        &overlay::path(root, &session),
+                        std::io::Error::other(error),
+                    )),
+                }
+            }
+        }
+    }
+
+    fn sweep_overlays(
+        &mut self,
+        state: &StateDir,
+        is_old: &dyn Fn(SystemTime) -> bool,
+        sessions: &dyn SessionLookup,
+    ) {
+        let root = state.overlays();
+        for session in sessions_in(root, &mut self.failed) {
+            if sessions.is_working(&session) {
+                continue;
+            }
+            let marker = overlay::sidecar_name(session.as_str(), "ended");
+            let ended = root.path().join(&marker).symlink_metadata();
+            match ended.and_then(|meta| meta.modified()) {
+                // One that is being applied just now has another hour.
+                Ok(ended) if is_old(ended) => match overlay::Overlay::lock_existing(root, &session)
+                {
+                    Ok(held) => count(held.discard(), &mut self.overlays, &mut self.failed),
+                    Err(overlay::OverlayError::Busy(_)) => {}
+                    Err(_) => {
+                        let gone = overlay::remove(root, &session);
+                        count(gone, &mut self.overlays, &mut self.failed);
+                    }
+                },
+                Ok(_) => {}
+                Err(_) => self
+                    .failed
+                    .extend(overlay::mark_ended(root, &session).err()),
+            }
+        }
+    }
+
+    fn sweep_copies(
+        &mut self,
+        state: &StateDir,
+        is_old: &dyn Fn(SystemTime) -> bool,
+        sessions: &dyn SessionLookup,
+    ) {
+        for session in sessions_in(state.copies(), &mut self.failed) {
+            if sessions.is_working(&session) {
+                continue;
+            }
+            let marker = ended_marker(session.as_str());
+            let ended = state.copies().path().join(&marker).symlink_metadata();
+            match ended.and_then(|meta| meta.modified()) {
+                Ok(ended) if is_old(ended) => {
+                    let done = discard(state.copies(), session.as_str())
+                        .and_then(|()| remove_clone_sidecars(state.copies(), session.as_str()))
+                        .and_then(|()| remove_tree(state.copies(), &marker));
+                    count(done, &mut self.copies, &mut self.failed);
+                }
+                Ok(_) => {}
+                Err(_) => self.failed.extend(mark_ended(state, &session).err()),
+            }
+        }
+    }
+}
+
+fn count(done: Result<(), TreeError>, counter: &mut u64, failed: &mut Vec<TreeError>) {
+    match done {
+        Ok(()) => *counter += 1,
+        Err(error) => failed.push(error),
+    }
+}
+
+/// Removes what stands beside a clone: its bundle and what is known of it.
+pub(super) fn remove_clone_sidecars(copies: &Root, session: &str) -> Result<(), TreeError> {
+    remove_tree(copies, &bundle_name(session))?;
+    remove_tree(copies, &record_name(session))
+}
+
+/// Removes the tree of a name that others may still look for: under another name.
+pub(super) fn discard(root: &Root, name: &str) -> Result<(), TreeError> {
+    let trash = format!("{TRASH}{name}");
+    remove_tree(root, &trash)?;
+    let dir = root.as_fd();
+    match rustix::fs::renameat_with(dir, name, dir, &*trash, RenameFlags::NOREPLACE) {
+        Ok(()) => remove_tree(root, &trash),
+        Err(Errno::NOENT) => Ok(()),
+        Err(errno) => Err(TreeError::at("remove", name.as_bytes(), errno)),
+    }
+}
+
+fn names(root: &Root, failed: &mut Vec<TreeError>) -> Vec<String> {
+    let mut names = Vec::new();
+    let listed = open_dir_at(root, c".").and_then(|dir| {
+        for_each_entry(&dir, |name| {
+            // Names that are no UTF-8 were not given by us.
+            names.extend(name.to_str().ok().map(str::to_owned));
+            Ok(())
+        })
+    });
+    if let Err(error) = listed {
+        failed.push(TreeError::at_path("list", root.path(), error));
+    }
+    names
+}
+
+fn sessions_in(root: &Root, failed: &mut Vec<TreeError>) -> Vec<SessionId> {
+    let names = names(root, failed);
+    let ids = names.iter().filter_map(|name| SessionId::new(name).ok());
+    ids.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
+    use super::super::copy;
+    use super::super::testing::scratch;
+    use super::*;
+    use crate::test_fixtures::wait_until_unlocked;
+    use marshal_model::RunId;
+    use marshal_model::limits::COPY_RETENTION;
+
+    #[derive(Default)]
+    struct Known {
+        existing: &'static [&'static str],
+        working: &'static [&'static str],
+    }
+
+    impl SessionLookup for Known {
+        fn exists(&self, session: &SessionId) -> bool {
+            self.existing.contains(&session.as_str())
+        }
+        fn is_working(&self, session: &SessionId) -> bool {
+            self.working.contains(&session.as_str())
+        }
+    }
+
+    fn names_in(path: &Path) -> BTreeSet<String> {
+        let entries = std::fs::read_dir(path).unwrap();
+        let name = |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().file_name();
+        entries
+            .map(|entry| name(entry).into_string().unwrap())
+            .collect()
+    }
+
+    fn set(names: &[&str]) -> BTreeSet<String> {
+        names.iter().map(|&name| name.to_owned()).collect()
+    }
+
+    fn tree(path: &Path) {
+        std::fs::create_dir_all(path.join("sub")).unwrap();
+        std::fs::write(path.join("sub/file"), "x").unwrap();
+    }
+
+    #[test]
+    fn a_copy_goes_a_week_after_its_task_whatever_time_its_agent_gave_it() {
+        let dir = scratch();
+        let state = StateDir::open(&dir.path().join("state"), &[]).unwrap();
+        let copies = state.copies().path().to_owned();
+        for name in ["ended", "working", "orphan"] {
+            tree(&copies.join(name));
+        }
+        let far = SystemTime::now() + Duration::from_secs(1 << 31);
+        std::fs::File::open(copies.join("ended"))
+            .unwrap()
+            .set_modified(far)
+            .unwrap();
+        mark_ended(&state, &SessionId::new("ended").unwrap()).unwrap();
+        let known = Known {
+            existing: &["ended", "working", "orphan"],
+            working: &["working"],
+        };
+        let now = SystemTime::now();
+        let at = |now| sweep(&state, SweepTime::Hourly, now, COPY_RETENTION, &known);
+        let all = set(&["ended", "ended,ended", "working", "orphan", "orphan,ended"]);
+        assert_eq!(at(now).copies, 0);
+        assert_eq!(names_in(&copies), all, "the orphan's time has begun");
+        assert_eq!(
+            at(now - COPY_RETENTION * 2).copies,
+            0,
+            "a clock set back removes nothing"
+        );
+        assert_eq!(at(now + COPY_RETENTION - Duration::from_secs(60)).copies, 0);
+        let swept = at(now + COPY_RETENTION + Duration::from_secs(60));
+        assert_eq!((swept.copies, swept.failed.len()), (2, 0));
+        assert_eq!(names_in(&copies), set(&["working"]));
+    }
+
+    #[test]
+    fn homes_go_with_their_session() {
+        let dir = scratch();
+        let state = StateDir::open(&dir.path().join("state"), &[]).unwrap();
+        let homes = state.homes().path().to_owned();
+        for name in [
+            "kept",
+            "kept,caches",
+            "starting",
+            "gone",
+            "gone,caches",
+            "lost,caches",
+            ".part-x",
+            ".trash-y",
+        ] {
+            tree(&homes.join(name));
+        }
+        let known = Known {
+            existing: &["kept"],
+            working: &["starting"],
+        };
+        let swept = sweep(
+            &state,
+            SweepTime::Hourly,
+            SystemTime::now(),
+            COPY_RETENTION,
+            &known,
+        );
+        assert_eq!((swept.homes, swept.leftovers), (1, 0));
+        let all = set(&["kept", "kept,caches", "starting", ".part-x", ".trash-y"]);
+        assert_eq!(
+            names_in(&homes),
+            all,
+            "others may be at work on the last two"
+        );
+        let swept = sweep(
+            &state,
+            SweepTime::Start,
+            SystemTime::now(),
+            COPY_RETENTION,
+            &known,
+        );
+        assert_eq!((swept.homes, swept.leftovers), (0, 2));
+        assert_eq!(names_in(&homes), set(&["kept", "kept,caches", "starting"]));
+    }
+
+    #[test]
+    fn local_runs_are_kept_while_they_run_and_a_week_after_their_start() {
+        let dir = scratch();
+        let path = dir.path().join("state");
+        let state = StateDir::open(&path, &[]).unwrap();
+        let run = |name| StateDir::open_local(&path, &RunId::new(name).unwrap(), &[]).unwrap();
+        drop(run("ended"));
+        wait_until_unlocked(&path.join("local/ended/lock"));
+        let running = run("running");
+        let at = |now| {
+            sweep(
+                &state,
+                SweepTime::Start,
+                now,
+                COPY_RETENTION,
+                &Known::default(),
+            )
+            .leftovers
+        };
+        let now = SystemTime::now();
+        assert_eq!(at(now), 0);
+        assert_eq!(at(now + COPY_RETENTION * 2), 1);
+        assert_eq!(names_in(&path.join("local")), set(&["running"]));
+        drop(running);
+    }
+
+    #[test]
+    fn a_discarded_copy_is_gone_with_its_marker() {
+        let dir = scratch();
+        let state = StateDir::open(&dir.path().join("state"), &[]).unwrap();
+        let session = SessionId::new("s").unwrap();
+        tree(&copy::path(&state, &session));
+        mark_ended(&state, &session).unwrap();
+        mark_ended(&state, &session).expect("twice is fine");
+        copy::discard(&state, &session).unwrap();
+        copy::discard(&state, &session).expect("twice is fine");
+        assert_eq!(names_in(state.copies().path()), set(&[]));
+    }
+
+    #[test]
+    fn a_bundle_goes_with_its_clone() {
+        let dir = scratch();
+        let state = StateDir::open(&dir.path().join("state"), &[]).unwrap();
+        let copies = state.copies().path().to_owned();
+        tree(&copies.join("s"));
+        for name in ["s,bundle", "s,branch", "gone,branch", "gone,bundle"] {
+            std::fs::write(copies.join(name), "x").unwrap();
+        }
+        mark_ended(&state, &SessionId::new("s").unwrap()).unwrap();
+        let at = |when, now| sweep(&state, when, now, COPY_RETENTION, &Known::default());
+        let now = SystemTime::now();
+        assert_eq!(at(SweepTime::Start, now).leftovers, 1);
+        let all = set(&["s", "s,ended", "s,bundle", "s,branch"]);
+        assert_eq!(names_in(&copies), all);
+        assert_eq!(at(SweepTime::Hourly, now + COPY_RETENTION * 2).copies, 1);
+        assert_eq!(names_in(&copies), set(&[]));
+    }
+}

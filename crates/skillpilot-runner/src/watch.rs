@@ -1,0 +1,83 @@
+//! What happens in the directories of a session, as the kernel tells it. File systems of a network tell
+//! nothing of what others do there: for them somebody looks from time to time.
+
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
+
+use super::dir::{SessionDir, Subdirectory};
+
+/// The buffer for the kernel's words.
+const BUFFER: usize = 16 << 10;
+/// Changes that are taken together; the kernel keeps the rest.
+const MAX_CHANGES: usize = 4096;
+
+/// The directories that are watched.
+#[derive(Debug)]
+pub(super) struct Watch {
+    fd: Option<OwnedFd>,
+    parts: Vec<(i32, Subdirectory)>,
+}
+
+/// What happened.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum DirChange {
+    /// A file came, or was written.
+    File(Subdirectory, String),
+    /// More than the kernel kept: everything must be looked at.
+    Overflow,
+}
+
+impl Watch {
+    /// Watches some of the directories. What cannot be watched is only looked at.
+    /// `growing`: also while files are being written.
+    pub(super) fn new(dir: &SessionDir, parts: &[Subdirectory], growing: bool) -> Self {
+        let fd = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).ok();
+        let mut what = WatchFlags::MOVED_TO | WatchFlags::CLOSE_WRITE;
+        what.set(WatchFlags::MODIFY, growing);
+        let watched = |part: &Subdirectory| {
+            let wd = inotify::add_watch(fd.as_ref()?, dir.proc_path(*part), what).ok()?;
+            Some((wd, *part))
+        };
+        Self {
+            parts: parts.iter().filter_map(watched).collect(),
+            fd,
+        }
+    }
+
+    /// What becomes readable when something happened.
+    pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.fd.as_ref().map(AsFd::as_fd)
+    }
+
+    /// What happened since the last time.
+    pub(super) fn take_changes(&self) -> Vec<DirChange> {
+        let mut buffer = [MaybeUninit::uninit(); BUFFER];
+        let mut all = Vec::new();
+        let Some(fd) = &self.fd else {
+            return all;
+        };
+        let mut reader = inotify::Reader::new(fd, &mut buffer);
+        while all.len() < MAX_CHANGES || !reader.is_buffer_empty() {
+            let Ok(event) = reader.next() else {
+                break;
+            };
+            if event.events().contains(ReadFlags::QUEUE_OVERFLOW) {
+                all.push(DirChange::Overflow);
+                continue;
+            }
+            let part = self.parts.iter().find(|(wd, _)| *wd == event.wd());
+            let name = event.file_name().and_then(|name| name.to_str().ok());
+            if let (Some((_, part)), Some(name)) = (part, name)
+                && !name.starts_with('.')
+            {
+                let happened = DirChange::File(*part, name.to_owned());
+                if all.last() != Some(&happened) {
+                    all.push(happened);
+                }
+            }
+        }
+        all
+    }
+}

@@ -1,0 +1,483 @@
+//! The store of workspaces' files: identity, immutable versions, content kept once.
+//!
+//! Floor 3. A workspace is a registered id, a file has an id that survives a rename, a version is
+//! never changed. A write names the version that it was made from and is refused if there is a newer
+//! one, which is named in turn; so of two writers with one base exactly one wins, also on two hosts
+//! with one database. An answer to a write means that it is durable.
+//!
+//! What a change does is written once (`change`, `sweep`), and what is read too (`look`), over rows of either
+//! database (`rows`): a file of SQLite's (`sqlite`) or a PostgreSQL server (`postgres`).
+//!
+//! Who keeps it in agreement with the disk, and finds what was written past it: `fleet/files/`.
+//!
+//! Tests: `tests/parts/store/` runs one suite on both databases.
+
+mod change;
+mod diff;
+mod error;
+mod name;
+mod owner;
+mod postgres;
+mod query;
+mod rows;
+mod schema;
+mod server;
+mod sqlite;
+mod sweep;
+mod version;
+
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use uuid::Uuid;
+
+use self::change::{Change, ChangeOutcome, DigestedFile, FileLocation, Operation};
+use self::error::DbError;
+use self::postgres::Postgres;
+use self::query::{Query, QueryResult};
+use self::sqlite::Sqlite;
+use marshal_model::limits;
+
+pub use self::diff::Diff;
+pub use self::error::StoreError;
+pub use self::name::{Digest, FileId, FilePath, NameError, WorkspaceId};
+pub use self::owner::{Claim, load_owner_id};
+pub use self::query::{FetchedVersion, FileSelector, Page};
+pub use self::server::Server;
+pub use self::sqlite::FILE_NAME;
+pub use self::version::{
+    Author, AuthorKind, Base, Cause, Content, ContentState, File, FileData, Origin, Retention,
+    SweepReport, Version,
+};
+
+#[derive(Debug)]
+enum Backend {
+    Sqlite(Sqlite),
+    Postgres(Box<Postgres>),
+}
+
+/// The store of workspaces' files, in either database.
+///
+/// A future of it that is dropped leaves its write done or not done, never half done.
+#[derive(Debug)]
+pub struct Store(Backend);
+
+impl Store {
+    /// Opens the store in a state directory, and makes it if there is none.
+    ///
+    /// # Errors
+    /// [`StoreError::InsecureFile`] if others may touch it, and whatever the database says.
+    pub fn open(dir: &Path) -> Result<Self, StoreError> {
+        Ok(Self(Backend::Sqlite(Sqlite::open(dir, now_ms())?)))
+    }
+
+    /// Connects to a PostgreSQL server, and makes the store's tables if there are none.
+    ///
+    /// # Errors
+    /// [`StoreError::Connection`] if the connection string cannot be used,
+    /// [`StoreError::Gone`] if the server cannot be reached, and whatever it says.
+    pub async fn connect(server: &Server) -> Result<Self, StoreError> {
+        let store = Postgres::connect(server, now_ms()).await?;
+        Ok(Self(Backend::Postgres(Box::new(store))))
+    }
+
+    /// Registers a workspace; one that is registered already stays as it is.
+    ///
+    /// # Errors
+    /// Whatever the database says.
+    pub async fn register(&self, workspace: &WorkspaceId) -> Result<(), StoreError> {
+        self.apply(Operation::Register(workspace.clone(), None))
+            .await?;
+        Ok(())
+    }
+
+    /// Registers a workspace for one supervisor and its directory; the first who comes has it.
+    ///
+    /// # Errors
+    /// [`StoreError::WorkspaceTaken`] if it is another supervisor's and not said to be shared, and whatever
+    /// the database says.
+    pub async fn claim(&self, workspace: &WorkspaceId, claim: Claim) -> Result<(), StoreError> {
+        self.apply(Operation::Register(workspace.clone(), Some(claim)))
+            .await?;
+        Ok(())
+    }
+
+    /// Whether other supervisors may have the same store.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        matches!(self.0, Backend::Postgres(_))
+    }
+
+    /// The registered workspaces, by their ids.
+    ///
+    /// # Errors
+    /// Whatever the database says.
+    pub async fn workspaces(&self) -> Result<Vec<WorkspaceId>, StoreError> {
+        match self.query(Query::Workspaces).await? {
+            QueryResult::Workspaces(ids) => Ok(ids),
+            other => Err(mismatched_result(&other)),
+        }
+    }
+
+    /// Writes a file: the next version of it, made from `base`.
+    ///
+    /// # Errors
+    /// [`StoreError::Stale`] if there is another version than `base`, [`StoreError::NoBase`] if there
+    /// is no file at all, [`StoreError::NoWorkspace`], and whatever the database says.
+    pub async fn put(
+        &self,
+        workspace: &WorkspaceId,
+        path: &FilePath,
+        base: Base,
+        given: FileData,
+        origin: Origin,
+        cause: Cause,
+    ) -> Result<Version, StoreError> {
+        origin.check()?;
+        if !matches!(cause, Cause::Write | Cause::Edit) {
+            return Err(StoreError::InvalidRequest(
+                "a put is a write or an edit; other causes have operations of their own",
+            ));
+        }
+        let at = file_location(workspace, path);
+        let given = compute_digest(given).await?;
+        let what = Operation::Write {
+            at,
+            base,
+            given,
+            origin,
+            cause,
+        };
+        self.create_version(what).await
+    }
+
+    /// Tells what was found on disk; `None` if nothing was. Gives the version that it made, none if
+    /// the store knew that already.
+    ///
+    /// # Errors
+    /// [`StoreError::NoWorkspace`], and whatever the database says.
+    pub async fn observe(
+        &self,
+        workspace: &WorkspaceId,
+        path: &FilePath,
+        given: Option<FileData>,
+        origin: Origin,
+    ) -> Result<Option<Version>, StoreError> {
+        origin.check()?;
+        let at = file_location(workspace, path);
+        let given = match given {
+            Some(given) => Some(compute_digest(given).await?),
+            None => None,
+        };
+        match self.apply(Operation::Observe { at, given, origin }).await? {
+            ChangeOutcome::Created(version) => Ok(Some(version)),
+            _ => Ok(None),
+        }
+    }
+
+    /// Removes a file: its next version says that it is gone.
+    ///
+    /// # Errors
+    /// [`StoreError::NoFile`], [`StoreError::Stale`], and whatever the database says.
+    pub async fn delete(
+        &self,
+        workspace: &WorkspaceId,
+        path: &FilePath,
+        base: Base,
+        origin: Origin,
+    ) -> Result<Version, StoreError> {
+        origin.check()?;
+        let at = file_location(workspace, path);
+        self.create_version(Operation::Delete { at, base, origin })
+            .await
+    }
+
+    /// Gives a file another path; its id and its versions stay.
+    ///
+    /// # Errors
+    /// [`StoreError::NoFile`], [`StoreError::Stale`], [`StoreError::Exists`] if another file is
+    /// there, and whatever the database says.
+    pub async fn rename(
+        &self,
+        workspace: &WorkspaceId,
+        from: &FilePath,
+        to: &FilePath,
+        base: Base,
+        origin: Origin,
+    ) -> Result<Version, StoreError> {
+        origin.check()?;
+        let (at, to) = (file_location(workspace, from), to.clone());
+        let what = Operation::Rename {
+            at,
+            to,
+            base,
+            origin,
+        };
+        self.create_version(what).await
+    }
+
+    /// Makes a new version with the content of version `v`.
+    ///
+    /// # Errors
+    /// [`StoreError::NoVersion`], [`StoreError::NoContent`] if it holds none, [`StoreError::Stale`],
+    /// and whatever the database says.
+    pub async fn restore(
+        &self,
+        workspace: &WorkspaceId,
+        path: &FilePath,
+        v: u64,
+        base: Base,
+        origin: Origin,
+    ) -> Result<Version, StoreError> {
+        origin.check()?;
+        let at = file_location(workspace, path);
+        let what = Operation::Restore {
+            at,
+            v,
+            base,
+            origin,
+        };
+        self.create_version(what).await
+    }
+
+    /// A file with its current version; also one that is gone.
+    ///
+    /// # Errors
+    /// [`StoreError::NoFile`], and whatever the database says.
+    pub async fn file(&self, which: FileSelector) -> Result<File, StoreError> {
+        match self.query(Query::File(which)).await? {
+            QueryResult::File(file) => Ok(file),
+            other => Err(mismatched_result(&other)),
+        }
+    }
+
+    /// A version with its content: this one, or the current one.
+    ///
+    /// # Errors
+    /// [`StoreError::NoFile`], [`StoreError::NoVersion`], [`StoreError::Corrupt`] if the content is
+    /// not the one that was written, and whatever the database says.
+    pub async fn get(
+        &self,
+        which: FileSelector,
+        v: Option<u64>,
+    ) -> Result<FetchedVersion, StoreError> {
+        match self.query(Query::Fetch(which, v)).await? {
+            QueryResult::Fetched(fetched) => {
+                self.run_blocking(fetched.version.bytes, move || {
+                    fetched.check_digest()?;
+                    Ok(fetched)
+                })
+                .await
+            }
+            other => Err(mismatched_result(&other)),
+        }
+    }
+
+    /// The versions of a file before one, the newest first.
+    ///
+    /// # Errors
+    /// [`StoreError::NoFile`], and whatever the database says.
+    pub async fn history(
+        &self,
+        which: FileSelector,
+        before: Option<u64>,
+        limit: u32,
+    ) -> Result<Page<Version, u64>, StoreError> {
+        check_limit(limit)?;
+        match self.query(Query::History(which, before, limit)).await? {
+            QueryResult::History(page) => Ok(page),
+            other => Err(mismatched_result(&other)),
+        }
+    }
+
+    /// The files that are there, by their paths: those that begin with `prefix`, behind `after`.
+    ///
+    /// # Errors
+    /// [`StoreError::NoWorkspace`], and whatever the database says.
+    pub async fn list(
+        &self,
+        workspace: &WorkspaceId,
+        prefix: &str,
+        after: Option<&str>,
+        limit: u32,
+    ) -> Result<Page<File, String>, StoreError> {
+        check_limit(limit)?;
+        for text in [Some(prefix), after].into_iter().flatten() {
+            if text.len() > limits::STORE_PATH_BYTES || text.contains('\0') {
+                return Err(StoreError::InvalidRequest(
+                    "a prefix or cursor of a list has at most 1024 bytes and no NUL",
+                ));
+            }
+        }
+        let question = Query::List {
+            workspace: workspace.clone(),
+            prefix: prefix.to_owned(),
+            after: after.map(str::to_owned),
+            limit,
+        };
+        match self.query(question).await? {
+            QueryResult::List(page) => Ok(page),
+            other => Err(mismatched_result(&other)),
+        }
+    }
+
+    /// What differs between two versions of a file.
+    ///
+    /// # Errors
+    /// [`StoreError::NoFile`], [`StoreError::NoVersion`], and whatever the database says.
+    pub async fn diff(&self, which: FileSelector, old: u64, new: u64) -> Result<Diff, StoreError> {
+        match self.query(Query::Diff(which, old, new)).await? {
+            QueryResult::VersionPair(sides) => {
+                self.run_blocking(u64::MAX, move || diff_versions(&sides.0, &sides.1))
+                    .await
+            }
+            other => Err(mismatched_result(&other)),
+        }
+    }
+
+    /// Removes a bounded number of versions that are kept no longer, and content that no version has.
+    ///
+    /// # Errors
+    /// Whatever the database says.
+    pub async fn sweep(&self, retention: Retention) -> Result<SweepReport, StoreError> {
+        match self.apply(Operation::Sweep(retention)).await? {
+            ChangeOutcome::Swept(swept) => Ok(swept),
+            _ => Ok(SweepReport::default()),
+        }
+    }
+
+    /// Lets nothing in any more and waits for what was accepted.
+    pub async fn close(&self) {
+        match &self.0 {
+            Backend::Sqlite(store) => store.close().await,
+            Backend::Postgres(store) => store.close(),
+        }
+    }
+
+    /// Does what takes its time with so many bytes where nothing waits for it.
+    async fn run_blocking<T: Send + 'static>(
+        &self,
+        bytes: u64,
+        work: impl FnOnce() -> Result<T, DbError> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let done = run_blocking(bytes, work).await?;
+        done.map_err(|trouble| trouble.into_store_error(self.label(), false))
+    }
+
+    fn label(&self) -> &str {
+        match &self.0 {
+            Backend::Sqlite(store) => store.label(),
+            Backend::Postgres(store) => store.label(),
+        }
+    }
+
+    async fn create_version(&self, what: Operation) -> Result<Version, StoreError> {
+        match self.apply(what).await? {
+            ChangeOutcome::Created(version) => Ok(version),
+            ChangeOutcome::Unchanged | ChangeOutcome::Swept(_) => {
+                Err(StoreError::InvalidRequest("nothing was to be changed"))
+            }
+        }
+    }
+
+    async fn apply(&self, what: Operation) -> Result<ChangeOutcome, StoreError> {
+        let change = Change {
+            id: Uuid::now_v7(),
+            file: Uuid::now_v7(),
+            at_ms: now_ms(),
+            operation: what,
+        };
+        match &self.0 {
+            Backend::Sqlite(store) => store.apply(change).await,
+            Backend::Postgres(store) => store.apply(&change).await,
+        }
+    }
+
+    async fn query(&self, question: Query) -> Result<QueryResult, StoreError> {
+        match &self.0 {
+            Backend::Sqlite(store) => store.query(question).await,
+            Backend::Postgres(store) => store.query(&question).await,
+        }
+    }
+}
+
+/// Runs work over so many bytes: in a thread that may take its time, unless that is not worth it.
+async fn run_blocking<T: Send + 'static>(
+    bytes: u64,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, StoreError> {
+    if bytes <= limits::STORE_INLINE_BYTES {
+        return Ok(work());
+    }
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|_| StoreError::Closed)
+}
+
+async fn compute_digest(given: FileData) -> Result<DigestedFile, StoreError> {
+    let bytes = match &given.content {
+        Content::Whole(content) => content.len() as u64,
+        Content::DigestOnly { .. } => 0,
+    };
+    run_blocking(bytes, move || DigestedFile {
+        digest: given.content.digest(),
+        file: given,
+    })
+    .await
+}
+
+fn diff_versions(old: &FetchedVersion, new: &FetchedVersion) -> Result<Diff, DbError> {
+    if [old, new]
+        .iter()
+        .any(|of| of.version.content_state == ContentState::DigestOnly)
+    {
+        return Ok(Diff::NotStored);
+    }
+    old.check_digest()?;
+    new.check_digest()?;
+    // What is gone is compared as what is empty.
+    let content = |of: &FetchedVersion| of.content.clone().unwrap_or_default();
+    Ok(diff::compare(&content(old), &content(new)))
+}
+
+fn file_location(workspace: &WorkspaceId, path: &FilePath) -> FileLocation {
+    FileLocation {
+        workspace: workspace.clone(),
+        path: path.clone(),
+    }
+}
+
+fn check_limit(limit: u32) -> Result<(), StoreError> {
+    if (1..=limits::STORE_PAGE).contains(&limit) {
+        Ok(())
+    } else {
+        Err(StoreError::InvalidRequest("a page has 1 to 200 rows"))
+    }
+}
+
+/// A question got another one's answer: a fault of this program.
+fn mismatched_result(found: &QueryResult) -> StoreError {
+    tracing::error!(?found, "the store answered another question");
+    StoreError::InvalidRequest("the store answered another question")
+}
+
+fn now_ms() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| {
+        i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_store_does_may_be_awaited_in_any_task() {
+        fn send(_: impl Send) {}
+        #[allow(dead_code, reason = "it is enough that it compiles")]
+        fn all(store: &Store, retention: Retention) {
+            send(store.workspaces());
+            send(store.sweep(retention));
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! The supervisor itself: actors, background tasks, the metrics page.
+
+use std::time::Duration;
+
+use crate::labels::ActorKind;
+use crate::meters::{counter, gauge, histogram};
+use crate::names;
+
+/// An actor began.
+#[derive(Debug)]
+pub struct ActorStarted {
+    /// Its kind.
+    pub kind: ActorKind,
+}
+
+impl ActorStarted {
+    /// Counts as alive.
+    pub fn emit(self) {
+        gauge(&names::ACTORS, &[self.kind.word()]).increment(1.0);
+    }
+}
+
+/// An actor ended.
+#[derive(Debug)]
+pub struct ActorEnded<'a> {
+    /// Its kind.
+    pub kind: ActorKind,
+    /// What its handler said, if it panicked or returned an error.
+    pub failure: Option<&'a str>,
+}
+
+impl ActorEnded<'_> {
+    /// Counts as gone, and logs a failure.
+    pub fn emit(self) {
+        let kind = self.kind.word();
+        gauge(&names::ACTORS, &[kind]).decrement(1.0);
+        if let Some(failure) = self.failure {
+            counter(&names::ACTOR_PANICS, &[kind]).increment(1);
+            tracing::error!(kind, failure, "actor failed");
+        }
+    }
+}
+
+/// A background task panicked.
+#[derive(Debug)]
+pub struct TaskPanicked<'a> {
+    /// What it was for.
+    pub task: &'a str,
+    /// What it said.
+    pub failure: &'a str,
+}
+
+impl TaskPanicked<'_> {
+    /// Logs and counts.
+    pub fn emit(self) {
+        counter(&names::TASK_PANICS, &[]).increment(1);
+        tracing::error!(
+            task = self.task,
+            failure = self.failure,
+            "background task panicked"
+        );
+    }
+}
+
+/// The metrics page was rendered.
+#[derive(Debug)]
+pub struct ScrapeServed {
+    /// How long it took.
+    pub took: Duration,
+}
+
+impl ScrapeServed {
+    /// Observes.
+    pub fn emit(self) {
+        histogram(&names::SCRAPE_SECONDS, &[]).record(self.took);
+    }
+}

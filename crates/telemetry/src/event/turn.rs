@@ -1,0 +1,128 @@
+//! Turns, tool calls and tokens.
+
+use std::time::Duration;
+
+use crate::labels::{TokenType, ToolClass, ToolOutcome};
+use crate::meters::{counter, histogram};
+use crate::names;
+use marshal_model::{Decision, SessionId, SlotId, TurnOutcome, Usage};
+
+/// The turn's first output came.
+#[derive(Debug)]
+pub struct TurnFirstEvent<'a> {
+    /// Where.
+    pub slot: &'a SlotId,
+    /// From the prompt being written.
+    pub after: Duration,
+}
+
+impl TurnFirstEvent<'_> {
+    /// Observes.
+    pub fn emit(self) {
+        histogram(&names::TURN_FIRST_EVENT, &[self.slot.pool.as_str()]).record(self.after);
+        tracing::trace!(slot = %self.slot, after = ?self.after, "first output");
+    }
+}
+
+/// A turn ended.
+#[derive(Debug)]
+pub struct TurnEnded<'a> {
+    /// Where.
+    pub slot: &'a SlotId,
+    /// In which session.
+    pub session: &'a SessionId,
+    /// How.
+    pub outcome: TurnOutcome,
+    /// From the prompt being written.
+    pub took: Duration,
+    /// Its tool calls.
+    pub tool_calls: u32,
+}
+
+impl TurnEnded<'_> {
+    /// Logs and counts.
+    pub fn emit(self) {
+        let pool = self.slot.pool.as_str();
+        counter(&names::TURNS, &[pool, self.outcome.word()]).increment(1);
+        histogram(&names::TURN_SECONDS_TAKEN, &[pool, self.outcome.word()]).record(self.took);
+        histogram(&names::TURN_TOOL_CALLS, &[pool]).record(f64::from(self.tool_calls));
+        tracing::info!(slot = %self.slot, session = %self.session, outcome = %self.outcome, took = ?self.took, tool_calls = self.tool_calls, "turn ended");
+    }
+}
+
+/// A tool call ended.
+#[derive(Debug)]
+pub struct ToolCallEnded<'a> {
+    /// Where.
+    pub slot: &'a SlotId,
+    /// The kind of tool.
+    pub tool_class: ToolClass,
+    /// How.
+    pub outcome: ToolOutcome,
+    /// How long it took, as the agent says.
+    pub took: Option<Duration>,
+}
+
+impl ToolCallEnded<'_> {
+    /// Counts.
+    pub fn emit(self) {
+        let pool = self.slot.pool.as_str();
+        let class = self.tool_class.word();
+        counter(&names::TOOL_CALLS, &[pool, class, self.outcome.word()]).increment(1);
+        if let Some(took) = self.took {
+            histogram(&names::TOOL_CALL_SECONDS, &[pool, class]).record(took);
+        }
+        tracing::debug!(slot = %self.slot, class, outcome = %self.outcome, took = ?self.took, "tool call ended");
+    }
+}
+
+/// A tool call that ran without a request was judged.
+#[derive(Debug)]
+pub struct UnrequestedToolCall<'a> {
+    /// Where.
+    pub slot: &'a SlotId,
+    /// In which session.
+    pub session: &'a SessionId,
+    /// The kind of tool.
+    pub tool_class: ToolClass,
+    /// What the policy would have said.
+    pub verdict: Decision,
+    /// The rules that say so.
+    pub rules: &'a [String],
+}
+
+impl UnrequestedToolCall<'_> {
+    /// Logs a deny as a warning, and counts.
+    pub fn emit(self) {
+        let pool = self.slot.pool.as_str();
+        counter(&names::TOOL_CALLS_UNASKED, &[pool, self.verdict.word()]).increment(1);
+        if self.verdict == Decision::Deny {
+            tracing::warn!(slot = %self.slot, session = %self.session, class = %self.tool_class, rules = ?self.rules, "ran without a request, and the policy denies it");
+        } else {
+            tracing::debug!(slot = %self.slot, session = %self.session, class = %self.tool_class, verdict = %self.verdict, "ran without a request");
+        }
+    }
+}
+
+/// Tokens were used since the last report.
+#[derive(Debug)]
+pub struct TokensUsed<'a> {
+    /// Where.
+    pub slot: &'a SlotId,
+    /// How many more, as the agent reports them.
+    pub used: Usage,
+}
+
+impl TokensUsed<'_> {
+    /// Counts.
+    pub fn emit(self) {
+        let pool = self.slot.pool.as_str();
+        for (kind, count) in [
+            (TokenType::Input, self.used.input),
+            (TokenType::Output, self.used.output),
+        ] {
+            counter(&names::TOKENS, &[pool, kind.word()]).increment(count);
+        }
+        tracing::trace!(slot = %self.slot, input = self.used.input, output = self.used.output, "tokens");
+    }
+}

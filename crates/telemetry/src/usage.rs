@@ -1,0 +1,111 @@
+//! What slots' children and the host used, as series of the page.
+//!
+//! A series without a value is left out: this host does not count it, or no child runs.
+
+use std::fmt::Write as _;
+
+use super::labels::{MemoryKind, StallKind, StallResource};
+use super::names::{self, Metric};
+use super::page::write_header;
+use marshal_model::SlotId;
+
+/// Stall times in seconds, by resource (cpu, memory, io) and kind (some, full).
+pub type StallSeconds = [[Option<f64>; 2]; 3];
+
+/// What a slot's children used.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SlotUsage {
+    /// Which slot.
+    pub slot: SlotId,
+    /// Time of processors, all of its children together.
+    pub cpu_seconds: Option<f64>,
+    /// Memory of its child, bytes, by [`MemoryKind`].
+    pub memory: [Option<u64>; 3],
+    /// The limit of that, bytes.
+    pub memory_limit: Option<u64>,
+    /// Processes killed for memory, of all of its children.
+    pub oom_kills: Option<u64>,
+    /// Processes and threads of its child.
+    pub processes: Option<u64>,
+    /// Waiting, of all of its children.
+    pub stalls: StallSeconds,
+}
+
+/// What is used, at the moment of a page.
+#[derive(Debug, Clone, Default)]
+pub struct UsageSample {
+    /// By slots.
+    pub slots: Vec<SlotUsage>,
+    /// By the whole host.
+    pub host: StallSeconds,
+}
+
+// Writing to a String cannot fail, so results of write! are dropped in this file.
+
+pub(super) fn write_usages(out: &mut String, usages: &UsageSample) {
+    let slots = &usages.slots;
+    write_slot_metric(out, &names::SLOT_CPU, slots, |of| of.cpu_seconds);
+    write_header(out, &names::SLOT_MEMORY);
+    for of in slots {
+        for (kind, bytes) in MemoryKind::ALL.iter().zip(of.memory) {
+            let kind = ("kind", kind.word());
+            write_series(out, &names::SLOT_MEMORY, Some(&of.slot), &[kind], bytes);
+        }
+    }
+    out.push('\n');
+    write_slot_metric(out, &names::SLOT_MEMORY_LIMIT, slots, |of| of.memory_limit);
+    write_slot_metric(out, &names::SLOT_OOM_KILLS, slots, |of| of.oom_kills);
+    write_slot_metric(out, &names::SLOT_PROCESSES, slots, |of| of.processes);
+    write_header(out, &names::SLOT_PRESSURE);
+    for of in slots {
+        write_stalls(out, &names::SLOT_PRESSURE, Some(&of.slot), of.stalls);
+    }
+    out.push('\n');
+    write_header(out, &names::HOST_PRESSURE);
+    write_stalls(out, &names::HOST_PRESSURE, None, usages.host);
+    out.push('\n');
+}
+
+fn write_slot_metric<V: std::fmt::Display>(
+    out: &mut String,
+    metric: &Metric,
+    slots: &[SlotUsage],
+    value: impl Fn(&SlotUsage) -> Option<V>,
+) {
+    write_header(out, metric);
+    for of in slots {
+        write_series(out, metric, Some(&of.slot), &[], value(of));
+    }
+    out.push('\n');
+}
+
+fn write_stalls(out: &mut String, metric: &Metric, slot: Option<&SlotId>, stalls: StallSeconds) {
+    for (resource, kinds) in StallResource::ALL.iter().zip(stalls) {
+        for (kind, seconds) in StallKind::ALL.iter().zip(kinds) {
+            let labels = [("resource", resource.word()), ("kind", kind.word())];
+            write_series(out, metric, slot, &labels, seconds);
+        }
+    }
+}
+
+/// One series; pool names and closed words need no escapes.
+fn write_series<V: std::fmt::Display>(
+    out: &mut String,
+    metric: &Metric,
+    slot: Option<&SlotId>,
+    labels: &[(&str, &str)],
+    value: Option<V>,
+) {
+    let Some(value) = value else { return };
+    out.push_str(metric.name);
+    let mut before = '{';
+    if let Some(slot) = slot {
+        let _ = write!(out, "{{pool=\"{}\",slot=\"{}\"", slot.pool, slot.index);
+        before = ',';
+    }
+    for (name, word) in labels {
+        let _ = write!(out, "{before}{name}=\"{word}\"");
+        before = ',';
+    }
+    let _ = writeln!(out, "}} {value}");
+}

@@ -1,0 +1,112 @@
+//! The editor's two pipes, each with a thread of its own: what they are is not ours to choose, and a
+//! terminal or a file can only be waited for by blocking.
+//!
+//! What goes to the editor is bounded in lines and bytes: whoever sends waits while it does not
+//! read. Must not know what a line says.
+
+use std::io::{self, Read, Write};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
+
+use marshal_model::limits::{EDITOR_OUT_BYTES, EDITOR_OUT_LINES, READ_CHUNK_BYTES};
+
+/// How long an editor that leaves may take to read what is left for it.
+const FLUSH_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// The way to the editor; clones are the same way.
+#[derive(Debug, Clone)]
+pub(super) struct EditorOutput {
+    lines: mpsc::Sender<Line>,
+    byte_budget: Arc<Semaphore>,
+    editor_gone: CancellationToken,
+}
+
+/// A line with its share of the room.
+#[derive(Debug)]
+struct Line {
+    text: String,
+    share: OwnedSemaphorePermit,
+}
+
+impl EditorOutput {
+    /// Writes to `output` until every clone is dropped, or it fails: then the editor is gone.
+    /// The receiver hears of the thread's end.
+    pub(super) fn start(
+        output: impl Write + Send + 'static,
+        gone: CancellationToken,
+    ) -> (Self, oneshot::Receiver<()>) {
+        let (lines, coming) = mpsc::channel(EDITOR_OUT_LINES);
+        let (done, written) = oneshot::channel();
+        let out = Self {
+            lines,
+            byte_budget: Arc::new(Semaphore::new(EDITOR_OUT_BYTES)),
+            editor_gone: gone.clone(),
+        };
+        thread::spawn(move || {
+            if write(output, coming).is_err() {
+                gone.cancel();
+            }
+            drop(done);
+        });
+        (out, written)
+    }
+
+    /// Sends one line; returns when there is room for it. Nothing, once the editor is gone.
+    pub(super) async fn send(&self, mut text: String) {
+        text.push('\n');
+        let bytes = u32::try_from(text.len().min(EDITOR_OUT_BYTES)).unwrap_or(u32::MAX);
+        let sent = async {
+            let room = Arc::clone(&self.byte_budget);
+            if let Ok(share) = room.acquire_many_owned(bytes).await {
+                let _ = self.lines.send(Line { text, share }).await;
+            }
+        };
+        tokio::select! {
+            biased;
+            () = sent => {}
+            () = self.editor_gone.cancelled() => {}
+        }
+    }
+}
+
+fn write(mut output: impl Write, mut coming: mpsc::Receiver<Line>) -> io::Result<()> {
+    while let Some(line) = coming.blocking_recv() {
+        output.write_all(line.text.as_bytes())?;
+        if coming.is_empty() {
+            output.flush()?;
+        }
+        drop(line.share);
+    }
+    Ok(())
+}
+
+/// Waits a little for what is left to be written. A thread that an editor holds by not reading ends
+/// with the process.
+pub(super) async fn finish(written: oneshot::Receiver<()>) {
+    let _ = tokio::time::timeout(FLUSH_TIMEOUT, written).await;
+}
+
+/// What the editor writes, chunk by chunk, until its end.
+pub(super) fn read(mut input: impl Read + Send + 'static) -> mpsc::Receiver<Vec<u8>> {
+    let (chunks, coming) = mpsc::channel(1);
+    thread::spawn(move || {
+        let mut chunk = vec![0; READ_CHUNK_BYTES];
+        loop {
+            match input.read(&mut chunk) {
+                Ok(0) => return,
+                Ok(read) => {
+                    if chunks.blocking_send(chunk[..read].to_vec()).is_err() {
+                        return;
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return,
+            }
+        }
+    });
+    coming
+}

@@ -1,0 +1,502 @@
+//! One session of an editor: a conversation with the supervisor, and what the editor hears of it.
+//!
+//! Must not know the other sessions.
+
+use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use serde_json::json;
+use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc};
+
+use super::sessions::{SessionCommand, SessionHandle};
+use super::{Client, ClientError, EditorContext, rpc};
+use marshal_engine::api::acp::incoming::RequestId;
+use marshal_engine::api::acp::session_state::{SessionState, WorkspaceRoots};
+use marshal_engine::api::acp::{RpcError, outgoing, permission, update};
+use marshal_engine::api::control::{LineReader, LineWriter};
+use marshal_engine::api::conversation_protocol::{
+    self, ClientMessage, PermissionRequestView, ServerMessage,
+};
+use marshal_engine::api::json_lines;
+use marshal_engine::api::reply::{self, Reply};
+use marshal_engine::api::run_stream::RunStreamItem;
+use marshal_fleet::FleetEvent;
+use marshal_model::limits;
+use marshal_model::untrusted::escape_for_display;
+use marshal_model::{
+    DecidedBy, Decision, Event, PermissionRequestId, SessionId, Setting, TaskId, TaskOutcome,
+    TurnOutcome, UntrustedText,
+};
+
+/// How a session is opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum OpenMode {
+    /// A new one.
+    New,
+    /// An earlier one, whose history is told first.
+    Load,
+    /// An earlier one, of which nothing is told.
+    Resume,
+}
+
+/// What the editor asked for.
+#[derive(Debug)]
+pub(super) struct OpenRequest {
+    pub(super) id: RequestId,
+    pub(super) directory: PathBuf,
+    pub(super) session: Option<SessionId>,
+    pub(super) mode: OpenMode,
+    pub(super) permit: OwnedSemaphorePermit,
+}
+
+/// One session, from its opening to its end.
+pub(super) async fn run(desk: EditorContext, opening: OpenRequest) {
+    let gone = desk.editor_gone.clone();
+    let mut id = None;
+    tokio::select! {
+        () = run_session(&desk, opening, &mut id) => {}
+        () = gone.cancelled() => {}
+    }
+    if let Some(id) = id {
+        desk.sessions.remove(&id);
+    }
+}
+
+async fn run_session(desk: &EditorContext, opening: OpenRequest, registered: &mut Option<String>) {
+    let place = opening.permit;
+    let opened = async {
+        let mut client = Client::connect(&desk.target.state_dir).await?;
+        let (pool, directory) = (desk.target.pool.clone(), opening.directory.clone());
+        let session = client.open(pool, directory, opening.session).await?;
+        Ok::<_, ClientError>((client, session))
+    };
+    let (client, session) = match opened.await {
+        Ok(opened) => opened,
+        Err(error) => return desk.fail(&opening.id, &rpc(error)).await,
+    };
+    let (reader, writer) = client.into_lines().split();
+    let (to_server, says) = mpsc::channel(limits::CONVERSATION_QUEUE);
+    let writing = tokio::spawn(write(writer, says));
+    let (handle, heard, cancel) = SessionHandle::new(opening.directory);
+    let mut talk = EditorSession {
+        context: desk,
+        session: session.to_string(),
+        reader,
+        to_server,
+        prompts: HashMap::new(),
+        cancelled: HashSet::new(),
+        next: 0,
+        turn: None,
+        prompted: None,
+        state: SessionState::new(desk.capabilities.get().copied().unwrap_or_default()),
+        pending_settings: HashMap::new(),
+        deferred_events: Some(Vec::new()),
+        is_replaying: true,
+        is_history_sent: opening.mode == OpenMode::Load,
+        closing: None,
+    };
+    let mut result = match opening.mode {
+        OpenMode::New => json!({"sessionId": session.as_str()}),
+        OpenMode::Load | OpenMode::Resume => json!({}),
+    };
+    // What was there comes before the reply, what the agent says at its start after it.
+    let began = async {
+        talk.replay_history().await?;
+        talk.wait_started().await
+    };
+    match began.await {
+        Ok(()) => {
+            talk.state.add_to(&mut result);
+            desk.sessions.insert(session.as_str(), handle);
+            *registered = Some(session.to_string());
+            desk.output
+                .send(outgoing::reply(&opening.id, &result))
+                .await;
+            for event in talk.deferred_events.take().into_iter().flatten() {
+                talk.event(&event).await;
+            }
+            let ended = talk.run(heard, &cancel).await;
+            desk.sessions.remove(session.as_str());
+            talk.finish(ended).await;
+        }
+        Err(error) => desk.fail(&opening.id, &rpc(error)).await,
+    }
+    writing.abort();
+    drop(place);
+}
+
+/// Writes what the editor says, beside the reading: one that does not read would stop the other.
+async fn write(mut writer: LineWriter, mut says: mpsc::Receiver<ClientMessage>) {
+    while let Some(say) = says.recv().await {
+        if writer
+            .send(conversation_protocol::write_client_message(&say))
+            .await
+            .is_err()
+        {
+            return; // The reader hears of it.
+        }
+    }
+}
+
+/// One open session.
+struct EditorSession<'a> {
+    context: &'a EditorContext,
+    session: String,
+    reader: LineReader,
+    to_server: mpsc::Sender<ClientMessage>,
+    /// The editor's requests that wait for the end of a prompt, by our number of it.
+    prompts: HashMap<u64, RequestId>,
+    /// Those that were open when the editor cancelled.
+    cancelled: HashSet<u64>,
+    next: u64,
+    /// How the last turn ended.
+    turn: Option<(TurnOutcome, Option<UntrustedText>)>,
+    /// The task of the prompt that was told last, of the past: one that was taken in again because
+    /// its child ended before it got it is told once.
+    prompted: Option<TaskId>,
+    /// What is known of it.
+    state: SessionState,
+    /// The editor's requests that wait for something to be set, by our number of it; whether it is
+    /// an option.
+    pending_settings: HashMap<u64, (RequestId, bool)>,
+    /// What the agent said before the reply to the opening was sent.
+    deferred_events: Option<Vec<Event>>,
+    /// What comes is of the past.
+    is_replaying: bool,
+    /// The past is told.
+    is_history_sent: bool,
+    closing: Option<RequestId>,
+}
+
+/// A line of the supervisor.
+enum ServerLine {
+    Message(ServerMessage),
+    Events(Arc<Vec<marshal_model::StampedEvent>>),
+    Other,
+}
+
+impl EditorSession<'_> {
+    async fn read_line(&mut self) -> Result<ServerLine, ClientError> {
+        let lost = |why: &str| ClientError::Lost(why.to_owned());
+        let line = self.reader.next(None).await?;
+        let line = line.ok_or_else(|| lost("it closed the connection"))?;
+        let line = String::from_utf8(line).map_err(|_| lost("a line is not UTF-8"))?;
+        if let Some(told) = conversation_protocol::read_server_message(&line) {
+            return Ok(ServerLine::Message(told));
+        }
+        match json_lines::read_item(&line) {
+            Ok(Some(RunStreamItem::Notice(FleetEvent::SessionEvents { events, .. }))) => {
+                Ok(ServerLine::Events(events))
+            }
+            Ok(_) => Ok(ServerLine::Other),
+            Err(error) => match reply::read_reply(&line) {
+                Some(Reply::Failed(failure)) => Err(ClientError::Refused(failure)),
+                _ => Err(lost(&error.to_string())),
+            },
+        }
+    }
+
+    /// What was there before it was opened.
+    async fn replay_history(&mut self) -> Result<(), ClientError> {
+        loop {
+            match self.read_line().await? {
+                ServerLine::Message(ServerMessage::CaughtUp) => break,
+                ServerLine::Events(events) => {
+                    for event in events.iter() {
+                        self.event(&event.event).await;
+                    }
+                }
+                ServerLine::Message(ServerMessage::Roots { inside, outside }) => {
+                    self.state.roots = WorkspaceRoots {
+                        agent_root: inside,
+                        editor_root: outside,
+                    };
+                }
+                ServerLine::Message(_) | ServerLine::Other => {}
+            }
+        }
+        self.is_replaying = false;
+        self.turn = None;
+        Ok(())
+    }
+
+    /// Until the agent has said what it offers, or will not without a prompt.
+    async fn wait_started(&mut self) -> Result<(), ClientError> {
+        loop {
+            match self.read_line().await? {
+                ServerLine::Message(ServerMessage::Started) => return Ok(()),
+                ServerLine::Events(events) => {
+                    for event in events.iter().map(|event| &event.event) {
+                        self.state.apply_event(event);
+                        if let Some(held) = &mut self.deferred_events
+                            && held.len() < MAX_DEFERRED_EVENTS
+                        {
+                            held.push(event.clone());
+                        }
+                    }
+                }
+                ServerLine::Message(_) | ServerLine::Other => {}
+            }
+        }
+    }
+
+    /// Goes on until it is closed; the error says why it is not any more, if it is not closed.
+    async fn run(
+        &mut self,
+        mut heard: mpsc::Receiver<SessionCommand>,
+        cancel: &Notify,
+    ) -> Result<(), ClientError> {
+        loop {
+            tokio::select! {
+                biased;
+                // Before a cancel that found no room: what came before it is cancelled with it.
+                wanted = heard.recv() => match wanted {
+                    Some(wanted) => self.handle_command(wanted).await,
+                    None => return Ok(()),
+                },
+                () = cancel.notified() => self.handle_command(SessionCommand::Cancel).await,
+                heard = self.read_line() => match heard? {
+                    ServerLine::Message(ServerMessage::Closed) => return Ok(()),
+                    ServerLine::Message(told) => self.handle_message(told).await,
+                    ServerLine::Events(events) => {
+                        for event in events.iter() {
+                            self.event(&event.event).await;
+                        }
+                    }
+                    ServerLine::Other => {}
+                },
+            }
+        }
+    }
+
+    async fn handle_command(&mut self, wanted: SessionCommand) {
+        let say = match wanted {
+            SessionCommand::Prompt { id, text } => {
+                self.next += 1;
+                self.prompts.insert(self.next, id);
+                ClientMessage::Prompt { n: self.next, text }
+            }
+            SessionCommand::Answer { ask, answer: said } => {
+                ClientMessage::Answer { ask, answer: said }
+            }
+            SessionCommand::Set { id, .. }
+                if self.pending_settings.len() >= MAX_PENDING_SETTINGS =>
+            {
+                let why = "too much is being set at once: wait for the answers";
+                return self.context.fail(&id, &RpcError::internal_error(why)).await;
+            }
+            SessionCommand::Set { id, setting } => {
+                self.next += 1;
+                let is_option = matches!(setting, Setting::Option { .. });
+                self.pending_settings.insert(self.next, (id, is_option));
+                ClientMessage::Set {
+                    n: self.next,
+                    setting,
+                }
+            }
+            SessionCommand::Cancel => {
+                self.cancelled.extend(self.prompts.keys());
+                ClientMessage::Cancel
+            }
+            SessionCommand::Close { id } => {
+                if let Some(before) = self.closing.replace(id) {
+                    self.reply(&before, &json!({})).await;
+                }
+                self.cancelled.extend(self.prompts.keys());
+                ClientMessage::Close
+            }
+        };
+        let _ = self.to_server.send(say).await;
+    }
+
+    async fn handle_message(&mut self, told: ServerMessage) {
+        match told {
+            ServerMessage::PromptRefused { n, message } => {
+                if let Some(id) = self.prompts.remove(&n) {
+                    self.context
+                        .fail(&id, &RpcError::internal_error(message))
+                        .await;
+                }
+            }
+            ServerMessage::PromptEnded { n, outcome, detail } => {
+                let is_ours = self.cancelled.remove(&n);
+                let Some(id) = self.prompts.remove(&n) else {
+                    return;
+                };
+                match result(outcome, self.turn.take(), detail, is_ours) {
+                    Ok(reason) => self.reply(&id, &json!({"stopReason": reason})).await,
+                    Err(error) => self.context.fail(&id, &error).await,
+                }
+            }
+            ServerMessage::PermissionRequested(ask) => self.request_permission(&ask).await,
+            ServerMessage::PermissionResolved { ask } => self.context.sessions.forget_request(&ask),
+            ServerMessage::SettingResult { n, refused } => {
+                let Some((id, is_option)) = self.pending_settings.remove(&n) else {
+                    return;
+                };
+                match refused {
+                    Some(why) => self.context.fail(&id, &RpcError::invalid_params(why)).await,
+                    None if is_option => {
+                        let options = self.state.config_options();
+                        self.reply(&id, &json!({"configOptions": options})).await;
+                    }
+                    None => self.reply(&id, &json!({})).await,
+                }
+            }
+            ServerMessage::CaughtUp
+            | ServerMessage::Started
+            | ServerMessage::Roots { .. }
+            | ServerMessage::Closed => {}
+        }
+    }
+
+    async fn request_permission(&mut self, ask: &PermissionRequestView) {
+        let Ok(id) = PermissionRequestId::new(&ask.ask) else {
+            return;
+        };
+        let id = self.context.sessions.register_request(&self.session, id);
+        let params = permission::request_params(&self.session, ask);
+        let line = outgoing::request(id, permission::METHOD, &params);
+        self.context.output.send(line).await;
+    }
+
+    async fn event(&mut self, event: &Event) {
+        self.state.apply_event(event);
+        match event {
+            Event::TurnEnded {
+                outcome,
+                stop_reason,
+                ..
+            } => self.turn = Some((*outcome, stop_reason.clone())),
+            Event::PromptAccepted { task, .. } => {
+                self.turn = None;
+                if self.is_replaying && task.is_some() && self.prompted == *task {
+                    return;
+                }
+                self.prompted.clone_from(task);
+            }
+            Event::PermissionDecided(verdict)
+                if verdict.decision == Decision::Deny && verdict.decided_by != DecidedBy::Human =>
+            {
+                // Few agents say why, and a person wants to know.
+                let why = escape_for_display(&verdict.reason, 400);
+                let text = format!("[marshal] denied: {why}\n\n");
+                if !self.is_replaying || self.is_history_sent {
+                    self.update(&update::agent_thought(&text)).await;
+                }
+            }
+            Event::SessionFresh { .. } if !self.is_replaying || self.is_history_sent => {
+                self.update(&update::agent_message(HISTORY_LOST_NOTICE))
+                    .await;
+            }
+            _ => {}
+        }
+        if self.is_replaying && !self.is_history_sent {
+            return;
+        }
+        if let Some(told) = update::from_event(event, &self.state, self.is_replaying) {
+            self.update(&told).await;
+        }
+    }
+
+    async fn update(&self, told: &update::Update<'_>) {
+        self.context
+            .output
+            .send(outgoing::session_update(&self.session, told))
+            .await;
+    }
+
+    async fn reply(&self, id: &RequestId, result: &serde_json::Value) {
+        self.context.output.send(outgoing::reply(id, result)).await;
+    }
+
+    /// The session is over: whoever waits is told.
+    async fn finish(mut self, ended: Result<(), ClientError>) {
+        let why = ended.err().map_or_else(
+            || RpcError::internal_error("the session was closed"),
+            |error| {
+                tracing::warn!(session = %self.session, %error, "a session broke off");
+                rpc(error)
+            },
+        );
+        let sets = std::mem::take(&mut self.pending_settings).into_values();
+        let prompts = std::mem::take(&mut self.prompts).into_values();
+        for id in prompts.chain(sets.map(|(id, _)| id)) {
+            self.context.fail(&id, &why).await;
+        }
+        if let Some(id) = self.closing.take() {
+            self.reply(&id, &json!({})).await;
+        }
+    }
+}
+
+/// Events at the start of an agent that wait for the reply to the opening; more are only journalled.
+const MAX_DEFERRED_EVENTS: usize = 1024;
+/// Requests to set something that wait for their answers.
+const MAX_PENDING_SETTINGS: usize = 8;
+
+/// What the user reads when the agent had to begin anew.
+const HISTORY_LOST_NOTICE: &str = "[marshal] The agent could not load this session again: it goes on in the same files and does not remember what was said.\n\n";
+
+/// The stop reason of a prompt that ended, or the error that it ended with.
+fn result(
+    outcome: TaskOutcome,
+    turn: Option<(TurnOutcome, Option<UntrustedText>)>,
+    detail: Option<UntrustedText>,
+    was_cancelled: bool,
+) -> Result<&'static str, RpcError> {
+    let (turn, word) = turn.unzip();
+    let word = word.flatten();
+    match (outcome, turn) {
+        (TaskOutcome::Skipped | TaskOutcome::Cancelled, _) => Ok("cancelled"),
+        // What was asked for while it ended otherwise is no error of anybody.
+        (TaskOutcome::Lost | TaskOutcome::Failed, _) if was_cancelled => Ok("cancelled"),
+        (_, Some(TurnOutcome::Completed)) => Ok("end_turn"),
+        (_, Some(TurnOutcome::Limited)) => Ok(match word.as_ref().map(UntrustedText::raw) {
+            Some("max_turn_requests") => "max_turn_requests",
+            _ => "max_tokens",
+        }),
+        (_, Some(TurnOutcome::Refused)) => Ok("refusal"),
+        (_, Some(TurnOutcome::Cancelled)) => Ok("cancelled"),
+        _ => {
+            let why = detail.map(|detail| detail.escape_for_display(1000));
+            let why = why.filter(|why| !why.is_empty());
+            Err(RpcError::internal_error(why.unwrap_or_else(|| {
+                format!("the prompt ended as {outcome}")
+            })))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(outcome: TaskOutcome, turn: Option<TurnOutcome>, cancelled: bool) -> String {
+        let turn = turn.map(|turn| (turn, None));
+        match result(outcome, turn, Some("wh\u{1b}y".into()), cancelled) {
+            Ok(reason) => reason.to_owned(),
+            Err(error) => format!("{} {error}", error.code),
+        }
+    }
+
+    #[test]
+    fn a_prompt_ends_with_a_stop_reason_or_with_an_error_that_says_why() {
+        use TaskOutcome as T;
+        use TurnOutcome as O;
+        assert_eq!(of(T::Done, Some(O::Completed), false), "end_turn");
+        assert_eq!(of(T::Denied, Some(O::Completed), false), "end_turn");
+        assert_eq!(of(T::Denied, Some(O::Cancelled), false), "cancelled");
+        assert_eq!(of(T::Refused, Some(O::Limited), false), "max_tokens");
+        assert_eq!(of(T::Refused, Some(O::Refused), false), "refusal");
+        assert_eq!(of(T::Cancelled, Some(O::Cancelled), true), "cancelled");
+        assert_eq!(of(T::Skipped, None, true), "cancelled");
+        assert_eq!(of(T::Lost, Some(O::Lost), true), "cancelled");
+        assert_eq!(of(T::Lost, Some(O::Lost), false), "-32603 wh\\u{1b}y");
+        assert_eq!(of(T::Failed, None, false), "-32603 wh\\u{1b}y");
+        let limit = Some((O::Limited, Some("max_turn_requests".into())));
+        let limited = result(T::Refused, limit, None, false);
+        assert_eq!(limited, Ok("max_turn_requests"));
+    }
+}

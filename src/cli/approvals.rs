@@ -1,0 +1,407 @@
+//! `asks`: what waits for people, and their answers, at the supervisor of the state directory.
+//!
+//! Everything that an agent wrote is shown with what could act on a terminal, or mislead, made
+//! visible. Must not know what an answer does.
+
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use clap::Subcommand;
+
+use super::control_client::{Client, ClientError, report_error};
+use super::event_text::time;
+use super::exit::Exit;
+use super::streams::Streams;
+use marshal_engine::api::approvals::{Answer, ApprovalDetails, ApprovalOp, ApprovalView, PartView};
+use marshal_engine::api::reply::Reply;
+use marshal_model::limits;
+use marshal_model::untrusted::escape_for_display as safe;
+use marshal_model::{ApprovalState, Decision, PermissionRequestId, RememberScope, UntrustedText};
+
+/// Columns of a foreign word.
+const WORD: usize = 400;
+/// Columns of a name.
+const NAME: usize = 40;
+
+/// `asks …`
+#[derive(Debug, Clone, PartialEq, Eq, Subcommand)]
+pub enum ApprovalsCommand {
+    /// List what waits for a person
+    Ls {
+        /// Those that are over instead, the newest first
+        #[arg(long)]
+        over: bool,
+    },
+    /// Show one ask: words, paths and where they lead, the rule that asks, the input as it came
+    Show {
+        /// The ask, as `asks ls` names it
+        #[arg(value_parser = |text: &str| PermissionRequestId::new(text))]
+        ask: PermissionRequestId,
+    },
+    /// Allow one, once or for longer; what a rule denies by now stays denied
+    Allow(AnswerArgs),
+    /// Deny one; the model is told the reason
+    Deny(AnswerArgs),
+}
+
+/// An answer.
+#[derive(Debug, Clone, PartialEq, Eq, clap::Args)]
+pub struct AnswerArgs {
+    /// The ask, as `asks ls` names it
+    #[arg(value_parser = |text: &str| PermissionRequestId::new(text))]
+    pub ask: PermissionRequestId,
+    /// Why
+    #[arg(long, value_name = "TEXT")]
+    pub reason: Option<String>,
+    /// For how long the answer holds for the same request: never, turn or session
+    #[arg(long, value_name = "HOW LONG", default_value = "never", value_parser = remember)]
+    pub remember: RememberScope,
+    /// What you saw: the answer is refused if the ask has another digest
+    #[arg(long, value_name = "SHA256")]
+    pub digest: Option<String>,
+}
+
+fn remember(text: &str) -> Result<RememberScope, String> {
+    RememberScope::from_word(text).ok_or_else(|| "expected never, turn or session".to_owned())
+}
+
+/// An ask as it is shown, and its digest; nothing if it is over.
+pub(super) async fn fetch_pending(
+    state: &Path,
+    ask: &PermissionRequestId,
+) -> Result<Option<(Vec<String>, String)>, ClientError> {
+    let mut client = Client::connect(state).await?;
+    let found = fetch(&mut client, ask).await?;
+    let is_over = found.ended_at_us.is_some();
+    Ok((!is_over).then(|| (lines(&found, now_us()), found.digest)))
+}
+
+/// Does it.
+pub(super) async fn run(
+    state: &Path,
+    command: &ApprovalsCommand,
+    json: bool,
+    streams: &mut Streams,
+) -> Exit {
+    let done = match command {
+        ApprovalsCommand::Ls { over } => list(state, *over, json, streams).await,
+        ApprovalsCommand::Show { ask } => show(state, ask, json, streams).await,
+        ApprovalsCommand::Allow(args) => answer(state, args, Decision::Allow, json, streams).await,
+        ApprovalsCommand::Deny(args) => answer(state, args, Decision::Deny, json, streams).await,
+    };
+    match done {
+        Ok(()) => Exit::Done,
+        Err(error) => report_error(&error, streams),
+    }
+}
+
+fn document(value: &impl serde::Serialize) -> String {
+    serde_json::to_string(value).unwrap_or_default()
+}
+
+fn unexpected() -> ClientError {
+    ClientError::Lost("it answered something else".to_owned())
+}
+
+async fn list(
+    state: &Path,
+    over: bool,
+    json: bool,
+    streams: &mut Streams,
+) -> Result<(), ClientError> {
+    let mut client = Client::connect(state).await?;
+    let Reply::Approvals(found) = client.approvals(ApprovalOp::List { ended: over }).await? else {
+        return Err(unexpected());
+    };
+    if json {
+        for ask in &found {
+            streams.out.json(&document(ask));
+        }
+        return Ok(());
+    }
+    if found.is_empty() {
+        let none = if over {
+            "no ask is over"
+        } else {
+            "nothing waits for a person"
+        };
+        streams.err.line(none);
+    }
+    let now_us = now_us();
+    for ask in &found {
+        let head = format!(
+            "{}  {}  {}/{}  {}  {}",
+            ask.ask,
+            word(&ask.state),
+            safe(&ask.pool, NAME),
+            ask.slot,
+            until(ask, now_us),
+            rules(&ask.rules),
+        );
+        streams.out.line(&safe(&head, streams.width.max(NAME)));
+        let what = format!("    {} {}", safe(&ask.tool, NAME), ask.summary);
+        streams.out.line(&safe(&what, streams.width.max(NAME)));
+    }
+    if found.len() >= limits::APPROVALS_LISTED as usize {
+        let note = format!("only the first {} are listed", limits::APPROVALS_LISTED);
+        streams.err.line(&note);
+    }
+    Ok(())
+}
+
+/// A word of the state is ours, but a later supervisor may have others.
+fn word(text: &str) -> String {
+    safe(text, NAME)
+}
+
+fn rules(rules: &[String]) -> String {
+    if rules.is_empty() {
+        "no rule allows it".to_owned()
+    } else {
+        safe(&rules.join(", "), WORD)
+    }
+}
+
+fn now_us() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| {
+        i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
+    })
+}
+
+/// What is left of its time, or when it ended.
+fn until(ask: &ApprovalView, now_us: i64) -> String {
+    if let Some(at) = ask.ended_at_us {
+        return format!("ended {}", time(at));
+    }
+    let left = ask.deadline_us.saturating_sub(now_us).max(0) / 1_000_000;
+    match (left / 3600, left / 60 % 60, left % 60) {
+        (0, 0, s) => format!("{s}s left"),
+        (0, m, s) => format!("{m}m {s}s left"),
+        (h, m, _) => format!("{h}h {m}m left"),
+    }
+}
+
+async fn fetch(
+    client: &mut Client,
+    ask: &PermissionRequestId,
+) -> Result<ApprovalView, ClientError> {
+    match client
+        .approvals(ApprovalOp::Show { id: ask.clone() })
+        .await?
+    {
+        Reply::Approval(found) => Ok(*found),
+        _ => Err(unexpected()),
+    }
+}
+
+async fn show(
+    state: &Path,
+    ask: &PermissionRequestId,
+    json: bool,
+    streams: &mut Streams,
+) -> Result<(), ClientError> {
+    let mut client = Client::connect(state).await?;
+    let found = fetch(&mut client, ask).await?;
+    if json {
+        streams.out.json(&document(&found));
+        return Ok(());
+    }
+    // Cut by nothing: who decides must see all of it.
+    for line in lines(&found, now_us()) {
+        streams.out.line(&line);
+    }
+    Ok(())
+}
+
+/// Everything of one ask. Every line is safe to show.
+fn lines(ask: &ApprovalView, now_us: i64) -> Vec<String> {
+    let mut lines = Vec::new();
+    let mut line = |name: &str, text: String| lines.push(format!("{name:<9}{text}"));
+    line("ask", safe(&ask.ask, WORD));
+    let times = match ask.times {
+        0 | 1 => String::new(),
+        times => format!(", asked {times} times"),
+    };
+    line(
+        "state",
+        format!("{}, {}{times}", word(&ask.state), until(ask, now_us)),
+    );
+    let pool = safe(&ask.pool, NAME);
+    line(
+        "slot",
+        format!("{pool}/{}, session {}", ask.slot, safe(&ask.session, WORD)),
+    );
+    line("asked", time(ask.asked_at_us));
+    line("tool", safe(&ask.tool, WORD));
+    line(
+        "rules",
+        format!("{}: {}", rules(&ask.rules), safe(&ask.why, 2 * WORD)),
+    );
+    if let Some(more) = &ask.more {
+        parts(more, &mut line);
+    }
+    line("digest", safe(&ask.digest, WORD));
+    if let Some(answer) = &ask.answer {
+        let reason = answer.reason.as_ref();
+        let reason = reason.map(|text| format!(": {}", safe(text, 2 * WORD)));
+        let text = format!(
+            "{} by {}{}, for: {}",
+            word(&answer.decision),
+            safe(&answer.approver, NAME),
+            reason.unwrap_or_default(),
+            word(&answer.remember),
+        );
+        line("answer", text);
+    }
+    lines
+}
+
+fn parts(more: &ApprovalDetails, line: &mut impl FnMut(&str, String)) {
+    for part in &more.parts {
+        let rules = safe(&part.rules.join(", "), WORD);
+        let said = if rules.is_empty() {
+            word(&part.decision)
+        } else {
+            format!("{} by {rules}", word(&part.decision))
+        };
+        line("part", format!("{}  [{said}]", quote_words(part)));
+    }
+    if let Some(why) = &more.not_plain {
+        line("plain", format!("no: {}", safe(why, 2 * WORD)));
+    }
+    for path in &more.paths {
+        let side = if path.inside { "inside" } else { "outside" };
+        let text = format!(
+            "{} leads to {}",
+            safe(&path.word, WORD),
+            safe(&path.to, WORD)
+        );
+        line("path", format!("{text}, {side} of the workspace"));
+    }
+    for key in ["title", "kind", "reason"] {
+        if let Some(text) = more.claimed.get(key).and_then(serde_json::Value::as_str) {
+            line("claims", format!("{key}: {}", safe(text, 2 * WORD)));
+        }
+    }
+    match &more.input {
+        // Shown here, whatever the supervisor says that it shows.
+        Some(input) => line("input", safe(input, usize::MAX / 2)),
+        None => line("input", "removed".to_owned()),
+    }
+}
+
+/// The words of a command, each told apart from its neighbours.
+fn quote_words(part: &PartView) -> String {
+    let word = |word: &String| {
+        let shown = safe(word, WORD);
+        if word.is_empty() || word.contains(|c: char| c.is_whitespace() || c == '\'' || c == '"') {
+            format!("‹{shown}›")
+        } else {
+            shown
+        }
+    };
+    let words = part.env.iter().chain(&part.words).map(word);
+    // A redirect is two words: what it does, and its file.
+    let redirects = part.redirects.iter().map(|redirect| {
+        let (sign, file) = redirect.split_once(' ').unwrap_or(("", redirect));
+        format!("{} {}", safe(sign, WORD), word(&file.to_owned()))
+    });
+    let words: Vec<String> = words.chain(redirects).collect();
+    words.join(" ")
+}
+
+pub(super) async fn answer(
+    state: &Path,
+    args: &AnswerArgs,
+    decision: Decision,
+    json: bool,
+    streams: &mut Streams,
+) -> Result<(), ClientError> {
+    let mut client = Client::connect(state).await?;
+    let digest = match &args.digest {
+        Some(digest) => digest.clone(),
+        None => fetch(&mut client, &args.ask).await?.digest,
+    };
+    let answer = Answer {
+        id: args.ask.clone(),
+        digest: Some(digest),
+        decision,
+        reason: args.reason.clone().map(UntrustedText::new),
+        remember: args.remember,
+    };
+    let Reply::Answered(answered) = client.approvals(ApprovalOp::Answer(answer)).await? else {
+        return Err(unexpected());
+    };
+    if json {
+        streams.out.json(&document(&answered));
+        return Ok(());
+    }
+    let kept = if answered.state == ApprovalState::Orphaned.word() {
+        "kept for the agent's return"
+    } else {
+        answered.state.as_str()
+    };
+    let once = if answered.remember == args.remember.word() {
+        ""
+    } else {
+        "; it holds once: nothing says that the same words would do the same again, or there is no room"
+    };
+    let text = format!("{}: {}{once}", args.ask, safe(kept, NAME));
+    streams.err.line(&text);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use marshal_engine::api::approvals::PathView;
+
+    #[test]
+    fn nothing_of_an_ask_acts_on_a_terminal() {
+        let evil = marshal_engine::api::test_fixtures::EVIL.concat();
+        let text = || evil.clone();
+        let ask = ApprovalView {
+            ask: text(),
+            state: text(),
+            pool: text(),
+            session: text(),
+            tool: text(),
+            rules: vec![text()],
+            why: text(),
+            times: 2,
+            digest: text(),
+            deadline_us: 90_000_000,
+            more: Some(Box::new(ApprovalDetails {
+                parts: vec![PartView {
+                    env: Vec::new(),
+                    redirects: Vec::new(),
+                    words: vec![text(), String::new(), "a b".to_owned()],
+                    decision: text(),
+                    rules: vec![text()],
+                }],
+                not_plain: Some(text()),
+                paths: vec![PathView {
+                    word: text(),
+                    to: text(),
+                    inside: false,
+                }],
+                input: Some(text()),
+                claimed: serde_json::json!({"title": evil}),
+                ..ApprovalDetails::default()
+            })),
+            ..ApprovalView::default()
+        };
+        let lines = lines(&ask, 0);
+        for line in &lines {
+            assert!(
+                !line.chars().any(marshal_model::untrusted::is_unsafe),
+                "{line:?}"
+            );
+        }
+        let all = lines.join("\n");
+        assert!(all.contains("1m 30s left, asked 2 times"), "{all}");
+        assert!(all.contains(" ‹› ‹a b›"), "{all}");
+        assert!(all.contains("outside of the workspace"), "{all}");
+    }
+}

@@ -1,0 +1,111 @@
+//! The stream of one chat, taken up by its cursor wherever it was cut.
+//!
+//! Owns the cursor. What is dropped while it waits loses nothing. Must not know what an event says.
+
+use std::path::Path;
+
+use super::super::control_client::ClientError;
+use super::super::http_client::{EventStream, HttpError, stream};
+use marshal_model::limits;
+
+/// How often a stream is opened again before an event came of it: a daemon may need its time.
+const MAX_REOPENS: u32 = 40;
+/// The longest wait before it is, in times of [`limits::CHAT_STREAM_RETRY`].
+const LONGEST: u32 = 4;
+/// A place that no session reaches: a stream from there begins at its end, and says where that is.
+const END: u64 = u64::MAX >> 1;
+
+/// See the head of this file.
+pub(super) struct ChatStream<'a> {
+    state: &'a Path,
+    path: String,
+    events: Option<EventStream>,
+    last: Option<String>,
+    /// It begins at the chat's end, which it does not know yet.
+    is_new: bool,
+    cuts: u32,
+}
+
+impl<'a> ChatStream<'a> {
+    /// Of a chat that goes on: what was said before is not told.
+    pub(super) const fn from_end(state: &'a Path, place: String) -> Self {
+        Self {
+            state,
+            path: place,
+            events: None,
+            last: None,
+            is_new: true,
+            cuts: 0,
+        }
+    }
+
+    /// Of a new chat.
+    pub(super) fn from_start(state: &'a Path, place: String) -> Self {
+        Self {
+            is_new: false,
+            ..Self::from_end(state, place)
+        }
+    }
+
+    /// The chat's path.
+    pub(super) fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// Knows where the chat ends now, if it begins there.
+    ///
+    /// # Errors
+    /// [`HttpError`]
+    pub(super) async fn begin(&mut self) -> Result<(), HttpError> {
+        if !self.is_new {
+            return Ok(());
+        }
+        let path = format!("{}/events?shape=enveloped&after={END}", self.path);
+        let mut events = stream(self.state, &path, None).await?;
+        let first = events.next().await?;
+        let gone = || HttpError::Client(ClientError::Lost("the stream ended at once".to_owned()));
+        self.last = Some(first.and_then(|event| event.id).ok_or_else(gone)?);
+        self.events = Some(events);
+        self.is_new = false;
+        Ok(())
+    }
+
+    /// The next event's data.
+    ///
+    /// # Errors
+    /// The last [`HttpError`], when it was tried for long enough.
+    pub(super) async fn next(&mut self) -> Result<String, HttpError> {
+        loop {
+            let Some(events) = &mut self.events else {
+                if self.cuts > 0 {
+                    let wait = limits::CHAT_STREAM_RETRY * self.cuts.min(LONGEST);
+                    tokio::time::sleep(wait).await;
+                }
+                let path = format!("{}/events?shape=enveloped", self.path);
+                let opened = stream(self.state, &path, self.last.as_deref()).await;
+                self.cuts += 1;
+                match opened {
+                    Ok(events) => self.events = Some(events),
+                    Err(error) if self.cuts > MAX_REOPENS || !error.is_retryable() => {
+                        return Err(error);
+                    }
+                    Err(_) => {}
+                }
+                continue;
+            };
+            match events.next().await {
+                Ok(Some(event)) => {
+                    self.cuts = 0;
+                    self.last = event.id.or(self.last.take());
+                    return Ok(event.data);
+                }
+                Err(error) if self.cuts > MAX_REOPENS => return Err(error),
+                // The daemon restarts, or the stream is old.
+                Ok(None) | Err(_) => {
+                    self.events = None;
+                    self.cuts = self.cuts.max(1);
+                }
+            }
+        }
+    }
+}

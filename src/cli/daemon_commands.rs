@@ -1,0 +1,160 @@
+//! What a person orders of the daemon's pools and sessions: `drain`, `pause`, `resume`, `resize`,
+//! `stop`, `command`, `reload`.
+//!
+//! Owns the words and what is said when it is done. Must not know how it is carried out.
+
+use std::path::Path;
+
+use axum::http::Method;
+use serde_json::{Value, json};
+
+use super::exit::Exit;
+use super::http_client::{HttpError, request_json};
+use super::streams::Streams;
+use marshal_model::limits;
+use marshal_model::untrusted::escape_for_display;
+use marshal_model::{PoolName, SessionId};
+
+/// Columns of what a reload tells.
+const DETAIL: usize = 600;
+
+/// What of a pool's tasks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Flow {
+    Drain,
+    Pause,
+    Resume,
+}
+
+impl Flow {
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Drain => "drain",
+            Self::Pause => "pause",
+            Self::Resume => "resume",
+        }
+    }
+}
+
+/// `drain POOL`, `pause POOL`, `resume POOL`.
+pub(super) async fn flow(
+    state: &Path,
+    pool: &PoolName,
+    flow: Flow,
+    json: bool,
+    streams: &mut Streams,
+) -> Exit {
+    let path = format!("/api/v1/pools/{pool}/{}", flow.as_str());
+    let answer = request_json(state, Method::POST, &path, None).await;
+    print_answer(answer, json, streams, of_pool)
+}
+
+/// `resize POOL SIZE`.
+pub(super) async fn resize(
+    state: &Path,
+    pool: &PoolName,
+    size: u16,
+    json: bool,
+    streams: &mut Streams,
+) -> Exit {
+    let path = format!("/api/v1/pools/{pool}/resize");
+    let body = json!({"size": size});
+    let answer = request_json(state, Method::POST, &path, Some(&body)).await;
+    print_answer(answer, json, streams, of_pool)
+}
+
+/// `stop SESSION`: all of it, or its turn alone.
+pub(super) async fn stop(
+    state: &Path,
+    session: &SessionId,
+    turn: bool,
+    json: bool,
+    streams: &mut Streams,
+) -> Exit {
+    let what = if turn { "interrupt" } else { "stop" };
+    let path = format!("/api/v1/sessions/{session}/{what}");
+    let answer = request_json(state, Method::POST, &path, None).await;
+    let words = if turn {
+        "its turn is told to end"
+    } else {
+        "it is told to end"
+    };
+    print_answer(answer, json, streams, |_| format!("{session}: {words}"))
+}
+
+/// `command SESSION NAME [ARGS…]`: an answer of the agent's that it failed is a failure.
+pub(super) async fn command(
+    state: &Path,
+    session: &SessionId,
+    name: &str,
+    args: &[String],
+    json: bool,
+    streams: &mut Streams,
+) -> Exit {
+    let path = format!("/api/v1/sessions/{session}/commands");
+    let body = json!({"command": name, "args": args.join(" ")});
+    let answer = match request_json(state, Method::POST, &path, Some(&body)).await {
+        Ok(answer) => answer,
+        Err(error) => return error.report(streams),
+    };
+    if json {
+        streams.out.json(&answer.to_string());
+    } else {
+        let text = answer["text"].as_str().unwrap_or_default();
+        for line in text.lines() {
+            streams
+                .out
+                .line(&escape_for_display(line, limits::COMMAND_TEXT_BYTES));
+        }
+        if answer["cut"] == true {
+            let events = format!("it said more: marshal events --session {session}");
+            streams.err.line(&events);
+        }
+    }
+    if answer["ok"] == true {
+        Exit::Done
+    } else {
+        Exit::Failures
+    }
+}
+
+/// `reload`.
+pub(super) async fn reload(state: &Path, json: bool, streams: &mut Streams) -> Exit {
+    let answer = request_json(state, Method::POST, "/api/v1/config/reload", None).await;
+    print_answer(answer, json, streams, |answer| {
+        let mut lines = vec![escape_for_display(
+            answer["detail"].as_str().unwrap_or("?"),
+            DETAIL,
+        )];
+        for (key, word) in [("taken", "taken over"), ("restart", "needs a restart")] {
+            let keys = answer[key].as_array().into_iter().flatten();
+            let keys = keys.filter_map(Value::as_str);
+            lines.extend(keys.map(|key| format!("{word}: {}", escape_for_display(key, DETAIL))));
+        }
+        lines.join("\n")
+    })
+}
+
+fn of_pool(answer: &Value) -> String {
+    let text = |key: &str| escape_for_display(answer[key].as_str().unwrap_or("?"), 60);
+    let (size, slots) = (&answer["size"], &answer["slots"]);
+    format!(
+        "{}: {}, {size} of {slots} slots get tasks",
+        text("pool"),
+        text("flow")
+    )
+}
+
+fn print_answer(
+    answer: Result<Value, HttpError>,
+    json: bool,
+    streams: &mut Streams,
+    words: impl FnOnce(&Value) -> String,
+) -> Exit {
+    match answer {
+        Ok(answer) if json => streams.out.json(&answer.to_string()),
+        Ok(answer) => streams.err.line(&words(&answer)),
+        Err(error) => return error.report(streams),
+    }
+    Exit::Done
+}

@@ -1,0 +1,336 @@
+//! `take`: the branch of a session that worked in a clone comes into the repository that the clone
+//! was made of.
+//!
+//! The bundle comes from walls that an agent was in. Git unpacks and checks it behind walls of its
+//! own, beside the repository's objects, which are read-only there; what was checked is then put in
+//! place as files. Git is never run outside, nothing is checked out, and no branch is overwritten.
+
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use super::exit::Exit;
+use super::streams::Streams;
+use super::trust::shown;
+use marshal_config::Config;
+use marshal_launch::{self as launch, LaunchPlan, RunError, SandboxSpec, Spawner};
+use marshal_model::limits::{BUNDLE_BYTES, GIT_OUTPUT_BYTES, GIT_TREE_TIMEOUT};
+use marshal_model::{ExitStatus, SessionId, untrusted};
+use marshal_sandbox::uids::{self, LockedBlock, Sources, UidError};
+use marshal_sandbox::workspace::branch::bundle_header::{BundleHeader, ObjectId};
+use marshal_sandbox::workspace::branch::git::{self, UnpackOutcome};
+use marshal_sandbox::workspace::branch::land::{self, LandError};
+use marshal_sandbox::workspace::branch::{
+    self, BUNDLE_INSIDE, BranchError, CloneRecord, SOURCE_INSIDE,
+};
+use marshal_sandbox::workspace::{Owner, Root, TreeError};
+use marshal_sandbox::{self as sandbox, ExtraMounts, HostIds, PlanError, SandboxRequest, Tree};
+use marshal_wire::shim::MountAccess;
+
+/// What the walls of git have of programs.
+const PATH: &str = "/usr/local/bin:/usr/bin:/bin";
+/// Runs with a state directory of their own that are looked through.
+const LOCALS: usize = 10_000;
+
+/// Why a branch is not taken.
+#[derive(Debug, thiserror::Error)]
+enum LandBranchError {
+    /// Nobody knows such a clone.
+    #[error(
+        "session {session} has no clone in {state}: only mode \"worktree\" makes one, and it is kept for 7 days"
+    )]
+    NoClone {
+        /// The session.
+        session: SessionId,
+        /// Where was looked.
+        state: String,
+    },
+    /// There is nothing to take.
+    #[error("session {0} brought nothing that its repository had not")]
+    NoBundle(SessionId),
+    /// The state is not the caller's.
+    #[error("{0} is not yours, or others can read or write it")]
+    Foreign(String),
+    /// The branch has another commit.
+    #[error(
+        "the branch {branch} is there already, at {has}: rename it (git branch -m {branch} OTHER), then take this one"
+    )]
+    Exists {
+        /// The branch.
+        branch: String,
+        /// What it is.
+        has: ObjectId,
+    },
+    /// A branch has the name of our directory.
+    #[error(
+        "the repository has a branch \"marshal\": rename it, so that branches can be below that name"
+    )]
+    Blocked,
+    /// Refs are kept in another form.
+    #[error(
+        "the repository keeps its branches as a reftable: take it with git, fetch.fsckObjects=true git fetch {0}"
+    )]
+    Reftable(String),
+    /// Git found something.
+    #[error("the bundle is refused: {0}")]
+    Refused(String),
+    /// Git could not be run.
+    #[error("git cannot be run behind walls: {0}")]
+    Sandbox(#[from] RunError),
+    /// The record, the bundle or the source.
+    #[error(transparent)]
+    Branch(#[from] BranchError),
+    /// A directory.
+    #[error(transparent)]
+    Tree(#[from] TreeError),
+    /// No uid.
+    #[error(transparent)]
+    Uids(#[from] UidError),
+    /// No walls.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// It could not be put in place.
+    #[error(transparent)]
+    Land(#[from] LandError),
+    /// No process can be started.
+    #[error("no process can be started: {0}")]
+    Spawner(std::io::Error),
+}
+
+impl LandBranchError {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::NoClone { .. } | Self::NoBundle(_) => Exit::Usage,
+            Self::Foreign(_) => Exit::NotPermitted,
+            Self::Sandbox(_) | Self::Uids(_) | Self::Plan(_) | Self::Spawner(_) => {
+                Exit::CannotStart
+            }
+            _ => Exit::Failures,
+        }
+    }
+}
+
+/// What was taken.
+struct LandedBranch {
+    branch: String,
+    tip: ObjectId,
+    source: PathBuf,
+    /// It had been there.
+    was_there: bool,
+}
+
+/// Takes the branch of `session`.
+pub(super) async fn land_branch(
+    state: &Path,
+    config: &Config,
+    session: &SessionId,
+    json: bool,
+    streams: &mut Streams,
+) -> Exit {
+    match land_bundle(state, config, session).await {
+        Ok(taken) if json => {
+            let object = serde_json::json!({
+                "session": session.as_str(),
+                "branch": taken.branch,
+                "commit": taken.tip.as_str(),
+                "workspace": taken.source.to_string_lossy(),
+                "was_there": taken.was_there,
+            });
+            streams.out.json(&object.to_string());
+            Exit::Done
+        }
+        Ok(taken) => {
+            let was = if taken.was_there {
+                " was there already"
+            } else {
+                ""
+            };
+            let LandedBranch {
+                branch,
+                tip,
+                source,
+                ..
+            } = taken;
+            let source = shown(&source);
+            streams
+                .out
+                .line(&format!("branch {branch}{was}: {tip} in {source}"));
+            Exit::Done
+        }
+        Err(error) => {
+            streams.err.line(&format!("error: {error}"));
+            error.exit()
+        }
+    }
+}
+
+async fn land_bundle(
+    state: &Path,
+    config: &Config,
+    session: &SessionId,
+) -> Result<LandedBranch, LandBranchError> {
+    let copies = find(state, session)?;
+    let record = branch::read_record(&copies, session)?;
+    let bundle = copies.path().join(format!("{session},bundle"));
+    if bundle.symlink_metadata().is_err() {
+        return Err(LandBranchError::NoBundle(session.clone()));
+    }
+    let head = branch::stored_header(&copies, session, &record.base)?;
+    let repository = branch::check_repository(&record.source)?;
+    let spawner = Spawner::start(crate::BUILD).map_err(LandBranchError::Spawner)?;
+    let (ids, _held) = ids()?;
+    let owner = match ids {
+        HostIds::Root { slot_uid } => Some(Owner {
+            uid: slot_uid,
+            gid: slot_uid,
+        }),
+        HostIds::Own { .. } => None,
+    };
+    let what = format!("take-{}", uuid::Uuid::now_v7());
+    let (part, place) = branch::create_scratch(&copies, &what, owner)?;
+    let walls = UnpackSandbox {
+        config,
+        ids,
+        repository: &repository,
+        bundle: &bundle,
+        place: &place,
+    };
+    let done = unpack(&spawner, &walls, session, &record, &head).await;
+    branch::remove_scratch(&copies, &part);
+    done
+}
+
+async fn unpack(
+    spawner: &Spawner,
+    walls: &UnpackSandbox<'_>,
+    session: &SessionId,
+    record: &CloneRecord,
+    head: &BundleHeader,
+) -> Result<LandedBranch, LandBranchError> {
+    let name = branch::branch_name(session);
+    let plan = walls.plan(head, &name)?;
+    let run = launch::run_to_end(spawner, plan, GIT_TREE_TIMEOUT, GIT_OUTPUT_BYTES).await?;
+    if run.status != ExitStatus::Code(0) {
+        let said = String::from_utf8_lossy(&run.stderr).into_owned();
+        let said = untrusted::escape_for_display(said.trim(), 400);
+        return Err(LandBranchError::Refused(format!("{}: {said}", run.status)));
+    }
+    let taken = |was_there| LandedBranch {
+        branch: name.clone(),
+        tip: head.tip.clone(),
+        source: record.source.clone(),
+        was_there,
+    };
+    let (pack, has) = match UnpackOutcome::parse(&run.stdout)? {
+        UnpackOutcome::Checked { pack, has } => (pack, has),
+        UnpackOutcome::Blocked => return Err(LandBranchError::Blocked),
+        UnpackOutcome::Reftable => return Err(LandBranchError::Reftable(shown(walls.bundle))),
+    };
+    match has {
+        None => {}
+        Some(has) if has == head.tip => return Ok(taken(true)),
+        Some(has) => return Err(LandBranchError::Exists { branch: name, has }),
+    }
+    let git = Root::open_resolved(walls.repository)?;
+    let packs = walls.place.join("objects/pack");
+    // Git is gone, and what it left is its own: a link on the way leads nowhere.
+    let from = Root::open_resolved(&packs)?;
+    land::land(&git, &from, &pack, &name, &head.tip)?;
+    Ok(taken(false))
+}
+
+/// Git's walls for one bundle.
+struct UnpackSandbox<'a> {
+    config: &'a Config,
+    ids: HostIds,
+    repository: &'a Path,
+    bundle: &'a Path,
+    place: &'a Path,
+}
+
+impl UnpackSandbox<'_> {
+    fn plan(&self, head: &BundleHeader, branch: &str) -> Result<LaunchPlan, LandBranchError> {
+        let profile = &self.config.sandboxes["standard"];
+        let tree = |path: &Path, access| -> Result<Tree, LandBranchError> {
+            let meta = std::fs::symlink_metadata(path)
+                .map_err(|error| TreeError::at_path("examine", path, error))?;
+            Ok(Tree {
+                path: path.to_owned(),
+                owner: (meta.uid(), meta.gid()),
+                access,
+                identity: Some((meta.dev(), meta.ino())),
+            })
+        };
+        let walls = sandbox::plan(&SandboxRequest {
+            home: Some(tree(self.place, MountAccess::Rw)?),
+            extra_mounts: ExtraMounts {
+                trees: vec![
+                    (
+                        tree(self.repository, MountAccess::Ro)?,
+                        SOURCE_INSIDE.to_owned(),
+                    ),
+                    (
+                        tree(self.bundle, MountAccess::Ro)?,
+                        BUNDLE_INSIDE.to_owned(),
+                    ),
+                ],
+                ..ExtraMounts::none()
+            },
+            hostname: "take",
+            ..sandbox::probe_request(profile, self.ids)
+        })?;
+        let git = git::unpack(head.pack_offset, &head.tip, branch);
+        let mut limits = sandbox::limits_of(profile);
+        limits.fsize = 2 * BUNDLE_BYTES;
+        let path = ("PATH".to_owned(), PATH.to_owned());
+        Ok(LaunchPlan {
+            argv: git.argv,
+            env: git.env.into_iter().chain([path]).collect(),
+            cwd: "/".to_owned(),
+            limits,
+            sandbox: SandboxSpec::Shim(Box::new(walls)),
+            preamble: Vec::new(),
+        })
+    }
+}
+
+/// Who git is outside: as root a uid of nobody else's.
+fn ids() -> Result<(HostIds, Option<LockedBlock>), LandBranchError> {
+    let (uid, gid) = (
+        rustix::process::geteuid().as_raw(),
+        rustix::process::getegid().as_raw(),
+    );
+    if uid != 0 {
+        return Ok((HostIds::Own { uid, gid }, None));
+    }
+    let held = uids::acquire(&Sources::host(), 1, marshal_config::UidRange::Auto)?;
+    let slot_uid = held.block().first;
+    Ok((HostIds::Root { slot_uid }, Some(held)))
+}
+
+/// The directory that a session's clone is in: of the daemon's sessions, or of a run that had a
+/// state directory of its own.
+fn find(state: &Path, session: &SessionId) -> Result<Root, LandBranchError> {
+    let locals = std::fs::read_dir(state.join("local"));
+    let locals = locals.into_iter().flatten().take(LOCALS).flatten();
+    let places = std::iter::once(state.to_owned()).chain(locals.map(|entry| entry.path()));
+    for place in places {
+        let copies = place.join("copies");
+        if copies
+            .join(format!("{session},branch"))
+            .symlink_metadata()
+            .is_err()
+        {
+            continue;
+        }
+        let root = Root::open_resolved(&super::state_dir::real(&copies))?;
+        let meta = root.meta()?;
+        if meta.uid != rustix::process::geteuid().as_raw() || meta.mode & 0o077 != 0 {
+            return Err(LandBranchError::Foreign(shown(&copies)));
+        }
+        return Ok(root);
+    }
+    Err(LandBranchError::NoClone {
+        session: session.clone(),
+        state: shown(state),
+    })
+}

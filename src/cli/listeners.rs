@@ -1,0 +1,344 @@
+//! Opens and closes the doors of a supervisor: the HTTP address, the HTTP socket and the control
+//! socket.
+//!
+//! Owns what a taken address means for `run` and for `up`. Must not know what is served.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+
+use axum::Router;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::agents;
+use super::exit::Exit;
+use super::streams::Output;
+use super::trust::{OpenError, open_trusted, shown, why};
+use super::{config_file, overlay, start};
+use marshal_config::{Config, ConfigErrors, HttpConfig, NamedToken};
+use marshal_engine::api::Fleet;
+use marshal_engine::api::file_plane::PlaneWorker;
+use marshal_engine::api::http::{self, Pages, Render, Tls};
+use marshal_engine::api::reply::Role;
+use marshal_engine::api::tokens::{self, Tokens};
+use marshal_engine::api::{approval_routes, control, policy_routes, v1};
+use marshal_engine::chat::Chats;
+use marshal_fleet::FleetHandle;
+
+/// Where the doors are, and who comes in, as the configuration has it.
+#[derive(Debug, Clone)]
+pub struct ListenConfig {
+    listen: SocketAddr,
+    http: HttpConfig,
+    tokens: BTreeMap<String, NamedToken>,
+}
+
+impl ListenConfig {
+    /// Of a configuration.
+    #[must_use]
+    pub fn from_config(config: &Config) -> Self {
+        Self {
+            listen: config.supervisor.listen,
+            http: config.http.clone(),
+            tokens: config.tokens.clone(),
+        }
+    }
+}
+
+impl From<SocketAddr> for ListenConfig {
+    /// An address without anything else.
+    fn from(listen: SocketAddr) -> Self {
+        Self {
+            listen,
+            http: HttpConfig::default(),
+            tokens: BTreeMap::new(),
+        }
+    }
+}
+
+/// Checks the files by which people come in: tokens, the certificate and its key.
+///
+/// # Errors
+/// Every one that cannot be used, at its line.
+pub fn check(config: &Config) -> Result<(), Box<ConfigErrors>> {
+    let mut faults = Vec::new();
+    if let Some(files) = &config.http.tls
+        && let Err(error) = Tls::read(files, open_token)
+    {
+        faults.push((error.key.to_owned(), error.message, None));
+    }
+    for (name, token) in &config.tokens {
+        if let Err(why) = tokens::check(&token.file, open_token) {
+            let message = format!("{}: {why}", shown(&token.file));
+            let help = "for example: head -c 32 /dev/urandom | base64 > FILE; chmod 600 FILE";
+            let key = format!("token.{name}.file");
+            faults.push((key, message, Some(help.to_owned())));
+        }
+    }
+    if faults.is_empty() {
+        Ok(())
+    } else {
+        Err(Box::new(config.source_map.locate_errors(faults)))
+    }
+}
+
+/// Listens on the configured address. A port of 0 is the system's choice, which is printed. If
+/// the address cannot be had, `run` says so and goes on without it, and `up` cannot start.
+///
+/// # Errors
+/// [`Exit::CannotStart`] for a daemon, [`Exit::Usage`] for a certificate; what was wrong is printed.
+pub async fn listen(
+    plan: &ListenConfig,
+    role: Role,
+    err: &mut Output,
+) -> Result<Option<http::Listener>, Exit> {
+    let tls = plan.http.tls.as_ref();
+    let tls = tls.map(|files| Tls::read(files, open_token)).transpose();
+    let tls = tls.map_err(|error| {
+        err.line(&format!("error: {}: {error}", error.key));
+        Exit::Usage
+    })?;
+    match http::bind(plan.listen).await {
+        Ok(listener) => {
+            let listener = listener.with_tls(tls, &plan.http.hosts);
+            if plan.listen.port() == 0 || role == Role::Daemon {
+                err.line(&format!("listening on {}", listener.url()));
+            }
+            Ok(Some(listener))
+        }
+        Err(error) if role != Role::Daemon => {
+            err.line(&format!("note: {error}; going on without /metrics"));
+            Ok(None)
+        }
+        Err(error) => {
+            err.line(&format!("error: {error}"));
+            Err(Exit::CannotStart)
+        }
+    }
+}
+
+/// What of the doors lies in a state directory.
+#[derive(Default)]
+pub struct StateListeners {
+    tokens: Option<(Tokens, RouteBuilder)>,
+    socket: Option<http::Listener>,
+    /// The chats, in a daemon.
+    pub chats: Option<Chats>,
+    /// The directories by which pools are worked, in a daemon.
+    pub planes: Vec<PlaneWorker>,
+}
+
+/// The tokens of a state directory with what they open of a fleet beside the asks, and its HTTP
+/// socket. Without tokens neither is served, and without the socket there is the address, which is said.
+pub fn open_in_state_dir(
+    state: &Path,
+    plan: &ListenConfig,
+    fleet: &FleetHandle,
+    err: &mut Output,
+) -> StateListeners {
+    let tokens = Tokens::load(state, plan.tokens.clone(), open_token);
+    let tokens = tokens.inspect_err(|error| {
+        let name = tokens::TOKEN_FILE;
+        err.line(&format!(
+            "note: cannot write {name}: {error}; going on without /asks and /api"
+        ));
+    });
+    let socket = http::bind_socket(state);
+    let socket = socket.inspect_err(|error| {
+        err.line(&format!("note: {error}; going on without it"));
+    });
+    StateListeners {
+        tokens: tokens
+            .ok()
+            .map(|tokens| (tokens, route_builder(state, fleet))),
+        socket: socket.ok(),
+        chats: None,
+        planes: Vec::new(),
+    }
+}
+
+/// Whoever can put a token there can answer: its file is trusted like one that is code.
+fn open_token(path: &Path) -> Result<Option<File>, String> {
+    let path = std::path::absolute(path).map_err(|error| error.to_string())?;
+    match open_trusted(&path) {
+        Ok(file) => Ok(Some(file)),
+        Err(OpenError::Read(error)) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(OpenError::Read(error)) => Err(format!("it cannot be opened: {}", why(&error))),
+        Err(OpenError::Untrusted(error)) => Err(error.to_string()),
+    }
+}
+
+/// Makes the routes below `/api/v1`, of tokens, and what ends streams.
+pub type RouteBuilder =
+    Box<dyn FnOnce(RouteContext<'_>, &Tokens, CancellationToken) -> Router + Send>;
+
+/// What the routes are made of beside a fleet.
+#[derive(Debug)]
+pub struct RouteContext<'a> {
+    runs: &'a Arc<control::Runs>,
+    chats: Option<Chats>,
+    tls: Option<Tls>,
+}
+
+/// Those of a fleet. Packages of agents may be beside its configuration.
+fn route_builder(state: &Path, fleet: &FleetHandle) -> RouteBuilder {
+    let fleet = fleet.clone();
+    let (state, config) = (state.to_owned(), fleet.config().clone());
+    let overlays: v1::OverlayHandler =
+        Arc::new(move |session, order| overlay::handle_order(&state, &config, session, order));
+    let file = fleet.config().file.as_deref();
+    let directory = file.and_then(Path::parent).unwrap_or(Path::new("/"));
+    let directory = directory.to_owned();
+    let agents: v1::AgentLister = Arc::new(move || agents::statuses_json(&directory));
+    let rereader = config_reloader(fleet.config());
+    Box::new(move |around, tokens, stop| {
+        let host = v1::Host {
+            agents,
+            overlays,
+            config_reloader: rereader,
+            tls: around.tls,
+        };
+        let (runs, chats) = (Arc::clone(around.runs), around.chats);
+        v1::router(fleet, runs, chats, host, tokens, stop)
+    })
+}
+
+/// Reads the file of a configuration again, as a start would.
+fn config_reloader(config: &Config) -> v1::ConfigReloader {
+    let file = config.file.clone();
+    Arc::new(move || {
+        let Some(file) = &file else { return Ok(None) };
+        let directory = file.parent().unwrap_or(Path::new("/"));
+        let loaded = config_file::load(Some(file), directory);
+        let loaded = loaded.map_err(|error| error.to_string())?;
+        let checked = start::check(&loaded.config);
+        checked.map_err(|errors| errors.to_string())?;
+        Ok(Some(loaded.config))
+    })
+}
+
+/// Open doors. They close with [`Doors::close`].
+#[derive(Debug)]
+pub struct Listeners {
+    /// Nothing more is taken from files.
+    closing: CancellationToken,
+    runs: Arc<control::Runs>,
+    chats: Option<Chats>,
+    stop: CancellationToken,
+    serving: TaskTracker,
+    tls: Option<Tls>,
+}
+
+impl Listeners {
+    /// Serves what was bound. `metrics` renders the page of `/metrics`; without tokens there are no
+    /// pages of asks. `runs` are those that clients may watch. Must be called inside a runtime.
+    #[must_use]
+    pub fn open<F: Fleet>(
+        fleet: &F,
+        role: Role,
+        http: Option<http::Listener>,
+        control: control::Listener,
+        metrics: Render,
+        within: StateListeners,
+        runs: Arc<control::Runs>,
+    ) -> Self {
+        let stop = CancellationToken::new();
+        let serving = TaskTracker::new();
+        let StateListeners {
+            tokens,
+            socket,
+            chats,
+            planes,
+        } = within;
+        let tls = http.as_ref().and_then(http::Listener::tls);
+        let asked = fleet.clone();
+        let pages = Pages {
+            metrics,
+            ready: Arc::new(move || asked.readiness()),
+            tokens: tokens.as_ref().map(|(tokens, _)| tokens.clone()),
+            extra_routes: tokens.map_or_else(Router::new, |(tokens, resources)| {
+                let policies = policy_routes::router(fleet.clone(), &tokens);
+                let asks = approval_routes::router(fleet.clone(), &tokens, stop.clone());
+                let around = RouteContext {
+                    runs: &runs,
+                    chats: chats.clone(),
+                    tls: tls.clone(),
+                };
+                let resources = resources(around, &tokens, stop.clone());
+                asks.merge(policies).merge(resources)
+            }),
+        };
+        let bounds = http::Bounds::default();
+        let http = http.map(|listener| (listener, bounds));
+        let socket = socket.map(|listener| (listener, http::Bounds::for_socket()));
+        for (listener, bounds) in http.into_iter().chain(socket) {
+            serving.spawn(http::serve(listener, pages.clone(), bounds, stop.clone()));
+        }
+        serving.spawn(control::serve(
+            control,
+            fleet.clone(),
+            role,
+            control::Bounds::default(),
+            Arc::clone(&runs),
+            stop.clone(),
+        ));
+        let closing = CancellationToken::new();
+        for plane in planes {
+            serving.spawn(plane.serve(closing.clone(), stop.clone()));
+        }
+        serving.close();
+        Self {
+            closing,
+            runs,
+            chats,
+            stop,
+            serving,
+            tls,
+        }
+    }
+
+    /// Reads the certificate again, beside whoever calls; what is wrong with it is logged, and the
+    /// one in use stays.
+    pub fn reload_certificate(&self) {
+        let Some(tls) = self.tls.clone() else {
+            return;
+        };
+        tokio::task::spawn_blocking(move || match tls.reload() {
+            Ok(()) => tracing::info!("the certificate was read again"),
+            Err(error) => {
+                let why = error.to_string();
+                tracing::error!(key = error.key, why, "the certificate in use stays");
+            }
+        });
+    }
+
+    /// Begins no turn of a chat any more, and takes no request from a file.
+    pub fn stop_accepting(&self) {
+        self.closing.cancel();
+        if let Some(chats) = &self.chats {
+            chats.stop_working();
+        }
+    }
+
+    /// The runs that clients may watch.
+    #[must_use]
+    pub fn runs(&self) -> Arc<control::Runs> {
+        Arc::clone(&self.runs)
+    }
+
+    /// Serves one more thing, which ends when it wants to.
+    #[cfg(test)]
+    pub fn serve_also(&self, what: impl Future<Output = ()> + Send + 'static) {
+        self.serving.spawn(what);
+    }
+
+    /// Lets open requests end, within their bounds, and removes the control socket.
+    pub async fn close(self) {
+        self.stop.cancel();
+        self.serving.wait().await;
+    }
+}

@@ -1,0 +1,57 @@
+//! What a person or a program is told while a plan is worked.
+//!
+//! Must not know how it is worked.
+
+use marshal_engine::api::run_stream::RunStreamItem;
+use marshal_model::untrusted::escape_for_display;
+use marshal_model::{RunId, TaskId};
+
+/// Columns of an item's text in a sentence.
+pub(super) const ITEM_WIDTH: usize = 160;
+
+/// What is to be shown.
+pub(in crate::cli) enum PlanOutput {
+    Item(Option<RunStreamItem>, Option<String>),
+    /// A run with these tasks.
+    RunStarted(RunId, Vec<TaskId>),
+    Step(Step),
+    Note(String),
+    /// This task needs no success.
+    Excused(TaskId),
+}
+
+/// An item's move.
+#[derive(Debug, Clone, serde::Serialize)]
+pub(in crate::cli) struct Step {
+    pub(super) v: u32,
+    pub(super) r#type: &'static str,
+    #[serde(rename = "step")]
+    pub(super) place: usize,
+    pub(super) status: &'static str,
+    pub(super) content: String,
+    pub(super) task: String,
+    pub(super) done: usize,
+    pub(super) total: usize,
+}
+
+impl Step {
+    /// One JSON object.
+    pub(in crate::cli) fn json(&self) -> String {
+        serde_json::to_string(self).unwrap_or_default()
+    }
+
+    /// A sentence that is safe to show; `NoJournal` for what needs none.
+    pub(in crate::cli) fn text(&self) -> Option<String> {
+        let word = match self.status {
+            "done" => "is done",
+            "blocked" => "is not done",
+            _ => return None,
+        };
+        let (done, total) = (self.done, self.total);
+        let content = escape_for_display(&self.content, ITEM_WIDTH);
+        Some(format!(
+            "plan: item {} {word} ({done} of {total}): {content}",
+            self.place
+        ))
+    }
+}

@@ -1,0 +1,250 @@
+//! One request on record, ready to be judged again.
+
+use serde::Deserialize;
+
+use super::replay::Extractors;
+use crate::cli::audit::record::ExportedRecord;
+use marshal_dialect::acp::parse_recorded_request;
+use marshal_fleet::day_time;
+use marshal_model::{AgentClaims, ClientRequest, Decision, ENGINE_SERVER, UntrustedText};
+use marshal_policy::{
+    EvaluationContext, FsContext, FsObservations, Policy, PolicyDecision, ReadTarget,
+    ReplayResolver, Request, TimeOfDay,
+};
+
+/// Refusals that no rule had a part in: what was asked was not looked at.
+const UNJUDGED_RULES: &[&str] = &["twice", "journal", "max_pending", "too_large"];
+
+/// What the policy said of a request then, before a person, or that there was none, decided it;
+/// `NoJournal` if no policy was asked.
+pub(in crate::cli) fn recorded_decision(line: &ExportedRecord) -> Option<Decision> {
+    let facts = line.facts.as_ref()?;
+    let facts: Option<FactsText> = serde_json::from_str(facts.get()).ok();
+    if let Some(delegate) = facts.and_then(|facts| facts.delegate) {
+        return Decision::from_word(&delegate.policy);
+    }
+    match line.by.as_str() {
+        "policy" | "default" if line.approver.is_none() => Decision::from_word(&line.decision),
+        // The policy allowed it; a budget did not.
+        _ if is_budget_decision(line) => Some(Decision::Allow),
+        "human" | "cache" | "timeout" | "gone" => Some(Decision::Ask),
+        // A person answered, and by then a rule, or what had changed, was against it.
+        _ if line.approver.is_some() => Some(Decision::Ask),
+        _ if line
+            .rules
+            .iter()
+            .any(|r| UNJUDGED_RULES.contains(&r.as_str())) =>
+        {
+            None
+        }
+        _ => Some(Decision::Deny),
+    }
+}
+
+/// Whether a budget stood between what the policy allowed and the answer.
+pub(in crate::cli) fn is_budget_decision(line: &ExportedRecord) -> bool {
+    line.by == "budget" || line.rules.iter().any(|rule| rule.starts_with("budget."))
+}
+
+#[derive(Deserialize)]
+struct FactsText {
+    at: Option<RecordedPlace>,
+    #[serde(default)]
+    looked: FsObservations,
+    /// What it was with the secrets that are not on record, where that was more severe.
+    with_secrets: Option<String>,
+    delegate: Option<DelegateText>,
+}
+
+/// What a delegate was asked about.
+#[derive(Deserialize)]
+struct DelegateText {
+    /// What the policy said before.
+    policy: String,
+}
+
+#[derive(Deserialize)]
+struct RecordedPlace {
+    workspace: String,
+    home: String,
+    from: Vec<Option<String>>,
+    #[serde(default)]
+    agent: Option<String>,
+    #[serde(default)]
+    mode: Option<String>,
+}
+
+#[derive(Default, Deserialize)]
+struct ClaimedText {
+    required_mode: Option<String>,
+    title: Option<String>,
+    kind: Option<String>,
+    #[serde(default)]
+    no_allow: bool,
+}
+
+/// A request with its place.
+pub(in crate::cli) struct RecordedRequest {
+    pub(in crate::cli) request: Request,
+    /// What its agent had its client do: then this is judged, and the request is what it comes to.
+    client_request: Option<ClientRequest>,
+    claimed: AgentClaims,
+    place: RecordedPlace,
+    min_decision: Decision,
+    pool: Option<String>,
+    clock: TimeOfDay,
+    files: ReplayResolver,
+}
+
+/// What a wish comes to, for whoever looks at requests only.
+fn to_request(wish: &ClientRequest, tool: &str) -> Request {
+    match wish {
+        ClientRequest::Read(path) => Request::Read {
+            targets: vec![ReadTarget::Path(path.clone())],
+        },
+        ClientRequest::Write(path) => Request::Write {
+            paths: vec![path.clone()],
+        },
+        ClientRequest::Tool(wish) => Request::Mcp {
+            server: UntrustedText::from(ENGINE_SERVER),
+            name: UntrustedText::from(wish.tool.word()),
+            arguments: wish.arguments.clone(),
+        },
+        ClientRequest::Run(_) => Request::Unknown {
+            tool: UntrustedText::new(tool),
+        },
+    }
+}
+
+impl RecordedRequest {
+    /// Why not, if it cannot be judged again.
+    pub(in crate::cli) fn from_record(
+        line: &ExportedRecord,
+        tables: &Extractors,
+    ) -> Result<Self, &'static str> {
+        let input = line.input.as_ref().ok_or("its input is not kept")?;
+        let facts = line.facts.as_ref().map(|facts| facts.get());
+        let facts: Option<FactsText> = serde_json::from_str(facts.unwrap_or_default()).ok();
+        let (at, looked, floor) = facts.map_or_else(Default::default, |facts| {
+            let floor = facts.with_secrets.as_deref();
+            (facts.at, facts.looked, floor.and_then(Decision::from_word))
+        });
+        let at = at.ok_or("where it was judged is not on record")?;
+        let wish = parse_recorded_request(&line.tool, input);
+        let request = if let Some(wish) = &wish {
+            to_request(wish, &line.tool)
+        } else {
+            let table = tables
+                .get(line.pool.as_deref())
+                .ok_or("no pool of its name is in the configuration (--extractor NAME)")?;
+            table.extract(&line.tool, input)
+        };
+        let claimed = line.claimed.as_ref().map(|claimed| claimed.get());
+        let claimed: ClaimedText = match claimed {
+            None => ClaimedText::default(),
+            Some(text) => {
+                serde_json::from_str(text).map_err(|_| "what was claimed cannot be read")?
+            }
+        };
+        Ok(Self {
+            request,
+            client_request: wish,
+            claimed: AgentClaims {
+                required_mode: claimed.required_mode.map(UntrustedText::new),
+                title: claimed.title.map(UntrustedText::new),
+                kind: claimed.kind.map(UntrustedText::new),
+                has_no_allow_option: claimed.no_allow,
+                ..AgentClaims::default()
+            },
+            place: at,
+            min_decision: floor.unwrap_or(Decision::Allow),
+            pool: line.pool.clone(),
+            clock: day_time(line.asked_at_us),
+            files: ReplayResolver::new(looked),
+        })
+    }
+
+    /// The workspace, as its agent saw it.
+    pub(in crate::cli) fn workspace(&self) -> &str {
+        &self.place.workspace
+    }
+
+    /// Whether it was judged from a single directory.
+    pub(in crate::cli) fn has_one_cwd(&self) -> bool {
+        self.place.from.len() == 1
+    }
+
+    /// Whether a judgement since the last time that this was asked depends on files that nobody
+    /// looked at then.
+    pub(in crate::cli) fn has_guessed(&self) -> bool {
+        self.files.take_missed()
+    }
+
+    /// What a policy says of it: from each directory that it was judged from, the most severe.
+    /// It is on the occasion of then, but that nothing was allowed before in its turn.
+    pub(in crate::cli) fn judge(&self, policy: &Policy) -> PolicyDecision {
+        let occasion = EvaluationContext {
+            pool: self.pool.as_deref(),
+            agent: self.place.agent.as_deref(),
+            mode: self.place.mode.as_deref(),
+            time_of_day: Some(self.clock),
+            rule_uses: None,
+        };
+        let from = self.place.from.iter().map(|cwd| {
+            let place = FsContext {
+                workspace: &self.place.workspace,
+                home: &self.place.home,
+                cwd: cwd.as_deref(),
+                resolver: &self.files,
+            };
+            match &self.client_request {
+                Some(wish) => policy.decide_client_in_context(wish, &place, &occasion).0,
+                None => policy.decide_in_context(&self.request, &self.claimed, &place, &occasion),
+            }
+        });
+        let severe = from.reduce(|a, b| if b.decision > a.decision { b } else { a });
+        let mut judged = severe.unwrap_or_else(|| {
+            PolicyDecision::from_error("no_directory", "there is no directory to judge paths by")
+        });
+        judged.decision = judged.decision.max(self.min_decision);
+        judged
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[track_caller]
+    fn check(by: &str, decision: &str, approver: Option<&str>, expect: Option<Decision>) {
+        let line = json!({
+            "seq": 1, "ts": "", "prev_hash": "", "hash": "", "decision_id": "", "pool": null, "slot": null,
+            "run": null, "task": null, "session": "s", "turn": 1, "request_id": "", "tool_id": null, "tool": "x",
+            "input": {}, "input_sha256": "", "claimed": null, "facts": {}, "decision": decision, "by": by,
+            "approver": approver, "rules": [], "reason": "", "policy": {"name": "p", "sha256": null},
+            "eval_us": null, "asked_at_us": 0, "decided_at_us": 0, "waited_ms": 0,
+        });
+        let line: ExportedRecord = serde_json::from_str(&line.to_string()).expect("a line");
+        assert_eq!(
+            recorded_decision(&line),
+            expect,
+            "{by} {decision} {approver:?}"
+        );
+    }
+
+    #[test]
+    fn what_was_asked_counts_as_asked_however_it_ended() {
+        for by in ["human", "cache", "timeout", "gone"] {
+            check(by, "allow", Some("uid 0"), Some(Decision::Ask));
+            check(by, "deny", None, Some(Decision::Ask));
+        }
+        // A person allowed it, and then a rule denied it, or it led elsewhere.
+        for by in ["policy", "default", "error"] {
+            check(by, "deny", Some("uid 0"), Some(Decision::Ask));
+            check(by, "deny", None, Some(Decision::Deny));
+        }
+        check("policy", "allow", None, Some(Decision::Allow));
+    }
+}

@@ -1,0 +1,67 @@
+//! What was spent, by pool: what budgets count, as the report shows it.
+//!
+//! Must not know where it was read from.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use marshal_journal::StoredSpend;
+use marshal_model::budget::{NANOS_PER_DOLLAR, format_cost};
+use marshal_model::untrusted::escape_for_display;
+
+/// Columns of a pool's name.
+const WORD: usize = 60;
+
+/// All pools together.
+fn total(pools: &BTreeMap<String, StoredSpend>) -> StoredSpend {
+    let all = pools.values();
+    all.fold(StoredSpend::default(), |sum, of| sum.plus(*of))
+}
+
+/// `tokens` and `cost_usd` are what was spent: what routes counted, or what agents reported where it is
+/// more. `counted_…` is what routes counted of it.
+fn amounts(of: StoredSpend) -> Value {
+    let usd = |nano: u64| nano as f64 / NANOS_PER_DOLLAR as f64;
+    json!({
+        "tokens": of.amount.tokens, "cost_usd": usd(of.amount.nanodollars),
+        "counted_tokens": of.counted.tokens, "counted_cost_usd": usd(of.counted.nanodollars),
+    })
+}
+
+/// For the JSON of the report.
+pub(super) fn document(pools: &BTreeMap<String, StoredSpend>) -> Value {
+    let by_pool: BTreeMap<_, _> = pools
+        .iter()
+        .map(|(pool, of)| (pool, amounts(*of)))
+        .collect();
+    json!({"pools": by_pool, "total": amounts(total(pools))})
+}
+
+fn describe_spend(of: StoredSpend) -> String {
+    format!(
+        "{}, {} tokens; of it routes counted {}, {} tokens",
+        format_cost(of.amount.nanodollars),
+        of.amount.tokens,
+        format_cost(of.counted.nanodollars),
+        of.counted.tokens
+    )
+}
+
+/// For people: the sum, then each pool.
+pub(super) fn push_lines(pools: &BTreeMap<String, StoredSpend>, lines: &mut Vec<String>) {
+    if pools.is_empty() {
+        lines.push(
+            "SPENT      nothing is on record; without a budget or a price nothing is".to_owned(),
+        );
+        return;
+    }
+    lines.push(format!("SPENT      {}", describe_spend(total(pools))));
+    for (pool, of) in pools {
+        lines.push(format!(
+            "  {}: {}",
+            escape_for_display(pool, WORD),
+            describe_spend(*of)
+        ));
+    }
+}

@@ -1,0 +1,320 @@
+//! `sandbox exec`: one command behind walls, from its start to its end.
+//!
+//! Owns the order of its end: the end of the input, then the time that it has, then the ladder; at
+//! once when whoever started this is gone. Must not know what the walls are made of.
+
+use std::future::pending;
+use std::io;
+use std::time::Duration;
+
+use rustix::process::{Signal as Death, getppid, set_parent_process_death_signal};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
+
+use super::preparation::{self, PrepareError, PreparedSandbox};
+use super::pump::{self, CommandPipes, OwnStreams, PumpEvent};
+use super::{ExecArgs, NO_SANDBOX, NetworkArg, probe_ids};
+use crate::cli::doctor::preflight::{self, LimitsError, PreflightError};
+use crate::cli::signals::{Signal, Signals};
+use crate::cli::streams::Streams;
+use marshal_config::{Config, HOME_OF_CHILD, OWN_PROGRAM, StopTimeouts};
+use marshal_launch::{
+    self, ChildExit, KeeperHandle, LaunchPlan, LaunchedChild, RunError, SpawnError, Spawner, Step,
+};
+use marshal_sandbox as sandbox;
+
+/// Its PATH, unless more is added.
+pub(super) const PATH_INSIDE: &str = "/usr/local/bin:/usr/bin:/bin";
+
+/// The ladder after the end of the input, as for every child.
+const INT: Duration = Duration::from_secs(2);
+const TERM: Duration = Duration::from_secs(5);
+
+/// How long outputs may take after everything has ended, if nobody reads them.
+const LAST_OUTPUT: Duration = Duration::from_secs(10);
+
+/// How long a start under way may take when the order to go has come.
+const LAST_START: Duration = Duration::from_secs(5);
+
+/// What a command that may not be executed, or is not there, ends with.
+const NOT_EXECUTABLE: u8 = 126;
+const NOT_FOUND: u8 = 127;
+
+const ENOENT: i32 = 2;
+
+/// Runs the command; gives the exit code.
+pub(super) async fn exec(args: &ExecArgs, config: &Config, streams: &mut Streams) -> u8 {
+    let parent = getppid();
+    let mut fail = |why: &dyn std::fmt::Display| {
+        streams.err.line(&format!("marshal: {why}"));
+        NO_SANDBOX
+    };
+    // Before anything runs: what comes from here on is the order to go.
+    let mut signals = match Signals::install() {
+        Ok(signals) => signals,
+        Err(error) => return fail(&format!("signals cannot be handled: {error}")),
+    };
+    // SIGHUP, as sshd sends it to what it leaves, also when it is killed itself.
+    if set_parent_process_death_signal(Some(Death::HUP)).is_err() || getppid() != parent {
+        return fail(&"the process that started this one is gone");
+    }
+    let spawner = match Spawner::start(crate::BUILD) {
+        Ok(spawner) => spawner,
+        Err(error) => return fail(&format!("the spawner cannot be started: {error}")),
+    };
+    let prepared = tokio::select! {
+        prepared = preparation::prepare(&args.walls, config, &spawner) => prepared,
+        () = wait_for_signal(&mut signals) => return fail(&"stopped before the command ran"),
+    };
+    let room = match prepared {
+        Ok(room) => room,
+        Err(PrepareError::Sandbox(error)) => return fail(&diagnose(args, config, &error).await),
+        Err(error) => return fail(&error),
+    };
+    let profile = args.walls.profile();
+    if let Some(settings) = config.sandboxes.get(profile) {
+        let held = tokio::select! {
+            held = preflight::check_limits(profile, settings, &spawner, room.sandbox_spec()) => held,
+            () = wait_for_signal(&mut signals) => return fail(&"stopped before the command ran"),
+        };
+        match held {
+            Ok(()) => {}
+            Err(LimitsError::Preflight(unready)) => return fail(&unready),
+            Err(LimitsError::Sandbox(error)) => return fail(&diagnose(args, config, &error).await),
+        }
+    }
+    let Some((launched, early)) = begin(&spawner, plan(args, &room), &mut signals).await else {
+        return fail(&"stopped before the command ran");
+    };
+    let launched = match launched {
+        Ok(launched) => launched,
+        Err(error @ (SpawnError::Exec(_) | SpawnError::InvalidCommand { .. })) => {
+            fail(&error);
+            return exit_code_of(&error);
+        }
+        Err(error) => return fail(&diagnose(args, config, &error.into()).await),
+    };
+    for note in &launched.notes {
+        fail(note);
+    }
+    let ended = match watch(launched, args, &mut signals, early).await {
+        Ok(ended) => ended,
+        Err(error) => return fail(&format!("input and output cannot be passed on: {error}")),
+    };
+    if let Some(copy) = &room.copy {
+        copy.mark_ended();
+        let path = crate::cli::trust::shown(&copy.path);
+        fail(&format!("the copy of the workspace is kept: {path}"));
+    }
+    match ended {
+        Some(ChildExit {
+            status: Some(status),
+            survivors_left: 0,
+            ..
+        }) => u8::try_from(status.shell_code()).unwrap_or(NO_SANDBOX),
+        Some(ChildExit { survivors_left, .. }) if survivors_left > 0 => fail(&format!(
+            "{survivors_left} processes of the command could not be killed"
+        )),
+        _ => fail(&"the walls were lost, and the command with them"),
+    }
+}
+
+/// Starts the command; also the order to go that came meanwhile, which it is given once it runs: it
+/// may have begun its work before its start is known here. None if it has not started in time.
+async fn begin(
+    spawner: &Spawner,
+    plan: LaunchPlan,
+    signals: &mut Signals,
+) -> Option<(Result<LaunchedChild, SpawnError>, Option<Signal>)> {
+    let start = spawner.spawn(plan);
+    tokio::pin!(start);
+    tokio::select! {
+        launched = &mut start => Some((launched, None)),
+        signal = signals.next() => {
+            let launched = tokio::time::timeout(LAST_START, start).await.ok()?;
+            Some((launched, Some(signal)))
+        }
+    }
+}
+
+/// Why the walls could not be had: the table of what is missing.
+async fn diagnose(args: &ExecArgs, config: &Config, error: &RunError) -> PreflightError {
+    let walls = &args.walls;
+    let own_network = walls.network == NetworkArg::None;
+    let ids = probe_ids();
+    preflight::diagnose_command(config, walls.profile(), ids, own_network, error).await
+}
+
+/// Passes everything through until the command has ended; how it did.
+async fn watch(
+    launched: LaunchedChild,
+    args: &ExecArgs,
+    signals: &mut Signals,
+    early: Option<Signal>,
+) -> io::Result<Option<ChildExit>> {
+    let waits = StopTimeouts {
+        goodbye: Duration::ZERO,
+        eof: args.eof_wait.0.unwrap_or_default(),
+        int: INT,
+        term: TERM,
+    };
+    let (keeper, ended) = marshal_launch::keep(launched.process, waits);
+    let ends = CommandPipes {
+        stdin: launched.stdin.into_blocking_fd()?,
+        stdout: launched.stdout.into_blocking_fd()?,
+        stderr: launched.stderr.into_blocking_fd()?,
+    };
+    let mut watched = RunningCommand {
+        keeper,
+        events: pump::start(OwnStreams::take()?, ends)?,
+        outputs: 2,
+        eof_wait: args.eof_wait.0,
+        until: None,
+    };
+    if let Some(signal) = early {
+        watched.handle_signal(signal, signals.is_insistent());
+    }
+    let ended = watched.wait_end(ended, signals).await;
+    watched.drain_outputs(signals).await;
+    Ok(ended)
+}
+
+/// Until somebody wants the end.
+async fn wait_for_signal(signals: &mut Signals) {
+    signals.next().await;
+}
+
+fn exit_code_of(error: &SpawnError) -> u8 {
+    match error {
+        SpawnError::Exec(failure) if failure.errno == Some(ENOENT) => NOT_FOUND,
+        SpawnError::Exec(_) => NOT_EXECUTABLE,
+        _ => NO_SANDBOX,
+    }
+}
+
+fn plan(args: &ExecArgs, room: &PreparedSandbox) -> LaunchPlan {
+    let mut argv = args.command.clone();
+    if let Some(program) = argv.first_mut().filter(|word| *word == OWN_PROGRAM) {
+        *program = sandbox::MARSHAL_INSIDE.to_owned();
+    }
+    LaunchPlan {
+        argv,
+        env: environment(args),
+        cwd: sandbox::WORKSPACE_INSIDE.to_owned(),
+        limits: room.limits,
+        sandbox: room.sandbox_spec(),
+        preamble: Vec::new(),
+    }
+}
+
+/// The command's whole environment. What every sandbox sets itself is nobody's to change.
+fn environment(args: &ExecArgs) -> Vec<(String, String)> {
+    let home = sandbox::HOME_INSIDE;
+    let mut path = String::new();
+    for directory in &args.path_add {
+        match directory.strip_prefix(HOME_OF_CHILD) {
+            Some(below) => path.extend([home, below]),
+            None => path.push_str(directory),
+        }
+        path.push(':');
+    }
+    path.push_str(PATH_INSIDE);
+    let passed = args
+        .pass
+        .iter()
+        .filter_map(|name| Some((name.clone(), std::env::var(name).ok()?)));
+    let mut env: std::collections::BTreeMap<String, String> =
+        passed.chain(args.set.iter().cloned()).collect();
+    let fixed = [
+        ("HOME", home),
+        ("PATH", &path),
+        ("USER", "agent"),
+        ("LOGNAME", "agent"),
+        ("SHELL", "/bin/sh"),
+        ("GIT_CONFIG_COUNT", "1"),
+        ("GIT_CONFIG_KEY_0", "safe.directory"),
+        ("GIT_CONFIG_VALUE_0", sandbox::WORKSPACE_INSIDE),
+    ];
+    env.extend(fixed.map(|(name, value)| (name.to_owned(), value.to_owned())));
+    env.remove("TERM");
+    env.into_iter().collect()
+}
+
+/// A command that runs.
+struct RunningCommand {
+    keeper: KeeperHandle,
+    events: mpsc::Receiver<PumpEvent>,
+    /// Outputs that have not ended.
+    outputs: u32,
+    eof_wait: Option<Duration>,
+    /// When the ladder begins.
+    until: Option<Instant>,
+}
+
+impl RunningCommand {
+    async fn wait_end(
+        &mut self,
+        ended: oneshot::Receiver<ChildExit>,
+        signals: &mut Signals,
+    ) -> Option<ChildExit> {
+        tokio::pin!(ended);
+        loop {
+            tokio::select! {
+                ended = &mut ended => return ended.ok(),
+                word = next(&mut self.events) => self.handle_event(word),
+                signal = signals.next() => self.handle_signal(signal, signals.is_insistent()),
+                () = at(self.until) => {
+                    self.until = None;
+                    self.keeper.stop_from(Step::Int);
+                }
+            }
+        }
+    }
+
+    fn handle_event(&mut self, word: PumpEvent) {
+        match word {
+            PumpEvent::InputEnded => self.until = self.eof_wait.map(|wait| Instant::now() + wait),
+            PumpEvent::OutputEnded => self.outputs -= 1,
+            // Nobody is left who could want the rest.
+            PumpEvent::OutputLost => {
+                self.outputs -= 1;
+                self.keeper.kill();
+            }
+        }
+    }
+
+    fn handle_signal(&self, signal: Signal, insists: bool) {
+        match signal {
+            Signal::Hangup => self.keeper.kill(),
+            _ if insists => self.keeper.kill(),
+            Signal::Interrupt => self.keeper.signal(Step::Int),
+            Signal::Terminate => self.keeper.stop_from(Step::Term),
+        }
+    }
+
+    /// Everything has ended: what is left in the pipes is passed on, if somebody takes it.
+    async fn drain_outputs(&mut self, signals: &mut Signals) {
+        let until = Instant::now() + LAST_OUTPUT;
+        while self.outputs > 0 {
+            tokio::select! {
+                word = next(&mut self.events) => self.handle_event(word),
+                _ = signals.next() => return,
+                () = tokio::time::sleep_until(until) => return,
+            }
+        }
+    }
+}
+
+async fn next(words: &mut mpsc::Receiver<PumpEvent>) -> PumpEvent {
+    match words.recv().await {
+        Some(word) => word,
+        None => pending().await,
+    }
+}
+
+async fn at(until: Option<Instant>) {
+    match until {
+        Some(until) => tokio::time::sleep_until(until).await,
+        None => pending().await,
+    }
+}

@@ -1,0 +1,425 @@
+//! What stands before a command of `sandbox exec` runs: its uid, its workspace, its home, the plan.
+//!
+//! Refuses what a pool's configuration would refuse. Everything that is held here is held as long
+//! as the command runs. Must not start it.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::{LauncherArg, NetworkArg, SandboxArgs, WorkspaceModeArg};
+use crate::cli::engines::{self, EngineError};
+use crate::cli::state_dir;
+use crate::cli::trust::shown;
+use marshal_config::{self as config, Config, Network};
+use marshal_launch::{
+    self as launch, Engine, LaunchPlan, ProcessLimits, RunError, SandboxSpec, Spawner,
+};
+use marshal_model::limits::{COPY_FILES, GIT_LIST_BYTES, GIT_LIST_TIMEOUT};
+use marshal_model::{RunId, SessionId, untrusted};
+use marshal_sandbox::state_dir::{StateDir, StateError, default_path};
+use marshal_sandbox::uids::{self, LockedBlock, Sources, UidError};
+use marshal_sandbox::workspace::{
+    CopyError, FileList, GitDir, Listing, MaskError, Owner, Root, TreeError, WorkspaceView, copy,
+    file_list, masked_paths,
+};
+use marshal_sandbox::{self as sandbox, HostIds, PlanError, SandboxRequest, ShimPlan, Tree};
+use marshal_wire::shim::{AGENT_ID, MountAccess};
+
+/// Why a command cannot run behind walls. Nothing ran.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum PrepareError {
+    /// There is no such profile.
+    #[error(
+        "no profile {0:?}: expected standard, strict, or a [sandbox.NAME] of the file named with --config"
+    )]
+    Profile(String),
+    /// A directory is none.
+    #[error("no directory {path}: {why}")]
+    Directory {
+        /// As it was given.
+        path: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// An agent could change what supervisors remember.
+    #[error(
+        "the state directory {state} lies in {path}, which the command would see: name a smaller directory"
+    )]
+    State {
+        /// Where the state is.
+        state: String,
+        /// What was given.
+        path: String,
+    },
+    /// One directory would be two things.
+    #[error("the home {home} and the workspace {workspace} lie in each other")]
+    Nested {
+        /// The home.
+        home: String,
+        /// The workspace.
+        workspace: String,
+    },
+    /// The profile wants a uid that only root can give.
+    #[error(
+        "the profile has uid_per_slot = true, and an ordinary user's commands have that user's uid \
+         (shared_uid): run this as root, or use a profile that shares it"
+    )]
+    SharedUid,
+    /// No state directory for the copy.
+    #[error(transparent)]
+    StateDir(#[from] StateError),
+    /// No uid.
+    #[error(transparent)]
+    Uids(#[from] UidError),
+    /// The walls cannot be planned.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// The workspace cannot be looked at.
+    #[error(transparent)]
+    Tree(#[from] TreeError),
+    /// It cannot be looked through for what the command must not reach.
+    #[error(transparent)]
+    Covers(#[from] MaskError),
+    /// It cannot be copied.
+    #[error(transparent)]
+    Copy(#[from] CopyError),
+    /// The program that is to put the walls up cannot be used.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// There is no image.
+    #[error(
+        "--launcher container needs an image: name it in [container] of a file, and that file with --config"
+    )]
+    NoImage,
+    /// Git could not list it.
+    #[error("git could not list the files of the workspace: {0}")]
+    Git(String),
+    /// The walls around git cannot be had, and so none around the command.
+    #[error("{0}")]
+    Sandbox(RunError),
+}
+
+/// A command's surroundings.
+#[derive(Debug)]
+pub(super) struct PreparedSandbox {
+    plan: ShimPlan,
+    /// Who puts them up, if not marshal itself.
+    engine: Option<Arc<Engine>>,
+    /// Resource limits.
+    pub(super) limits: ProcessLimits,
+    /// Its own copy of the workspace, where it has one.
+    pub(super) copy: Option<KeptCopy>,
+    _uids: Option<LockedBlock>,
+}
+
+impl PreparedSandbox {
+    /// The walls.
+    pub(super) fn sandbox_spec(&self) -> SandboxSpec {
+        let plan = Box::new(self.plan.clone());
+        match &self.engine {
+            Some(engine) => SandboxSpec::Engine(plan, Arc::clone(engine)),
+            None => SandboxSpec::Shim(plan),
+        }
+    }
+}
+
+/// Who puts the walls up, if not marshal itself.
+async fn engine(
+    who: LauncherArg,
+    config: &Config,
+    spawner: &Spawner,
+) -> Result<Option<Arc<Engine>>, PrepareError> {
+    let engine = match who {
+        LauncherArg::Unshare => return Ok(None),
+        LauncherArg::Bwrap => engines::bwrap()?,
+        LauncherArg::Container => {
+            let image = config
+                .container
+                .image
+                .as_deref()
+                .ok_or(PrepareError::NoImage)?;
+            // Nobody else's: what an exec leaves is not swept by a supervisor that starts meanwhile.
+            let owner = format!("exec-{}", std::process::id());
+            let directory = std::env::temp_dir().join(format!("marshal-{owner}"));
+            let made =
+                engines::of_image(&config.container, image, spawner, &owner, &directory).await?;
+            Engine::Container(made)
+        }
+    };
+    Ok(Some(Arc::new(engine)))
+}
+
+/// A copy that stays.
+#[derive(Debug)]
+pub(super) struct KeptCopy {
+    /// Where it is.
+    pub(super) path: PathBuf,
+    state: StateDir,
+    session: SessionId,
+}
+
+impl KeptCopy {
+    /// Its time runs from now on.
+    pub(super) fn mark_ended(&self) {
+        // Without the mark its time begins when somebody sweeps.
+        let _ = copy::mark_ended(&self.state, &self.session);
+    }
+}
+
+/// What was asked for, looked at.
+pub(super) struct CheckedArgs<'a> {
+    pub(super) profile: &'a config::Sandbox,
+    pub(super) workspace: PathBuf,
+    pub(super) home: Option<PathBuf>,
+    state: Option<PathBuf>,
+}
+
+/// Looks at what was asked for, and refuses what no command may have.
+pub(super) fn check_args<'a>(
+    args: &SandboxArgs,
+    config: &'a Config,
+) -> Result<CheckedArgs<'a>, PrepareError> {
+    let profile = config.sandboxes.get(args.profile());
+    let profile = profile.ok_or_else(|| PrepareError::Profile(args.profile().to_owned()))?;
+    let workspace = directory(&args.workspace)?;
+    let home = args.home.as_deref().map(directory).transpose()?;
+    let state = match &config.supervisor.state_dir {
+        Some(dir) => Some(dir.clone()),
+        None => default_path(|name| std::env::var_os(name)).ok(),
+    };
+    for path in [Some(&workspace), home.as_ref()].into_iter().flatten() {
+        if let Some(state) = state.as_deref().map(state_dir::real)
+            && state.starts_with(path)
+        {
+            return Err(PrepareError::State {
+                state: shown(&state),
+                path: shown(path),
+            });
+        }
+    }
+    if let Some(home) = &home
+        && (home.starts_with(&workspace) || workspace.starts_with(home))
+    {
+        return Err(PrepareError::Nested {
+            home: shown(home),
+            workspace: shown(&workspace),
+        });
+    }
+    Ok(CheckedArgs {
+        profile,
+        workspace,
+        home,
+        state,
+    })
+}
+
+fn directory(path: &Path) -> Result<PathBuf, PrepareError> {
+    let bad = |why: String| PrepareError::Directory {
+        path: shown(path),
+        why,
+    };
+    let real = std::fs::canonicalize(path).map_err(|error| bad(error.to_string()))?;
+    if real.is_dir() {
+        Ok(real)
+    } else {
+        Err(bad("it is no directory".to_owned()))
+    }
+}
+
+/// Who the command is outside: as root a uid of nobody else's; a profile that wants such a one has
+/// it or nothing.
+pub(super) fn ids(
+    profile: &config::Sandbox,
+    who: LauncherArg,
+) -> Result<(HostIds, Option<LockedBlock>), PrepareError> {
+    if !rustix::process::geteuid().is_root() {
+        if profile.requirements.uid_per_slot {
+            return Err(PrepareError::SharedUid);
+        }
+        let ids = HostIds::Own {
+            uid: rustix::process::geteuid().as_raw(),
+            gid: rustix::process::getegid().as_raw(),
+        };
+        return Ok((ids, None));
+    }
+    let before = match who {
+        LauncherArg::Container => AGENT_ID,
+        LauncherArg::Unshare | LauncherArg::Bwrap => 0,
+    };
+    let held =
+        uids::acquire_after_reserve(&Sources::host(), before, 1, profile.requirements.uid_range)?;
+    let ids = HostIds::Root {
+        slot_uid: held.block().first,
+    };
+    Ok((ids, Some(held)))
+}
+
+/// The walls around a workspace.
+pub(super) fn plan(
+    args: &SandboxArgs,
+    wanted: &CheckedArgs<'_>,
+    ids: HostIds,
+    workspace: Tree,
+) -> Result<ShimPlan, PrepareError> {
+    let home = wanted
+        .home
+        .as_deref()
+        .map(|home| tree(home, true))
+        .transpose()?;
+    let beside = match args.mode {
+        WorkspaceModeArg::Copy => sandbox::ExtraMounts::none(),
+        WorkspaceModeArg::Ro => covered_sockets(&workspace.path, WorkspaceView::ReadOnly)?,
+        WorkspaceModeArg::Rw => covered_sockets(&workspace.path, WorkspaceView::Writable)?,
+    };
+    Ok(sandbox::plan(&SandboxRequest {
+        profile: wanted.profile,
+        network: match args.network {
+            NetworkArg::None => Network::None,
+            NetworkArg::Host => Network::Host,
+        },
+        ids,
+        hostname: "sandbox",
+        home,
+        workspace: Some(workspace),
+        overlay: None,
+        extra_ro: Vec::new(),
+        extra_mounts: beside,
+        has_sandbox_entry: false,
+        has_terminals: false,
+        listen: Vec::new(),
+    })?)
+}
+
+/// What of the workspace the command must not reach: sockets, behind which somebody else listens.
+fn covered_sockets(
+    workspace: &Path,
+    view: WorkspaceView,
+) -> Result<sandbox::ExtraMounts, PrepareError> {
+    let covers = masked_paths::find_sockets(&Root::open_resolved(workspace)?, view)?;
+    Ok(sandbox::ExtraMounts {
+        hidden: covers.hidden,
+        pinned: covers.pinned,
+        ..sandbox::ExtraMounts::none()
+    })
+}
+
+/// A directory of the host for inside, with its owner on disk.
+pub(super) fn tree(path: &Path, writable: bool) -> Result<Tree, PrepareError> {
+    let root = Root::open_resolved(path)?;
+    let stat =
+        rustix::fs::fstat(&root).map_err(|errno| TreeError::at_path("examine", path, errno))?;
+    Ok(Tree {
+        path: path.to_owned(),
+        owner: (stat.st_uid, stat.st_gid),
+        access: if writable {
+            MountAccess::Rw
+        } else {
+            MountAccess::Ro
+        },
+        identity: Some((stat.st_dev, stat.st_ino)),
+    })
+}
+
+/// Makes everything ready.
+pub(super) async fn prepare(
+    args: &SandboxArgs,
+    config: &Config,
+    spawner: &Spawner,
+) -> Result<PreparedSandbox, PrepareError> {
+    let wanted = check_args(args, config)?;
+    let (ids, held) = ids(wanted.profile, args.launcher)?;
+    let engine = engine(args.launcher, config, spawner).await?;
+    let copy = match args.mode {
+        WorkspaceModeArg::Copy => Some(copy_workspace(&wanted, ids, spawner).await?),
+        WorkspaceModeArg::Ro | WorkspaceModeArg::Rw => None,
+    };
+    let workspace = match &copy {
+        Some(kept) => tree(&kept.path, true)?,
+        None => tree(&wanted.workspace, args.mode == WorkspaceModeArg::Rw)?,
+    };
+    Ok(PreparedSandbox {
+        plan: plan(args, &wanted, ids, workspace)?,
+        engine,
+        limits: sandbox::limits_of(wanted.profile),
+        copy,
+        _uids: held,
+    })
+}
+
+/// A copy of the workspace, in a state directory of its own.
+async fn copy_workspace(
+    wanted: &CheckedArgs<'_>,
+    ids: HostIds,
+    spawner: &Spawner,
+) -> Result<KeptCopy, PrepareError> {
+    let place = wanted.state.clone().ok_or(StateError::NoHome)?;
+    let id = uuid::Uuid::now_v7().to_string();
+    let run = RunId::new(&id).unwrap_or_else(|_| unreachable!("a UUID is a safe token"));
+    let session = SessionId::new(&id).unwrap_or_else(|_| unreachable!("a UUID is a safe token"));
+    let state = StateDir::open_local(&place, &run, std::slice::from_ref(&wanted.workspace))?;
+    let root = Root::open_resolved(&wanted.workspace)?;
+    let listing = match file_list::git_dir(&root)? {
+        GitDir::Dir => git_list(wanted, ids, spawner).await?,
+        GitDir::Elsewhere | GitDir::None => Listing::Everything,
+    };
+    let owner = match ids {
+        HostIds::Root { slot_uid } => Some(Owner {
+            uid: slot_uid,
+            gid: slot_uid,
+        }),
+        HostIds::Own { .. } => None,
+    };
+    let made = copy::create(
+        &state,
+        &session,
+        &root,
+        &listing,
+        owner,
+        copy::CopyBounds::default(),
+    )?;
+    Ok(KeptCopy {
+        path: made.path,
+        state,
+        session,
+    })
+}
+
+/// What git tracks or would track, asked behind walls of its own on a read-only mount.
+async fn git_list(
+    wanted: &CheckedArgs<'_>,
+    ids: HostIds,
+    spawner: &Spawner,
+) -> Result<Listing, PrepareError> {
+    let git = file_list::ls_files(sandbox::WORKSPACE_INSIDE);
+    let walls = sandbox::plan(&SandboxRequest {
+        workspace: Some(tree(&wanted.workspace, false)?),
+        ..sandbox::probe_request(wanted.profile, ids)
+    })?;
+    let path = ("PATH".to_owned(), super::exec::PATH_INSIDE.to_owned());
+    let plan = LaunchPlan {
+        argv: git.argv,
+        env: git.env.into_iter().chain([path]).collect(),
+        cwd: sandbox::WORKSPACE_INSIDE.to_owned(),
+        limits: sandbox::limits_of(wanted.profile),
+        sandbox: SandboxSpec::Shim(Box::new(walls)),
+        preamble: Vec::new(),
+    };
+    let run = launch::run_to_end(spawner, plan, GIT_LIST_TIMEOUT, GIT_LIST_BYTES).await;
+    let finished = match run {
+        // Without git everything is copied, ignored files too.
+        Err(RunError::Spawn(launch::SpawnError::Exec(_))) => return Ok(Listing::Everything),
+        Err(error @ (RunError::Spawn(_) | RunError::Lost(_))) => {
+            return Err(PrepareError::Sandbox(error));
+        }
+        Err(error) => return Err(PrepareError::Git(error.to_string())),
+        Ok(finished) => finished,
+    };
+    if finished.status.shell_code() != 0 {
+        let said = String::from_utf8_lossy(&finished.stderr).into_owned();
+        let said = untrusted::escape_for_display(said.trim(), 300);
+        return Err(PrepareError::Git(format!("{}: {said}", finished.status)));
+    }
+    let files = FileList::parse(&finished.stdout, COPY_FILES);
+    let files = files.map_err(|error| PrepareError::Git(error.to_string()))?;
+    Ok(Listing::Git(files))
+}

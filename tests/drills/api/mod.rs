@@ -1,0 +1,12 @@
+//! The fleet's resources over HTTP, by a real daemon: each route good and bad, the OpenAPI document and
+//! what a foreign checker says of it.
+//!
+//! Pools run without walls, so that all of it works as any user.
+
+mod acting;
+mod document;
+pub(crate) mod door;
+mod looking;
+mod refusing;
+mod sockets;
+mod streams;

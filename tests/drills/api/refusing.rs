@@ -1,0 +1,195 @@
+//! What is refused, and how it is said.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+
+use serde_json::{Value, json};
+
+use crate::api::door::{Door, POOL};
+
+#[test]
+fn without_a_token_nothing_is_seen_and_an_approvers_is_for_asks_only() {
+    let door = Door::of(POOL);
+    let approvers = door.drill.state().join("approvers");
+    fs::create_dir(&approvers).expect("approvers");
+    let file = approvers.join("ops");
+    fs::write(&file, "o".repeat(40)).expect("a token");
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).expect("mode");
+    let document = door.see("/openapi.json");
+    let paths = document["paths"].as_object().expect("paths");
+    let wrong = format!("Authorization: Bearer {}", "0".repeat(64));
+    let other = format!("Authorization: Bearer {}", "o".repeat(40));
+    for (path, operations) in paths {
+        for method in operations.as_object().expect("operations").keys() {
+            let line = format!("{} {path}", method.to_uppercase());
+            door.plain(&line, &[], "").assert_problem(401);
+            door.plain(&line, &[&wrong], "").assert_problem(401);
+            let said = door.plain(&line, &[&other], "");
+            if path.starts_with("/api/v1/asks") {
+                assert!(!matches!(said.status, 401 | 403), "{line}: {said:?}");
+            } else {
+                said.assert_problem(403);
+            }
+        }
+    }
+    door.plain("GET /api/v1/nothing", &[], "")
+        .assert_problem(401);
+}
+
+#[test]
+fn what_is_not_there_or_not_right_is_told_as_a_problem() {
+    let door = Door::of(POOL);
+    for path in [
+        "/nothing",
+        "/pools/none",
+        "/pools/%ff",
+        "/slots/demo/2",
+        "/slots/demo/x",
+        "/sessions/none",
+        "/sessions/none/events",
+        "/tasks/none",
+        "/tasks/none:none",
+        "/asks/none",
+    ] {
+        door.get(path).assert_problem(404);
+    }
+    for path in [
+        "/fleet?x=1",
+        "/pools?limit=0",
+        "/pools?limit=501",
+        "/pools?limit=1&limit=2",
+        "/pools?limit=%2B1",
+        "/sessions?open=yes",
+        "/sessions?pool=none",
+        "/sessions?cursor=",
+        "/sessions?cursor=%20",
+        "/tasks?state=odd",
+        "/tasks?cursor=x",
+        "/slots?state=odd",
+        "/asks?over=1",
+        "/asks?cursor=x",
+        "/events?kind=odd",
+        "/events?after=x",
+    ] {
+        door.get(path).assert_problem(400);
+    }
+    let bearer = format!("Authorization: Bearer {}", door.token);
+    let wrong = door.plain("DELETE /api/v1/fleet", &[&bearer], "");
+    wrong.assert_problem(405);
+    assert_eq!(wrong.header("allow"), Some("GET, HEAD"));
+    let head = door.plain("HEAD /api/v1/fleet", &[&bearer], "");
+    assert_eq!((head.status, head.text.as_str()), (200, ""));
+    door.plain("POST /api/v1/asks/a-1", &[&bearer], "{}")
+        .assert_problem(415);
+    door.post("/asks/a-1", &" ".repeat(70_000))
+        .assert_problem(413);
+    for body in [
+        "",
+        "[]",
+        "{",
+        "{\"decision\":\"allow\",\"x\":1}",
+        "{\"decision\":\"yes\"}",
+    ] {
+        door.post("/asks/a-1", body).assert_problem(400);
+    }
+    door.post("/asks/a-1", "{\"decision\":\"allow\"}")
+        .assert_problem(404);
+}
+
+#[test]
+fn the_file_is_read_again_and_what_needs_a_start_is_told() {
+    let mut door = Door::of(POOL);
+    let reload = |door: &Door| {
+        let read = door.post("/config/reload", "");
+        assert_eq!(read.status, 200, "{read:?}");
+        read.json()
+    };
+    let keys = |read: &Value, key: &str| -> Vec<String> {
+        let keys = read[key].as_array().expect("keys").iter();
+        keys.map(|key| key.as_str().expect("text").to_owned())
+            .collect()
+    };
+    let read = reload(&door);
+    assert_eq!(read["config"], true, "{read}");
+    assert!(keys(&read, "taken").is_empty() && keys(&read, "restart").is_empty());
+    let config = door.drill.config();
+    let before = fs::read_to_string(&config).expect("read");
+    // What is wrong changes nothing, and is told.
+    fs::write(&config, format!("{before}\n[role.bad]\npool = \"none\"\n")).expect("written");
+    let refused = door.post("/config/reload", "");
+    refused.assert_problem(422);
+    assert!(refused.text.contains("role.bad"), "{refused:?}");
+    let chat = |door: &Door, place: &str, role: &str| {
+        let body = json!({"goal": "say x", "role": role}).to_string();
+        door.post(&format!("/workspaces/{place}/chats"), &body)
+            .status
+    };
+    assert_eq!(chat(&door, "main", "late"), 422);
+    assert_eq!(chat(&door, "more", "dev"), 404);
+    let token = "late-late-late-late-late-late-late-late";
+    // The token stands in a directory that becomes a workspace with it.
+    fs::create_dir(door.drill.path("doors")).expect("made");
+    let file = door.drill.path("doors/late.token");
+    fs::write(&file, token).expect("written");
+    let mode = fs::Permissions::from_mode(0o600);
+    fs::set_permissions(&file, mode).expect("mode");
+    fs::create_dir(door.drill.path("project/more")).expect("made");
+    let file = |door: &Door, path: &str| door.get(&format!("/workspaces/{path}")).status;
+    assert_eq!(file(&door, "more/files"), 404);
+    let after = before.replace("size = 2", "size = 1");
+    let after = after.replace("guard = \"policy\"", "guard = \"policy\"\nattempts = 2");
+    let more = "[role.late]\npool = \"demo\"\n[workspace.more]\npath = \"project/more\"\n\
+                [workspace.doors]\npath = \"doors\"\n\
+                [chat]\nidle = \"20m\"\n[token.late]\nfile = \"doors/late.token\"\nrole = \"read\"\n\
+                [pool.other]\nsize = 1\nagent = \"script\"\nlauncher = \"none\"\n\
+                network = \"host\"\nguard = \"policy\"\nworkspace = { path = \"project\", mode = \"copy\" }\n";
+    fs::write(&config, format!("{after}\n{more}")).expect("written");
+    let read = reload(&door);
+    assert_eq!(read["config"], false, "{read}");
+    assert_eq!(
+        keys(&read, "taken"),
+        [
+            "chat.idle",
+            "pool.demo.size",
+            "role.late",
+            "token",
+            "workspace.doors",
+            "workspace.more"
+        ],
+        "{read}"
+    );
+    assert_eq!(keys(&read, "restart"), ["pool.demo.attempts", "pool.other"]);
+    assert_eq!(door.see("/pools/demo")["size"], 1);
+    assert_eq!(chat(&door, "more", "late"), 201);
+    assert_eq!(file(&door, "more/files"), 200);
+    assert_eq!(file(&door, "doors/files/late.token"), 403);
+    let held = json!({"prompt": "say x", "workspace": "doors"}).to_string();
+    let held = door.post("/tasks", &held);
+    assert!(held.text.contains("by which people come in"), "{held:?}");
+    let names = door.see("/workspaces").to_string();
+    assert!(names.contains("more") && names.contains("doors"), "{names}");
+    let shown = door.see("/config");
+    assert_eq!(shown["chat"]["idle"], "20m", "{shown}");
+    assert_eq!(shown["pool"]["demo"]["attempts"], 1, "{shown}");
+    let owner = std::mem::replace(&mut door.token, token.to_owned());
+    assert_eq!(door.get("/fleet").status, 200);
+    door.token = owner;
+    // It was taken over: only the rest differs, until it is taken back.
+    assert_eq!(keys(&reload(&door), "taken"), [""; 0]);
+    fs::write(&config, &before).expect("written");
+    let read = reload(&door);
+    assert_eq!(read["config"], true, "{read}");
+    assert_eq!(chat(&door, "more", "late"), 404);
+    assert_eq!(file(&door, "more/files"), 404);
+    assert_eq!(door.see("/pools/demo")["size"], 2);
+    door.token = token.to_owned();
+    assert_eq!(door.get("/fleet").status, 401);
+}
+
+#[test]
+fn policies_alone_are_read_again() {
+    let door = Door::of(POOL);
+    let read = door.post("/policies/reload", "");
+    assert_eq!(read.status, 200, "{read:?}");
+    assert_eq!(read.json()["last_reload"]["cause"], "request");
+}

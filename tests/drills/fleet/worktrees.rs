@@ -1,0 +1,572 @@
+//! Sessions that work in a clone: their branch comes back and is taken, and nothing that stands in a
+//! repository, theirs or their source's, runs as the supervisor. And what a mask hides, or a slice
+//! shows, of a workspace that is mounted.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::drill::{Drill, Ran};
+use crate::programs::install;
+
+const POOL: &str = r#"
+[pool.demo]
+size      = 1
+command   = ["marshal", "script-agent", "--dialect", "scaiflux"]
+policy    = "developer"
+workspace = { path = "project", mode = "worktree" }
+env       = { set = { DRILL = "MARK" } }
+"#;
+
+/// Git of the operator, with the configuration of whatever repository it is.
+fn try_git(dir: &Path, args: &[&str]) -> (bool, String) {
+    let output = Command::new("git")
+        .arg("-C")
+        .arg(dir)
+        .args([
+            "-c",
+            "safe.directory=*",
+            "-c",
+            "user.name=o",
+            "-c",
+            "user.email=o@x",
+        ])
+        .args([
+            "-c",
+            "protocol.file.allow=always",
+            "-c",
+            "init.defaultBranch=main",
+        ])
+        .args(args)
+        .env("GIT_CONFIG_GLOBAL", "/dev/null")
+        .env("GIT_CONFIG_COUNT", "1")
+        .env("GIT_CONFIG_KEY_0", "safe.directory")
+        .env("GIT_CONFIG_VALUE_0", "*")
+        .output()
+        .expect("git runs");
+    let text = String::from_utf8_lossy(&output.stdout)
+        .trim_end()
+        .to_owned();
+    (output.status.success(), text)
+}
+
+fn git(dir: &Path, args: &[&str]) -> String {
+    let (is_ok, text) = try_git(dir, args);
+    assert!(is_ok, "git {args:?} in {}", dir.display());
+    text
+}
+
+/// Makes the drill's workspace a repository with one commit.
+fn commit(drill: &Drill, init: &[&str]) -> String {
+    let source = drill.workspace();
+    git(&source, &[&["init", "-q"], init].concat());
+    git(&source, &["add", "."]);
+    git(&source, &["commit", "-qm", "first"]);
+    git(&source, &["rev-parse", "HEAD"])
+}
+
+fn chown(path: &Path, uid: u32) {
+    let owner = format!("{uid}:{uid}");
+    let status = Command::new("chown")
+        .arg("-R")
+        .arg(owner)
+        .arg(path)
+        .status();
+    assert!(status.expect("chown").success());
+}
+
+/// Plants in a repository whatever git may start by itself; each writes into `proof`.
+fn plant(source: &Path, proof: &Path) {
+    fs::create_dir(proof).expect("proof");
+    fs::set_permissions(proof, fs::Permissions::from_mode(0o777)).expect("proof");
+    let program = source.join("planted.sh");
+    let text = format!("#!/bin/sh\nid -u > {}/$$\ncat\n", proof.display());
+    install(&program, text.as_bytes());
+    let program = program.to_str().expect("UTF-8");
+    for key in [
+        "core.fsmonitor",
+        "filter.x.clean",
+        "filter.x.smudge",
+        "filter.x.process",
+        "core.sshCommand",
+        "uploadpack.packObjectsHook",
+        "core.alternateRefsCommand",
+        "diff.external",
+        "core.pager",
+        "credential.helper",
+        "gpg.program",
+    ] {
+        git(source, &["config", key, program]);
+    }
+    for hook in [
+        "post-checkout",
+        "post-commit",
+        "reference-transaction",
+        "post-index-change",
+    ] {
+        let hook = source.join(".git/hooks").join(hook);
+        fs::create_dir_all(hook.parent().expect("hooks")).expect("hooks");
+        install(&hook, fs::File::open(program).expect("program"));
+    }
+    let included = source.join("included");
+    fs::write(&included, format!("[core]\n\tsshCommand = {program}\n")).expect("included");
+    git(
+        source,
+        &["config", "include.path", included.to_str().expect("UTF-8")],
+    );
+    fs::write(source.join(".git/info/attributes"), "* filter=x\n").expect("attributes");
+}
+
+fn is_empty(dir: &Path) -> bool {
+    fs::read_dir(dir).expect("a directory").next().is_none()
+}
+
+fn run_one(drill: &Drill, prompt: &str) -> (Ran, Value) {
+    let ran = drill.run(&["run", "--results", "results.jsonl", prompt]);
+    let mut results = drill.results("results.jsonl");
+    assert_eq!(results.len(), 1, "{}", ran.all());
+    (ran, results.remove(0))
+}
+
+fn text<'v>(result: &'v Value, key: &str) -> &'v str {
+    result[key]
+        .as_str()
+        .unwrap_or_else(|| panic!("{key} in {result}"))
+}
+
+/// What is in the source's objects and branches.
+fn state_of(source: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut open = vec![source.join(".git/objects/pack"), source.join(".git/refs")];
+    while let Some(dir) = open.pop() {
+        for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+            let path = entry.path();
+            if path.is_dir() {
+                open.push(path);
+            } else {
+                found.push(path);
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+const WORK: &str = "unasked test \"$(git log --format=%s)\" = first && test \"$(cat README.md)\" = '# A project' && git status --porcelain > seen.txt
+unasked echo one > made.txt && git add made.txt && git commit -qm agent && echo two >> made.txt && mkdir d && echo left > d/left.txt
+unasked printf '#!/bin/sh\\nid -u > /workspace/ran.$$\\ncat\\n' > .git/evil && chmod +x .git/evil && git config core.fsmonitor /workspace/.git/evil && git config filter.x.clean /workspace/.git/evil && echo '* filter=x' > .git/info/attributes && cp .git/evil .git/hooks/post-commit
+unasked touch /run/marshal/objects/x; git update-ref refs/heads/other HEAD; true";
+
+/// One life of a clone: planted sources, an agent that plants too, a branch that is taken.
+#[allow(clippy::too_many_lines, reason = "one story, told in order")]
+fn a_branch_comes_back(drill: &Drill, owner: u32) {
+    let (source, proof) = (drill.workspace(), drill.path("proof"));
+    let base = commit(drill, &[]);
+    fs::write(source.join("README.md"), "changed, and not committed\n").expect("README.md");
+    plant(&source, &proof);
+    chown(&source, owner);
+    try_git(&source, &["status"]);
+    assert!(!is_empty(&proof), "the planted programs work");
+    fs::remove_dir_all(&proof).expect("proof");
+    fs::create_dir(&proof).expect("proof");
+    fs::set_permissions(&proof, fs::Permissions::from_mode(0o777)).expect("proof");
+
+    let before = state_of(&source);
+    let (ran, result) = run_one(drill, WORK);
+    assert_eq!(result["outcome"], "done", "{}", ran.all());
+    assert!(ran.stderr.contains("that no commit has"), "{}", ran.all());
+    let bundle = PathBuf::from(text(&result, "bundle"));
+    assert_eq!(
+        fs::metadata(&bundle).expect("a bundle").mode() & 0o777,
+        0o600
+    );
+    let session = text(&result, "session").to_owned();
+    let clone = PathBuf::from(text(&result, "workspace"));
+    assert_eq!(
+        fs::read_to_string(clone.join("seen.txt")).expect("seen.txt"),
+        "?? seen.txt\n"
+    );
+    let changes = result["changes"].to_string();
+    assert!(
+        changes.contains("made.txt") && changes.contains("d/left.txt"),
+        "{changes}"
+    );
+    assert_eq!(state_of(&source), before, "nobody wrote the source");
+
+    let took = drill.run(&["take", &session]);
+    assert_eq!(took.code, Some(0), "{}", took.all());
+    assert!(
+        is_empty(&proof),
+        "something planted ran outside: {}",
+        took.all()
+    );
+    let planted = fs::read_dir(&clone).expect("clone").flatten();
+    let ran_inside = planted.filter(|e| e.file_name().to_string_lossy().starts_with("ran."));
+    let first = ran_inside
+        .map(|e| fs::read_to_string(e.path()).expect("uid"))
+        .next();
+    assert_eq!(
+        first.as_deref().unwrap_or("1000\n"),
+        "1000\n",
+        "only inside, as the agent"
+    );
+
+    // Without the programs that were planted, as the operator would look at it.
+    fs::remove_file(source.join(".git/config")).expect("config");
+    fs::remove_dir_all(source.join(".git/hooks")).expect("hooks");
+    fs::remove_file(source.join(".git/info/attributes")).expect("attributes");
+    let branch = format!("marshal/{session}");
+    let log = git(&source, &["log", "--format=%s", &branch]);
+    assert_eq!(log, "Uncommitted work\nagent\nfirst");
+    assert_eq!(
+        git(&source, &["show", &format!("{branch}:made.txt")]),
+        "one\ntwo"
+    );
+    assert_eq!(
+        git(&source, &["show", &format!("{branch}:d/left.txt")]),
+        "left"
+    );
+    assert_eq!(
+        git(&source, &["rev-parse", "HEAD"]),
+        base,
+        "nothing is checked out"
+    );
+    let readme = fs::read_to_string(source.join("README.md")).expect("README.md");
+    assert_eq!(readme, "changed, and not committed\n");
+    git(&source, &["fsck", "--strict"]);
+    for path in state_of(&source) {
+        assert_eq!(
+            fs::metadata(&path).expect("made").uid(),
+            owner,
+            "{}",
+            path.display()
+        );
+    }
+    let again = drill.run(&["--json", "take", &session]);
+    assert_eq!(again.code, Some(0), "{}", again.all());
+    assert!(
+        again.stdout.contains("\"was_there\":true"),
+        "{}",
+        again.all()
+    );
+    // Another commit of that name is nothing to overwrite.
+    git(
+        &source,
+        &["update-ref", &format!("refs/heads/{branch}"), &base],
+    );
+    let refused = drill.run(&["take", &session]);
+    assert_eq!(refused.code, Some(1), "{}", refused.all());
+    assert!(
+        refused.stderr.contains("is there already"),
+        "{}",
+        refused.all()
+    );
+    assert_eq!(git(&source, &["rev-parse", &branch]), base);
+}
+
+#[test]
+fn a_branch_comes_back_to_root() {
+    a_branch_comes_back(&Drill::new(POOL), 0);
+}
+
+#[test]
+fn a_branch_comes_back_to_its_owner_by_root() {
+    a_branch_comes_back(&Drill::new(POOL), 54_321);
+}
+
+#[test]
+fn a_branch_comes_back_to_an_ordinary_user() {
+    let drill = Drill::of_nobody(POOL);
+    a_branch_comes_back(&drill, crate::drill::NOBODY);
+}
+
+/// Replaces a session's bundle by one with `tip`, as an agent that has taken git's walls over could.
+fn forge(drill: &Drill, session: &str, name: &str, tip: &str, base: &str) -> PathBuf {
+    let forge = drill.path("forge");
+    git(&forge, &["update-ref", name, tip]);
+    let bundle = drill.state().join(format!("copies/{session},bundle"));
+    let path = bundle.to_str().expect("UTF-8");
+    git(
+        &forge,
+        &["bundle", "create", "-q", path, name, &format!("^{base}")],
+    );
+    git(&forge, &["update-ref", "-d", name]);
+    bundle
+}
+
+#[test]
+#[allow(clippy::too_many_lines, reason = "one story, told in order")]
+fn a_hostile_bundle_changes_nothing() {
+    let drill = Drill::new(POOL);
+    let source = drill.workspace();
+    let base = commit(&drill, &[]);
+    let (ran, result) = run_one(&drill, "unasked echo x > made.txt");
+    assert_eq!(result["outcome"], "done", "{}", ran.all());
+    let session = text(&result, "session").to_owned();
+    let name = format!("refs/heads/marshal/{session}");
+    let before = state_of(&source);
+    git(&drill.path("."), &["clone", "-q", "project", "forge"]);
+    let forged = drill.path("forge");
+    let with = |entries: &str| -> String {
+        let file = drill.path("entries");
+        fs::write(&file, entries).expect("entries");
+        let script = format!(
+            "t=$(git mktree --missing < {}) && git -c user.name=a -c user.email=a@b commit-tree $t -p {base} -m x",
+            file.display()
+        );
+        let output = Command::new("sh")
+            .args(["-c", &script])
+            .current_dir(&forged)
+            .output();
+        let output = output.expect("sh");
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8_lossy(&output.stdout).trim().to_owned()
+    };
+    let refused = |what: &str| {
+        let took = drill.run(&["take", &session]);
+        assert_eq!(took.code, Some(1), "{what}: {}", took.all());
+        assert_eq!(state_of(&source), before, "{what}: {}", took.all());
+        took.stderr
+    };
+    fs::write(forged.join("blob"), "evil\n").expect("blob");
+    let blob = git(&forged, &["hash-object", "-w", "blob"]);
+    let file = |name: &str| format!("100644 blob {blob}\t{name}\n");
+    let inner_tip = with(&file("config"));
+    let inner = git(&forged, &["rev-parse", &format!("{inner_tip}^{{tree}}")]);
+    for name_in_tree in [".git", ".GIT"] {
+        let tip = with(&format!("040000 tree {inner}\t{name_in_tree}\n"));
+        forge(&drill, &session, &name, &tip, &base);
+        let why = refused(name_in_tree);
+        assert!(why.contains("hasDotgit"), "{why}");
+    }
+    let tip = with(
+        &file("..")
+            .replace("100644 blob", "040000 tree")
+            .replace(&blob, &inner),
+    );
+    forge(&drill, &session, &name, &tip, &base);
+    refused("..");
+    // A submodule whose address is an option of the program that fetches it.
+    fs::write(
+        forged.join("gm"),
+        "[submodule \"x\"]\n\tpath = x\n\turl = --upload-pack=evil\n",
+    )
+    .expect("gm");
+    let modules = git(&forged, &["hash-object", "-w", "gm"]);
+    let tip = with(&format!(
+        "100644 blob {modules}\t.gitmodules\n160000 commit {base}\tx\n"
+    ));
+    forge(&drill, &session, &name, &tip, &base);
+    let why = refused("a submodule");
+    assert!(why.contains("gitmodulesUrl"), "{why}");
+    // Another branch, two branches, none of ours.
+    let good = with(&file("good"));
+    forge(&drill, &session, "refs/heads/main2", &good, &base);
+    assert!(refused("another branch").contains("something else"));
+    let bundle = forge(&drill, &session, &name, &good, &base);
+    let whole = fs::read(&bundle).expect("bundle");
+    let write = |bytes: &[u8]| fs::write(&bundle, bytes).expect("bundle");
+    write(&whole[..whole.len() - 7]);
+    refused("a pack that is cut off");
+    let mut turned = whole.clone();
+    let last = turned.len() - 30;
+    turned[last] ^= 0xff;
+    write(&turned);
+    refused("a pack with another byte");
+    let lines = format!("# v2 git bundle\n{}", format!("-{base} x\n").repeat(20_000));
+    write(lines.as_bytes());
+    assert!(refused("an endless head").contains("too many lines"));
+    let at = whole
+        .windows(2)
+        .position(|two| two == b"\n\n")
+        .expect("a head")
+        + 2;
+    let head = |tip: &str, branch: &str| {
+        let head = format!("# v2 git bundle\n-{base} \n{tip} {branch}\n\n");
+        [head.as_bytes(), &whole[at..]].concat()
+    };
+    write(&head(&"e".repeat(40), &name));
+    refused("a branch that leads to nothing");
+    write(&head(&blob, &name));
+    refused("a branch that is no commit");
+    write(&head(&good, "refs/heads/marshal/../../../config"));
+    assert!(refused("a name outside").contains("something else"));
+    // What the pack stands on must be in the source.
+    let missing = with(&format!("100644 blob {}\tgone\n", "d".repeat(40)));
+    git(&forged, &["update-ref", "refs/heads/x", &missing]);
+    write(&head(&missing, &name));
+    refused("objects that are nowhere");
+    // All that is left is the bundle as it should be.
+    write(&head(&good, &name));
+    let took = drill.run(&["take", &session]);
+    assert_eq!(took.code, Some(0), "{}", took.all());
+    assert_eq!(git(&source, &["rev-parse", &name]), good);
+}
+
+#[test]
+fn a_source_that_cannot_be_cloned_is_refused_with_what_helps() {
+    let refused = |make: &dyn Fn(&Drill), expect: &str| {
+        let drill = Drill::new(POOL);
+        make(&drill);
+        let (ran, result) = run_one(&drill, "unasked true");
+        assert_eq!(result["outcome"], "failed", "{expect}: {}", ran.all());
+        let detail = text(&result, "detail");
+        assert!(detail.contains(expect), "{detail}");
+        let copies = fs::read_dir(drill.state().join("copies")).expect("copies");
+        let left: Vec<_> = copies.flatten().map(|entry| entry.path()).collect();
+        assert!(left.is_empty(), "{left:?}");
+    };
+    refused(&|_| {}, "no git repository");
+    refused(
+        &|drill| drop(git(&drill.workspace(), &["init", "-q"])),
+        "has no commit",
+    );
+    refused(
+        &|drill| {
+            let file = drill.workspace().join(".git");
+            fs::write(file, "gitdir: ../elsewhere\n").expect(".git");
+        },
+        "a file or a link",
+    );
+    refused(
+        &|drill| {
+            commit(drill, &[]);
+            git(
+                &drill.path("."),
+                &["clone", "-q", "--shared", "project", "shared"],
+            );
+            fs::rename(drill.workspace(), drill.path("main")).expect("rename");
+            fs::rename(drill.path("shared"), drill.workspace()).expect("rename");
+        },
+        "borrows objects",
+    );
+}
+
+#[test]
+fn other_kinds_of_repositories_come_back_too() {
+    let works = |make: &dyn Fn(&Drill)| {
+        let drill = Drill::new(POOL);
+        make(&drill);
+        let (ran, result) = run_one(&drill, "unasked git log --oneline && echo x > made.txt");
+        assert_eq!(result["outcome"], "done", "{}", ran.all());
+        let session = text(&result, "session");
+        let took = drill.run(&["take", session]);
+        assert_eq!(took.code, Some(0), "{}", took.all());
+        let made = format!("marshal/{session}:made.txt");
+        assert_eq!(git(&drill.workspace(), &["show", &made]), "x");
+    };
+    works(&|drill| drop(commit(drill, &["--object-format=sha256"])));
+    // Shallow.
+    works(&|drill| {
+        commit(drill, &[]);
+        git(
+            &drill.workspace(),
+            &["commit", "--allow-empty", "-qm", "second"],
+        );
+        fs::rename(drill.workspace(), drill.path("main")).expect("rename");
+        let from = format!("file://{}", drill.path("main").display());
+        git(
+            &drill.path("."),
+            &["clone", "-q", "--depth=1", &from, "project"],
+        );
+    });
+    // With a submodule, which stays empty.
+    works(&|drill| {
+        commit(drill, &[]);
+        let source = drill.workspace();
+        git(&drill.path("."), &["clone", "-q", "project", "other"]);
+        let from = drill.path("other").display().to_string();
+        git(&source, &["submodule", "--quiet", "add", &from, "sub"]);
+        git(&source, &["commit", "-qm", "sub"]);
+    });
+    // A work tree that is left as it was brings nothing back.
+    let drill = Drill::new(POOL);
+    commit(&drill, &[]);
+    let (_, result) = run_one(&drill, "unasked true");
+    assert_eq!(result["bundle"], Value::Null, "{result}");
+    let took = drill.run(&["take", text(&result, "session")]);
+    assert_eq!(took.code, Some(2), "{}", took.all());
+    let took = drill.run(&["take", "nobody"]);
+    assert_eq!(took.code, Some(2), "{}", took.all());
+}
+
+/// An agent that leaves no repository behind keeps its work, and the run says where.
+#[test]
+fn a_clone_that_is_no_repository_any_more_is_said() {
+    let drill = Drill::new(POOL);
+    commit(&drill, &[]);
+    let (ran, result) = run_one(
+        &drill,
+        "unasked rm -rf .git && mkfifo .git && echo x > made.txt",
+    );
+    assert_eq!(result["outcome"], "done", "{}", ran.all());
+    assert!(
+        text(&result, "detail").contains("is not bundled"),
+        "{result}"
+    );
+    let clone = PathBuf::from(text(&result, "workspace"));
+    assert!(clone.join("made.txt").exists());
+}
+
+/// What a check sees is what the agent sees: it runs in the same walls.
+#[test]
+fn masks_and_slices_hold_for_a_task() {
+    let outcome = |workspace: &str, check: &str| {
+        let pool = POOL
+            .replace("{ path = \"project\", mode = \"worktree\" }", workspace)
+            .replace(
+                "policy ",
+                &format!("check = [\"sh\", \"-c\", {check:?}]\npolicy "),
+            );
+        let drill = Drill::new(&pool);
+        let at = |name: &str| drill.workspace().join(name);
+        fs::create_dir_all(at("deep")).expect("deep");
+        for name in [".env", "deep/key.pem", "deep/cacert.pem"] {
+            fs::write(at(name), "text\n").expect("a file");
+        }
+        let (ran, result) = run_one(&drill, "unasked true");
+        (text(&result, "outcome").to_owned(), ran.all())
+    };
+    let is = |workspace: &str, check: &str, expect: &str| {
+        let (outcome, all) = outcome(workspace, check);
+        assert_eq!(outcome, expect, "{workspace} {check}: {all}");
+    };
+    let readable = "cat .env && cat deep/key.pem";
+    is(
+        r#"{ path = "project", mode = "ro", mask = [] }"#,
+        readable,
+        "done",
+    );
+    is(
+        r#"{ path = "project", mode = "ro" }"#,
+        "cat .env || cat deep/key.pem",
+        "failed",
+    );
+    is(
+        r#"{ path = "project", mode = "ro" }"#,
+        "cat deep/cacert.pem README.md",
+        "done",
+    );
+    is(
+        r#"{ path = "project", mode = "copy" }"#,
+        "test -e .env || test -e deep/key.pem",
+        "failed",
+    );
+    is(
+        r#"{ path = "project", mode = "copy", mask = [] }"#,
+        readable,
+        "done",
+    );
+    let one = r#"{ path = "project", mode = "ro", slice = ["src/**", "deep/cacert.pem"] }"#;
+    let seen =
+        "test \"$(find . -type f | sort | tr '\\n' ' ')\" = './deep/cacert.pem ./src/lib.rs '";
+    is(one, seen, "done");
+    is(
+        r#"{ path = "project", mode = "ro", slice = ["gone"] }"#,
+        "true",
+        "failed",
+    );
+}

@@ -1,0 +1,38 @@
+//! The program itself as people and agents meet it, with real processes, namespaces, containers and files.
+//!
+//! Nothing here links the library: what is tested is what is installed.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::print_stdout,
+    reason = "a test fails by panicking, and says what it did"
+)]
+
+#[path = "../support/chat_client.rs"]
+mod chat_client;
+#[allow(dead_code, reason = "the tests of the store use all of it")]
+#[path = "../support/cluster.rs"]
+mod cluster;
+#[path = "../support/drill.rs"]
+mod drill;
+#[path = "../support/editor.rs"]
+mod editor;
+#[path = "../support/engines.rs"]
+mod engines;
+#[path = "../support/programs.rs"]
+mod programs;
+#[path = "../support/provider.rs"]
+mod provider;
+
+mod agents;
+mod api;
+mod cli;
+mod conformance;
+mod deploy;
+mod editor_clients;
+mod fleet;
+mod postgres;
+mod schemathesis;
+mod skillpilot;
+mod ssh;

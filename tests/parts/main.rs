@@ -1,0 +1,31 @@
+//! Parts of the library with real processes, sockets and namespaces.
+//!
+//! Each area is run by itself (`tests/run AREA`): a process has one table of metrics.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::print_stdout,
+    reason = "a test fails by panicking, and says what it did"
+)]
+
+#[path = "../support/children.rs"]
+mod children;
+#[path = "../support/cluster.rs"]
+mod cluster;
+#[allow(dead_code, reason = "the drills use all of it")]
+#[path = "../support/drill.rs"]
+mod drill;
+#[path = "../support/engines.rs"]
+mod engines;
+#[path = "../support/programs.rs"]
+mod programs;
+#[path = "../support/provider.rs"]
+mod provider;
+
+mod egress;
+mod process;
+mod routes;
+mod sandbox;
+mod sim;
+mod store;

@@ -1,0 +1,42 @@
+//! What an agent sees and can do inside the walls: real namespaces, as root and as an ordinary
+//! user.
+
+use marshal_launch as launch;
+use marshal_sandbox as sandbox;
+
+use crate::children;
+
+mod degrade;
+mod doctor;
+mod engine_walls;
+mod escapes;
+mod groups;
+mod identity;
+mod killed;
+mod layers;
+mod limits;
+mod missing;
+mod overlay;
+mod overlay_apply;
+mod overlay_late;
+mod overlay_raced;
+mod overlay_run;
+mod ready;
+mod refusals;
+mod trees;
+mod view;
+mod workspace;
+
+#[test]
+fn all_of_this_holds_for_an_ordinary_user() {
+    children::again_as_ordinary_user("sandbox");
+}
+
+#[tokio::test]
+async fn the_probe_passes_here() {
+    let profile = children::profile();
+    let walls = sandbox::plan(&sandbox::probe_request(&profile, children::ids())).unwrap();
+    launch::probe_shim_plan(&children::spawner(), walls, sandbox::limits_of(&profile))
+        .await
+        .unwrap();
+}

@@ -1,0 +1,97 @@
+//! What a person sets in an open session, and what the agent answers.
+
+use marshal_config::AcpSettings;
+
+use super::talk_with;
+use crate::dialect::script::played;
+
+const OPENING: &str = r#"< {"id":1,"result":{"protocolVersion":1}}
+< {"id":2,"result":{"sessionId":"s-1","modes":{"currentModeId":"default","availableModes":[{"id":"default","name":"Default"},{"id":"plan"},{"id":"m4","name":"YOLO"}]},"configOptions":[{"id":"llm","category":"model","type":"select","currentValue":"a","options":[{"value":"a"},{"value":"b"}]},{"id":"approvals","type":"select","currentValue":"ask","options":[{"value":"ask"},{"value":"yolo"}]},{"id":"auto_approve","type":"boolean","currentValue":false},{"id":"fast","type":"boolean","currentValue":false}]}}"#;
+
+/// What comes of a script after the opening.
+fn after(skips: bool, script: &str) -> String {
+    let acp = || AcpSettings {
+        mode_skips_asks: skips,
+        ..AcpSettings::default()
+    };
+    let opened = played(talk_with(acp()), OPENING);
+    let all = played(talk_with(acp()), &format!("{OPENING}\n{script}"));
+    all.strip_prefix(&opened).expect("the same").to_owned()
+}
+
+#[track_caller]
+fn has(told: &str, parts: &[&str]) {
+    let mut rest = told;
+    for part in parts {
+        let at = rest.find(part);
+        let at = at.unwrap_or_else(|| panic!("no {part:?} in this order in:\n{told}"));
+        rest = &rest[at + part.len()..];
+    }
+}
+
+#[test]
+fn a_mode_is_set_by_its_own_request_and_known_when_the_agent_took_it() {
+    let told = after(
+        false,
+        "> mode plan\n> mode default\n< {\"id\":3,\"result\":{}}",
+    );
+    has(
+        &told,
+        &[
+            r#""id":3,"method":"session/set_mode","params":{"sessionId":"s-1","modeId":"plan"}"#,
+            "plan",
+            "set\n",
+            "refused mode default: something else is being set",
+        ],
+    );
+    // What it is already needs no request.
+    assert!(after(false, "> mode default").starts_with("set\n"));
+    let told = after(
+        false,
+        "> mode plan\n< {\"id\":3,\"error\":{\"code\":-32603,\"message\":\"no way\"}}\n> mode plan",
+    );
+    has(&told, &["not set: ", "no way", r#""id":4,"#]);
+}
+
+#[test]
+fn what_skips_asks_is_refused_before_a_word_of_it_is_written() {
+    for wanted in ["mode m4", "option approvals yolo", "option auto_approve on"] {
+        let told = after(false, &format!("> {wanted}"));
+        assert!(!told.contains("write"), "{told}");
+        has(&told, &["refused", "skips permission requests"]);
+        let told = after(true, &format!("> {wanted}"));
+        has(&told, &["write", "session/set_"]);
+    }
+    for (wanted, part) in [
+        ("mode nope", "there are: default, plan"),
+        ("option nope a", "there are: llm, approvals"),
+        ("option llm c", "has no value c; it has: a, b"),
+        ("option fast x", "is true or false"),
+        ("option llm on", "is not true or false"),
+    ] {
+        let told = after(false, &format!("> {wanted}"));
+        assert!(!told.contains("write"), "{told}");
+        has(&told, &["refused", part]);
+    }
+}
+
+#[test]
+fn an_option_is_what_the_agent_says_it_is_then() {
+    let reply = |id: u8, value: &str| {
+        format!(
+            r#"< {{"id":{id},"result":{{"configOptions":[{{"id":"llm","category":"model","type":"select","currentValue":"{value}","options":[{{"value":"a"}},{{"value":"b"}}]}}]}}}}"#
+        )
+    };
+    let told = after(false, &format!("> option llm b\n{}", reply(3, "b")));
+    has(&told, &[r#""configId":"llm","value":"b""#, "set\n"]);
+    let told = after(false, &format!("> option llm b\n{}", reply(3, "a")));
+    has(&told, &["not set: ", "set otherwise"]);
+}
+
+#[test]
+fn an_agent_that_takes_the_chance_to_skip_asks_ends() {
+    let reply = r#"< {"id":3,"result":{"configOptions":[{"id":"approvals","type":"select","currentValue":"yolo","options":[{"value":"yolo"}]}]}}"#;
+    let told = after(false, &format!("> mode plan\n{reply}"));
+    has(&told, &["fault", "skips permission requests"]);
+    assert!(!told.contains("\nset"), "{told}");
+}

@@ -1,0 +1,368 @@
+//! Keeps what the compiler cannot: what crates that decide must not name, heads of files, vocabulary.
+//!
+//! Reads the source as text; each rule names the file and the line that breaks it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use marshal_model::{
+    DecidedBy, Decision, EventKind, ExitClass, SlotState, TaskOutcome, TurnOutcome,
+};
+
+/// Crates, and modules of crates, that decide and do nothing else.
+const PURE: &[&str] = &[
+    "crates/model",
+    "crates/wire",
+    "crates/policy",
+    "crates/config",
+    "crates/telemetry",
+    "crates/dialect",
+    "crates/proxy/src/egress",
+    "crates/proxy/src/route",
+];
+
+/// What these must not name: IO, processes, an async runtime, a clock.
+const NOT_IN_PURE: &[&str] = &[
+    "tokio",
+    "ractor::",
+    "nix::",
+    "rustix",
+    "std::fs",
+    "std::process",
+    "std::net::Tcp",
+    "std::thread",
+    "Instant::now",
+    "SystemTime::now",
+    "std::env::",
+];
+
+struct Source {
+    /// From the root of the workspace.
+    path: PathBuf,
+    text: String,
+}
+
+impl Source {
+    fn is_test(&self) -> bool {
+        let name = self.path.file_stem().unwrap_or_default().to_string_lossy();
+        name == "tests"
+            || name.ends_with("_tests")
+            || name == "testing"
+            || self
+                .path
+                .iter()
+                .any(|part| part == "test_fixtures" || part == "tests")
+    }
+
+    /// The lines of the program itself: without comments and without the `tests` module, which
+    /// stands at a file's end.
+    fn program(&self) -> impl Iterator<Item = (usize, &str)> {
+        let end = self
+            .text
+            .find("#[cfg(test)]\nmod tests {")
+            .unwrap_or(self.text.len());
+        let lines = self.text[..end].lines().enumerate();
+        lines
+            .map(|(at, line)| (at + 1, line.split("//").next().unwrap_or_default()))
+            .filter(|(_, line)| !line.trim().is_empty())
+    }
+}
+
+fn files_below(dir: &Path, ending: &str, found: &mut Vec<PathBuf>) {
+    let mut entries: Vec<_> = fs::read_dir(dir)
+        .unwrap_or_else(|error| panic!("{}: {error}", dir.display()))
+        .map(|entry| entry.expect("a directory entry").path())
+        .collect();
+    entries.sort();
+    for path in entries {
+        if path.is_dir() {
+            files_below(&path, ending, found);
+        } else if path.to_string_lossy().ends_with(ending) {
+            found.push(path);
+        }
+    }
+}
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The folders that hold the program: `src`, and `src` of each crate.
+fn source_folders() -> Vec<PathBuf> {
+    let crates = fs::read_dir(root().join("crates")).expect("crates/");
+    let crates = crates.map(|entry| entry.expect("an entry").path().join("src"));
+    std::iter::once(root().join("src")).chain(crates).collect()
+}
+
+fn sources() -> Vec<Source> {
+    let mut paths = Vec::new();
+    for folder in source_folders() {
+        files_below(&folder, ".rs", &mut paths);
+    }
+    let read = |path: PathBuf| Source {
+        text: fs::read_to_string(&path).expect("readable"),
+        path: path
+            .strip_prefix(root())
+            .expect("below the root")
+            .to_owned(),
+    };
+    paths.into_iter().map(read).collect()
+}
+
+/// Whether `text` has `word` at the beginning of a name (`Extractor::` does not name `ractor::`).
+fn names(text: &str, word: &str) -> bool {
+    text.match_indices(word).any(|(at, _)| {
+        let before = text[..at].chars().next_back();
+        !before.is_some_and(|c| c.is_ascii_alphanumeric() || c == '_')
+    })
+}
+
+fn assert_none(broken: &[String], rule: &str) {
+    assert!(broken.is_empty(), "{rule}:\n  {}", broken.join("\n  "));
+}
+
+#[test]
+fn what_decides_names_no_io_and_no_clock() {
+    let mut broken = Vec::new();
+    let sources = sources();
+    for place in PURE {
+        let inside = |source: &&Source| source.path.starts_with(place) && !source.is_test();
+        assert!(sources.iter().any(|source| inside(&source)), "{place}");
+        for source in sources.iter().filter(inside) {
+            for (line, text) in source.program() {
+                for word in NOT_IN_PURE.iter().filter(|word| names(text, word)) {
+                    broken.push(format!("{}:{line}: names {word}", source.path.display()));
+                }
+            }
+        }
+    }
+    assert_none(&broken, "no IO and no clock in what decides");
+}
+
+#[test]
+fn policy_knows_no_protocol_and_launch_neither() {
+    let mut broken = Vec::new();
+    for source in sources() {
+        let knows_none = ["crates/policy", "crates/launch", "crates/sandbox"];
+        if source.is_test()
+            || !knows_none
+                .iter()
+                .any(|place| source.path.starts_with(place))
+        {
+            continue;
+        }
+        for (line, text) in source.program() {
+            if text.contains("marshal_dialect") || text.contains("permission_response") {
+                broken.push(format!("{}:{line}", source.path.display()));
+            }
+        }
+    }
+    assert_none(&broken, "policy, launch and sandbox know no protocol");
+}
+
+#[test]
+fn every_file_says_what_it_owns() {
+    let mut broken = Vec::new();
+    let mut paths = Vec::new();
+    let others = ["tests", "benches"].map(|folder| root().join(folder));
+    for folder in source_folders().into_iter().chain(others) {
+        files_below(&folder, ".rs", &mut paths);
+    }
+    for path in paths {
+        let text = fs::read_to_string(&path).expect("readable");
+        if !text.starts_with("//!") {
+            broken.push(format!("{}: does not open with //!", path.display()));
+        }
+    }
+    assert_none(&broken, "files open with //!");
+}
+
+#[test]
+fn modules_are_named_by_nouns_of_the_field() {
+    let mut broken = Vec::new();
+    for source in sources() {
+        let name = source
+            .path
+            .file_stem()
+            .unwrap_or_default()
+            .to_string_lossy();
+        if matches!(
+            &*name,
+            "utils" | "util" | "manager" | "helper" | "helpers" | "common" | "misc"
+        ) {
+            broken.push(source.path.display().to_string());
+        }
+    }
+    assert_none(&broken, "modules without a meaning");
+}
+
+/// Names that say nothing to a reader who knows the field: bare participles, and pictures.
+const PRIVATE_NAMES: &[&str] = &[
+    "aside", "asked", "came", "desk", "doors", "far", "fed", "found", "gallery", "gentle", "given",
+    "go_on", "hands", "held", "hostile", "kept", "kin", "leads", "lobby", "looked", "morning",
+    "over", "patient", "people", "places", "purse", "reins", "room", "said", "scales", "shelf",
+    "taps", "told", "walls", "weak", "words",
+];
+
+#[test]
+fn no_item_has_a_private_name() {
+    let mut broken = Vec::new();
+    for source in sources() {
+        if source.is_test() {
+            continue;
+        }
+        for (at, line) in source.program() {
+            let mut words = line
+                .split(|c: char| !c.is_alphanumeric() && c != '_')
+                .filter(|word| !word.is_empty());
+            let is_item =
+                |word: &&str| matches!(*word, "fn" | "struct" | "enum" | "trait" | "mod" | "type");
+            let is_code = !line.trim_start().starts_with("//");
+            let before = |word: &&str| {
+                matches!(
+                    *word,
+                    "pub" | "crate" | "super" | "in" | "self" | "const" | "async"
+                )
+            };
+            let Some(kind) = words
+                .by_ref()
+                .find(|word| !before(word))
+                .filter(|word| is_code && is_item(word))
+            else {
+                continue;
+            };
+            let Some(name) = words.next() else { continue };
+            let as_module = name
+                .chars()
+                .enumerate()
+                .fold(String::new(), |mut text, (at, c)| {
+                    if c.is_uppercase() && at > 0 {
+                        text.push('_');
+                    }
+                    text.extend(c.to_lowercase());
+                    text
+                });
+            if PRIVATE_NAMES.contains(&as_module.as_str()) {
+                broken.push(format!(
+                    "{}:{}: {kind} {name}",
+                    source.path.display(),
+                    at + 1
+                ));
+            }
+        }
+    }
+    assert_none(&broken, "items with the standard terms of the field");
+}
+
+#[test]
+fn no_queue_is_unbounded_and_nothing_panics_by_plan() {
+    let mut broken = Vec::new();
+    for source in sources() {
+        if source.is_test() {
+            continue;
+        }
+        for (line, text) in source.program() {
+            for word in [
+                "unbounded_channel",
+                "todo!",
+                "unimplemented!",
+                "mpsc::channel()",
+            ] {
+                if text.contains(word) {
+                    broken.push(format!("{}:{line}: {word}", source.path.display()));
+                }
+            }
+        }
+    }
+    assert_none(&broken, "bounds and finished code");
+}
+
+/// The words of `model/`, by the metric label (or document) that must list just them.
+#[test]
+fn metrics_and_documents_use_the_words_of_the_model() {
+    let docs = fs::read_to_string(root().join("docs/metrics.md")).expect("docs/metrics.md");
+    let rows: BTreeMap<&str, &str> = docs
+        .lines()
+        .filter(|line| line.starts_with("| `marshal_"))
+        .filter_map(|line| Some((line.split('`').nth(1)?, line)))
+        .collect();
+    let check = |metric: &str, words: Vec<&str>| {
+        let row = rows
+            .get(metric)
+            .unwrap_or_else(|| panic!("{metric} is not documented"));
+        let list = row
+            .rsplit_once('(')
+            .and_then(|(_, rest)| rest.split_once(')'))
+            .map(|(list, _)| list)
+            .unwrap_or_default();
+        let documented: BTreeSet<&str> = list.split(", ").collect();
+        let spoken: BTreeSet<&str> = words.into_iter().collect();
+        assert_eq!(documented, spoken, "{metric}");
+    };
+    let words = |all: Vec<&'static str>| all;
+    check(
+        "marshal_turns_total",
+        words(TurnOutcome::ALL.iter().map(|w| w.word()).collect()),
+    );
+    check(
+        "marshal_tasks_total",
+        words(TaskOutcome::ALL.iter().map(|w| w.word()).collect()),
+    );
+    check(
+        "marshal_pool_slots",
+        words(SlotState::ALL.iter().map(|w| w.word()).collect()),
+    );
+    check(
+        "marshal_child_exits_total",
+        words(ExitClass::ALL.iter().map(|w| w.word()).collect()),
+    );
+    check(
+        "marshal_events_total",
+        words(EventKind::METRIC_LABELS.to_vec()),
+    );
+}
+
+#[test]
+fn words_of_one_list_are_distinct() {
+    fn distinct(words: &[&str]) {
+        let set: BTreeSet<_> = words.iter().collect();
+        assert_eq!(set.len(), words.len(), "{words:?}");
+        for word in words {
+            assert!(
+                word.bytes().all(|b| b.is_ascii_lowercase() || b == b'_'),
+                "{word}"
+            );
+        }
+    }
+    distinct(&EventKind::ALL.iter().map(|w| w.word()).collect::<Vec<_>>());
+    distinct(&DecidedBy::ALL.iter().map(|w| w.word()).collect::<Vec<_>>());
+    distinct(&Decision::ALL.iter().map(|w| w.word()).collect::<Vec<_>>());
+    assert!(Decision::Deny > Decision::Ask && Decision::Ask > Decision::Allow);
+}
+
+#[test]
+fn the_architecture_names_files_that_exist() {
+    let text = fs::read_to_string(root().join("ARCHITECTURE.md")).expect("ARCHITECTURE.md");
+    let mut broken = Vec::new();
+    let mut named = 0;
+    // A drawing in a fence has backticks of its own.
+    let prose: String = text.split("```").step_by(2).collect();
+    for piece in prose.split('`').skip(1).step_by(2) {
+        let is_rust = Path::new(piece).extension().is_some_and(|end| end == "rs");
+        let is_file = is_rust || piece.ends_with('/');
+        if !is_file || piece.contains(char::is_whitespace) || piece.contains('*') {
+            continue;
+        }
+        named += 1;
+        let in_crate = piece
+            .split_once('/')
+            .map(|(name, file)| root().join("crates").join(name).join("src").join(file));
+        let places = [root().join(piece), root().join("src").join(piece)];
+        if !places.iter().chain(&in_crate).any(|path| path.exists()) {
+            broken.push(piece.to_owned());
+        }
+    }
+    assert!(named > 100, "only {named} files are named");
+    assert_none(&broken, "ARCHITECTURE.md names what is not there");
+}
