@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::wire::Wire;
 
-/// Lines of the protocol that an ask takes: the call, the request, the result.
+/// Lines of the protocol that a permission request takes: the call, the request, the result.
 const EVENTS_PER_ASK: u64 = 3;
 
 /// How the children are supervised, where a side leaves a choice.

@@ -1,4 +1,4 @@
-//! `asks`: what waits for people, and their answers, at the supervisor of the state directory.
+//! `permission_requests`: what waits for people, and their answers, at the supervisor of the state directory.
 //!
 //! Everything that an agent wrote is shown with what could act on a terminal, or mislead, made
 //! visible. Must not know what an answer does.
@@ -28,35 +28,35 @@ const NAME: usize = 40;
 pub enum ApprovalsCommand {
     /// List what waits for a person
     Ls {
-        /// Those that are over instead, the newest first
+        /// List ended approvals instead, newest first
         #[arg(long)]
-        over: bool,
+        ended: bool,
     },
-    /// Show one ask: words, paths and where they lead, the rule that asks, the input as it came
+    /// Show one approval: parsed commands, resolved paths, the rule that needs a person, the raw input
     Show {
-        /// The ask, as `asks ls` names it
+        /// The approval, as `approvals ls` names it
         #[arg(value_parser = |text: &str| PermissionRequestId::new(text))]
-        ask: PermissionRequestId,
+        approval: PermissionRequestId,
     },
-    /// Allow one, once or for longer; what a rule denies by now stays denied
-    Allow(AnswerArgs),
-    /// Deny one; the model is told the reason
-    Deny(AnswerArgs),
+    /// Approve a request, once or for longer; a rule that denies it by now still denies it
+    Approve(AnswerArgs),
+    /// Reject a request; the agent receives the reason
+    Reject(AnswerArgs),
 }
 
 /// An answer.
 #[derive(Debug, Clone, PartialEq, Eq, clap::Args)]
 pub struct AnswerArgs {
-    /// The ask, as `asks ls` names it
+    /// The approval, as `approvals ls` names it
     #[arg(value_parser = |text: &str| PermissionRequestId::new(text))]
-    pub ask: PermissionRequestId,
-    /// Why
+    pub approval: PermissionRequestId,
+    /// Reason of the answer
     #[arg(long, value_name = "TEXT")]
     pub reason: Option<String>,
-    /// For how long the answer holds for the same request: never, turn or session
+    /// How long the answer applies to identical requests: never, turn or session
     #[arg(long, value_name = "HOW LONG", default_value = "never", value_parser = remember)]
     pub remember: RememberScope,
-    /// What you saw: the answer is refused if the ask has another digest
+    /// The digest you were shown: the answer is refused if the approval has another one
     #[arg(long, value_name = "SHA256")]
     pub digest: Option<String>,
 }
@@ -65,13 +65,13 @@ fn remember(text: &str) -> Result<RememberScope, String> {
     RememberScope::from_word(text).ok_or_else(|| "expected never, turn or session".to_owned())
 }
 
-/// An ask as it is shown, and its digest; nothing if it is over.
+/// An approval as it is shown, and its digest; nothing if it is over.
 pub(super) async fn fetch_pending(
     state: &Path,
-    ask: &PermissionRequestId,
+    approval: &PermissionRequestId,
 ) -> Result<Option<(Vec<String>, String)>, ClientError> {
     let mut client = Client::connect(state).await?;
-    let found = fetch(&mut client, ask).await?;
+    let found = fetch(&mut client, approval).await?;
     let is_over = found.ended_at_us.is_some();
     Ok((!is_over).then(|| (lines(&found, now_us()), found.digest)))
 }
@@ -84,10 +84,12 @@ pub(super) async fn run(
     streams: &mut Streams,
 ) -> Exit {
     let done = match command {
-        ApprovalsCommand::Ls { over } => list(state, *over, json, streams).await,
-        ApprovalsCommand::Show { ask } => show(state, ask, json, streams).await,
-        ApprovalsCommand::Allow(args) => answer(state, args, Decision::Allow, json, streams).await,
-        ApprovalsCommand::Deny(args) => answer(state, args, Decision::Deny, json, streams).await,
+        ApprovalsCommand::Ls { ended } => list(state, *ended, json, streams).await,
+        ApprovalsCommand::Show { approval } => show(state, approval, json, streams).await,
+        ApprovalsCommand::Approve(args) => {
+            answer(state, args, Decision::Allow, json, streams).await
+        }
+        ApprovalsCommand::Reject(args) => answer(state, args, Decision::Deny, json, streams).await,
     };
     match done {
         Ok(()) => Exit::Done,
@@ -105,41 +107,41 @@ fn unexpected() -> ClientError {
 
 async fn list(
     state: &Path,
-    over: bool,
+    ended: bool,
     json: bool,
     streams: &mut Streams,
 ) -> Result<(), ClientError> {
     let mut client = Client::connect(state).await?;
-    let Reply::Approvals(found) = client.approvals(ApprovalOp::List { ended: over }).await? else {
+    let Reply::Approvals(found) = client.approvals(ApprovalOp::List { ended }).await? else {
         return Err(unexpected());
     };
     if json {
-        for ask in &found {
-            streams.out.json(&document(ask));
+        for approval in &found {
+            streams.out.json(&document(approval));
         }
         return Ok(());
     }
     if found.is_empty() {
-        let none = if over {
-            "no ask is over"
+        let none = if ended {
+            "no approval has ended"
         } else {
             "nothing waits for a person"
         };
         streams.err.line(none);
     }
     let now_us = now_us();
-    for ask in &found {
+    for approval in &found {
         let head = format!(
             "{}  {}  {}/{}  {}  {}",
-            ask.ask,
-            word(&ask.state),
-            safe(&ask.pool, NAME),
-            ask.slot,
-            until(ask, now_us),
-            rules(&ask.rules),
+            approval.approval,
+            word(&approval.state),
+            safe(&approval.pool, NAME),
+            approval.slot,
+            until(approval, now_us),
+            rules(&approval.rules),
         );
         streams.out.line(&safe(&head, streams.width.max(NAME)));
-        let what = format!("    {} {}", safe(&ask.tool, NAME), ask.summary);
+        let what = format!("    {} {}", safe(&approval.tool, NAME), approval.summary);
         streams.out.line(&safe(&what, streams.width.max(NAME)));
     }
     if found.len() >= limits::APPROVALS_LISTED as usize {
@@ -170,11 +172,11 @@ fn now_us() -> i64 {
 }
 
 /// What is left of its time, or when it ended.
-fn until(ask: &ApprovalView, now_us: i64) -> String {
-    if let Some(at) = ask.ended_at_us {
+fn until(approval: &ApprovalView, now_us: i64) -> String {
+    if let Some(at) = approval.ended_at_us {
         return format!("ended {}", time(at));
     }
-    let left = ask.deadline_us.saturating_sub(now_us).max(0) / 1_000_000;
+    let left = approval.deadline_us.saturating_sub(now_us).max(0) / 1_000_000;
     match (left / 3600, left / 60 % 60, left % 60) {
         (0, 0, s) => format!("{s}s left"),
         (0, m, s) => format!("{m}m {s}s left"),
@@ -184,10 +186,12 @@ fn until(ask: &ApprovalView, now_us: i64) -> String {
 
 async fn fetch(
     client: &mut Client,
-    ask: &PermissionRequestId,
+    approval: &PermissionRequestId,
 ) -> Result<ApprovalView, ClientError> {
     match client
-        .approvals(ApprovalOp::Show { id: ask.clone() })
+        .approvals(ApprovalOp::Show {
+            id: approval.clone(),
+        })
         .await?
     {
         Reply::Approval(found) => Ok(*found),
@@ -197,12 +201,12 @@ async fn fetch(
 
 async fn show(
     state: &Path,
-    ask: &PermissionRequestId,
+    approval: &PermissionRequestId,
     json: bool,
     streams: &mut Streams,
 ) -> Result<(), ClientError> {
     let mut client = Client::connect(state).await?;
-    let found = fetch(&mut client, ask).await?;
+    let found = fetch(&mut client, approval).await?;
     if json {
         streams.out.json(&document(&found));
         return Ok(());
@@ -214,35 +218,47 @@ async fn show(
     Ok(())
 }
 
-/// Everything of one ask. Every line is safe to show.
-fn lines(ask: &ApprovalView, now_us: i64) -> Vec<String> {
+/// Everything of one approval. Every line is safe to show.
+fn lines(approval: &ApprovalView, now_us: i64) -> Vec<String> {
     let mut lines = Vec::new();
     let mut line = |name: &str, text: String| lines.push(format!("{name:<9}{text}"));
-    line("ask", safe(&ask.ask, WORD));
-    let times = match ask.times {
+    line("approval", safe(&approval.approval, WORD));
+    let times = match approval.times {
         0 | 1 => String::new(),
         times => format!(", asked {times} times"),
     };
     line(
         "state",
-        format!("{}, {}{times}", word(&ask.state), until(ask, now_us)),
+        format!(
+            "{}, {}{times}",
+            word(&approval.state),
+            until(approval, now_us)
+        ),
     );
-    let pool = safe(&ask.pool, NAME);
+    let pool = safe(&approval.pool, NAME);
     line(
         "slot",
-        format!("{pool}/{}, session {}", ask.slot, safe(&ask.session, WORD)),
+        format!(
+            "{pool}/{}, session {}",
+            approval.slot,
+            safe(&approval.session, WORD)
+        ),
     );
-    line("asked", time(ask.asked_at_us));
-    line("tool", safe(&ask.tool, WORD));
+    line("asked", time(approval.requested_at_us));
+    line("tool", safe(&approval.tool, WORD));
     line(
         "rules",
-        format!("{}: {}", rules(&ask.rules), safe(&ask.why, 2 * WORD)),
+        format!(
+            "{}: {}",
+            rules(&approval.rules),
+            safe(&approval.why, 2 * WORD)
+        ),
     );
-    if let Some(more) = &ask.more {
+    if let Some(more) = &approval.more {
         parts(more, &mut line);
     }
-    line("digest", safe(&ask.digest, WORD));
-    if let Some(answer) = &ask.answer {
+    line("digest", safe(&approval.digest, WORD));
+    if let Some(answer) = &approval.answer {
         let reason = answer.reason.as_ref();
         let reason = reason.map(|text| format!(": {}", safe(text, 2 * WORD)));
         let text = format!(
@@ -321,10 +337,10 @@ pub(super) async fn answer(
     let mut client = Client::connect(state).await?;
     let digest = match &args.digest {
         Some(digest) => digest.clone(),
-        None => fetch(&mut client, &args.ask).await?.digest,
+        None => fetch(&mut client, &args.approval).await?.digest,
     };
     let answer = Answer {
-        id: args.ask.clone(),
+        id: args.approval.clone(),
         digest: Some(digest),
         decision,
         reason: args.reason.clone().map(UntrustedText::new),
@@ -347,7 +363,7 @@ pub(super) async fn answer(
     } else {
         "; it holds once: nothing says that the same words would do the same again, or there is no room"
     };
-    let text = format!("{}: {}{once}", args.ask, safe(kept, NAME));
+    let text = format!("{}: {}{once}", args.approval, safe(kept, NAME));
     streams.err.line(&text);
     Ok(())
 }
@@ -361,8 +377,8 @@ mod tests {
     fn nothing_of_an_ask_acts_on_a_terminal() {
         let evil = marshal_engine::api::test_fixtures::EVIL.concat();
         let text = || evil.clone();
-        let ask = ApprovalView {
-            ask: text(),
+        let approval = ApprovalView {
+            approval: text(),
             state: text(),
             pool: text(),
             session: text(),
@@ -392,7 +408,7 @@ mod tests {
             })),
             ..ApprovalView::default()
         };
-        let lines = lines(&ask, 0);
+        let lines = lines(&approval, 0);
         for line in &lines {
             assert!(
                 !line.chars().any(marshal_model::untrusted::is_unsafe),

@@ -143,7 +143,7 @@ pub enum Command {
     /// Show what happened, from an event or a time on; reads the journal, beside whatever runs
     Events(EventsArgs),
     /// Look at what waits for a person, and answer it
-    Asks {
+    Approvals {
         /// What to do with it
         #[command(subcommand)]
         command: ApprovalsCommand,
@@ -318,9 +318,9 @@ pub struct RunArgs {
     #[arg(long, value_name = "NAME", conflicts_with = "goes_on", value_parser = layer)]
     pub policy_layer: Option<String>,
 
-    /// Let what the policy wants a person to decide wait for `marshal asks`; else it is denied
+    /// Let what the policy wants a person to decide wait for `marshal approvals`; otherwise it is denied
     #[arg(long)]
-    pub ask: bool,
+    pub approvals: bool,
 
     /// Work here even if a daemon holds the state directory, in a state directory of its own
     #[arg(long)]
@@ -350,7 +350,7 @@ impl Command {
             | Self::Reload
             | Self::Prompt(_)
             | Self::Chat(_)
-            | Self::Asks { .. }
+            | Self::Approvals { .. }
             | Self::Policy { .. } => config_file::load_for_client(named, cwd),
             _ => config_file::load(named, cwd),
         }
@@ -441,10 +441,10 @@ mod tests {
         for line in [
             "",
             "run",
-            "asks",
-            "asks allow",
-            "asks allow ../x",
-            "asks deny a --remember long",
+            "approvals",
+            "approvals approve",
+            "approvals approve ../x",
+            "approvals reject a --remember long",
             "run --continue a b",
             "run a --continue",
             "run a --continue r",

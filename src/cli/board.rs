@@ -37,8 +37,8 @@ struct SlotLine {
     state: SlotState,
     task: Option<TaskId>,
     doing: String,
-    /// Open asks with the tools that they are about.
-    asks: Vec<(PermissionRequestId, String)>,
+    /// Open approvals with the tools that they are about.
+    approvals: Vec<(PermissionRequestId, String)>,
 }
 
 /// The state of one run.
@@ -165,7 +165,7 @@ impl Board {
             state: SlotState::Unloaded,
             task: None,
             doing: String::new(),
-            asks: Vec::new(),
+            approvals: Vec::new(),
         })
     }
 
@@ -173,7 +173,7 @@ impl Board {
         let line = self.line_of(slot);
         line.task = Some(task.clone());
         line.doing.clear();
-        line.asks.clear();
+        line.approvals.clear();
         let text = if attempt > 1 {
             format!("{task}: sent again to {slot}, attempt {attempt}")
         } else {
@@ -226,17 +226,23 @@ impl Board {
                 }
                 name
             }
-            Event::PermissionRequested { id, request: ask } => {
-                let tool = ask.tool.escape_for_display(WORD);
+            Event::PermissionRequested {
+                id,
+                request: approval,
+            } => {
+                let tool = approval.tool.escape_for_display(WORD);
                 let doing = format!("asks for {tool}");
-                if line.asks.len() < limits::APPROVALS_PER_SESSION {
-                    line.asks.push((id.clone(), tool));
+                if line.approvals.len() < limits::APPROVALS_PER_SESSION {
+                    line.approvals.push((id.clone(), tool));
                 }
                 doing
             }
             Event::PermissionDecided(verdict) => {
-                let place = line.asks.iter().position(|(id, _)| *id == verdict.request);
-                let tool = place.map(|place| line.asks.remove(place).1);
+                let place = line
+                    .approvals
+                    .iter()
+                    .position(|(id, _)| *id == verdict.request);
+                let tool = place.map(|place| line.approvals.remove(place).1);
                 let tool = tool.unwrap_or_else(|| "a request".to_owned());
                 let text = verdict_line(verdict, &tool);
                 let who = line
@@ -290,7 +296,7 @@ impl Board {
             if line.task.as_ref() == Some(&report.task) {
                 line.task = None;
                 line.doing.clear();
-                line.asks.clear();
+                line.approvals.clear();
             }
         }
         let mut text = format!("{}: {}", report.task, report.outcome);

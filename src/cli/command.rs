@@ -213,7 +213,7 @@ async fn run_state_command(
         Command::Prompt(args) => prompt::run(state, args, cli.json, cli.quiet, streams).await,
         Command::Chat(args) => chat::run(state, config, args, (cli.json, cli.quiet), streams).await,
         Command::Events(args) => events::events(state, args, cli.json, streams),
-        Command::Asks { command } => approvals::run(state, command, cli.json, streams).await,
+        Command::Approvals { command } => approvals::run(state, command, cli.json, streams).await,
         Command::Policy { command } => policy::live(command, state, cli.json, streams).await,
         Command::Show { session: name } => session::show(state, name, cli.json, streams),
         Command::Audit { command } => audit::run(state, command, cli.json, streams),
@@ -383,7 +383,7 @@ async fn run(
     Box::pin(run_here(
         loaded.config,
         &state,
-        (args.local, args.ask),
+        (args.local, args.approvals),
         order,
         streams,
         &mut signals,
@@ -437,7 +437,7 @@ fn job(
 async fn run_here(
     config: Config,
     state: &Path,
-    (local, ask): (bool, bool),
+    (local, approval): (bool, bool),
     mut order: RunRequest,
     mut streams: Streams,
     signals: &mut Signals,
@@ -450,7 +450,7 @@ async fn run_here(
             .resumed_run()
             .map_or(ResumeScope::None, |run| ResumeScope::Run(run.clone())),
     };
-    let started = match start_fleet(config, state, local, (go_on, ask), &mut streams).await {
+    let started = match start_fleet(config, state, local, (go_on, approval), &mut streams).await {
         Ok(started) => started,
         Err(exit) => return exit,
     };

@@ -61,13 +61,13 @@ impl ClientError {
                 | Code::NoSuchSlot
                 | Code::NoSuchRun
                 | Code::NoSuchPool
-                | Code::NoSuchAsk
+                | Code::NoSuchApproval
                 | Code::NoSuchSession
                 | Code::BadDirectory => Exit::Usage,
                 Code::Busy | Code::Stopping | Code::NoDaemon => Exit::NoDaemon,
                 Code::Refused | Code::NoSlot | Code::Taken => Exit::CannotStart,
                 Code::BadPolicy
-                | Code::AskOver
+                | Code::ApprovalEnded
                 | Code::BadJson
                 | Code::BadRequest
                 | Code::BadVersion
@@ -247,7 +247,7 @@ impl Client {
         client.request(&request).await.map(drop)
     }
 
-    /// Asks about the asks, or answers one.
+    /// Asks about the approvals, or answers one.
     ///
     /// # Errors
     /// [`ClientError`].

@@ -130,7 +130,7 @@ fn describe_event(event: &Event) -> String {
         Event::StateChanged { model, mode, .. } => {
             format!("{} {}", or(model.as_ref()), or(mode.as_ref()))
         }
-        Event::CommandGiven { command, args, by } => {
+        Event::CommandSent { command, args, by } => {
             format!("/{command} {} (by {by})", args.raw())
         }
         Event::SlashResult { command, text, .. } => format!("{} {}", command.raw(), text.raw()),
@@ -162,8 +162,11 @@ fn describe_event(event: &Event) -> String {
 /// What was asked for, and what was said to it.
 fn of_ask(event: &Event) -> String {
     match event {
-        Event::PermissionRequested { id, request: ask } => {
-            format!("{id} {} {}", ask.tool.raw(), ask.input.get())
+        Event::PermissionRequested {
+            id,
+            request: approval,
+        } => {
+            format!("{id} {} {}", approval.tool.raw(), approval.input.get())
         }
         Event::PermissionDecided(verdict) => {
             format!("{} {}", verdict.request, describe_verdict(verdict))

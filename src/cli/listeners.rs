@@ -132,7 +132,7 @@ pub struct StateListeners {
     pub planes: Vec<PlaneWorker>,
 }
 
-/// The tokens of a state directory with what they open of a fleet beside the asks, and its HTTP
+/// The tokens of a state directory with what they open of a fleet beside the approvals, and its HTTP
 /// socket. Without tokens neither is served, and without the socket there is the address, which is said.
 pub fn open_in_state_dir(
     state: &Path,
@@ -144,7 +144,7 @@ pub fn open_in_state_dir(
     let tokens = tokens.inspect_err(|error| {
         let name = tokens::TOKEN_FILE;
         err.line(&format!(
-            "note: cannot write {name}: {error}; going on without /asks and /api"
+            "note: cannot write {name}: {error}; going on without /approvals and /api"
         ));
     });
     let socket = http::bind_socket(state);
@@ -235,7 +235,7 @@ pub struct Listeners {
 
 impl Listeners {
     /// Serves what was bound. `metrics` renders the page of `/metrics`; without tokens there are no
-    /// pages of asks. `runs` are those that clients may watch. Must be called inside a runtime.
+    /// pages of approvals. `runs` are those that clients may watch. Must be called inside a runtime.
     #[must_use]
     pub fn open<F: Fleet>(
         fleet: &F,
@@ -262,14 +262,14 @@ impl Listeners {
             tokens: tokens.as_ref().map(|(tokens, _)| tokens.clone()),
             extra_routes: tokens.map_or_else(Router::new, |(tokens, resources)| {
                 let policies = policy_routes::router(fleet.clone(), &tokens);
-                let asks = approval_routes::router(fleet.clone(), &tokens, stop.clone());
+                let approvals = approval_routes::router(fleet.clone(), &tokens, stop.clone());
                 let around = RouteContext {
                     runs: &runs,
                     chats: chats.clone(),
                     tls: tls.clone(),
                 };
                 let resources = resources(around, &tokens, stop.clone());
-                asks.merge(policies).merge(resources)
+                approvals.merge(policies).merge(resources)
             }),
         };
         let bounds = http::Bounds::default();

@@ -46,7 +46,13 @@ fn now() -> f64 {
 /// Both tables; below a pool's row, where its walls are weak.
 fn render(listing: &Listing, now: f64) -> String {
     let heads = [
-        "pool", "launcher", "walls", "network", "policy", "tasks", "asks",
+        "pool",
+        "launcher",
+        "sandbox",
+        "network",
+        "policy",
+        "tasks",
+        "approvals",
     ];
     let mut rows = vec![Row::of(heads)];
     rows.extend(listing.pools.iter().map(pool));
@@ -92,7 +98,7 @@ fn pool(line: &PoolLine) -> Row {
             line.network.clone(),
             line.policy.clone(),
             line.tasks.to_string(),
-            line.asks.to_string(),
+            line.approvals.to_string(),
         ],
         below,
     }

@@ -176,12 +176,12 @@ pub(super) fn show_event(
                 let why = escape_for_display(text(data, "message"), 400);
                 streams.err.line(&format!("error: {why}"));
             }
-            "ask" => {
+            "approval" => {
                 let (id, tool) = (
                     escape_for_display(text(data, "id"), 80),
                     escape_for_display(text(data, "tool"), 80),
                 );
-                let text = format!("{tool} waits for a person: marshal asks show {id}");
+                let text = format!("{tool} waits for a person: marshal approvals show {id}");
                 streams.err.line(&text);
             }
             "call" if !quiet => {

@@ -144,7 +144,8 @@ fn page(
     page.crashes = reader.crashes_since(since_us)?;
     page.waiting = reader.approvals(false, limits::APPROVALS_LISTED)?;
     // Of a supervisor that is gone some may be open whose time is over: the next start ends them.
-    page.waiting.retain(|ask| ask.deadline_us > now_us());
+    page.waiting
+        .retain(|approval| approval.deadline_us > now_us());
     page.waiting.truncate(limits::REPORT_ROWS);
     for park in reader.parked_slots()? {
         page.parked
@@ -363,11 +364,11 @@ fn document(page: &ReportData) -> Value {
         .iter()
         .map(|w| {
             json!({
-                "ask": w.id.as_str(), "session": w.session.as_str(), "pool": w.pool.as_str(),
+                "approval": w.id.as_str(), "session": w.session.as_str(), "pool": w.pool.as_str(),
                 "tool": w.tool.raw(), "state": w.state.word(), "times": w.request_count,
                 "answered": w.answer.as_ref().map(|answer| answer.decision.word()),
                 "input": w.input.as_ref().map(marshal_model::UntrustedText::raw),
-                "asked_at_us": w.asked_at_us, "deadline_us": w.deadline_us,
+                "requested_at_us": w.requested_at_us, "deadline_us": w.deadline_us,
             })
         })
         .collect();
@@ -497,12 +498,12 @@ fn waits(page: &ReportData, lines: &mut Vec<String>) {
     } else {
         "WAITS      for a person:".to_owned()
     });
-    for ask in &page.waiting {
-        let input = ask
+    for approval in &page.waiting {
+        let input = approval
             .input
             .as_ref()
             .map_or(String::new(), |input| input.escape_for_display(SENTENCE));
-        let answer = ask.answer.as_ref().map_or(String::new(), |answer| {
+        let answer = approval.answer.as_ref().map_or(String::new(), |answer| {
             format!(
                 ", {} by {}",
                 answer.decision,
@@ -511,13 +512,13 @@ fn waits(page: &ReportData, lines: &mut Vec<String>) {
         });
         lines.push(format!(
             "  since {}  ask {} of {} ({}; {}{answer}; until {}): {} {input}",
-            time(ask.asked_at_us),
-            escape_for_display(ask.id.as_str(), 128),
-            escape_for_display(ask.session.as_str(), 128),
-            ask.pool,
-            ask.state,
-            time(ask.deadline_us),
-            ask.tool.escape_for_display(WORD)
+            time(approval.requested_at_us),
+            escape_for_display(approval.id.as_str(), 128),
+            escape_for_display(approval.session.as_str(), 128),
+            approval.pool,
+            approval.state,
+            time(approval.deadline_us),
+            approval.tool.escape_for_display(WORD)
         ));
     }
     for (slot, reason, at_us) in &page.parked {

@@ -46,7 +46,7 @@ struct Facts {
     bytes: u64,
     tasks: Vec<StoredTask>,
     attempts: Vec<StoredSession>,
-    asks: Vec<StoredPermissionRequest>,
+    requests: Vec<StoredPermissionRequest>,
     tools: Vec<Tool>,
     /// Tool calls beyond those listed.
     more_tools: u64,
@@ -94,7 +94,7 @@ fn facts(reader: &Reader, session: &SessionId) -> Result<Facts, JournalError> {
         bytes: reader.session_bytes(session)?,
         tasks: reader.tasks_of_session(&stored)?,
         attempts,
-        asks: reader.permission_requests(session)?,
+        requests: reader.permission_requests(session)?,
         tools: Vec::new(),
         more_tools: 0,
         exit: None,
@@ -218,9 +218,14 @@ fn lines(facts: &Facts) -> Vec<String> {
             lines.push(format!("  {number} {session} {}", safe(how, WORD)));
         }
     }
-    if !facts.asks.is_empty() {
-        lines.push(format!("requests  {}", facts.asks.len()));
-        lines.extend(facts.asks.iter().map(|ask| format!("  {}", ask_line(ask))));
+    if !facts.requests.is_empty() {
+        lines.push(format!("requests  {}", facts.requests.len()));
+        lines.extend(
+            facts
+                .requests
+                .iter()
+                .map(|request| format!("  {}", request_line(request))),
+        );
     }
     if !facts.tools.is_empty() {
         lines.push(format!(
@@ -258,18 +263,18 @@ impl Tool {
     }
 }
 
-fn ask_line(ask: &StoredPermissionRequest) -> String {
-    let decision = safe(ask.decision.as_deref().unwrap_or("open"), WORD);
-    let by = safe(ask.decided_by.as_deref().unwrap_or("-"), WORD);
-    let rules: Vec<String> = rules(ask);
+fn request_line(request: &StoredPermissionRequest) -> String {
+    let decision = safe(request.decision.as_deref().unwrap_or("open"), WORD);
+    let by = safe(request.decided_by.as_deref().unwrap_or("-"), WORD);
+    let rules: Vec<String> = rules(request);
     let rules = safe(&rules.join(", "), SENTENCE);
-    let tool = ask.tool.escape_for_display(WORD);
-    let input = safe(ask.input.as_deref().unwrap_or("-"), SENTENCE);
+    let tool = request.tool.escape_for_display(WORD);
+    let input = safe(request.input.as_deref().unwrap_or("-"), SENTENCE);
     format!("{decision} by {by} ({rules}) {tool} {input}")
 }
 
-fn rules(ask: &StoredPermissionRequest) -> Vec<String> {
-    let text = ask.rules.as_deref().unwrap_or("[]");
+fn rules(request: &StoredPermissionRequest) -> Vec<String> {
+    let text = request.rules.as_deref().unwrap_or("[]");
     serde_json::from_str(text).unwrap_or_default()
 }
 
@@ -292,12 +297,12 @@ fn document(facts: &Facts) -> Value {
         let read = serde_json::from_str::<Value>(text);
         read.unwrap_or_else(|_| Value::from(text))
     };
-    let ask = |ask: &StoredPermissionRequest| {
+    let request = |request: &StoredPermissionRequest| {
         json!({
-            "id": ask.id, "asked_seq": ask.asked_seq, "decided_seq": ask.decided_seq,
-            "tool": ask.tool.raw(), "input": ask.input.as_deref().map(input),
-            "decision": ask.decision, "decided_by": ask.decided_by, "rules": rules(ask),
-            "reason": ask.reason, "policy": ask.policy, "link": ask.link,
+            "id": request.id, "requested_seq": request.requested_seq, "decided_seq": request.decided_seq,
+            "tool": request.tool.raw(), "input": request.input.as_deref().map(input),
+            "decision": request.decision, "decided_by": request.decided_by, "rules": rules(request),
+            "reason": request.reason, "policy": request.policy, "link": request.link,
         })
     };
     let tool = |tool: &Tool| {
@@ -326,7 +331,7 @@ fn document(facts: &Facts) -> Value {
         "events": facts.events, "bytes": facts.bytes,
         "tasks": facts.tasks.iter().map(task).collect::<Vec<_>>(),
         "attempts": facts.attempts.iter().map(attempt).collect::<Vec<_>>(),
-        "asks": facts.asks.iter().map(ask).collect::<Vec<_>>(),
+        "permission_requests": facts.requests.iter().map(request).collect::<Vec<_>>(),
         "tools": facts.tools.iter().map(tool).collect::<Vec<_>>(),
         "more_tools": facts.more_tools,
         "exit": exit, "changes": changes,

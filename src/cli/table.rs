@@ -119,7 +119,7 @@ fn header(with_restarts: bool) -> Vec<Cell> {
         left("outcome"),
         right("allowed"),
         right("denied"),
-        right("asked"),
+        right("approvals"),
         right("tokens"),
         right("time"),
     ];
@@ -140,7 +140,7 @@ fn cells(row: &TaskReport, with_restarts: bool) -> Vec<Cell> {
         left(row.outcome.word()),
         right(row.allowed.to_string()),
         right(row.denied.to_string()),
-        right(row.asked.to_string()),
+        right(row.approvals.to_string()),
         right(tokens.to_string()),
         right(if slot.is_some() {
             span(row.took)

@@ -62,11 +62,11 @@ fn a_first_run_looks_like_the_readme() {
         &four(),
         PIPE,
         "
-task    slot    outcome  allowed  denied  asked  tokens  time  changed
-task-1  demo/0  done           1       0      0      28  0.3s  -
-task-2  demo/1  done           1       0      0      28  0.3s  -
-task-3  demo/2  done           1       0      0      28  0.3s  +notes.txt
-task-4  demo/3  denied         0       1      0      28  0.3s  -
+task    slot    outcome  allowed  denied  approvals  tokens  time  changed
+task-1  demo/0  done           1       0          0      28  0.3s  -
+task-2  demo/1  done           1       0          0      28  0.3s  -
+task-3  demo/2  done           1       0          0      28  0.3s  +notes.txt
+task-4  demo/3  denied         0       1          0      28  0.3s  -
 
 3 of 4 done, 1 denied in 0.4s
 task-3: changed files are in /var/lib/marshal/copies/x
@@ -93,10 +93,10 @@ fn restarts_and_attempts_show_where_there_were_any() {
         &rows,
         PIPE,
         "
-task  slot    outcome  allowed  denied  asked  tokens  time  restarts  backoff  changed
-a     demo/0  done           0       0      0       0  1.2s         2     1.5s  -
-b     demo/0  lost           0       0      0       0  1.2s         0        -  -
-c     -       skipped        0       0      0       0     -         0        -  -
+task  slot    outcome  allowed  denied  approvals  tokens  time  restarts  backoff  changed
+a     demo/0  done           0       0          0       0  1.2s         2     1.5s  -
+b     demo/0  lost           0       0          0       0  1.2s         0        -  -
+c     -       skipped        0       0          0       0     -         0        -  -
 
 1 of 3 done, 1 lost, 1 skipped in 0.4s
 b: lost: the child ended: signal 9 (attempt 2)

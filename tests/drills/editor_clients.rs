@@ -103,7 +103,8 @@ fn the_client_of_the_python_sdk_prompts_is_asked_cancels_and_loads() {
         let written = std::fs::read_to_string(copy.join("a.txt"));
         assert_eq!(written.expect("allowed"), "one\n");
         assert!(!copy.join("no.txt").exists());
-        let verdicts = "SELECT decision || ' ' || decided_by FROM asks ORDER BY asked_seq";
+        let verdicts =
+            "SELECT decision || ' ' || decided_by FROM permission_requests ORDER BY requested_seq";
         let verdicts = editors::text(&drill, verdicts);
         assert_eq!(verdicts, ["allow human", "deny human", "deny gone"]);
 
@@ -205,7 +206,7 @@ fn acpx_prompts_is_asked_cancels_and_takes_its_session_up_again() {
     let ended = "\"stopReason\":\"end_turn\"";
     // Its own code for a turn in which everything was denied.
     ran_to(&drill, &deny, &["exec", "write no.txt two"], ended, 5);
-    let verdicts = "SELECT decision || ' ' || decided_by FROM asks";
+    let verdicts = "SELECT decision || ' ' || decided_by FROM permission_requests";
     assert_eq!(
         editors::text(&drill, verdicts),
         ["allow human", "deny human"]

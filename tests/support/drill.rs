@@ -234,6 +234,19 @@ impl Drill {
     }
 }
 
+impl Drop for Drill {
+    /// A test that fails shows what its last supervisor wrote: its directory goes with it.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let log = self.log("stderr.log");
+            let skipped = log.lines().count().saturating_sub(60);
+            for line in log.lines().skip(skipped) {
+                eprintln!("supervisor: {line}");
+            }
+        }
+    }
+}
+
 /// A supervisor that runs; killed with the test if it still does.
 pub(crate) struct Running {
     pub(crate) child: Child,

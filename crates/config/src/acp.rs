@@ -66,7 +66,7 @@ pub struct AcpSettings {
     /// Further options that every session is set to, by their ids.
     pub options: BTreeMap<String, OptionValue>,
     /// A mode that skips permission requests is meant.
-    pub mode_skips_asks: bool,
+    pub mode_skips_requests: bool,
     /// Which modes those are.
     pub auto_approve_modes: AutoApproveModes,
     /// Tool servers (MCP) that the agent is handed with every session.
@@ -74,7 +74,7 @@ pub struct AcpSettings {
     /// The form of answers.
     pub permission_reply: PermissionReply,
     /// How it hears why it was denied.
-    pub tell_denials: DenialFeedback,
+    pub report_denials: DenialFeedback,
 }
 
 impl Default for AcpSettings {
@@ -85,11 +85,11 @@ impl Default for AcpSettings {
             mode: None,
             model: None,
             options: BTreeMap::new(),
-            mode_skips_asks: false,
+            mode_skips_requests: false,
             auto_approve_modes: AutoApproveModes::for_agent("custom"),
             mcp_servers: Vec::new(),
             permission_reply: PermissionReply::Acp,
-            tell_denials: DenialFeedback::NextPrompt,
+            report_denials: DenialFeedback::NextPrompt,
         }
     }
 }
@@ -241,7 +241,9 @@ pub(super) fn read(pool: &Section<'_>, found: bool) -> Draft {
     let logout = logout.filter(|found| found.value).map(|found| found.place);
     own.extend(logout.clone());
     let options = read_options(pool, &mut own);
-    let skips = pool.boolean("mode_skips_asks").filter(|skips| skips.value);
+    let skips = pool
+        .boolean("mode_skips_requests")
+        .filter(|skips| skips.value);
     if found && let Some(skips) = &skips {
         let message = "a supervisor.toml that was found may not use a mode that skips questions";
         let help = Some("name the file with --config if you trust it".to_owned());
@@ -254,16 +256,16 @@ pub(super) fn read(pool: &Section<'_>, found: bool) -> Draft {
     let mcp_servers = read_mcp_servers(pool, &mut routed);
     let list = pool.get("mcp_servers").map(|item| item.place);
     let list = list.filter(|_| !mcp_servers.is_empty());
-    let tell_denials = pool.keyword("tell_denials", &[]);
+    let report_denials = pool.keyword("report_denials", &[]);
     Draft {
         acp: AcpSettings {
             auth: auth.map(|(id, _)| id),
             logout: logout.is_some(),
             options,
-            mode_skips_asks: skips.is_some(),
+            mode_skips_requests: skips.is_some(),
             mcp_servers,
             permission_reply: reply.map_or(usual.permission_reply, |found| found.value),
-            tell_denials: tell_denials.map_or(usual.tell_denials, |found| found.value),
+            report_denials: report_denials.map_or(usual.report_denials, |found| found.value),
             ..usual
         },
         acp_keys: own,
@@ -340,11 +342,11 @@ impl Draft {
 /// A mode that skips permission requests must be meant.
 pub(super) fn check_mode(ledger: &Diagnostics, mode: Option<(&str, &Place)>, acp: &AcpSettings) {
     if let Some((mode, place)) = mode
-        && !acp.mode_skips_asks
+        && !acp.mode_skips_requests
         && acp.auto_approve_modes.contains(mode)
     {
         let message = format!("the mode {} skips permission requests", quote(mode));
-        let help = "choose one that asks, or say mode_skips_asks = true if that is meant";
+        let help = "choose one that asks, or say mode_skips_requests = true if that is meant";
         ledger.report(place, message, Some(help.to_owned()));
     }
 }
@@ -558,7 +560,7 @@ mod tests {
         ] {
             assert!(any.contains(skips), "{skips}");
         }
-        for asks in [
+        for asking in [
             "default",
             "ask",
             "plan",
@@ -568,7 +570,7 @@ mod tests {
             "architect",
             "",
         ] {
-            assert!(!any.contains(asks), "{asks}");
+            assert!(!any.contains(asking), "{asking}");
         }
     }
 }

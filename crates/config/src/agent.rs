@@ -45,7 +45,7 @@ pub(super) struct Agent {
     pub(super) dialect: DialectName,
     /// The file of its table, if it is a custom one.
     pub(super) custom_dialect: Option<CustomDialect>,
-    pub(super) asks: PermissionCoverage,
+    pub(super) permission_requests: PermissionCoverage,
     pub(super) extractor: Extractor,
 }
 
@@ -115,7 +115,7 @@ pub(super) fn read(
         mode_by_protocol: set_mode,
         dialect: speaks,
         custom_dialect: custom,
-        asks: read_permission_coverage(pool, speaks).unwrap_or(inferred),
+        permission_requests: read_permission_coverage(pool, speaks).unwrap_or(inferred),
         extractor: read_extractor(pool)
             .unwrap_or_else(|| Extractor::BuiltIn(speaks.default_extractor().to_owned())),
     }
@@ -245,8 +245,10 @@ fn check_placeholder_used(
 
 /// What the agent asks for: nothing, in a protocol that has no words for it.
 fn read_permission_coverage(pool: &Section<'_>, speaks: DialectName) -> Option<PermissionCoverage> {
-    let found: Located<PermissionCoverage> = pool.keyword("asks", &[])?;
-    let is_below = pool.get("asks").is_some_and(|item| item.is_fallback());
+    let found: Located<PermissionCoverage> = pool.keyword("permission_requests", &[])?;
+    let is_below = pool
+        .get("permission_requests")
+        .is_some_and(|item| item.is_fallback());
     if !speaks.can_request_permission() && is_below {
         return None;
     }
@@ -254,7 +256,7 @@ fn read_permission_coverage(pool: &Section<'_>, speaks: DialectName) -> Option<P
         let message = format!(
             "an agent that speaks {speaks} asks for nothing: the protocol has no words for it"
         );
-        let help = Some("leave asks out, or set asks = \"never\"".to_owned());
+        let help = Some("leave asks out, or set permission_requests = \"never\"".to_owned());
         pool.diagnostics.report(&found.place, message, help);
         return None;
     }

@@ -25,7 +25,7 @@ string_enum!(
     }
 );
 
-/// `ask = { … }`.
+/// `approval = { … }`.
 #[derive(Debug, Clone)]
 pub struct ApprovalConfig {
     /// How long a person may take to answer.

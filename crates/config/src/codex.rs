@@ -55,12 +55,12 @@ impl CodexSettings {
                 .unwrap_or(ApprovalPolicy::Untrusted),
             model: wants.model.clone(),
             has_sandbox: launcher.has_sandbox(),
-            reports_denials: wants.tell_denials == DenialFeedback::NextPrompt,
+            reports_denials: wants.report_denials == DenialFeedback::NextPrompt,
         }
     }
 }
 
-/// What Codex takes: a mode that is an approval policy that asks, tool servers that it can name and
+/// What Codex takes: a mode that is a permission request policy that asks, tool servers that it can name and
 /// reach. The places are those of the mode and of the servers.
 pub(super) fn check_consistency(
     ledger: &Diagnostics,

@@ -103,7 +103,7 @@ impl Pool {
                 );
             }
         }
-        match self.asks {
+        match self.permission_requests {
             PermissionCoverage::All => {}
             PermissionCoverage::Some => weak.push("the agent does not ask for every tool call".to_owned()),
             PermissionCoverage::Never if !self.dialect.can_request_permission() => weak.push(format!(
@@ -193,7 +193,7 @@ impl Pool {
                 "  agent    {}, speaks {}, asks for {}",
                 self.agent,
                 self.describe_dialect(),
-                match self.asks {
+                match self.permission_requests {
                     PermissionCoverage::All => "everything",
                     PermissionCoverage::Some => "some tool calls",
                     PermissionCoverage::Never => "nothing",
@@ -298,7 +298,7 @@ pub(super) fn collect_notes(config: &Config) -> Vec<String> {
                 ));
             }
         }
-        if pool.asks != PermissionCoverage::All {
+        if pool.permission_requests != PermissionCoverage::All {
             notes.push(format!(
                 "pool {name}: what the agent does without asking is judged afterwards, not before"
             ));

@@ -110,10 +110,10 @@ pub(super) fn check_consistency(section: &Section<'_>, pool: &Pool) {
     let place = section.section("file_plane").get("answers");
     let place = place.map_or(section.place.clone(), |item| item.place);
     let message = format!(
-        "its answers are given as \"{}\", and ask.approvers of the pool has not that name",
+        "its answers are given as \"{}\", and approval.approvers of the pool has not that name",
         plane.answers_as
     );
-    let help = "add it to ask.approvers, or say otherwise in file_plane.answers_as".to_owned();
+    let help = "add it to approval.approvers, or say otherwise in file_plane.answers_as".to_owned();
     section.diagnostics.report(&place, message, Some(help));
 }
 

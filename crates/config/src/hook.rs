@@ -131,7 +131,7 @@ const URL_PATTERN: &str = "^https?://[^/?#@]+(/[^#]*)?$";
 /// What the schema says of a pool's name.
 const POOL_PATTERN: &str = "^[a-z0-9][a-z0-9-]{0,31}$";
 /// What it says of an event.
-const EVENT_PATTERN: &str = "^(ask|parked|run_ended|budget_spent)$";
+const EVENT_PATTERN: &str = "^(approval|parked|run_ended|budget_spent)$";
 
 /// How long a command may take where the file does not say.
 const TIMEOUT: Duration = Duration::from_secs(10);

@@ -76,7 +76,7 @@ const MISPLACED_KEYS: &[(&str, &str)] = &[
     ("keepalive", "timeouts.keepalive"),
     ("idle", "timeouts.idle"),
     ("timeout", "timeouts.turn"),
-    ("on_timeout", "ask.on_timeout"),
+    ("on_timeout", "approval.on_timeout"),
     ("pass", "env.pass"),
     ("set", "env.set"),
     ("path_add", "env.path_add"),
@@ -210,7 +210,7 @@ pub(super) fn read(name: &str, item: &Entry<'_>, context: &PoolContext<'_>) -> O
         model: agent.model,
         mode: agent.mode,
         runner: Arc::new(runner::read(&section, context.dir)),
-        asks: agent.asks,
+        permission_requests: agent.permission_requests,
         extractor: agent.extractor,
         shell_cwd: value_or(section.keyword("shell_cwd", &[]), ShellCwd::Workspace),
         launcher,
@@ -238,7 +238,7 @@ pub(super) fn read(name: &str, item: &Entry<'_>, context: &PoolContext<'_>) -> O
         restart,
         timeouts,
         stop: timing::read_stop(&section.section("stop")),
-        approval: approval::read(&section.section("ask")),
+        approval: approval::read(&section.section("approval")),
         budget: budget::read(&section.section("budget")),
         guard: value_or(guard, Guard::PolicyAndSandbox),
         guard_off: value_or(guard_off, false),
@@ -284,7 +284,7 @@ fn check_consistency(
     runner::check_consistency(section, pool, context.is_discovered.then_some(context.dir));
     engine_tools::check_consistency(section.diagnostics, pool, blame.engine_tools.as_ref());
     file_plane::check_consistency(section, pool);
-    let place = section.section("ask").get("when_waiting");
+    let place = section.section("approval").get("when_waiting");
     let place = place.map_or(section.place.clone(), |item| item.place);
     approval::check_release_resumes(section.diagnostics, pool, &place);
 }

@@ -81,13 +81,13 @@ impl Pool {
         };
         let name = &table.name;
         if !table.can_request_permission() {
-            if self.asks == PermissionCoverage::All {
+            if self.permission_requests == PermissionCoverage::All {
                 let message = format!(
-                    "asks = \"all\", but the table {name} has no [permission]: such an agent never asks"
+                    "permission_requests = \"all\", but the table {name} has no [permission]: such an agent never asks"
                 );
-                fault("asks", message, "remove this key");
+                fault("permission_requests", message, "remove this key");
             }
-            self.asks = PermissionCoverage::Never;
+            self.permission_requests = PermissionCoverage::Never;
         }
         let resumes = self.restart.on_crash == OnCrash::Resume;
         if resumes && table.resume.is_empty() && self.resume_args.is_empty() {

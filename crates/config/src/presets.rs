@@ -208,7 +208,7 @@ impl Preset {
     /// How long it waits for an answer, as a duration; `None`: for ever.
     #[must_use]
     pub fn agent_waits(&self) -> Option<String> {
-        self.pool_text_at(&["ask", "agent_waits"], true)
+        self.pool_text_at(&["approval", "agent_waits"], true)
     }
 
     /// The files that it puts into a new home.
@@ -313,7 +313,7 @@ mod tests {
             let preset = read(name, text).unwrap_or_else(|error| panic!("{name}: {error}"));
             let says = |key: &str| preset.pool_text_at(&[key], true);
             assert!(
-                says("dialect").is_some() && says("asks").is_some(),
+                says("dialect").is_some() && says("permission_requests").is_some(),
                 "{name}"
             );
             let extractor = says("extractor").expect("an extractor");

@@ -277,7 +277,7 @@ fn pool_table(pool: &Pool) -> RenderedTable {
         mode,
         acp: of_acp,
         runner: of_runner,
-        asks,
+        permission_requests,
         extractor,
         shell_cwd,
         launcher,
@@ -338,7 +338,7 @@ fn pool_table(pool: &Pool) -> RenderedTable {
     if pool.dialect == DialectName::Skillpilot {
         runner::put(&mut table, of_runner);
     }
-    table.put("asks", asks.word());
+    table.put("permission_requests", permission_requests.word());
     table.put("extractor", extractor_value(extractor));
     table.put("shell_cwd", shell_cwd.word());
     table.put("launcher", launcher.word());

@@ -381,7 +381,7 @@ pub struct Pool {
     /// How its tool is driven, where that is done by files.
     pub runner: Arc<super::runner::Runner>,
     /// What the agent asks for, by its preset or by the pool's own word.
-    pub asks: PermissionCoverage,
+    pub permission_requests: PermissionCoverage,
     /// Which fields of a tool call hold command, path and directory.
     pub extractor: Extractor,
     /// In which directory its shell begins a command.

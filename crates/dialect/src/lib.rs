@@ -135,7 +135,7 @@ pub enum Command {
     },
     /// End the running turn. A second one is harmless.
     Cancel,
-    /// Answer an ask.
+    /// Answer a permission request.
     AnswerPermission {
         /// Which one.
         key: PermissionRequestKey,
@@ -409,7 +409,7 @@ fn append(kept: &mut UntrustedText, next: &UntrustedText) -> bool {
     fits
 }
 
-/// Whether what an ask has as its input stands for one that was too large to be kept.
+/// Whether what a permission request has as its input stands for one that was too large to be kept.
 #[must_use]
 pub fn is_input_omitted(input: &RawValue) -> bool {
     acp::is_input_omitted(input)

@@ -47,7 +47,7 @@ fn parse_approver(who: &str) -> Option<Approver> {
 pub(crate) const CONVERSATION_CLIENT: &str = "in the client";
 
 impl PoolShared {
-    /// What holds of its asks now.
+    /// What holds of its approvals now.
     pub(crate) fn approval_rules(&self) -> ApprovalRules {
         let own = &self.config.approval;
         let version = self.policy.current();

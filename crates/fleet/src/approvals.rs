@@ -44,7 +44,7 @@ pub struct AnswerRequest {
 /// What came of an answer. Durable.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AnswerReceipt {
-    /// What the question is now: `AllowedRequest` or `Denied`, or `Orphaned` if the answer is kept for an
+    /// What the question is now: `Approved` or `Rejected`, or `Orphaned` if the answer is kept for an
     /// agent that is to come back.
     pub state: ApprovalState,
     /// For how long it holds.
@@ -55,19 +55,23 @@ pub struct AnswerReceipt {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AnswerError {
     /// No such question.
-    #[error("there is no ask {0}")]
+    #[error("there is no approval {0}")]
     NoSuchApproval(PermissionRequestId),
     /// It is over.
-    #[error("ask {0} is over ({1}): nothing was changed")]
+    #[error("approval {0} is over ({1}): nothing was changed")]
     AlreadyEnded(PermissionRequestId, String),
     /// The answer is for something else.
-    #[error("ask {0} is of another digest than the answer: look at it again; nothing was changed")]
+    #[error(
+        "approval {0} is of another digest than the answer: look at it again; nothing was changed"
+    )]
     Digest(PermissionRequestId),
     /// Somebody else is to answer.
-    #[error("ask {ask} of pool {pool} is not for {who} to answer; ask.approvers has {approvers}")]
+    #[error(
+        "ask {approval} of pool {pool} is not for {who} to answer; approval.approvers has {approvers}"
+    )]
     NotPermitted {
         /// Which.
-        ask: PermissionRequestId,
+        approval: PermissionRequestId,
         /// Its pool.
         pool: String,
         /// Who tried.
@@ -77,7 +81,7 @@ pub enum AnswerError {
     },
     /// It would hold for too long.
     #[error(
-        "pool {pool} remembers an answer for {most} at most (ask.remember of pool and policy); nothing was changed"
+        "pool {pool} remembers an answer for {most} at most (approval.remember of pool and policy); nothing was changed"
     )]
     Remember {
         /// Its pool.
@@ -108,17 +112,17 @@ pub enum AnswerError {
 /// The one reply to an answer; one that is lost on the way replies itself.
 #[derive(Debug)]
 pub(crate) struct AnswerReply {
-    ask: PermissionRequestId,
+    approval: PermissionRequestId,
     tell: Option<oneshot::Sender<Result<AnswerReceipt, AnswerError>>>,
 }
 
 impl AnswerReply {
     pub(crate) fn new(
-        ask: PermissionRequestId,
+        approval: PermissionRequestId,
     ) -> (Self, oneshot::Receiver<Result<AnswerReceipt, AnswerError>>) {
         let (tell, told) = oneshot::channel();
         let tell = Some(tell);
-        (Self { ask, tell }, told)
+        (Self { approval, tell }, told)
     }
 
     /// Replies.
@@ -130,8 +134,10 @@ impl AnswerReply {
 
     /// Replies that it is over.
     pub(crate) fn reject_as_ended(self) {
-        let error =
-            AnswerError::AlreadyEnded(self.ask.clone(), "somebody or something was faster".into());
+        let error = AnswerError::AlreadyEnded(
+            self.approval.clone(),
+            "somebody or something was faster".into(),
+        );
         self.send(Err(error));
     }
 }
@@ -140,7 +146,7 @@ impl Drop for AnswerReply {
     fn drop(&mut self) {
         if let Some(tell) = self.tell.take() {
             let why = "it ended otherwise before the answer held".to_owned();
-            let _ = tell.send(Err(AnswerError::AlreadyEnded(self.ask.clone(), why)));
+            let _ = tell.send(Err(AnswerError::AlreadyEnded(self.approval.clone(), why)));
         }
     }
 }
@@ -162,9 +168,9 @@ impl FleetHandle {
     /// What the journal says.
     pub async fn approval(
         &self,
-        ask: PermissionRequestId,
+        approval: PermissionRequestId,
     ) -> Result<Option<StoredApproval>, String> {
-        self.read_approvals(move |reader: &Reader| reader.approval(&ask))
+        self.read_approvals(move |reader: &Reader| reader.approval(&approval))
             .await
     }
 
@@ -245,13 +251,13 @@ impl FleetHandle {
     }
 
     /// Why a question cannot be answered that is not open.
-    async fn explain_not_open(&self, ask: PermissionRequestId) -> AnswerError {
-        match self.approval(ask.clone()).await {
+    async fn explain_not_open(&self, approval: PermissionRequestId) -> AnswerError {
+        match self.approval(approval.clone()).await {
             Ok(Some(found)) if found.state.is_open() => {
-                AnswerError::AlreadyEnded(ask, "it is being decided".to_owned())
+                AnswerError::AlreadyEnded(approval, "it is being decided".to_owned())
             }
-            Ok(Some(found)) => AnswerError::AlreadyEnded(ask, found.state.to_string()),
-            Ok(None) => AnswerError::NoSuchApproval(ask),
+            Ok(Some(found)) => AnswerError::AlreadyEnded(approval, found.state.to_string()),
+            Ok(None) => AnswerError::NoSuchApproval(approval),
             Err(why) => AnswerError::Journal(why),
         }
     }
@@ -270,11 +276,13 @@ impl FleetHandle {
         let entry = self.0.pools.get(&open.pool);
         let rules = entry.map(|entry| entry.shared.approval_rules());
         let owner = [Approver::Owner];
-        let approvers = rules.as_ref().map_or(&owner[..], |ask| &ask.approvers[..]);
+        let approvers = rules
+            .as_ref()
+            .map_or(&owner[..], |approval| &approval.approvers[..]);
         if !approvers.contains(&order.approver) {
             let names: Vec<_> = approvers.iter().map(ToString::to_string).collect();
             return Err(AnswerError::NotPermitted {
-                ask: order.request_id.clone(),
+                approval: order.request_id.clone(),
                 pool: open.pool.to_string(),
                 who: order.who.clone(),
                 approvers: if names.is_empty() {
@@ -286,7 +294,7 @@ impl FleetHandle {
         }
         let most = rules
             .as_ref()
-            .map_or(RememberScope::Never, |ask| ask.remember);
+            .map_or(RememberScope::Never, |approval| approval.remember);
         if order.remember > most {
             return Err(AnswerError::Remember {
                 pool: open.pool.to_string(),
@@ -299,21 +307,21 @@ impl FleetHandle {
     /// Keeps an answer for an agent that is to come back.
     async fn store_answer(
         &self,
-        ask: &PermissionRequestId,
+        approval: &PermissionRequestId,
         deadline_us: i64,
         answer: ApprovalAnswer,
     ) -> Result<AnswerReceipt, AnswerError> {
         let shared = &self.0.shared;
-        let over = |why: &str| Err(AnswerError::AlreadyEnded(ask.clone(), why.to_owned()));
+        let over = |why: &str| Err(AnswerError::AlreadyEnded(approval.clone(), why.to_owned()));
         if deadline_us <= now_us() {
             return over("expired");
         }
-        if !shared.approvals.store_answer(ask, &answer) {
+        if !shared.approvals.store_answer(approval, &answer) {
             return over("it has an answer, or its agent is back: look at it again");
         }
         let remember = answer.remember;
         let write = Write::ApprovalChanged {
-            approval: ask.clone(),
+            approval: approval.clone(),
             at_us: now_us(),
             change: ApprovalChange::Answered(answer),
         };
@@ -322,7 +330,7 @@ impl FleetHandle {
             let _ = done.send(result);
         });
         if let Err(refused) = shared.journal.submit(commit) {
-            shared.approvals.discard_answer(ask);
+            shared.approvals.discard_answer(approval);
             return Err(AnswerError::Journal(refused.reason.to_string()));
         }
         match tokio::time::timeout(limits::ANSWER_TIMEOUT, durable).await {
@@ -331,7 +339,7 @@ impl FleetHandle {
                 remember,
             }),
             Ok(_) => {
-                shared.approvals.discard_answer(ask);
+                shared.approvals.discard_answer(approval);
                 over("its session ended, or the answer was used at once: look at it again")
             }
             Err(_) => Err(AnswerError::Slow),
@@ -375,7 +383,7 @@ impl FleetHandle {
 /// Ends a question that no agent waits for at its deadline.
 pub(crate) fn spawn_approval_expiry(
     shared: &Arc<Shared>,
-    ask: PermissionRequestId,
+    approval: PermissionRequestId,
     deadline_us: i64,
     pool: Option<ActorRef<PoolMsg>>,
 ) {
@@ -389,12 +397,16 @@ pub(crate) fn spawn_approval_expiry(
         let Some(shared) = shared.upgrade() else {
             return;
         };
-        if shared.approvals.remove_expired(&ask, now_us()).is_none() {
+        if shared
+            .approvals
+            .remove_expired(&approval, now_us())
+            .is_none()
+        {
             return;
         }
-        tracing::info!(%ask, "nobody came back for an ask in time");
+        tracing::info!(%approval, "nobody came back for an ask in time");
         let write = Write::ApprovalChanged {
-            approval: ask.clone(),
+            approval: approval.clone(),
             at_us: now_us(),
             change: ApprovalChange::Ended {
                 state: ApprovalState::Expired,
@@ -405,7 +417,7 @@ pub(crate) fn spawn_approval_expiry(
             tracing::warn!(%refused, "the end of an ask was not journalled; the next start does it");
         }
         if let Some(pool) = pool {
-            let expired = Some(ask);
+            let expired = Some(approval);
             let _ = pool.send_message(PoolMsg::ApprovalEnded { expired });
         }
     });

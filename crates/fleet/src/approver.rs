@@ -56,7 +56,7 @@ pub enum ApprovalUpdate {
 /// Where a conversation's asks go.
 pub(crate) type ApprovalSender = mpsc::Sender<ApprovalUpdate>;
 
-/// What comes back of an ask.
+/// What comes back of a permission request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ApproverReply {
     /// A person allows it, once.

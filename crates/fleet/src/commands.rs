@@ -4,7 +4,7 @@
 //! so itself.
 //!
 //! The path of a command: `engine/api/v1/sessions.rs` or `cli/daemon_commands.rs`, then this file, then the pool
-//! (`pool/operator.rs`), then the session (`session/commands.rs`), which journals `command_given`. When that
+//! (`pool/operator.rs`), then the session (`session/commands.rs`), which journals `command_sent`. When that
 //! is durable the dialect writes it, or refuses. The dialect reports the result, an error, or that
 //! `timeouts.control` is over (`dialect/slash.rs`; loaf's requests have their time in
 //! `dialect/loaf/keepalive.rs`). Whoever ordered it hears that when it is durable.

@@ -141,7 +141,7 @@ pub struct Conversation {
 pub enum ConversationUpdate {
     /// A prompt ended; durable, and its events before it.
     PromptEnded(Arc<TaskReport>),
-    /// Something about an ask.
+    /// Something about a permission request.
     Approval(ApprovalUpdate),
     /// What was to be set is set, or why it is not; its events were told before.
     Setting(SettingResult),
@@ -263,14 +263,14 @@ impl Conversation {
         let _ = self.grant.pool.send_message(message);
     }
 
-    /// What came back of an ask. One that is over, or that is none, is passed over.
-    pub fn answer_approval(&self, ask: PermissionRequestId, said: ApproverReply) {
+    /// What came back of a permission request. One that is over, or that is none, is passed over.
+    pub fn answer_approval(&self, approval: PermissionRequestId, said: ApproverReply) {
         let _ = self
             .grant
             .pool
             .send_message(PoolMsg::Conversation(ConversationMsg::Answer {
                 session: self.grant.session.clone(),
-                request_id: ask,
+                request_id: approval,
                 reply: said,
             }));
     }
@@ -418,7 +418,7 @@ impl FleetHandle {
             let (session, run) = self.fresh_ids()?;
             (session, run, None)
         };
-        let (approver, asks) = mpsc::channel(limits::CLIENT_APPROVAL_EVENTS);
+        let (approver, approvals) = mpsc::channel(limits::CLIENT_APPROVAL_EVENTS);
         let (reply, granted) = oneshot::channel();
         let opens = PoolMsg::Conversation(ConversationMsg::Open(Box::new(SlotRequest {
             session: session.clone(),
@@ -472,7 +472,7 @@ impl FleetHandle {
             tasks: OpenTasks::for_conversation(),
             tell,
             reports,
-            approvals: asks,
+            approvals: approvals,
             setting_sender: set_told,
             setting_results: sets,
             child_ready: Some((warmed, Instant::now() + limits::CONVERSATION_READY_TIMEOUT)),

@@ -145,7 +145,7 @@ pub struct TaskReport {
     pub denied: u32,
     /// Requests that the policy wanted a person to answer (denied in the end where nobody could
     /// be asked, and then counted in `denied` too).
-    pub asked: u32,
+    pub approvals: u32,
     /// Tool calls that ran without a request, and that the policy would have denied.
     pub unasked_denied: u32,
     /// The rules that denied, without repetition, in order of appearance.

@@ -13,7 +13,7 @@ use marshal_model::{
 /// One thing that happened.
 #[derive(Debug, Clone)]
 pub(crate) enum Notification {
-    /// An ask waits for a person; durable.
+    /// A permission request waits for a person; durable.
     ApprovalPending {
         /// Whose agent asks.
         slot: SlotId,
@@ -77,7 +77,7 @@ impl Notification {
     /// Its kind.
     pub(crate) const fn kind(&self) -> NotificationKind {
         match self {
-            Self::ApprovalPending { .. } => NotificationKind::Ask,
+            Self::ApprovalPending { .. } => NotificationKind::Approval,
             Self::SlotParked { .. } => NotificationKind::Parked,
             Self::RunEnded { .. } => NotificationKind::RunEnded,
             Self::BudgetSpent { .. } => NotificationKind::BudgetSpent,

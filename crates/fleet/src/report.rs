@@ -46,7 +46,7 @@ impl TaskReport {
             requests: RequestCounts {
                 allowed: self.allowed,
                 denied: self.denied,
-                asked: self.asked,
+                approvals: self.approvals,
             },
             unasked_denied: self.unasked_denied,
             denied_by: Cow::Borrowed(&self.denied_by),
@@ -98,7 +98,7 @@ impl TaskReport {
             attempts: stored.attempts,
             allowed: stored.requests.allowed,
             denied: stored.requests.denied,
-            asked: stored.requests.asked,
+            approvals: stored.requests.approvals,
             unasked_denied: stored.unasked_denied,
             denied_by: stored.denied_by.into_owned(),
             usage: Usage {
@@ -149,7 +149,7 @@ impl TaskReport {
             attempts: row.attempts,
             allowed: 0,
             denied: 0,
-            asked: 0,
+            approvals: 0,
             unasked_denied: 0,
             denied_by: Vec::new(),
             usage: Usage::default(),

@@ -78,7 +78,7 @@ pub struct Setup {
     pub environment: BTreeMap<String, String>,
     /// Which sessions of earlier starts its slots go on with.
     pub resume_scope: ResumeScope,
-    /// Somebody may look at the asks and answer them; else what wants a person is denied.
+    /// Somebody may look at the permission requests and answer them; else what wants a person is denied.
     pub has_approvers: bool,
     /// Finds the secrets that are taken out of what is kept.
     pub mask: Arc<Mask>,
@@ -213,7 +213,7 @@ pub(crate) struct PoolShared {
     pub(crate) tasks: AtomicUsize,
     /// Since when the first of the waiting tasks waits.
     pub(crate) oldest_queued_at: Mutex<Option<Instant>>,
-    /// Asks that wait for a person, with the time of their question.
+    /// Approvals that wait for a person, with the time of their question.
     pub(crate) pending_approvals: Mutex<BTreeSet<(Instant, PermissionRequestId)>>,
     /// What the newest child's walls lack; `None` before there was one.
     pub(crate) sandbox_gaps: Mutex<Option<Vec<SandboxGap>>>,
@@ -291,31 +291,31 @@ impl PoolShared {
             .unwrap_or_else(PoisonError::into_inner) = since;
     }
 
-    /// An ask waits for a person, or no longer does.
+    /// A permission request waits for a person, or no longer does.
     pub(crate) fn set_approval_pending(
         &self,
         since: Instant,
-        ask: &PermissionRequestId,
+        approval: &PermissionRequestId,
         waits: bool,
     ) {
-        let mut asks = self
+        let mut approvals = self
             .pending_approvals
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let entry = (since, ask.clone());
+        let entry = (since, approval.clone());
         if waits {
-            asks.insert(entry);
+            approvals.insert(entry);
         } else {
-            asks.remove(&entry);
+            approvals.remove(&entry);
         }
     }
 
     fn oldest_approval_age(&self) -> Duration {
-        let asks = self
+        let approvals = self
             .pending_approvals
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let oldest = asks.first().map(|(since, _)| *since);
+        let oldest = approvals.first().map(|(since, _)| *since);
         oldest.map_or(Duration::ZERO, clock::since)
     }
 

@@ -26,7 +26,7 @@ pub struct PoolView {
     pub size: u16,
     /// Tasks that were taken in and are not over.
     pub tasks: usize,
-    /// Asks that wait for a person.
+    /// Approvals that wait for a person.
     pub pending_approvals: usize,
     /// Layers that its children do without on this host.
     pub sandbox_gaps: Vec<SandboxGap>,

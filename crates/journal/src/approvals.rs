@@ -1,6 +1,6 @@
 //! Questions to people: their rows, from before anybody is shown one until it is over.
 //!
-//! The request itself is in `asks`, whose row is the audit record of one request; a question may be
+//! The request itself is in `permission_requests`, whose row is the audit record of one request; a question may be
 //! of several requests, and outlive the agent that asked. Must not know who is asked, or how.
 
 use rusqlite::{OptionalExtension as _, Row, params};
@@ -84,12 +84,12 @@ impl RowWriter<'_> {
             } => self.update_approval(question, *at_us, change),
             Write::ApprovalsOrphaned { at_us } => {
                 self.execute(
-                    "UPDATE questions SET state = 'orphaned', agent_until_us = NULL \
+                    "UPDATE approvals SET state = 'orphaned', agent_until_us = NULL \
                      WHERE state = 'pending'",
                     [],
                 )?;
                 self.execute(
-                    "UPDATE questions SET state = 'expired', ended_at_us = ?1 \
+                    "UPDATE approvals SET state = 'expired', ended_at_us = ?1 \
                      WHERE state = 'orphaned' AND deadline_us <= ?1",
                     [at_us],
                 )?;
@@ -102,8 +102,8 @@ impl RowWriter<'_> {
     fn insert_approval(&self, row: &ApprovalRow) -> Result<(), WriteError> {
         let rules = serde_json::to_string(&row.rules).unwrap_or_default();
         self.execute(
-            "INSERT INTO questions (id, session, pool, digest, rules, why, paths, times, \
-             asked_at_us, deadline_us, agent_until_us, state) \
+            "INSERT INTO approvals (id, session, pool, digest, rules, why, paths, times, \
+             requested_at_us, deadline_us, agent_until_us, state) \
              VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, 1, ?8, ?9, ?10, 'pending')",
             params![
                 row.request.as_str(),
@@ -131,7 +131,7 @@ impl RowWriter<'_> {
         match change {
             ApprovalChange::RequestedAgain { agent_until_us } => {
                 self.execute(
-                    "UPDATE questions SET times = times + 1, state = 'pending', \
+                    "UPDATE approvals SET times = times + 1, state = 'pending', \
                      agent_until_us = ?2 \
                      WHERE id = ?1 AND state IN ('pending', 'orphaned')",
                     params![id.as_str(), agent_until_us],
@@ -139,7 +139,7 @@ impl RowWriter<'_> {
             }
             ApprovalChange::Answered(answer) => self
                 .execute(
-                    "UPDATE questions SET answer = ?2, approver = ?3, said = ?4, remember = ?5 \
+                    "UPDATE approvals SET answer = ?2, approver = ?3, said = ?4, remember = ?5 \
                      WHERE id = ?1 AND state = 'orphaned' AND answer IS NULL",
                     params![
                         id.as_str(),
@@ -153,7 +153,7 @@ impl RowWriter<'_> {
             ApprovalChange::Ended { state, answer } => {
                 let of = answer.as_ref();
                 self.execute(
-                    "UPDATE questions SET state = ?2, answer = coalesce(?3, answer), \
+                    "UPDATE approvals SET state = ?2, answer = coalesce(?3, answer), \
                      approver = coalesce(?4, approver), said = coalesce(?5, said), \
                      remember = coalesce(?6, remember), ended_at_us = ?7 \
                      WHERE id = ?1 AND state IN ('pending', 'orphaned')",
@@ -170,7 +170,7 @@ impl RowWriter<'_> {
             }
             ApprovalChange::Orphaned => {
                 self.execute(
-                    "UPDATE questions SET state = 'orphaned', agent_until_us = NULL \
+                    "UPDATE approvals SET state = 'orphaned', agent_until_us = NULL \
                      WHERE id = ?1 AND state = 'pending'",
                     [id.as_str()],
                 )?;
@@ -186,7 +186,7 @@ impl RowWriter<'_> {
         at_us: i64,
     ) -> Result<(), WriteError> {
         self.execute(
-            "UPDATE questions SET ended_at_us = ?2, \
+            "UPDATE approvals SET ended_at_us = ?2, \
              state = CASE state WHEN 'pending' THEN 'cancelled' ELSE 'expired' END \
              WHERE session = ?1 AND state IN ('pending', 'orphaned')",
             params![session.as_str(), at_us],
@@ -217,7 +217,7 @@ pub struct StoredApproval {
     /// How many requests it is of.
     pub request_count: u64,
     /// When it was put.
-    pub asked_at_us: i64,
+    pub requested_at_us: i64,
     /// Until when it can be answered.
     pub deadline_us: i64,
     /// Where it stands.
@@ -239,11 +239,11 @@ pub struct StoredApproval {
 }
 
 const SELECT: &str = "SELECT q.id, q.session, q.pool, coalesce(sessions.slot, 0), q.digest, \
-    q.rules, q.why, q.paths, q.times, q.asked_at_us, \
+    q.rules, q.why, q.paths, q.times, q.requested_at_us, \
     min(q.deadline_us, coalesce(q.agent_until_us, q.deadline_us)), q.state, q.answer, q.approver, \
-    q.said, q.remember, q.ended_at_us, asks.tool, asks.input, asks.claimed, \
-    coalesce(asks.facts, '{}'), asks.policy \
-    FROM questions q JOIN asks ON asks.id = q.id \
+    q.said, q.remember, q.ended_at_us, permission_requests.tool, permission_requests.input, permission_requests.claimed, \
+    coalesce(permission_requests.facts, '{}'), permission_requests.policy \
+    FROM approvals q JOIN permission_requests ON permission_requests.id = q.id \
     LEFT JOIN sessions ON sessions.session = q.session";
 
 impl Reader {
@@ -254,9 +254,9 @@ impl Reader {
     /// [`ReadError`]
     pub fn approvals(&self, over: bool, most: u32) -> Result<Vec<StoredApproval>, ReadError> {
         let which = if over {
-            "q.state NOT IN ('pending', 'orphaned') ORDER BY q.asked_at_us DESC, q.id DESC"
+            "q.state NOT IN ('pending', 'orphaned') ORDER BY q.requested_at_us DESC, q.id DESC"
         } else {
-            "q.state IN ('pending', 'orphaned') ORDER BY q.asked_at_us, q.id"
+            "q.state IN ('pending', 'orphaned') ORDER BY q.requested_at_us, q.id"
         };
         let sql = format!("{SELECT} WHERE {which} LIMIT ?1");
         let mut statement = self.conn().prepare_cached(&sql)?;
@@ -290,7 +290,7 @@ impl Reader {
         let found: Option<String> = self
             .conn()
             .prepare_cached(
-                "SELECT json_extract(facts, '$.question') FROM asks WHERE id = ?1 \
+                "SELECT json_extract(facts, '$.approval') FROM permission_requests WHERE id = ?1 \
                  AND json_valid(facts) AND json_extract(facts, '$.again') = 1",
             )?
             .query_row([id.as_str()], |row| row.get(0))
@@ -306,9 +306,9 @@ impl Reader {
     /// [`ReadError`]
     pub fn remembered_approvals(&self, most: u32) -> Result<Vec<StoredApproval>, ReadError> {
         let sql = format!(
-            "{SELECT} WHERE q.remember = 'session' AND q.state IN ('allowed', 'denied') \
+            "{SELECT} WHERE q.remember = 'session' AND q.state IN ('approved', 'rejected') \
              AND sessions.ended_at_us IS NULL AND sessions.session IS NOT NULL \
-             ORDER BY q.asked_at_us DESC LIMIT ?1"
+             ORDER BY q.requested_at_us DESC LIMIT ?1"
         );
         let mut statement = self.conn().prepare_cached(&sql)?;
         let rows = statement.query_map([most], |row| Ok(approval_from_row(row)))?;
@@ -329,7 +329,7 @@ fn approval_from_row(row: &Row<'_>) -> Result<StoredApproval, ReadError> {
     let remember = row.get::<_, Option<String>>(15)?;
     let decision = answer.as_deref().and_then(Decision::from_word);
     Ok(StoredApproval {
-        id: PermissionRequestId::new(&id).map_err(|_| word("ask", id))?,
+        id: PermissionRequestId::new(&id).map_err(|_| word("approval", id))?,
         session: SessionId::new(&session).map_err(|_| word("session", session))?,
         pool: PoolName::new(&pool).map_err(|_| word("pool", pool))?,
         slot: row.get(3)?,
@@ -338,7 +338,7 @@ fn approval_from_row(row: &Row<'_>) -> Result<StoredApproval, ReadError> {
         why: text(6)?,
         paths: text(7)?,
         request_count: row.get::<_, i64>(8)?.unsigned_abs(),
-        asked_at_us: row.get(9)?,
+        requested_at_us: row.get(9)?,
         deadline_us: row.get(10)?,
         state: ApprovalState::from_word(&state).ok_or_else(|| word("state", state))?,
         answer: match decision {

@@ -1,7 +1,7 @@
 //! The chain of audit records: what a record's hash covers and how the chain is checked.
 //!
-//! A record is the row of a decided ask. Its form says which columns its hash covers; a form that is
-//! not known proves nothing, so its record is a broken one. A chain alone shows neither a cut tail
+//! A record is the row of a decided permission request. Its format says which columns its hash covers. An
+//! unknown format proves nothing, so such a record is a broken one. A chain alone shows neither a cut tail
 //! nor a rewrite of everything, so its head also goes to the log.
 
 use rusqlite::{Connection, OptionalExtension, Row};
@@ -29,83 +29,57 @@ impl Default for ChainHead {
     }
 }
 
-/// The form that new records have.
-pub(super) const FORM: i64 = 2;
+/// The format of records.
+pub(super) const FORMAT: i64 = 1;
 
-/// The columns that a record's hash covers in every form, after `link` and `prev_hash`, in this
-/// order.
+/// The columns that a record's hash covers, after `link` and `prev_hash`, in this order.
 macro_rules! covered {
     () => {
-        "id, session, asked_seq, decided_seq, request_key, tool_id, tool, input_sha256, claimed, \
-         asked_at_us, policy, policy_sha256, facts, eval_us, decision, decided_by, rules, \
-         reason, decided_at_us"
+        "id, session, requested_seq, decided_seq, request_key, tool_id, tool, input_sha256, claimed, \
+         requested_at_us, policy, policy_sha256, facts, eval_us, decision, decided_by, rules, \
+         reason, decided_at_us, format, pool, slot, run, task, approver"
     };
 }
 
-/// Those that it covers after them in form 2.
-macro_rules! covered_in_2 {
-    () => {
-        "form, pool, slot, run, task, approver"
-    };
-}
-
-/// The number of columns in `covered!`, and so the place of `form` behind them.
-const COVERED_COUNT: usize = 19;
-/// The number of columns in `covered_in_2!`.
-const COVERED_IN_2_COUNT: usize = 6;
+/// The number of columns in `covered!`.
+const COVERED_COUNT: usize = 25;
+/// Where the format stands in them, with pool, slot, run and task behind it.
+const FORMAT_COLUMN: usize = 19;
 /// Where the session stands in them.
 const SESSION_COLUMN: usize = 1;
 /// Where it stands in them who decided.
 const DECIDED_BY_COLUMN: usize = 15;
 
-/// Reads one ask's covered columns.
+/// Reads one permission request's covered columns.
 pub(super) const SELECT_COVERED: &str = concat!(
     "SELECT ",
     covered!(),
-    ", ",
-    covered_in_2!(),
-    " FROM asks WHERE id = ?1"
+    " FROM permission_requests WHERE id = ?1"
 );
 
 const SELECT_CHAIN: &str = concat!(
     "SELECT link, prev_hash, hash, input, input_sha256, ",
     covered!(),
-    ", ",
-    covered_in_2!(),
-    " FROM asks WHERE link IS NOT NULL ORDER BY link"
+    " FROM permission_requests WHERE link IS NOT NULL ORDER BY link"
 );
-
-/// The same from a database that knows no forms.
-const SELECT_FORMLESS_CHAIN: &str = concat!(
-    "SELECT link, prev_hash, hash, input, input_sha256, ",
-    covered!(),
-    ", NULL FROM asks WHERE link IS NOT NULL ORDER BY link"
-);
-
-/// Whether records have a form: a database of before version 5, opened for reading, knows none.
-pub(super) fn has_record_formats(conn: &Connection) -> rusqlite::Result<bool> {
-    conn.prepare_cached("SELECT 1 FROM pragma_table_info('asks') WHERE name = 'form'")?
-        .exists([])
-}
 
 /// SHA-256 in hexadecimal.
 pub(super) fn sha256_hex(bytes: &[u8]) -> String {
     hex::encode(Sha256::digest(bytes))
 }
 
-/// The form of a record whose covered columns begin at `first` in `row`; what is no number, as
-/// little as a number that is not known, is an error.
-fn read_format(row: &Row<'_>, first: usize) -> Result<Option<i64>, String> {
-    match row.get::<_, Option<i64>>(first + COVERED_COUNT) {
-        Ok(known @ (None | Some(FORM))) => Ok(known),
-        Ok(Some(other)) => Err(format!(
-            "its form is {other}, and this marshal knows none above {FORM}: verify it with the marshal that wrote it"
+/// Refuses a record of an unknown format, whose covered columns begin at `first` in `row`.
+fn check_format(row: &Row<'_>, first: usize) -> Result<(), String> {
+    match row.get::<_, i64>(first + FORMAT_COLUMN) {
+        Ok(FORMAT) => Ok(()),
+        Ok(other) => Err(format!(
+            "its format is {other}, and this marshal knows only {FORMAT}: verify it with the marshal that wrote it"
         )),
-        Err(_) => Err("its form is no number".to_owned()),
+        Err(_) => Err("its format is no number".to_owned()),
     }
 }
 
-/// The hash of a record, of a form that is known, whose covered columns begin at `first` in `row`.
+/// The hash of a record whose covered columns begin at `first` in `row`.
 pub(super) fn hash_row(
     link: u64,
     prev_hash: &str,
@@ -117,9 +91,7 @@ pub(super) fn hash_row(
         serde_json::Value::from(link),
         serde_json::Value::from(prev_hash),
     ];
-    let is_formless = row.get_ref(first + COVERED_COUNT)? == ValueRef::Null;
-    let count = COVERED_COUNT + if is_formless { 0 } else { COVERED_IN_2_COUNT };
-    for column in first..first + count {
+    for column in first..first + COVERED_COUNT {
         fields.push(match row.get_ref(column)? {
             ValueRef::Integer(number) => number.into(),
             ValueRef::Text(text) => String::from_utf8_lossy(text).into(),
@@ -134,11 +106,6 @@ pub(super) fn hash_row(
 
 /// The last record that retention removed: where the chain that is still here begins.
 pub(super) fn read_chain_start(conn: &Connection) -> rusqlite::Result<ChainHead> {
-    // A database of version 1, opened for reading, has no such table.
-    let is_there = "SELECT 1 FROM sqlite_master WHERE name = 'audit_cut'";
-    if !conn.prepare_cached(is_there)?.exists([])? {
-        return Ok(ChainHead::default());
-    }
     let cut = conn
         .prepare_cached("SELECT link, hash FROM audit_cut")?
         .query_row([], |row| {
@@ -155,7 +122,7 @@ pub(super) fn read_chain_start(conn: &Connection) -> rusqlite::Result<ChainHead>
 pub(super) fn read_chain_head(conn: &Connection) -> rusqlite::Result<ChainHead> {
     let head = conn
         .query_row(
-            "SELECT link, hash FROM asks WHERE link = (SELECT max(link) FROM asks)",
+            "SELECT link, hash FROM permission_requests WHERE link = (SELECT max(link) FROM permission_requests)",
             [],
             |row| {
                 Ok(ChainHead {
@@ -185,13 +152,8 @@ pub(super) fn walk_chain(
     let begin = read_chain_start(&conn)?;
     let mut head = begin.clone();
     seen(&head);
-    let mut statement = conn.prepare(if has_record_formats(&conn)? {
-        SELECT_CHAIN
-    } else {
-        SELECT_FORMLESS_CHAIN
-    })?;
+    let mut statement = conn.prepare(SELECT_CHAIN)?;
     let mut rows = statement.query([])?;
-    let mut last_form = None;
     while let Some(row) = rows.next()? {
         let number: i64 = row.get(0)?;
         let link = u64::try_from(number).unwrap_or_default();
@@ -210,13 +172,7 @@ pub(super) fn walk_chain(
         if text(1)?.as_ref() != Some(&head.hash) {
             return Err(broken("prev_hash is not the hash of the record before it"));
         }
-        let form = read_format(row, 5).map_err(|detail| broken(&detail))?;
-        if form < last_form {
-            return Err(broken(
-                "it has the form of an earlier version, and the record before it has not",
-            ));
-        }
-        last_form = form;
+        check_format(row, 5).map_err(|detail| broken(&detail))?;
         let hash = hash_row(link, &head.hash, row, 5)?;
         if text(2)?.as_ref() != Some(&hash) {
             return Err(broken("its columns do not give its hash"));
@@ -233,7 +189,7 @@ pub(super) fn walk_chain(
             }
             _ => {}
         }
-        if form.is_some() && !matches_session(&conn, row, 5)? {
+        if !matches_session(&conn, row, 5)? {
             return Err(broken(
                 "pool, slot, run or task of its session are not those that it was written with",
             ));
@@ -244,7 +200,7 @@ pub(super) fn walk_chain(
     drop(rows);
     // A verdict outside of the chain is one that was taken out of it: both are one commit.
     let loose: Option<String> = conn
-        .prepare("SELECT id FROM asks WHERE decision IS NOT NULL AND link IS NULL LIMIT 1")?
+        .prepare("SELECT id FROM permission_requests WHERE decision IS NOT NULL AND link IS NULL LIMIT 1")?
         .query_row([], |row| row.get(0))
         .optional()?;
     if let Some(id) = loose {
@@ -289,7 +245,7 @@ fn matches_session(conn: &Connection, row: &Row<'_>, first: usize) -> rusqlite::
     let Some((pool, slot, run, task)) = of_session else {
         return Ok(true);
     };
-    let at = first + COVERED_COUNT + 1;
+    let at = first + FORMAT_COLUMN + 1;
     Ok(row.get::<_, Option<String>>(at)? == Some(pool)
         && row.get::<_, Option<i64>>(at + 1)? == Some(slot)
         && row.get::<_, Option<String>>(at + 2)? == run
@@ -302,8 +258,8 @@ fn find_missing_record(conn: &Connection) -> rusqlite::Result<Option<(String, i6
     conn.prepare(
         "SELECT session, seq FROM events WHERE kind = ?1 \
          AND EXISTS (SELECT 1 FROM sessions WHERE sessions.session = events.session) \
-         AND NOT EXISTS (SELECT 1 FROM asks WHERE asks.session = events.session \
-                         AND asks.decided_seq = events.seq) LIMIT 1",
+         AND NOT EXISTS (SELECT 1 FROM permission_requests WHERE permission_requests.session = events.session \
+                         AND permission_requests.decided_seq = events.seq) LIMIT 1",
     )?
     .query_row([EventKind::PermissionDecided.word()], |row| {
         Ok((row.get(0)?, row.get(1)?))

@@ -127,7 +127,7 @@ pub enum CommitResult {
 /// One row, or one change of a row. Times are microseconds since the Unix epoch.
 #[derive(Debug, Clone)]
 pub enum Write {
-    /// Events of one session, in order. `PermissionRequested` also makes the ask's row, `PermissionDecided` ends it and
+    /// Events of one session, in order. `PermissionRequested` also makes the permission request's row, `PermissionDecided` ends it and
     /// links it into the audit chain.
     Events {
         /// Their session, begun before or in the same commit.
@@ -147,7 +147,7 @@ pub enum Write {
         /// How its last child ended, if it had one.
         class: Option<ExitClass>,
     },
-    /// How an open ask was judged; part of its audit record. Comes before the `PermissionDecided` event.
+    /// How an open permission request was judged; part of its audit record. Comes before the `PermissionDecided` event.
     RequestEvaluated {
         /// Which.
         request: PermissionRequestId,
@@ -312,7 +312,7 @@ pub enum TaskChange {
     },
 }
 
-/// How an ask was judged: what the audit record says beside the verdict.
+/// How a permission request was judged: what the audit record says beside the verdict.
 #[derive(Debug, Clone, Default)]
 pub struct PolicyEvaluation {
     /// The policy's name.

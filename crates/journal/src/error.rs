@@ -38,6 +38,18 @@ pub enum OpenError {
         /// Who we are.
         own: u32,
     },
+    /// An older program wrote the database.
+    #[error(
+        "{path} has schema version {found}, this marshal needs {known}: move the state directory away, or use the marshal that wrote it"
+    )]
+    Older {
+        /// The database.
+        path: PathBuf,
+        /// Its version.
+        found: i64,
+        /// Ours.
+        known: i64,
+    },
     /// A newer program wrote the database.
     #[error(
         "{path} has schema version {found}, this marshal knows {known}: use the newer marshal, or move the file away"
@@ -126,7 +138,7 @@ pub enum Violation {
     /// An event of a session that was never begun.
     #[error("session {0} was never begun")]
     NoSession(SessionId),
-    /// A verdict without its ask, or a second one.
+    /// A verdict without its permission request, or a second one.
     #[error("ask {0} is not open")]
     RequestNotOpen(PermissionRequestId),
     /// A change of a task that was never queued.

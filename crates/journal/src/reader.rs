@@ -171,7 +171,7 @@ pub struct StoredTask {
     pub result: Option<String>,
 }
 
-/// A row of `asks`.
+/// A row of `permission_requests`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredPermissionRequest {
     /// Its id.
@@ -179,7 +179,7 @@ pub struct StoredPermissionRequest {
     /// Its session.
     pub session: String,
     /// The seq of its `PermissionRequested` event.
-    pub asked_seq: u64,
+    pub requested_seq: u64,
     /// The seq of its `PermissionDecided` event.
     pub decided_seq: Option<u64>,
     /// The agent's name of the request; foreign.
@@ -416,15 +416,15 @@ impl Reader {
         session: &SessionId,
     ) -> Result<Vec<StoredPermissionRequest>, ReadError> {
         let mut statement = self.conn.prepare_cached(
-            "SELECT id, session, asked_seq, decided_seq, request_key, tool, input, input_sha256, \
-             decision, decided_by, rules, reason, policy, link FROM asks WHERE session = ?1 \
-             ORDER BY asked_seq",
+            "SELECT id, session, requested_seq, decided_seq, request_key, tool, input, input_sha256, \
+             decision, decided_by, rules, reason, policy, link FROM permission_requests WHERE session = ?1 \
+             ORDER BY requested_seq",
         )?;
         let rows = statement.query_map([session.as_str()], |row| {
             Ok(StoredPermissionRequest {
                 id: row.get(0)?,
                 session: row.get(1)?,
-                asked_seq: number(row, 2)?,
+                requested_seq: number(row, 2)?,
                 decided_seq: row.get::<_, Option<i64>>(3)?.map(i64::unsigned_abs),
                 request_key: row.get::<_, String>(4)?.into(),
                 tool: row.get::<_, String>(5)?.into(),

@@ -37,9 +37,9 @@ pub struct AuditRecord {
     pub run: Option<String>,
     /// The task that it works.
     pub task: Option<String>,
-    /// The seq of its `asked` event.
-    pub asked_seq: u64,
-    /// The seq of its `decided` event.
+    /// The seq of its `permission_requested` event.
+    pub requested_seq: u64,
+    /// The seq of its `permission_decided` event.
     pub decided_seq: Option<u64>,
     /// The agent's name of the request; foreign.
     pub request_key: UntrustedText,
@@ -54,7 +54,7 @@ pub struct AuditRecord {
     /// What the agent claimed beside it, JSON.
     pub claimed: UntrustedText,
     /// When it was asked.
-    pub asked_at_us: i64,
+    pub requested_at_us: i64,
     /// The policy that judged it.
     pub policy: Option<String>,
     /// That policy's digest.
@@ -118,44 +118,21 @@ pub struct RecordIdentity {
     pub decided_at_us: Option<i64>,
 }
 
-/// A column that says whose a record is: as it was written with it, or, in the form of earlier
-/// versions, as its session says.
-fn owner_column(column: &str, has_forms: bool) -> String {
-    if has_forms {
-        format!("CASE WHEN a.form IS NULL THEN s.{column} ELSE a.{column} END")
-    } else {
-        format!("s.{column}")
-    }
-}
-
-fn select_records(has_forms: bool) -> String {
-    let [pool, slot, run, task] =
-        ["pool", "slot", "run", "task"].map(|column| owner_column(column, has_forms));
-    let own = if has_forms {
-        "a.form, a.approver"
-    } else {
-        "NULL, NULL"
-    };
-    format!(
-        "SELECT a.link, a.prev_hash, a.hash, a.id, a.session, {pool}, {slot}, {run}, {task}, \
-         a.asked_seq, a.decided_seq, a.request_key, a.tool_id, a.tool, a.input, a.input_sha256, \
-         a.claimed, a.asked_at_us, a.policy, a.policy_sha256, a.facts, a.eval_us, a.decision, \
-         a.decided_by, a.rules, a.reason, a.decided_at_us, {own} \
-         FROM asks a LEFT JOIN sessions s ON s.session = a.session WHERE a.link IS NOT NULL"
-    )
-}
+const SELECT_RECORDS: &str = "SELECT link, prev_hash, hash, id, session, pool, slot, run, task, requested_seq, \
+    decided_seq, request_key, tool_id, tool, input, input_sha256, claimed, requested_at_us, policy, \
+    policy_sha256, facts, eval_us, decision, decided_by, rules, reason, decided_at_us, format, approver \
+    FROM permission_requests WHERE link IS NOT NULL";
 
 impl AuditQuery {
     /// The conditions that SQL can look at, and their values.
-    fn conditions(&self, has_forms: bool) -> (String, Vec<Value>) {
+    fn conditions(&self) -> (String, Vec<Value>) {
         let (mut sql, mut values) = (String::new(), Vec::new());
-        let pool = owner_column("pool", has_forms);
         let texts = [
-            ("a.session", &self.session),
-            (pool.as_str(), &self.pool),
-            ("a.decision", &self.decision),
-            ("a.decided_by", &self.decided_by),
-            ("a.tool", &self.tool),
+            ("session", &self.session),
+            ("pool", &self.pool),
+            ("decision", &self.decision),
+            ("decided_by", &self.decided_by),
+            ("tool", &self.tool),
         ];
         for (column, wanted) in texts {
             if let Some(wanted) = wanted {
@@ -165,7 +142,7 @@ impl AuditQuery {
         }
         if let Some(since) = self.since_us {
             values.push(Value::from(since));
-            let _ = write!(sql, " AND a.decided_at_us >= ?{}", values.len());
+            let _ = write!(sql, " AND decided_at_us >= ?{}", values.len());
         }
         (sql, values)
     }
@@ -178,8 +155,8 @@ impl AuditQuery {
 }
 
 /// A request that was one with an earlier one names that in what is on record of its facts.
-const OF_QUESTION: &str = "SELECT approver FROM questions WHERE id = coalesce(\
-    (SELECT json_extract(facts, '$.question') FROM asks WHERE id = ?1 AND json_valid(facts)), ?1)";
+const SELECT_APPROVER: &str = "SELECT approver FROM approvals WHERE id = coalesce(\
+    (SELECT json_extract(facts, '$.approval') FROM permission_requests WHERE id = ?1 AND json_valid(facts)), ?1)";
 
 impl Reader {
     /// Gives every record after a link that is wanted, in the order of the chain, until `each`
@@ -193,12 +170,10 @@ impl Reader {
         after: u64,
         each: &mut dyn FnMut(AuditRecord) -> bool,
     ) -> Result<u64, ReadError> {
-        let has_forms = audit::has_record_formats(self.conn())?;
-        let select = select_records(has_forms);
-        let (conditions, values) = query.conditions(has_forms);
+        let (conditions, values) = query.conditions();
         let link = values.len() + 1;
         let sql = format!(
-            "{select}{conditions} AND a.link > ?{link} ORDER BY a.link LIMIT {}",
+            "{SELECT_RECORDS}{conditions} AND link > ?{link} ORDER BY link LIMIT {}",
             limits::AUDIT_PAGE
         );
         let mut last = after;
@@ -226,12 +201,10 @@ impl Reader {
         query: &AuditQuery,
         most: usize,
     ) -> Result<Vec<AuditRecord>, ReadError> {
-        let has_forms = audit::has_record_formats(self.conn())?;
-        let select = select_records(has_forms);
-        let (conditions, values) = query.conditions(has_forms);
+        let (conditions, values) = query.conditions();
         let link = values.len() + 1;
         let sql = format!(
-            "{select}{conditions} AND a.link < ?{link} ORDER BY a.link DESC LIMIT {}",
+            "{SELECT_RECORDS}{conditions} AND link < ?{link} ORDER BY link DESC LIMIT {}",
             limits::AUDIT_PAGE
         );
         let (mut found, mut before) = (Vec::new(), i64::MAX.unsigned_abs());
@@ -271,12 +244,7 @@ impl Reader {
     /// # Errors
     /// [`ReadError::Backend`]
     pub fn approver(&self, id: &str) -> Result<Option<String>, ReadError> {
-        // A database of an earlier version, opened for reading, has no such table.
-        let is_there = "SELECT 1 FROM sqlite_master WHERE name = 'questions'";
-        if !self.conn().prepare_cached(is_there)?.exists([])? {
-            return Ok(None);
-        }
-        let mut statement = self.conn().prepare_cached(OF_QUESTION)?;
+        let mut statement = self.conn().prepare_cached(SELECT_APPROVER)?;
         let found = statement.query_row([id], |row| row.get(0)).optional()?;
         Ok(found.flatten())
     }
@@ -305,7 +273,9 @@ impl Reader {
     pub fn audit_record_identity(&self, link: u64) -> Result<Option<RecordIdentity>, ReadError> {
         let found = self
             .conn()
-            .prepare_cached("SELECT id, session, decided_at_us FROM asks WHERE link = ?1")?
+            .prepare_cached(
+                "SELECT id, session, decided_at_us FROM permission_requests WHERE link = ?1",
+            )?
             .query_row([i64::try_from(link).unwrap_or(i64::MAX)], |row| {
                 Ok(RecordIdentity {
                     id: row.get::<_, String>(0)?.into(),
@@ -352,7 +322,7 @@ fn record_from_row(row: &Row<'_>) -> rusqlite::Result<AuditRecord> {
         slot: row.get(6)?,
         run: row.get(7)?,
         task: row.get(8)?,
-        asked_seq: number(9)?,
+        requested_seq: number(9)?,
         decided_seq: row.get::<_, Option<i64>>(10)?.map(i64::unsigned_abs),
         request_key: row.get::<_, String>(11)?.into(),
         tool_id: maybe(12)?,
@@ -360,7 +330,7 @@ fn record_from_row(row: &Row<'_>) -> rusqlite::Result<AuditRecord> {
         input: maybe(14)?,
         input_sha256: row.get(15)?,
         claimed: row.get::<_, String>(16)?.into(),
-        asked_at_us: row.get(17)?,
+        requested_at_us: row.get(17)?,
         policy: row.get(18)?,
         policy_sha256: row.get(19)?,
         facts: maybe(20)?,

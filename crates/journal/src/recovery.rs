@@ -2,7 +2,7 @@
 //!
 //! A supervisor that was killed leaves asks without a verdict, turns without an end and sessions
 //! without a process. Their streams get the missing events, under the new epoch and with the next
-//! seq: the ask is denied because everybody is gone, the turn is lost. A session that was made for
+//! seq: the permission request is denied because everybody is gone, the turn is lost. A session that was made for
 //! one task ends with it. A slot's own session (one without a task) stays open, its stream whole:
 //! whether it is gone on with is its pool's decision. A turn of a chat that ran is lost; one that
 //! waited, or whose task never began, waits to be sent. So are tasks: those that waited or ran stay as
@@ -48,7 +48,7 @@ pub(super) fn plan_recovery(
     let mut found = RecoveryReport::default();
     let mut commits = Vec::new();
     // Before sessions are ended: the end of one is the end of its questions.
-    let is_open = "SELECT EXISTS (SELECT 1 FROM questions WHERE state IN ('pending', 'orphaned'))";
+    let is_open = "SELECT EXISTS (SELECT 1 FROM approvals WHERE state IN ('pending', 'orphaned'))";
     if conn.query_row(is_open, [], |row| row.get(0))? {
         commits.push(Commit::new(vec![Write::ApprovalsOrphaned { at_us }]));
     }
@@ -202,7 +202,7 @@ fn missing_events(
         });
     };
     let mut open = conn.prepare_cached(
-        "SELECT id FROM asks WHERE session = ?1 AND link IS NULL ORDER BY asked_seq",
+        "SELECT id FROM permission_requests WHERE session = ?1 AND link IS NULL ORDER BY requested_seq",
     )?;
     let mut asks = open.query([session.as_str()])?;
     while let Some(row) = asks.next()? {

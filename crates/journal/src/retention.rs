@@ -192,16 +192,16 @@ impl Pass {
         // What a record's hash covers stays until the chain is cut behind it.
         let inputs = conn
             .prepare_cached(
-                "UPDATE asks SET input = NULL WHERE id IN (SELECT id FROM asks \
+                "UPDATE permission_requests SET input = NULL WHERE id IN (SELECT id FROM permission_requests \
                  WHERE session = ?1 AND input IS NOT NULL LIMIT ?2)",
             )?
             .execute(params![session, rows])?;
         if inputs > 0 {
             return Ok(());
         }
-        conn.prepare_cached("DELETE FROM asks WHERE session = ?1 AND link IS NULL")?
+        conn.prepare_cached("DELETE FROM permission_requests WHERE session = ?1 AND link IS NULL")?
             .execute([&session])?;
-        conn.prepare_cached("DELETE FROM questions WHERE session = ?1")?
+        conn.prepare_cached("DELETE FROM approvals WHERE session = ?1")?
             .execute([&session])?;
         let turns = conn
             .prepare_cached(
@@ -310,8 +310,8 @@ impl Pass {
         let cut = audit::read_chain_start(conn)?;
         let next = conn
             .prepare_cached(
-                "SELECT id, link, hash FROM asks WHERE link = ?1 AND NOT EXISTS \
-                 (SELECT 1 FROM sessions WHERE sessions.session = asks.session)",
+                "SELECT id, link, hash FROM permission_requests WHERE link = ?1 AND NOT EXISTS \
+                 (SELECT 1 FROM sessions WHERE sessions.session = permission_requests.session)",
             )?
             .query_row([i64::try_from(cut.link + 1).unwrap_or(i64::MAX)], |row| {
                 Ok((
@@ -325,7 +325,7 @@ impl Pass {
             self.stage = Stage::Pages;
             return Ok(());
         };
-        conn.prepare_cached("DELETE FROM asks WHERE id = ?1")?
+        conn.prepare_cached("DELETE FROM permission_requests WHERE id = ?1")?
             .execute([id])?;
         conn.prepare_cached(
             "INSERT INTO audit_cut (one, link, hash, at_us) VALUES (1, ?1, ?2, ?3) \

@@ -84,7 +84,7 @@ impl RowWriter<'_> {
                 evaluation: judged,
             } => self
                 .execute(
-                    "UPDATE asks SET policy = ?2, policy_sha256 = ?3, facts = ?4, eval_us = ?5 \
+                    "UPDATE permission_requests SET policy = ?2, policy_sha256 = ?3, facts = ?4, eval_us = ?5 \
                      WHERE id = ?1 AND link IS NULL",
                     params![
                         ask.as_str(),
@@ -307,8 +307,8 @@ impl RowWriter<'_> {
         let input = ask.input.get();
         let stored = (input.len() <= limits::PERMISSION_INPUT_BYTES).then_some(input);
         self.execute(
-            "INSERT INTO asks (id, session, asked_seq, request_key, tool_id, tool, input, \
-             input_sha256, claimed, asked_at_us) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)",
+            "INSERT INTO permission_requests (id, session, requested_seq, request_key, tool_id, tool, input, \
+             input_sha256, claimed, requested_at_us) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)",
             params![
                 id.as_str(),
                 session.as_str(),
@@ -325,7 +325,7 @@ impl RowWriter<'_> {
         Ok(())
     }
 
-    /// Ends an ask and links its row into the chain. A request that was one with an earlier one has
+    /// Ends a permission request and links its row into the chain. A request that was one with an earlier one has
     /// that one's question, which its facts name.
     fn record_decision(
         &mut self,
@@ -334,11 +334,11 @@ impl RowWriter<'_> {
     ) -> Result<(), WriteError> {
         let rules = serde_json::to_string(&verdict.rules).unwrap_or_default();
         self.execute(
-            "UPDATE asks SET decided_seq = ?2, decision = ?3, decided_by = ?4, rules = ?5, \
-             reason = ?6, decided_at_us = ?7, form = ?8, (pool, slot, run, task) = \
-             (SELECT s.pool, s.slot, s.run, s.task FROM sessions s WHERE s.session = asks.session), \
-             approver = (SELECT q.approver FROM questions q WHERE ?4 = ?9 AND q.id = \
-             iif(json_valid(facts), coalesce(json_extract(facts, '$.question'), asks.id), asks.id)) \
+            "UPDATE permission_requests SET decided_seq = ?2, decision = ?3, decided_by = ?4, rules = ?5, \
+             reason = ?6, decided_at_us = ?7, format = ?8, (pool, slot, run, task) = \
+             (SELECT s.pool, s.slot, s.run, s.task FROM sessions s WHERE s.session = permission_requests.session), \
+             approver = (SELECT q.approver FROM approvals q WHERE ?4 = ?9 AND q.id = \
+             iif(json_valid(facts), coalesce(json_extract(facts, '$.approval'), permission_requests.id), permission_requests.id)) \
              WHERE id = ?1 AND link IS NULL",
             params![
                 verdict.request.as_str(),
@@ -348,7 +348,7 @@ impl RowWriter<'_> {
                 rules,
                 verdict.reason,
                 stamped.at_us,
-                audit::FORM,
+                audit::FORMAT,
                 DecidedBy::Human.word()
             ],
         )?
@@ -364,7 +364,7 @@ impl RowWriter<'_> {
                 audit::hash_row(link, &prev_hash, row, 0)
             })?;
         self.execute(
-            "UPDATE asks SET link = ?2, prev_hash = ?3, hash = ?4 WHERE id = ?1",
+            "UPDATE permission_requests SET link = ?2, prev_hash = ?3, hash = ?4 WHERE id = ?1",
             params![verdict.request.as_str(), to_i64(link), prev_hash, hash],
         )?;
         self.staged.head = Some(ChainHead { link, hash });

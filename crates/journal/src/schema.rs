@@ -1,12 +1,10 @@
 //! Opening the database: its directory and file, its schema and version, the new epoch.
 //!
-//! Owns the pragmas and migrations. A file's version is SQLite's `user_version`; its
-//! `application_id` tells our files from everybody else's.
+//! Owns the pragmas and the check of the version. A file's version is SQLite's `user_version`; its
+//! `application_id` tells our files from everybody else's. A file of another version is refused.
 //!
-//! A new table or column is a new part at the end of `schema.sql`: `ALTER TABLE` for a column, never a change
-//! of an old `CREATE TABLE`. It needs a new `VERSION` and the place where the part begins. Then change `commit.rs`,
-//! `rows.rs`, `reader.rs` and every SELECT of that row, because columns go by position. A test opens a file of
-//! each earlier version.
+//! A change of `schema.sql` needs a new `VERSION`. Then change `commit.rs`, `rows.rs`, `reader.rs` and every
+//! SELECT of that row, because columns go by position.
 
 use std::fs;
 use std::io;
@@ -20,34 +18,12 @@ use super::error::OpenError;
 use marshal_model::limits;
 
 /// The schema that this program writes.
-pub const VERSION: i64 = 8;
+pub const VERSION: i64 = 9;
 
 /// `mrsh` in ASCII.
 const APPLICATION_ID: i64 = 0x6d72_7368;
 
 const SCHEMA: &str = include_str!("schema.sql");
-
-/// Where the part of [`SCHEMA`] begins that version 1 had not: a database of version 1 gets it
-/// as it is.
-const SINCE_2: &str = "-- What retention needs";
-
-/// The same for version 2.
-const SINCE_3: &str = "-- What version 3 added";
-
-/// The same for version 3.
-const SINCE_4: &str = "-- What version 4 added";
-
-/// The same for version 4.
-const SINCE_5: &str = "-- What version 5 added";
-
-/// The same for version 5.
-const SINCE_6: &str = "-- What version 6 added";
-
-/// The same for version 6.
-const SINCE_7: &str = "-- What version 7 added";
-
-/// The same for version 7.
-const SINCE_8: &str = "-- What version 8 added";
 
 /// The database's name in the state directory.
 pub const FILE_NAME: &str = "journal.db";
@@ -154,7 +130,7 @@ pub(super) fn connect_reader(file: &Path, busy: Duration) -> rusqlite::Result<Co
     Ok(conn)
 }
 
-/// Opens, checks and migrates the database and gives it a new epoch.
+/// Opens and checks the database, makes its tables in an empty file, and gives it a new epoch.
 pub(super) fn open(file: &Path, at_us: i64) -> Result<(Connection, u64), OpenError> {
     let named = |source: rusqlite::Error| describe_open_error(file, source);
     let mut conn = open_writable(file, limits::JOURNAL_OPEN_TIMEOUT).map_err(named)?;
@@ -171,18 +147,8 @@ pub(super) fn open(file: &Path, at_us: i64) -> Result<(Connection, u64), OpenErr
     let found: i64 = tx
         .pragma_query_value(None, "user_version", |row| row.get(0))
         .map_err(named)?;
-    if found < VERSION {
-        let from = match found {
-            0 => 0,
-            1 => SCHEMA.find(SINCE_2).unwrap_or(0),
-            2 => SCHEMA.find(SINCE_3).unwrap_or(0),
-            3 => SCHEMA.find(SINCE_4).unwrap_or(0),
-            4 => SCHEMA.find(SINCE_5).unwrap_or(0),
-            5 => SCHEMA.find(SINCE_6).unwrap_or(0),
-            6 => SCHEMA.find(SINCE_7).unwrap_or(0),
-            _ => SCHEMA.find(SINCE_8).unwrap_or(0),
-        };
-        tx.execute_batch(&SCHEMA[from..]).map_err(named)?;
+    if found == 0 {
+        tx.execute_batch(SCHEMA).map_err(named)?;
         tx.pragma_update(None, "application_id", APPLICATION_ID)
             .map_err(named)?;
         tx.pragma_update(None, "user_version", VERSION)
@@ -228,7 +194,7 @@ fn check_pages(conn: &Connection, file: &Path) -> Result<(), OpenError> {
     Ok(())
 }
 
-/// Refuses a newer schema and another program's file.
+/// Refuses a schema of another version and another program's file.
 pub(super) fn check_version(conn: &Connection, file: &Path) -> Result<(), OpenError> {
     let named = |source: rusqlite::Error| describe_open_error(file, source);
     let pragma = |name: &str| conn.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
@@ -241,6 +207,13 @@ pub(super) fn check_version(conn: &Connection, file: &Path) -> Result<(), OpenEr
     if !fresh && application != APPLICATION_ID {
         return Err(OpenError::ForeignDatabase {
             path: file.to_owned(),
+        });
+    }
+    if found != 0 && found < VERSION {
+        return Err(OpenError::Older {
+            path: file.to_owned(),
+            found,
+            known: VERSION,
         });
     }
     if found > VERSION {

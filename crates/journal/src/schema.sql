@@ -1,4 +1,4 @@
--- The journal, version 6. Open it with: sqlite3 -readonly journal.db
+-- The journal, version 9. Open it with: sqlite3 -readonly journal.db
 -- Times are microseconds since the Unix epoch: datetime(at_us / 1000000, 'unixepoch').
 
 -- One row for every start of the supervisor.
@@ -9,14 +9,15 @@ CREATE TABLE epochs (
     version       TEXT NOT NULL
 ) STRICT;
 
--- One `run`, or the life of one daemon.
+-- One `run`, or the life of one daemon. limits: its bounds as JSON; NULL if it has none.
 CREATE TABLE runs (
     run         TEXT PRIMARY KEY,
     epoch       INTEGER NOT NULL,
     command     TEXT NOT NULL,
     begun_at_us INTEGER NOT NULL,
     ended_at_us INTEGER,
-    code        INTEGER
+    code        INTEGER,
+    limits      TEXT
 ) STRICT, WITHOUT ROWID;
 
 -- What users asked for, and what became of it. state: queued, running, ended.
@@ -70,14 +71,15 @@ CREATE TABLE events (
 -- Permission requests. A decided one is an audit record: link numbers the records densely from 1
 -- in the order of the verdicts, prev_hash is the hash of the record before it, and hash is the
 -- SHA-256, in hexadecimal, of a JSON array without spaces of these columns, in this order:
--- link, prev_hash, id, session, asked_seq, decided_seq, request_key, tool_id, tool, input_sha256,
--- claimed, asked_at_us, policy, policy_sha256, facts, eval_us, decision, decided_by, rules,
--- reason, decided_at_us; and of those that version 5 added, see there. input is as it came; NULL if
--- longer than 64 KiB.
-CREATE TABLE asks (
+-- link, prev_hash, id, session, requested_seq, decided_seq, request_key, tool_id, tool, input_sha256,
+-- claimed, requested_at_us, policy, policy_sha256, facts, eval_us, decision, decided_by, rules,
+-- reason, decided_at_us, format, pool, slot, run, task, approver. format says which columns those are.
+-- pool, slot, run and task are those of the session; approver is who answered. input is as received;
+-- NULL if longer than 64 KiB.
+CREATE TABLE permission_requests (
     id            TEXT PRIMARY KEY,
     session       TEXT NOT NULL,
-    asked_seq     INTEGER NOT NULL,
+    requested_seq     INTEGER NOT NULL,
     decided_seq   INTEGER,
     request_key   TEXT NOT NULL,
     tool_id       TEXT,
@@ -85,7 +87,7 @@ CREATE TABLE asks (
     input         TEXT,
     input_sha256  TEXT NOT NULL,
     claimed       TEXT NOT NULL,
-    asked_at_us   INTEGER NOT NULL,
+    requested_at_us   INTEGER NOT NULL,
     policy        TEXT,
     policy_sha256 TEXT,
     facts         TEXT,
@@ -97,9 +99,15 @@ CREATE TABLE asks (
     decided_at_us INTEGER,
     link          INTEGER UNIQUE,
     prev_hash     TEXT,
-    hash          TEXT
+    hash          TEXT,
+    format        INTEGER,
+    pool          TEXT,
+    slot          INTEGER,
+    run           TEXT,
+    task          TEXT,
+    approver      TEXT
 ) STRICT, WITHOUT ROWID;
-CREATE INDEX asks_by_session ON asks (session, asked_seq);
+CREATE INDEX permission_requests_by_session ON permission_requests (session, requested_seq);
 
 -- Ends that nobody asked for: what a slot's restart budget is spent on.
 CREATE TABLE slot_failures (
@@ -111,7 +119,7 @@ CREATE TABLE slot_failures (
 ) STRICT;
 CREATE INDEX slot_failures_by_slot ON slot_failures (pool, slot, at_us);
 
--- What retention needs: which sessions ended first, those of a run, and runs with open tasks.
+-- For retention: which sessions ended first, those of a run, and runs with open tasks.
 CREATE INDEX sessions_by_end ON sessions (ended_at_us, session) WHERE ended_at_us IS NOT NULL;
 CREATE INDEX sessions_by_run ON sessions (run, task) WHERE run IS NOT NULL;
 CREATE INDEX tasks_open ON tasks (run) WHERE state <> 'ended';
@@ -142,21 +150,13 @@ CREATE TABLE slot_parks (
     PRIMARY KEY (pool, slot)
 ) STRICT, WITHOUT ROWID;
 
--- Version 1 wrote no end for the runs of a daemon: those whose tasks have all ended are over.
-UPDATE runs
-   SET ended_at_us = coalesce(
-           (SELECT max(ended_at_us) FROM tasks WHERE tasks.run = runs.run), begun_at_us),
-       code = EXISTS (SELECT 1 FROM tasks WHERE tasks.run = runs.run AND outcome <> 'done')
- WHERE ended_at_us IS NULL
-   AND NOT EXISTS (SELECT 1 FROM tasks WHERE tasks.run = runs.run AND state <> 'ended');
-
--- What version 3 added: questions to people. One row for identical requests of one session; id is
--- the id of the first of them in `asks`, times is how many there were. digest is the SHA-256, in
+-- Approvals: permission requests that wait for a person. One row for identical requests of one session;
+-- id is that of the first of them in `permission_requests`, times is how many there were. digest is the SHA-256, in
 -- hexadecimal, of the tool's name, a zero byte and the input with its object keys sorted and its
--- white space gone. state: pending, orphaned, allowed, denied, expired, cancelled. answer is what a
--- person said of an orphaned one, kept for the resumed agent. deadline_us holds for both; while its
+-- white space gone. state: pending, orphaned, approved, rejected, expired, cancelled. answer is what
+-- a person decided on an orphaned one, kept for the resumed agent. deadline_us holds for both; while its
 -- agent waits, agent_until_us does too.
-CREATE TABLE questions (
+CREATE TABLE approvals (
     id             TEXT PRIMARY KEY,
     session        TEXT NOT NULL,
     pool           TEXT NOT NULL,
@@ -165,7 +165,7 @@ CREATE TABLE questions (
     why            TEXT NOT NULL,
     paths          TEXT NOT NULL,
     times          INTEGER NOT NULL,
-    asked_at_us    INTEGER NOT NULL,
+    requested_at_us    INTEGER NOT NULL,
     deadline_us    INTEGER NOT NULL,
     agent_until_us INTEGER,
     state          TEXT NOT NULL,
@@ -175,10 +175,10 @@ CREATE TABLE questions (
     remember       TEXT,
     ended_at_us    INTEGER
 ) STRICT, WITHOUT ROWID;
-CREATE INDEX questions_by_session ON questions (session);
-CREATE INDEX questions_open ON questions (asked_at_us) WHERE state IN ('pending', 'orphaned');
+CREATE INDEX approvals_by_session ON approvals (session);
+CREATE INDEX approvals_open ON approvals (requested_at_us) WHERE state IN ('pending', 'orphaned');
 
--- What version 4 added: what budgets count. period: session (name is its id), day (by UTC, as
+-- What budgets count. period: session (name is its id), day (by UTC, as
 -- 2026-11-22), pool (name is empty: for ever), run (its id). Cost is in billionths of a US dollar.
 -- counted_ is what routes counted; tokens and cost are that, or what agents said where it is more.
 CREATE TABLE spent (
@@ -194,22 +194,12 @@ CREATE TABLE spent (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX spent_by_name ON spent (period, name);
 
--- What bounds a run, as JSON; NULL: nothing does.
-ALTER TABLE runs ADD COLUMN limits TEXT;
-
--- What version 5 added: whose request it was, and who answered. form says what hash covers: NULL, of
--- records of earlier versions, the columns named above; 2: after them form, pool, slot, run, task and
--- approver. After a record with a form there is none without.
-ALTER TABLE asks ADD COLUMN form INTEGER;
-ALTER TABLE asks ADD COLUMN pool TEXT;
-ALTER TABLE asks ADD COLUMN slot INTEGER;
-ALTER TABLE asks ADD COLUMN run TEXT;
-ALTER TABLE asks ADD COLUMN task TEXT;
-ALTER TABLE asks ADD COLUMN approver TEXT;
-
--- What version 6 added: chats, which are conversations that the daemon keeps: session and run are
+-- Chats are conversations that the daemon keeps: session and run are
 -- those of the conversation, whose tasks carry the turns. Times of chats and turns are milliseconds
--- since the Unix epoch. files is a JSON array of paths; mode: chat. ended_ms: it was closed.
+-- since the Unix epoch. files is a JSON array of paths; mode: chat. ended_ms: it was closed. parent is the
+-- chat whose work a member does; phase (planning, approval, working, ended) is NULL of a chat that does not
+-- go on by itself. settings and progress are JSON. forwarded: the last event of a member that its parent's
+-- stream has sent. closing: the chat is to be closed for good, if need be by the next start.
 CREATE TABLE chats (
     session    TEXT PRIMARY KEY,
     run        TEXT NOT NULL UNIQUE,
@@ -221,13 +211,23 @@ CREATE TABLE chats (
     pool       TEXT NOT NULL,
     mode       TEXT NOT NULL,
     created_ms INTEGER NOT NULL,
-    ended_ms   INTEGER
+    ended_ms   INTEGER,
+    parent     TEXT,
+    phase      TEXT,
+    settings   TEXT,
+    progress   TEXT,
+    forwarded  INTEGER,
+    closing    INTEGER NOT NULL DEFAULT 0
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX chats_by_workspace ON chats (workspace, session);
+CREATE INDEX chats_by_parent ON chats (parent, session) WHERE parent IS NOT NULL;
+CREATE INDEX chats_going_on ON chats (session) WHERE phase IS NOT NULL AND phase <> 'ended';
+CREATE INDEX chats_closing ON chats (session) WHERE closing = 1 AND ended_ms IS NULL;
 
 -- The messages of chats, accepted before their senders were told so. chat is the session; seq is
 -- dense from 1 in each chat. state: waiting, running (task, of the chat's run, carries it), ended.
--- outcome: how its turn ended, from the turn's end on. key is its client's, to send it twice.
+-- outcome: how its turn ended, from the turn's end on. key is its client's, to send it twice. stopped: a
+-- person stopped the turn while it ran, so that it is cancelled whoever ends it.
 CREATE TABLE turns (
     turn        TEXT PRIMARY KEY,
     chat        TEXT NOT NULL,
@@ -240,6 +240,7 @@ CREATE TABLE turns (
     begun_ms    INTEGER,
     ended_ms    INTEGER,
     key         TEXT,
+    stopped     INTEGER NOT NULL DEFAULT 0,
     UNIQUE (chat, seq)
 ) STRICT;
 CREATE UNIQUE INDEX turns_by_key ON turns (chat, key) WHERE key IS NOT NULL;
@@ -247,21 +248,11 @@ CREATE UNIQUE INDEX turns_running ON turns (chat) WHERE state = 'running';
 CREATE INDEX turns_waiting ON turns (chat, seq) WHERE state = 'waiting';
 CREATE INDEX turns_by_task ON turns (chat, task) WHERE task IS NOT NULL;
 
--- What version 7 added: chats that go on by themselves. parent is the chat whose work a member does;
--- phase (planning, approval, working, over) is NULL of a chat that has none. settings and progress are
--- JSON. forwarded: the last event of a member that its parent's stream has told.
-ALTER TABLE chats ADD COLUMN parent TEXT;
-ALTER TABLE chats ADD COLUMN phase TEXT;
-ALTER TABLE chats ADD COLUMN settings TEXT;
-ALTER TABLE chats ADD COLUMN progress TEXT;
-ALTER TABLE chats ADD COLUMN forwarded INTEGER;
-CREATE INDEX chats_by_parent ON chats (parent, session) WHERE parent IS NOT NULL;
-CREATE INDEX chats_going_on ON chats (session) WHERE phase IS NOT NULL AND phase <> 'over';
-
 -- The items of a chat's plan. item is the digest of its text and which one of those with that text it
 -- is; ordinal its place, from 1. state: open, claimed (claimed_by, in turn), done, blocked, gone.
 -- claimed_by and turn stay when it is none any more: who had it last. tries: turns that failed;
--- losses: those that went with the supervisor.
+-- losses: those that went with the supervisor. gone_as: how an item that is gone stood before, where an
+-- agent took it away; NULL where a person did, or nobody knows.
 CREATE TABLE plan_items (
     chat       TEXT NOT NULL,
     item       TEXT NOT NULL,
@@ -274,6 +265,7 @@ CREATE TABLE plan_items (
     tries      INTEGER NOT NULL,
     losses     INTEGER NOT NULL,
     at_ms      INTEGER NOT NULL,
+    gone_as    TEXT,
     PRIMARY KEY (chat, item)
 ) STRICT, WITHOUT ROWID;
 CREATE UNIQUE INDEX plan_items_claimed ON plan_items (claimed_by) WHERE state = 'claimed';
@@ -294,12 +286,3 @@ CREATE TABLE plan_reviews (
 
 -- In the order in which tasks are listed.
 CREATE INDEX tasks_listed ON tasks (queued_at_us, run, id);
-
--- What version 8 added. gone_as: how an item that is gone stood before, where an agent took it away;
--- NULL where a person did, or nobody knows. stopped: a person stopped the turn while it ran, so that
--- it is cancelled whoever ends it. closing: a chat is to be closed for good, by the next start if need
--- be.
-ALTER TABLE plan_items ADD COLUMN gone_as TEXT;
-ALTER TABLE turns ADD COLUMN stopped INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE chats ADD COLUMN closing INTEGER NOT NULL DEFAULT 0;
-CREATE INDEX chats_closing ON chats (session) WHERE closing = 1 AND ended_ms IS NULL;

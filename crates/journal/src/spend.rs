@@ -241,11 +241,6 @@ impl Reader {
     /// [`ReadError::Backend`]
     pub fn spend_since(&self, at_us: i64) -> Result<BTreeMap<String, StoredSpend>, ReadError> {
         let mut pools: BTreeMap<String, StoredSpend> = BTreeMap::new();
-        // A database of an earlier version, opened for reading, has no such table.
-        let is_there = "SELECT 1 FROM sqlite_master WHERE name = 'spent'";
-        if !self.conn().prepare_cached(is_there)?.exists([])? {
-            return Ok(pools);
-        }
         let sql =
             format!("SELECT pool, {COLUMNS} FROM spent WHERE period = 'session' AND at_us >= ?1");
         let mut statement = self.conn().prepare_cached(&sql)?;

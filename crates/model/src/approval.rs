@@ -10,9 +10,9 @@ string_enum!(
         /// The agent is gone and its session can be resumed: an answer is kept for it.
         Orphaned = "orphaned",
         /// A person allowed it.
-        Allowed = "allowed",
+        Approved = "approved",
         /// A person, or a rule that no person overrules, denied it.
-        Denied = "denied",
+        Rejected = "rejected",
         /// Nobody answered in time.
         Expired = "expired",
         /// The agent, its turn or its session ended first.

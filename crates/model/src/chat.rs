@@ -26,7 +26,7 @@ string_enum!(
         /// It is worked.
         Working = "working",
         /// It is over.
-        Over = "over",
+        Ended = "ended",
     }
 );
 

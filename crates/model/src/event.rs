@@ -39,11 +39,11 @@ string_enum!(
         /// [`Event::ToolResult`]
         ToolResult = "tool_result",
         /// [`Event::PermissionRequested`]
-        PermissionRequested = "asked",
+        PermissionRequested = "permission_requested",
         /// [`Event::PermissionDecided`]
-        PermissionDecided = "decided",
+        PermissionDecided = "permission_decided",
         /// [`Event::UnrequestedToolCall`]
-        UnrequestedToolCall = "unasked",
+        UnrequestedToolCall = "tool_call_unrequested",
         /// [`Event::Plan`]
         Plan = "plan",
         /// [`Event::Usage`]
@@ -57,7 +57,7 @@ string_enum!(
         /// [`Event::StateChanged`]
         StateChanged = "state_changed",
         /// [`Event::CommandGiven`]
-        CommandGiven = "command_given",
+        CommandSent = "command_sent",
         /// [`Event::SlashResult`]
         SlashResult = "slash_result",
         /// [`Event::AgentError`]
@@ -245,12 +245,12 @@ pub enum Event {
     },
     /// The agent asked for permission.
     PermissionRequested {
-        /// Our id of the ask.
+        /// Our id of the approval.
         id: PermissionRequestId,
         /// What it asked.
         request: PermissionRequest,
     },
-    /// An ask ended; durable before the answer is sent.
+    /// A permission request ended; durable before the answer is sent.
     PermissionDecided(Verdict),
     /// A tool call ran without a request; judged afterwards.
     UnrequestedToolCall {
@@ -309,7 +309,7 @@ pub enum Event {
         context_window: Option<u64>,
     },
     /// Somebody gives the agent one of its own commands; durable before it is sent.
-    CommandGiven {
+    CommandSent {
         /// Its name, without a slash.
         command: String,
         /// The rest of the line.
@@ -529,7 +529,7 @@ impl Event {
             Self::FileUpdated { .. } => EventKind::FileUpdated,
             Self::PlanStep { .. } => EventKind::PlanStep,
             Self::StateChanged { .. } => EventKind::StateChanged,
-            Self::CommandGiven { .. } => EventKind::CommandGiven,
+            Self::CommandSent { .. } => EventKind::CommandSent,
             Self::SlashResult { .. } => EventKind::SlashResult,
             Self::AgentError { .. } => EventKind::AgentError,
             Self::TurnEnded { .. } => EventKind::TurnEnded,

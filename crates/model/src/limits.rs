@@ -66,7 +66,7 @@ pub const CREDIT_FRAMES: usize = 4096;
 /// takes at most this many credits, so that a line longer than the credits can pass alone.
 pub const CREDIT_BYTES: usize = 2 << 20;
 
-/// Messages that wait for a child's stdin: a prompt, the answers to its open asks
+/// Messages that wait for a child's stdin: a prompt, the answers to its open permission requests
 /// ([`OPEN_PERMISSION_REQUESTS`]), a cancel and a goodbye fit.
 pub const STDIN_QUEUE: usize = 2 * OPEN_PERMISSION_REQUESTS;
 
@@ -183,7 +183,7 @@ pub const CONVERSATION_PAGE: u32 = 50;
 /// How long a conversation that nobody uses can be loaded: as long as the copy of a task is kept.
 pub const CONVERSATION_RETENTION: Duration = COPY_RETENTION;
 
-/// What is told of asks and waits for one client: beyond it an ask is denied. Each open one
+/// What is told of permission requests and waits for one client: beyond it a permission request is denied. Each open one
 /// ([`APPROVALS_PER_SESSION`]) is told twice.
 pub const CLIENT_APPROVAL_EVENTS: usize = 16 * APPROVALS_PER_SESSION;
 
@@ -223,10 +223,10 @@ pub const APPROVALS_PER_SESSION: usize = 4;
 /// Permission requests of one pool that wait for people before the next is denied.
 pub const APPROVALS_PER_POOL: usize = 20;
 
-/// How long before an agent gives up waiting an ask is over: the answer is on its way by then.
+/// How long before an agent gives up waiting a permission request is over: the answer is on its way by then.
 pub const APPROVAL_MARGIN: Duration = Duration::from_secs(5);
 
-/// Bytes of an ask's input that are stored and judged; a larger one is denied.
+/// Bytes of a permission request's input that are stored and judged; a larger one is denied.
 pub const PERMISSION_INPUT_BYTES: usize = 64 << 10;
 
 /// Bytes of a configuration file.

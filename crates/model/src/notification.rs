@@ -7,8 +7,8 @@ use super::string_enum;
 string_enum!(
     /// What happened that a person may want to know.
     NotificationKind {
-        /// An ask waits for a person.
-        Ask = "ask",
+        /// A permission request waits for a person.
+        Approval = "approval",
         /// A slot was parked: nothing starts there any more until a person looks.
         Parked = "parked",
         /// A run ended.

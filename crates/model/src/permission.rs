@@ -89,7 +89,7 @@ string_enum!(
 );
 
 string_enum!(
-    /// What becomes of an ask that nobody answers. Ordered by severity.
+    /// What becomes of a permission request that nobody answers. Ordered by severity.
     OnTimeout {
         /// It is denied.
         Deny = "deny",
@@ -188,10 +188,10 @@ fn truncate_text(word: &mut UntrustedText, most: usize) -> bool {
     is_long
 }
 
-/// The end of an ask. Durable before it is sent.
+/// The end of a permission request. Durable before it is sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Verdict {
-    /// The ask that it ends.
+    /// The permission request that it ends.
     pub request: PermissionRequestId,
     /// `Allow` or `Deny`; never `PermissionRequest`.
     pub decision: Decision,

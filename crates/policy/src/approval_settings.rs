@@ -1,4 +1,4 @@
-//! `[ask]` of a policy: what it demands of the asking, over all of its layers.
+//! `[approval]` of a policy: what it demands of the asking, over all of its layers.
 //!
 //! Each layer can only make it stricter. Must not know who people are, nor how they are reached.
 
@@ -10,10 +10,10 @@ use super::load::invalid_value;
 use marshal_model::limits::APPROVALS_PER_POOL;
 use marshal_model::{OnTimeout, RememberScope};
 
-/// What a policy says of asks; `None` where it says nothing.
+/// What a policy says of approvals; `None` where it says nothing.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ApprovalSettings {
-    /// How long an ask waits at most.
+    /// How long an approval waits at most.
     pub timeout: Option<Duration>,
     /// What follows when nobody answers.
     pub on_timeout: Option<OnTimeout>,
@@ -29,17 +29,17 @@ pub struct ApprovalSettings {
 pub(super) fn merge_layers(layers: &[Layer]) -> Result<ApprovalSettings, LoadError> {
     let mut all = ApprovalSettings::default();
     for layer in layers {
-        let (name, own) = (&layer.name, &layer.document.ask);
+        let (name, own) = (&layer.name, &layer.document.approval);
         if let Some(seconds) = own.timeout_s {
             if seconds == 0 {
                 let expected = "a number of seconds from 1";
-                return Err(invalid_value(name, "ask.timeout_s", "0", expected));
+                return Err(invalid_value(name, "approval.timeout_s", "0", expected));
             }
             least(&mut all.timeout, Duration::from_secs(seconds));
         }
         if let Some(word) = &own.on_timeout {
             let read = OnTimeout::from_word(word).ok_or_else(|| {
-                invalid_value(name, "ask.on_timeout", word, "`deny` or `deny_turn`")
+                invalid_value(name, "approval.on_timeout", word, "`deny` or `deny_turn`")
             })?;
             all.on_timeout = all.on_timeout.max(Some(read));
         }
@@ -47,13 +47,23 @@ pub(super) fn merge_layers(layers: &[Layer]) -> Result<ApprovalSettings, LoadErr
             if !(1..=APPROVALS_PER_POOL).contains(&most) {
                 let expected = format!("a number from 1 to {APPROVALS_PER_POOL}");
                 let most = most.to_string();
-                return Err(invalid_value(name, "ask.max_pending", &most, &expected));
+                return Err(invalid_value(
+                    name,
+                    "approval.max_pending",
+                    &most,
+                    &expected,
+                ));
             }
             least(&mut all.max_pending, most);
         }
         if let Some(word) = &own.remember {
             let read = RememberScope::from_word(word).ok_or_else(|| {
-                invalid_value(name, "ask.remember", word, "`never`, `turn` or `session`")
+                invalid_value(
+                    name,
+                    "approval.remember",
+                    word,
+                    "`never`, `turn` or `session`",
+                )
             })?;
             least(&mut all.remember, read);
         }
@@ -64,7 +74,7 @@ pub(super) fn merge_layers(layers: &[Layer]) -> Result<ApprovalSettings, LoadErr
                 } else {
                     "`owner` or the name of a token, of small letters, digits and `-`"
                 };
-                return Err(invalid_value(name, "ask.approvers", bad, expected));
+                return Err(invalid_value(name, "approval.approvers", bad, expected));
             }
             all.approvers = Some(match all.approvers.take() {
                 None => approvers.clone(),

@@ -47,7 +47,7 @@ pub struct DelegateRequest<'a> {
     pub run: &'a str,
     /// The task.
     pub task: &'a str,
-    /// Our id of the ask.
+    /// Our id of the approval.
     pub ask: &'a str,
     /// The tool's name, as the agent calls it; of what an agent has its client do, the method.
     pub tool: &'a str,

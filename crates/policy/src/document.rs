@@ -32,7 +32,7 @@ pub(super) struct Document {
     #[serde(default)]
     pub shell: ShellText,
     #[serde(default)]
-    pub ask: AskText,
+    pub approval: ApprovalText,
     #[serde(default)]
     pub budget: BudgetText,
     #[serde(default, rename = "rule")]
@@ -73,10 +73,10 @@ pub(super) struct RedirectText {
     pub write_protected: Option<String>,
 }
 
-/// `[ask]`.
+/// `[permission request]`.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct AskText {
+pub(super) struct ApprovalText {
     pub timeout_s: Option<u64>,
     pub on_timeout: Option<String>,
     pub max_pending: Option<usize>,

@@ -178,7 +178,7 @@ impl Policy {
         Self { name, ..self }
     }
 
-    /// How long it lets an ask wait, if it says so.
+    /// How long it lets a permission request wait, if it says so.
     pub fn approval_timeout(&self) -> Option<Duration> {
         self.approval.timeout
     }

@@ -91,7 +91,7 @@ string_enum!(
         TooLong = "too_long",
         /// A message that may not come now.
         OutOfState = "out_of_state",
-        /// A message about a call or an ask that does not exist.
+        /// A message about a call or a permission request that does not exist.
         UnknownId = "unknown_id",
         /// A version that we do not speak.
         Version = "version",
@@ -403,7 +403,7 @@ string_enum!(
         Session = "session",
         /// A channel.
         Channel = "channel",
-        /// The open asks.
+        /// The open approvals.
         Approvals = "approvals",
     }
 );
@@ -505,7 +505,7 @@ pub fn event_kinds() -> Vec<&'static str> {
     EventKind::METRIC_LABELS.to_vec()
 }
 
-/// The verdicts that an ask can end with.
+/// The verdicts that a permission request can end with.
 #[must_use]
 pub fn final_decisions() -> Vec<&'static str> {
     vec![Decision::Allow.word(), Decision::Deny.word()]

@@ -297,9 +297,9 @@ catalogue!(
         "Permission requests by decision and by who decided.";
     PERMISSION_SECONDS = Recorder Histogram(MILLISECOND_BUCKETS), "marshal_permission_decision_seconds", [POOL, closed_label("decided_by", labels::deciders)],
         "Time from the permission request line being read until the answer is written.";
-    PERMISSION_PENDING = Recorder Gauge, "marshal_permission_pending", [POOL],
+    PERMISSION_PENDING = Recorder Gauge, "marshal_approvals_pending", [POOL],
         "Permission requests waiting for an answer.";
-    PERMISSION_OLDEST = Recorder Gauge, "marshal_permission_oldest_pending_seconds", [POOL],
+    PERMISSION_OLDEST = Recorder Gauge, "marshal_approvals_oldest_pending_seconds", [POOL],
         "Age of the oldest permission request waiting.";
     POLICY_SECONDS = Recorder Histogram(MICROSECOND_BUCKETS), "marshal_policy_evaluation_seconds", [],
         "Time of one policy evaluation.";

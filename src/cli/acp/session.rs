@@ -277,9 +277,13 @@ impl EditorSession<'_> {
                 self.prompts.insert(self.next, id);
                 ClientMessage::Prompt { n: self.next, text }
             }
-            SessionCommand::Answer { ask, answer: said } => {
-                ClientMessage::Answer { ask, answer: said }
-            }
+            SessionCommand::Answer {
+                approval,
+                answer: said,
+            } => ClientMessage::Answer {
+                approval,
+                answer: said,
+            },
             SessionCommand::Set { id, .. }
                 if self.pending_settings.len() >= MAX_PENDING_SETTINGS =>
             {
@@ -329,8 +333,12 @@ impl EditorSession<'_> {
                     Err(error) => self.context.fail(&id, &error).await,
                 }
             }
-            ServerMessage::PermissionRequested(ask) => self.request_permission(&ask).await,
-            ServerMessage::PermissionResolved { ask } => self.context.sessions.forget_request(&ask),
+            ServerMessage::PermissionRequested(approval) => {
+                self.request_permission(&approval).await
+            }
+            ServerMessage::PermissionResolved { approval } => {
+                self.context.sessions.forget_request(&approval)
+            }
             ServerMessage::SettingResult { n, refused } => {
                 let Some((id, is_option)) = self.pending_settings.remove(&n) else {
                     return;
@@ -351,12 +359,12 @@ impl EditorSession<'_> {
         }
     }
 
-    async fn request_permission(&mut self, ask: &PermissionRequestView) {
-        let Ok(id) = PermissionRequestId::new(&ask.ask) else {
+    async fn request_permission(&mut self, approval: &PermissionRequestView) {
+        let Ok(id) = PermissionRequestId::new(&approval.approval) else {
             return;
         };
         let id = self.context.sessions.register_request(&self.session, id);
-        let params = permission::request_params(&self.session, ask);
+        let params = permission::request_params(&self.session, approval);
         let line = outgoing::request(id, permission::METHOD, &params);
         self.context.output.send(line).await;
     }

@@ -24,10 +24,10 @@ pub(super) enum SessionCommand {
         /// The text.
         text: UntrustedText,
     },
-    /// A person's answer to an ask.
+    /// A person's answer to an approval.
     Answer {
         /// Which ask.
-        ask: PermissionRequestId,
+        approval: PermissionRequestId,
         /// What was said.
         answer: ApproverReply,
     },
@@ -99,7 +99,7 @@ pub(super) struct Sessions {
 #[derive(Debug, Default)]
 struct Inner {
     open: HashMap<String, SessionHandle>,
-    /// Requests of ours that wait for the editor's answer: bounded by the open asks.
+    /// Requests of ours that wait for the editor's answer: bounded by the open approvals.
     pending_requests: HashMap<u64, (String, PermissionRequestId)>,
     last_id: u64,
 }
@@ -162,32 +162,35 @@ impl Sessions {
     }
 
     /// The id of a question to the editor.
-    pub(super) fn register_request(&self, session: &str, ask: PermissionRequestId) -> u64 {
+    pub(super) fn register_request(&self, session: &str, approval: PermissionRequestId) -> u64 {
         let mut inner = self.lock();
         inner.last_id += 1;
         let id = inner.last_id;
-        inner.pending_requests.insert(id, (session.to_owned(), ask));
+        inner
+            .pending_requests
+            .insert(id, (session.to_owned(), approval));
         id
     }
 
-    /// An ask is decided: an answer to it is none any more.
-    pub(super) fn forget_request(&self, ask: &PermissionRequestId) {
+    /// An approval is decided: an answer to it is none any more.
+    pub(super) fn forget_request(&self, approval: &PermissionRequestId) {
         self.lock()
             .pending_requests
-            .retain(|_, (_, open)| open != ask);
+            .retain(|_, (_, open)| open != approval);
     }
 
     /// The editor answered a question.
     pub(super) fn deliver_answer(&self, id: Option<u64>, said: ApproverReply) {
         let mut inner = self.lock();
-        let Some((session, ask)) = id.and_then(|id| inner.pending_requests.remove(&id)) else {
+        let Some((session, approval)) = id.and_then(|id| inner.pending_requests.remove(&id)) else {
             return;
         };
         if let Some(session) = inner.open.get(&session) {
-            // With no room left the ask is denied at its deadline.
-            let _ = session
-                .to
-                .try_send(SessionCommand::Answer { ask, answer: said });
+            // With no room left the approval is denied at its deadline.
+            let _ = session.to.try_send(SessionCommand::Answer {
+                approval,
+                answer: said,
+            });
         }
     }
 }

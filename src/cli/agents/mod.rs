@@ -166,7 +166,7 @@ impl AgentStatus {
             "missing": self.found.as_ref().and_then(|found| found.as_ref().err()).map(ToString::to_string),
             "install": preset.find.as_ref().map(|find| &find.install),
             "dialect": preset.pool_text_or_default("dialect"),
-            "asks": preset.pool_text_or_default("asks"),
+            "permission_requests": preset.pool_text_or_default("permission_requests"),
             "evidence": preset.evidence,
             "waits": preset.agent_waits(),
             "proc": preset.proc,
@@ -188,7 +188,7 @@ pub(super) fn statuses_json(directory: &Path) -> Vec<serde_json::Value> {
 }
 
 async fn list(around: &SearchPaths, json: bool, streams: &mut Streams) -> Exit {
-    let mut rows = vec![["agent", "state", "version", "tested", "asks", ""].map(str::to_owned)];
+    let mut rows = vec![["agent", "state", "version", "tested", "requests", ""].map(str::to_owned)];
     for preset in agent_names().into_iter().filter_map(agent_preset) {
         let standing = AgentStatus::probe(preset, around).await;
         if json {
@@ -203,7 +203,7 @@ async fn list(around: &SearchPaths, json: bool, streams: &mut Streams) -> Exit {
                 .as_deref()
                 .map_or("-".to_owned(), |text| escape_for_display(text, 20)),
             standing.tested().to_owned(),
-            preset.pool_text_or_default("asks"),
+            preset.pool_text_or_default("permission_requests"),
             escape_for_display(&standing.remark(), 200),
         ]);
     }
@@ -260,10 +260,10 @@ async fn show_agent(name: &str, around: &SearchPaths, json: bool, streams: &mut 
     }
     tell("speaks", &preset.pool_text_or_default("dialect"));
     tell(
-        "asks",
+        "permission_requests",
         &format!(
             "{}: {}",
-            preset.pool_text_or_default("asks"),
+            preset.pool_text_or_default("permission_requests"),
             preset.evidence
         ),
     );

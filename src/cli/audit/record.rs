@@ -28,7 +28,8 @@ impl TurnIndex {
     pub(super) fn turn_of(&mut self, reader: &Reader, record: &AuditRecord) -> Option<usize> {
         let known = self.0.get(&record.session);
         // A session that goes on has more turns than it had.
-        let is_old = known.is_none_or(|turns| turns.last().is_none_or(|l| *l < record.asked_seq));
+        let is_old =
+            known.is_none_or(|turns| turns.last().is_none_or(|l| *l < record.requested_seq));
         if is_old {
             if self.0.len() >= SESSIONS {
                 self.0.clear();
@@ -37,7 +38,7 @@ impl TurnIndex {
             self.0.insert(record.session.clone(), turns);
         }
         let turns = self.0.get(&record.session)?;
-        let before = turns.partition_point(|seq| *seq < record.asked_seq);
+        let before = turns.partition_point(|seq| *seq < record.requested_seq);
         (before > 0).then_some(before)
     }
 }
@@ -88,7 +89,7 @@ pub(in crate::cli) struct ExportedRecord {
     pub(in crate::cli) reason: String,
     pub(in crate::cli) policy: PolicyName,
     pub(in crate::cli) eval_us: Option<u64>,
-    pub(in crate::cli) asked_at_us: i64,
+    pub(in crate::cli) requested_at_us: i64,
     pub(in crate::cli) decided_at_us: i64,
     pub(in crate::cli) waited_ms: i64,
 }
@@ -150,7 +151,7 @@ impl ExportedRecord {
             placed.at
         });
         let RequestOrigin { agent, protocol } = place.unwrap_or_default();
-        let waited = record.decided_at_us.saturating_sub(record.asked_at_us);
+        let waited = record.decided_at_us.saturating_sub(record.requested_at_us);
         Self {
             seq: record.link,
             ts: time(record.decided_at_us),
@@ -184,7 +185,7 @@ impl ExportedRecord {
                 sha256: record.policy_sha256.clone(),
             },
             eval_us: record.eval_us,
-            asked_at_us: record.asked_at_us,
+            requested_at_us: record.requested_at_us,
             decided_at_us: record.decided_at_us,
             waited_ms: waited / 1000,
         }

@@ -58,7 +58,7 @@ pub(super) struct Lines {
 impl Lines {
     /// Begins to read where there is an editor if `edits`, with its history below `state`.
     pub(super) fn open(state: &Path, edits: bool) -> Self {
-        let (ask, wishes) = mpsc::channel(1);
+        let (approval, wishes) = mpsc::channel(1);
         let (tell, came) = mpsc::channel(1);
         let is_terminal = edits && io::stdin().is_terminal() && io::stdout().is_terminal();
         let before = is_terminal.then(|| rustix::termios::tcgetattr(io::stdin()).ok());
@@ -73,7 +73,7 @@ impl Lines {
             }
         });
         Self {
-            requests: ask,
+            requests: approval,
             lines: came,
             is_awaited: false,
             is_stale: false,

@@ -79,7 +79,7 @@ struct ChatSession<'a> {
 }
 
 struct PendingApproval {
-    ask: PermissionRequestId,
+    approval: PermissionRequestId,
     digest: Option<String>,
 }
 
@@ -256,7 +256,7 @@ impl ChatSession<'_> {
                     }
                     Line::End | Line::Failed(_) => {
                         self.approvals.clear();
-                        self.print_note("nobody is left to answer here: see marshal asks");
+                        self.print_note("nobody is left to answer here: see marshal approvals");
                     }
                 },
                 signal = self.signals.next() => match signal {
@@ -347,14 +347,16 @@ impl ChatSession<'_> {
     /// Takes a question note, if an event is one.
     async fn note(&mut self, data: &str) {
         let event: Value = serde_json::from_str(data).unwrap_or_default();
-        if text(&event, "type") != "ask" || self.approvals.len() >= QUESTIONS {
+        if text(&event, "type") != "approval" || self.approvals.len() >= QUESTIONS {
             return;
         }
-        let Ok(ask) = PermissionRequestId::new(text(&event["data"], "id")) else {
+        let Ok(approval) = PermissionRequestId::new(text(&event["data"], "id")) else {
             return;
         };
-        self.approvals
-            .push_back(PendingApproval { ask, digest: None });
+        self.approvals.push_back(PendingApproval {
+            approval,
+            digest: None,
+        });
         if self.approvals.len() == 1 {
             self.show_next_approval().await;
         }
@@ -363,7 +365,7 @@ impl ChatSession<'_> {
     /// Shows the first question that still waits, and asks for an answer.
     async fn show_next_approval(&mut self) {
         while let Some(question) = self.approvals.front_mut() {
-            match approvals::fetch_pending(self.state, &question.ask).await {
+            match approvals::fetch_pending(self.state, &question.approval).await {
                 Ok(Some((lines, digest))) => {
                     question.digest = Some(digest);
                     if !self.json {
@@ -376,7 +378,7 @@ impl ChatSession<'_> {
                         return;
                     }
                     // Lines that were written before it cannot be meant for it.
-                    let text = format!("left: marshal asks show {}", question.ask);
+                    let text = format!("left: marshal approvals show {}", question.approval);
                     self.print_note(&text);
                 }
                 // It is over already.
@@ -401,7 +403,7 @@ impl ChatSession<'_> {
             "y" | "yes" => Decision::Allow,
             "n" | "no" => Decision::Deny,
             "s" => {
-                let text = format!("left: marshal asks show {}", question.ask);
+                let text = format!("left: marshal approvals show {}", question.approval);
                 self.approvals.pop_front();
                 self.print_note(&text);
                 return self.show_next_approval().await;
@@ -413,7 +415,7 @@ impl ChatSession<'_> {
             }
         };
         let args = AnswerArgs {
-            ask: question.ask.clone(),
+            approval: question.approval.clone(),
             reason,
             remember: RememberScope::Never,
             digest: question.digest.clone(),

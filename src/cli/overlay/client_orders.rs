@@ -54,14 +54,14 @@ pub(in crate::cli) fn handle_order(
     if !refusals.is_empty() {
         return Err(conflict("the policy, or the workspace, refuses", &refusals));
     }
-    let asks = plan.changes.iter().filter_map(|item| {
+    let approvals = plan.changes.iter().filter_map(|item| {
         let why = item.approval_reason.as_ref()?;
         Some(format!("{}: {why}", item.path.escape_for_display(REASON)))
     });
-    let asks: Vec<String> = asks.collect();
-    if !asks.is_empty() && !yes {
+    let approvals: Vec<String> = approvals.collect();
+    if !approvals.is_empty() && !yes {
         let what = "the policy would ask a person (send \"yes\": true to be that person)";
-        return Err(conflict(what, &asks));
+        return Err(conflict(what, &approvals));
     }
     if !check {
         let program: PathBuf = "/proc/self/exe".into();

@@ -159,7 +159,7 @@ impl RecordedRequest {
             place: at,
             min_decision: floor.unwrap_or(Decision::Allow),
             pool: line.pool.clone(),
-            clock: day_time(line.asked_at_us),
+            clock: day_time(line.requested_at_us),
             files: ReplayResolver::new(looked),
         })
     }
@@ -224,7 +224,7 @@ mod tests {
             "run": null, "task": null, "session": "s", "turn": 1, "request_id": "", "tool_id": null, "tool": "x",
             "input": {}, "input_sha256": "", "claimed": null, "facts": {}, "decision": decision, "by": by,
             "approver": approver, "rules": [], "reason": "", "policy": {"name": "p", "sha256": null},
-            "eval_us": null, "asked_at_us": 0, "decided_at_us": 0, "waited_ms": 0,
+            "eval_us": null, "requested_at_us": 0, "decided_at_us": 0, "waited_ms": 0,
         });
         let line: ExportedRecord = serde_json::from_str(&line.to_string()).expect("a line");
         assert_eq!(

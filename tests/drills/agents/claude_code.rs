@@ -102,7 +102,7 @@ fn claude_code_works_is_refused_and_interrupted() {
     assert_eq!(deny["outcome"], "denied", "{all}");
     assert!(!in_copy(&deny, "denied").exists());
     // The model heard why: the call's result is the denial's reason, word for word.
-    let reasons = events(&drill, session, "decided");
+    let reasons = events(&drill, session, "permission_decided");
     let denial = reasons.iter().find(|verdict| verdict["decision"] == "deny");
     let reason = denial.expect("a denial")["reason"].as_str();
     let reason = reason.expect("a reason");
@@ -115,7 +115,7 @@ fn claude_code_works_is_refused_and_interrupted() {
     let look = result(&drill, "first", "look");
     assert_eq!(look["outcome"], "done", "{all}");
     assert_eq!(look["requests"]["allowed"], 1, "{all}");
-    let unasked = events(&drill, session, "unasked");
+    let unasked = events(&drill, session, "tool_call_unrequested");
     assert!(unasked.is_empty(), "{unasked:?}");
 
     assert_eq!(
@@ -141,7 +141,7 @@ fn claude_code_works_is_refused_and_interrupted() {
     let row = format!(
         "| {NAME} | {} | {}: {} | `touch`: asked, allowed | `mkdir denied`: asked, denied, no effect; the call's result is the reason | cancelled, killed, next prompt served in the same session | none inside |",
         told["version"].as_str().unwrap_or("?"),
-        told["asks"].as_str().unwrap_or("?"),
+        told["permission_requests"].as_str().unwrap_or("?"),
         told["evidence"].as_str().unwrap_or("?"),
     );
     table::compare(NAME, &row);
@@ -232,7 +232,7 @@ fn hooks_of_a_workspace_answer_nothing_in_the_supervisors_place() {
     assert!(!in_copy(&deny, "denied").exists(), "{all}");
     assert!(!in_copy(&deny, "hook-ran").exists(), "a hook ran: {all}");
     let session = deny["session"].as_str().expect("a session");
-    let unasked = events(&drill, session, "unasked");
+    let unasked = events(&drill, session, "tool_call_unrequested");
     assert!(unasked.is_empty(), "{unasked:?}");
 }
 

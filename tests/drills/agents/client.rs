@@ -82,12 +82,12 @@ file = "writing.toml"
 
 /// The decisions about the client's methods, in order: method, path and decision.
 fn by_client(drill: &Drill, session: &str) -> Vec<Called> {
-    let decided = events(drill, session, "decided");
-    let asked = events(drill, session, "asked").into_iter();
+    let decided = events(drill, session, "permission_decided");
+    let asked = events(drill, session, "permission_requested").into_iter();
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let of_client = asked.filter(|asked| text(&asked["tool"]).starts_with("fs/"));
     let with_verdict = of_client.map(|asked| {
-        let of = decided.iter().find(|of| of["ask"] == asked["id"]);
+        let of = decided.iter().find(|of| of["request"] == asked["id"]);
         let decision = text(&of.expect("a verdict")["decision"]);
         (
             text(&asked["tool"]),
@@ -158,7 +158,7 @@ fn gemini_that_does_not_ask_is_denied_what_it_writes_by_its_client() {
     let _alone = alone();
     // It goes into such a mode only in a folder that it trusts.
     let settings = r#"{"security":{"folderTrust":{"enabled":false}}}"#;
-    let keys = "client_fs = \"write\"\nmode = \"autoEdit\"\nmode_skips_asks = true";
+    let keys = "client_fs = \"write\"\nmode = \"autoEdit\"\nmode_skips_requests = true";
     let drill = wrote(&GEMINI, keys, &[(".gemini/settings.json", settings)]);
     let (all, called) = check(&drill);
     assert!(

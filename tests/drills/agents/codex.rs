@@ -214,7 +214,7 @@ fn changes_to_files_are_judged_whole_and_a_denial_is_explained_before_the_next_p
     }
     // Its answer has no place for a reason: the model hears it before the next prompt.
     let session = last["session"].as_str().expect("a session");
-    let asked = events(&drill, session, "asked");
+    let asked = events(&drill, session, "permission_requested");
     let tools: Vec<&Value> = asked.iter().map(|ask| &ask["tool"]).collect();
     let expect = [
         "fileChange",
@@ -224,7 +224,11 @@ fn changes_to_files_are_judged_whole_and_a_denial_is_explained_before_the_next_p
         "fileChanges",
     ];
     assert_eq!(tools, expect, "{asked:?}");
-    assert_eq!(events(&drill, session, "unasked").len(), 0, "{all}");
+    assert_eq!(
+        events(&drill, session, "tool_call_unrequested").len(),
+        0,
+        "{all}"
+    );
     let heard = ear.since(0);
     assert!(
         heard.contains("these requests of yours were denied")

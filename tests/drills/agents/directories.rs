@@ -31,7 +31,7 @@ fn keeps_its_directory(kind: &Kind, keeps: Keeps) {
     assert_eq!(there("src/next.txt"), keeps == Keeps::Always, "{all}");
     assert_eq!(there("next.txt"), keeps != Keeps::Always, "{all}");
     let session = here["session"].as_str().expect("a session");
-    for kind in ["decided", "unasked"] {
+    for kind in ["permission_decided", "tool_call_unrequested"] {
         for event in events(&drill, session, kind) {
             assert_eq!(event["decision"], "allow", "{event}\n{all}");
         }

@@ -174,12 +174,12 @@ fn in_their_order(events: &[Value]) {
         // The next call of any tool of ours is this one.
         let asked = place(events, from, tool, |kind, body| {
             let name = body["tool"].as_str().unwrap_or_default();
-            kind == "asked" && name.starts_with("marshal/")
+            kind == "permission_requested" && name.starts_with("marshal/")
         });
         let body = &events[asked]["body"];
         assert_eq!(body["tool"], tool, "{events:#?}");
         let decided = place(events, asked, decision, |kind, of| {
-            kind == "decided" && of["ask"] == body["id"]
+            kind == "permission_decided" && of["request"] == body["id"]
         });
         assert_eq!(events[decided]["body"]["decision"], decision, "{events:#?}");
         let what = done.unwrap_or("decided");
@@ -209,7 +209,7 @@ fn denied_with_reasons(taker: &Taker, drill: &Drill, session: &str) {
     }
     // Each of them came here: none ran that nobody asked for. What was denied and is shown as done
     // is not believed.
-    let unasked = events(drill, session, "unasked");
+    let unasked = events(drill, session, "tool_call_unrequested");
     assert_eq!(
         unasked.len(),
         if taker.hides { 2 } else { 0 },
@@ -221,7 +221,7 @@ fn denied_with_reasons(taker: &Taker, drill: &Drill, session: &str) {
 
 /// An agent that asks first gets its permission, as the call is judged when it comes.
 fn asked_as_known(taker: &Taker, drill: &Drill, session: &str) {
-    let decided = events(drill, session, "decided");
+    let decided = events(drill, session, "permission_decided");
     let given = decided
         .iter()
         .filter(|body| body["rules"][0] == "engine_tools.announced");

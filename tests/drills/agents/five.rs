@@ -161,7 +161,7 @@ fn first_life(kind: &Kind, drill: &Drill, model: &Model) {
     walls_stand(drill, touch["session"].as_str().expect("a session"));
     let session = touch["session"].as_str().expect("a session");
     let calls = events(drill, session, "tool_start");
-    let unasked = events(drill, session, "unasked");
+    let unasked = events(drill, session, "tool_call_unrequested");
     let judged = |event: &Value| {
         let is_it = event["id"] == calls[0]["id"];
         is_it && event["decision"] == "allow" && event["rules"][0] == "harmless"
@@ -192,9 +192,9 @@ fn first_life(kind: &Kind, drill: &Drill, model: &Model) {
 /// Every layer was on, by what the journal says of the child.
 fn walls_stand(drill: &Drill, session: &str) {
     let started = events(drill, session, "child_started");
-    let walls: Vec<&str> = started[0]["walls"]
+    let walls: Vec<&str> = started[0]["sandbox"]
         .as_array()
-        .expect("walls")
+        .expect("sandbox")
         .iter()
         .filter_map(Value::as_str)
         .collect();

@@ -8,7 +8,7 @@ use crate::drill::Drill;
 
 /// What the title of the one request of a task was.
 fn title(drill: &Drill, session: &str, number: usize) -> String {
-    let asked = events(drill, session, "asked");
+    let asked = events(drill, session, "permission_requested");
     let title = asked[number]["input"]["title"].as_str();
     title
         .unwrap_or_else(|| panic!("no title: {asked:?}"))

@@ -240,7 +240,7 @@ fn cases() -> Vec<Case> {
     ]
 }
 
-/// The words of each part that the record of an ask has.
+/// The words of each part that the record of a permission request has.
 fn parts(record: &Value) -> Vec<Vec<String>> {
     let words = |part: &Value| {
         let words = part["words"].as_array().expect("words").iter();

@@ -48,7 +48,7 @@ pub(crate) fn check(kind: &Kind) {
         "| {} | {} | {}: {} | `touch`: {touch} | `{}`: asked, denied, no effect; {refusal} | cancelled, killed, next prompt served | none inside |",
         kind.name,
         told["version"].as_str().unwrap_or("?"),
-        told["asks"].as_str().unwrap_or("?"),
+        told["permission_requests"].as_str().unwrap_or("?"),
         told["evidence"].as_str().unwrap_or("?"),
         kind.denied,
     );

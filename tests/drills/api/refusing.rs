@@ -25,7 +25,7 @@ fn without_a_token_nothing_is_seen_and_an_approvers_is_for_asks_only() {
             door.plain(&line, &[], "").assert_problem(401);
             door.plain(&line, &[&wrong], "").assert_problem(401);
             let said = door.plain(&line, &[&other], "");
-            if path.starts_with("/api/v1/asks") {
+            if path.starts_with("/api/v1/approvals") {
                 assert!(!matches!(said.status, 401 | 403), "{line}: {said:?}");
             } else {
                 said.assert_problem(403);
@@ -49,7 +49,7 @@ fn what_is_not_there_or_not_right_is_told_as_a_problem() {
         "/sessions/none/events",
         "/tasks/none",
         "/tasks/none:none",
-        "/asks/none",
+        "/approvals/none",
     ] {
         door.get(path).assert_problem(404);
     }
@@ -66,8 +66,8 @@ fn what_is_not_there_or_not_right_is_told_as_a_problem() {
         "/tasks?state=odd",
         "/tasks?cursor=x",
         "/slots?state=odd",
-        "/asks?over=1",
-        "/asks?cursor=x",
+        "/approvals?ended=1",
+        "/approvals?cursor=x",
         "/events?kind=odd",
         "/events?after=x",
     ] {
@@ -79,9 +79,9 @@ fn what_is_not_there_or_not_right_is_told_as_a_problem() {
     assert_eq!(wrong.header("allow"), Some("GET, HEAD"));
     let head = door.plain("HEAD /api/v1/fleet", &[&bearer], "");
     assert_eq!((head.status, head.text.as_str()), (200, ""));
-    door.plain("POST /api/v1/asks/a-1", &[&bearer], "{}")
+    door.plain("POST /api/v1/approvals/a-1", &[&bearer], "{}")
         .assert_problem(415);
-    door.post("/asks/a-1", &" ".repeat(70_000))
+    door.post("/approvals/a-1", &" ".repeat(70_000))
         .assert_problem(413);
     for body in [
         "",
@@ -90,9 +90,9 @@ fn what_is_not_there_or_not_right_is_told_as_a_problem() {
         "{\"decision\":\"allow\",\"x\":1}",
         "{\"decision\":\"yes\"}",
     ] {
-        door.post("/asks/a-1", body).assert_problem(400);
+        door.post("/approvals/a-1", body).assert_problem(400);
     }
-    door.post("/asks/a-1", "{\"decision\":\"allow\"}")
+    door.post("/approvals/a-1", "{\"decision\":\"allow\"}")
         .assert_problem(404);
 }
 

@@ -170,7 +170,7 @@ fn a_sessions_messages_end_with_it_and_the_fleets_with_the_supervisor() {
     let told: Vec<String> = told.into_iter().filter_map(|event| event.id).collect();
     assert_eq!(ids, told);
     assert_eq!(end.code, CloseCode::Normal, "{end:?}");
-    assert_eq!(end.reason, "over");
+    assert_eq!(end.reason, "complete");
     let place = chat(&door, "say one");
     let mut talk = open(&door, &format!("{place}/events"));
     until(&mut talk, is_done);

@@ -13,7 +13,7 @@ fn a_sessions_events_come_once_and_on_from_any_of_them() {
     let (end, events) = all.split_last().expect("events");
     assert_eq!(
         (end.name.as_str(), &end.data["why"]),
-        ("end", &"over".into())
+        ("end", &"complete".into())
     );
     assert!(
         events.iter().any(|event| event.name == "text"),

@@ -63,10 +63,10 @@ fn a_chain_is_proved_up_to_a_head_that_was_told() {
     );
     // A cut tail is a shorter chain and a whole one: only the head shows it, once its event is gone.
     let last = head(&drill);
-    tamper(&drill, "DELETE FROM asks WHERE link = 4");
+    tamper(&drill, "DELETE FROM permission_requests WHERE link = 4");
     exits(&drill.run(&["audit", "verify"]), 1, &["is not there"]);
-    let no_record = "DELETE FROM events WHERE kind = 'decided' AND NOT EXISTS (SELECT 1 FROM asks \
-                     WHERE asks.session = events.session AND asks.decided_seq = events.seq)";
+    let no_record = "DELETE FROM events WHERE kind = 'permission_decided' AND NOT EXISTS (SELECT 1 FROM permission_requests \
+                     WHERE permission_requests.session = events.session AND permission_requests.decided_seq = events.seq)";
     tamper(&drill, no_record);
     assert_eq!(drill.run(&["audit", "verify"]).code, Some(0));
     exits(
@@ -93,55 +93,67 @@ fn a_chain_is_proved_up_to_a_head_that_was_told() {
 fn the_first_broken_record_is_named() {
     let changes = [
         (
-            "UPDATE asks SET decision = 'allow' WHERE link = 3",
+            "UPDATE permission_requests SET decision = 'allow' WHERE link = 3",
             3,
             "its columns",
         ),
         (
-            "UPDATE asks SET reason = 'x' WHERE link = 1",
+            "UPDATE permission_requests SET reason = 'x' WHERE link = 1",
             1,
             "its columns",
         ),
         (
-            "UPDATE asks SET input = '{}' WHERE link = 2",
+            "UPDATE permission_requests SET input = '{}' WHERE link = 2",
             2,
             "its digest",
         ),
         (
-            "UPDATE asks SET input_sha256 = '' WHERE link = 2",
+            "UPDATE permission_requests SET input_sha256 = '' WHERE link = 2",
             2,
             "its columns",
         ),
         (
-            "UPDATE asks SET facts = '{}' WHERE link = 2",
+            "UPDATE permission_requests SET facts = '{}' WHERE link = 2",
             2,
             "its columns",
         ),
         (
-            "UPDATE asks SET hash = NULL WHERE link = 3",
+            "UPDATE permission_requests SET hash = NULL WHERE link = 3",
             3,
             "its columns",
         ),
         (
-            "UPDATE asks SET prev_hash = NULL WHERE link = 2",
+            "UPDATE permission_requests SET prev_hash = NULL WHERE link = 2",
             2,
             "prev_hash",
         ),
-        ("DELETE FROM asks WHERE link = 1", 2, "is missing"),
         (
-            "UPDATE asks SET link = NULL WHERE link = 3",
+            "DELETE FROM permission_requests WHERE link = 1",
+            2,
+            "is missing",
+        ),
+        (
+            "UPDATE permission_requests SET link = NULL WHERE link = 3",
             3,
             "taken out of it",
         ),
-        ("UPDATE asks SET link = 9 WHERE link = 2", 3, "is missing"),
-        ("UPDATE asks SET slot = 7 WHERE link = 2", 2, "its columns"),
+        (
+            "UPDATE permission_requests SET link = 9 WHERE link = 2",
+            3,
+            "is missing",
+        ),
+        (
+            "UPDATE permission_requests SET slot = 7 WHERE link = 2",
+            2,
+            "its columns",
+        ),
         (
             "UPDATE sessions SET pool = 'other'",
             1,
             "pool, slot, run or task of its session",
         ),
         (
-            "UPDATE asks SET form = 9 WHERE link = 2",
+            "UPDATE permission_requests SET form = 9 WHERE link = 2",
             2,
             "its form is 9",
         ),

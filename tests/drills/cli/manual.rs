@@ -41,7 +41,7 @@ fn bash_completes_with_what_is_printed() {
     let words = |text: String| text.lines().map(str::to_owned).collect::<Vec<_>>();
     assert_eq!(words(complete("marshal doc")), ["doctor"]);
     assert_eq!(words(complete("marshal run --resu")), ["--results"]);
-    assert_eq!(words(complete("marshal asks al")), ["allow"]);
+    assert_eq!(words(complete("marshal approvals ap")), ["approve"]);
     for shell in ["zsh", "fish", "elvish", "powershell"] {
         let (code, script, _) = marshal(&["completions", shell]);
         assert_eq!(code, Some(0), "{shell}");
@@ -71,7 +71,7 @@ fn a_page_for_each_command_or_a_clear_error() {
     for (name, part) in [
         ("marshal.1", "supervisor.toml"),
         ("marshal-run.1", "results"),
-        ("marshal-asks-allow.1", "ask"),
+        ("marshal-approvals-approve.1", "approval"),
     ] {
         let page = fs::read_to_string(pages.join(name)).expect(name);
         assert!(

@@ -114,7 +114,7 @@ fn bad_usage_is_told_and_begins_nothing() {
         &[][..],
         &["fly"],
         &["run"],
-        &["run", "--ask"],
+        &["run", "--approvals"],
         &["logs"],
         &["logs", "demo"],
         &["restart", "demo/x"],

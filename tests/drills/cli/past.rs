@@ -57,7 +57,14 @@ fn events_are_shown_in_order_and_after_a_cursor_without_a_supervisor() {
     );
     assert_eq!(seqs(&other), (1..=last).collect::<Vec<_>>());
     // Filters.
-    let decided = json(&drill.run(&["--json", "events", "--kind", "decided", "--kind", "asked"]));
+    let decided = json(&drill.run(&[
+        "--json",
+        "events",
+        "--kind",
+        "permission_decided",
+        "--kind",
+        "permission_requested",
+    ]));
     assert_eq!(decided.len(), 4, "{decided:?}");
     assert_eq!(
         json(&drill.run(&["--json", "events", "--limit", "3"])).len(),
@@ -109,7 +116,10 @@ fn show_tells_one_session_whole() {
     assert_eq!(shown["session"], session);
     assert_eq!(shown["tasks"][0]["outcome"], "done");
     assert_eq!(shown["attempts"].as_array().map(Vec::len), Some(1));
-    let asks = shown["asks"].as_array().into_iter().flatten();
+    let asks = shown["permission_requests"]
+        .as_array()
+        .into_iter()
+        .flatten();
     let decisions: Vec<_> = asks.map(|ask| ask["decision"].as_str()).collect();
     assert_eq!(decisions, [Some("allow"), Some("allow"), Some("deny")]);
     assert_eq!(shown["exit"]["class"], "stopped");

@@ -196,18 +196,18 @@ pub(crate) fn tools(bench: &Bench, _: &Speech) -> Seen {
 
 /// A table of the configuration in which the policy is to be asked, or every call is to be asked for.
 fn cannot_ask(speech: &Speech) -> &'static str {
-    for key in ["asks = \"all\"", "guard = \"policy\""] {
+    for key in ["permission_requests = \"all\"", "guard = \"policy\""] {
         let said = Bench::refused(&speech.pool("strict", 1, &[], key));
         assert!(said.contains("ask"), "{key}: {said}");
         assert!(said.contains("pool.strict"), "{key}: {said}");
     }
-    "It has no words to ask for permission: `asks = \"all\"` and `guard = \"policy\"` are refused, the walls are the guard, and calls that are told are judged afterwards."
+    "It has no words to ask for permission: `permission_requests = \"all\"` and `guard = \"policy\"` are refused, the walls are the guard, and calls that are told are judged afterwards."
 }
 
 /// That nothing was asked, though something that the policy denies was done.
 fn nothing_asked(talk: &Talk<'_>) {
-    assert_eq!(talk.events("asked").len(), 0);
-    let judged = talk.events("unasked");
+    assert_eq!(talk.events("permission_requested").len(), 0);
+    let judged = talk.events("tool_call_unrequested");
     assert_eq!(judged.len(), 1, "{judged:?}");
 }
 
@@ -217,16 +217,16 @@ pub(crate) fn allow(bench: &Bench, speech: &Speech) -> Seen {
     assert_eq!(made.ok().as_deref(), Some("allowed\n"));
     if !speech.asks {
         let why = cannot_ask(speech);
-        assert_eq!(talk.events("asked").len(), 0);
-        assert_eq!(talk.events("unasked").len(), 2);
+        assert_eq!(talk.events("permission_requested").len(), 0);
+        assert_eq!(talk.events("tool_call_unrequested").len(), 2);
         return Seen::None(why);
     }
-    let asked = talk.events("asked");
+    let asked = talk.events("permission_requested");
     assert_eq!(asked.len(), 2, "{asked:?}");
-    let verdicts = talk.events("decided");
+    let verdicts = talk.events("permission_decided");
     let of_write = verdicts
         .iter()
-        .filter(|verdict| verdict["ask"] == asked[1]["id"]);
+        .filter(|verdict| verdict["request"] == asked[1]["id"]);
     let of_write: Vec<_> = of_write.collect();
     assert_eq!(of_write.len(), 1, "{verdicts:?}");
     assert_eq!(of_write[0]["decision"], "allow", "{verdicts:?}");
@@ -240,12 +240,12 @@ pub(crate) fn deny(bench: &Bench, speech: &Speech) -> Seen {
     if !speech.asks {
         let why = cannot_ask(speech);
         nothing_asked(&talk);
-        assert_eq!(talk.events("unasked")[0]["decision"], "deny");
+        assert_eq!(talk.events("tool_call_unrequested")[0]["decision"], "deny");
         assert!(!talk.copy().join("README.md").exists(), "it ran unasked");
         return Seen::None(why);
     }
     assert!(talk.copy().join("README.md").exists(), "it did not run");
-    let verdicts = talk.events("decided");
+    let verdicts = talk.events("permission_decided");
     assert_eq!(verdicts.len(), 1, "{verdicts:?}");
     assert_eq!(verdicts[0]["decision"], "deny", "{verdicts:?}");
     let said = talk.texts();
@@ -281,17 +281,19 @@ pub(crate) fn ask(bench: &Bench, speech: &Speech) -> Seen {
         nothing_asked(&talk);
         return Seen::None(why);
     }
-    let told = talk.stream.until("the question", |told| told.name == "ask");
+    let told = talk
+        .stream
+        .until("the question", |told| told.name == "approval");
     let ask = told.last().expect("it").data["id"]
         .as_str()
         .expect("an id")
         .to_owned();
-    let page = format!("/api/v1/asks/{ask}");
+    let page = format!("/api/v1/approvals/{approval}");
     let shown = bench.daemon.get(&page);
     assert_eq!(shown.status, 200, "{shown:?}");
     assert_eq!(shown.body["state"], "pending", "{shown:?}");
     assert_eq!(shown.body["session"], *talk.session, "{shown:?}");
-    assert_eq!(talk.events("decided").len(), 0);
+    assert_eq!(talk.events("permission_decided").len(), 0);
     assert_eq!(talk.events("turn_ended").len(), 0);
     let made = talk.copy().join("made.txt");
     assert!(!made.exists(), "it waits");
@@ -301,7 +303,7 @@ pub(crate) fn ask(bench: &Bench, speech: &Speech) -> Seen {
     assert_eq!(outcome(&told), "completed", "{told:#?}");
     assert!(text(&told).contains("after"), "{told:#?}");
     assert!(made.exists(), "it ran");
-    let verdicts = talk.events("decided");
+    let verdicts = talk.events("permission_decided");
     assert_eq!(verdicts.len(), 1, "{verdicts:?}");
     assert_eq!(verdicts[0]["by"], "human", "{verdicts:?}");
     talk.close();

@@ -145,7 +145,7 @@ const fn scaiflux(dialect: &'static str, files: &'static [(&'static str, &'stati
             "--permission-mode",
             "workspace-write",
         ],
-        keys: "asks = \"all\"\nresume_args = [\"--resume\", \"{session}\"]",
+        keys: "permission_requests = \"all\"\nresume_args = [\"--resume\", \"{session}\"]",
         files,
         odd: &["--protocol", "2"],
         versions: ["version 2", "version 1"],

@@ -215,7 +215,7 @@ fn tools(bench: &Bench) -> Seen {
 }
 
 fn cannot_ask(bench: &Bench) -> Seen {
-    for key in ["asks = \"all\"\n", "guard = \"policy\"\n"] {
+    for key in ["permission_requests = \"all\"\n", "guard = \"policy\"\n"] {
         let said = Bench::refused(&pool("strict", 1, &format!("{TOOL}{key}")));
         assert!(
             said.contains("pool.strict") && said.contains("ask"),
@@ -224,10 +224,10 @@ fn cannot_ask(bench: &Bench) -> Seen {
     }
     let talk = bench.talked("work", "file delete README.md");
     assert!(!talk.copy().join("README.md").exists(), "it ran unasked");
-    assert_eq!(talk.events("asked").len(), 0);
+    assert_eq!(talk.events("permission_requested").len(), 0);
     talk.close();
     Seen::None(
-        "A tool at a terminal asks for nothing: `asks = \"all\"` and `guard = \"policy\"` are refused, and the walls are the guard.",
+        "A tool at a terminal asks for nothing: `permission_requests = \"all\"` and `guard = \"policy\"` are refused, and the walls are the guard.",
     )
 }
 

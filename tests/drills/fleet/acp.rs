@@ -136,10 +136,10 @@ fn a_mode_that_skips_questions_must_be_meant() {
     check(
         &["yolo"],
         "",
-        Err(&["skips permission requests", "mode_skips_asks"]),
+        Err(&["skips permission requests", "mode_skips_requests"]),
     );
     check(&["yolo"], "mode = \"ask\"", Ok(&["\"mode\":\"ask\""]));
-    check(&["yolo"], "mode_skips_asks = true", Ok(&["say hi"]));
+    check(&["yolo"], "mode_skips_requests = true", Ok(&["say hi"]));
 }
 
 #[test]

@@ -148,7 +148,7 @@ fn a_command_is_answered_and_on_record_with_who_gave_it() {
         (&json!(true), &json!(false))
     );
     let seen = events(&drill, &session);
-    let given = place(&seen, "command_given", "context");
+    let given = place(&seen, "command_sent", "context");
     assert_eq!(
         seen[given].1,
         json!({"command": "context", "args": "", "by": "token owner"})
@@ -163,7 +163,7 @@ fn a_command_is_answered_and_on_record_with_who_gave_it() {
         "{}",
         ran.all()
     );
-    place(&events(&drill, &session), "command_given", "a --b");
+    place(&events(&drill, &session), "command_sent", "a --b");
     let ran = drill.run(&["--json", "command", &session, "model", "other"]);
     let told: Value = serde_json::from_str(&ran.stdout).expect("JSON");
     assert_eq!(told["text"], "Model: other", "{}", ran.all());
@@ -274,7 +274,7 @@ fn while_a_turn_runs_and_where_there_are_none_a_command_is_refused() {
     // Nothing of it is in the journal.
     let seen = events(&drill, session);
     assert!(
-        seen.iter().all(|(kind, _)| kind != "command_given"),
+        seen.iter().all(|(kind, _)| kind != "command_sent"),
         "{seen:?}"
     );
     let gone = daemon.post(&format!("{task}/cancel"), &json!({}));
@@ -393,7 +393,7 @@ fn a_command_without_an_answer_is_given_up_and_a_prompt_waits_for_that() {
         eventually(LONG, "it is on record", || {
             let seen = events(&drill, &session);
             let mut seen = seen.iter();
-            seen.any(|(kind, body)| kind == "command_given" && body["command"] == "silent")
+            seen.any(|(kind, body)| kind == "command_sent" && body["command"] == "silent")
         });
         let task = give(&daemon, "demo", "waits");
         (waits.join().expect("answered"), ended(&daemon, &task))

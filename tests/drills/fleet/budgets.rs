@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::drill::{Drill, Ran, eventually, metric};
-use crate::fleet::asks;
+use crate::fleet::approvals;
 use crate::fleet::routes;
 use crate::provider::{Provider, message};
 
@@ -186,7 +186,7 @@ fn what_an_agent_said_too_much_pays_for_no_later_run() {
     let provider = Provider::start(message);
     let keys = "session = \"slot\"\n[price.\"m*\"]\ninput = 1\noutput = 1";
     let drill = routes::drill(&provider, keys);
-    let _daemon = asks::daemon(&drill);
+    let _daemon = approvals::daemon(&drill);
     let ran = drill.run(&["run", "--max-cost", "1", "boast of much"]);
     assert_eq!(ran.code, Some(0), "{}", ran.all());
     let mut args = vec!["run", "--results", "r.jsonl", "--max-cost", "0.00004"];
@@ -252,7 +252,7 @@ const WRITES: &str = "write a.txt x\nwrite b.txt y\nwrite c.txt z\nsay the end";
 
 #[test]
 fn more_than_a_turn_may_have_is_denied_and_named_on_record() {
-    for dialect in asks::DIALECTS {
+    for dialect in approvals::DIALECTS {
         let drill = scripted(dialect, "", "allows_per_turn = 2\nthen = \"deny\"");
         let ran = drill.run(&["run", "--results", "r.jsonl", WRITES]);
         let results = results(&drill, &ran);
@@ -303,7 +303,7 @@ fn a_spent_budget_ends_the_turn_or_parks_the_slot_until_somebody_restarts_it() {
     for scope in ["task", "slot"] {
         let keys = format!("session = \"{scope}\"");
         let drill = scripted("scaiflux", &keys, "allows_per_turn = 1\nthen = \"park\"");
-        let _daemon = asks::daemon(&drill);
+        let _daemon = approvals::daemon(&drill);
         let ran = drill.run(&["run", "--results", "r.jsonl", WRITES, "say hi"]);
         let ended = results(&drill, &ran);
         let mut words = outcomes(&ended);
@@ -344,15 +344,16 @@ fn denials_in_a_row_end_the_turn() {
 #[test]
 fn a_person_may_allow_more_than_the_budget() {
     let drill = scripted("acp", "", "allows_per_turn = 1\nthen = \"ask\"");
-    let _daemon = asks::daemon(&drill);
-    let mut client: Child = asks::client(&drill, &["write a.txt x\nwrite b.txt y\nsay the end"]);
-    let waiting = asks::waiting(&drill, 1);
+    let _daemon = approvals::daemon(&drill);
+    let mut client: Child =
+        approvals::client(&drill, &["write a.txt x\nwrite b.txt y\nsay the end"]);
+    let waiting = approvals::waiting(&drill, 1);
     assert_eq!(
         waiting[0]["rules"],
         serde_json::json!(["budget.allows_per_turn"]),
         "{waiting:?}"
     );
-    let said = asks::answer(&drill, "allow", &waiting[0], &[]);
+    let said = approvals::answer(&drill, "approve", &waiting[0], &[]);
     assert_eq!(said.code, Some(0), "{}", said.all());
     assert!(client.wait().expect("the client").success());
     let audit = audit(&drill);
@@ -417,7 +418,7 @@ fn most_at_once(times: &[(i64, i64)]) -> usize {
 fn no_more_of_a_runs_tasks_are_worked_at_once_than_it_says() {
     for with_daemon in [false, true] {
         let drill = scripted("scaiflux", "size = 4", "turn_tokens = 1000000");
-        let _daemon = with_daemon.then(|| asks::daemon(&drill));
+        let _daemon = with_daemon.then(|| approvals::daemon(&drill));
         let mut args = vec!["run", "--jobs", "2"];
         // Two that meet, however long a start takes, and others that would begin beside them.
         args.extend(["sleep 4s"; 2]);
@@ -451,7 +452,7 @@ fn a_cost_that_is_spent_in_the_grace_of_a_run_ends_it() {
 fn when_its_time_is_over_a_run_begins_nothing_more_and_what_runs_is_cancelled() {
     for with_daemon in [false, true] {
         let drill = scripted("scaiflux", "", "turn_tokens = 1000000");
-        let _daemon = with_daemon.then(|| asks::daemon(&drill));
+        let _daemon = with_daemon.then(|| approvals::daemon(&drill));
         // The first one ends and the second one begins before that.
         let until = jiff::Timestamp::now() + Duration::from_secs(15);
         let until = until.to_string();

@@ -173,7 +173,7 @@ fn questions_are_answered_in_place() {
     let told = talk.err.text();
     assert!(told.contains("say y, n, n REASON or s"), "{told}");
     assert!(talk.out.text().contains("over\n"), "{}", talk.out.text());
-    let ran = drill.run(&["--json", "asks", "ls", "--over"]);
+    let ran = drill.run(&["--json", "approvals", "ls", "--ended"]);
     let mut said: Vec<(String, String)> = ran
         .stdout
         .lines()
@@ -195,15 +195,15 @@ fn lines_that_were_written_before_a_question_answer_none() {
     let _daemon = Daemon::start(&drill);
     let mut talk = Piped::start(&drill, &["chat"]);
     talk.say("run touch asked\ny say it is allowed\nsay over\n");
-    talk.err.until("left: marshal asks show ");
-    let ran = drill.run(&["--json", "asks", "ls"]);
+    talk.err.until("left: marshal approvals show ");
+    let ran = drill.run(&["--json", "approvals", "ls"]);
     let ask: Value = serde_json::from_str(ran.stdout.trim()).expect("one that waits");
-    let id = ask["ask"].as_str().expect("an id");
-    let ran = drill.run(&["asks", "deny", id, "--reason", "no"]);
+    let id = ask["approval"].as_str().expect("an id");
+    let ran = drill.run(&["approvals", "reject", id, "--reason", "no"]);
     assert_eq!(ran.code, Some(0), "{}", ran.all());
     assert_eq!(talk.end(), Some(0), "{}", talk.err.text());
     assert!(talk.out.text().contains("over\n"), "{}", talk.out.text());
-    let ran = drill.run(&["--json", "asks", "ls", "--over"]);
+    let ran = drill.run(&["--json", "approvals", "ls", "--ended"]);
     let ask: Value = serde_json::from_str(ran.stdout.trim()).expect("one that is over");
     assert_eq!(ask["state"], "denied", "{ask}");
 }

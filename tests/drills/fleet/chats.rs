@@ -296,11 +296,11 @@ fn a_stop_lets_a_tool_call_end_and_the_agent_hears_of_it_at_its_next_turn() {
         // It runs, as its request was allowed.
         eventually(LONG, "it is allowed", || {
             // In ScaiFlux what it claims to need makes it a question.
-            let asks = daemon.get("/asks").body;
-            if let Some(id) = asks[0]["ask"].as_str() {
-                daemon.post(&format!("/asks/{id}"), &json!({"decision": "allow"}));
+            let asks = daemon.get("/approvals").body;
+            if let Some(id) = asks[0]["approval"].as_str() {
+                daemon.post(&format!("/approvals/{id}"), &json!({"decision": "allow"}));
             }
-            number(&drill, "events WHERE kind = 'decided'") == 1
+            number(&drill, "events WHERE kind = 'permission_decided'") == 1
         });
         for _ in 0..2 {
             let stopped = daemon.post(&format!("{chat}/stop"), &json!({}));
@@ -399,7 +399,7 @@ fn a_question_is_told_and_answered_and_waits_for_no_timer() {
     let daemon = Daemon::start(&drill);
     let chat = daemon.create("run touch made.txt");
     let mut stream = daemon.follow(&chat, None);
-    let events = stream.until("the question", |told| told.name == "ask");
+    let events = stream.until("the question", |told| told.name == "approval");
     let ask = &events.last().expect("it").data;
     assert_eq!(ask["tool"], "execute", "{ask}");
     assert_eq!(ask["facts"]["parts"][0]["words"][0], "touch", "{ask}");
@@ -407,7 +407,7 @@ fn a_question_is_told_and_answered_and_waits_for_no_timer() {
     // Longer than it may be idle.
     thread::sleep(Duration::from_millis(2500));
     assert_eq!(daemon.get(&chat).body["state"], "running");
-    let page = format!("/asks/{}", ask["id"].as_str().expect("an id"));
+    let page = format!("/approvals/{}", ask["id"].as_str().expect("an id"));
     let said = daemon.post(&page, &json!({"decision": "allow"}));
     assert_eq!(said.status, 200, "{said:?}");
     let events = stream.any_turn();

@@ -35,7 +35,7 @@ fn a_question_from_before_a_kill_is_told_again_with_its_id_and_its_time() {
     let daemon = Daemon::start(&drill);
     let chat = daemon.create("run touch made.txt");
     let mut stream = daemon.follow(&chat, None);
-    let events = stream.until("the question", |told| told.name == "ask");
+    let events = stream.until("the question", |told| told.name == "approval");
     let first = events.last().expect("it").clone();
     killed(daemon);
     let daemon = Daemon::start(&drill);
@@ -43,12 +43,12 @@ fn a_question_from_before_a_kill_is_told_again_with_its_id_and_its_time() {
     let lost = stream.any_turn();
     assert_eq!(lost.last().expect("an end").data["outcome"], "lost");
     daemon.say(&chat, "run touch made.txt");
-    let events = stream.until("the question again", |told| told.name == "ask");
+    let events = stream.until("the question again", |told| told.name == "approval");
     let again = events.last().expect("it");
     for part in ["id", "deadline", "tool", "rule"] {
         assert_eq!(again.data[part], first.data[part], "{part}: {again:?}");
     }
-    let page = format!("/asks/{}", first.data["id"].as_str().expect("an id"));
+    let page = format!("/approvals/{}", first.data["id"].as_str().expect("an id"));
     let said = daemon.post(&page, &json!({"decision": "allow"}));
     assert_eq!(said.status, 200, "{said:?}");
     let events = stream.any_turn();
@@ -57,7 +57,7 @@ fn a_question_from_before_a_kill_is_told_again_with_its_id_and_its_time() {
     let all = daemon.follow(&chat, None).until("the end", |told| {
         told.name == "done" && told.data["turn_id"] == events.last().expect("it").data["turn_id"]
     });
-    let asks: Vec<_> = all.iter().filter(|told| told.name == "ask").collect();
+    let asks: Vec<_> = all.iter().filter(|told| told.name == "approval").collect();
     assert_eq!(asks.len(), 2, "{all:#?}");
     assert_eq!(asks[1].data["deadline"], first.data["deadline"]);
 }
@@ -234,7 +234,7 @@ fn a_chat_that_nobody_uses_is_closed_by_itself() {
 
 #[test]
 fn a_chat_with_a_command_in_the_background_gives_way_when_that_has_ended() {
-    let more = "asks = \"all\"\nclient_terminal = true";
+    let more = "permission_requests = \"all\"\nclient_terminal = true";
     let drill = drill_of("acp", 1, "", more, "10m");
     let daemon = Daemon::start(&drill);
     let create = r#"client terminal/create {"command":"sleep","args":["5"]}"#;

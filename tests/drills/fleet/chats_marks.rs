@@ -29,10 +29,10 @@ fn killed(mut daemon: Daemon) {
 
 /// A chat with a tool call that runs, which a stop lets end.
 fn with_a_call(drill: &Drill, daemon: &Daemon) -> String {
-    let before = number(drill, "events WHERE kind = 'decided'");
+    let before = number(drill, "events WHERE kind = 'permission_decided'");
     let chat = daemon.create("say before\nrun sleep 600\nsay after");
     eventually(LONG, "its call runs", || {
-        number(drill, "events WHERE kind = 'decided'") > before
+        number(drill, "events WHERE kind = 'permission_decided'") > before
     });
     chat
 }

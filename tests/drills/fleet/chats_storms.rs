@@ -190,7 +190,14 @@ fn held(drill: &Drill, daemon: &Daemon) -> Held {
         descriptors: entries("fd"),
         processes: descendants(pid).len(),
         threads: entries("task"),
-        rows: rows(&["sessions", "runs", "chats", "questions", "asks", "removals"]),
+        rows: rows(&[
+            "sessions",
+            "runs",
+            "chats",
+            "approvals",
+            "permission_requests",
+            "removals",
+        ]),
         of_turns: rows(&["events", "turns", "tasks"]),
     }
 }

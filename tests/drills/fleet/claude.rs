@@ -37,9 +37,12 @@ fn tasks_are_worked_allowed_and_denied_with_the_reason() {
     );
     assert_eq!(native::events(&drill, "tool_result").len(), 5);
     assert_eq!(native::events(&drill, "thought").len(), 1);
-    assert_eq!(native::count(&drill, "events WHERE kind = 'unasked'"), 0);
+    assert_eq!(
+        native::count(&drill, "events WHERE kind = 'tool_call_unrequested'"),
+        0
+    );
     // The agent got the reason, word for word.
-    let verdicts = native::events(&drill, "decided");
+    let verdicts = native::events(&drill, "permission_decided");
     let denial = verdicts
         .iter()
         .find(|verdict| verdict["decision"] == "deny");

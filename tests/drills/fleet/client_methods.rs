@@ -18,7 +18,7 @@ fn pool(more: &str) -> String {
 [pool.demo]
 command   = ["marshal", "script-agent", "--dialect", "acp"]
 dialect   = "acp"
-asks      = "all"
+permission_requests = "all"
 workspace = {{ path = "project", mode = "copy" }}
 stop      = {{ goodbye = "300ms", eof = "300ms", int = "300ms", term = "300ms" }}
 env       = {{ set = {{ DRILL = "MARK" }} }}
@@ -131,20 +131,23 @@ fn an_agent_reads_and_writes_by_its_client_and_all_of_it_is_on_record() {
         0o644
     );
     // Every one was asked, decided and counted; a file is told when it has changed.
-    let asked = told.of("asked");
+    let asked = told.of("permission_requested");
     assert_eq!(asked.len(), 6, "{}", told.ran.stdout);
     assert_eq!(asked[2]["tool"], "fs/write_text_file");
     assert_eq!(asked[2]["input"]["bytes"], 12);
     assert!(
-        told.of("decided")
+        told.of("permission_decided")
             .iter()
             .all(|body| body["decision"] == "allow")
     );
     assert_eq!(told.of("file_updated")[0]["path"], "/workspace/notes.txt");
-    assert!(told.place("decided") < told.place("file_updated"));
+    assert!(told.place("permission_decided") < told.place("file_updated"));
     let database = drill.database();
-    let row = "SELECT count(*) FROM asks WHERE tool LIKE 'fs/%' AND decision = 'allow'";
-    let count: i64 = database.query_row(row, [], |row| row.get(0)).expect("asks");
+    let row =
+        "SELECT count(*) FROM permission_requests WHERE tool LIKE 'fs/%' AND decision = 'allow'";
+    let count: i64 = database
+        .query_row(row, [], |row| row.get(0))
+        .expect("approvals");
     assert_eq!(count, 6);
 }
 
@@ -154,7 +157,7 @@ fn nothing_is_offered_unless_the_pool_says_so() {
     let told = tell(&Drill::new(&off), "client-read README.md\nterminal ls");
     told.has("fs/read_text_file error -32601")
         .has("terminal/create error -32601");
-    assert!(told.of("asked").is_empty());
+    assert!(told.of("permission_requested").is_empty());
     let only = pool("").replace(
         "client_fs = \"write\"\nclient_terminal = true\n",
         "client_fs = \"read\"\n",
@@ -358,7 +361,7 @@ fn a_terminal_runs_exactly_what_was_judged_and_is_told_live() {
     let ended = told.of("terminal_ended");
     assert_eq!(ended.len(), started.len());
     assert_eq!(ended[0]["status"]["code"], 3);
-    assert!(told.place("decided") < told.place("terminal_started"));
+    assert!(told.place("permission_decided") < told.place("terminal_started"));
     assert!(told.place("terminal_started") < told.place("terminal_output"));
 }
 
@@ -420,8 +423,8 @@ fn output_has_its_limit_and_a_flood_is_told_only_in_part() {
     told.has("\"output\":\"éb\",\"truncated\":true")
         .has("the end\\n\",\"truncated\":true");
     let ended = told.of("terminal_ended");
-    assert_eq!(ended[1]["wrote"], 9_000_008);
-    let untold = ended[1]["untold"].as_u64().expect("a number");
+    assert_eq!(ended[1]["bytes"], 9_000_008);
+    let untold = ended[1]["omitted_bytes"].as_u64().expect("a number");
     assert!(untold >= 7_900_000, "{untold}");
     let outputs = told.of("terminal_output");
     let told_bytes: usize = outputs
@@ -488,7 +491,7 @@ fn a_kill_ends_the_whole_tree_of_its_terminal_and_no_other() {
 /// The files that were allowed to be written, by the records that are on the disk.
 fn allowed(drill: &Drill) -> Vec<String> {
     let database = drill.database();
-    let query = "SELECT json_extract(input, '$.path') FROM asks \
+    let query = "SELECT json_extract(input, '$.path') FROM permission_requests \
                  WHERE tool = 'fs/write_text_file' AND decision = 'allow'";
     let mut statement = database.prepare(query).expect(query);
     let paths = statement.query_map([], |row| row.get(0)).expect(query);

@@ -40,9 +40,12 @@ fn tasks_are_worked_allowed_and_denied_and_the_reason_is_told_with_the_next_prom
     assert_eq!(native::events(&drill, "file_updated").len(), 2);
     assert_eq!(native::events(&drill, "thought").len(), 1);
     assert_eq!(native::events(&drill, "plan").len(), 1);
-    assert_eq!(native::count(&drill, "events WHERE kind = 'unasked'"), 0);
+    assert_eq!(
+        native::count(&drill, "events WHERE kind = 'tool_call_unrequested'"),
+        0
+    );
     // A denial has no place for its reason: it came before the next prompt.
-    let verdicts = native::events(&drill, "decided");
+    let verdicts = native::events(&drill, "permission_decided");
     let denial = verdicts
         .iter()
         .find(|verdict| verdict["decision"] == "deny");

@@ -23,7 +23,7 @@ fn pool(name: &str, dialect: &str, flags: &str) -> String {
 [pool.{name}]
 command   = ["marshal", "script-agent", "--dialect", "scaiflux", "--ledger", "ledger.txt"{flags}]
 dialect   = {dialect}
-asks      = "all"
+permission_requests = "all"
 policy    = "developer"
 workspace = {{ path = "project", mode = "copy" }}
 restart   = {{ base = "10ms", max = "50ms" }}
@@ -140,7 +140,7 @@ fn by_its_table_an_agent_is_allowed_denied_and_survived_as_by_the_dialect_that_i
     let facts: String = drill
         .database()
         .query_row(
-            "SELECT facts FROM asks WHERE facts LIKE '%\"table\"%' LIMIT 1",
+            "SELECT facts FROM permission_requests WHERE facts LIKE '%\"table\"%' LIMIT 1",
             [],
             |row| row.get(0),
         )

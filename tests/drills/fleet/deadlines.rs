@@ -16,7 +16,7 @@ command   = ["marshal", "script-agent", "--dialect", "acp"]
 dialect   = "acp"
 policy    = "asking"
 workspace = {{ path = "project", mode = "copy" }}
-ask       = {{ {ask} }}
+approval  = {{ {ask} }}
 env       = {{ set = {{ DRILL = "MARK" }} }}
 
 [policy.asking]
@@ -24,7 +24,7 @@ file = "asking.toml"
 "#
     ));
     let policy = format!(
-        "schema = 1\nname = \"asking\"\nextends = [\"builtin:guard\"]\ndefault = \"ask\"\n\n[ask]\n{of_policy}\n"
+        "schema = 1\nname = \"asking\"\nextends = [\"builtin:guard\"]\ndefault = \"ask\"\n\n[approval]\n{of_policy}\n"
     );
     std::fs::write(drill.path("asking.toml"), policy).expect("asking.toml");
     drill
@@ -53,7 +53,7 @@ fn an_ask_is_over_before_the_agent_gives_up_the_pool_and_the_policy_may_say_less
         );
         assert_eq!(editor.asked.len(), 1, "{ask} {of_policy}");
         assert!(editor.said().contains("on"));
-        let verdict = "SELECT decision || ' ' || decided_by FROM asks";
+        let verdict = "SELECT decision || ' ' || decided_by FROM permission_requests";
         assert_eq!(text(&drill, verdict), ["deny timeout"], "{ask} {of_policy}");
     }
 }

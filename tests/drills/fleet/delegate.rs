@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::drill::{Drill, eventually, metric, processes};
-use crate::fleet::asks::{ASKED, DIALECTS, LONG, answer, client, daemon, good, result, waiting};
+use crate::fleet::approvals::{
+    ASKED, DIALECTS, LONG, answer, client, daemon, good, result, waiting,
+};
 use crate::provider::{Got, Provider, whole};
 
 /// What a server says.
@@ -88,8 +90,8 @@ struct Row {
 
 fn rows(drill: &Drill) -> Vec<Row> {
     let database = drill.database();
-    let query = "SELECT decision, decided_by, rules, reason, facts, input FROM asks WHERE link IS NOT NULL ORDER BY link";
-    let mut statement = database.prepare(query).expect("asks");
+    let query = "SELECT decision, decided_by, rules, reason, facts, input FROM permission_requests WHERE link IS NOT NULL ORDER BY link";
+    let mut statement = database.prepare(query).expect("approvals");
     let rows = statement.query_map([], |row| {
         Ok(Row {
             decision: row.get(0)?,
@@ -216,7 +218,7 @@ fn a_person_is_asked_when_it_wants_one_and_is_not_when_it_denies() {
     let ended = client(&drill, &["read README.md"]);
     let ask = waiting(&drill, 1).remove(0);
     assert_eq!(ask["rules"], json!(["delegate.own"]), "{ask}");
-    good(&answer(&drill, "allow", &ask, &[]));
+    good(&answer(&drill, "approve", &ask, &[]));
     assert_eq!(result(&drill, ended)["outcome"], "done");
     let row = one(&drill);
     assert_eq!((row.decision.as_str(), row.by.as_str()), ("allow", "human"));
@@ -268,7 +270,7 @@ fn what_a_person_allows_it_may_still_deny() {
     {
         let ended = client(&drill, &[&format!("run touch made-{number}.txt")]);
         let ask = waiting(&drill, 1).remove(0);
-        let said = answer(&drill, "allow", &ask, &["--remember", "session"]);
+        let said = answer(&drill, "approve", &ask, &["--remember", "session"]);
         assert_eq!(said.code == Some(0), part.is_empty(), "{}", said.all());
         assert!(said.stderr.contains(part), "{}", said.all());
         assert_eq!(result(&drill, ended)["outcome"], outcome, "{number}");

@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use crate::drill::{Drill, eventually};
-use crate::fleet::asks::{LONG, answer, client, daemon, good, result, waiting};
+use crate::fleet::approvals::{LONG, answer, client, daemon, good, result, waiting};
 use crate::fleet::reload::{counts, own, put};
 use crate::provider::{Got, Provider, whole};
 
@@ -59,8 +59,8 @@ timeout = "60s"
 /// Decision, by whom, and the rules of every request, in order.
 fn rows(drill: &Drill) -> Vec<(String, String, String)> {
     let database = drill.database();
-    let query = "SELECT decision, decided_by, rules FROM asks WHERE link IS NOT NULL ORDER BY link";
-    let mut statement = database.prepare(query).expect("asks");
+    let query = "SELECT decision, decided_by, rules FROM permission_requests WHERE link IS NOT NULL ORDER BY link";
+    let mut statement = database.prepare(query).expect("approvals");
     let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)));
     rows.expect("rows").map(|row| row.expect("a row")).collect()
 }
@@ -81,7 +81,7 @@ fn a_policy_that_denies_meanwhile_denies_and_one_that_asks_asks() {
         if decision == "ask" {
             let ask = waiting(&drill, 1).remove(0);
             assert_eq!(ask["rules"], json!(["say-ask"]), "{ask}");
-            good(&answer(&drill, "allow", &ask, &[]));
+            good(&answer(&drill, "approve", &ask, &[]));
         }
         let ended = result(&drill, working);
         let expect = if is_allowed { (1, 0) } else { (0, 1) };

@@ -49,7 +49,7 @@ file = "moving.toml"
     drill.run(&["run", script]);
     let database = drill.database();
     let query = "SELECT json_extract(body, '$.decision') FROM events \
-                 WHERE kind IN ('decided', 'unasked') ORDER BY seq";
+                 WHERE kind IN ('permission_decided', 'tool_call_unrequested') ORDER BY seq";
     let mut statement = database.prepare(query).expect(query);
     let rows = statement.query_map([], |row| row.get(0)).expect(query);
     rows.map(|row| row.expect("a row")).collect()

@@ -14,8 +14,8 @@ use rustix::process::{Resource, getrlimit, setrlimit};
 use serde_json::Value;
 
 use crate::drill::{Drill, NOBODY, count, eventually};
-use crate::fleet::asks::{LONG, daemon, pool};
-use crate::fleet::asks_doors::http;
+use crate::fleet::approvals::{LONG, daemon, pool};
+use crate::fleet::approvals_http::http;
 
 /// Every role, and what it may beside reading.
 const ROLES: [(&str, &[&str]); 4] = [
@@ -28,10 +28,10 @@ const ROLES: [(&str, &[&str]); 4] = [
 /// Every page that needs a token: its method, its path and the role. Those of `/api/v1` as their document has them.
 fn pages() -> Vec<(String, String, String)> {
     let others = [
-        ("get", "/asks", "read"),
-        ("get", "/asks/events", "read"),
-        ("get", "/asks/{ask}", "read"),
-        ("post", "/asks/{ask}", "approve"),
+        ("get", "/approvals", "read"),
+        ("get", "/approvals/events", "read"),
+        ("get", "/approvals/{approval}", "read"),
+        ("post", "/approvals/{approval}", "approve"),
         ("get", "/policies", "read"),
         ("post", "/policies/reload", "admin"),
     ];
@@ -141,8 +141,8 @@ fn every_route_takes_its_roles_and_nobody_else() {
     }
     // It is gone with its file.
     fs::remove_file(drill.path("read.token")).expect("removed");
-    assert_eq!(ask("GET", "/asks", Some(&token("read"))), 401);
-    assert_eq!(ask("GET", "/asks", Some(&token("operate"))), 200);
+    assert_eq!(ask("GET", "/approvals", Some(&token("read"))), 401);
+    assert_eq!(ask("GET", "/approvals", Some(&token("operate"))), 200);
     let log = drill.log("stderr.log");
     assert!(
         !log.contains(&token("operate")) && !log.contains(owner.trim()),
@@ -165,7 +165,7 @@ fn the_socket_is_the_owners_and_needs_no_token() {
         let url = format!("http://localhost{page}");
         said(&curl(&["--include", "--unix-socket", &path, &url]))
     };
-    for page in ["/healthz", "/metrics", "/asks", "/policies"] {
+    for page in ["/healthz", "/metrics", "/approvals", "/policies"] {
         let answer = get(page);
         assert!(answer.starts_with("HTTP/1.1 200"), "{page}: {answer}");
     }
@@ -254,7 +254,7 @@ fn beyond_loopback_there_is_tls_or_the_words_and_a_certificate_can_be_changed() 
         !port.is_empty()
     });
     let ca = drill.path("cert.pem").display().to_string();
-    let url = format!("https://localhost:{port}/asks");
+    let url = format!("https://localhost:{port}/approvals");
     let owner = || fs::read_to_string(drill.state().join("http.token")).unwrap_or_default();
     let get = |ca: &str| {
         let with = format!("Authorization: Bearer {}", owner().trim());
@@ -316,7 +316,7 @@ fn thousands_of_connections_that_ask_nothing_keep_nobody_out() {
         let text: &str = match number % 3 {
             0 => "",
             1 => "GET /healthz HTTP/1.1\r\nHost: loc",
-            _ => "POST /asks/none HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{",
+            _ => "POST /approvals/none HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{",
         };
         // It may be gone already.
         let _ = stream.write_all(text.as_bytes());
@@ -333,7 +333,7 @@ fn thousands_of_connections_that_ask_nothing_keep_nobody_out() {
         stream.read_to_string(&mut answer).ok()?;
         answer.starts_with("HTTP/1.1 200").then_some(())
     };
-    for page in ["/healthz", "/asks", "/metrics"] {
+    for page in ["/healthz", "/approvals", "/metrics"] {
         eventually(LONG, page, || get(page).is_some());
     }
     drop(held);

@@ -219,6 +219,6 @@ fn only_directories_of_the_workspace_are_opened_and_nothing_is_passed_inside() {
         said.contains("`.` has 1 entries") || said.contains("has 1 entr"),
         "{said}"
     );
-    let verdicts = text(&drill, "SELECT decision FROM asks");
+    let verdicts = text(&drill, "SELECT decision FROM permission_requests");
     assert_eq!(verdicts, ["allow", "allow"], "paths are judged from there");
 }

@@ -70,7 +70,7 @@ fn modes_are_offered_set_in_the_agent_and_told_and_those_that_skip_asks_are_not(
     assert!(told(&editor, "plan"), "{:?}", editor.updates);
     refused(
         &set_mode(&mut editor, &session, "yolo"),
-        &["the mode yolo", "mode_skips_asks"],
+        &["the mode yolo", "mode_skips_requests"],
     );
     refused(
         &set_mode(&mut editor, &session, "nope"),
@@ -102,7 +102,7 @@ fn modes_are_offered_set_in_the_agent_and_told_and_those_that_skip_asks_are_not(
 
 #[test]
 fn a_mode_that_skips_asks_is_offered_where_that_is_meant() {
-    let drill = with_modes("mode_skips_asks = true\nmode = \"plan\"");
+    let drill = with_modes("mode_skips_requests = true\nmode = \"plan\"");
     let mut editor = Editor::start(&drill, "demo");
     let (session, result) = opened(&mut editor, &drill);
     assert_eq!(result["modes"]["currentModeId"], "plan", "{result}");

@@ -119,7 +119,8 @@ fn what_the_policy_asks_goes_to_the_editor_and_what_it_denies_does_not() {
             assert_eq!(editor.prompt(&session, "write no.txt two"), "end_turn");
             assert!(!copy(&drill, &session).join("no.txt").exists(), "{says:?}");
         }
-        let verdicts = "SELECT decision || ' ' || decided_by FROM asks ORDER BY asked_seq";
+        let verdicts =
+            "SELECT decision || ' ' || decided_by FROM permission_requests ORDER BY requested_seq";
         assert_eq!(
             text(&drill, verdicts),
             [
@@ -241,7 +242,7 @@ fn a_cancel_ends_the_turn_and_what_waits_and_denies_what_is_asked() {
         editor.until("it is asked", |editor| !editor.asked.is_empty());
         editor.cancel(&session);
         assert_eq!(editor.reply(asks)["result"]["stopReason"], "cancelled");
-        let verdict = "SELECT decision || ' ' || decided_by FROM asks";
+        let verdict = "SELECT decision || ' ' || decided_by FROM permission_requests";
         assert_eq!(text(&drill, verdict), ["deny gone"], "{dialect}");
         assert!(!copy(&drill, &session).join("no.txt").exists());
         editor.said();
@@ -253,7 +254,7 @@ fn a_cancel_ends_the_turn_and_what_waits_and_denies_what_is_asked() {
 
 #[test]
 fn nobody_who_answers_in_time_is_a_deny() {
-    let drill = drill_of("acp", 1, "", "ask = { timeout = \"300ms\" }");
+    let drill = drill_of("acp", 1, "", "approval = { timeout = \"300ms\" }");
     let mut editor = Editor::start(&drill, "demo");
     editor.says = Says::Nothing;
     let session = editor.open(&drill);
@@ -263,7 +264,7 @@ fn nobody_who_answers_in_time_is_a_deny() {
     );
     assert_eq!(editor.asked.len(), 1);
     assert!(editor.said().contains("on"));
-    let verdict = "SELECT decision || ' ' || decided_by FROM asks";
+    let verdict = "SELECT decision || ' ' || decided_by FROM permission_requests";
     assert_eq!(text(&drill, verdict), ["deny timeout"]);
 }
 
@@ -334,7 +335,7 @@ fn an_editor_that_goes_in_mid_turn_leaves_no_process_and_a_session_that_can_be_l
 
         let mut editor = Editor::start(&drill, "demo");
         assert_eq!(editor.load(&drill, &session)["result"], json!({}), "{how}");
-        let verdict = "SELECT decision || ' ' || decided_by FROM asks";
+        let verdict = "SELECT decision || ' ' || decided_by FROM permission_requests";
         assert_eq!(text(&drill, verdict), ["deny gone"], "{how}");
         editor.said();
         assert_eq!(editor.prompt(&session, "recall"), "end_turn", "{how}");

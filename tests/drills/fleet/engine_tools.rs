@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use serde_json::Value;
 
 use crate::drill::{Drill, Ran, eventually};
-use crate::fleet::asks::{LONG, answer, client, daemon, good, id, result, state, waiting};
+use crate::fleet::approvals::{LONG, answer, client, daemon, good, id, result, state, waiting};
 
 fn pool(more: &str) -> String {
     format!(
@@ -18,7 +18,7 @@ fn pool(more: &str) -> String {
 size      = 2
 command   = ["marshal", "script-agent", "--dialect", "acp"]
 dialect   = "acp"
-asks      = "all"
+permission_requests = "all"
 policy    = "own"
 workspace = {{ path = "project", mode = "copy" }}
 restart   = {{ base = "20ms", max = "100ms" }}
@@ -140,24 +140,28 @@ fn files_are_written_edited_and_read_and_all_of_it_is_on_record() {
     let mode = fs::metadata(&file).expect("a.txt").permissions().mode();
     assert_eq!(mode & 0o7777, 0o644);
     // Each was asked, decided and kept in the chain; none counts as one that nobody asked for.
-    let asked = told.of("asked");
+    let asked = told.of("permission_requested");
     assert_eq!(asked.len(), 8, "{}", told.ran.stdout);
     assert_eq!(asked[0]["tool"], "marshal/write_file");
     assert_eq!(asked[0]["input"]["content"], "one two\n");
-    let decided = told.of("decided");
+    let decided = told.of("permission_decided");
     assert!(decided.iter().all(|body| body["decision"] == "allow"));
-    assert!(told.of("unasked").is_empty(), "{}", told.ran.stdout);
+    assert!(
+        told.of("tool_call_unrequested").is_empty(),
+        "{}",
+        told.ran.stdout
+    );
     let written = told.of("file_updated");
     assert_eq!(written.len(), 3, "{}", told.ran.stdout);
     assert_eq!(written[0]["path"], "/workspace/a.txt");
     assert_eq!(written[0]["tool"], "write_file");
     assert_eq!(written[0]["sha256"].as_str().map(str::len), Some(64));
     assert_eq!(told.of("plan_step")[0]["status"], "done");
-    let row = "SELECT count(*) FROM asks WHERE tool LIKE 'marshal/%' AND decision = 'allow'";
+    let row = "SELECT count(*) FROM permission_requests WHERE tool LIKE 'marshal/%' AND decision = 'allow'";
     let count: i64 = drill
         .database()
         .query_row(row, [], |row| row.get(0))
-        .expect("asks");
+        .expect("approvals");
     assert_eq!(count, 8);
     good(&drill.run(&["audit", "verify"]));
     // Nothing of the socket is left.
@@ -234,7 +238,7 @@ fn a_person_answers_a_question_and_decides_about_a_file() {
         mcp ask_person {\"question\":\"And now?\"}";
     let client = client(&drill, &[script]);
     let ask = waiting(&drill, 1).remove(0);
-    let shown = drill.run(&["asks", "show", &id(&ask)]);
+    let shown = drill.run(&["approvals", "show", &id(&ask)]);
     good(&shown);
     for part in ["Which colour?", "red", "blue"] {
         assert!(shown.stdout.contains(part), "{part}: {}", shown.all());
@@ -246,9 +250,9 @@ fn a_person_answers_a_question_and_decides_about_a_file() {
         &["--reason", "blue, of course"],
     ));
     let write = next(&drill, &[&ask]);
-    let shown = drill.run(&["asks", "show", &id(&write)]);
+    let shown = drill.run(&["approvals", "show", &id(&write)]);
     assert!(shown.stdout.contains("asked.txt"), "{}", shown.all());
-    good(&answer(&drill, "allow", &write, &[]));
+    good(&answer(&drill, "approve", &write, &[]));
     let last = next(&drill, &[&ask, &write]);
     good(&answer(
         &drill,
@@ -270,11 +274,11 @@ fn a_person_answers_a_question_and_decides_about_a_file() {
     assert!(said.contains("ask me tomorrow"), "{said}");
 }
 
-/// The ask that waits and is none of these.
+/// The permission request that waits and is none of these.
 fn next(drill: &Drill, before: &[&Value]) -> Value {
     let mut found = None;
     eventually(LONG, "another ask", || {
-        let asks = crate::fleet::asks::listed(drill, &[]);
+        let asks = crate::fleet::approvals::listed(drill, &[]);
         let is_new = |ask: &Value| before.iter().all(|of| id(of) != id(ask));
         found = asks.into_iter().find(is_new);
         found.is_some()
@@ -325,11 +329,11 @@ fn a_cancelled_turn_ends_what_waits_for_a_person_and_nothing_is_written() {
     client.wait().expect("its client ends");
     assert_eq!(state(&drill, &ask), "cancelled");
     assert_eq!(copied(&drill, "asked.txt"), None);
-    let row = "SELECT count(*) FROM asks WHERE tool = 'marshal/write_file' AND decision = 'deny' AND decided_by = 'gone'";
+    let row = "SELECT count(*) FROM permission_requests WHERE tool = 'marshal/write_file' AND decision = 'deny' AND decided_by = 'gone'";
     let count: i64 = drill
         .database()
         .query_row(row, [], |row| row.get(0))
-        .expect("asks");
+        .expect("approvals");
     assert_eq!(count, 1);
 }
 
@@ -362,7 +366,7 @@ fn announcing() -> Drill {
             r#"["marshal", "script-agent", "--dialect", "acp"]"#,
             r#"["python3", "agent.py"]"#,
         )
-        .replace("asks      = \"all\"\n", "")
+        .replace("permission_requests = \"all\"\n", "")
         .replace("engine_tools = \"all\"", "engine_tools = [\"write_file\"]");
     let drill = Drill::new(&text);
     fs::write(drill.path("own.toml"), OWN).expect("own.toml");
@@ -376,11 +380,11 @@ fn a_permission_for_a_tool_of_ours_is_given_and_is_good_for_nothing_else() {
     let drill = announcing();
     let told = tell(&drill, "lie");
     told.has("mcp__marshal__write_file: yes");
-    let decided = told.of("decided");
+    let decided = told.of("permission_decided");
     assert_eq!(decided.len(), 1, "{}", told.ran.stdout);
     assert_eq!(decided[0]["rules"][0], "engine_tools.announced");
     // The call never came: that it was shown counts as one that nobody was asked about.
-    let unasked = told.of("unasked");
+    let unasked = told.of("tool_call_unrequested");
     assert_eq!(unasked.len(), 1, "{}", told.ran.stdout);
     assert_eq!(unasked[0]["id"], "call-1");
     assert_eq!(unasked[0]["rules"][0], "unknown_tool");
@@ -394,7 +398,7 @@ fn what_only_looks_like_a_tool_of_ours_is_judged_as_ever() {
         .has("mcp__marshal__write_file: no")
         .has("mcp__marshal__write_file: yes")
         .has("mcp__other__write_file: no");
-    let decided = told.of("decided");
+    let decided = told.of("permission_decided");
     assert_eq!(decided.len(), 4, "{}", told.ran.stdout);
     for (at, rule) in [
         (0, "unknown_tool"),
@@ -431,7 +435,7 @@ fn walls_of_other_programs_carry_the_socket_too() {
         let file = copied(&drill, "a.txt").expect("written");
         assert_eq!(fs::read_to_string(file).expect("a.txt"), "one three\n");
         assert_eq!(copied(&drill, "secret.txt"), None);
-        let asked = told.of("asked");
+        let asked = told.of("permission_requested");
         let ours = asked.iter().filter(|body| {
             let tool = body["tool"].as_str().unwrap_or_default();
             tool.starts_with("marshal/")
@@ -474,7 +478,7 @@ fn tools_are_given_only_where_they_can_be_carried() {
             "takes no tool servers",
         ),
         (
-            "asks      = \"all\"",
+            "permission_requests = \"all\"",
             "launcher = \"none\"",
             "needs a sandbox of this host",
         ),

@@ -127,15 +127,19 @@ fn followed_logs_are_clean() {
     // What it asks for waits for a person, who sees it.
     let mut client = drill.command(&["run", "hello"]);
     let mut client = client.spawn().expect("a client");
-    let ask = crate::fleet::asks::waiting(&drill, 1).remove(0);
-    let id = crate::fleet::asks::id(&ask);
-    for args in [&["asks", "ls"][..], &["asks", "show", &id], &["ls"]] {
+    let ask = crate::fleet::approvals::waiting(&drill, 1).remove(0);
+    let id = crate::fleet::approvals::id(&ask);
+    for args in [
+        &["approvals", "ls"][..],
+        &["approvals", "show", &id],
+        &["ls"],
+    ] {
         let ran = drill.run(args);
         assert_eq!(ran.code, Some(0), "{}", ran.all());
         assert_clean("asks", &ran.stdout);
         assert_clean("asks", &ran.stderr);
     }
-    let ran = crate::fleet::asks::answer(&drill, "deny", &ask, &[]);
+    let ran = crate::fleet::approvals::answer(&drill, "reject", &ask, &[]);
     assert_eq!(ran.code, Some(0), "{}", ran.all());
     assert_clean("asks", &ran.all());
     client.wait().expect("ends");

@@ -4,15 +4,15 @@
 use std::fs;
 
 use crate::drill::{Drill, eventually, metric};
-use crate::fleet::asks::{DIALECTS, LONG, client, daemon, pool, result};
+use crate::fleet::approvals::{DIALECTS, LONG, client, daemon, pool, result};
 
 /// What a request came to: its decision, who decided, by which rules.
 pub(crate) type Verdict = (String, String, String);
 
 pub(crate) fn verdicts(drill: &Drill) -> Vec<Verdict> {
     let database = drill.database();
-    let query = "SELECT decision, decided_by, rules FROM asks WHERE decision IS NOT NULL ORDER BY asked_at_us, asked_seq";
-    let mut statement = database.prepare(query).expect("asks");
+    let query = "SELECT decision, decided_by, rules FROM permission_requests WHERE decision IS NOT NULL ORDER BY requested_at_us, requested_seq";
+    let mut statement = database.prepare(query).expect("approvals");
     let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)));
     rows.expect("rows").map(|row| row.expect("a row")).collect()
 }

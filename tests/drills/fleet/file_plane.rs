@@ -9,7 +9,9 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 use crate::drill::{Drill, eventually, metric};
-use crate::fleet::asks::{ASKED, LONG, answer, client, daemon, good, id, pool, state, waiting};
+use crate::fleet::approvals::{
+    ASKED, LONG, answer, client, daemon, good, id, pool, state, waiting,
+};
 
 /// A drill whose pool has a directory; `more` are keys of the pool.
 pub(crate) fn drill(plane: &str, more: &str) -> Drill {
@@ -195,14 +197,14 @@ fn a_pool_is_worked_with_mv_cat_and_ls_alone() {
 pub(crate) fn shown(drill: &Drill, request: &str) -> Value {
     let mut found = None;
     eventually(LONG, "an ask is shown", || {
-        let name = names(drill, "asks").into_iter().next();
-        found = name.map(|name| document(drill, &format!("asks/{name}")));
+        let name = names(drill, "approvals").into_iter().next();
+        found = name.map(|name| document(drill, &format!("approvals/{name}")));
         found.as_ref().is_some_and(|ask| ask["request"] == request)
     });
     found.expect("an ask")
 }
 
-/// Answers an ask by a file whose name says all.
+/// Answers an approval by a file whose name says all.
 pub(crate) fn answered(drill: &Drill, ask: &Value, how: &str) {
     let file = format!("{}.{how}", id(ask));
     sh(
@@ -231,12 +233,12 @@ fn answered_by(drill: &Drill, asking: &str, ask: &Value) {
         "{result}"
     );
     eventually(LONG, "the ask and its answer are gone", || {
-        names(drill, "asks").is_empty() && names(drill, "answers").is_empty()
+        names(drill, "approvals").is_empty() && names(drill, "answers").is_empty()
     });
     assert_eq!(state(drill, ask), "allowed");
     let by: String = drill
         .database()
-        .query_row("SELECT approver FROM questions", [], |row| row.get(0))
+        .query_row("SELECT approver FROM approvals", [], |row| row.get(0))
         .expect("a record");
     assert_eq!(by, "files of demo as owner");
 }
@@ -416,9 +418,11 @@ fn without_answers_and_for_other_asks_a_file_changes_nothing() {
     let why = sh(&drill, &format!("cat rejected/{file}.reason"));
     assert!(why.contains("file_plane.answers"), "{why}");
     assert_eq!(state(&drill, &ask), "pending");
-    good(&answer(&drill, "deny", &ask, &[]));
+    good(&answer(&drill, "reject", &ask, &[]));
     assert_eq!(result_of(&drill, "a")["outcome"], "denied");
-    eventually(LONG, "the ask is gone", || names(&drill, "asks").is_empty());
+    eventually(LONG, "the approval is gone", || {
+        names(&drill, "approvals").is_empty()
+    });
 }
 
 #[test]
@@ -433,10 +437,10 @@ fn a_file_answers_no_ask_of_another_door() {
         &format!("cat /dev/null > new; mv new answers/{file}"),
     );
     listed(&drill, "rejected", &format!("{file}.reason"));
-    assert!(names(&drill, "asks").is_empty());
+    assert!(names(&drill, "approvals").is_empty());
     assert_eq!(state(&drill, &ask), "pending");
-    good(&answer(&drill, "deny", &ask, &[]));
-    let result = crate::fleet::asks::result(&drill, other);
+    good(&answer(&drill, "reject", &ask, &[]));
+    let result = crate::fleet::approvals::result(&drill, other);
     assert_eq!(result["outcome"], "denied", "{result}");
     counted(&drill, "answers", "refused", 1.0);
 }

@@ -9,7 +9,7 @@ use rustix::fs::CWD;
 use serde_json::Value;
 
 use crate::drill::{Drill, Running, eventually, metric};
-use crate::fleet::asks::{LONG, daemon, pool};
+use crate::fleet::approvals::{LONG, daemon, pool};
 use crate::fleet::file_plane::{command, document, drill, names, put, result_of, tasks, works};
 
 /// Writes the configuration anew, with other keys of the directory, and has it read.

@@ -10,7 +10,7 @@ use rand::{Rng as _, SeedableRng as _};
 use serde_json::{Value, json};
 
 use crate::drill::{Drill, count, eventually};
-use crate::fleet::asks::{LONG, daemon, pool};
+use crate::fleet::approvals::{LONG, daemon, pool};
 use crate::fleet::file_plane::{command, document, drill, names, put, result_of, sh, tasks, works};
 
 /// Writes a request to where it is only moved from.

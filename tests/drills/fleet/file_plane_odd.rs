@@ -6,7 +6,7 @@ use std::fs;
 use serde_json::json;
 
 use crate::drill::{Drill, eventually, metric};
-use crate::fleet::asks::{
+use crate::fleet::approvals::{
     ASKED, LONG, answer, client, daemon, good, id, pool, result, state, waiting,
 };
 use crate::fleet::file_plane::{
@@ -58,10 +58,10 @@ fn an_ask_of_another_task_of_the_same_session_is_none_of_the_directorys() {
     eventually(LONG, "the answer is put aside", || {
         names(&drill, "rejected").contains(&format!("{file}.reason"))
     });
-    assert!(names(&drill, "asks").is_empty());
+    assert!(names(&drill, "approvals").is_empty());
     assert_eq!(state(&drill, &ask), "pending");
     // The same session worked both, so that nothing else can have kept them apart.
-    good(&answer(&drill, "deny", &ask, &[]));
+    good(&answer(&drill, "reject", &ask, &[]));
     assert_eq!(result(&drill, other)["outcome"], "denied");
     let query = "SELECT count(DISTINCT session) FROM tasks";
     let sessions = drill.database().query_row(query, [], |row| row.get(0));
@@ -122,7 +122,7 @@ fn no_entry_keeps_a_start_from_working() {
     assert_eq!(result_of(&drill, "after")["status"], "ok");
     assert_eq!(result_of(&drill, &long)["exit_reason"], "lost");
     eventually(LONG, "nothing is left", || {
-        names(&drill, "inflight").is_empty() && names(&drill, "asks").is_empty()
+        names(&drill, "inflight").is_empty() && names(&drill, "approvals").is_empty()
     });
     assert!(drill.path("plane/.lock").is_file());
     eventually(LONG, "all is well", || is_up(&drill) == Some(1.0));
@@ -229,7 +229,7 @@ fn an_ask_and_its_answer_over_a_kill() {
     let result = result_of(&drill, "a");
     assert_eq!(result["exit_reason"], "lost", "{result}");
     eventually(LONG, "ask and answer are gone", || {
-        names(&drill, "asks").is_empty() && names(&drill, "answers").is_empty()
+        names(&drill, "approvals").is_empty() && names(&drill, "answers").is_empty()
     });
     assert_ne!(state(&drill, &ask), "allowed");
     // The next one is asked and answered as if nothing had been.
@@ -238,7 +238,7 @@ fn an_ask_and_its_answer_over_a_kill() {
     answered(&drill, &ask, "allow");
     assert_eq!(result_of(&drill, "b")["status"], "ok");
     eventually(LONG, "its ask is gone", || {
-        let mut asks = fs::read_dir(drill.path("plane/asks")).expect("listed");
+        let mut asks = fs::read_dir(drill.path("plane/approvals")).expect("listed");
         asks.next().is_none()
     });
 }

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use serde_json::{Value, json};
 
 use crate::drill::{Drill, Running, eventually, metric};
-use crate::fleet::asks::{LONG, daemon};
+use crate::fleet::approvals::{LONG, daemon};
 use crate::fleet::file_plane::{drill, names, result_of, tasks};
 use crate::fleet::full_disk::POOLS;
 

@@ -38,7 +38,7 @@ path = "project"
 size      = 2
 command   = ["marshal", "script-agent", "--dialect", "acp"]
 dialect   = "acp"
-asks      = "all"
+permission_requests = "all"
 policy    = "open"
 workspace = {{ path = "project", mode = "rw" }}
 restart   = {{ base = "20ms", max = "100ms" }}

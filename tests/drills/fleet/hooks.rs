@@ -15,7 +15,7 @@ use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use serde_json::Value;
 
 use crate::drill::{Drill, eventually, metric, processes};
-use crate::fleet::asks::{LONG, answer, client, daemon, good, pool, result, waiting};
+use crate::fleet::approvals::{LONG, answer, client, daemon, good, pool, result, waiting};
 use crate::programs::install;
 use crate::provider::{Got, Provider, Talk, whole};
 
@@ -110,16 +110,19 @@ fn a_webhook_is_told_once_a_minute_and_what_was_held_back_is_counted() {
     waiting(&drill, 2);
     working.push(client(&drill, &["run touch 3.txt"]));
     let asks = waiting(&drill, 3);
-    assert_eq!(kinds(&first), ["ask"], "{first}");
+    assert_eq!(kinds(&first), ["approval"], "{first}");
     assert_eq!(first["pool"], "demo");
     let event = &first["events"][0];
-    assert!(asks.iter().any(|ask| ask["ask"] == event["ask"]), "{event}");
-    assert_eq!(header(&server.got()[0], "x-marshal-event"), "ask");
+    assert!(
+        asks.iter().any(|ask| ask["approval"] == event["approval"]),
+        "{event}"
+    );
+    assert_eq!(header(&server.got()[0], "x-marshal-event"), "approval");
     assert!(
         first["text"]
             .as_str()
             .expect("a text")
-            .contains("marshal asks show"),
+            .contains("marshal approvals show"),
         "{first}"
     );
     // The others wait for the minute, and the last of them is told then.
@@ -130,18 +133,18 @@ fn a_webhook_is_told_once_a_minute_and_what_was_held_back_is_counted() {
     assert!(waited > Duration::from_secs(55), "{waited:?}");
     let second = message(&server.got()[1]);
     assert_ne!(second["id"], first["id"]);
-    assert_eq!(kinds(&second), ["ask"], "{second}");
+    assert_eq!(kinds(&second), ["approval"], "{second}");
     let last = asks
         .iter()
         .find(|ask| ask["summary"] == "touch 3.txt")
         .expect("the last");
     assert_eq!(
-        second["events"][0]["ask"], last["ask"],
+        second["events"][0]["approval"], last["approval"],
         "the last is not lost: {second}"
     );
     assert_eq!(
         second["held_back"],
-        serde_json::json!({"ask": 1}),
+        serde_json::json!({"approval": 1}),
         "{second}"
     );
     let text = second["text"].as_str().expect("a text");
@@ -156,7 +159,7 @@ fn a_webhook_is_told_once_a_minute_and_what_was_held_back_is_counted() {
         counted(&drill, "told").to_string() == "2"
     });
     for ask in &asks {
-        good(&answer(&drill, "allow", ask, &[]));
+        good(&answer(&drill, "approve", ask, &[]));
     }
     for mut client in working {
         assert!(client.wait().expect("ends").success());
@@ -390,7 +393,7 @@ fn an_ask_that_is_written_to_fool_is_told_harmlessly() {
             "{text}"
         );
     }
-    good(&answer(&drill, "deny", &ask, &[]));
+    good(&answer(&drill, "reject", &ask, &[]));
     result(&drill, working);
 }
 

@@ -119,12 +119,12 @@ impl Invariants {
 
 /// No verdict is doubled, and each belongs to one request.
 fn verdicts(database: &Connection) {
-    let doubled = "SELECT json_extract(body, '$.ask'), count(*) FROM events \
-                   WHERE kind = 'decided' GROUP BY 1 HAVING count(*) > 1";
+    let doubled = "SELECT json_extract(body, '$.request'), count(*) FROM events \
+                   WHERE kind = 'permission_decided' GROUP BY 1 HAVING count(*) > 1";
     let doubled = rows(database, doubled, |row| row.get::<_, String>(0));
     assert_eq!(doubled, [""; 0], "verdicts twice");
-    let decided = "SELECT count(*) FROM events WHERE kind = 'decided'";
-    let linked = "SELECT count(*) FROM asks WHERE link IS NOT NULL";
+    let decided = "SELECT count(*) FROM events WHERE kind = 'permission_decided'";
+    let linked = "SELECT count(*) FROM permission_requests WHERE link IS NOT NULL";
     let count = |query| rows(database, query, |row| row.get::<_, i64>(0))[0];
     assert_eq!(
         count(decided),
@@ -173,10 +173,10 @@ fn children(drill: &Drill, database: &Connection) {
     }
     let mut allowed = database
         .prepare(
-            "SELECT count(*) FROM asks WHERE session = ?1 AND decision = 'allow' \
+            "SELECT count(*) FROM permission_requests WHERE session = ?1 AND decision = 'allow' \
              AND link IS NOT NULL AND json_extract(input, '$.path') = ?2",
         )
-        .expect("asks");
+        .expect("approvals");
     for entry in fs::read_dir(drill.state().join("copies"))
         .expect("copies")
         .flatten()
@@ -206,7 +206,7 @@ fn children(drill: &Drill, database: &Connection) {
             {
                 let verdicts: i64 = allowed
                     .query_row([&name, &file], |row| row.get(0))
-                    .expect("asks");
+                    .expect("approvals");
                 assert_eq!(verdicts, 1, "{name}: {file} was written without a verdict");
             }
         }

@@ -7,7 +7,7 @@ use std::os::unix::fs::symlink;
 use serde_json::{Value, json};
 
 use crate::drill::{Drill, Ran};
-use crate::fleet::asks::{answer, client, daemon, good, pool, result, waiting};
+use crate::fleet::approvals::{answer, client, daemon, good, pool, result, waiting};
 
 fn lines(ran: &Ran) -> Vec<Value> {
     good(ran);

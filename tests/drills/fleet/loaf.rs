@@ -68,10 +68,14 @@ fn a_run_is_worked_in_walls_and_what_was_not_asked_for_is_judged_afterwards() {
     let answer = results[0]["answer"].as_str().expect("an answer");
     assert!(answer.contains("done\n"), "{answer}");
     assert!(ledger(&results[0]).contains("\"shutdown\""));
-    assert_eq!(count(&drill, "events WHERE kind = 'asked'"), 0);
+    assert_eq!(
+        count(&drill, "events WHERE kind = 'permission_requested'"),
+        0
+    );
     assert_eq!(count(&drill, "events WHERE kind = 'tool_start'"), 3);
     assert_eq!(count(&drill, "events WHERE kind = 'tool_result'"), 3);
-    let denied = "events WHERE kind = 'unasked' AND body LIKE '%\"decision\":\"deny\"%'";
+    let denied =
+        "events WHERE kind = 'tool_call_unrequested' AND body LIKE '%\"decision\":\"deny\"%'";
     assert_eq!(count(&drill, denied), 1, "{}", ran.all());
     assert_eq!(
         count(

@@ -3,7 +3,7 @@
 use std::fs;
 
 use crate::drill::Drill;
-use crate::fleet::asks::pool;
+use crate::fleet::approvals::pool;
 use crate::fleet::fails_closed::{ASKER, verdicts};
 
 const POLICY: &str = r#"

@@ -168,7 +168,7 @@ fn whatever_an_agent_does_has_a_defined_end_and_no_neighbour_waits_for_it() {
     // No answer of ours ever said "always", and none went out twice for one request.
     let twice: i64 = database
         .query_row(
-            "SELECT count(*) FROM (SELECT json_extract(body, '$.ask') AS ask FROM events WHERE kind = 'decided' GROUP BY ask HAVING count(*) > 1)",
+            "SELECT count(*) FROM (SELECT json_extract(body, '$.request') AS ask FROM events WHERE kind = 'permission_decided' GROUP BY ask HAVING count(*) > 1)",
             [],
             |row| row.get(0),
         )

@@ -5,9 +5,9 @@
 
 mod acp;
 mod agent_commands;
-mod asks;
-mod asks_doors;
-mod asks_kept;
+mod approvals;
+mod approvals_http;
+mod approvals_restart;
 mod budgets;
 mod caches;
 mod chat_terminal;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::drill::{Drill, Ran, eventually};
-use crate::fleet::asks::{self, ASKED, answer, client, good, id, waiting};
+use crate::fleet::approvals::{self, ASKED, answer, client, good, id, waiting};
 use crate::fleet::routes;
 use crate::provider::{Provider, message};
 
@@ -59,7 +59,10 @@ fn what_routes_counted_is_in_it_by_pool_and_in_all() {
 
 #[test]
 fn what_an_agent_reported_is_told_apart_from_what_was_counted() {
-    let drill = Drill::new(&asks::pool("scaiflux", "budget = { day_tokens = 100000 }"));
+    let drill = Drill::new(&approvals::pool(
+        "scaiflux",
+        "budget = { day_tokens = 100000 }",
+    ));
     good(&drill.run(&["run", "say one two three four five six seven eight"]));
     let (page, text) = report(&drill, &[]);
     let spent = &page["spent"]["pools"]["demo"];
@@ -72,18 +75,18 @@ fn what_an_agent_reported_is_told_apart_from_what_was_counted() {
 
 #[test]
 fn what_waits_and_what_was_denied_is_in_it_with_a_rule_that_works() {
-    let drill = Drill::new(&asks::pool("acp", ""));
-    let _daemon = asks::daemon(&drill);
+    let drill = Drill::new(&approvals::pool("acp", ""));
+    let _daemon = approvals::daemon(&drill);
     let mut working = client(&drill, &[ASKED]);
     let ask = waiting(&drill, 1).remove(0);
     let (page, text) = report(&drill, &[]);
-    assert_eq!(page["waiting"][0]["ask"], ask["ask"], "{page}");
+    assert_eq!(page["waiting"][0]["approval"], ask["approval"], "{page}");
     assert_eq!(page["waiting"][0]["state"], "pending");
     assert_eq!((&page["open"], &page["outcomes"]), (&json!(1), &json!({})));
     assert!(text.contains(&format!("ask {} of", id(&ask))), "{text}");
     assert!(text.contains("1 go on or wait"), "{text}");
 
-    good(&answer(&drill, "deny", &ask, &[]));
+    good(&answer(&drill, "reject", &ask, &[]));
     assert!(!working.wait().expect("ends").success());
     let (page, text) = report(&drill, &[]);
     assert_eq!(page["waiting"], json!([]), "{page}");
@@ -115,7 +118,7 @@ fn what_waits_and_what_was_denied_is_in_it_with_a_rule_that_works() {
 fn retries_crashes_and_trees_are_in_it() {
     let restart =
         "restart = { budget = 100, base = \"20ms\", max = \"100ms\", on_crash = \"retry\" }";
-    let pool = asks::pool("scaiflux", "attempts = 2");
+    let pool = approvals::pool("scaiflux", "attempts = 2");
     let plain = "restart   = { base = \"20ms\", max = \"100ms\" }";
     assert!(pool.contains(plain));
     let drill = Drill::new(&pool.replace(plain, restart));
@@ -150,7 +153,7 @@ fn retries_crashes_and_trees_are_in_it() {
 
 #[test]
 fn a_parked_slot_is_in_it_with_the_command_that_helps() {
-    let drill = Drill::new(&asks::pool(
+    let drill = Drill::new(&approvals::pool(
         "scaiflux",
         "budget = { pool_tokens = 1, then = \"park\" }",
     ));

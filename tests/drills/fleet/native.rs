@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::chat_client::{Daemon, drill_of, names, text};
 use crate::drill::{Drill, Ran, eventually};
-use crate::fleet::asks::{LONG, answer, client, daemon, good, listed, result, waiting};
+use crate::fleet::approvals::{LONG, answer, client, daemon, good, listed, result, waiting};
 
 /// One pool of script agents that speak it; `flags` are further words of its command.
 pub(crate) fn pool(dialect: &str, flags: &str, keys: &str) -> String {
@@ -133,7 +133,10 @@ pub(crate) fn withdraws(dialect: &str) {
     let answer = result["answer"].as_str().expect("an answer");
     assert!(answer.contains("went on"), "{result}");
     assert!(!is_there(&result, "never.txt"));
-    assert_eq!(count(&drill, "events WHERE kind = 'asked'"), 1);
+    assert_eq!(
+        count(&drill, "events WHERE kind = 'permission_requested'"),
+        1
+    );
     eventually(LONG, "nobody is asked", || listed(&drill, &[]).is_empty());
     assert_understood(&drill, &[result]);
     drill.assert_dense();

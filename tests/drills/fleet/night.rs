@@ -217,7 +217,7 @@ fn a_night_alone_is_on_record_proved_and_judged_again() {
     replay(&drill, &asked, [Policy::Developer, Policy::Stricter]);
     report(&drill, &asked, Policy::Developer);
     // One changed letter anywhere, and it is no proof any more.
-    let change = "UPDATE asks SET reason = reason || '.' WHERE link = 7";
+    let change = "UPDATE permission_requests SET reason = reason || '.' WHERE link = 7";
     assert_eq!(drill.database().execute(change, []), Ok(1));
     let broken = drill.run(&["audit", "verify"]);
     assert_eq!(broken.code, Some(1), "{}", broken.all());

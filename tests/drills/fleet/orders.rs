@@ -178,7 +178,7 @@ fn a_call_that_ran_without_a_request_is_judged_afterwards() {
     let verdicts: i64 = drill
         .database()
         .query_row(
-            "SELECT count(*) FROM events WHERE kind = 'unasked'",
+            "SELECT count(*) FROM events WHERE kind = 'tool_call_unrequested'",
             [],
             |row| row.get(0),
         )
@@ -271,8 +271,8 @@ fn every_verdict_is_in_the_audit_chain() {
     let rules: Vec<(String, String)> = {
         let database = drill.database();
         let mut statement = database
-            .prepare("SELECT decision, rules FROM asks ORDER BY link")
-            .expect("asks");
+            .prepare("SELECT decision, rules FROM permission_requests ORDER BY link")
+            .expect("approvals");
         let rows = statement
             .query_map([], |row| Ok((row.get(0)?, row.get(1)?)))
             .expect("rows");
@@ -291,7 +291,7 @@ fn every_verdict_is_in_the_audit_chain() {
     drop(
         drill
             .database()
-            .execute_batch("UPDATE asks SET decision = 'allow' WHERE link = 2"),
+            .execute_batch("UPDATE permission_requests SET decision = 'allow' WHERE link = 2"),
     );
     let proved = drill.run(&["audit", "verify"]);
     assert_eq!(

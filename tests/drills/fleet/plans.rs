@@ -200,7 +200,7 @@ fn four_members_work_forty_items_each_once() {
         (&json!(40), &json!(40)),
         "{found}"
     );
-    assert_eq!(found["phase"], "over");
+    assert_eq!(found["phase"], "ended");
     drill.assert_dense();
 }
 

@@ -4,15 +4,17 @@
 use std::fs;
 
 use crate::drill::{Drill, eventually, metric};
-use crate::fleet::asks::{LONG, client, daemon, good, result, waiting};
+use crate::fleet::approvals::{LONG, client, daemon, good, result, waiting};
 use crate::fleet::reload::{asked, counts, digest, drill, own, put, status};
 
 /// How the records of all decided asks name their policy.
 fn policies(drill: &Drill) -> Vec<(String, String)> {
     let database = drill.database();
     let mut rows = database
-        .prepare("SELECT policy, decision FROM asks WHERE link IS NOT NULL ORDER BY link")
-        .expect("asks");
+        .prepare(
+            "SELECT policy, decision FROM permission_requests WHERE link IS NOT NULL ORDER BY link",
+        )
+        .expect("approvals");
     rows.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))
         .expect("rows")
         .collect::<Result<_, _>>()
@@ -206,7 +208,12 @@ fn a_policy_that_is_only_tried_asks_whatever_it_would_do() {
         let working = client(&drill, &[prompt]);
         let ask = waiting(&drill, 1).remove(0);
         assert!(ask.to_string().contains("only tried"), "{ask}");
-        good(&crate::fleet::asks::answer(&drill, "deny", &ask, &[]));
+        good(&crate::fleet::approvals::answer(
+            &drill,
+            "reject",
+            &ask,
+            &[],
+        ));
         assert_eq!(counts(&result(&drill, working)), (0, 1));
     }
     // What the guard denies it denies all the same.

@@ -9,8 +9,8 @@ use std::os::unix::net::UnixStream;
 use serde_json::Value;
 
 use crate::drill::{Drill, Ran, eventually, metric};
-use crate::fleet::asks::{LONG, answer, client, daemon, good, result, waiting};
-use crate::fleet::asks_doors::http;
+use crate::fleet::approvals::{LONG, answer, client, daemon, good, result, waiting};
+use crate::fleet::approvals_http::http;
 
 /// A policy of its own, with a rule for `echo`; `more` are further keys, before the rules.
 pub(crate) fn own(default: &str, decision: &str, more: &str) -> String {
@@ -153,7 +153,10 @@ fn a_change_is_seen_by_itself_and_a_signal_and_a_request_read_again() {
 
 #[test]
 fn over_http_the_owner_reloads_and_nobody_else() {
-    let drill = drill("ask = { approvers = [\"ops\"] }", &own("deny", "allow", ""));
+    let drill = drill(
+        "approval = { approvers = [\"ops\"] }",
+        &own("deny", "allow", ""),
+    );
     let approvers = drill.state().join("approvers");
     let _daemon = daemon(&drill);
     fs::create_dir(&approvers).expect("made");
@@ -379,7 +382,7 @@ fn what_waits_for_a_person_is_judged_by_the_policy_of_then() {
     let ask = waiting(&drill, 1).remove(0);
     put(&drill, "own.toml", &own("ask", "deny", ""));
     good(&drill.run(&["policy", "reload"]));
-    let refused = answer(&drill, "allow", &ask, &[]);
+    let refused = answer(&drill, "approve", &ask, &[]);
     assert_ne!(refused.code, Some(0), "{}", refused.all());
     assert!(refused.stderr.contains("say-deny"), "{}", refused.all());
     assert_eq!(counts(&result(&drill, working)), (0, 1));
@@ -390,7 +393,7 @@ fn what_waits_for_a_person_is_judged_by_the_policy_of_then() {
     let ask = waiting(&drill, 1).remove(0);
     put(&drill, "own.toml", &own("ask", "ask", "# changed"));
     good(&drill.run(&["policy", "reload"]));
-    good(&answer(&drill, "allow", &ask, &[]));
+    good(&answer(&drill, "approve", &ask, &[]));
     assert_eq!(counts(&result(&drill, working)), (1, 0));
 }
 
@@ -430,8 +433,8 @@ fn during_a_hundred_reloads_every_request_is_judged_by_one_version() {
     assert_eq!(allowed, (200, 0));
     let database = drill.database();
     let mut rows = database
-        .prepare("SELECT policy_sha256, rules, facts FROM asks ORDER BY link")
-        .expect("asks");
+        .prepare("SELECT policy_sha256, rules, facts FROM permission_requests ORDER BY link")
+        .expect("approvals");
     let rows = rows
         .query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
         .expect("rows")

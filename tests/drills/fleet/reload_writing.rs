@@ -5,7 +5,7 @@ use std::io::Write as _;
 use std::time::Duration;
 
 use crate::drill::eventually;
-use crate::fleet::asks::{LONG, daemon};
+use crate::fleet::approvals::{LONG, daemon};
 use crate::fleet::reload::{asked, digest, drill, own, put, status};
 
 #[test]

@@ -130,7 +130,7 @@ fn it_goes_on_until_its_check_passes() {
         );
         let view = daemon.get(&chat).body;
         assert_eq!(view["mode"], "autonomous", "{view}");
-        assert_eq!(view["rounds"]["over"], true, "{view}");
+        assert_eq!(view["rounds"]["ended"], true, "{view}");
         assert_eq!(view["rounds"]["reason"], "goal_met", "{view}");
         assert_eq!(view["rounds"]["limits"]["turns"], 20, "{view}");
         // One child did it all, and what is over is an ordinary chat.
@@ -384,7 +384,7 @@ fn a_chat_that_is_closed_tells_its_end_also_where_nobody_works_it() {
         eventually(LONG, "it is closed", || {
             daemon.get(&chat).body["state"] == "closed"
         });
-        assert_eq!(daemon.get(&chat).body["phase"], "over");
+        assert_eq!(daemon.get(&chat).body["phase"], "ended");
         assert_eq!(daemon.turns(&chat).len(), 1);
     }
 }

@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use serde_json::Value;
 
 use crate::drill::Drill;
-use crate::fleet::asks::DIALECTS;
+use crate::fleet::approvals::DIALECTS;
 
 const VALUE: &str = "correct/horse \"battery\"-staple";
 
@@ -39,8 +39,8 @@ env       = {{ set = {{ DRILL = "MARK", {} }} }}
 /// Decision, rules, input and facts of every request, in order.
 fn asked(drill: &Drill) -> Vec<(String, String, String, Value)> {
     let database = drill.database();
-    let query = "SELECT decision, rules, input, facts FROM asks ORDER BY link";
-    let mut statement = database.prepare(query).expect("asks");
+    let query = "SELECT decision, rules, input, facts FROM permission_requests ORDER BY link";
+    let mut statement = database.prepare(query).expect("approvals");
     let rows = statement.query_map([], |row| {
         let facts: String = row.get(3)?;
         let facts = serde_json::from_str(&facts).expect("JSON");
@@ -92,7 +92,7 @@ fn a_secret_is_on_no_record_and_what_runs_is_what_was_sent() {
                 .query_row(query, [word], |row| row.get(0))
                 .expect("a count");
             assert_eq!(found, 0, "{word} is in an event");
-            let query = "SELECT count(*) FROM asks WHERE instr(input || claimed || facts || reason, ?1) > 0";
+            let query = "SELECT count(*) FROM permission_requests WHERE instr(input || claimed || facts || reason, ?1) > 0";
             let found: i64 = database
                 .query_row(query, [word], |row| row.get(0))
                 .expect("a count");

@@ -87,8 +87,8 @@ fn stories(conn: &Connection, faults: &mut Vec<String>) -> BTreeMap<String, Stor
                 story.open = false;
                 story.ended += 1;
             }
-            "asked" => story.asked += 1,
-            "decided" => story.decided += 1,
+            "permission_requested" => story.asked += 1,
+            "permission_decided" => story.decided += 1,
             _ => {}
         }
     }
@@ -127,11 +127,11 @@ fn settled(
         ),
         (
             "asks",
-            "SELECT count(*) FROM asks WHERE link IS NULL OR decision IS NULL",
+            "SELECT count(*) FROM permission_requests WHERE link IS NULL OR decision IS NULL",
         ),
         (
             "links",
-            "SELECT coalesce(max(link), 0) - count(link) FROM asks",
+            "SELECT coalesce(max(link), 0) - count(link) FROM permission_requests",
         ),
     ];
     if is_last {
@@ -173,7 +173,7 @@ fn prompts(
         }
         for (request, answers) in &child.answers {
             if answers.contains(&true) {
-                let sql = "SELECT count(*) FROM asks WHERE session = ?1 AND request_key = ?2 AND decision = 'allow'";
+                let sql = "SELECT count(*) FROM permission_requests WHERE session = ?1 AND request_key = ?2 AND decision = 'allow'";
                 let known: i64 = conn
                     .query_row(sql, (&child.session, request), |row| row.get(0))
                     .expect("a number");

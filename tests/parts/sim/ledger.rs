@@ -219,7 +219,7 @@ impl Ledger {
     }
 
     /// A child got an answer: a durable verdict must say the same now, and none is allowed twice.
-    /// `None` is no verdict: the turn ends, and the ask with it.
+    /// `None` is no verdict: the turn ends, and the permission request with it.
     pub(crate) fn answered(&self, number: usize, request: &str, allowed: Option<bool>) {
         let mut book = self.book();
         let session = book.children[number].session.clone();
@@ -230,7 +230,7 @@ impl Ledger {
         let verdict: Option<String> = book.reader.as_ref().and_then(|reader| {
             let mut query = reader
                 .prepare_cached(
-                    "SELECT decision FROM asks \
+                    "SELECT decision FROM permission_requests \
                      WHERE session = ?1 AND request_key = ?2 AND link IS NOT NULL",
                 )
                 .expect("SQL");

@@ -173,7 +173,7 @@ session = "{scope}"
 attempts = {attempts}
 check = {check}
 on_unasked_deny = "{unasked}"
-ask = {{ on_timeout = "{on_timeout}" }}
+approval = {{ on_timeout = "{on_timeout}" }}
 restart = {{ kind = "{kind}", budget = {budget}, window = "{window}", base = "100ms", max = "{max}", reset_after = "60s", on_crash = "{on_crash}", never_codes = [101] }}
 timeouts = {{ handshake = "30s", silence = "{silence}", turn = "{turn}", cancel = "5s" }}
 "#

@@ -197,7 +197,7 @@ fn command(msg: &str) -> Command {
 /// Plays a transcript; `cut` says how long the next chunk may be.
 fn play(transcript: &Transcript, mut cut: impl FnMut() -> usize) -> Conversation {
     let acp = AcpSettings {
-        tell_denials: DenialFeedback::Never,
+        report_denials: DenialFeedback::Never,
         ..AcpSettings::default()
     };
     let opening = OpenParams {

@@ -126,7 +126,7 @@ fn acp(which: u8) -> AcpSettings {
     AcpSettings {
         auth: (which & 1 > 0).then(|| "a".to_owned()),
         mode: (which & 2 > 0).then(|| "plan".to_owned()),
-        mode_skips_asks: which & 4 > 0,
+        mode_skips_requests: which & 4 > 0,
         logout: true,
         ..AcpSettings::default()
     }

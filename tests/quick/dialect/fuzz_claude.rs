@@ -187,7 +187,7 @@ proptest! {
         let acp = AcpSettings {
             mode: (greeted == 0 && wants & 1 > 0).then(|| "plan".to_owned()),
             model: (greeted == 0 && wants & 2 > 0).then(|| "m".to_owned()),
-            mode_skips_asks: wants & 4 > 0,
+            mode_skips_requests: wants & 4 > 0,
             ..AcpSettings::default()
         };
         let opening = OpenParams {

@@ -85,17 +85,27 @@ fn what_does_nothing_is_refused_by_name() {
         &["transparent", "env"],
     );
     refused(
-        &format!("{HEAD}[ask]\non_timeout = \"allow\""),
+        &format!("{HEAD}[approval]\non_timeout = \"allow\""),
         &["on_timeout", "allow"],
     );
-    let asking = |key: &str, parts: &[&str]| refused(&format!("{HEAD}[ask]\n{key}"), parts);
-    asking("max_pending = 0", &["ask.max_pending", "from 1 to 20"]);
-    asking("max_pending = 21", &["ask.max_pending", "from 1 to 20"]);
-    asking("remember = \"ever\"", &["ask.remember", "ever", "`turn`"]);
-    asking("approvers = [\"Ops\"]", &["ask.approvers", "Ops"]);
+    let asking = |key: &str, parts: &[&str]| refused(&format!("{HEAD}[approval]\n{key}"), parts);
+    asking("max_pending = 0", &["approval.max_pending", "from 1 to 20"]);
+    asking(
+        "max_pending = 21",
+        &["approval.max_pending", "from 1 to 20"],
+    );
+    asking(
+        "remember = \"ever\"",
+        &["approval.remember", "ever", "`turn`"],
+    );
+    asking("approvers = [\"Ops\"]", &["approval.approvers", "Ops"]);
     asking(
         "approvers = [\"group:ops\"]",
-        &["ask.approvers", "group:ops", "give its members a token"],
+        &[
+            "approval.approvers",
+            "group:ops",
+            "give its members a token",
+        ],
     );
     refused("schema = 2\nname = \"t\"", &["schema", "2"]);
     refused("schema = 1\nname = \"t\"", &["default"]);
@@ -165,13 +175,13 @@ fn the_shipped_policies_load() {
 #[test]
 fn settings_of_asks_are_read() {
     let policy = load(&format!(
-        "{HEAD}[ask]\ntimeout_s = 60\non_timeout = \"deny_turn\""
+        "{HEAD}[approval]\ntimeout_s = 60\non_timeout = \"deny_turn\""
     ))
     .expect("a policy");
     assert_eq!(policy.approval_timeout(), Some(Duration::from_secs(60)));
     assert_eq!(policy.on_timeout(), Some(OnTimeout::DenyTurn));
     assert_eq!(policy.approval_settings().max_pending, None);
-    let text = |name: &str, ask: &str| format!("{HEAD}[ask]\n{ask}").replace("\"t\"", name);
+    let text = |name: &str, ask: &str| format!("{HEAD}[approval]\n{ask}").replace("\"t\"", name);
     let site = text(
         "\"site\"",
         "max_pending = 3\nremember = \"turn\"\napprovers = [\"ops\", \"owner\", \"night\"]",

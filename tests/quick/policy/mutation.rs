@@ -288,7 +288,7 @@ fn changes(line: &str) -> Vec<String> {
             .filter(|word| !line.contains(&format!("\"{word}\"")))
             .filter(|word| key != "ask_as" || **word != "allow")
             .map(|word| format!("{key} = \"{word}\""))
-            // With every ask denied, asking and denying are one.
+            // With every permission request denied, asking and denying are one.
             .filter(|changed| !(line.contains("\"deny\"") && changed.contains("\"ask\"")))
             .collect(),
         "env_allow" | "glob_programs" | "trusted_dirs" | "transparent" if line.contains('"') => {

@@ -113,10 +113,11 @@ fn check_guard(ledger: &Diagnostics, pool: &Pool, blame: &KeyPlaces, none: bool)
             );
             let help = Some("use \"policy+sandbox\"".to_owned());
             ledger.report(place, message, help);
-        } else if pool.guard == Guard::Policy && pool.asks != PermissionCoverage::All {
+        } else if pool.guard == Guard::Policy && pool.permission_requests != PermissionCoverage::All
+        {
             let message = format!(
                 "guard = \"policy\" needs an agent that asks for everything, and this one asks for {}",
-                pool.asks
+                pool.permission_requests
             );
             let help = Some("use \"policy+sandbox\"".to_owned());
             ledger.report(place, message, help);

@@ -16,12 +16,12 @@ pub(super) fn put(table: &mut RenderedTable, acp: &AcpSettings) {
         mode: _,
         model: _,
         options,
-        mode_skips_asks,
+        mode_skips_requests,
         // Says the agent's name.
         auto_approve_modes: _,
         mcp_servers,
         permission_reply,
-        tell_denials,
+        report_denials,
     } = acp;
     if let Some(auth) = auth {
         table.put("auth", auth.as_str());
@@ -35,11 +35,11 @@ pub(super) fn put(table: &mut RenderedTable, acp: &AcpSettings) {
         (id.clone(), value)
     });
     table.put_named("options", options.collect());
-    table.put("mode_skips_asks", *mode_skips_asks);
+    table.put("mode_skips_requests", *mode_skips_requests);
     let servers: Vec<Value> = mcp_servers.iter().map(server).collect();
     table.put("mcp_servers", servers);
     table.put("permission_reply", permission_reply.word());
-    table.put("tell_denials", tell_denials.word());
+    table.put("report_denials", report_denials.word());
 }
 
 fn server(server: &McpServer) -> Value {

@@ -15,14 +15,14 @@ pub(super) fn put(table: &mut RenderedTable, of_ask: &ApprovalConfig) {
         approvers,
         max_pending,
     } = of_ask;
-    table.put("ask.timeout", show_duration(*timeout));
+    table.put("approval.timeout", show_duration(*timeout));
     let waits = agent_waits.map_or_else(|| "none".to_owned(), show_duration);
-    table.put("ask.agent_waits", waits);
-    table.put("ask.on_timeout", on_timeout.word());
-    table.put("ask.when_waiting", when_waiting.word());
-    table.put("ask.remember", remember.word());
+    table.put("approval.agent_waits", waits);
+    table.put("approval.on_timeout", on_timeout.word());
+    table.put("approval.when_waiting", when_waiting.word());
+    table.put("approval.remember", remember.word());
     let approvers: Vec<String> = approvers.iter().map(ToString::to_string).collect();
-    table.put("ask.approvers", texts(&approvers));
+    table.put("approval.approvers", texts(&approvers));
     let most = i64::try_from(*max_pending).unwrap_or(i64::MAX);
-    table.put("ask.max_pending", most);
+    table.put("approval.max_pending", most);
 }

@@ -52,7 +52,7 @@ fn values_are_read_as_they_are_written() {
          restart = { kind = \"permanent\", budget = 100, base = \"20ms\", max = \"20ms\", on_crash = \"retry\", never_codes = [3, 2, 3] }\n\
          timeouts = { handshake = \"none\", turn = \"1h\", silence = \"none\", cancel = \"1ms\" }\n\
          stop = { goodbye = \"0s\", term = \"1h\" }\n\
-         ask = { on_timeout = \"deny_turn\", agent_waits = \"6s\", remember = \"turn\", approvers = [\"ops\", \"owner\"] }\n\
+         approval = { on_timeout = \"deny_turn\", agent_waits = \"6s\", remember = \"turn\", approvers = [\"ops\", \"owner\"] }\n\
          shell_cwd = \"sticky\"\n",
     );
     assert_eq!((pool.size, pool.max_size), (16, 20));
@@ -206,38 +206,40 @@ fn limits_are_numbers_with_their_units_or_none() {
 
 #[test]
 fn what_an_agent_asks_for_follows_from_its_preset_or_command() {
-    let asks = |text: &str| {
+    let permission_requests = |text: &str| {
         let config = accepted_by(&explicit_origin(), &format!("[pool.demo]\n{text}\n"));
         let pool = only(&config);
-        (pool.asks, pool.agent.clone())
+        (pool.permission_requests, pool.agent.clone())
     };
-    let is = |asks: PermissionCoverage, name: &str| (asks, name.to_owned());
+    let is = |permission_requests: PermissionCoverage, name: &str| {
+        (permission_requests, name.to_owned())
+    };
     assert_eq!(
-        asks("agent = \"script\""),
+        permission_requests("agent = \"script\""),
         is(PermissionCoverage::All, "script")
     );
     assert_eq!(
-        asks("agent = \"scaiflux\""),
+        permission_requests("agent = \"scaiflux\""),
         is(PermissionCoverage::Some, "scaiflux")
     );
     assert_eq!(
-        asks("command = [\"marshal\", \"script-agent\", \"--protocol\", \"2\"]"),
+        permission_requests("command = [\"marshal\", \"script-agent\", \"--protocol\", \"2\"]"),
         is(PermissionCoverage::All, "script")
     );
     assert_eq!(
-        asks("command = [\"marshal\", \"run\"]"),
+        permission_requests("command = [\"marshal\", \"run\"]"),
         is(PermissionCoverage::Some, "custom")
     );
     assert_eq!(
-        asks("command = [\"/usr/bin/marshal\", \"script-agent\"]"),
+        permission_requests("command = [\"/usr/bin/marshal\", \"script-agent\"]"),
         is(PermissionCoverage::Some, "custom")
     );
     assert_eq!(
-        asks("command = [\"x\"]\nasks = \"all\"\nguard = \"policy\""),
+        permission_requests("command = [\"x\"]\npermission_requests = \"all\"\nguard = \"policy\""),
         is(PermissionCoverage::All, "custom")
     );
     assert_eq!(
-        asks("command = [\"x\"]\nasks = \"never\""),
+        permission_requests("command = [\"x\"]\npermission_requests = \"never\""),
         is(PermissionCoverage::Never, "custom")
     );
 }
@@ -440,7 +442,7 @@ fn an_agents_own_keys_hold_where_the_file_has_none() {
     };
     let usual = pool("agent = \"codex\"");
     assert_eq!(
-        (usual.agent.as_str(), usual.asks),
+        (usual.agent.as_str(), usual.permission_requests),
         ("codex", PermissionCoverage::Some)
     );
     assert_eq!(usual.dialect, DialectName::Acp);
@@ -448,7 +450,7 @@ fn an_agents_own_keys_hold_where_the_file_has_none() {
     assert_eq!(usual.stop.term, Duration::from_secs(5), "not the preset's");
     assert!(usual.home_texts.contains_key(".codex/config.toml"));
     let other = pool(
-        "agent = \"codex\"\ncommand = [\"other\", \"x\"]\nstop.eof = \"9s\"\nasks = \"never\"\nenv.set = { A = \"1\" }",
+        "agent = \"codex\"\ncommand = [\"other\", \"x\"]\nstop.eof = \"9s\"\npermission_requests = \"never\"\nenv.set = { A = \"1\" }",
     );
     assert_eq!(other.command, ["other", "x"]);
     assert_eq!(other.stop.eof, Duration::from_secs(9));
@@ -457,7 +459,7 @@ fn an_agents_own_keys_hold_where_the_file_has_none() {
         Duration::ZERO,
         "the rest of the table stays"
     );
-    assert_eq!(other.asks, PermissionCoverage::Never);
+    assert_eq!(other.permission_requests, PermissionCoverage::Never);
     let claude = pool("agent = \"claude\"\nenv.pass = [\"DISABLE_AUTOUPDATER\"]");
     assert!(!claude.env.set.contains_key("DISABLE_AUTOUPDATER"));
     let switch = "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC";
@@ -474,7 +476,7 @@ fn an_agents_own_keys_hold_where_the_file_has_none() {
     // Its model stands in its file; a command of one's own is told it.
     assert_eq!((wants.model, wants.has_sandbox), (None, true));
     let bare = pool(
-        "command = [\"codex\", \"app-server\"]\ndialect = \"codex\"\nmodel = \"m-1\"\nlauncher = \"none\"\ntell_denials = \"never\"",
+        "command = [\"codex\", \"app-server\"]\ndialect = \"codex\"\nmodel = \"m-1\"\nlauncher = \"none\"\nreport_denials = \"never\"",
     );
     let wants = crate::CodexSettings::from_acp(&bare.acp, bare.launcher);
     assert_eq!(wants.approval_policy, crate::ApprovalPolicy::Untrusted);
@@ -489,7 +491,7 @@ fn an_agent_that_cannot_ask_is_held_by_its_walls_and_that_is_said() {
     let loaf = only(&config);
     assert_eq!(loaf.dialect, DialectName::Loaf);
     assert_eq!(
-        (loaf.asks, loaf.guard),
+        (loaf.permission_requests, loaf.guard),
         (PermissionCoverage::Never, Guard::PolicyAndSandbox)
     );
     assert_eq!(loaf.acp.model.as_deref(), Some("m"), "set by a message");
@@ -506,7 +508,7 @@ fn an_agent_that_cannot_ask_is_held_by_its_walls_and_that_is_said() {
     let script = pool(
         "agent = \"script\"\ncommand = [\"marshal\", \"script-agent\", \"--dialect\", \"loaf\"]\ndialect = \"loaf\"",
     );
-    assert_eq!(only(&script).asks, PermissionCoverage::Never);
+    assert_eq!(only(&script).permission_requests, PermissionCoverage::Never);
     let on_crash = pool(
         "command = [\"x\"]\ndialect = \"loaf\"\nsession = \"slot\"\nrestart.on_crash = \"resume\"",
     );
@@ -524,7 +526,7 @@ fn claude_code_has_a_dialect_of_its_own_that_sets_modes_and_models() {
     };
     let usual = pool("agent = \"claude-code\"\nmodel = \"m-1\"");
     assert_eq!(
-        (usual.dialect, usual.asks),
+        (usual.dialect, usual.permission_requests),
         (DialectName::Claude, PermissionCoverage::All)
     );
     assert_eq!(usual.command, ["claude"]);
@@ -538,9 +540,9 @@ fn claude_code_has_a_dialect_of_its_own_that_sets_modes_and_models() {
     ));
     assert!(session.resume_args.is_empty());
     let meant = pool(&format!(
-        "{own}mode = \"acceptEdits\"\nmode_skips_asks = true"
+        "{own}mode = \"acceptEdits\"\nmode_skips_requests = true"
     ));
-    assert!(meant.acp.mode_skips_asks);
+    assert!(meant.acp.mode_skips_requests);
     let served = pool(&format!(
         "{own}mcp_servers = [{{ name = \"notes\", command = \"/usr/bin/notes\" }}]"
     ));

@@ -198,7 +198,7 @@ const SAMPLES: &[(&str, &str)] = &[
     ("pool.NAME.mode", "\"plan\""),
     ("pool.NAME.auth", "\"api-key\""),
     ("pool.NAME.dialect.custom", "\"agent.toml\""),
-    ("pool.NAME.asks", "\"some\""),
+    ("pool.NAME.permission_requests", "\"some\""),
     ("pool.NAME.routes", "[\"own\"]"),
     ("pool.NAME.egress.allow", "[\"api.example.com\"]"),
     ("pool.NAME.egress.connections", "8"),

@@ -16,7 +16,7 @@ fn a_pool_has_a_directory_and_its_usual_keys() {
     assert_eq!(plane.dir, Path::new("/etc/spool"));
     assert!(!plane.answers);
     assert_eq!((plane.max_open, plane.poll), (3, Duration::from_secs(5)));
-    let keys = "ask.approvers = [\"ops\"]\n[pool.demo.file_plane]\ndir = \"/s\"\nanswers = true\nanswers_as = \"ops\"\nowner = 1000\nmax_open = 9\npoll = \"1m\"\n";
+    let keys = "approval.approvers = [\"ops\"]\n[pool.demo.file_plane]\ndir = \"/s\"\nanswers = true\nanswers_as = \"ops\"\nowner = 1000\nmax_open = 9\npoll = \"1m\"\n";
     let config = accepted_by(&explicit_origin(), &pool(keys));
     let plane = config.pools[0].file_plane.as_ref().expect("a plane");
     assert_eq!(plane.answers_as, Approver::Named("ops".to_owned()));
@@ -54,10 +54,10 @@ fn directories_that_cannot_be_are_refused() {
     );
     refused(
         "file_plane = { dir = \"/s\", answers = true, answers_as = \"ops\" }",
-        "answers are given as \"ops\", and ask.approvers of the pool has not that name",
+        "answers are given as \"ops\", and approval.approvers of the pool has not that name",
     );
     refused(
-        "file_plane = { dir = \"/s\", answers = true }\nask.approvers = []",
+        "file_plane = { dir = \"/s\", answers = true }\napproval.approvers = []",
         "given as \"owner\"",
     );
     // Agents must not be able to write it, and it must not hold what they write.

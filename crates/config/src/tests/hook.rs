@@ -38,12 +38,12 @@ fn a_hook_tells_an_address_or_a_command() {
         to.secret.source,
         SecretSource::Variable("HOOK_SECRET".to_owned())
     );
-    let keys = "command = [\"/usr/local/bin/tell\", \"-x\"]\nenv = { PATH = \"/bin\", KEY = \"file:key\" }\ntimeout = \"2s\"\nevents = [\"parked\", \"ask\", \"ask\"]\npools = [\"demo\"]\n";
+    let keys = "command = [\"/usr/local/bin/tell\", \"-x\"]\nenv = { PATH = \"/bin\", KEY = \"file:key\" }\ntimeout = \"2s\"\nevents = [\"parked\", \"approval\", \"approval\"]\npools = [\"demo\"]\n";
     let config = accepted_by(&explicit_origin(), &file(keys));
     let hook = &config.hooks[0];
     assert_eq!(
         hook.events,
-        [NotificationKind::Ask, NotificationKind::Parked]
+        [NotificationKind::Approval, NotificationKind::Parked]
     );
     assert_eq!(hook.pools.len(), 1);
     let HookTarget::Command(command) = &hook.target else {
@@ -90,8 +90,8 @@ fn hooks_that_cannot_be_are_refused() {
         "the hook would hear nothing",
     );
     refused(
-        "command = [\"/bin/x\"]\nevents = [\"asks\"]\n",
-        "expected \"ask\", \"parked\", \"run_ended\" or \"budget_spent\", found \"asks\"",
+        "command = [\"/bin/x\"]\nevents = [\"approvals\"]\n",
+        "expected \"approval\", \"parked\", \"run_ended\" or \"budget_spent\", found \"approvals\"",
     );
     refused(
         "command = [\"/bin/x\"]\npools = [\"other\"]\n",
@@ -102,7 +102,7 @@ fn hooks_that_cannot_be_are_refused() {
         "a duration from",
     );
     refused(
-        "command = [\"/bin/x\"]\nevent = [\"ask\"]\n",
+        "command = [\"/bin/x\"]\nevent = [\"approval\"]\n",
         "unknown key \"event\"…events",
     );
     let url = |url: &str, why: &str| refused(&format!("url = \"{url}\"\n{SECRET}"), why);

@@ -118,7 +118,7 @@ fn closed_sets_of_words_name_their_members() {
     set("on_unasked_deny", "\"report\", \"interrupt\" or \"stop\"", ("interupt", "interrupt"), &[]);
     set("shell_cwd", "\"workspace\", \"turn\" or \"sticky\"", ("stiky", "sticky"), &[]);
     set("client_fs", "\"none\", \"read\" or \"write\"", ("wirte", "write"), &[]);
-    set("asks", "\"all\", \"some\" or \"never\"", ("nevr", "never"), &[]);
+    set("permission_requests", "\"all\", \"some\" or \"never\"", ("nevr", "never"), &[]);
     set("dialect", "\"acp\", \"claude\", \"codex\", \"loaf\", \"scaiflux\" or \"skillpilot\"", ("scaifluks", "scaiflux"), &[]);
     check("dialect = { custom = 7 }", "expected a string, found the integer 7");
     check("dialect = { custom = \"\" }", "expected the file of a table, found \"\"");
@@ -136,7 +136,7 @@ fn closed_sets_of_words_name_their_members() {
 
 #[test]
 fn what_is_for_acp_is_refused_elsewhere_and_what_weakens_it_is_spelled_out() {
-    for key in ["auth = \"x\"", "options = { a = \"b\" }", "permission_reply = \"scarf\"", "mode_skips_asks = true"] {
+    for key in ["auth = \"x\"", "options = { a = \"b\" }", "permission_reply = \"scarf\"", "mode_skips_requests = true"] {
         check(key, "this is for agents that speak acp");
     }
     let claude = |keys: &str, expect: &str| check(&format!("dialect = \"claude\"\n{keys}"), expect);
@@ -165,7 +165,7 @@ fn what_is_for_acp_is_refused_elsewhere_and_what_weakens_it_is_spelled_out() {
     acp("auth = \"x\"\nlogout = true\nstop = { goodbye = \"0s\" }", "logout = true needs a goodbye");
     acp("options = { a = 1 }", "expected a string, found the integer 1");
     acp("mode = \"acceptEdits\"", "the mode \"acceptEdits\" skips permission requests");
-    acp("mode = \"yolo\"", "mode_skips_asks = true");
+    acp("mode = \"yolo\"", "mode_skips_requests = true");
     acp("mcp_servers = [{ command = \"x\" }]", "a tool server needs a name");
     acp("mcp_servers = [{ name = \"x\" }]", "a tool server needs a command");
     acp("mcp_servers = [{ name = \"../x\", command = \"x\" }]", "expected [A-Za-z0-9]");
@@ -178,7 +178,7 @@ fn what_is_for_acp_is_refused_elsewhere_and_what_weakens_it_is_spelled_out() {
     acp("network = \"routes\"\nroutes = [\"openai\"]\nmcp_servers = [{ name = \"x\", type = \"http\", route = \"openai\", path = \"/../z\" }]", "expected a path such as");
     check("session = \"slot\"\ntimeouts = { idle = \"1m\" }", "only where its session is loaded again");
     check("dialect = \"acp\"\nsession = \"slot\"\nrestart = { on_crash = \"resume\", kind = \"permanent\" }\ntimeouts = { idle = \"1m\" }", "restart.kind = \"permanent\" says otherwise");
-    refused_by(&discovered_origin(), &pool("dialect = \"acp\"\nmode_skips_asks = true"), "may not use a mode that skips questions");
+    refused_by(&discovered_origin(), &pool("dialect = \"acp\"\nmode_skips_requests = true"), "may not use a mode that skips questions");
 }
 
 #[test]
@@ -192,8 +192,8 @@ fn an_overlay_needs_walls_and_goes_with_no_check_beside_its_agent() {
 #[test]
 fn keys_that_do_nothing_yet_are_not_accepted() {
     check("hooks = []", "unknown key \"hooks\"…hook.NAME.pools");
-    check("ask = { when_waiting = \"release\" }", "only where its session is loaded again");
-    check("ask = { when_waiting = \"wait\" }", "expected \"hold\" or \"release\", found \"wait\"");
+    check("approval = { when_waiting = \"release\" }", "only where its session is loaded again");
+    check("approval = { when_waiting = \"wait\" }", "expected \"hold\" or \"release\", found \"wait\"");
     check("policy = \"reviewers\"", "reviewer");
 }
 
@@ -354,12 +354,12 @@ fn restarts_are_checked() {
     check("budget = { day_cost = 0 }", "expected a number from 0.000001 to");
     check("budget = { day_cost = 5 }", "no model has a price");
     check("budget = { day_tokens = 5, then = \"stop\" }", "interrupt");
-    check("ask = { remember = \"ever\" }", "expected \"never\", \"turn\" or \"session\", found \"ever\"");
-    check("ask = { approvers = [\"group:ops\"] }", "approver \"group:ops\" must be…no group of the system reaches it…put a token");
-    check("ask = { max_pending = 0 }", "expected an integer from 1 to 20, found the integer 0");
-    check("ask = { max_pending = 21 }", "expected an integer from 1 to 20, found the integer 21");
-    check("ask = { approvers = [\"Ops\"] }", "approver \"Ops\" must be \"owner\" or the name of a token");
-    check("ask = { on_timeout = \"allow\" }", "expected \"deny\" or \"deny_turn\", found \"allow\"");
+    check("approval = { remember = \"ever\" }", "expected \"never\", \"turn\" or \"session\", found \"ever\"");
+    check("approval = { approvers = [\"group:ops\"] }", "approver \"group:ops\" must be…no group of the system reaches it…put a token");
+    check("approval = { max_pending = 0 }", "expected an integer from 1 to 20, found the integer 0");
+    check("approval = { max_pending = 21 }", "expected an integer from 1 to 20, found the integer 21");
+    check("approval = { approvers = [\"Ops\"] }", "approver \"Ops\" must be \"owner\" or the name of a token");
+    check("approval = { on_timeout = \"allow\" }", "expected \"deny\" or \"deny_turn\", found \"allow\"");
     check("attempts = 0", "expected an integer from 1 to 100");
     check("attempts = 101", "expected an integer from 1 to 100");
     check("check = \"make test\"", "expected an array of strings");
@@ -372,9 +372,9 @@ fn keys_must_agree_with_each_other() {
     check("attempts = 1\nrestart = { on_crash = \"retry\" }", "needs attempts of at least 2");
     check("attempts = 0\nrestart = { on_crash = \"retry\" }", "expected an integer from 1 to 100");
     check("guard = \"policy\"", "needs an agent that asks for everything, and this one asks for some");
-    check("guard = \"policy\"\nasks = \"never\"", "asks for never");
+    check("guard = \"policy\"\npermission_requests = \"never\"", "asks for never");
     check("dialect = \"loaf\"\nguard = \"policy\"", "pool.demo.guard: guard = \"policy\" needs an agent that asks for everything, and loaf has no words to ask for anything…use \"policy+sandbox\"");
-    check("dialect = \"loaf\"\nasks = \"all\"", "pool.demo.asks: an agent that speaks loaf asks for nothing: the protocol has no words for it…leave asks out");
+    check("dialect = \"loaf\"\npermission_requests = \"all\"", "pool.demo.permission_requests: an agent that speaks loaf asks for nothing: the protocol has no words for it…leave asks out");
     check("dialect = \"loaf\"\nmode = \"m\"", "mode is set, but the command has no {mode}");
     check("dialect = \"loaf\"\nauth = \"key\"", "this is for agents that speak acp");
     check("dialect = \"loaf\"\nclient_terminal = true", "client_terminal needs dialect = \"acp\": loaf has no such methods");

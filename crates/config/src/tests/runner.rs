@@ -14,7 +14,7 @@ fn driven(keys: &str) -> String {
 fn a_tool_needs_no_more_than_its_launcher_and_its_dialect() {
     let config = accepted_by(&explicit_origin(), &driven(""));
     let pool = only(&config);
-    assert_eq!((pool.launcher, pool.network, pool.asks), (Launcher::Pty, Network::None, PermissionCoverage::Never));
+    assert_eq!((pool.launcher, pool.network, pool.permission_requests), (Launcher::Pty, Network::None, PermissionCoverage::Never));
     assert_eq!(*pool.runner, Runner::default());
     let argv = pool.runner_argv(vec!["tclsh".to_owned()], "/home/agent");
     assert_eq!(argv[..3], ["marshal", "runner", "--stdio"]);
@@ -41,7 +41,7 @@ fn what_the_file_says_of_a_runner_is_what_it_is_told() {
 fn what_cannot_be_driven_is_refused() {
     let refused = |keys: &str, why: &str| refused_by(&explicit_origin(), &driven(keys), why);
     refused("guard = \"policy\"", "needs an agent that asks for everything");
-    refused("asks = \"some\"", "has no words for it");
+    refused("permission_requests = \"some\"", "has no words for it");
     refused("size = 2\nrunner = { dir = \"plane\" }", "size must be 1");
     refused("runner = { dir = \"~/plane\" }", "is not expanded here");
     refused("runner = { kind = \"lisp\" }", "the table needs marker");

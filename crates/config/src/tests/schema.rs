@@ -23,7 +23,7 @@ const BEYOND: &[&str] = &[
     "looks like a secret",
     // What the rest of the file, or the program, says.
     "a file plane needs a directory",
-    "and ask.approvers of the pool has not that name",
+    "and approval.approvers of the pool has not that name",
     "and could give themselves tasks here",
     "has this directory already",
     "all pools together",

@@ -175,11 +175,11 @@ impl Acp {
     /// What runs now is not asked about: the child ends, unless that is meant. During the opening
     /// nothing runs yet, and what the session is set to at its end decides.
     pub(super) fn fail_on_skipping(&mut self, way: &str, out: &mut Effects) {
-        if self.opening.acp.mode_skips_asks || self.phase != Phase::Ready {
+        if self.opening.acp.mode_skips_requests || self.phase != Phase::Ready {
             return;
         }
         let said = format!(
-            "the agent changed its session by itself so that it skips permission requests ({way}): it was ended; mode_skips_asks = true says that this is meant"
+            "the agent changed its session by itself so that it skips permission requests ({way}): it was ended; mode_skips_requests = true says that this is meant"
         );
         self.fail_channel(ChannelError::UnsafeState(said), out);
     }

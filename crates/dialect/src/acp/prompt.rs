@@ -36,7 +36,7 @@ impl Acp {
 
     /// Keeps a denial's reason for the next prompt: the answer has no place for it.
     pub(super) fn record_denial(&mut self, about: &UntrustedText, reason: &str) {
-        if self.opening.acp.tell_denials == DenialFeedback::NextPrompt {
+        if self.opening.acp.report_denials == DenialFeedback::NextPrompt {
             self.denials.add(about, reason);
         }
     }

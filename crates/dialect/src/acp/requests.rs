@@ -1,6 +1,6 @@
 //! What the agent wants to know: permissions, and all that we do not serve.
 //!
-//! Must not decide anything: an ask goes to the session, its answer comes back as a command.
+//! Must not decide anything: a permission request goes to the session, its answer comes back as a command.
 
 use serde_json::value::RawValue;
 

@@ -155,11 +155,11 @@ impl Acp {
     fn finish_opening(&mut self, out: &mut Effects) {
         let wanted = &self.opening.acp;
         let settings = &self.setup.settings;
-        if !wanted.mode_skips_asks
+        if !wanted.mode_skips_requests
             && let Some(way) = modes::skip_reason(settings, &wanted.auto_approve_modes)
         {
             let said = format!(
-                "the agent's session skips permission requests ({way}): set mode to one that asks (offered: {}), or say mode_skips_asks = true if that is meant",
+                "the agent's session skips permission requests ({way}): set mode to one that asks (offered: {}), or say mode_skips_requests = true if that is meant",
                 list_modes(settings)
             );
             return self.fail_channel(ChannelError::NeedsSetup(said), out);

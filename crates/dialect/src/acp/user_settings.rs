@@ -33,7 +33,7 @@ impl Acp {
 
     fn may_use_mode(&self, mode: &UntrustedText) -> bool {
         let acp = &self.opening.acp;
-        acp.mode_skips_asks
+        acp.mode_skips_requests
             || !is_skipping_mode(mode, &self.setup.skipping_modes, &acp.auto_approve_modes)
     }
 
@@ -54,7 +54,7 @@ impl Acp {
             value,
             ..option.clone()
         };
-        acp.mode_skips_asks || option_skip_reason(&option, &acp.auto_approve_modes).is_none()
+        acp.mode_skips_requests || option_skip_reason(&option, &acp.auto_approve_modes).is_none()
     }
 
     /// Sets it, if it may be.
@@ -150,7 +150,7 @@ impl Acp {
         let took = outcome
             .map_err(|error| format!("{}: {}", step.describe_rejection(), describe_error(&error)))
             .and_then(|result| self.setup.settings.apply_reply(&step, result));
-        if !self.opening.acp.mode_skips_asks
+        if !self.opening.acp.mode_skips_requests
             && let Some(way) =
                 skip_reason(&self.setup.settings, &self.opening.acp.auto_approve_modes)
         {
@@ -177,6 +177,6 @@ impl Acp {
 fn describe_skipping(what: &str) -> String {
     let what = UntrustedText::from(what).escape_for_display(160);
     format!(
-        "{what} skips permission requests, which this pool does not allow (mode_skips_asks = true would)"
+        "{what} skips permission requests, which this pool does not allow (mode_skips_requests = true would)"
     )
 }

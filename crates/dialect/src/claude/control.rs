@@ -217,7 +217,7 @@ impl Claude {
             && self.is_skipping_mode(&mode)
         {
             let said = format!(
-                "the agent's session skips permission requests (its mode {}): set a mode that asks, or say mode_skips_asks = true if that is meant",
+                "the agent's session skips permission requests (its mode {}): set a mode that asks, or say mode_skips_requests = true if that is meant",
                 mode.escape_for_display(80)
             );
             return self.fail_channel(ChannelError::NeedsSetup(said), out);
@@ -281,7 +281,7 @@ impl Claude {
     /// Whether a session in that mode would not ask, and that is not meant.
     pub(super) fn is_skipping_mode(&self, mode: &UntrustedText) -> bool {
         let acp = &self.opening.acp;
-        !acp.mode_skips_asks && acp.auto_approve_modes.contains(mode.raw())
+        !acp.mode_skips_requests && acp.auto_approve_modes.contains(mode.raw())
     }
 
     /// The agent is in this mode, by its own word.
@@ -289,7 +289,7 @@ impl Claude {
         // During the opening nothing runs yet, and what the session is set to at its end decides.
         if self.phase == Phase::Ready && self.is_skipping_mode(&mode) {
             let said = format!(
-                "the agent changed its session by itself so that it skips permission requests (the mode {}): it was ended; mode_skips_asks = true says that this is meant",
+                "the agent changed its session by itself so that it skips permission requests (the mode {}): it was ended; mode_skips_requests = true says that this is meant",
                 mode.escape_for_display(80)
             );
             return self.fail_channel(ChannelError::UnsafeState(said), out);
@@ -330,7 +330,7 @@ impl Claude {
         let shown = UntrustedText::from(mode.as_str());
         if self.is_skipping_mode(&shown) {
             return Err(DialectError::NotOffered(format!(
-                "the mode {} skips permission requests, which this pool does not allow (mode_skips_asks = true would)",
+                "the mode {} skips permission requests, which this pool does not allow (mode_skips_requests = true would)",
                 shown.escape_for_display(80)
             )));
         }

@@ -1,7 +1,7 @@
 //! What the agent wants to know: approvals of commands, of changes to files and of calls of tool servers,
 //! and all that is refused with as little as the protocol takes.
 //!
-//! Must not decide anything: an ask goes to the session, its answer comes back as a command.
+//! Must not decide anything: a permission request goes to the session, its answer comes back as a command.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;

@@ -111,7 +111,7 @@ impl ChildDeadlines {
         self.open_requests = self.open_requests.saturating_add(1);
     }
 
-    /// An ask was answered, or withdrawn.
+    /// A permission request was answered, or withdrawn.
     pub const fn on_request_closed(&mut self, now: Instant) {
         self.open_requests = self.open_requests.saturating_sub(1);
         self.on_output(now);

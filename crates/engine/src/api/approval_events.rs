@@ -1,4 +1,4 @@
-//! The stream of asks: `GET /asks/events`, server-sent events.
+//! The stream of approvals: `GET /approvals/events`, server-sent events.
 //!
 //! Owns what a watcher is given: everything that waits when it comes, then each change, each once it
 //! is durable. It is told of states, not of every step between two of them, so a slow one misses
@@ -47,7 +47,7 @@ impl ApprovalSubscribers {
     /// Gives a watcher its stream.
     pub(super) fn subscribe<F: Fleet>(&self, fleet: F, until: Instant) -> Response {
         let Ok(place) = Arc::clone(&self.permits).try_acquire_owned() else {
-            let detail = "too many watch the asks already: read /asks instead";
+            let detail = "too many clients stream approvals already: read /approvals instead";
             return problem(StatusCode::SERVICE_UNAVAILABLE, detail);
         };
         let (tell, told) = mpsc::channel(limits::APPROVAL_STREAM_QUEUE);
@@ -138,7 +138,7 @@ impl<F: Fleet> Subscriber<F> {
                 limits::APPROVAL_STREAM_RETRY.as_millis()
             ))
             .await?;
-            self.send_event("asks", &list).await?;
+            self.send_event("approvals", &list).await?;
             self.sent = waiting;
             Ok(())
         };
@@ -163,7 +163,7 @@ impl<F: Fleet> Subscriber<F> {
         }
     }
 
-    /// The children are gone: what became of their asks is told before the end.
+    /// The children are gone: what became of their approvals is told before the end.
     async fn send_final(&mut self, stop: &CancellationToken) -> StreamEnd {
         self.fleet.flush_journal().await;
         match self.send_changes(stop).await {
@@ -179,7 +179,7 @@ impl<F: Fleet> Subscriber<F> {
             StreamEnd::Failed
         })?;
         let views = found.iter().map(ApprovalView::from_stored);
-        Ok(views.map(|view| (view.ask.clone(), view)).collect())
+        Ok(views.map(|view| (view.approval.clone(), view)).collect())
     }
 
     /// Something changed: what, since it was last looked.
@@ -192,18 +192,21 @@ impl<F: Fleet> Subscriber<F> {
         self.changed.mark_unchanged();
         let waiting = self.pending_approvals().await?;
         let before = std::mem::take(&mut self.sent);
-        for ask in before.keys().filter(|ask| !waiting.contains_key(*ask)) {
-            let Ok(id) = PermissionRequestId::new(ask) else {
+        for approval in before
+            .keys()
+            .filter(|approval| !waiting.contains_key(*approval))
+        {
+            let Ok(id) = PermissionRequestId::new(approval) else {
                 continue;
             };
             if let Ok(Some(over)) = self.fleet.approval(id).await {
-                self.send_event("over", &ApprovalView::from_stored(&over))
+                self.send_event("ended", &ApprovalView::from_stored(&over))
                     .await?;
             }
         }
-        for (ask, view) in &waiting {
-            if before.get(ask) != Some(view) {
-                self.send_event("ask", view).await?;
+        for (approval, view) in &waiting {
+            if before.get(approval) != Some(view) {
+                self.send_event("approval", view).await?;
             }
         }
         self.sent = waiting;

@@ -1,4 +1,4 @@
-//! The asks over HTTP: `GET /asks`, `GET /asks/events`, `GET /asks/ID`, `POST /asks/ID`.
+//! The approvals over HTTP: `GET /approvals`, `GET /approvals/events`, `GET /approvals/ID`, `POST /approvals/ID`.
 //!
 //! Owns what the pages take and give. Whoever brings no token is answered before anything else of the
 //! request is looked at: what an agent wants to run is nobody else's business, and nobody else's body
@@ -42,18 +42,18 @@ impl<F: Clone> Clone for RoutesState<F> {
 
 /// Who may have which page.
 pub const ROUTES: RouteRoles = &[
-    (Method::GET, "/asks", Role::Read),
-    (Method::GET, "/asks/events", Role::Read),
-    (Method::GET, "/asks/{ask}", Role::Read),
-    (Method::POST, "/asks/{ask}", Role::Approve),
+    (Method::GET, "/approvals", Role::Read),
+    (Method::GET, "/approvals/events", Role::Read),
+    (Method::GET, "/approvals/{approval}", Role::Read),
+    (Method::POST, "/approvals/{approval}", Role::Approve),
 ];
 
 /// The pages. Streams end with `stop`.
 pub fn router<F: Fleet>(fleet: F, tokens: &Tokens, stop: CancellationToken) -> Router {
     let pages = Router::new()
-        .route("/asks", get(list::<F>))
-        .route("/asks/events", get(events::<F>))
-        .route("/asks/{ask}", get(get_one::<F>).post(answer::<F>));
+        .route("/approvals", get(list::<F>))
+        .route("/approvals/events", get(events::<F>))
+        .route("/approvals/{approval}", get(get_one::<F>).post(answer::<F>));
     with_guard(pages, tokens, ROUTES, RouteScope::Approvals).with_state(RoutesState {
         fleet,
         subscribers: ApprovalSubscribers::new(stop),
@@ -77,8 +77,8 @@ pub(super) fn json(status: StatusCode, body: &impl serde::Serialize) -> Response
 
 fn failed(failure: &Failure) -> Response {
     let status = match failure.code {
-        Code::NoSuchAsk => StatusCode::NOT_FOUND,
-        Code::AskOver => StatusCode::CONFLICT,
+        Code::NoSuchApproval => StatusCode::NOT_FOUND,
+        Code::ApprovalEnded => StatusCode::CONFLICT,
         Code::NotPermitted => StatusCode::FORBIDDEN,
         Code::BadRequest => StatusCode::BAD_REQUEST,
         _ => StatusCode::SERVICE_UNAVAILABLE,
@@ -87,22 +87,27 @@ fn failed(failure: &Failure) -> Response {
 }
 
 fn approval_not_found() -> Response {
-    problem(StatusCode::NOT_FOUND, "there is no such ask")
+    problem(StatusCode::NOT_FOUND, "there is no such approval")
 }
 
-/// A path that is no text names no ask either.
-fn parse_id(ask: Result<UrlPath<String>, PathRejection>) -> Option<PermissionRequestId> {
-    let UrlPath(ask) = ask.ok()?;
-    PermissionRequestId::new(&ask).ok()
+/// A path that is no text names no approval either.
+fn parse_id(approval: Result<UrlPath<String>, PathRejection>) -> Option<PermissionRequestId> {
+    let UrlPath(approval) = approval.ok()?;
+    PermissionRequestId::new(&approval).ok()
 }
 
 async fn list<F: Fleet>(State(desk): State<RoutesState<F>>, uri: Uri) -> Response {
-    let over = match uri.query() {
-        None | Some("" | "over=false") => false,
-        Some("over=true") => true,
-        Some(_) => return problem(StatusCode::BAD_REQUEST, "this page knows ?over=true only"),
+    let ended = match uri.query() {
+        None | Some("" | "ended=false") => false,
+        Some("ended=true") => true,
+        Some(_) => {
+            return problem(
+                StatusCode::BAD_REQUEST,
+                "the only parameter of this route is ?ended=true",
+            );
+        }
     };
-    match desk.fleet.approvals(over).await {
+    match desk.fleet.approvals(ended).await {
         Ok(found) => json(
             StatusCode::OK,
             &found
@@ -123,12 +128,12 @@ async fn events<F: Fleet>(
 
 async fn get_one<F: Fleet>(
     State(desk): State<RoutesState<F>>,
-    ask: Result<UrlPath<String>, PathRejection>,
+    approval: Result<UrlPath<String>, PathRejection>,
 ) -> Response {
-    let Some(ask) = parse_id(ask) else {
+    let Some(approval) = parse_id(approval) else {
         return approval_not_found();
     };
-    match desk.fleet.approval(ask).await {
+    match desk.fleet.approval(approval).await {
         Ok(Some(found)) => json(StatusCode::OK, &ApprovalView::with_details(&found)),
         Ok(None) => approval_not_found(),
         Err(why) => problem(StatusCode::SERVICE_UNAVAILABLE, &why),
@@ -139,10 +144,10 @@ async fn answer<F: Fleet>(
     State(desk): State<RoutesState<F>>,
     Extension(approver): Extension<Approver>,
     headers: HeaderMap,
-    ask: Result<UrlPath<String>, PathRejection>,
+    approval: Result<UrlPath<String>, PathRejection>,
     body: Body,
 ) -> Response {
-    let Some(ask) = parse_id(ask) else {
+    let Some(approval) = parse_id(approval) else {
         return approval_not_found();
     };
     let is_json = headers.get(header::CONTENT_TYPE).is_some_and(|of| {
@@ -166,7 +171,7 @@ async fn answer<F: Fleet>(
             return with_connection_close(problem(StatusCode::REQUEST_TIMEOUT, detail));
         }
     };
-    let answer = match approvals::read_answer(ask, &body) {
+    let answer = match approvals::read_answer(approval, &body) {
         Ok(answer) => answer,
         Err(failure) => return failed(&failure),
     };

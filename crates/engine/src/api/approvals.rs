@@ -20,7 +20,7 @@ const SUMMARY: usize = 300;
 /// What a client may want.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ApprovalOp {
-    /// The asks that wait.
+    /// The approvals that wait.
     List {
         /// Those that are over instead, the newest first.
         ended: bool,
@@ -86,9 +86,9 @@ struct ApprovalLine {
     v: u32,
     op: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    over: Option<bool>,
+    ended: Option<bool>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    ask: Option<String>,
+    approval: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     digest: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -106,7 +106,7 @@ fn bad(message: &str) -> Failure {
 /// Whether an op is one of these.
 #[must_use]
 pub fn is_approvals_op(op: &str) -> bool {
-    matches!(op, "asks" | "ask" | "answer")
+    matches!(op, "approvals" | "approval" | "answer")
 }
 
 /// Reads a request of the control socket.
@@ -123,15 +123,15 @@ pub fn read(text: &str) -> Result<ApprovalOp, Failure> {
     };
     let nothing = [&says.digest, &says.decision, &says.reason, &says.remember];
     let says_nothing = nothing.iter().all(|of| of.is_none());
-    let ask = line.ask.as_deref().map(id).transpose()?;
-    match (line.op.as_str(), ask, line.over, says_nothing) {
-        ("asks", None, over, true) => Ok(ApprovalOp::List {
-            ended: over.unwrap_or(false),
+    let approval = line.approval.as_deref().map(id).transpose()?;
+    match (line.op.as_str(), approval, line.ended, says_nothing) {
+        ("approvals", None, ended, true) => Ok(ApprovalOp::List {
+            ended: ended.unwrap_or(false),
         }),
-        ("ask", Some(ask), None, true) => Ok(ApprovalOp::Show { id: ask }),
-        ("answer", Some(ask), None, false) => Ok(ApprovalOp::Answer(answer(ask, says)?)),
+        ("approval", Some(approval), None, true) => Ok(ApprovalOp::Show { id: approval }),
+        ("answer", Some(approval), None, false) => Ok(ApprovalOp::Answer(answer(approval, says)?)),
         _ => Err(bad(
-            "there are asks with over, ask with ask, and answer with ask, digest, decision, reason and remember",
+            "the operations are: approvals with ended; approval with approval; answer with approval, digest, decision, reason and remember",
         )),
     }
 }
@@ -140,20 +140,20 @@ pub fn read(text: &str) -> Result<ApprovalOp, Failure> {
 ///
 /// # Errors
 /// [`Failure`] as it shall be sent back.
-pub fn read_answer(ask: PermissionRequestId, body: &[u8]) -> Result<Answer, Failure> {
+pub fn read_answer(approval: PermissionRequestId, body: &[u8]) -> Result<Answer, Failure> {
     let is_object = body.trim_ascii_start().starts_with(b"{");
     if !is_object {
         return Err(bad("the body is no JSON object"));
     }
     let says = serde_json::from_slice(body).map_err(|error| bad(&error.to_string()))?;
-    answer(ask, says)
+    answer(approval, says)
 }
 
 fn id(text: &str) -> Result<PermissionRequestId, Failure> {
     PermissionRequestId::new(text).map_err(|error| bad(&error.to_string()))
 }
 
-fn answer(ask: PermissionRequestId, says: AnswerLine) -> Result<Answer, Failure> {
+fn answer(approval: PermissionRequestId, says: AnswerLine) -> Result<Answer, Failure> {
     let decision = match says.decision.as_deref() {
         Some("allow") => Decision::Allow,
         Some("deny") => Decision::Deny,
@@ -171,7 +171,7 @@ fn answer(ask: PermissionRequestId, says: AnswerLine) -> Result<Answer, Failure>
         return Err(bad(&format!("the reason is longer than {most} characters")));
     }
     Ok(Answer {
-        id: ask,
+        id: approval,
         digest: says.digest,
         decision,
         reason: says
@@ -188,24 +188,24 @@ pub fn write(request: &ApprovalOp) -> String {
     let mut line = ApprovalLine {
         v: VERSION,
         op: String::new(),
-        over: None,
-        ask: None,
+        ended: None,
+        approval: None,
         digest: None,
         decision: None,
         reason: None,
         remember: None,
     };
     line.op = match request {
-        ApprovalOp::List { ended: over } => {
-            line.over = Some(*over);
-            "asks"
+        ApprovalOp::List { ended } => {
+            line.ended = Some(*ended);
+            "approvals"
         }
-        ApprovalOp::Show { id: ask } => {
-            line.ask = Some(ask.to_string());
-            "ask"
+        ApprovalOp::Show { id } => {
+            line.approval = Some(id.to_string());
+            "approval"
         }
         ApprovalOp::Answer(answer) => {
-            line.ask = Some(answer.id.to_string());
+            line.approval = Some(answer.id.to_string());
             line.digest.clone_from(&answer.digest);
             line.decision = Some(answer.decision.to_string());
             line.reason = answer.reason.as_ref().map(|text| text.raw().to_owned());
@@ -217,11 +217,11 @@ pub fn write(request: &ApprovalOp) -> String {
     serde_json::to_string(&line).unwrap_or_default()
 }
 
-/// An ask, as clients see it. Texts are foreign where they come from the agent.
+/// An approval, as clients see it. Texts are foreign where they come from the agent.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct ApprovalView {
     /// What an answer names.
-    pub ask: String,
+    pub approval: String,
     /// A word of [`marshal_model::ApprovalState`].
     pub state: String,
     /// Whose agent asks.
@@ -241,7 +241,7 @@ pub struct ApprovalView {
     /// How many requests it is of.
     pub times: u64,
     /// When it was put: microseconds since the Unix epoch.
-    pub asked_at_us: i64,
+    pub requested_at_us: i64,
     /// Until when it can be answered.
     pub deadline_us: i64,
     /// What an answer is bound to.
@@ -252,7 +252,7 @@ pub struct ApprovalView {
     /// When it ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended_at_us: Option<i64>,
-    /// Everything else; only where one ask is shown.
+    /// Everything else; only where one approval is shown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub more: Option<Box<ApprovalDetails>>,
 }
@@ -271,7 +271,7 @@ pub struct AnswerView {
     pub remember: String,
 }
 
-/// What is known of one ask beside its line in a list.
+/// What is known of one approval beside its line in a list.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct ApprovalDetails {
     /// The commands and paths that are judged, each with what the policy says.
@@ -354,7 +354,7 @@ impl ApprovalView {
             remember: of.remember.to_string(),
         };
         Self {
-            ask: question.id.to_string(),
+            approval: question.id.to_string(),
             state: question.state.to_string(),
             pool: question.pool.to_string(),
             slot: question.slot,
@@ -364,7 +364,7 @@ impl ApprovalView {
             rules: question.rules.clone(),
             why: question.why.clone(),
             times: question.request_count,
-            asked_at_us: question.asked_at_us,
+            requested_at_us: question.requested_at_us,
             deadline_us: question.deadline_us,
             digest: question.digest.clone(),
             answer: question.answer.as_ref().map(answer),
@@ -373,7 +373,7 @@ impl ApprovalView {
         }
     }
 
-    /// One ask with everything.
+    /// One approval with everything.
     #[must_use]
     pub fn with_details(question: &StoredApproval) -> Self {
         let facts: Facts = serde_json::from_str(question.facts.raw()).unwrap_or_default();
@@ -420,12 +420,12 @@ impl AnswerReceiptView {
 #[must_use]
 pub fn answer_failure(error: &AnswerError) -> Failure {
     let code = match error {
-        AnswerError::NoSuchApproval(_) => Code::NoSuchAsk,
+        AnswerError::NoSuchApproval(_) => Code::NoSuchApproval,
         AnswerError::AlreadyEnded(..)
         | AnswerError::Digest(_)
         | AnswerError::Denied(_)
         | AnswerError::Delegate(_)
-        | AnswerError::Changed(_) => Code::AskOver,
+        | AnswerError::Changed(_) => Code::ApprovalEnded,
         AnswerError::NotPermitted { .. } => Code::NotPermitted,
         AnswerError::Remember { .. } => Code::BadRequest,
         AnswerError::ReadOnly | AnswerError::Journal(_) | AnswerError::Slow => Code::Refused,
@@ -439,19 +439,21 @@ mod tests {
 
     #[test]
     fn requests_survive_a_round_trip_and_others_are_told_what_is_wrong() {
-        let ask = PermissionRequestId::new("a-1").expect("id");
+        let approval = PermissionRequestId::new("a-1").expect("id");
         for request in [
             ApprovalOp::List { ended: true },
-            ApprovalOp::Show { id: ask.clone() },
+            ApprovalOp::Show {
+                id: approval.clone(),
+            },
             ApprovalOp::Answer(Answer {
-                id: ask.clone(),
+                id: approval.clone(),
                 digest: Some("00".to_owned()),
                 decision: Decision::Deny,
                 reason: Some(UntrustedText::from("no \u{1b}")),
                 remember: RememberScope::Turn,
             }),
             ApprovalOp::Answer(Answer {
-                id: ask.clone(),
+                id: approval.clone(),
                 digest: None,
                 decision: Decision::Allow,
                 reason: None,
@@ -462,24 +464,30 @@ mod tests {
             assert_eq!(read(&line), Ok(request), "{line}");
         }
         for (line, part) in [
-            (r#"{"v":1,"op":"ask"}"#, "there are asks"),
-            (r#"{"v":1,"op":"asks","ask":"a"}"#, "there are asks"),
-            (r#"{"v":1,"op":"ask","ask":"../a"}"#, "must match"),
-            (r#"{"v":1,"op":"answer","ask":"a"}"#, "there are asks"),
+            (r#"{"v":1,"op":"approval"}"#, "the operations are"),
             (
-                r#"{"v":1,"op":"answer","ask":"a","digest":7,"decision":"allow"}"#,
+                r#"{"v":1,"op":"approvals","approval":"a"}"#,
+                "the operations are",
+            ),
+            (r#"{"v":1,"op":"approval","approval":"../a"}"#, "must match"),
+            (
+                r#"{"v":1,"op":"answer","approval":"a"}"#,
+                "the operations are",
+            ),
+            (
+                r#"{"v":1,"op":"answer","approval":"a","digest":7,"decision":"allow"}"#,
                 "invalid type",
             ),
             (
-                r#"{"v":1,"op":"answer","ask":"a","digest":"0","decision":"ask"}"#,
+                r#"{"v":1,"op":"answer","approval":"a","digest":"0","decision":"ask"}"#,
                 "decision",
             ),
             (
-                r#"{"v":1,"op":"answer","ask":"a","digest":"0","decision":"deny","remember":"x"}"#,
+                r#"{"v":1,"op":"answer","approval":"a","digest":"0","decision":"deny","remember":"x"}"#,
                 "remember",
             ),
             (
-                r#"{"v":1,"op":"answer","ask":"a","digest":"0","x":1}"#,
+                r#"{"v":1,"op":"answer","approval":"a","digest":"0","x":1}"#,
                 "unknown field",
             ),
         ] {
@@ -487,9 +495,15 @@ mod tests {
             assert!(failure.message.contains(part), "{line}: {failure}");
         }
         let body = br#"{"digest":"0","decision":"allow"}"#;
-        let read = read_answer(ask.clone(), body).expect("an answer");
+        let read = read_answer(approval.clone(), body).expect("an answer");
         assert_eq!(read.remember, RememberScope::Never);
-        assert!(read_answer(ask.clone(), b"[\"0\",\"allow\"]").is_err());
-        assert!(read_answer(ask, br#"{"digest":"0","decision":"allow","ask":"b"}"#).is_err());
+        assert!(read_answer(approval.clone(), b"[\"0\",\"allow\"]").is_err());
+        assert!(
+            read_answer(
+                approval,
+                br#"{"digest":"0","decision":"allow","approval":"b"}"#
+            )
+            .is_err()
+        );
     }
 }

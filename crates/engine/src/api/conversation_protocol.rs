@@ -25,10 +25,10 @@ pub enum ClientMessage {
     },
     /// Cancel the running turn and what waits behind it.
     Cancel,
-    /// A person's answer to an ask.
+    /// A person's answer to an approval.
     Answer {
         /// Which ask.
-        ask: PermissionRequestId,
+        approval: PermissionRequestId,
         /// What it is.
         answer: ApproverReply,
     },
@@ -83,20 +83,20 @@ pub enum ServerMessage {
         /// Why not, safe to show; `None`: it is set.
         refused: Option<String>,
     },
-    /// An ask is decided; an answer that comes now changes nothing.
+    /// An approval is decided; an answer that comes now changes nothing.
     PermissionResolved {
         /// Which.
-        ask: PermissionRequestId,
+        approval: PermissionRequestId,
     },
     /// The conversation is closed.
     Closed,
 }
 
-/// An ask as a client is told of it. Its texts are foreign where they come from the agent.
+/// An approval as a client is told of it. Its texts are foreign where they come from the agent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PermissionRequestView {
     /// What an answer names.
-    pub ask: String,
+    pub approval: String,
     /// The tool call that it belongs to, where the agent said so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tool_id: Option<String>,
@@ -117,7 +117,7 @@ pub struct PermissionRequestView {
     pub within_ms: u64,
 }
 
-/// One command, or one path, of an ask.
+/// One command, or one path, of an approval.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PartView {
     /// What stands before a command for its environment, `NAME=value` each.
@@ -135,9 +135,9 @@ pub struct PartView {
 }
 
 impl PermissionRequestView {
-    /// Of an ask.
+    /// Of an approval.
     #[must_use]
-    pub fn from_request(ask: &ApprovalRequest) -> Self {
+    pub fn from_request(approval: &ApprovalRequest) -> Self {
         let texts = |of: &[UntrustedText]| -> Vec<String> {
             of.iter().map(|of| of.raw().to_owned()).collect()
         };
@@ -149,15 +149,15 @@ impl PermissionRequestView {
             rules: part.rules.clone(),
         };
         Self {
-            ask: ask.id.to_string(),
-            tool_id: ask.tool_id.as_ref().map(|id| id.raw().to_owned()),
-            tool: ask.tool.raw().to_owned(),
-            class: ask.class.to_string(),
-            parts: ask.parts.iter().map(part).collect(),
-            not_plain: ask.not_plain.clone(),
-            rules: ask.rules.clone(),
-            reason: ask.reason.clone(),
-            within_ms: u64::try_from(ask.within.as_millis()).unwrap_or(u64::MAX),
+            approval: approval.id.to_string(),
+            tool_id: approval.tool_id.as_ref().map(|id| id.raw().to_owned()),
+            tool: approval.tool.raw().to_owned(),
+            class: approval.class.to_string(),
+            parts: approval.parts.iter().map(part).collect(),
+            not_plain: approval.not_plain.clone(),
+            rules: approval.rules.clone(),
+            reason: approval.reason.clone(),
+            within_ms: u64::try_from(approval.within.as_millis()).unwrap_or(u64::MAX),
         }
     }
 }
@@ -173,7 +173,7 @@ struct ClientLine {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     text: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    ask: Option<String>,
+    approval: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     says: Option<ApproverReplyWord>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -230,7 +230,7 @@ pub fn write_client_message(say: &ClientMessage) -> String {
         op: String::new(),
         n: None,
         text: None,
-        ask: None,
+        approval: None,
         says: None,
         mode: None,
         option: None,
@@ -243,8 +243,11 @@ pub fn write_client_message(say: &ClientMessage) -> String {
             "prompt"
         }
         ClientMessage::Cancel => "cancel",
-        ClientMessage::Answer { ask, answer: said } => {
-            line.ask = Some(ask.to_string());
+        ClientMessage::Answer {
+            approval,
+            answer: said,
+        } => {
+            line.approval = Some(approval.to_string());
             line.says = Some((*said).into());
             "answer"
         }
@@ -283,7 +286,7 @@ pub fn read_client_message(line: &[u8]) -> Result<ClientMessage, Failure> {
         op,
         n,
         text,
-        ask,
+        approval,
         says,
         mode,
         option,
@@ -291,17 +294,21 @@ pub fn read_client_message(line: &[u8]) -> Result<ClientMessage, Failure> {
         ..
     } = line;
     let setting = parse_setting(mode, option, value);
-    match (op.as_str(), n, text, ask, says, setting) {
+    match (op.as_str(), n, text, approval, says, setting) {
         ("prompt", Some(n), Some(text), None, None, Ok(None)) => {
             task_rules::check_prompt(&text).map_err(|why| bad(&format!("the prompt {why}")))?;
             let text = UntrustedText::new(text);
             Ok(ClientMessage::Prompt { n, text })
         }
         ("cancel", None, None, None, None, Ok(None)) => Ok(ClientMessage::Cancel),
-        ("answer", None, None, Some(ask), Some(says), Ok(None)) => {
-            let ask = PermissionRequestId::new(&ask).map_err(|error| bad(&error.to_string()))?;
+        ("answer", None, None, Some(approval), Some(says), Ok(None)) => {
+            let approval =
+                PermissionRequestId::new(&approval).map_err(|error| bad(&error.to_string()))?;
             let said = says.into();
-            Ok(ClientMessage::Answer { ask, answer: said })
+            Ok(ClientMessage::Answer {
+                approval,
+                answer: said,
+            })
         }
         ("set", Some(n), None, None, None, Ok(Some(setting))) => {
             Ok(ClientMessage::Set { n, setting })
@@ -361,8 +368,8 @@ enum ServerLine {
         refused: Option<String>,
     },
     Ask(Box<PermissionRequestView>),
-    AskOver {
-        ask: String,
+    ApprovalEnded {
+        approval: String,
     },
     Closed,
 }
@@ -390,9 +397,9 @@ pub fn write_server_message(told: &ServerMessage) -> String {
             n: *n,
             refused: refused.clone(),
         },
-        ServerMessage::PermissionRequested(ask) => ServerLine::Ask(ask.clone()),
-        ServerMessage::PermissionResolved { ask } => ServerLine::AskOver {
-            ask: ask.to_string(),
+        ServerMessage::PermissionRequested(approval) => ServerLine::Ask(approval.clone()),
+        ServerMessage::PermissionResolved { approval } => ServerLine::ApprovalEnded {
+            approval: approval.to_string(),
         },
         ServerMessage::Closed => ServerLine::Closed,
     };
@@ -420,12 +427,12 @@ pub fn read_server_message(line: &str) -> Option<ServerMessage> {
             n,
             refused: refused.map(|why| escape_for_display(&why, 1000)),
         },
-        ServerLine::Ask(ask) => {
-            PermissionRequestId::new(&ask.ask).ok()?;
-            ServerMessage::PermissionRequested(ask)
+        ServerLine::Ask(approval) => {
+            PermissionRequestId::new(&approval.approval).ok()?;
+            ServerMessage::PermissionRequested(approval)
         }
-        ServerLine::AskOver { ask } => ServerMessage::PermissionResolved {
-            ask: PermissionRequestId::new(&ask).ok()?,
+        ServerLine::ApprovalEnded { approval } => ServerMessage::PermissionResolved {
+            approval: PermissionRequestId::new(&approval).ok()?,
         },
         ServerLine::Closed => ServerMessage::Closed,
     })
@@ -447,7 +454,7 @@ mod tests {
 
     #[test]
     fn what_is_said_survives_a_round_trip() {
-        let ask = PermissionRequestId::new("a-1").expect("id");
+        let approval = PermissionRequestId::new("a-1").expect("id");
         for say in [
             ClientMessage::Prompt {
                 n: 7,
@@ -455,7 +462,7 @@ mod tests {
             },
             ClientMessage::Cancel,
             ClientMessage::Answer {
-                ask,
+                approval,
                 answer: ApproverReply::Cancelled,
             },
             ClientMessage::Set {
@@ -494,8 +501,8 @@ mod tests {
             decision: "ask".to_owned(),
             rules: vec!["r".to_owned()],
         };
-        let ask = PermissionRequestView {
-            ask: "a-1".to_owned(),
+        let approval = PermissionRequestView {
+            approval: "a-1".to_owned(),
             tool_id: Some("t".to_owned()),
             tool: "bash".to_owned(),
             class: "shell".to_owned(),
@@ -516,9 +523,9 @@ mod tests {
                 outcome: TaskOutcome::Done,
                 detail: Some("x".into()),
             },
-            ServerMessage::PermissionRequested(Box::new(ask)),
+            ServerMessage::PermissionRequested(Box::new(approval)),
             ServerMessage::PermissionResolved {
-                ask: PermissionRequestId::new("a-1").expect("id"),
+                approval: PermissionRequestId::new("a-1").expect("id"),
             },
             ServerMessage::Closed,
             ServerMessage::Started,

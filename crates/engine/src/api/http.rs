@@ -1,4 +1,4 @@
-//! The HTTP door: `/metrics`, `/healthz`, `/readyz`, `/asks`, by an address and by a socket.
+//! The HTTP door: `/metrics`, `/healthz`, `/readyz`, `/approvals`, by an address and by a socket.
 //!
 //! Owns the pages that need no fleet, and what holds for all of them: bounds of bodies, the form of
 //! errors. Below it: where the door is (`listen`), the places (`places`), one connection
@@ -190,12 +190,12 @@ pub async fn serve(listener: Listener, pages: Pages, bounds: Bounds, stop: Cance
 }
 
 fn router(pages: Pages, names: HostNames) -> Router {
-    let asks = pages.extra_routes.clone().with_state(());
+    let approvals = pages.extra_routes.clone().with_state(());
     Router::new()
         .route("/metrics", get(metrics))
         .route("/healthz", get(healthz))
         .route("/readyz", get(ready))
-        .merge(asks)
+        .merge(approvals)
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
         .layer(middleware::from_fn(limit_body))
@@ -300,7 +300,7 @@ async fn ready(State(pages): State<Pages>, request: Request) -> Response {
 async fn not_found() -> Response {
     problem(
         StatusCode::NOT_FOUND,
-        "there is no such page; there are /metrics, /healthz, /readyz, /asks, /policies and /api/v1",
+        "there is no such page; there are /metrics, /healthz, /readyz, /approvals, /policies and /api/v1",
     )
 }
 

@@ -24,7 +24,7 @@ async fn server(ready: Readiness, bounds: Bounds) -> Server {
     server_of(ready, bounds, Router::new()).await
 }
 
-async fn server_of(ready: Readiness, bounds: Bounds, asks: Router) -> Server {
+async fn server_of(ready: Readiness, bounds: Bounds, approvals: Router) -> Server {
     let listener = bind("127.0.0.1:0".parse().expect("address"))
         .await
         .expect("bound");
@@ -33,7 +33,7 @@ async fn server_of(ready: Readiness, bounds: Bounds, asks: Router) -> Server {
     let pages = Pages {
         metrics: Arc::new(|| "marshal_build_info 1\n".to_owned()),
         ready: Arc::new(move || ready.clone()),
-        extra_routes: asks,
+        extra_routes: approvals,
         tokens: None,
     };
     let done = tokio::spawn(serve(listener, pages, bounds, stop.clone()));
@@ -53,7 +53,7 @@ async fn raw(addr: SocketAddr, request: &str) -> String {
     String::from_utf8(answer).expect("text")
 }
 
-async fn ask(addr: SocketAddr, method: &str, path: &str, host: &str) -> (u16, String) {
+async fn send(addr: SocketAddr, method: &str, path: &str, host: &str) -> (u16, String) {
     let request = format!("{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
     let answer = raw(addr, &request).await;
     (status(&answer), answer)
@@ -83,7 +83,7 @@ async fn the_three_pages_answer_and_nothing_else_does() {
         ("POST", "/metrics", 405, "does not take this method"),
         ("DELETE", "/readyz", 405, "allow: GET,HEAD"),
     ] {
-        let (got, answer) = ask(server.addr, method, path, &host).await;
+        let (got, answer) = send(server.addr, method, path, &host).await;
         assert_eq!(got, code, "{method} {path}: {answer}");
         assert!(answer.contains(part), "{method} {path}: {answer}");
     }
@@ -93,13 +93,13 @@ async fn the_three_pages_answer_and_nothing_else_does() {
 async fn readyz_says_why_it_is_not_ready() {
     let reasons = vec!["every slot of pool demo is parked\u{1b}[2J".to_owned()];
     let server = server(Readiness::NotReady(reasons), Bounds::default()).await;
-    let (code, answer) = ask(server.addr, "GET", "/readyz", &server.addr.to_string()).await;
+    let (code, answer) = send(server.addr, "GET", "/readyz", &server.addr.to_string()).await;
     assert_eq!(code, 503);
     assert!(
         answer.contains("every slot of pool demo is parked\\u{1b}"),
         "{answer}"
     );
-    let (code, _) = ask(server.addr, "GET", "/healthz", &server.addr.to_string()).await;
+    let (code, _) = send(server.addr, "GET", "/healthz", &server.addr.to_string()).await;
     assert_eq!(code, 200, "alive is not ready");
 }
 
@@ -121,7 +121,7 @@ async fn a_request_for_another_host_is_refused() {
         (String::new(), 421),
         ("a b".to_owned(), 421),
     ] {
-        let (got, answer) = ask(server.addr, "GET", "/metrics", &host).await;
+        let (got, answer) = send(server.addr, "GET", "/metrics", &host).await;
         assert_eq!(got, code, "{host}: {answer}");
     }
     let without = raw(
@@ -186,7 +186,7 @@ async fn a_silent_client_loses_its_place_and_others_get_it() {
         stream.write_all(b"GET /heal").await.expect("written");
         silent.push(stream);
     }
-    let (code, _) = ask(server.addr, "GET", "/healthz", &server.addr.to_string()).await;
+    let (code, _) = send(server.addr, "GET", "/healthz", &server.addr.to_string()).await;
     assert_eq!(code, 200);
 }
 
@@ -215,11 +215,11 @@ async fn whoever_takes_every_place_does_not_make_the_supervisor_look_dead() {
         assert_eq!(status(&answer), code, "{path}: {answer}");
         assert!(answer.contains("connection: close"), "{answer}");
     }
-    let (code, _) = ask(server.addr, "GET", "/healthz", "evil.example").await;
+    let (code, _) = send(server.addr, "GET", "/healthz", "evil.example").await;
     assert_eq!(code, 421, "the name is checked there too");
     // And who takes those as well does not keep them.
     let _more = [hold().await, hold().await];
-    let (code, _) = ask(server.addr, "GET", "/healthz", &host).await;
+    let (code, _) = send(server.addr, "GET", "/healthz", &host).await;
     assert_eq!(code, 200);
 }
 
@@ -262,9 +262,9 @@ async fn a_render_that_panics_is_an_error_page() {
         Bounds::default(),
         CancellationToken::new(),
     ));
-    let (code, _) = ask(addr, "GET", "/metrics", &addr.to_string()).await;
+    let (code, _) = send(addr, "GET", "/metrics", &addr.to_string()).await;
     assert_eq!(code, 500);
-    let (code, _) = ask(addr, "GET", "/healthz", &addr.to_string()).await;
+    let (code, _) = send(addr, "GET", "/healthz", &addr.to_string()).await;
     assert_eq!(code, 200);
 }
 
@@ -348,10 +348,10 @@ async fn streams_have_places_of_their_own_and_requests_keep_theirs() {
         assert!(answer.contains("connection: close"), "{answer}");
         streams.push(stream);
     }
-    let (code, answer) = ask(server.addr, "GET", "/on", &server.addr.to_string()).await;
+    let (code, answer) = send(server.addr, "GET", "/on", &server.addr.to_string()).await;
     assert_eq!(code, 503, "{answer}");
     assert!(answer.contains("retry-after: 5"), "{answer}");
-    let (code, _) = ask(server.addr, "GET", "/metrics", &server.addr.to_string()).await;
+    let (code, _) = send(server.addr, "GET", "/metrics", &server.addr.to_string()).await;
     assert_eq!(code, 200);
     // They outlive the life of other connections: nothing comes, and no end either.
     tokio::time::sleep(bounds.life + Duration::from_secs(1)).await;
@@ -406,7 +406,7 @@ async fn who_asks_nothing_gives_its_place_to_who_does() {
     for _ in 0..20 {
         idle.push(TcpStream::connect(server.addr).await.expect("connected"));
     }
-    let (code, _) = ask(server.addr, "GET", "/metrics", &server.addr.to_string()).await;
+    let (code, _) = send(server.addr, "GET", "/metrics", &server.addr.to_string()).await;
     assert_eq!(code, 200);
     // The first went first.
     let mut one = [0; 1];
@@ -435,7 +435,7 @@ async fn who_reads_nothing_is_given_up() {
     let server = server_of(Readiness::Ready, bounds, pages).await;
     let (_held, answer) = begun(server.addr, "/on").await;
     assert_eq!(status(&answer), 200);
-    let (code, _) = ask(server.addr, "GET", "/healthz", &server.addr.to_string()).await;
+    let (code, _) = send(server.addr, "GET", "/healthz", &server.addr.to_string()).await;
     assert_eq!(code, 200);
 }
 
@@ -526,7 +526,7 @@ async fn from_other_hosts_the_metrics_need_a_token_and_no_reason_is_told() {
             default_port: 80,
         };
         let service = TowerToHyperService::new(router(pages, names));
-        let ask = async |path: &str| {
+        let send = async |path: &str| {
             let mut request = Request::new(Body::empty());
             *request.uri_mut() = path.parse().expect("a path");
             let headers = request.headers_mut();
@@ -545,8 +545,8 @@ async fn from_other_hosts_the_metrics_need_a_token_and_no_reason_is_told() {
             let body = body.expect("whole").to_vec();
             (status, String::from_utf8(body).expect("text"))
         };
-        assert_eq!(ask("/metrics").await.0, code, "{local}");
-        let (status, body) = ask("/readyz").await;
+        assert_eq!(send("/metrics").await.0, code, "{local}");
+        let (status, body) = send("/readyz").await;
         assert_eq!((status, body.contains("parked")), (503, is_told), "{body}");
     }
 }

@@ -36,8 +36,8 @@ pub struct PoolLine {
     pub flow: Option<String>,
     /// Tasks that were taken in and are not over.
     pub tasks: usize,
-    /// Asks that wait for a person.
-    pub asks: usize,
+    /// Approvals that wait for a person.
+    pub approvals: usize,
     /// Layers that its children do without on this host.
     #[serde(default)]
     pub lacks: Vec<String>,
@@ -94,7 +94,7 @@ impl PoolLine {
             network: view.network.to_string(),
             policy: view.policy,
             tasks: view.tasks,
-            asks: view.pending_approvals,
+            approvals: view.pending_approvals,
             lacks: view.sandbox_gaps.iter().map(ToString::to_string).collect(),
             weak: view.configured_gaps,
         }

@@ -117,7 +117,7 @@ struct ReplyLine {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     conversations: Option<Vec<ConversationLine>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    asks: Option<Vec<ApprovalView>>,
+    approvals: Option<Vec<ApprovalView>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     answered: Option<AnswerReceiptView>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -146,7 +146,7 @@ pub fn write_reply(reply: &Reply) -> String {
         accepted: None,
         session: None,
         conversations: None,
-        asks: None,
+        approvals: None,
         answered: None,
         listing: None,
         policies: None,
@@ -177,12 +177,12 @@ pub fn write_reply(reply: &Reply) -> String {
             line.conversations = Some(found.clone());
         }
         Reply::Approvals(found) => {
-            line.ok = Some("asks".to_owned());
-            line.asks = Some(found.clone());
+            line.ok = Some("approvals".to_owned());
+            line.approvals = Some(found.clone());
         }
         Reply::Approval(found) => {
-            line.ok = Some("ask".to_owned());
-            line.asks = Some(vec![(**found).clone()]);
+            line.ok = Some("approval".to_owned());
+            line.approvals = Some(vec![(**found).clone()]);
         }
         Reply::Answered(answered) => {
             line.ok = Some("answered".to_owned());
@@ -234,8 +234,8 @@ pub fn read_reply(line: &str) -> Option<Reply> {
             session: SessionId::new(&line.session?).ok()?,
         },
         "conversations" => Reply::Conversations(line.conversations?),
-        "asks" => Reply::Approvals(line.asks?),
-        "ask" => Reply::Approval(Box::new(line.asks?.pop()?)),
+        "approvals" => Reply::Approvals(line.approvals?),
+        "approval" => Reply::Approval(Box::new(line.approvals?.pop()?)),
         "answered" => Reply::Answered(line.answered?),
         "policies" => Reply::Policies(line.policies?),
         "listed" => Reply::Listed(line.listing?),

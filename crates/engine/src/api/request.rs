@@ -128,9 +128,9 @@ marshal_model::string_enum!(
         /// A policy is faulty; the older ones stay.
         BadPolicy = "bad_policy",
         /// No ask of that id.
-        NoSuchAsk = "no_such_ask",
-        /// The ask is over, or is not what was answered.
-        AskOver = "ask_over",
+        NoSuchApproval = "no_such_approval",
+        /// The approval is over, or is not what was answered.
+        ApprovalEnded = "approval_ended",
         /// The supervisor ends.
         Stopping = "stopping",
     }
@@ -522,7 +522,7 @@ pub fn write(request: &Request) -> Result<String, Failure> {
             line.after = Some(*after);
             "conversations"
         }
-        Request::Approvals(_) => "asks", // written above
+        Request::Approvals(_) => "approvals", // written above
     };
     op.clone_into(&mut line.op);
     serde_json::to_string(&line).map_err(|error| {

@@ -138,7 +138,7 @@ pub trait Fleet: Clone + Send + Sync + 'static {
         after: u32,
     ) -> impl Future<Output = Result<Vec<ConversationView>, OpenError>> + Send;
 
-    /// The asks that wait for people, or those that are over.
+    /// The approvals that wait for people, or those that are over.
     ///
     /// # Errors
     /// What the journal says.
@@ -147,13 +147,13 @@ pub trait Fleet: Clone + Send + Sync + 'static {
         over: bool,
     ) -> impl Future<Output = Result<Vec<StoredApproval>, String>> + Send;
 
-    /// One ask; `None` if there is none.
+    /// One approval; `None` if there is none.
     ///
     /// # Errors
     /// What the journal says.
     fn approval(
         &self,
-        ask: PermissionRequestId,
+        approval: PermissionRequestId,
     ) -> impl Future<Output = Result<Option<StoredApproval>, String>> + Send;
 
     /// A number that grows each time that asks changed and the change is durable.
@@ -162,7 +162,7 @@ pub trait Fleet: Clone + Send + Sync + 'static {
     /// Returns when everything that was journalled so far is durable, or cannot be.
     fn flush_journal(&self) -> impl Future<Output = ()> + Send;
 
-    /// Answers an ask; returns when that is durable.
+    /// Answers an approval; returns when that is durable.
     ///
     /// # Errors
     /// [`AnswerError`]; nothing is allowed then.
@@ -279,8 +279,11 @@ impl Fleet for FleetHandle {
         self.approvals(over).await
     }
 
-    async fn approval(&self, ask: PermissionRequestId) -> Result<Option<StoredApproval>, String> {
-        self.approval(ask).await
+    async fn approval(
+        &self,
+        approval: PermissionRequestId,
+    ) -> Result<Option<StoredApproval>, String> {
+        self.approval(approval).await
     }
 
     fn approvals_changed(&self) -> watch::Receiver<u64> {

@@ -269,7 +269,7 @@ impl SocketSession {
                 StreamPiece::Event(text) => Message::Text(text.into()),
                 StreamPiece::End(why) => {
                     return match why.as_str() {
-                        "over" => Step::Close(close_code::NORMAL, "over"),
+                        "complete" => Step::Close(close_code::NORMAL, "complete"),
                         _ => self.closing_step(),
                     };
                 }
@@ -309,7 +309,7 @@ mod tests {
 
     #[test]
     fn pieces_become_messages() {
-        let piece = b"retry: 1000\n\nid: 1-2\nevent: chunk\ndata: {\"a\": \"x\\n\"}\n\n: nothing new\n\nevent: queued\ndata: [1]\n\nevent: end\ndata: {\"why\":\"over\"}\n\n";
+        let piece = b"retry: 1000\n\nid: 1-2\nevent: chunk\ndata: {\"a\": \"x\\n\"}\n\n: nothing new\n\nevent: queued\ndata: [1]\n\nevent: end\ndata: {\"why\":\"complete\"}\n\n";
         let event = |text: &str| StreamPiece::Event(text.to_owned());
         assert_eq!(
             parse_chunk(piece),
@@ -317,7 +317,7 @@ mod tests {
                 event(r#"{"id":"1-2","type":"chunk","data":{"a": "x\n"}}"#),
                 StreamPiece::Keepalive,
                 event(r#"{"id":null,"type":"queued","data":[1]}"#),
-                StreamPiece::End("over".to_owned()),
+                StreamPiece::End("complete".to_owned()),
             ]
         );
     }

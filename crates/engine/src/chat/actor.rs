@@ -380,7 +380,7 @@ impl Actor {
             tokio::select! {
                 brought = conversation.next() => match brought {
                     Some(ConversationUpdate::PromptEnded(report)) => return TurnResult::Ended(report),
-                    // People answer through the doors of the asks.
+                    // People answer through the doors of the approvals.
                     Some(_) => {}
                     None => return TurnResult::FleetGone,
                 },

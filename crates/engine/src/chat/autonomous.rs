@@ -397,7 +397,7 @@ impl Actor {
         });
         let row = Write::Chat(ChatWrite::Plan(PlanWrite::Progress {
             chat: chat.session.clone(),
-            phase: ChatPhase::Over,
+            phase: ChatPhase::Ended,
             progress,
         }));
         let kept = self
@@ -405,7 +405,7 @@ impl Actor {
             .fleet
             .append_event(&chat.session, event, vec![row]);
         kept.await.map_err(|error| error.to_string())?;
-        self.chat.phase = Some(ChatPhase::Over);
+        self.chat.phase = Some(ChatPhase::Ended);
         Ok(())
     }
 
@@ -448,7 +448,7 @@ pub(super) fn user_cancelled_end(chat: &StoredChat) -> (Event, Write) {
     });
     let row = Write::Chat(ChatWrite::Plan(PlanWrite::Progress {
         chat: chat.session.clone(),
-        phase: ChatPhase::Over,
+        phase: ChatPhase::Ended,
         progress: ChatProgress {
             rounds: u32::try_from(chat.turns).unwrap_or(u32::MAX),
             started_ms: Some(chat.created_ms),

@@ -61,7 +61,7 @@ impl Chats {
         let found = self.0.find(workspace, chat).await?;
         if let Some(parent) = &found.parent {
             let parent = self.0.chat(parent).await?;
-            if parent.phase != Some(ChatPhase::Over) {
+            if parent.phase != Some(ChatPhase::Ended) {
                 let why = format!(
                     "the chat works the plan of the chat {}: close that one",
                     parent.session
@@ -162,7 +162,7 @@ impl Inner {
         let _place = self.lock_chat(id).await;
         let chat = self.chat(id).await?;
         let is_used = chat.used_ms >= before_ms || chat.waiting > 0 || chat.running.is_some();
-        let goes_on = |of: &StoredChat| of.phase.is_some_and(|phase| phase != ChatPhase::Over);
+        let goes_on = |of: &StoredChat| of.phase.is_some_and(|phase| phase != ChatPhase::Ended);
         let is_worked = match &chat.parent {
             Some(parent) => goes_on(&self.chat(parent).await?),
             None => goes_on(&chat),

@@ -202,7 +202,7 @@ fn a_person_ends_it_whatever_else_is() {
     of.chat.progress = progress;
     assert_eq!(reason(&of), Some(CANCELLED_BY_USER));
     assert!(stop_write(&of.chat).is_none(), "once");
-    of.chat.phase = Some(ChatPhase::Over);
+    of.chat.phase = Some(ChatPhase::Ended);
     assert!(stop_write(&of.chat).is_none());
 }
 

@@ -106,7 +106,7 @@ pub(super) fn events_for(
                     "rule": question.rules.first(),
                     "deadline": question.deadline_us.div_euclid(1000),
                 });
-                vec![("ask", data)]
+                vec![("approval", data)]
             }
         },
         event => plain(event).into_iter().collect(),

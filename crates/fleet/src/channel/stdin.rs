@@ -2,7 +2,7 @@
 //!
 //! Takes messages from a bounded queue, writes each whole, and closes the pipe when told. Must not
 //! know what a message means. While a child does not read, the queue fills with what one turn can
-//! bring: answers to its open asks, a cancel, a goodbye; more than that is a fault of the child.
+//! bring: answers to its open permission requests, a cancel, a goodbye; more than that is a fault of the child.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

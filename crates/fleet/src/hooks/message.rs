@@ -83,12 +83,12 @@ fn describe_notification(told: &Notification) -> String {
     match told {
         Notification::ApprovalPending {
             slot,
-            request_id: ask,
+            request_id: approval,
             tool,
             about,
             ..
         } => format!(
-            "{slot} asks to use {}: {} (marshal asks show {ask})",
+            "{slot} asks to use {}: {} (marshal approvals show {approval})",
             tool.escape_for_display(WORD),
             about.escape_for_display(SENTENCE)
         ),
@@ -140,7 +140,7 @@ fn fields(told: &Notification, is_whole: bool) -> Value {
         Notification::ApprovalPending {
             slot,
             session,
-            request_id: ask,
+            request_id: approval,
             tool,
             about,
             rules,
@@ -152,7 +152,7 @@ fn fields(told: &Notification, is_whole: bool) -> Value {
                 .take(listed)
                 .map(|rule| escape_for_display(rule, WORD));
             json!({
-                "slot": slot.to_string(), "session": session.as_str(), "ask": ask.as_str(),
+                "slot": slot.to_string(), "session": session.as_str(), "approval": approval.as_str(),
                 "tool": tool.escape_for_display(WORD), "summary": about.escape_for_display(SENTENCE),
                 "rules": rules.collect::<Vec<_>>(), "deadline_us": deadline_us,
                 "in_editor": in_editor,
@@ -225,7 +225,7 @@ mod tests {
         let message = HookMessage {
             pool: Some(pool),
             newest: vec![(5, told)],
-            held_back: BTreeMap::from([(NotificationKind::Ask, 4)]),
+            held_back: BTreeMap::from([(NotificationKind::Approval, 4)]),
         };
         let written = encode_message("ops", &message, Uuid::nil(), 9);
         assert!(
@@ -240,9 +240,9 @@ mod tests {
                 .any(marshal_model::untrusted::is_unsafe)
         );
         let read: Value = serde_json::from_str(&written.json).expect("one object");
-        assert_eq!(read["events"][0]["event"], "ask");
+        assert_eq!(read["events"][0]["event"], "approval");
         assert_eq!(read["events"][0]["slot"], "p/3");
-        assert_eq!(read["held_back"], json!({"ask": 4}));
+        assert_eq!(read["held_back"], json!({"approval": 4}));
         let strings = [
             &read["text"],
             &read["events"][0]["summary"],

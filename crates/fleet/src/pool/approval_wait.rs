@@ -14,10 +14,10 @@ impl PoolState {
         &mut self,
         index: u16,
         mut task: ActiveTask,
-        ask: PermissionRequestId,
+        approval: PermissionRequestId,
     ) {
         task.sent = task.sent.saturating_sub(1);
-        task.awaits_approval = Some((ask, index));
+        task.awaits_approval = Some((approval, index));
         self.requeue_task(index, task);
     }
 
@@ -61,10 +61,10 @@ fn may_start(
     index: u16,
     is_gone: bool,
 ) -> bool {
-    let Some((ask, of)) = &task.awaits_approval else {
+    let Some((approval, of)) = &task.awaits_approval else {
         return true;
     };
-    match questions.get(ask).map(|open| open.recipient) {
+    match questions.get(approval).map(|open| open.recipient) {
         Some(AnswerRecipient::Orphaned(None)) => false,
         Some(AnswerRecipient::Orphaned(Some(_)) | AnswerRecipient::Session(_)) => {
             let slot = slots.get(usize::from(*of));

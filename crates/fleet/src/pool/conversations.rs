@@ -43,7 +43,7 @@ pub(crate) enum ConversationMsg {
         /// The prompt.
         task: Box<ActiveTask>,
     },
-    /// A person's answer to an ask.
+    /// A person's answer to a permission request.
     Answer {
         /// Of which conversation.
         session: SessionId,
@@ -170,13 +170,13 @@ impl PoolState {
             ConversationMsg::Prompt { session, task } => self.queue_prompt(&session, *task),
             ConversationMsg::Answer {
                 session,
-                request_id: ask,
+                request_id: approval,
                 reply: said,
             } => {
                 self.send_to_session(
                     &session,
                     SessionMsg::ClientAnswered {
-                        request_id: ask,
+                        request_id: approval,
                         reply: said,
                     },
                 );

@@ -106,8 +106,8 @@ impl PoolState {
             .awaits_approval
             .clone()
             .filter(|_| !self.must_not_retry(&task));
-        let is_sent_again = if let Some(ask) = waits {
-            self.requeue_for_approval(index, task, ask);
+        let is_sent_again = if let Some(approval) = waits {
+            self.requeue_for_approval(index, task, approval);
             false
         } else if let Some(limit) = limit {
             self.handle_rate_limit(task, &slot_id, &attempt.session, limit);

@@ -82,11 +82,11 @@ impl Queue {
     }
 
     /// Takes the first task that waits for this question.
-    pub(super) fn take_awaiting(&mut self, ask: &PermissionRequestId) -> Option<ActiveTask> {
+    pub(super) fn take_awaiting(&mut self, approval: &PermissionRequestId) -> Option<ActiveTask> {
         let waits = |task: &ActiveTask| {
             task.awaits_approval
                 .as_ref()
-                .is_some_and(|(of, _)| of == ask)
+                .is_some_and(|(of, _)| of == approval)
         };
         let at = self.tasks.iter().position(waits)?;
         self.take(at)
@@ -222,14 +222,14 @@ mod tests {
         assert_eq!(id, Some("o-1"));
         assert_eq!(next(&mut queue).1, 0);
         // One that waits for an answer is looked at, and nothing behind it.
-        let mut asking = task(&full, "asks");
+        let mut asking = task(&full, "approvals");
         asking.awaits_approval = Some((PermissionRequestId::new("a-1").expect("an id"), 0));
         queue.push_front(asking);
         assert_eq!(next(&mut queue).1, 1);
         // A task that is over makes place for the next one.
         drop(begun);
-        let ask = PermissionRequestId::new("a-1").expect("an id");
-        assert_eq!(ids(queue.take_awaiting(&ask)), ["asks"]);
+        let approval = PermissionRequestId::new("a-1").expect("an id");
+        assert_eq!(ids(queue.take_awaiting(&approval)), ["approvals"]);
         let (found, looked) = next(&mut queue);
         assert_eq!((ids(found), looked), (vec!["t-2".to_owned()], 1));
     }

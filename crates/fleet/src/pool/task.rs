@@ -147,7 +147,7 @@ impl ActiveTask {
             attempts: self.sent,
             allowed: self.tally.allowed,
             denied: self.tally.denied,
-            asked: self.tally.asked,
+            approvals: self.tally.approvals,
             unasked_denied: self.tally.unasked_denied,
             answer: self.tally.answer(),
             usage: self.tally.usage,

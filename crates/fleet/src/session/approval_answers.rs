@@ -210,8 +210,8 @@ impl SessionState {
             }
         }
         let state = match answer.decision {
-            Decision::Allow => ApprovalState::Allowed,
-            Decision::Ask | Decision::Deny => ApprovalState::Denied,
+            Decision::Allow => ApprovalState::Approved,
+            Decision::Ask | Decision::Deny => ApprovalState::Rejected,
         };
         let remember = answer.remember;
         self.end_approval(id, &ApprovalEnd::from_answer(DecidedBy::Human, answer));

@@ -1,9 +1,9 @@
-//! Asks that a person decides: put to people, answered, or denied because nobody did.
+//! Approvals that a person decides: put to people, answered, or denied because nobody did.
 //!
 //! Identical requests are one question. Every end of a request goes through one function, which
 //! journals the verdict; the answer is sent when that is durable. Must not know who the person is.
 //!
-//! People can be asked in a daemon, with `run --ask`, and in a conversation. Elsewhere "ask" becomes a
+//! People can be asked in a daemon, with `run --approvals`, and in a conversation. Elsewhere "ask" becomes a
 //! deny that says so, and ends the turn where `on_timeout` wants that.
 
 use std::time::{Duration, Instant};
@@ -146,14 +146,14 @@ impl ApprovalEnd {
         match (self.by, self.decision) {
             (DecidedBy::Timeout, _) => ApprovalState::Expired,
             (DecidedBy::Gone, _) => ApprovalState::Cancelled,
-            (_, Decision::Allow) => ApprovalState::Allowed,
-            _ => ApprovalState::Denied,
+            (_, Decision::Allow) => ApprovalState::Approved,
+            _ => ApprovalState::Rejected,
         }
     }
 }
 
 impl SessionState {
-    /// In what state of things an ask is decided now.
+    /// In what state of things an approval is decided now.
     pub(super) fn decision_context<'m>(
         &self,
         mode: Option<&'m str>,

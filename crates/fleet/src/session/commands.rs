@@ -36,7 +36,7 @@ impl SessionState {
             let _ = reply.send(Err(error));
             return;
         }
-        self.outbox.push_event(Event::CommandGiven {
+        self.outbox.push_event(Event::CommandSent {
             command: order.command.clone(),
             args: UntrustedText::from(order.args.as_str()),
             by: order.by.clone(),

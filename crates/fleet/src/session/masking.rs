@@ -192,7 +192,7 @@ pub(super) fn mask_event(mask: &Mask, event: &mut Event) {
         // texts of others, or never a session's.
         Event::PermissionRequested { .. }
         | Event::PromptAccepted { .. }
-        | Event::CommandGiven { .. }
+        | Event::CommandSent { .. }
         | Event::ChildStarted { .. }
         | Event::TurnStarted { turn: _ }
         | Event::Usage(_)

@@ -1,7 +1,7 @@
 //! Session: one conversation, from its workspace to its last durable event: one attempt at a task,
 //! or, with `session = "slot"`, task after task, through several children.
 //!
-//! Owns the order of events (sequence numbers), the running turn, and the answer to every ask.
+//! Owns the order of events (sequence numbers), the running turn, and the answer to every approval.
 //! Stamps what the Channel reports, journals it, and acts on what must be durable first only when
 //! it is. Must not know how a child is started or stopped, nor which task comes next.
 

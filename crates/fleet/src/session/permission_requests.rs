@@ -1,4 +1,4 @@
-//! The answer to every ask, and the tool calls that ran without one.
+//! The answer to every permission request, and the tool calls that ran without one.
 //!
 //! Deciding is pure but for the resolver's look at links; every failure on this way is a deny
 //! with a reason. Must not send anything: an answer waits until its verdict is durable.
@@ -23,7 +23,7 @@
 //!
 //! An answer that is late or comes twice is refused and changes nothing. A rule that cannot be evaluated
 //! does not exist: what a rule needs is compiled when the policy is loaded. Nothing starts without a valid
-//! policy. Tests: `fails_closed`, `asks`, `asks_kept`, `asks_doors`, `delegate` and `full_disk` in
+//! policy. Tests: `fails_closed`, `permission_requests`, `asks_kept`, `asks_doors`, `delegate` and `full_disk` in
 //! `tests/drills/fleet/`.
 //!
 //! A request that was withdrawn, or whose child is gone, gets no answer. A tool call whose result comes
@@ -103,7 +103,7 @@ pub(crate) struct DecidedRequest {
     pub(super) uses: Vec<(String, u32)>,
 }
 
-/// In what state of things an ask is decided.
+/// In what state of things a permission request is decided.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DecisionContext<'a> {
     /// The mode that the session is set to.
@@ -123,13 +123,13 @@ pub(crate) struct DecisionContext<'a> {
 }
 
 impl DecidedRequest {
-    /// The ask's record: the request, how it was judged, the verdict; in this order.
+    /// The permission request's record: the request, how it was judged, the verdict; in this order.
     pub(crate) fn record(&self, ask: &PermissionRequest, outbox: &mut Outbox) {
         self.record_request(ask, outbox);
         outbox.push_event(Event::PermissionDecided(self.verdict.clone()));
     }
 
-    /// The record of an ask that waits for a person.
+    /// The record of a permission request that waits for a person.
     pub(crate) fn record_request(&self, ask: &PermissionRequest, outbox: &mut Outbox) {
         outbox.push_event(Event::PermissionRequested {
             id: self.verdict.request.clone(),
@@ -160,7 +160,7 @@ impl DecidedRequest {
     }
 }
 
-/// Decides an ask by policy; where the policy wants a person and there is none, that is a deny.
+/// Decides a permission request by policy; where the policy wants a person and there is none, that is a deny.
 pub(crate) fn decide_request(
     pool: &PoolShared,
     prepared: Option<&PreparedSession>,
@@ -468,7 +468,7 @@ pub(super) fn deny_without_approver(
     denial_ends_turn(pool, policy)
 }
 
-/// Whether an ask that nobody answers also ends the turn.
+/// Whether a permission request that nobody answers also ends the turn.
 pub(super) fn denial_ends_turn(pool: &PoolShared, policy: &Policy) -> bool {
     pool.config.approval.on_timeout == OnTimeout::DenyTurn
         || policy.on_timeout() == Some(OnTimeout::DenyTurn)

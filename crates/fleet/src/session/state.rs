@@ -1,4 +1,4 @@
-//! What a session knows, and what it does while its child lives: the turn, its asks, its calls.
+//! What a session knows, and what it does while its child lives: the turn, its permission requests, its calls.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

@@ -11,7 +11,7 @@ use marshal_model::limits::HOOK_SUBJECT_CHARS;
 use marshal_model::{Event, PermissionRequestId, UntrustedText};
 
 impl SessionState {
-    /// An ask waits for a person, until that time in microseconds since the Unix epoch.
+    /// A permission request waits for a person, until that time in microseconds since the Unix epoch.
     pub(super) fn notify_approval_pending(
         &self,
         id: &PermissionRequestId,

@@ -12,7 +12,7 @@ use marshal_model::{DecidedBy, Decision, Event, UntrustedText, Usage, Verdict};
 pub(crate) struct Tally {
     pub(crate) allowed: u32,
     pub(crate) denied: u32,
-    pub(crate) asked: u32,
+    pub(crate) approvals: u32,
     pub(crate) unasked_denied: u32,
     pub(crate) denied_by: Vec<String>,
     pub(crate) usage: Usage,
@@ -70,7 +70,7 @@ impl Tally {
     /// `was_ask`: the policy wanted a person.
     fn add_verdict(&mut self, verdict: &Verdict, was_ask: bool) {
         if was_ask {
-            self.asked += 1;
+            self.approvals += 1;
         }
         if verdict.decision == Decision::Allow {
             self.allowed += 1;
@@ -130,7 +130,7 @@ impl Tally {
     pub(crate) fn add(&mut self, later: Self) {
         self.allowed = self.allowed.saturating_add(later.allowed);
         self.denied = self.denied.saturating_add(later.denied);
-        self.asked = self.asked.saturating_add(later.asked);
+        self.approvals = self.approvals.saturating_add(later.approvals);
         self.unasked_denied = self.unasked_denied.saturating_add(later.unasked_denied);
         self.usage.input = self.usage.input.saturating_add(later.usage.input);
         self.usage.output = self.usage.output.saturating_add(later.usage.output);

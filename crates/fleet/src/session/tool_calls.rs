@@ -63,7 +63,7 @@ impl ToolCall {
 /// SHA-256 of the canonical input: what an announcement and a request are compared by.
 type Digest = [u8; 32];
 
-/// The open asks and tool calls of a turn.
+/// The open permission requests and tool calls of a turn.
 #[derive(Debug, Default)]
 pub(crate) struct OpenRequests {
     /// Asked, decided, not yet answered. By our own id: a verdict that becomes durable is for that

@@ -245,7 +245,7 @@ impl Reader {
         after: Option<&SessionId>,
         limit: u32,
     ) -> Result<Vec<SessionId>, ReadError> {
-        let sql = "SELECT session FROM chats WHERE phase IS NOT NULL AND phase <> 'over' \
+        let sql = "SELECT session FROM chats WHERE phase IS NOT NULL AND phase <> 'ended' \
                    AND ended_ms IS NULL AND session > ?1 ORDER BY session LIMIT ?2";
         let after = after.map_or("", SessionId::as_str);
         self.query_rows(sql, params![after, limit], |row| {
@@ -286,7 +286,7 @@ impl Reader {
     ) -> Result<Vec<StoredEvent>, ReadError> {
         let sql = "SELECT session, epoch, seq, at_us, kind, version, body FROM events \
                    WHERE session = ?1 AND seq > ?2 AND kind IN \
-                   ('file_updated', 'asked', 'plan_step', 'turn_ended') ORDER BY seq LIMIT ?3";
+                   ('file_updated', 'permission_requested', 'plan_step', 'turn_ended') ORDER BY seq LIMIT ?3";
         let given = params![member.as_str(), to_i64(after), limit];
         self.query_rows(sql, given, |row| Ok(event_from_row(row)?))
     }
@@ -304,7 +304,7 @@ impl Reader {
     ) -> Result<bool, ReadError> {
         let text = serde_json::to_string(text).unwrap_or_default();
         let sql = "SELECT 1 FROM events WHERE session = ?1 AND seq > ?2 AND kind IN \
-                   ('tool_start', 'tool_update', 'asked', 'file_updated') AND instr(body, ?3) > 0 \
+                   ('tool_start', 'tool_update', 'permission_requested', 'file_updated') AND instr(body, ?3) > 0 \
                    AND lower(coalesce(body ->> '$.name', body ->> '$.tool', '')) NOT GLOB 'read*' \
                    LIMIT 1";
         let given = params![session.as_str(), to_i64(after), text.trim_matches('"')];

@@ -227,9 +227,9 @@ impl Reader {
         limit: u32,
     ) -> Result<Vec<SessionId>, ReadError> {
         let sql = "SELECT session FROM chats WHERE ended_ms IS NULL AND session > ?1 \
-                   AND coalesce(phase, 'over') = 'over' \
+                   AND coalesce(phase, 'ended') = 'ended' \
                    AND NOT EXISTS (SELECT 1 FROM chats AS of WHERE of.session = chats.parent \
-                   AND of.ended_ms IS NULL AND coalesce(of.phase, 'over') <> 'over') \
+                   AND of.ended_ms IS NULL AND coalesce(of.phase, 'ended') <> 'ended') \
                    AND coalesce((SELECT max(accepted_ms, coalesce(ended_ms, 0)) FROM turns \
                    WHERE chat = session ORDER BY seq DESC LIMIT 1), created_ms) < ?2 \
                    AND NOT EXISTS (SELECT 1 FROM turns WHERE chat = session \

@@ -49,7 +49,7 @@ pub(super) struct ChildStarted<'a> {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) limits: Option<Text<'a>>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(super) walls: Vec<Text<'a>>,
+    pub(super) sandbox: Vec<Text<'a>>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -137,7 +137,7 @@ pub(super) struct PermissionRequested<'a> {
     pub(super) tool_id: OptionalText<'a>,
     pub(super) tool: Text<'a>,
     /// `null` where the input was longer than `limits::PERMISSION_INPUT_BYTES`: then `input_bytes` says
-    /// how long, and the ask's row has its digest.
+    /// how long, and the request's row has its digest.
     pub(super) input: Raw<'a>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) input_bytes: Option<u64>,
@@ -146,7 +146,7 @@ pub(super) struct PermissionRequested<'a> {
 
 #[derive(Serialize, Deserialize)]
 pub(super) struct PermissionDecided<'a> {
-    pub(super) ask: Text<'a>,
+    pub(super) request: Text<'a>,
     pub(super) decision: Text<'a>,
     pub(super) by: Text<'a>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -236,13 +236,13 @@ pub(super) struct StateChanged<'a> {
 }
 
 #[derive(Serialize, Deserialize)]
-pub(super) struct CommandGiven<'a> {
+pub(super) struct CommandSent<'a> {
     pub(super) command: Text<'a>,
     pub(super) args: Text<'a>,
     pub(super) by: Text<'a>,
 }
 
-impl<'a> CommandGiven<'a> {
+impl<'a> CommandSent<'a> {
     pub(super) fn new(command: &'a str, args: &'a UntrustedText, by: &'a str) -> Self {
         Self {
             command: Cow::Borrowed(command),
@@ -428,7 +428,7 @@ pub(super) struct SessionFresh<'a> {
     pub(super) instead_of: Text<'a>,
     pub(super) why: Text<'a>,
     #[serde(default, skip_serializing_if = "is_false")]
-    pub(super) untold: bool,
+    pub(super) history_omitted: bool,
 }
 
 /// Serde hands a reference over.
@@ -478,9 +478,9 @@ pub(super) struct TerminalEnded<'a> {
     pub(super) terminal: Text<'a>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) status: Option<Status>,
-    pub(super) wrote: u64,
+    pub(super) bytes: u64,
     #[serde(default)]
-    pub(super) untold: u64,
+    pub(super) omitted_bytes: u64,
 }
 
 #[derive(Serialize, Deserialize)]

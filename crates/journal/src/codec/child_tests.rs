@@ -34,7 +34,7 @@ fn the_limits_of_a_child_its_peak_and_what_it_is_not_told_come_back() {
             r#""lacks":["shared_uid","landlock","cgroup.cpu"]"#,
         ),
         (ended, r#""memory_peak":67108864"#),
-        (fresh, r#""untold":true"#),
+        (fresh, r#""history_omitted":true"#),
     ] {
         let written = |event: &Event| {
             let mut body = Vec::new();

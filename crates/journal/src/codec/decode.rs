@@ -96,7 +96,7 @@ pub fn decode(kind: &str, version: u32, body: &str) -> Result<Event, CodecError>
         | EventKind::Usage
         | EventKind::ContextUsed
         | EventKind::StateChanged
-        | EventKind::CommandGiven
+        | EventKind::CommandSent
         | EventKind::SlashResult
         | EventKind::AgentError
         | EventKind::Unknown
@@ -209,7 +209,7 @@ fn decode_lifecycle(reader: &BodyReader<'_>) -> Result<Event, CodecError> {
                     .collect(),
                 limits: b.limits.map(std::borrow::Cow::into_owned),
                 sandbox_layers: b
-                    .walls
+                    .sandbox
                     .into_iter()
                     .map(std::borrow::Cow::into_owned)
                     .collect(),
@@ -320,7 +320,7 @@ fn decode_tools(reader: &BodyReader<'_>) -> Result<Event, CodecError> {
         EventKind::PermissionDecided => {
             let b: body::PermissionDecided<'_> = reader.parse()?;
             Event::PermissionDecided(Verdict {
-                request: reader.parse_request_id(&b.ask)?,
+                request: reader.parse_request_id(&b.request)?,
                 decision: reader.parse_word("decision", &b.decision, Decision::from_word)?,
                 decided_by: reader.parse_word("decider", &b.by, DecidedBy::from_word)?,
                 rules: b.rules.into_iter().map(Cow::into_owned).collect(),
@@ -385,8 +385,8 @@ fn decode_terminals(reader: &BodyReader<'_>) -> Result<Event, CodecError> {
             Event::TerminalEnded {
                 terminal: b.terminal.into_owned(),
                 status: b.status.map(Into::into),
-                written_bytes: b.wrote,
-                omitted_bytes: b.untold,
+                written_bytes: b.bytes,
+                omitted_bytes: b.omitted_bytes,
             }
         }
     })
@@ -426,9 +426,9 @@ fn decode_reports(reader: &BodyReader<'_>) -> Result<Event, CodecError> {
                 context_window: b.context_window,
             }
         }
-        EventKind::CommandGiven => {
-            let b: body::CommandGiven<'_> = reader.parse()?;
-            Event::CommandGiven {
+        EventKind::CommandSent => {
+            let b: body::CommandSent<'_> = reader.parse()?;
+            Event::CommandSent {
                 command: b.command.into_owned(),
                 args: to_untrusted(b.args),
                 by: b.by.into_owned(),
@@ -540,7 +540,7 @@ fn decode_session(reader: &BodyReader<'_>) -> Result<Event, CodecError> {
                     SessionId::new(text).ok()
                 })?,
                 why: b.why.into_owned(),
-                history_omitted: b.untold,
+                history_omitted: b.history_omitted,
             }
         }
     })

@@ -53,7 +53,7 @@ pub(super) fn events() -> Vec<Event> {
             observed: true,
         })),
     });
-    events.push(Event::CommandGiven {
+    events.push(Event::CommandSent {
         command: "compact".to_owned(),
         args: "the \u{1b} tests".into(),
         by: "token ci".to_owned(),

@@ -38,8 +38,8 @@ pub fn encode_into(event: &Event, out: &mut Vec<u8>) {
         | Event::TerminalEnded { .. } => encode_terminals(event, out),
         Event::Egress { .. } => encode_egress(event, out),
         Event::Work(work) => super::work::encode_work(work, out),
-        Event::CommandGiven { command, args, by } => {
-            write_json(out, &body::CommandGiven::new(command, args, by));
+        Event::CommandSent { command, args, by } => {
+            write_json(out, &body::CommandSent::new(command, args, by));
         }
         Event::Plan { .. }
         | Event::Usage(_)
@@ -60,7 +60,7 @@ pub fn encode_into(event: &Event, out: &mut Vec<u8>) {
     }
 }
 
-/// What the agent claims beside an ask, as the ask's row keeps it.
+/// What the agent claims about a request, as the request's row keeps it.
 pub(crate) fn claimed_json(claimed: &AgentClaims) -> String {
     let mut out = Vec::new();
     write_json(&mut out, &encode_claims(claimed));
@@ -166,7 +166,7 @@ fn encode_lifecycle(event: &Event, out: &mut Vec<u8>) {
                 launcher: Cow::Borrowed(launcher),
                 lacks: borrow_words(lacks.iter().map(|word| word.word())),
                 limits: limits.as_deref().map(Cow::Borrowed),
-                walls: borrow_words(walls.iter().map(String::as_str)),
+                sandbox: borrow_words(walls.iter().map(String::as_str)),
             },
         ),
         Event::Ready(info) => write_json(
@@ -268,7 +268,7 @@ fn encode_tools(event: &Event, out: &mut Vec<u8>) {
         Event::PermissionDecided(verdict) => write_json(
             out,
             &body::PermissionDecided {
-                ask: Cow::Borrowed(verdict.request.as_str()),
+                request: Cow::Borrowed(verdict.request.as_str()),
                 decision: Cow::Borrowed(verdict.decision.word()),
                 by: Cow::Borrowed(verdict.decided_by.word()),
                 rules: verdict.rules.iter().map(Into::into).collect(),
@@ -355,8 +355,8 @@ fn encode_terminals(event: &Event, out: &mut Vec<u8>) {
             &body::TerminalEnded {
                 terminal: Cow::Borrowed(terminal),
                 status: status.map(Into::into),
-                wrote: *wrote,
-                untold: *untold,
+                bytes: *wrote,
+                omitted_bytes: *untold,
             },
         ),
         _ => {}
@@ -552,30 +552,30 @@ fn encode_session(event: &Event, out: &mut Vec<u8>) {
             &body::SessionFresh {
                 instead_of: Cow::Borrowed(instead_of.as_str()),
                 why: Cow::Borrowed(why),
-                untold: *untold,
+                history_omitted: *untold,
             },
         ),
         _ => {}
     }
 }
 
-fn encode_permission_request(id: &str, ask: &PermissionRequest, out: &mut Vec<u8>) {
-    let bytes = ask.input.get().len();
+fn encode_permission_request(id: &str, request: &PermissionRequest, out: &mut Vec<u8>) {
+    let bytes = request.input.get().len();
     let stored: Cow<'_, RawValue> = if bytes > limits::PERMISSION_INPUT_BYTES {
         Cow::Owned(RawValue::NULL.to_owned())
     } else {
-        Cow::Borrowed(&*ask.input)
+        Cow::Borrowed(&*request.input)
     };
     write_json(
         out,
         &body::PermissionRequested {
             id: Cow::Borrowed(id),
-            key: Cow::Borrowed(&ask.key.id),
-            tool_id: optional_text(ask.tool_id.as_ref()),
-            tool: text(&ask.tool),
+            key: Cow::Borrowed(&request.key.id),
+            tool_id: optional_text(request.tool_id.as_ref()),
+            tool: text(&request.tool),
             input: stored,
             input_bytes: (bytes > limits::PERMISSION_INPUT_BYTES).then_some(bytes as u64),
-            claimed: encode_claims(&ask.claims),
+            claimed: encode_claims(&request.claims),
         },
     );
 }

@@ -67,7 +67,7 @@ pub struct RequestCounts {
     /// Denied.
     pub denied: u32,
     /// Those that a person should have answered.
-    pub asked: u32,
+    pub approvals: u32,
 }
 
 /// Tokens, over all attempts.
@@ -144,7 +144,7 @@ mod tests {
             requests: RequestCounts {
                 allowed: 1,
                 denied: 2,
-                asked: 1,
+                approvals: 1,
             },
             unasked_denied: 1,
             denied_by: vec!["guard:secrets".to_owned()].into(),
@@ -176,7 +176,7 @@ mod tests {
             requests: RequestCounts {
                 allowed: 0,
                 denied: 0,
-                asked: 0,
+                approvals: 0,
             },
             unasked_denied: 0,
             denied_by: Cow::Owned(Vec::new()),

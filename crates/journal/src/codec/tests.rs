@@ -218,13 +218,13 @@ fn of_session() -> Vec<Event> {
     ]
 }
 
-fn child_started(pid: u32, launcher: &'static str, walls: &[&str]) -> Event {
+fn child_started(pid: u32, launcher: &'static str, sandbox: &[&str]) -> Event {
     Event::ChildStarted {
         pid,
         launcher,
         sandbox_gaps: Vec::new(),
         limits: None,
-        sandbox_layers: walls.iter().map(|wall| (*wall).to_owned()).collect(),
+        sandbox_layers: sandbox.iter().map(|layer| (*layer).to_owned()).collect(),
     }
 }
 
@@ -471,7 +471,7 @@ fn every_event_reads_back_as_it_was() {
 #[test]
 fn raw_json_is_kept_byte_for_byte() {
     let Event::PermissionRequested { request: ask, .. } =
-        decode("asked", VERSION, &encoded(&ask())).expect("readable")
+        decode("permission_requested", VERSION, &encoded(&ask())).expect("readable")
     else {
         panic!("another variant")
     };

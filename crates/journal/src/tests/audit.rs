@@ -49,7 +49,10 @@ fn every_verdict_is_a_link_of_the_chain_over_sessions_and_starts() {
     let stored = reader.permission_requests(&session("b")).expect("asks");
     assert_eq!(stored.len(), 3);
     assert_eq!(stored[0].link, Some(4));
-    assert_eq!((stored[0].asked_seq, stored[0].decided_seq), (1, Some(2)));
+    assert_eq!(
+        (stored[0].requested_seq, stored[0].decided_seq),
+        (1, Some(2))
+    );
     assert_eq!(stored[0].decision.as_deref(), Some("allow"));
     assert_eq!(stored[0].policy.as_deref(), Some("developer"));
     assert_eq!(stored[0].rules.as_deref(), Some(r#"["p1/1"]"#));
@@ -63,84 +66,85 @@ fn every_verdict_is_a_link_of_the_chain_over_sessions_and_starts() {
 /// What is done to the rows, and how the chain says so.
 const CHANGES: &[(&str, &str)] = &[
     (
-        "UPDATE asks SET decision = 'deny' WHERE link = 2",
+        "UPDATE permission_requests SET decision = 'deny' WHERE link = 2",
         "audit record 2",
     ),
     (
-        "UPDATE asks SET reason = reason || ' ' WHERE link = 1",
+        "UPDATE permission_requests SET reason = reason || ' ' WHERE link = 1",
         "audit record 1",
     ),
     (
-        "UPDATE asks SET input = '{}' WHERE link = 3",
+        "UPDATE permission_requests SET input = '{}' WHERE link = 3",
         "audit record 3",
     ),
     (
-        "UPDATE asks SET facts = NULL WHERE link = 3",
+        "UPDATE permission_requests SET facts = NULL WHERE link = 3",
         "audit record 3",
     ),
     (
-        "UPDATE asks SET hash = prev_hash WHERE link = 1",
+        "UPDATE permission_requests SET hash = prev_hash WHERE link = 1",
         "audit record 1",
     ),
-    ("DELETE FROM asks WHERE link = 2", "audit record 3"),
-    ("UPDATE asks SET link = -1 WHERE link = 1", "audit record 0"),
     (
-        "UPDATE asks SET input = NULL WHERE link = 2",
+        "DELETE FROM permission_requests WHERE link = 2",
+        "audit record 3",
+    ),
+    (
+        "UPDATE permission_requests SET link = -1 WHERE link = 1",
+        "audit record 0",
+    ),
+    (
+        "UPDATE permission_requests SET input = NULL WHERE link = 2",
         "audit record 2",
     ),
     // As if they were so old that they had been removed.
     (
-        "INSERT INTO audit_cut SELECT 1, link, hash, 1 FROM asks WHERE link = 2; \
-         DELETE FROM asks WHERE link < 3",
+        "INSERT INTO audit_cut SELECT 1, link, hash, 1 FROM permission_requests WHERE link = 2; \
+         DELETE FROM permission_requests WHERE link < 3",
         "audit record 3",
     ),
     (
-        "INSERT INTO audit_cut SELECT 1, link, hash, 1 FROM asks WHERE link = 3; \
-         DELETE FROM asks",
+        "INSERT INTO audit_cut SELECT 1, link, hash, 1 FROM permission_requests WHERE link = 3; \
+         DELETE FROM permission_requests",
         "audit record 4",
     ),
     (
-        "UPDATE asks SET decided_at_us = decided_at_us + 1 WHERE link = 2",
+        "UPDATE permission_requests SET decided_at_us = decided_at_us + 1 WHERE link = 2",
         "audit record 2",
     ),
     // Whose it was, and who answered.
     (
-        "UPDATE asks SET pool = 'other' WHERE link = 2",
-        "audit record 2",
-    ),
-    ("UPDATE asks SET slot = 1 WHERE link = 3", "audit record 3"),
-    (
-        "UPDATE asks SET run = NULL WHERE link = 2",
+        "UPDATE permission_requests SET pool = 'other' WHERE link = 2",
         "audit record 2",
     ),
     (
-        "UPDATE asks SET task = 'u' WHERE link = 2",
+        "UPDATE permission_requests SET slot = 1 WHERE link = 3",
+        "audit record 3",
+    ),
+    (
+        "UPDATE permission_requests SET run = NULL WHERE link = 2",
         "audit record 2",
     ),
     (
-        "UPDATE asks SET approver = 'uid 0' WHERE link = 2",
+        "UPDATE permission_requests SET task = 'u' WHERE link = 2",
+        "audit record 2",
+    ),
+    (
+        "UPDATE permission_requests SET approver = 'uid 0' WHERE link = 2",
         "audit record 2",
     ),
     ("UPDATE sessions SET pool = 'other'", "of its session"),
     ("UPDATE sessions SET slot = 1", "of its session"),
     ("UPDATE sessions SET run = NULL", "of its session"),
     ("UPDATE sessions SET task = 'u'", "of its session"),
-    // A form that is not known proves nothing, nor does one of before.
+    // An unknown format proves nothing.
     (
-        "UPDATE asks SET form = 3 WHERE link = 2",
-        "audit record 2 does not continue the chain: its form is 3",
+        "UPDATE permission_requests SET format = 2 WHERE link = 2",
+        "audit record 2 does not continue the chain: its format is 2, and this marshal knows only 1",
     ),
     (
-        "UPDATE asks SET form = 1 WHERE link = 2",
-        "its form is 1, and this marshal",
-    ),
-    (
-        "UPDATE asks SET form = NULL WHERE link = 2",
-        "the form of an earlier version",
-    ),
-    (
-        "UPDATE asks SET form = NULL WHERE link = 1",
-        "audit record 1",
+        "UPDATE permission_requests SET format = NULL WHERE link = 2",
+        "audit record 2 does not continue the chain: its format is no number",
     ),
 ];
 
@@ -172,7 +176,7 @@ fn a_cut_tail_shows_only_beside_the_head_that_was_told() {
             .and_then(|conn| conn.execute_batch(change))
             .expect("changed");
     };
-    change("DELETE FROM asks WHERE link = 3");
+    change("DELETE FROM permission_requests WHERE link = 3");
     let reader = Reader::open(dir.path()).expect("reader");
     let error = reader.verify_audit().expect_err("its event is there");
     assert!(error.to_string().contains("not there"), "{error}");
@@ -244,40 +248,14 @@ fn the_hash_is_what_the_schema_says() {
     let conn = rusqlite::Connection::open(dir.path().join(FILE_NAME)).expect("connection");
     let json: String = conn
         .query_row(
-            "SELECT json_array(link, prev_hash, id, session, asked_seq, decided_seq, request_key, \
-             tool_id, tool, input_sha256, claimed, asked_at_us, policy, policy_sha256, facts, \
-             eval_us, decision, decided_by, rules, reason, decided_at_us, form, pool, slot, run, \
-             task, approver) FROM asks",
+            "SELECT json_array(link, prev_hash, id, session, requested_seq, decided_seq, request_key, \
+             tool_id, tool, input_sha256, claimed, requested_at_us, policy, policy_sha256, facts, \
+             eval_us, decision, decided_by, rules, reason, decided_at_us, format, pool, slot, run, \
+             task, approver) FROM permission_requests",
             [],
             |row| row.get(0),
         )
         .expect("row");
-    assert!(json.ends_with(r#",2,"demo",0,"r","t",null]"#), "{json}");
+    assert!(json.ends_with(r#",1,"demo",0,"r","t",null]"#), "{json}");
     assert_eq!(super::super::audit::sha256_hex(json.as_bytes()), head.hash);
-}
-
-/// Half a chain in the form of earlier versions, with hashes that fit, behind a record of today.
-#[test]
-fn a_record_in_the_form_of_before_does_not_follow_one_of_today() {
-    let dir = tempdir();
-    let journal = open(dir.path());
-    asks(&journal, &session("s"), 2);
-    journal.close(LONG).expect("flushed");
-    let conn = rusqlite::Connection::open(dir.path().join(FILE_NAME)).expect("connection");
-    let json: String = conn
-        .query_row(
-            "SELECT json_array(link, prev_hash, id, session, asked_seq, decided_seq, request_key, \
-             tool_id, tool, input_sha256, claimed, asked_at_us, policy, policy_sha256, facts, \
-             eval_us, decision, decided_by, rules, reason, decided_at_us) FROM asks WHERE link = 2",
-            [],
-            |row| row.get(0),
-        )
-        .expect("row");
-    let hash = super::super::audit::sha256_hex(json.as_bytes());
-    let change = "UPDATE asks SET form = NULL, pool = 'other', hash = ?1 WHERE link = 2";
-    assert_eq!(conn.execute(change, [hash]), Ok(1));
-    let error = Reader::open(dir.path()).expect("reader").verify_audit();
-    let error = error.expect_err("of before").to_string();
-    assert!(error.contains("audit record 2"), "{error}");
-    assert!(error.contains("the form of an earlier version"), "{error}");
 }

@@ -1,15 +1,14 @@
 //! The journal with a real SQLite on a real disk.
 
+mod approvals;
 mod audit;
 mod chats;
 mod crash;
 mod faults;
-mod migration;
 mod opening;
 mod order;
 mod pace;
 mod plans;
-mod questions;
 mod retention;
 mod unfinished;
 
@@ -172,34 +171,6 @@ fn wait_health(journal: &Journal, wanted: impl Fn(&Health) -> bool) -> Health {
         assert!(Instant::now() < until, "health stays {now:?}");
         std::thread::sleep(Duration::from_millis(5));
     }
-}
-
-/// Makes records of today those of a version before they had a form, their chain with them; gives
-/// its head.
-fn without_forms(conn: &rusqlite::Connection) -> ChainHead {
-    for column in ["form", "pool", "slot", "run", "task", "approver"] {
-        conn.execute_batch(&format!("ALTER TABLE asks DROP COLUMN {column}"))
-            .expect("dropped");
-    }
-    let mut head = ChainHead::default();
-    let sql = "SELECT json_array(link, ?2, id, session, asked_seq, decided_seq, request_key, \
-               tool_id, tool, input_sha256, claimed, asked_at_us, policy, policy_sha256, facts, \
-               eval_us, decision, decided_by, rules, reason, decided_at_us) FROM asks \
-               WHERE link = ?1";
-    let record = |link: u64, prev: &str| {
-        conn.query_row(sql, rusqlite::params![link.cast_signed(), prev], |row| {
-            row.get::<_, String>(0)
-        })
-    };
-    while let Ok(json) = record(head.link + 1, &head.hash) {
-        let hash = super::audit::sha256_hex(json.as_bytes());
-        let change = "UPDATE asks SET prev_hash = ?2, hash = ?3 WHERE link = ?1";
-        let link = head.link + 1;
-        let params = rusqlite::params![link.cast_signed(), head.hash, hash];
-        conn.execute(change, params).expect("chained");
-        head = ChainHead { link, hash };
-    }
-    head
 }
 
 fn assert_dense(reader: &Reader, session: &SessionId, last: u64) {

@@ -61,17 +61,28 @@ fn a_page_of_events_begins_after_the_cursor_and_decodes() {
 }
 
 #[test]
-fn a_database_of_a_newer_marshal_is_refused_and_left_alone() {
-    let dir = tempdir();
-    open(dir.path()).close(LONG).expect("flushed");
-    let file = dir.path().join(FILE_NAME);
-    rusqlite::Connection::open(&file)
-        .and_then(|conn| conn.pragma_update(None, "user_version", SCHEMA_VERSION + 1))
-        .expect("newer");
-    let before = std::fs::read(&file).expect("bytes");
-    check(dir.path(), "schema version 9, this marshal knows 8");
-    assert!(Reader::open(dir.path()).is_err());
-    assert_eq!(std::fs::read(&file).expect("bytes"), before);
+fn a_database_of_another_version_is_refused_and_left_alone() {
+    for (version, message) in [
+        (
+            SCHEMA_VERSION + 1,
+            "schema version 10, this marshal knows 9: use the newer marshal",
+        ),
+        (
+            SCHEMA_VERSION - 1,
+            "schema version 8, this marshal needs 9: move the state directory away",
+        ),
+    ] {
+        let dir = tempdir();
+        open(dir.path()).close(LONG).expect("flushed");
+        let file = dir.path().join(FILE_NAME);
+        rusqlite::Connection::open(&file)
+            .and_then(|conn| conn.pragma_update(None, "user_version", version))
+            .expect("another version");
+        let before = std::fs::read(&file).expect("bytes");
+        check(dir.path(), message);
+        assert!(Reader::open(dir.path()).is_err());
+        assert_eq!(std::fs::read(&file).expect("bytes"), before);
+    }
 }
 
 #[test]

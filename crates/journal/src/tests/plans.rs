@@ -161,7 +161,7 @@ fn the_work_of_a_chat_is_found_by_the_next_start_until_it_is_over() {
             plan(PlanWrite::Review(review.clone())),
             plan(PlanWrite::Progress {
                 chat: session("d"),
-                phase: ChatPhase::Over,
+                phase: ChatPhase::Ended,
                 progress: ChatProgress::default(),
             }),
         ],
@@ -216,7 +216,7 @@ fn a_plan_that_is_worked_is_not_unused_nor_are_its_members() {
     assert_eq!(unused(), []);
     let over = Write::Chat(ChatWrite::Plan(PlanWrite::Progress {
         chat: session("c"),
-        phase: ChatPhase::Over,
+        phase: ChatPhase::Ended,
         progress: ChatProgress::default(),
     }));
     assert_durable(&commit(&journal, vec![over]));

@@ -55,7 +55,7 @@ fn task_ended(run: &RunId, id: &str) -> Write {
     }
 }
 
-/// A session with an ask and `events` pieces of `bytes` each, ended at `at_us`.
+/// A session with a permission request and `events` pieces of `bytes` each, ended at `at_us`.
 fn worked(journal: &Journal, begin: Write, id: &SessionId, events: u64, bytes: usize, at_us: i64) {
     let ask = format!("ask-{id}");
     let epoch = journal.epoch();
@@ -179,7 +179,8 @@ fn the_audit_chain_is_cut_behind_what_is_gone_and_verifies_from_there() {
     drop(journal);
     let journal = open_under(dir.path(), rules(Some(HOUR), u64::MAX));
     let reader = journal.reader().expect("reader");
-    let links = "SELECT group_concat(link) FROM (SELECT link FROM asks ORDER BY link)";
+    let links =
+        "SELECT group_concat(link) FROM (SELECT link FROM permission_requests ORDER BY link)";
     eventually("the chain is cut", || {
         let conn = rusqlite::Connection::open(dir.path().join(FILE_NAME)).expect("connection");
         conn.query_row(links, [], |row| row.get::<_, String>(0))
@@ -190,7 +191,7 @@ fn the_audit_chain_is_cut_behind_what_is_gone_and_verifies_from_there() {
     assert_eq!(
         count(
             dir.path(),
-            "SELECT count(*) FROM asks WHERE session = 'd' AND input IS NOT NULL"
+            "SELECT count(*) FROM permission_requests WHERE session = 'd' AND input IS NOT NULL"
         ),
         0
     );
@@ -217,7 +218,7 @@ fn a_chain_of_which_everything_is_gone_goes_on_where_it_was() {
     drop(journal);
     let journal = open_under(dir.path(), rules(Some(HOUR), u64::MAX));
     eventually("all asks are gone", || {
-        count(dir.path(), "SELECT count(*) FROM asks") == 0
+        count(dir.path(), "SELECT count(*) FROM permission_requests") == 0
     });
     journal.close(LONG).expect("closed");
     drop(journal);
@@ -283,32 +284,4 @@ fn a_removal_that_was_cut_short_is_gone_on_with() {
         count(dir.path(), "SELECT count(*) FROM events") == 0
             && count(dir.path(), "SELECT count(*) FROM removals") == 0
     });
-}
-
-#[test]
-fn a_database_of_version_1_is_taken_over() {
-    let dir = tempdir();
-    let journal = open(dir.path());
-    let id = session("a");
-    worked(&journal, begun(&id), &id, 3, 10, 10);
-    let links = journal.audit_head().link;
-    journal.close(LONG).expect("closed");
-    drop(journal);
-    let back = "DROP INDEX sessions_by_end; DROP INDEX sessions_by_run; DROP INDEX tasks_open; \
-                DROP TABLE removals; DROP TABLE audit_cut; DROP TABLE slot_parks; \
-                DROP INDEX sessions_open; DROP TABLE questions; DROP TABLE spent; DROP TABLE chats; DROP TABLE turns; DROP TABLE plan_items; \
-                DROP TABLE plan_reviews; DROP INDEX tasks_listed; \
-                ALTER TABLE runs DROP COLUMN limits; PRAGMA user_version = 1";
-    let conn = rusqlite::Connection::open(dir.path().join(FILE_NAME)).expect("database");
-    let head = without_forms(&conn);
-    assert_eq!((head.link, links), (1, 1));
-    conn.execute_batch(back).expect("version 1");
-    drop(conn);
-    let reader = Reader::open(dir.path()).expect("reader");
-    assert_eq!(reader.verify_audit().expect("whole"), head);
-    let journal = open_under(dir.path(), rules(Some(HOUR), u64::MAX));
-    eventually("retention works", || {
-        count(dir.path(), "SELECT count(*) FROM asks") == 0
-    });
-    assert_eq!(journal.audit_head(), head);
 }

@@ -1,13 +1,7 @@
-//! What a start finds: facts it writes down, tasks and sessions it leaves, parks it remembers; and
-//! files of earlier versions.
-
-use rusqlite::Connection;
+//! What a start finds: facts it writes down, tasks and sessions it leaves, parks it remembers.
 
 use super::*;
 use marshal_model::{ExitClass, TaskOutcome, TurnOutcome};
-
-/// Version 1, as it was released.
-const SCHEMA_1: &str = include_str!("../golden/schema_v1.sql");
 
 fn run_id() -> RunId {
     RunId::new("r").expect("id")
@@ -245,63 +239,4 @@ fn a_park_is_remembered_until_it_is_tried_again_or_forgiven() {
     assert_durable(&commit(&journal, forgiven.to_vec()));
     assert_eq!(parked(), []);
     assert_eq!(reader.slot_failures(&slot(0), 0).expect("failures"), []);
-}
-
-fn shape(file: &Path) -> Vec<(String, String)> {
-    let conn = Connection::open(file).expect("database");
-    let mut statement = conn
-        .prepare("SELECT name, coalesce(sql, '') FROM sqlite_master ORDER BY name")
-        .expect("schema");
-    let rows = statement
-        .query_map([], |row| Ok((row.get(0)?, row.get(1)?)))
-        .expect("rows");
-    rows.collect::<Result<_, _>>().expect("rows")
-}
-
-#[test]
-fn a_file_of_version_1_grows_into_one_like_a_new_one_and_keeps_what_is_in_it() {
-    let (old, new) = (tempdir(), tempdir());
-    let file = old.path().join(FILE_NAME);
-    let conn = Connection::open(&file).expect("database");
-    conn.execute_batch(SCHEMA_1).expect("version 1");
-    conn.execute_batch(
-        "PRAGMA application_id = 0x6d727368; PRAGMA user_version = 1;
-         INSERT INTO epochs (started_at_us, pid, version) VALUES (1, 1, '0.0.1');
-         INSERT INTO runs (run, epoch, command, begun_at_us) VALUES
-             ('killed', 1, 'run', 1), ('daemon', 1, 'up', 2), ('failed', 1, 'up', 3);
-         INSERT INTO tasks (run, id, place, pool, prompt, spec, state, outcome, queued_at_us,
-                            ended_at_us) VALUES
-             ('killed', 'a', 0, 'demo', 'x', '{}', 'ended', 'done', 1, 5),
-             ('killed', 'b', 1, 'demo', 'x', '{}', 'queued', NULL, 1, NULL),
-             ('daemon', 'a', 0, 'demo', 'x', '{}', 'ended', 'done', 1, 7),
-             ('failed', 'a', 0, 'demo', 'x', '{}', 'ended', 'lost', 1, 9);",
-    )
-    .expect("rows of version 1");
-    drop(conn);
-    std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o600))
-        .expect("mode");
-    let journal = open(old.path());
-    assert_eq!(journal.epoch(), 2);
-    let reader = journal.reader().expect("reader");
-    assert_eq!(unfinished(&reader), ["killed"]);
-    let ends: Vec<_> = reader
-        .runs()
-        .expect("runs")
-        .into_iter()
-        .map(|run| (run.run, run.ended_at_us, run.code))
-        .collect();
-    let of = |run: &str, at, code| (run.to_owned(), at, code);
-    assert_eq!(
-        ends,
-        [
-            of("killed", None, None),
-            of("daemon", Some(7), Some(0)),
-            of("failed", Some(9), Some(1))
-        ]
-    );
-    journal.close(LONG).expect("flushed");
-    open(new.path()).close(LONG).expect("flushed");
-    assert_eq!(shape(&file), shape(&new.path().join(FILE_NAME)));
-    // And once more: nothing is done twice.
-    open(old.path()).close(LONG).expect("flushed");
 }

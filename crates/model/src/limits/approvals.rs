@@ -32,7 +32,7 @@ pub const ANSWER_REASON_CHARS: usize = 1000;
 /// How long whoever answers waits until it holds for good.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Watchers of the stream of asks at the same time; one more is refused.
+/// Watchers of the stream of approvals at the same time; one more is refused.
 pub const APPROVAL_STREAMS: usize = 16;
 
 /// Pieces that wait for one watcher, and how long the next one waits for a place before the watcher

@@ -26,7 +26,7 @@ pub const FILE_PLANE_TAIL_LINES: usize = 200;
 /// See [`FILE_PLANE_TAIL_LINES`].
 pub const FILE_PLANE_TAIL_BYTES: usize = 64 << 10;
 
-/// Asks that are shown as files at the same time.
+/// Approvals that are shown as files at the same time.
 pub const FILE_PLANE_APPROVALS: usize = 256;
 
 /// For how long a file must stay as it is before it counts as written: what came by a rename is

@@ -106,7 +106,7 @@ string_enum!(
         /// Whether links in directories of everybody are followed.
         ProtectedLinks = "protected_links",
         /// The walls as a whole, where no single thing is to blame.
-        Sandbox = "walls",
+        Sandbox = "sandbox",
     }
 );
 

@@ -15,7 +15,7 @@ pub struct PermissionRequested<'a> {
     pub slot: &'a SlotId,
     /// In which session.
     pub session: &'a SessionId,
-    /// Our id of the ask.
+    /// Our id of the approval.
     pub request: &'a PermissionRequestId,
     /// The tool.
     pub tool: &'a UntrustedText,
@@ -29,7 +29,7 @@ impl PermissionRequested<'_> {
     }
 }
 
-/// An ask waits for a person.
+/// A permission request waits for a person.
 #[derive(Debug)]
 pub struct ApprovalPending<'a> {
     /// Where.
@@ -55,19 +55,19 @@ impl ApprovalPending<'_> {
         if self.has_other_approver {
             tracing::debug!(slot = %self.slot, session = %self.session, ask = %self.request, tool, ?rules, within = ?self.timeout, "an ask waits for a person");
         } else {
-            tracing::warn!(slot = %self.slot, session = %self.session, ask = %self.request, tool, ?rules, within = ?self.timeout, "an ask waits for a person; see `marshal asks show`");
+            tracing::warn!(slot = %self.slot, session = %self.session, ask = %self.request, tool, ?rules, within = ?self.timeout, "an ask waits for a person; see `marshal approvals show`");
         }
     }
 }
 
-/// An ask ended.
+/// A permission request ended.
 #[derive(Debug)]
 pub struct PermissionDecided<'a> {
     /// Where.
     pub slot: &'a SlotId,
     /// In which session.
     pub session: &'a SessionId,
-    /// Our id of the ask.
+    /// Our id of the approval.
     pub request: &'a PermissionRequestId,
     /// The kind of tool.
     pub tool_class: ToolClass,

@@ -104,7 +104,7 @@ pub struct PolicyDryRun<'a> {
     pub slot: &'a SlotId,
     /// In which session.
     pub session: &'a SessionId,
-    /// Our id of the ask.
+    /// Our id of the approval.
     pub request: &'a PermissionRequestId,
     /// What the policy would have decided.
     pub decision: Decision,

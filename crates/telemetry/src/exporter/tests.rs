@@ -500,7 +500,7 @@ fn events_arrive_in_the_series_that_they_name() {
             1.0,
         ),
         ("marshal_tokens_total{pool=\"demo\",type=\"input\"}", 7.0),
-        ("marshal_permission_pending{pool=\"demo\"}", 0.0),
+        ("marshal_approvals_pending{pool=\"demo\"}", 0.0),
         (
             "marshal_permission_requests_total{pool=\"demo\",tool_class=\"shell\",decision=\"deny\",decided_by=\"policy\"}",
             1.0,

@@ -11,7 +11,7 @@ const OPENING: &str = r#"< {"id":1,"result":{"protocolVersion":1}}
 /// What comes of a script after the opening.
 fn after(skips: bool, script: &str) -> String {
     let acp = || AcpSettings {
-        mode_skips_asks: skips,
+        mode_skips_requests: skips,
         ..AcpSettings::default()
     };
     let opened = played(talk_with(acp()), OPENING);

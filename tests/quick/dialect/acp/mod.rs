@@ -4,12 +4,12 @@
 //! `> WORD` ours.
 
 mod alive;
-mod asks;
 mod auth;
 mod calls;
 mod chosen;
 mod client;
 mod handshake;
+mod permission_requests;
 mod pins;
 mod prompts;
 mod resume;

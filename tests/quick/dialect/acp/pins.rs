@@ -185,10 +185,10 @@ fn a_session_that_opens_in_a_mode_that_skips_questions_is_refused_unless_that_is
         needs(
             AcpSettings::default(),
             &new(fields),
-            &["skips permission requests", "mode_skips_asks = true"],
+            &["skips permission requests", "mode_skips_requests = true"],
         );
         let meant = AcpSettings {
-            mode_skips_asks: true,
+            mode_skips_requests: true,
             ..AcpSettings::default()
         };
         let mut talk = talk_with(meant);

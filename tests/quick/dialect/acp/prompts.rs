@@ -74,9 +74,9 @@ fn a_denial_is_told_before_the_next_prompt_once_unless_nobody_wants_that() {
     let turns = format!(
         "> prompt one\n{ASK}\n> deny 7 not\n< {{\"id\":3,\"result\":{{\"stopReason\":\"end_turn\"}}}}\n> prompt two\n< {{\"id\":4,\"result\":{{\"stopReason\":\"end_turn\"}}}}\n> prompt three"
     );
-    let prompts = |tell_denials| {
+    let prompts = |report_denials| {
         let acp = AcpSettings {
-            tell_denials,
+            report_denials,
             ..AcpSettings::default()
         };
         let told = played(opened(talk_with(acp), ""), &turns);

@@ -131,11 +131,11 @@ fn a_mode_that_skips_questions_is_refused_unless_it_is_meant() {
             &opening(),
             &reply(mode),
             &format!(
-                "{HELLO}\nfault the agent's session skips permission requests (its mode {mode}): set a mode that asks, or say mode_skips_asks = true if that is meant"
+                "{HELLO}\nfault the agent's session skips permission requests (its mode {mode}): set a mode that asks, or say mode_skips_requests = true if that is meant"
             ),
         );
         let meant = wants(AcpSettings {
-            mode_skips_asks: true,
+            mode_skips_requests: true,
             ..AcpSettings::default()
         });
         check(
@@ -146,13 +146,13 @@ fn a_mode_that_skips_questions_is_refused_unless_it_is_meant() {
         check_ready(
             &format!(r#"< {{"type":"system","subtype":"status","permissionMode":"{mode}"}}"#),
             &format!(
-                "fault the agent changed its session by itself so that it skips permission requests (the mode {mode}): it was ended; mode_skips_asks = true says that this is meant"
+                "fault the agent changed its session by itself so that it skips permission requests (the mode {mode}): it was ended; mode_skips_requests = true says that this is meant"
             ),
         );
         check_ready(
             &format!("> mode {mode}"),
             &format!(
-                "refused mode {mode}: the mode {mode} skips permission requests, which this pool does not allow (mode_skips_asks = true would)"
+                "refused mode {mode}: the mode {mode} skips permission requests, which this pool does not allow (mode_skips_requests = true would)"
             ),
         );
     }

@@ -1,7 +1,7 @@
 //! Claude Code's stream-json, case by case.
 
-mod asks;
 mod handshake;
+mod permission_requests;
 mod turns;
 
 use std::sync::Arc;

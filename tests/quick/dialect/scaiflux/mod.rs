@@ -1,7 +1,7 @@
 //! ScaiFlux, case by case.
 
-mod asks;
 mod handshake;
+mod permission_requests;
 mod turns;
 
 use crate::dialect::script::{Conversation, played, run};

@@ -49,10 +49,10 @@ pub(crate) fn opening(target: Target, bits: u8) -> OpenParams {
         mode: has(2).then(|| "plan".to_owned()),
         model: has(4).then(|| "m".to_owned()),
         auth: (has(2) && has(4)).then(|| "a".to_owned()),
-        mode_skips_asks: has(8),
+        mode_skips_requests: has(8),
         logout: has(8),
-        tell_denials: if has(128) {
-            AcpSettings::default().tell_denials
+        report_denials: if has(128) {
+            AcpSettings::default().report_denials
         } else {
             DenialFeedback::Never
         },

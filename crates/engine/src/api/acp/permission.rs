@@ -26,18 +26,18 @@ const WIDTH: usize = 400;
 
 /// The parameters of the request.
 #[must_use]
-pub fn request_params(session: &str, ask: &PermissionRequestView) -> Value {
-    let id = ask.tool_id.clone();
-    let id = id.unwrap_or_else(|| format!("ask-{}", ask.ask));
+pub fn request_params(session: &str, approval: &PermissionRequestView) -> Value {
+    let id = approval.tool_id.clone();
+    let id = id.unwrap_or_else(|| format!("approval-{}", approval.approval));
     json!({
         "sessionId": session,
         "toolCall": {
             "toolCallId": id,
-            "title": title(ask),
-            "kind": kind_of(ask),
+            "title": title(approval),
+            "kind": kind_of(approval),
             "status": "pending",
             "content": [
-                {"type": "content", "content": {"type": "text", "text": text(ask)}},
+                {"type": "content", "content": {"type": "text", "text": text(approval)}},
             ],
         },
         "options": [
@@ -47,28 +47,28 @@ pub fn request_params(session: &str, ask: &PermissionRequestView) -> Value {
     })
 }
 
-fn kind_of(ask: &PermissionRequestView) -> &'static str {
-    match ask.class.as_str() {
+fn kind_of(approval: &PermissionRequestView) -> &'static str {
+    match approval.class.as_str() {
         "shell" => "execute",
         "read" => "read",
         "write" => "edit",
         "fetch" => "fetch",
-        _ => kind(&ask.tool),
+        _ => kind(&approval.tool),
     }
 }
 
-fn title(ask: &PermissionRequestView) -> String {
-    let tool = escape_for_display(&ask.tool, 60);
-    match ask.parts.first() {
+fn title(approval: &PermissionRequestView) -> String {
+    let tool = escape_for_display(&approval.tool, 60);
+    match approval.parts.first() {
         Some(first) => escape_for_display(&format!("{tool}: {}", quote_words(first)), 160),
         None => tool,
     }
 }
 
 /// What a person is to decide about, line by line.
-fn text(ask: &PermissionRequestView) -> String {
-    let mut text = format!("tool: {}\n", escape_for_display(&ask.tool, WIDTH));
-    for part in ask.parts.iter().take(PARTS) {
+fn text(approval: &PermissionRequestView) -> String {
+    let mut text = format!("tool: {}\n", escape_for_display(&approval.tool, WIDTH));
+    for part in approval.parts.iter().take(PARTS) {
         let by = if part.rules.is_empty() {
             "no rule".to_owned()
         } else {
@@ -77,18 +77,18 @@ fn text(ask: &PermissionRequestView) -> String {
         let decision = escape_for_display(&part.decision, 20);
         let _ = writeln!(text, "- {} ({decision}: {by})", quote_words(part));
     }
-    if ask.parts.len() > PARTS {
-        let _ = writeln!(text, "- and {} more", ask.parts.len() - PARTS);
+    if approval.parts.len() > PARTS {
+        let _ = writeln!(text, "- and {} more", approval.parts.len() - PARTS);
     }
-    if let Some(why) = &ask.not_plain {
+    if let Some(why) = &approval.not_plain {
         let _ = writeln!(text, "not plain: {}", escape_for_display(why, WIDTH));
     }
-    if !ask.rules.is_empty() {
-        let rules = escape_for_display(&ask.rules.join(", "), WIDTH);
+    if !approval.rules.is_empty() {
+        let rules = escape_for_display(&approval.rules.join(", "), WIDTH);
         let _ = writeln!(text, "asked by: {rules}");
     }
-    let _ = writeln!(text, "why: {}", escape_for_display(&ask.reason, WIDTH));
-    let seconds = ask.within_ms.div_ceil(1000);
+    let _ = writeln!(text, "why: {}", escape_for_display(&approval.reason, WIDTH));
+    let seconds = approval.within_ms.div_ceil(1000);
     let _ = writeln!(text, "without an answer it is denied in {seconds} s");
     text
 }
@@ -118,9 +118,9 @@ mod tests {
     use super::*;
     use marshal_model::untrusted::is_unsafe;
 
-    fn ask(words: &[&str]) -> PermissionRequestView {
+    fn approval(words: &[&str]) -> PermissionRequestView {
         PermissionRequestView {
-            ask: "a-1".to_owned(),
+            approval: "a-1".to_owned(),
             tool_id: None,
             tool: "bash".to_owned(),
             class: "shell".to_owned(),
@@ -140,11 +140,11 @@ mod tests {
 
     #[test]
     fn a_person_sees_tool_words_rule_and_reason_and_has_two_answers() {
-        let params = request_params("s", &ask(&["curl", "https://x.example/a b"]));
+        let params = request_params("s", &approval(&["curl", "https://x.example/a b"]));
         let call = &params["toolCall"];
         assert_eq!(call["title"], "bash: curl 'https://x.example/a b'");
         assert_eq!(call["kind"], "execute");
-        assert_eq!(call["toolCallId"], "ask-a-1");
+        assert_eq!(call["toolCallId"], "approval-a-1");
         let text = call["content"][0]["content"]["text"]
             .as_str()
             .expect("text");
@@ -163,11 +163,11 @@ mod tests {
     #[test]
     fn what_an_agent_writes_cannot_act_on_the_reader() {
         let evil = "\u{1b}]0;x\u{7}\u{202e}\n\u{200b}\u{9b}2J";
-        let mut ask = ask(&["echo", evil]);
-        ask.tool = evil.to_owned();
-        ask.not_plain = Some(evil.to_owned());
-        ask.reason = evil.to_owned();
-        let params = request_params("s", &ask);
+        let mut approval = approval(&["echo", evil]);
+        approval.tool = evil.to_owned();
+        approval.not_plain = Some(evil.to_owned());
+        approval.reason = evil.to_owned();
+        let params = request_params("s", &approval);
         let title = params["toolCall"]["title"].as_str().expect("title");
         assert!(!title.chars().any(is_unsafe), "{title:?}");
         let content = &params["toolCall"]["content"][0]["content"];

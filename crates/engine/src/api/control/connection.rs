@@ -87,11 +87,15 @@ async fn handle_approvals<F: Fleet>(
                 found.iter().map(ApprovalView::from_stored).collect(),
             ))
         }
-        ApprovalOp::Show { id: ask } => {
-            let found = desk.fleet.approval(ask.clone()).await.map_err(unread)?;
+        ApprovalOp::Show { id: approval } => {
+            let found = desk
+                .fleet
+                .approval(approval.clone())
+                .await
+                .map_err(unread)?;
             let found = found.ok_or_else(|| {
-                let message = format!("there is no ask {ask}");
-                Failure::new(Code::NoSuchAsk, message)
+                let message = format!("there is no approval {approval}");
+                Failure::new(Code::NoSuchApproval, message)
             })?;
             Ok(Reply::Approval(Box::new(ApprovalView::with_details(
                 &found,

@@ -158,8 +158,11 @@ impl OpenConversation<'_> {
                 }
             },
             Ok(ClientMessage::Cancel) => self.conversation.cancel(),
-            Ok(ClientMessage::Answer { ask, answer: said }) => {
-                self.conversation.answer_approval(ask, said);
+            Ok(ClientMessage::Answer {
+                approval,
+                answer: said,
+            }) => {
+                self.conversation.answer_approval(approval, said);
             }
             Ok(ClientMessage::Set { n, setting }) => self.conversation.change_setting(n, setting),
             Ok(ClientMessage::Close) => {
@@ -188,19 +191,19 @@ impl OpenConversation<'_> {
 
     async fn handle_update(&mut self, brought: ConversationUpdate) -> Result<NextStep, LineError> {
         match brought {
-            ConversationUpdate::Approval(ApprovalUpdate::Requested(ask)) => {
+            ConversationUpdate::Approval(ApprovalUpdate::Requested(approval)) => {
                 // Its tool call comes before it.
-                while self.stream.last_seq() < ask.seq
+                while self.stream.last_seq() < approval.seq
                     && let Some(events) = self.stream.try_next().await
                 {
                     self.send_events(&events).await?;
                 }
-                let view = PermissionRequestView::from_request(&ask);
+                let view = PermissionRequestView::from_request(&approval);
                 self.send_message(&ServerMessage::PermissionRequested(Box::new(view)))
                     .await?;
             }
             ConversationUpdate::Approval(ApprovalUpdate::Ended { id, .. }) => {
-                self.send_message(&ServerMessage::PermissionResolved { ask: id })
+                self.send_message(&ServerMessage::PermissionResolved { approval: id })
                     .await?;
             }
             ConversationUpdate::Setting(done) => {

@@ -54,7 +54,10 @@ async fn a_run_that_is_about_to_be_taken_up_is_waited_for() {
     let dir = server.dir.path();
     let watch = |run: &str| format!(r#"{{"v":1,"op":"watch","run":"{run}"}}"#);
     let mut none = client(dir).await;
-    assert_eq!(code(&ask(&mut none, &watch("none")).await), Code::NoSuchRun);
+    assert_eq!(
+        code(&send(&mut none, &watch("none")).await),
+        Code::NoSuchRun
+    );
     let (mut one, mut two, mut three) = (client(dir).await, client(dir).await, client(dir).await);
     for (client, run) in [(&mut one, "one"), (&mut two, "two"), (&mut three, "three")] {
         client.send(watch(run)).await.expect("sent");
@@ -92,7 +95,7 @@ async fn line(lines: &mut Lines) -> Option<String> {
     Some(String::from_utf8(line).expect("text"))
 }
 
-async fn ask(lines: &mut Lines, request: &str) -> Reply {
+async fn send(lines: &mut Lines, request: &str) -> Reply {
     lines.send(request.to_owned()).await.expect("sent");
     reply::read_reply(&line(lines).await.expect("a reply")).expect("a known reply")
 }
@@ -148,7 +151,7 @@ async fn the_socket_is_for_its_owner_and_goes_with_its_server() {
         .mode();
     assert_eq!(mode & 0o777, 0o600);
     let mut one = client(server.dir.path()).await;
-    let reply = ask(&mut one, "{\"v\":1,\"op\":\"hello\"}").await;
+    let reply = send(&mut one, "{\"v\":1,\"op\":\"hello\"}").await;
     let pid = std::process::id();
     let role = Role::Daemon;
     assert_eq!(reply, Reply::Hello { role, pid });
@@ -195,7 +198,7 @@ async fn a_submitted_run_is_streamed_from_its_first_notice_to_its_last() {
         spec("b", "deny"),
         spec("c", "done"),
     ]);
-    let Reply::Submitted { run, accepted } = ask(&mut one, &request).await else {
+    let Reply::Submitted { run, accepted } = send(&mut one, &request).await else {
         panic!("not submitted");
     };
     assert_eq!(accepted, 3);
@@ -216,7 +219,10 @@ async fn a_submitted_run_is_streamed_from_its_first_notice_to_its_last() {
     )));
     // The same connection goes on, and the run can still be looked at.
     let watch = request::write(&Request::Watch { run }).expect("written");
-    assert_eq!(ask(&mut one, &watch).await, Reply::Watching { accepted: 3 });
+    assert_eq!(
+        send(&mut one, &watch).await,
+        Reply::Watching { accepted: 3 }
+    );
     assert_eq!(ended(&stream(&mut one).await), outcomes);
 }
 
@@ -227,10 +233,11 @@ async fn a_watcher_sees_its_own_run_only() {
         client(server.dir.path()).await,
         client(server.dir.path()).await,
     );
-    let Reply::Submitted { run, .. } = ask(&mut one, &submit(vec![spec("a", "hang")])).await else {
+    let Reply::Submitted { run, .. } = send(&mut one, &submit(vec![spec("a", "hang")])).await
+    else {
         panic!("not submitted");
     };
-    ask(
+    send(
         &mut two,
         &submit(vec![spec("a", "deny"), spec("b", "done")]),
     )
@@ -238,7 +245,7 @@ async fn a_watcher_sees_its_own_run_only() {
     let others = stream(&mut two).await;
     assert_eq!(ended(&others).len(), 2);
     let cancel = request::write(&Request::Cancel { run: run.clone() }).expect("written");
-    assert_eq!(ask(&mut two, &cancel).await, Reply::Done);
+    assert_eq!(send(&mut two, &cancel).await, Reply::Done);
     let own = stream(&mut one).await;
     assert_eq!(ended(&own), [("a".to_owned(), TaskOutcome::Cancelled)]);
     let foreign = own.iter().any(|item| match item {
@@ -256,7 +263,7 @@ async fn a_slow_watcher_lags_and_loses_neither_report_nor_event() {
     let server = server(Role::Daemon, Bounds::default());
     let mut one = client(server.dir.path()).await;
     let request = submit(vec![spec("a", "flood 50000"), spec("b", "flood 50000")]);
-    ask(&mut one, &request).await;
+    send(&mut one, &request).await;
     tokio::time::sleep(Duration::from_millis(500)).await;
     let items = stream(&mut one).await;
     assert!(
@@ -312,7 +319,7 @@ async fn a_client_that_reads_nothing_is_dropped_and_slows_nobody() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     let mut other = client(server.dir.path()).await;
-    let reply = ask(&mut other, &submit(vec![spec("z", "done")])).await;
+    let reply = send(&mut other, &submit(vec![spec("z", "done")])).await;
     assert!(matches!(reply, Reply::Submitted { .. }), "{reply:?}");
     assert_eq!(ended(&stream(&mut other).await).len(), 1);
     while let Some(told) = line(&mut deaf).await {
@@ -327,24 +334,27 @@ async fn a_client_that_reads_nothing_is_dropped_and_slows_nobody() {
 async fn bad_requests_are_answered_and_bounds_end_the_connection() {
     let server = server(Role::Daemon, brief());
     let mut one = client(server.dir.path()).await;
-    assert_eq!(code(&ask(&mut one, "nonsense").await), Code::BadJson);
+    assert_eq!(code(&send(&mut one, "nonsense").await), Code::BadJson);
     assert_eq!(
-        code(&ask(&mut one, "{\"v\":1,\"op\":\"fly\"}").await),
+        code(&send(&mut one, "{\"v\":1,\"op\":\"fly\"}").await),
         Code::BadRequest
     );
     let unknown = "{\"v\":1,\"op\":\"watch\",\"run\":\"none\"}";
-    assert_eq!(code(&ask(&mut one, unknown).await), Code::NoSuchRun);
+    assert_eq!(code(&send(&mut one, unknown).await), Code::NoSuchRun);
     let mut pooled = spec("a", "done");
     pooled.pool = marshal_model::PoolName::new("none").ok();
     assert_eq!(
-        code(&ask(&mut one, &submit(vec![pooled])).await),
+        code(&send(&mut one, &submit(vec![pooled])).await),
         Code::BadTasks
     );
     assert_eq!(
-        code(&ask(&mut one, &submit(vec![spec("a", "refuse")])).await),
+        code(&send(&mut one, &submit(vec![spec("a", "refuse")])).await),
         Code::Refused
     );
-    assert_eq!(code(&ask(&mut one, &"x".repeat(5000)).await), Code::TooLong);
+    assert_eq!(
+        code(&send(&mut one, &"x".repeat(5000)).await),
+        Code::TooLong
+    );
     assert_eq!(line(&mut one).await, None, "the connection ends");
 
     let mut silent = client(server.dir.path()).await;
@@ -361,8 +371,8 @@ async fn one_client_too_many_is_told_to_come_again() {
     let server = server(Role::Daemon, brief());
     let mut first = client(server.dir.path()).await;
     let mut second = client(server.dir.path()).await;
-    ask(&mut first, "{\"v\":1,\"op\":\"hello\"}").await;
-    ask(&mut second, "{\"v\":1,\"op\":\"hello\"}").await;
+    send(&mut first, "{\"v\":1,\"op\":\"hello\"}").await;
+    send(&mut second, "{\"v\":1,\"op\":\"hello\"}").await;
     let mut third = client(server.dir.path()).await;
     let told = line(&mut third).await.expect("told");
     assert_eq!(code(&reply::read_reply(&told).expect("reply")), Code::Busy);
@@ -373,13 +383,13 @@ async fn a_run_of_its_own_takes_no_tasks_but_shows_logs_and_restarts() {
     let server = server(Role::Run, Bounds::default());
     let mut one = client(server.dir.path()).await;
     assert_eq!(
-        code(&ask(&mut one, &submit(vec![spec("a", "done")])).await),
+        code(&send(&mut one, &submit(vec![spec("a", "done")])).await),
         Code::NoDaemon
     );
     let restart = |slot: &str| format!("{{\"v\":1,\"op\":\"restart\",\"slot\":\"{slot}\"}}");
-    assert_eq!(ask(&mut one, &restart("demo/1")).await, Reply::Done);
+    assert_eq!(send(&mut one, &restart("demo/1")).await, Reply::Done);
     assert_eq!(server.fleet.restarts(), 1);
-    let missing = ask(&mut one, &restart("demo/9")).await;
+    let missing = send(&mut one, &restart("demo/9")).await;
     assert_eq!(code(&missing), Code::NoSuchSlot);
     assert!(
         format!("{missing:?}").contains("demo/0, demo/1"),
@@ -389,7 +399,7 @@ async fn a_run_of_its_own_takes_no_tasks_but_shows_logs_and_restarts() {
     let logs = |follow: bool| {
         format!("{{\"v\":1,\"op\":\"logs\",\"slot\":\"demo/0\",\"follow\":{follow}}}")
     };
-    assert_eq!(ask(&mut one, &logs(false)).await, Reply::Done);
+    assert_eq!(send(&mut one, &logs(false)).await, Reply::Done);
     let mut items = Vec::new();
     for _ in 0..3 {
         items.push(json_lines::read_log(&line(&mut one).await.expect("line")).expect("log"));
@@ -400,7 +410,7 @@ async fn a_run_of_its_own_takes_no_tasks_but_shows_logs_and_restarts() {
         json_lines::LogItem::Complete,
     ];
     assert_eq!(items, expect);
-    assert_eq!(ask(&mut one, &logs(true)).await, Reply::Done);
+    assert_eq!(send(&mut one, &logs(true)).await, Reply::Done);
     line(&mut one).await;
     line(&mut one).await;
     server.fleet.print("third");
@@ -437,7 +447,7 @@ async fn garbage_in_any_order_never_ends_the_server() {
     }
     let mut one = client(server.dir.path()).await;
     assert!(matches!(
-        ask(&mut one, "{\"v\":1,\"op\":\"hello\"}").await,
+        send(&mut one, "{\"v\":1,\"op\":\"hello\"}").await,
         Reply::Hello { .. }
     ));
 }

@@ -25,11 +25,11 @@ use marshal_telemetry::labels::FileAnswer;
 /// What came of one answer file.
 pub(super) type AnswerResult = (String, Result<AnswerReceipt, AnswerError>, Decision);
 
-fn approval_file_name(ask: &str) -> String {
-    format!("{ask}.json")
+fn approval_file_name(approval: &str) -> String {
+    format!("{approval}.json")
 }
 
-/// An ask as its file shows it: what the other doors show, the request, and the deadline once more
+/// An approval as its file shows it: what the other doors show, the request, and the deadline once more
 /// as the other files have times.
 fn approval_json(question: &StoredApproval, request: &str) -> String {
     let mut view = serde_json::to_value(ApprovalView::with_details(question)).unwrap_or_default();
@@ -51,13 +51,13 @@ impl WorkedSession {
     /// Whether it is its task that asks this: a session may work many, one after the other.
     fn has_requested(&self, question: &StoredApproval) -> bool {
         self.0.as_ref().is_some_and(|(session, begun_at_us)| {
-            session == question.session.as_str() && question.asked_at_us >= *begun_at_us
+            session == question.session.as_str() && question.requested_at_us >= *begun_at_us
         })
     }
 }
 
 impl PlaneWorker {
-    /// Takes note of the asks that an earlier start left as files.
+    /// Takes note of the approvals that an earlier start left as files.
     pub(super) async fn find_approval_files(&mut self) -> Result<(), PlaneError> {
         let found = self.with_disk(|disk| {
             disk.list(Area::Asks, |name| {
@@ -90,7 +90,7 @@ impl PlaneWorker {
             if wanted.len() >= FILE_PLANE_APPROVALS {
                 break;
             }
-            // Read after the asks: one that was not over then had asked them.
+            // Read after the approvals: one that was not over then had asked them.
             if !works.contains_key(request) {
                 let read = self.worked_session(request).await?;
                 works.insert(request, read);
@@ -105,25 +105,27 @@ impl PlaneWorker {
         let over = self
             .approval_files
             .iter()
-            .filter(|ask| !wanted.contains_key(*ask));
-        for ask in over.cloned().collect::<Vec<_>>() {
-            let name = approval_file_name(&ask);
+            .filter(|approval| !wanted.contains_key(*approval));
+        for approval in over.cloned().collect::<Vec<_>>() {
+            let name = approval_file_name(&approval);
             self.with_disk(move |disk| disk.remove(Area::Asks, &name))
                 .await??;
-            self.approval_files.remove(&ask);
+            self.approval_files.remove(&approval);
         }
         let new = wanted
             .into_iter()
-            .filter(|(ask, _)| !self.approval_files.contains(ask));
+            .filter(|(approval, _)| !self.approval_files.contains(approval));
         let new: Vec<_> = new
-            .map(|(ask, (question, request))| (ask, approval_json(question, request.stem())))
+            .map(|(approval, (question, request))| {
+                (approval, approval_json(question, request.stem()))
+            })
             .collect();
-        for (ask, text) in new {
-            let name = approval_file_name(&ask);
+        for (approval, text) in new {
+            let name = approval_file_name(&approval);
             self.with_disk(move |disk| disk.put(Area::Asks, &name, text.as_bytes()))
                 .await??;
-            self.log_event("asked", &[("ask", &ask)]);
-            self.approval_files.insert(ask);
+            self.log_event("asked", &[("approval", &approval)]);
+            self.approval_files.insert(approval);
         }
         Ok(())
     }
@@ -196,17 +198,16 @@ impl PlaneWorker {
             Ok(answer) => answer,
             Err(fault) => return self.reject_answer(name, fault.why()).await,
         };
-        let ask = PermissionRequestId::new(&of.approval_id)
+        let approval = PermissionRequestId::new(&of.approval_id)
             .ok()
             .filter(|_| self.approval_files.contains(&of.approval_id));
-        let Some(ask) = ask else {
-            let why =
-                "no ask of this name waits here: it is over, or was never one of this directory";
+        let Some(approval) = approval else {
+            let why = "no approval of this name waits here: it is over, or was never one of this directory";
             return self.reject_answer(name, why).await;
         };
         let approver = self.config.answers_as.clone();
         let order = AnswerRequest {
-            request_id: ask,
+            request_id: approval,
             digest: answer.digest,
             decision: answer.decision,
             reason: answer.reason,

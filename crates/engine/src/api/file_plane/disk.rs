@@ -69,7 +69,7 @@ impl Area {
             Self::Log => "log",
             Self::Ctl => "ctl",
             Self::State => "state",
-            Self::Asks => "asks",
+            Self::Asks => "approvals",
             Self::Answers => "answers",
             Self::Rejected => "rejected",
         }

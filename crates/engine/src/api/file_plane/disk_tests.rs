@@ -31,7 +31,16 @@ fn mode(path: &Path, mode: u32) {
 fn what_is_missing_is_made_and_nobody_else_may_look() {
     let (above, disk) = opened();
     for name in [
-        "", "queue", "inflight", "result", "output", "log", "ctl", "state", "asks", "answers",
+        "",
+        "queue",
+        "inflight",
+        "result",
+        "output",
+        "log",
+        "ctl",
+        "state",
+        "approvals",
+        "answers",
         "rejected",
     ] {
         let of = fs::metadata(above.path().join("plane").join(name)).expect(name);
@@ -98,10 +107,10 @@ fn links_and_files_are_no_directories() {
             .to_string();
         assert!(error.contains("is no directory"), "{error}");
     }
-    fs::remove_dir(dir.join("asks")).expect("removed");
-    symlink(above.path(), dir.join("asks")).expect("linked");
+    fs::remove_dir(dir.join("approvals")).expect("removed");
+    symlink(above.path(), dir.join("approvals")).expect("linked");
     let error = Disk::open(&plane(&dir)).expect_err("a link").to_string();
-    assert!(error.contains("asks is no directory"), "{error}");
+    assert!(error.contains("approvals is no directory"), "{error}");
     let gone = Disk::open(&plane(&above.path().join("no/plane"))).expect_err("nowhere");
     assert!(gone.to_string().contains("cannot be made"), "{gone}");
 }

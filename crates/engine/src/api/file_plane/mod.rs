@@ -152,7 +152,7 @@ pub struct PlaneWorker {
     has_new_files: bool,
     settling: Settling,
     tail: Tail,
-    /// Asks that stand as files.
+    /// Approvals that stand as files.
     approval_files: BTreeSet<String>,
     has_new_approvals: bool,
     /// Answers on their way, by their files' names.
@@ -217,7 +217,7 @@ impl PlaneWorker {
     /// children are gone.
     pub async fn serve(mut self, closing: CancellationToken, stop: CancellationToken) {
         let mut notices = self.fleet.subscribe();
-        let mut asks = self.fleet.journal().approvals_changed();
+        let mut approvals = self.fleet.journal().approvals_changed();
         let mut watch = None;
         FilePlaneState {
             pool: self.pool.as_str(),
@@ -248,7 +248,7 @@ impl PlaneWorker {
                     }
                 }
                 heard = notices.recv() => if !self.handle_fleet_event(heard) { break },
-                heard = asks.changed() => {
+                heard = approvals.changed() => {
                     if heard.is_err() { break }
                     self.has_new_approvals = true;
                 }

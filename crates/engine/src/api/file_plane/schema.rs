@@ -255,16 +255,16 @@ pub(super) struct AnswerName {
 impl AnswerName {
     /// Reads a name.
     pub(super) fn parse(name: &str) -> Option<Self> {
-        let (ask, ending) = name.rsplit_once('.')?;
+        let (approval, ending) = name.rsplit_once('.')?;
         let says = match ending {
             "json" => None,
             "allow" => Some(Decision::Allow),
             "deny" => Some(Decision::Deny),
             _ => return None,
         };
-        let ask = is_id(ask).then(|| ask.to_owned())?;
+        let approval = is_id(approval).then(|| approval.to_owned())?;
         Some(Self {
-            approval_id: ask,
+            approval_id: approval,
             decision: says,
         })
     }

@@ -113,7 +113,7 @@ async fn world(about: RouteScope) -> World {
 }
 
 impl World {
-    async fn ask(&self, route: &str, token: Option<&str>) -> (u16, String) {
+    async fn send(&self, route: &str, token: Option<&str>) -> (u16, String) {
         let addr = self.addr;
         let with = token.map_or_else(String::new, |token| {
             format!("Authorization: Bearer {token}\r\n")
@@ -132,7 +132,7 @@ impl World {
 
     async fn code(&self, route: &str, name: &str) -> u16 {
         let token = (!name.is_empty()).then(|| token(name));
-        self.ask(route, token.as_deref()).await.0
+        self.send(route, token.as_deref()).await.0
     }
 }
 
@@ -160,13 +160,13 @@ async fn each_route_takes_the_roles_of_its_row_and_nobody_else() {
         assert_eq!(world.code(route, "boss").await, 403, "{route}");
     }
     // A method that is in no row is in no row for anybody, though the page has it.
-    let (code, answer) = world.ask("PUT /look/x", Some(&token("owner"))).await;
+    let (code, answer) = world.send("PUT /look/x", Some(&token("owner"))).await;
     assert_eq!(code, 405, "{answer}");
     assert!(answer.contains("allow: GET, POST, HEAD"), "{answer}");
     assert_eq!(world.code("PUT /look/x", "").await, 401);
     // One that is taken away is nobody's at once, and nothing of it is told.
     fs::remove_file(world.dir.path().join("read")).expect("removed");
-    let (code, answer) = world.ask("GET /look/x", Some(&token("read"))).await;
+    let (code, answer) = world.send("GET /look/x", Some(&token("read"))).await;
     assert_eq!(code, 401);
     assert!(!answer.contains("read-"), "{answer}");
 }
@@ -192,7 +192,7 @@ async fn who_asks_too_often_waits_and_others_do_not() {
     let mut last = String::new();
     // A machine that is slow enough to never come to the bound would still see nothing else.
     for _ in 0..3 * burst {
-        let (code, answer) = world.ask("GET /look/x", Some(&token("read"))).await;
+        let (code, answer) = world.send("GET /look/x", Some(&token("read"))).await;
         *codes.entry(code).or_insert(0) += 1;
         if code == 429 {
             last = answer;

@@ -130,7 +130,7 @@ fn hostile_events(evil: &str, task: &TaskId) -> Vec<Event> {
             context_pct: None,
             context_window: None,
         },
-        Event::CommandGiven {
+        Event::CommandSent {
             command: evil.to_owned(),
             args: text(),
             by: evil.to_owned(),

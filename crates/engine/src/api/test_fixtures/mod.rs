@@ -104,7 +104,7 @@ pub fn report(run: &RunId, task: &TaskId, outcome: TaskOutcome) -> TaskReport {
         attempts: 1,
         allowed: 0,
         denied: 0,
-        asked: 0,
+        approvals: 0,
         unasked_denied: 0,
         denied_by: Vec::new(),
         usage: Usage::default(),

@@ -1,4 +1,4 @@
-//! The asks: `GET /api/v1/asks…`, `POST /api/v1/asks/{ask}`; what `/asks` says in the form of this
+//! The approvals: `GET /api/v1/approvals…`, `POST /api/v1/approvals/{approval}`; what `/approvals` says in the form of this
 //! door.
 //!
 //! Must not know what an answer does.
@@ -17,15 +17,15 @@ use marshal_model::PermissionRequestId;
 
 /// The oldest first of those that wait, the newest first of those that are over.
 pub(super) async fn list(desk: AppState, call: RequestContext) -> HandlerResult {
-    let over = call.flag("over").unwrap_or(false);
-    let found = FleetHandle::approvals(&desk.fleet, over).await;
+    let ended = call.flag("ended").unwrap_or(false);
+    let found = FleetHandle::approvals(&desk.fleet, ended).await;
     let found = found.map_err(ApiError::unavailable)?;
     let place = |view: &ApprovalView| {
         let at = view
             .ended_at_us
-            .filter(|_| over)
-            .unwrap_or(view.asked_at_us);
-        (if over { -at } else { at }, view.ask.clone())
+            .filter(|_| ended)
+            .unwrap_or(view.requested_at_us);
+        (if ended { -at } else { at }, view.approval.clone())
     };
     let mut views: Vec<_> = found
         .iter()
@@ -38,7 +38,9 @@ pub(super) async fn list(desk: AppState, call: RequestContext) -> HandlerResult 
         .into_iter()
         .filter(|(place, _)| cursor.as_ref().is_none_or(|cursor| place > cursor));
     let taken: Vec<_> = rest.by_ref().take(call.limit()).collect();
-    let last = taken.last().map(|((at, ask), _)| format!("{at}:{ask}"));
+    let last = taken
+        .last()
+        .map(|((at, approval), _)| format!("{at}:{approval}"));
     respond_ok(&List {
         next: rest.next().and(last),
         items: taken
@@ -50,17 +52,17 @@ pub(super) async fn list(desk: AppState, call: RequestContext) -> HandlerResult 
 
 fn parse_cursor(text: &str) -> Result<(i64, String), ApiError> {
     let bad = || ApiError::bad_request("query key \"cursor\" is no `next` of a page");
-    let (at, ask) = text.split_once(':').ok_or_else(bad)?;
-    Ok((at.parse().map_err(|_| bad())?, ask.to_owned()))
+    let (at, approval) = text.split_once(':').ok_or_else(bad)?;
+    Ok((at.parse().map_err(|_| bad())?, approval.to_owned()))
 }
 
-/// The ask that the path names.
+/// The approval that the path names.
 fn approval_param(call: &RequestContext) -> Result<PermissionRequestId, ApiError> {
-    PermissionRequestId::new(call.path_param("ask")).map_err(|_| approval_not_found())
+    PermissionRequestId::new(call.path_param("approval")).map_err(|_| approval_not_found())
 }
 
 fn approval_not_found() -> ApiError {
-    ApiError::not_found("there is no such ask")
+    ApiError::not_found("there is no such approval")
 }
 
 pub(super) async fn get(desk: AppState, call: RequestContext) -> HandlerResult {
@@ -71,9 +73,9 @@ pub(super) async fn get(desk: AppState, call: RequestContext) -> HandlerResult {
 }
 
 pub(super) async fn answer(desk: AppState, call: RequestContext) -> HandlerResult {
-    let ask = approval_param(&call)?;
-    let answer =
-        approvals::read_answer(ask, call.bytes()).map_err(|failure| failure_error(&failure))?;
+    let approval = approval_param(&call)?;
+    let answer = approvals::read_answer(approval, call.bytes())
+        .map_err(|failure| failure_error(&failure))?;
     let who = format!("token {}", call.approver);
     let answered =
         FleetHandle::answer_approval(&desk.fleet, answer.into_request(call.approver, who)).await;
@@ -83,8 +85,8 @@ pub(super) async fn answer(desk: AppState, call: RequestContext) -> HandlerResul
 
 fn failure_error(failure: &Failure) -> ApiError {
     let status = match failure.code {
-        Code::NoSuchAsk => StatusCode::NOT_FOUND,
-        Code::AskOver => StatusCode::CONFLICT,
+        Code::NoSuchApproval => StatusCode::NOT_FOUND,
+        Code::ApprovalEnded => StatusCode::CONFLICT,
         Code::NotPermitted => StatusCode::FORBIDDEN,
         Code::BadRequest => StatusCode::BAD_REQUEST,
         _ => StatusCode::SERVICE_UNAVAILABLE,

@@ -120,7 +120,7 @@ where
             StreamEnd::Expired => "old",
             StreamEnd::Stopping => "stopping",
             StreamEnd::Failed => "failed",
-            StreamEnd::Complete => "over",
+            StreamEnd::Complete => "complete",
         };
         let _ = send_chunk(
             &last,

@@ -24,7 +24,7 @@ struct Summary {
     pools: Vec<String>,
     slots: BTreeMap<String, usize>,
     tasks: usize,
-    asks: usize,
+    approvals: usize,
 }
 
 pub(super) async fn summary(desk: AppState, _: RequestContext) -> HandlerResult {
@@ -42,7 +42,7 @@ pub(super) async fn summary(desk: AppState, _: RequestContext) -> HandlerResult 
         ready,
         reasons,
         tasks: views.iter().map(|view| view.tasks).sum(),
-        asks: views.iter().map(|view| view.pending_approvals).sum(),
+        approvals: views.iter().map(|view| view.pending_approvals).sum(),
         pools: views.iter().map(|view| view.name.to_string()).collect(),
         slots,
     })

@@ -138,18 +138,23 @@ pub fn router(
         stream_permits: Arc::new(Semaphore::new(STREAMS)),
         stop,
     };
-    let (asks, others): (Vec<_>, Vec<_>) =
-        routes::all_routes().partition(|route| route.path.starts_with("/api/v1/asks"));
+    let (approvals, others): (Vec<_>, Vec<_>) =
+        routes::all_routes().partition(|route| route.path.starts_with("/api/v1/approvals"));
     let rest = Router::new().route("/api/v1/{*rest}", any(respond_not_found));
     let needs = required_roles();
-    with_guard(build_router(&asks), tokens, needs, RouteScope::Approvals)
-        .merge(with_guard(
-            build_router(&others).merge(rest),
-            tokens,
-            needs,
-            RouteScope::Fleet,
-        ))
-        .with_state(desk)
+    with_guard(
+        build_router(&approvals),
+        tokens,
+        needs,
+        RouteScope::Approvals,
+    )
+    .merge(with_guard(
+        build_router(&others).merge(rest),
+        tokens,
+        needs,
+        RouteScope::Fleet,
+    ))
+    .with_state(desk)
 }
 
 /// Who may what: the routes with the least roles that they need.

@@ -67,7 +67,7 @@ fn document() -> Value {
         "info": {
             "title": "marshal",
             "version": env!("CARGO_PKG_VERSION"),
-            "description": "A fleet of agents on one host: pools, slots, sessions, tasks, asks.",
+            "description": "A fleet of agents on one host: pools, slots, sessions, tasks, approvals.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],

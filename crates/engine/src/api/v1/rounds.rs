@@ -47,7 +47,7 @@ pub(super) fn view(chat: &StoredChat) -> Value {
     }
     let (settings, progress) = (&chat.settings, &chat.progress);
     json!({
-        "over": chat.phase == Some(ChatPhase::Over),
+        "ended": chat.phase == Some(ChatPhase::Ended),
         "outcome": progress.outcome.map(TurnOutcome::word),
         "reason": progress.reason,
         "check": settings.check_command,

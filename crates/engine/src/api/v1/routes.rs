@@ -156,38 +156,38 @@ static ROUTES: &[Route] = &[
         ..READ_ONLY
     },
     Route {
-        path: "/api/v1/asks",
-        name: "listAsks",
-        summary: "The asks that wait for a person, or the newest of those that are over",
+        path: "/api/v1/approvals",
+        name: "listApprovals",
+        summary: "Pending approvals, or the newest that have ended",
         query: &[
             QueryParam {
-                name: "over",
+                name: "ended",
                 kind: ParamKind::Flag,
-                summary: "those that are over instead",
+                summary: "return ended approvals instead",
             },
             LIMIT,
             CURSOR,
         ],
-        response: (200, "AskList"),
+        response: (200, "ApprovalList"),
         handler: |desk, call| Box::pin(approvals::list(desk, call)),
         ..READ_ONLY
     },
     Route {
-        path: "/api/v1/asks/{ask}",
-        name: "getAsk",
-        summary: "One ask with everything that is known of it",
-        response: (200, "Ask"),
+        path: "/api/v1/approvals/{approval}",
+        name: "getApproval",
+        summary: "One approval with all its details",
+        response: (200, "Approval"),
         error_statuses: &[404],
         handler: |desk, call| Box::pin(approvals::get(desk, call)),
         ..READ_ONLY
     },
     Route {
-        path: "/api/v1/asks/{ask}",
+        path: "/api/v1/approvals/{approval}",
         role: Role::Approve,
-        name: "answerAsk",
-        summary: "Answers an ask; returns when the answer is durable",
-        body: Some("AskAnswer"),
-        response: (200, "AskAnswered"),
+        name: "answerApproval",
+        summary: "Answers an approval; returns when the answer is durable",
+        body: Some("ApprovalAnswer"),
+        response: (200, "ApprovalAnswered"),
         handler: |desk, call| Box::pin(approvals::answer(desk, call)),
         ..MUTATING
     },
@@ -240,7 +240,7 @@ static ROUTES: &[Route] = &[
     Route {
         path: "/api/v1/fleet",
         name: "getFleet",
-        summary: "The fleet in short: version, readiness, pools, slots by state, open asks",
+        summary: "The fleet in short: version, readiness, pools, slots by state, pending approvals",
         response: (200, "Fleet"),
         handler: |desk, call| Box::pin(fleet::summary(desk, call)),
         ..READ_ONLY

@@ -97,7 +97,7 @@ pub(super) struct Pool {
     network: String,
     policy: String,
     tasks: usize,
-    asks: usize,
+    approvals: usize,
     lacks: Vec<String>,
     weak: Vec<String>,
 }
@@ -114,7 +114,7 @@ impl Pool {
             network: view.network.to_string(),
             policy: view.policy,
             tasks: view.tasks,
-            asks: view.pending_approvals,
+            approvals: view.pending_approvals,
             lacks: view.sandbox_gaps.iter().map(ToString::to_string).collect(),
             weak: view.configured_gaps,
         }

@@ -178,7 +178,7 @@ impl Coordinator {
         let chat = self.chats.chat(&self.id).await?;
         self.chat = Some(chat.clone());
         let phase = match chat.phase {
-            None | Some(ChatPhase::Over) => return Ok(AfterStep::Done),
+            None | Some(ChatPhase::Ended) => return Ok(AfterStep::Done),
             Some(_) if chat.ended_ms.is_some() => return Ok(AfterStep::Done),
             Some(phase) => phase,
         };
@@ -209,7 +209,7 @@ impl Coordinator {
         match phase {
             ChatPhase::Planning => self.planning(&chat, &members).await,
             ChatPhase::Approval => self.request_approval(&chat).await,
-            ChatPhase::Working | ChatPhase::Over => self.run_approved(&chat, &members).await,
+            ChatPhase::Working | ChatPhase::Ended => self.run_approved(&chat, &members).await,
         }
     }
 
@@ -335,7 +335,7 @@ impl Coordinator {
             ..chat.progress.clone()
         };
         let mut writes = with;
-        writes.push(self.progress(ChatPhase::Over, progress));
+        writes.push(self.progress(ChatPhase::Ended, progress));
         let ended = WorkEvent::Ended {
             outcome,
             reason: reason.to_owned(),
@@ -439,7 +439,7 @@ impl Coordinator {
 
     async fn stop(&self) -> Result<(), StepError> {
         let chat = self.chats.chat(&self.id).await?;
-        if chat.phase.is_none_or(|phase| phase == ChatPhase::Over) {
+        if chat.phase.is_none_or(|phase| phase == ChatPhase::Ended) {
             return Ok(());
         }
         self.stop_members(&self.members().await?).await?;

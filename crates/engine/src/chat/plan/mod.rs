@@ -132,14 +132,14 @@ impl Inner {
 
     /// Stops the work of a chat; nothing to stop is no error.
     pub(super) async fn stop_work(&self, chat: &StoredChat) -> Result<(), ChatError> {
-        if chat.phase.is_none_or(|phase| phase == ChatPhase::Over) {
+        if chat.phase.is_none_or(|phase| phase == ChatPhase::Ended) {
             return Ok(());
         }
         match self.order(&chat.session, Order::Stop).await {
             Ok(()) => Ok(()),
             // It may have ended by itself meanwhile.
             Err(error) => match self.chat(&chat.session).await?.phase {
-                Some(ChatPhase::Over) => Ok(()),
+                Some(ChatPhase::Ended) => Ok(()),
                 _ => Err(error),
             },
         }

@@ -1,4 +1,4 @@
-//! The doors of the asks: over HTTP with a token, and a disk that takes nothing.
+//! The doors of the approvals: over HTTP with a token, and a disk that takes nothing.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::drill::{Drill, NOBODY, eventually};
-use crate::fleet::asks::{
+use crate::fleet::approvals::{
     ASKED, LONG, answer, client, daemon, id, listed, pool, result, state, waiting,
 };
 use crate::fleet::full_disk;
@@ -26,7 +26,7 @@ fn a_full_disk_allows_nothing() {
         .spawn()
         .expect("a client");
     let listed = || {
-        let ran = full_disk::client(&drill, &running, &["--json", "asks", "ls"]).output();
+        let ran = full_disk::client(&drill, &running, &["--json", "approvals", "ls"]).output();
         String::from_utf8_lossy(&ran.expect("a client").stdout).into_owned()
     };
     eventually(LONG, "it waits", || listed().contains("pending"));
@@ -36,7 +36,7 @@ fn a_full_disk_allows_nothing() {
     eventually(LONG, "it takes nothing", || drill.get("/readyz").0 == 503);
     let allow = || {
         let id = id(&ask);
-        let ran = full_disk::client(&drill, &running, &["asks", "allow", &id]).output();
+        let ran = full_disk::client(&drill, &running, &["approvals", "approve", &id]).output();
         let ran = ran.expect("a client");
         (
             ran.status.code(),
@@ -79,7 +79,7 @@ pub(crate) fn http(drill: &Drill, head: &str, host: Option<&str>, body: &str) ->
 
 #[test]
 fn over_http_only_a_token_sees_and_answers() {
-    let drill = Drill::new(&pool("acp", "ask = { approvers = [\"ops\"] }"));
+    let drill = Drill::new(&pool("acp", "approval = { approvers = [\"ops\"] }"));
     let ops = drill.state().join("approvers");
     let _daemon = daemon(&drill);
     fs::create_dir(&ops).expect("approvers");
@@ -95,7 +95,7 @@ fn over_http_only_a_token_sees_and_answers() {
     let ops_token = format!("\r\nAuthorization: Bearer {}", "o".repeat(40));
     let working = client(&drill, &[ASKED]);
     let ask = waiting(&drill, 1).remove(0);
-    let page = format!("/asks/{}", id(&ask));
+    let page = format!("/approvals/{}", id(&ask));
     let get =
         |path: &str, with: &str| http(&drill, &format!("GET {path} HTTP/1.1{with}"), None, "");
     let post = |with: &str, host: Option<&str>, body: &str| {
@@ -104,16 +104,16 @@ fn over_http_only_a_token_sees_and_answers() {
     let allow = format!(r#"{{"digest":{},"decision":"allow"}}"#, ask["digest"]);
     let long = "\r\nAuthorization: Bearer ".to_owned() + &"0".repeat(64);
     for with in ["", "\r\nAuthorization: Basic eDp5", &long, &ops_token] {
-        for path in ["/asks", &page] {
+        for path in ["/approvals", &page] {
             assert_eq!(get(path, with).0, 401, "{with}");
         }
         assert_eq!(post(with, None, &allow).0, 401, "{with}");
     }
     let evil = Some("evil.example");
     assert_eq!(post(&owner, evil, &allow).0, 421, "a rebound name");
-    assert_eq!(get("/asks", &owner).0, 200);
-    assert_eq!(get("/asks?x=1", &owner).0, 400);
-    assert_eq!(get("/asks/none", &owner).0, 404);
+    assert_eq!(get("/approvals", &owner).0, 200);
+    assert_eq!(get("/approvals?x=1", &owner).0, 400);
+    assert_eq!(get("/approvals/none", &owner).0, 404);
     let (code, body) = get(&page, &owner);
     let body: Value = serde_json::from_str(&body).expect("JSON");
     assert_eq!(code, 200);
@@ -125,22 +125,22 @@ fn over_http_only_a_token_sees_and_answers() {
     );
     // The owner may look, and the pool wants somebody else's answer.
     assert_eq!(post(&owner, None, &allow).0, 403);
-    let denied = answer(&drill, "allow", &ask, &[]);
+    let denied = answer(&drill, "approve", &ask, &[]);
     assert_eq!(denied.code, Some(5), "{}", denied.all());
     assert!(
-        denied.stderr.contains("ask.approvers has ops"),
+        denied.stderr.contains("approval.approvers has ops"),
         "{}",
         denied.all()
     );
     assert_eq!(state(&drill, &ask), "pending");
     fs::set_permissions(ops.join("ops"), fs::Permissions::from_mode(0o600)).expect("mode");
-    // An ask has one digest, so that its id is enough.
+    // An approval has one digest, so that its id is enough.
     let (code, body) = post(&ops_token, None, r#"{"decision":"allow"}"#);
     assert_eq!(code, 200, "{body}");
     assert!(body.contains("\"state\":\"allowed\""), "{body}");
     assert_eq!(post(&ops_token, None, &allow).0, 409);
     assert_eq!(result(&drill, working)["outcome"], "done");
-    let over = listed(&drill, &["--over"]);
+    let over = listed(&drill, &["--ended"]);
     assert_eq!(over[0]["answer"]["approver"], "token ops", "{over:?}");
 }
 
@@ -168,7 +168,7 @@ fn nothing_of_a_request_is_looked_at_before_its_token_and_no_body_is_waited_for_
     let right = format!("\r\nAuthorization: bearer {owner}");
     // A body is waited for for ten seconds.
     let soon = Duration::from_secs(9);
-    for path in ["/asks/none", "/asks/%ff"] {
+    for path in ["/approvals/none", "/approvals/%ff"] {
         let get = |with: &str| http(&drill, &format!("GET {path} HTTP/1.1{with}"), None, "");
         assert_eq!(get("").0, 401, "{path}");
         let (code, body) = get(&right);
@@ -185,7 +185,7 @@ fn nothing_of_a_request_is_looked_at_before_its_token_and_no_body_is_waited_for_
         answer.contains(" 401 ") && took < soon,
         "{took:?}: {answer}"
     );
-    let (answer, took) = half_sent(&drill, "/asks/none", &right);
+    let (answer, took) = half_sent(&drill, "/approvals/none", &right);
     assert!(answer.contains(" 408 "), "{answer}");
     assert!(took < Duration::from_secs(40), "{took:?}");
     // A directory of tokens that others may write has none, which is said once.
@@ -197,7 +197,7 @@ fn nothing_of_a_request_is_looked_at_before_its_token_and_no_body_is_waited_for_
     };
     mode(&approvers.join("ops"), 0o600);
     let get = || {
-        let with = format!("GET /asks HTTP/1.1\r\nAuthorization: Bearer {token}");
+        let with = format!("GET /approvals HTTP/1.1\r\nAuthorization: Bearer {token}");
         http(&drill, &with, None, "").0
     };
     assert_eq!(get(), 200);
@@ -221,7 +221,7 @@ fn nothing_of_a_request_is_looked_at_before_its_token_and_no_body_is_waited_for_
     assert_eq!(get(), 401, "somebody else's link");
 }
 
-/// A watcher of the stream of asks.
+/// A watcher of the stream of approvals.
 struct Watcher(BufReader<TcpStream>);
 
 impl Watcher {
@@ -233,7 +233,7 @@ impl Watcher {
         // Without chunks, so that what comes is what was written.
         write!(
             stream,
-            "GET /asks/events HTTP/1.0\r\nHost: {address}\r\n{token}\r\n"
+            "GET /approvals/events HTTP/1.0\r\nHost: {address}\r\n{token}\r\n"
         )
         .expect("sent");
         let mut own = Self(BufReader::new(stream));
@@ -279,27 +279,27 @@ fn watchers_are_told_what_waits_each_change_and_the_end() {
     assert_eq!(Watcher::come(&drill, "").0, 401);
     let (code, mut early) = Watcher::come(&drill, &owner);
     assert_eq!((code, early.line().as_str()), (200, "retry: 1000"));
-    assert_eq!(early.expect("asks"), serde_json::json!([]));
+    assert_eq!(early.expect("approvals"), serde_json::json!([]));
     let evil = "run touch 'a\u{9b}31m\u{202e}b'";
     let first = client(&drill, &[evil]);
     let ask = waiting(&drill, 1).remove(0);
     let told = early.expect("ask");
     assert_eq!(
-        (&told["ask"], &told["state"]),
-        (&ask["ask"], &"pending".into()),
+        (&told["approval"], &told["state"]),
+        (&ask["approval"], &"pending".into()),
         "{told}"
     );
     assert_eq!(told["digest"], ask["digest"]);
     // Who comes later is told of it at once.
     let (_, mut late) = Watcher::come(&drill, &owner);
-    assert_eq!(late.expect("asks")[0]["ask"], ask["ask"]);
-    let allowed = answer(&drill, "deny", &ask, &[]);
+    assert_eq!(late.expect("approvals")[0]["approval"], ask["approval"]);
+    let allowed = answer(&drill, "reject", &ask, &[]);
     assert_eq!(allowed.code, Some(0), "{}", allowed.all());
     for watcher in [&mut early, &mut late] {
-        let over = watcher.expect("over");
+        let over = watcher.expect("ended");
         assert_eq!(
-            (&over["ask"], &over["state"]),
-            (&ask["ask"], &"denied".into()),
+            (&over["approval"], &over["state"]),
+            (&ask["approval"], &"rejected".into()),
             "{over}"
         );
         assert_eq!(over["answer"]["approver"], "uid 0", "{over}");
@@ -315,13 +315,13 @@ fn watchers_are_told_what_waits_each_change_and_the_end() {
     });
     let second = client(&drill, &[ASKED]);
     let ask = waiting(&drill, 1).remove(0);
-    assert_eq!(early.expect("ask")["ask"], ask["ask"]);
+    assert_eq!(early.expect("ask")["approval"], ask["approval"]);
     daemon.signal("TERM");
     assert_eq!(daemon.wait(LONG), Some(0));
-    let over = early.expect("over");
+    let over = early.expect("ended");
     assert_eq!(
-        (&over["ask"], &over["state"]),
-        (&ask["ask"], &"cancelled".into()),
+        (&over["approval"], &over["state"]),
+        (&ask["approval"], &"cancelled".into()),
         "{over}"
     );
     assert_eq!(early.expect("end"), serde_json::json!({"why": "stopping"}));
@@ -329,12 +329,13 @@ fn watchers_are_told_what_waits_each_change_and_the_end() {
     result(&drill, second);
 }
 
-/// A pool whose policy is `developer` with this `[ask]`.
+/// A pool whose policy is `developer` with this `[approval]`.
 fn with_policy(ask: &str, more: &str) -> Drill {
     let text = pool("acp", more).replace("\"developer\"", "\"own\"");
     let drill = Drill::new(&(text + "[policy.own]\nfile = \"own.toml\"\n"));
-    let policy =
-        format!("schema = 1\nname = \"own\"\nextends = [\"builtin:developer\"]\n[ask]\n{ask}\n");
+    let policy = format!(
+        "schema = 1\nname = \"own\"\nextends = [\"builtin:developer\"]\n[approval]\n{ask}\n"
+    );
     fs::write(drill.path("own.toml"), policy).expect("a policy");
     drill
 }
@@ -344,7 +345,7 @@ fn a_policy_makes_the_asking_stricter() {
     let asking = "max_pending = 1\nremember = \"turn\"\napprovers = [\"owner\", \"ops\"]";
     let drill = with_policy(
         asking,
-        "ask = { approvers = [\"owner\", \"night\"], max_pending = 5 }",
+        "approval = { approvers = [\"owner\", \"night\"], max_pending = 5 }",
     );
     let text = fs::read_to_string(drill.config()).expect("a file");
     fs::write(drill.config(), text.replace("size      = 1", "size = 2")).expect("a file");
@@ -357,21 +358,21 @@ fn a_policy_makes_the_asking_stricter() {
     let rules: String = drill
         .database()
         .query_row(
-            "SELECT rules FROM asks WHERE decision = 'deny'",
+            "SELECT rules FROM permission_requests WHERE decision = 'deny'",
             [],
             |row| row.get(0),
         )
         .expect("a record");
     assert!(rules.contains("max_pending"), "{rules}");
-    let long = answer(&drill, "allow", &ask, &["--remember", "session"]);
+    let long = answer(&drill, "approve", &ask, &["--remember", "session"]);
     assert_ne!(long.code, Some(0), "{}", long.all());
     assert!(long.stderr.contains("for turn at most"), "{}", long.all());
-    let short = answer(&drill, "allow", &ask, &["--remember", "turn"]);
+    let short = answer(&drill, "approve", &ask, &["--remember", "turn"]);
     assert_eq!(short.code, Some(0), "{}", short.all());
     assert_eq!(result(&drill, held)["outcome"], "done");
     // Nobody whom both name: nobody is asked.
     let nobody = with_policy("approvers = [\"ops\"]", "");
-    let _daemon = crate::fleet::asks::daemon(&nobody);
+    let _daemon = crate::fleet::approvals::daemon(&nobody);
     let denied = nobody.run(&["run", "--results", "r.jsonl", ASKED]);
     assert_eq!(
         nobody.results("r.jsonl")[0]["outcome"],
@@ -392,11 +393,11 @@ fn the_morning_page_shows_what_waits_and_not_what_is_over() {
         serde_json::from_str(ran.stdout.trim()).unwrap_or_else(|_| panic!("{}", ran.all()))
     };
     let page = report();
-    assert_eq!(page["waiting"][0]["ask"], ask["ask"], "{page}");
+    assert_eq!(page["waiting"][0]["approval"], ask["approval"], "{page}");
     assert_eq!(page["waiting"][0]["state"], "pending", "{page}");
     let text = drill.run(&["report"]).stdout;
     assert!(text.contains(&format!("ask {}", id(&ask))), "{text}");
-    assert_eq!(answer(&drill, "deny", &ask, &[]).code, Some(0));
+    assert_eq!(answer(&drill, "reject", &ask, &[]).code, Some(0));
     result(&drill, working);
     assert_eq!(report()["waiting"], serde_json::json!([]));
     daemon.signal("TERM");

@@ -48,7 +48,7 @@ pub(crate) fn client(drill: &Drill, prompts: &[&str]) -> Child {
 }
 
 pub(crate) fn listed(drill: &Drill, more: &[&str]) -> Vec<Value> {
-    let mut args = vec!["--json", "asks", "ls"];
+    let mut args = vec!["--json", "approvals", "ls"];
     args.extend(more);
     let ran = drill.run(&args);
     assert_eq!(ran.code, Some(0), "{}", ran.all());
@@ -58,7 +58,7 @@ pub(crate) fn listed(drill: &Drill, more: &[&str]) -> Vec<Value> {
         .collect()
 }
 
-/// The asks that wait, once there are so many.
+/// The approvals that wait, once there are so many.
 pub(crate) fn waiting(drill: &Drill, count: usize) -> Vec<Value> {
     let mut found = Vec::new();
     eventually(LONG, "asks wait", || {
@@ -69,12 +69,12 @@ pub(crate) fn waiting(drill: &Drill, count: usize) -> Vec<Value> {
 }
 
 pub(crate) fn id(ask: &Value) -> String {
-    ask["ask"].as_str().expect("an id").to_owned()
+    ask["approval"].as_str().expect("an id").to_owned()
 }
 
 pub(crate) fn answer(drill: &Drill, how: &str, ask: &Value, more: &[&str]) -> Ran {
     let id = id(ask);
-    let mut args = vec!["asks", how, id.as_str()];
+    let mut args = vec!["approvals", how, id.as_str()];
     args.extend(more);
     drill.run(&args)
 }
@@ -89,7 +89,7 @@ pub(crate) fn result(drill: &Drill, mut client: Child) -> Value {
 }
 
 pub(crate) fn state(drill: &Drill, ask: &Value) -> String {
-    let query = "SELECT state FROM questions WHERE id = ?1";
+    let query = "SELECT state FROM approvals WHERE id = ?1";
     let found = drill
         .database()
         .query_row(query, [id(ask)], |row| row.get(0));
@@ -111,19 +111,19 @@ fn a_person_allows_what_waits_and_the_answer_counts_once() {
         );
         assert_eq!(ask["summary"], "touch made.txt", "{ask}");
         let page = drill.get("/metrics").1;
-        let pending = r#"marshal_permission_pending{pool="demo"}"#;
+        let pending = r#"marshal_approvals_pending{pool="demo"}"#;
         assert_eq!(metric(&page, pending), Some(1.0));
-        let shown = drill.run(&["asks", "show", &id(&ask)]);
+        let shown = drill.run(&["approvals", "show", &id(&ask)]);
         good(&shown);
         for part in ["touch made.txt", "digest", "made.txt\"", "input"] {
             assert!(shown.stdout.contains(part), "{part}: {}", shown.all());
         }
         // Something else is answered than what waits.
-        let wrong = answer(&drill, "allow", &ask, &["--digest", &"0".repeat(64)]);
+        let wrong = answer(&drill, "approve", &ask, &["--digest", &"0".repeat(64)]);
         assert_eq!(wrong.code, Some(1), "{}", wrong.all());
         assert!(wrong.stderr.contains("another digest"), "{}", wrong.all());
         assert_eq!(state(&drill, &ask), "pending");
-        good(&answer(&drill, "allow", &ask, &["--reason", "fine"]));
+        good(&answer(&drill, "approve", &ask, &["--reason", "fine"]));
         let result = result(&drill, client);
         assert_eq!(result["outcome"], "done", "{result}");
         assert_eq!(result["changes"][0]["path"], "made.txt", "{result}");
@@ -134,16 +134,18 @@ fn a_person_allows_what_waits_and_the_answer_counts_once() {
             assert_eq!(late.code, Some(1), "{}", late.all());
             assert!(late.stderr.contains("is over (allowed)"), "{}", late.all());
         }
-        let none = drill.run(&["asks", "allow", "no-such-ask"]);
+        let none = drill.run(&["approvals", "approve", "no-such-ask"]);
         assert_eq!(none.code, Some(2), "{}", none.all());
         assert!(waiting(&drill, 0).is_empty());
-        let over = listed(&drill, &["--over"]);
+        let over = listed(&drill, &["--ended"]);
         assert_eq!(over[0]["answer"]["approver"], "uid 0", "{over:?}");
         let by: String = drill
             .database()
-            .query_row("SELECT decided_by || ' ' || reason FROM asks", [], |row| {
-                row.get(0)
-            })
+            .query_row(
+                "SELECT decided_by || ' ' || reason FROM permission_requests",
+                [],
+                |row| row.get(0),
+            )
             .expect("a record");
         assert_eq!(by, "human a person (uid 0) allowed this: fine");
         let page = drill.get("/metrics").1;
@@ -182,20 +184,20 @@ fn a_run_asks_only_where_it_is_told_to() {
     let drill = Drill::new(&pool("acp", ""));
     let ran = drill.run(&["run", "--results", "r.jsonl", ASKED]);
     assert_eq!(ran.code, Some(1), "{}", ran.all());
-    let mut running = drill.start(&["run", "--ask", "--results", "r.jsonl", ASKED]);
+    let mut running = drill.start(&["run", "--approvals", "--results", "r.jsonl", ASKED]);
     eventually(LONG, "the control socket is there", || {
-        drill.run(&["--json", "asks", "ls"]).code == Some(0)
+        drill.run(&["--json", "approvals", "ls"]).code == Some(0)
     });
     let ask = waiting(&drill, 1).remove(0);
     // It is on record a moment before it is told.
     eventually(LONG, "it is told", || {
         let log = drill.log("stderr.log");
-        log.contains(&id(&ask)) && log.contains("asks show")
+        log.contains(&id(&ask)) && log.contains("approvals show")
     });
-    good(&answer(&drill, "allow", &ask, &[]));
+    good(&answer(&drill, "approve", &ask, &[]));
     assert_eq!(running.wait(LONG), Some(0));
     assert_eq!(drill.results("r.jsonl")[0]["outcome"], "done");
-    let nobody = drill.run(&["asks", "ls"]);
+    let nobody = drill.run(&["approvals", "ls"]);
     assert_eq!(nobody.code, Some(4), "{}", nobody.all());
 }
 
@@ -205,7 +207,7 @@ fn nobody_answers_in_time() {
         ("scaiflux", "deny", "denied"),
         ("acp", "deny_turn", "denied"),
     ] {
-        let more = format!("ask = {{ timeout = \"1s\", on_timeout = \"{then}\" }}");
+        let more = format!("approval = {{ timeout = \"1s\", on_timeout = \"{then}\" }}");
         let drill = Drill::new(&pool(dialect, &more));
         let _daemon = daemon(&drill);
         // The end of the turn comes behind the denial.
@@ -213,11 +215,11 @@ fn nobody_answers_in_time() {
         let result = result(&drill, client(&drill, &[&prompt]));
         assert_eq!(result["outcome"], outcome, "{result}");
         // Looked at when it is over: a look may take longer than it waits.
-        let ask = listed(&drill, &["--over"]).remove(0);
+        let ask = listed(&drill, &["--ended"]).remove(0);
         let said = result["answer"].as_str().unwrap_or_default();
         assert_eq!(said.contains("went on"), then == "deny", "{result}");
         assert_eq!(state(&drill, &ask), "expired");
-        let late = answer(&drill, "allow", &ask, &[]);
+        let late = answer(&drill, "approve", &ask, &[]);
         assert_eq!(late.code, Some(1), "{}", late.all());
         assert!(late.stderr.contains("is over (expired)"), "{}", late.all());
         assert_eq!(result["changes"], serde_json::json!([]), "{result}");
@@ -252,13 +254,13 @@ fn no_answer_overrules_a_rule_or_holds_for_another_place() {
         let _daemon = daemon(&drill);
         let working = client(&drill, &["run touch src/new.rs"]);
         let ask = waiting(&drill, 1).remove(0);
-        let shown = drill.run(&["asks", "show", &id(&ask)]);
+        let shown = drill.run(&["approvals", "show", &id(&ask)]);
         let path = "src/new.rs leads to /workspace/src/new.rs, inside of the workspace";
         assert!(shown.stdout.contains(path), "{}", shown.all());
         let copy = copy(&drill, &ask);
         fs::rename(copy.join("src"), copy.join("before")).expect("renamed");
         std::os::unix::fs::symlink(target, copy.join("src")).expect("a link");
-        let refused = answer(&drill, "allow", &ask, &[]);
+        let refused = answer(&drill, "approve", &ask, &[]);
         assert_eq!(refused.code, Some(1), "{}", refused.all());
         assert!(refused.stderr.contains(said), "{}", refused.all());
         assert_eq!(state(&drill, &ask), "denied");
@@ -266,7 +268,7 @@ fn no_answer_overrules_a_rule_or_holds_for_another_place() {
         let found: String = drill
             .database()
             .query_row(
-                "SELECT decision || ' ' || decided_by FROM asks",
+                "SELECT decision || ' ' || decided_by FROM permission_requests",
                 [],
                 |row| row.get(0),
             )
@@ -285,7 +287,7 @@ fn a_bare_name_that_becomes_a_link_is_another_place() {
     let copy = copy(&drill, &ask);
     fs::remove_file(copy.join("note")).expect("removed");
     std::os::unix::fs::symlink("/etc/hostname", copy.join("note")).expect("a link");
-    let refused = answer(&drill, "allow", &ask, &[]);
+    let refused = answer(&drill, "approve", &ask, &[]);
     assert_eq!(refused.code, Some(1), "{}", refused.all());
     assert!(
         refused.stderr.contains("changed while it waited"),
@@ -303,14 +305,14 @@ fn a_bare_name_that_becomes_a_link_is_another_place() {
     let working = client(&drill, &["run sh swap.sh note\nrun sh swap.sh note"]);
     let first = waiting(&drill, 1).remove(0);
     let remembered = ["--remember", "session"];
-    good(&answer(&drill, "allow", &first, &remembered));
+    good(&answer(&drill, "approve", &first, &remembered));
     let again = || {
         let listed = listed(&drill, &[]);
         listed.into_iter().find(|of| id(of) != id(&first))
     };
     eventually(LONG, "it is asked again", || again().is_some());
     let second = again().expect("it waits");
-    good(&answer(&drill, "deny", &second, &[]));
+    good(&answer(&drill, "reject", &second, &[]));
     result(&drill, working);
 }
 
@@ -328,8 +330,7 @@ fn a_full_queue_denies_and_identical_asks_are_one_row() {
     let working = client(&drill, &prompts);
     waiting(&drill, 20);
     eventually(LONG, "one was denied", || {
-        let query =
-            "SELECT count(*) FROM asks WHERE rules = '[\"max_pending\"]' AND decision = 'deny'";
+        let query = "SELECT count(*) FROM permission_requests WHERE rules = '[\"max_pending\"]' AND decision = 'deny'";
         drill
             .database()
             .query_row(query, [], |row| row.get::<_, i64>(0))
@@ -352,7 +353,7 @@ fn a_full_queue_denies_and_identical_asks_are_one_row() {
     script.push("hang".to_owned());
     let working = client(&drill, &[&script.join("\n")]);
     let asks = waiting(&drill, 4);
-    let denied = "SELECT count(*) FROM asks WHERE rules = '[\"max_pending\"]'";
+    let denied = "SELECT count(*) FROM permission_requests WHERE rules = '[\"max_pending\"]'";
     eventually(LONG, "the fifth is denied", || {
         drill
             .database()
@@ -370,8 +371,8 @@ fn a_full_queue_denies_and_identical_asks_are_one_row() {
         times = found.map_or(Value::Null, |of| of["times"].clone());
         times == 2
     });
-    good(&answer(&drill, "allow", first, &[]));
-    let allowed = "SELECT count(*) FROM asks WHERE decided_by = 'human' AND decision = 'allow'";
+    good(&answer(&drill, "approve", first, &[]));
+    let allowed = "SELECT count(*) FROM permission_requests WHERE decided_by = 'human' AND decision = 'allow'";
     eventually(LONG, "both are answered", || {
         drill
             .database()
@@ -404,7 +405,7 @@ fn an_agent_that_goes_a_turn_that_is_cancelled_and_a_supervisor_that_ends_deny()
     }
     assert_eq!(result(&drill, working)["outcome"], "lost");
     assert_eq!(state(&drill, &ask), "cancelled");
-    let late = answer(&drill, "allow", &ask, &[]);
+    let late = answer(&drill, "approve", &ask, &[]);
     assert!(
         late.stderr.contains("is over (cancelled)"),
         "{}",
@@ -417,7 +418,8 @@ fn an_agent_that_goes_a_turn_that_is_cancelled_and_a_supervisor_that_ends_deny()
     assert_eq!(daemon.wait(LONG), Some(0));
     working.wait().expect("ends");
     assert_eq!(state(&drill, &ask), "cancelled");
-    let open = "SELECT count(*) FROM asks WHERE decision IS NULL OR decision = 'allow'";
+    let open =
+        "SELECT count(*) FROM permission_requests WHERE decision IS NULL OR decision = 'allow'";
     let open = drill
         .database()
         .query_row(open, [], |row| row.get::<_, i64>(0));
@@ -427,7 +429,7 @@ fn an_agent_that_goes_a_turn_that_is_cancelled_and_a_supervisor_that_ends_deny()
 /// A step of a script: pauses until there is this file.
 const PAUSE: &str = "unasked until test -e go; do sleep 0.1; done";
 
-/// Ends the pause of the session of an ask.
+/// Ends the pause of the session of an approval.
 fn go(drill: &Drill, ask: &Value) {
     fs::write(copy(drill, ask).join("go"), "").expect("go");
 }
@@ -455,7 +457,7 @@ fn a_request_id_that_was_answered_is_not_judged_again() {
     ];
     let working = client(&drill, &[&script.join("\n")]);
     let first = waiting(&drill, 1).remove(0);
-    good(&answer(&drill, "allow", &first, &["--remember", "turn"]));
+    good(&answer(&drill, "approve", &first, &["--remember", "turn"]));
     go(&drill, &first);
     let done = result(&drill, working);
     assert_eq!(done["outcome"], "done", "{done}");
@@ -464,7 +466,7 @@ fn a_request_id_that_was_answered_is_not_judged_again() {
         let row = drill.database().query_row(query, [], |row| row.get(0));
         row.expect("a count")
     };
-    assert_eq!(count("SELECT count(*) FROM asks"), 1);
+    assert_eq!(count("SELECT count(*) FROM permission_requests"), 1);
     let refused = "SELECT count(*) FROM events WHERE body LIKE '%duplicate_id%'";
     assert_eq!(count(refused), 2);
 }
@@ -496,9 +498,9 @@ fn the_same_request_id_twice_is_denied_and_so_is_too_large_an_input() {
 
 #[test]
 fn with_nobody_to_answer_nobody_is_asked() {
-    let drill = Drill::new(&pool("scaiflux", "ask = { approvers = [] }"));
+    let drill = Drill::new(&pool("scaiflux", "approval = { approvers = [] }"));
     let _daemon = daemon(&drill);
     let denied = result(&drill, client(&drill, &[ASKED]));
     assert_eq!(denied["outcome"], "denied", "{denied}");
-    assert!(listed(&drill, &["--over"]).is_empty());
+    assert!(listed(&drill, &["--ended"]).is_empty());
 }

@@ -1,4 +1,4 @@
-//! Questions to people over starts and ends of sessions, and in files of earlier versions.
+//! Approvals over starts and ends of sessions.
 
 use super::*;
 use marshal_model::{ApprovalState, RememberScope};
@@ -108,16 +108,16 @@ fn a_start_leaves_what_a_session_may_ask_again_and_ends_the_rest() {
     };
     assert_durable(&commit(
         &journal,
-        vec![change("a", ended(ApprovalState::Allowed))],
+        vec![change("a", ended(ApprovalState::Approved))],
     ));
     assert_durable(&commit(
         &journal,
-        vec![change("a", ended(ApprovalState::Denied))],
+        vec![change("a", ended(ApprovalState::Rejected))],
     ));
     let over = read_approval(&journal, "a");
     assert_eq!(
         over.state,
-        ApprovalState::Allowed,
+        ApprovalState::Approved,
         "what is over does not change"
     );
     assert_eq!(over.answer, Some(answer(Decision::Allow)));
@@ -133,35 +133,4 @@ fn a_start_leaves_what_a_session_may_ask_again_and_ends_the_rest() {
     assert_eq!(read_approval(&journal, "c").state, ApprovalState::Cancelled);
     assert!(reader.remembered_approvals(10).expect("read").is_empty());
     assert_eq!(reader.approvals(true, 10).expect("read").len(), 4);
-}
-
-#[test]
-fn a_database_of_version_2_is_taken_over() {
-    let dir = tempdir();
-    let journal = open(dir.path());
-    let id = session("a");
-    assert_durable(&commit(&journal, vec![begin_slot_session(&id)]));
-    let writes = vec![event(
-        &id,
-        journal.epoch(),
-        1,
-        permission_requested("old", "{}"),
-    )];
-    assert_durable(&commit(&journal, writes));
-    journal.close(LONG).expect("closed");
-    drop(journal);
-    rusqlite::Connection::open(dir.path().join(FILE_NAME))
-        .and_then(|conn| {
-            without_forms(&conn);
-            conn.execute_batch(
-                "DROP TABLE questions; DROP TABLE spent; DROP TABLE chats; DROP TABLE turns; DROP TABLE plan_items; \
-                DROP TABLE plan_reviews; DROP INDEX tasks_listed; ALTER TABLE runs DROP COLUMN limits; \
-                 PRAGMA user_version = 2",
-            )
-        })
-        .expect("version 2");
-    let journal = open(dir.path());
-    assert_eq!(journal.recovery_report().permission_requests, 1);
-    put(&journal, &id, "new", 3, i64::MAX);
-    assert_eq!(read_approval(&journal, "new").state, ApprovalState::Pending);
 }

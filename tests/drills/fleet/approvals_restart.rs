@@ -1,10 +1,10 @@
-//! Asks that outlive what asked them: a kill of the supervisor, a session without its child, an
+//! Approvals that outlive what asked them: a kill of the supervisor, a session without its child, an
 //! answer that is remembered.
 
 use serde_json::Value;
 
 use crate::drill::{Drill, Running, eventually, metric};
-use crate::fleet::asks::{
+use crate::fleet::approvals::{
     ASKED, DIALECTS, LONG, answer, client, daemon, good, id, listed, pool, result, state, waiting,
 };
 
@@ -36,7 +36,7 @@ fn after_a_kill_the_answer_is_kept_and_used_once_by_the_resumed_agent() {
         let left = waiting(&drill, 1).remove(0);
         assert_eq!(left["state"], "orphaned", "{left}");
         assert_eq!(id(&left), id(&ask));
-        let by = "SELECT decided_by FROM asks";
+        let by = "SELECT decided_by FROM permission_requests";
         let by: String = drill
             .database()
             .query_row(by, [], |row| row.get(0))
@@ -45,14 +45,14 @@ fn after_a_kill_the_answer_is_kept_and_used_once_by_the_resumed_agent() {
             by, "gone",
             "the request that nobody answered is denied on record"
         );
-        let kept = answer(&drill, "allow", &ask, &[]);
+        let kept = answer(&drill, "approve", &ask, &[]);
         good(&kept);
         assert!(
             kept.stderr.contains("kept for the agent's return"),
             "{}",
             kept.all()
         );
-        let again = answer(&drill, "deny", &ask, &[]);
+        let again = answer(&drill, "reject", &ask, &[]);
         assert_eq!(again.code, Some(1), "{}", again.all());
         assert!(again.stderr.contains("it has an answer"), "{}", again.all());
         // Another request of the same session is none of it.
@@ -62,7 +62,7 @@ fn after_a_kill_the_answer_is_kept_and_used_once_by_the_resumed_agent() {
             .iter()
             .find(|of| id(of) != id(&ask))
             .expect("the other");
-        good(&answer(&drill, "deny", found, &[]));
+        good(&answer(&drill, "reject", found, &[]));
         assert_eq!(result(&drill, other)["outcome"], "denied");
         let back = result(&drill, client(&drill, &[ASKED]));
         assert_eq!(back["outcome"], "done", "{back}");
@@ -72,7 +72,7 @@ fn after_a_kill_the_answer_is_kept_and_used_once_by_the_resumed_agent() {
         let anew = client(&drill, &[ASKED]);
         let next = waiting(&drill, 1).remove(0);
         assert_ne!(id(&next), id(&ask));
-        good(&answer(&drill, "deny", &next, &[]));
+        good(&answer(&drill, "reject", &next, &[]));
         assert_eq!(result(&drill, anew)["outcome"], "denied");
         drill.assert_dense();
     }
@@ -94,7 +94,7 @@ fn after_a_kill_a_resumed_agent_waits_for_the_same_ask_and_others_are_over() {
     });
     assert_eq!((id(&again), &again["times"]), (id(&ask), &Value::from(2)));
     assert_eq!(again["deadline_us"], ask["deadline_us"], "its time goes on");
-    good(&answer(&drill, "allow", &ask, &[]));
+    good(&answer(&drill, "approve", &ask, &[]));
     assert_eq!(result(&drill, back)["outcome"], "done");
     drop(second);
 
@@ -107,14 +107,14 @@ fn after_a_kill_a_resumed_agent_waits_for_the_same_ask_and_others_are_over() {
     let _second = daemon(&drill);
     assert!(listed(&drill, &[]).is_empty());
     assert_eq!(state(&drill, &ask), "expired");
-    let late = answer(&drill, "allow", &ask, &[]);
+    let late = answer(&drill, "approve", &ask, &[]);
     assert_eq!(late.code, Some(1), "{}", late.all());
 }
 
 #[test]
 fn a_released_session_waits_without_its_child_and_lets_others_work() {
     for dialect in DIALECTS {
-        let release = "ask = { when_waiting = \"release\" }\n";
+        let release = "approval = { when_waiting = \"release\" }\n";
         let drill = Drill::new(&(slot_pool(dialect) + release));
         let mut daemon = daemon(&drill);
         let working = client(&drill, &[ASKED]);
@@ -126,7 +126,7 @@ fn a_released_session_waits_without_its_child_and_lets_others_work() {
         let between = drill.run(&["run", "say hello"]);
         good(&between);
         assert_eq!(state(&drill, &ask), "orphaned");
-        good(&answer(&drill, "allow", &ask, &[]));
+        good(&answer(&drill, "approve", &ask, &[]));
         let back = result(&drill, working);
         assert_eq!(back["outcome"], "done", "{back}");
         assert_eq!(back["attempts"], 1, "{back}");
@@ -145,7 +145,7 @@ fn a_released_session_waits_without_its_child_and_lets_others_work() {
         working.wait().expect("ends");
         drill.assert_dense();
     }
-    let release = "ask = { when_waiting = \"release\", timeout = \"3s\" }\n";
+    let release = "approval = { when_waiting = \"release\", timeout = \"3s\" }\n";
     let drill = Drill::new(&(slot_pool("acp") + release));
     let _daemon = daemon(&drill);
     let denied = result(&drill, client(&drill, &[ASKED]));
@@ -157,7 +157,7 @@ fn a_released_session_waits_without_its_child_and_lets_others_work() {
 #[test]
 fn an_orphan_expires_by_itself() {
     // Time enough for a kill and a start before that.
-    let text = slot_pool("acp") + "ask = { timeout = \"25s\" }\n";
+    let text = slot_pool("acp") + "approval = { timeout = \"25s\" }\n";
     let drill = Drill::new(&text);
     let first = daemon(&drill);
     let lost = client(&drill, &[ASKED]);
@@ -179,13 +179,13 @@ fn an_answer_is_remembered_as_long_as_it_says_and_as_the_pool_lets_it() {
     let twice = format!("{ASKED}\n{ASKED}");
     let working = client(&drill, &[&twice]);
     let ask = waiting(&drill, 1).remove(0);
-    good(&answer(&drill, "allow", &ask, &["--remember", "turn"]));
+    good(&answer(&drill, "approve", &ask, &["--remember", "turn"]));
     let done = result(&drill, working);
     assert_eq!(done["requests"]["allowed"], 2, "{done}");
     // The next turn asks again.
     let working = client(&drill, &[&twice]);
     let ask = waiting(&drill, 1).remove(0);
-    good(&answer(&drill, "allow", &ask, &["--remember", "session"]));
+    good(&answer(&drill, "approve", &ask, &["--remember", "session"]));
     let done = result(&drill, working);
     assert_eq!(done["requests"]["allowed"], 2, "{done}");
     let done = result(&drill, client(&drill, &[&twice]));
@@ -194,16 +194,20 @@ fn an_answer_is_remembered_as_long_as_it_says_and_as_the_pool_lets_it() {
     let cached = r#"marshal_permission_requests_total{pool="demo",tool_class="shell",decision="allow",decided_by="cache"}"#;
     assert_eq!(metric(&page, cached), Some(4.0), "{page}");
 
-    let text = pool("acp", "ask = { remember = \"never\" }");
+    let text = pool("acp", "approval = { remember = \"never\" }");
     let drill = Drill::new(&text);
     let _daemon = daemon(&drill);
     let working = client(&drill, &[ASKED]);
     let ask = waiting(&drill, 1).remove(0);
-    let refused = answer(&drill, "allow", &ask, &["--remember", "turn"]);
+    let refused = answer(&drill, "approve", &ask, &["--remember", "turn"]);
     assert_eq!(refused.code, Some(1), "{}", refused.all());
-    assert!(refused.stderr.contains("ask.remember"), "{}", refused.all());
+    assert!(
+        refused.stderr.contains("approval.remember"),
+        "{}",
+        refused.all()
+    );
     assert_eq!(state(&drill, &ask), "pending");
-    good(&answer(&drill, "allow", &ask, &[]));
+    good(&answer(&drill, "approve", &ask, &[]));
     assert_eq!(result(&drill, working)["outcome"], "done");
 }
 
@@ -214,7 +218,12 @@ fn the_same_words_in_another_directory_are_another_ask() {
     let script = format!("{ASKED}\n{ASKED}\nrun cd src\n{ASKED}");
     let working = client(&drill, &[&script]);
     let first = waiting(&drill, 1).remove(0);
-    good(&answer(&drill, "allow", &first, &["--remember", "session"]));
+    good(&answer(
+        &drill,
+        "approve",
+        &first,
+        &["--remember", "session"],
+    ));
     let mut second = first.clone();
     eventually(LONG, "the third is asked anew", || {
         let found = listed(&drill, &[]);
@@ -222,16 +231,16 @@ fn the_same_words_in_another_directory_are_another_ask() {
         id(&second) != id(&first)
     });
     assert_eq!(second["digest"], first["digest"]);
-    let shown = drill.run(&["asks", "show", &id(&second)]);
+    let shown = drill.run(&["approvals", "show", &id(&second)]);
     assert!(
         shown.stdout.contains(". leads to /workspace/src"),
         "{}",
         shown.all()
     );
-    good(&answer(&drill, "allow", &second, &[]));
+    good(&answer(&drill, "approve", &second, &[]));
     let done = result(&drill, working);
     assert_eq!(done["outcome"], "done", "{done}");
-    let by = "SELECT group_concat(decided_by, ' ') FROM (SELECT decided_by FROM asks ORDER BY asked_seq)";
+    let by = "SELECT group_concat(decided_by, ' ') FROM (SELECT decided_by FROM permission_requests ORDER BY requested_seq)";
     let by: String = drill
         .database()
         .query_row(by, [], |row| row.get(0))
@@ -245,7 +254,7 @@ fn what_a_stricter_policy_does_not_permit_any_more_does_not_hold() {
     let drill = Drill::new(&(text + "[policy.own]\nfile = \"own.toml\"\n"));
     let put = |ask: &str| {
         let text = format!(
-            "schema = 1\nname = \"own\"\nextends = [\"builtin:developer\"]\n[ask]\n{ask}\n"
+            "schema = 1\nname = \"own\"\nextends = [\"builtin:developer\"]\n[approval]\n{ask}\n"
         );
         std::fs::write(drill.path("own.toml"), text).expect("a policy");
     };
@@ -253,7 +262,7 @@ fn what_a_stricter_policy_does_not_permit_any_more_does_not_hold() {
     let first = daemon(&drill);
     let working = client(&drill, &[ASKED]);
     let ask = waiting(&drill, 1).remove(0);
-    good(&answer(&drill, "allow", &ask, &["--remember", "session"]));
+    good(&answer(&drill, "approve", &ask, &["--remember", "session"]));
     assert_eq!(result(&drill, working)["outcome"], "done");
     let cached = result(&drill, client(&drill, &[ASKED]));
     assert_eq!(cached["outcome"], "done", "{cached}");
@@ -261,14 +270,14 @@ fn what_a_stricter_policy_does_not_permit_any_more_does_not_hold() {
     good(&drill.run(&["policy", "reload"]));
     let working = client(&drill, &[ASKED]);
     let ask = waiting(&drill, 1).remove(0);
-    good(&answer(&drill, "deny", &ask, &[]));
+    good(&answer(&drill, "reject", &ask, &[]));
     assert_eq!(result(&drill, working)["outcome"], "denied");
     // An answer that was kept is of somebody who may not answer by now.
     let lost = client(&drill, &["run touch other.txt"]);
     let ask = waiting(&drill, 1).remove(0);
     killed(first, lost);
     let _second = daemon(&drill);
-    good(&answer(&drill, "allow", &ask, &[]));
+    good(&answer(&drill, "approve", &ask, &[]));
     put("approvers = [\"ops\"]");
     let config = std::fs::read_to_string(drill.config()).expect("supervisor.toml");
     assert!(!config.contains("approvers"), "{config}");
@@ -303,6 +312,6 @@ fn what_is_not_remembered_is_not_said_to_be() {
     let told: Value = serde_json::from_str(said.stdout.trim()).expect("JSON");
     assert_eq!(told["remember"], "never", "{told}");
     assert_eq!(result(&drill, working)["outcome"], "done");
-    let over = listed(&drill, &["--over"]).remove(0);
+    let over = listed(&drill, &["--ended"]).remove(0);
     assert_eq!(over["answer"]["remember"], "never", "{over}");
 }
