@@ -58,7 +58,7 @@ pub enum AnswerError {
     #[error("there is no approval {0}")]
     NoSuchApproval(PermissionRequestId),
     /// It is over.
-    #[error("approval {0} is over ({1}): nothing was changed")]
+    #[error("approval {0} has ended ({1}): nothing was changed")]
     AlreadyEnded(PermissionRequestId, String),
     /// The answer is for something else.
     #[error(
@@ -67,7 +67,7 @@ pub enum AnswerError {
     Digest(PermissionRequestId),
     /// Somebody else is to answer.
     #[error(
-        "ask {approval} of pool {pool} is not for {who} to answer; approval.approvers has {approvers}"
+        "approval {approval} of pool {pool} is not for {who} to answer; approval.approvers has {approvers}"
     )]
     NotPermitted {
         /// Which.

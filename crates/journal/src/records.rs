@@ -26,8 +26,7 @@ pub struct AuditRecord {
     pub id: String,
     /// Its session.
     pub session: String,
-    /// What its hash covers: 2, or `None` for a record of an earlier version. Of such a one the next
-    /// four are its session's, and `None` once that was removed because of its age.
+    /// What its hash covers.
     pub format: Option<i64>,
     /// The session's pool.
     pub pool: Option<String>,
@@ -154,10 +153,6 @@ impl AuditQuery {
     }
 }
 
-/// A request that was one with an earlier one names that in what is on record of its facts.
-const SELECT_APPROVER: &str = "SELECT approver FROM approvals WHERE id = coalesce(\
-    (SELECT json_extract(facts, '$.approval') FROM permission_requests WHERE id = ?1 AND json_valid(facts)), ?1)";
-
 impl Reader {
     /// Gives every record after a link that is wanted, in the order of the chain, until `each`
     /// says `false`. Gives the link of the last record that was looked at.
@@ -236,17 +231,6 @@ impl Reader {
         let values = values.iter().cloned().chain([link]);
         let rows = statement.query_map(params_from_iter(values), record_from_row)?;
         Ok(rows.collect::<Result<_, _>>()?)
-    }
-
-    /// Who answered the question that a request was, or that it was one with; `None` where there was
-    /// none.
-    ///
-    /// # Errors
-    /// [`ReadError::Backend`]
-    pub fn approver(&self, id: &str) -> Result<Option<String>, ReadError> {
-        let mut statement = self.conn().prepare_cached(SELECT_APPROVER)?;
-        let found = statement.query_row([id], |row| row.get(0)).optional()?;
-        Ok(found.flatten())
     }
 
     /// Checks the whole chain, from its first record or the last that was removed because of its

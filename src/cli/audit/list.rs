@@ -81,7 +81,7 @@ fn one(
 ) {
     if json {
         let turn = turns.turn_of(reader, record);
-        streams.out.json(&record::json(reader, record, turn));
+        streams.out.json(&record::json(record, turn));
     } else {
         let line = record::line(record, streams.width);
         streams.out.line(&line);

@@ -9,8 +9,8 @@ use serde_json::value::RawValue;
 
 use crate::cli::event_text::time;
 use marshal_journal::{AuditRecord, Reader};
+use marshal_model::UntrustedText;
 use marshal_model::untrusted::escape_for_display;
-use marshal_model::{DecidedBy, UntrustedText};
 
 /// Columns of a foreign word.
 const WORD: usize = 40;
@@ -59,7 +59,7 @@ pub(in crate::cli) struct ExportedRecord {
     pub(in crate::cli) hash: String,
     /// What the hash covers; `NoJournal` in records of earlier versions.
     #[serde(default)]
-    pub(in crate::cli) form: Option<i64>,
+    pub(in crate::cli) format: Option<i64>,
     pub(in crate::cli) decision_id: String,
     pub(in crate::cli) pool: Option<String>,
     pub(in crate::cli) slot: Option<u16>,
@@ -157,7 +157,7 @@ impl ExportedRecord {
             ts: time(record.decided_at_us),
             prev_hash: record.prev_hash.clone(),
             hash: record.hash.clone(),
-            form: record.format,
+            format: record.format,
             decision_id: record.id.clone(),
             pool: record.pool.clone(),
             slot: record.slot,
@@ -192,13 +192,9 @@ impl ExportedRecord {
     }
 }
 
-/// A record as one line of JSON, with whoever answered it.
-pub(super) fn json(reader: &Reader, record: &AuditRecord, turn: Option<usize>) -> String {
-    let mut line = ExportedRecord::from_record(record, turn);
-    // Of records of earlier versions it stands with the question alone.
-    if line.form.is_none() && line.by == DecidedBy::Human.word() {
-        line.approver = reader.approver(&record.id).unwrap_or_default();
-    }
+/// A record as one line of JSON.
+pub(super) fn json(record: &AuditRecord, turn: Option<usize>) -> String {
+    let line = ExportedRecord::from_record(record, turn);
     // No map with keys that are no strings: this does not fail.
     serde_json::to_string(&line).unwrap_or_default()
 }

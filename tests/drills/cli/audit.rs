@@ -153,9 +153,9 @@ fn the_first_broken_record_is_named() {
             "pool, slot, run or task of its session",
         ),
         (
-            "UPDATE permission_requests SET form = 9 WHERE link = 2",
+            "UPDATE permission_requests SET format = 9 WHERE link = 2",
             2,
-            "its form is 9",
+            "its format is 9",
         ),
     ];
     let drill = Drill::new(POOL);
@@ -245,7 +245,10 @@ fn an_export_has_what_is_on_record() {
         assert_eq!(line["prev_hash"], before, "chained");
         before = line["hash"].clone();
         assert_eq!(line["turn"], 1);
-        assert_eq!((&line["pool"], &line["form"]), (&"demo".into(), &2.into()));
+        assert_eq!(
+            (&line["pool"], &line["format"]),
+            (&"demo".into(), &1.into())
+        );
         assert_eq!(line["policy"]["name"], "developer");
         assert_eq!(line["policy"]["sha256"].as_str().map(str::len), Some(64));
         assert!(line["eval_us"].is_u64() && line["request_id"].is_string());

@@ -81,7 +81,7 @@ fn events_are_shown_in_order_and_after_a_cursor_without_a_supervisor() {
     let none = ["--json", "events", "--since", "2100-01-01T00:00:00Z"];
     assert_eq!(json(&drill.run(&none)).len(), 0);
     let ran = drill.run(&["events", "--session", session]);
-    assert!(ran.stdout.contains(" decided "), "{}", ran.all());
+    assert!(ran.stdout.contains(" permission_decided "), "{}", ran.all());
     assert!(ran.stdout.contains("allow by policy"), "{}", ran.all());
 }
 

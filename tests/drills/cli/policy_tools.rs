@@ -223,7 +223,7 @@ fn labelled_requests_are_counted_with_every_miss_and_every_rule_that_nothing_hit
     };
     let good = [
         case("a", "ls src", "allow", &[]),
-        case("b", "make", "deny", &["approval"]),
+        case("b", "make", "deny", &["ask"]),
     ]
     .join("\n");
     fs::write(drill.path("good.jsonl"), good).expect("cases");

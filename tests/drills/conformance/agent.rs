@@ -288,7 +288,7 @@ pub(crate) fn ask(bench: &Bench, speech: &Speech) -> Seen {
         .as_str()
         .expect("an id")
         .to_owned();
-    let page = format!("/api/v1/approvals/{approval}");
+    let page = format!("/api/v1/approvals/{ask}");
     let shown = bench.daemon.get(&page);
     assert_eq!(shown.status, 200, "{shown:?}");
     assert_eq!(shown.body["state"], "pending", "{shown:?}");

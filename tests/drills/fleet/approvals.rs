@@ -128,11 +128,11 @@ fn a_person_allows_what_waits_and_the_answer_counts_once() {
         assert_eq!(result["outcome"], "done", "{result}");
         assert_eq!(result["changes"][0]["path"], "made.txt", "{result}");
         assert_eq!(result["requests"]["allowed"], 1, "{result}");
-        assert_eq!(state(&drill, &ask), "allowed");
-        for late in ["allow", "deny"] {
+        assert_eq!(state(&drill, &ask), "approved");
+        for late in ["approve", "reject"] {
             let late = answer(&drill, late, &ask, &[]);
             assert_eq!(late.code, Some(1), "{}", late.all());
-            assert!(late.stderr.contains("is over (allowed)"), "{}", late.all());
+            assert!(late.stderr.contains("has ended (approved)"), "{}", late.all());
         }
         let none = drill.run(&["approvals", "approve", "no-such-ask"]);
         assert_eq!(none.code, Some(2), "{}", none.all());
@@ -164,14 +164,14 @@ fn a_denial_and_its_reason_reach_the_agent() {
         let ask = waiting(&drill, 1).remove(0);
         good(&answer(
             &drill,
-            "deny",
+            "reject",
             &ask,
             &["--reason", "use the notes instead"],
         ));
         let result = result(&drill, client);
         assert_eq!(result["outcome"], "denied", "{result}");
         assert_eq!(result["changes"], serde_json::json!([]), "{result}");
-        assert_eq!(state(&drill, &ask), "denied");
+        assert_eq!(state(&drill, &ask), "rejected");
         if dialect == "scaiflux" {
             let said = result["answer"].as_str().expect("an answer");
             assert!(said.contains("use the notes instead"), "{result}");
@@ -221,7 +221,7 @@ fn nobody_answers_in_time() {
         assert_eq!(state(&drill, &ask), "expired");
         let late = answer(&drill, "approve", &ask, &[]);
         assert_eq!(late.code, Some(1), "{}", late.all());
-        assert!(late.stderr.contains("is over (expired)"), "{}", late.all());
+        assert!(late.stderr.contains("has ended (expired)"), "{}", late.all());
         assert_eq!(result["changes"], serde_json::json!([]), "{result}");
         let tree = copy(&drill, &ask);
         assert!(fs::exists(tree.join("README.md")).expect("looked"));
@@ -263,7 +263,7 @@ fn no_answer_overrules_a_rule_or_holds_for_another_place() {
         let refused = answer(&drill, "approve", &ask, &[]);
         assert_eq!(refused.code, Some(1), "{}", refused.all());
         assert!(refused.stderr.contains(said), "{}", refused.all());
-        assert_eq!(state(&drill, &ask), "denied");
+        assert_eq!(state(&drill, &ask), "rejected");
         assert_eq!(result(&drill, working)["outcome"], "denied");
         let found: String = drill
             .database()
@@ -407,7 +407,7 @@ fn an_agent_that_goes_a_turn_that_is_cancelled_and_a_supervisor_that_ends_deny()
     assert_eq!(state(&drill, &ask), "cancelled");
     let late = answer(&drill, "approve", &ask, &[]);
     assert!(
-        late.stderr.contains("is over (cancelled)"),
+        late.stderr.contains("has ended (cancelled)"),
         "{}",
         late.all()
     );

@@ -137,7 +137,7 @@ fn over_http_only_a_token_sees_and_answers() {
     // An approval has one digest, so that its id is enough.
     let (code, body) = post(&ops_token, None, r#"{"decision":"allow"}"#);
     assert_eq!(code, 200, "{body}");
-    assert!(body.contains("\"state\":\"allowed\""), "{body}");
+    assert!(body.contains("\"state\":\"approved\""), "{body}");
     assert_eq!(post(&ops_token, None, &allow).0, 409);
     assert_eq!(result(&drill, working)["outcome"], "done");
     let over = listed(&drill, &["--ended"]);
@@ -283,7 +283,7 @@ fn watchers_are_told_what_waits_each_change_and_the_end() {
     let evil = "run touch 'a\u{9b}31m\u{202e}b'";
     let first = client(&drill, &[evil]);
     let ask = waiting(&drill, 1).remove(0);
-    let told = early.expect("ask");
+    let told = early.expect("approval");
     assert_eq!(
         (&told["approval"], &told["state"]),
         (&ask["approval"], &"pending".into()),
@@ -315,7 +315,7 @@ fn watchers_are_told_what_waits_each_change_and_the_end() {
     });
     let second = client(&drill, &[ASKED]);
     let ask = waiting(&drill, 1).remove(0);
-    assert_eq!(early.expect("ask")["approval"], ask["approval"]);
+    assert_eq!(early.expect("approval")["approval"], ask["approval"]);
     daemon.signal("TERM");
     assert_eq!(daemon.wait(LONG), Some(0));
     let over = early.expect("ended");

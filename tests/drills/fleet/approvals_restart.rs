@@ -67,7 +67,7 @@ fn after_a_kill_the_answer_is_kept_and_used_once_by_the_resumed_agent() {
         let back = result(&drill, client(&drill, &[ASKED]));
         assert_eq!(back["outcome"], "done", "{back}");
         assert_eq!(back["changes"][0]["path"], "made.txt", "{back}");
-        assert_eq!(state(&drill, &ask), "allowed");
+        assert_eq!(state(&drill, &ask), "approved");
         // Once.
         let anew = client(&drill, &[ASKED]);
         let next = waiting(&drill, 1).remove(0);
@@ -132,7 +132,7 @@ fn a_released_session_waits_without_its_child_and_lets_others_work() {
         assert_eq!(back["attempts"], 1, "{back}");
         assert_eq!(back["requests"]["denied"], 0, "{back}");
         assert_eq!(back["changes"][0]["path"], "made.txt", "{back}");
-        assert_eq!(state(&drill, &ask), "allowed");
+        assert_eq!(state(&drill, &ask), "approved");
 
         // A cancelled run does not wait, and neither does the end.
         let mut working = client(&drill, &["run touch other.txt"]);
@@ -302,8 +302,8 @@ fn what_is_not_remembered_is_not_said_to_be() {
     let ask = waiting(&drill, 1).remove(0);
     let said = drill.run(&[
         "--json",
-        "asks",
-        "allow",
+        "approvals",
+        "approve",
         &id(&ask),
         "--remember",
         "session",

@@ -164,10 +164,10 @@ fn questions_are_answered_in_place() {
     talk.say("run touch allowed\n");
     talk.err.until("touch");
     talk.say("what?\ny\n");
-    talk.err.until("allowed\n");
+    talk.err.until("approved\n");
     talk.say("run touch refused\n");
     talk.say("n not on a Monday\n");
-    talk.err.until("denied\n");
+    talk.err.until("rejected\n");
     talk.say("say over\n");
     assert_eq!(talk.end(), Some(0), "{}", talk.err.text());
     let told = talk.err.text();
@@ -184,7 +184,7 @@ fn questions_are_answered_in_place() {
         })
         .collect();
     said.sort();
-    let expected = [("allowed", ""), ("denied", "not on a Monday")];
+    let expected = [("approved", ""), ("rejected", "not on a Monday")];
     let expected = expected.map(|(state, why)| (state.to_owned(), why.to_owned()));
     assert_eq!(said, expected, "{}", ran.all());
 }
@@ -205,7 +205,7 @@ fn lines_that_were_written_before_a_question_answer_none() {
     assert!(talk.out.text().contains("over\n"), "{}", talk.out.text());
     let ran = drill.run(&["--json", "approvals", "ls", "--ended"]);
     let ask: Value = serde_json::from_str(ran.stdout.trim()).expect("one that is over");
-    assert_eq!(ask["state"], "denied", "{ask}");
+    assert_eq!(ask["state"], "rejected", "{ask}");
 }
 
 #[test]
@@ -357,7 +357,7 @@ fn on_a_terminal_there_is_an_editor_and_ctrl_c_ends_a_turn() {
         .until("allow? y, n, n REASON, or s to leave it: ");
     talk.edits(5);
     talk.press("y\r");
-    talk.screen.until("allowed\r\n");
+    talk.screen.until("approved\r\n");
     talk.edits(6);
     // The first line, out of the history; answers are not in it.
     talk.press("\u{1b}[A\u{1b}[A\u{1b}[A\u{1b}[A\r");

@@ -207,7 +207,10 @@ fn a_table_that_is_wrong_or_not_to_be_trusted_is_refused_with_its_place() {
 
     // An agent that never asks is none that asks for everything.
     fs::write(drill.path("table.toml"), example("pi.toml")).expect("a table");
-    refused(&["pool.table.asks", "the table pi-rpc has no [permission]"]);
+    refused(&[
+        "pool.table.permission_requests",
+        "the table pi-rpc has no [permission]",
+    ]);
 
     let mode = |mode: u32| {
         use std::os::unix::fs::PermissionsExt as _;

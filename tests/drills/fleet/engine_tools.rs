@@ -245,7 +245,7 @@ fn a_person_answers_a_question_and_decides_about_a_file() {
     }
     good(&answer(
         &drill,
-        "allow",
+        "approve",
         &ask,
         &["--reason", "blue, of course"],
     ));
@@ -256,14 +256,14 @@ fn a_person_answers_a_question_and_decides_about_a_file() {
     let last = next(&drill, &[&ask, &write]);
     good(&answer(
         &drill,
-        "deny",
+        "reject",
         &last,
         &["--reason", "ask me tomorrow"],
     ));
     let result = result(&drill, client);
     assert_eq!(result["changes"][0]["path"], "asked.txt", "{result}");
-    assert_eq!(state(&drill, &ask), "allowed");
-    assert_eq!(state(&drill, &last), "denied");
+    assert_eq!(state(&drill, &ask), "approved");
+    assert_eq!(state(&drill, &last), "rejected");
     let said = said(&drill);
     assert!(said.contains("mcp ask_person ok blue, of course"), "{said}");
     assert!(said.contains("mcp write_file ok"), "{said}");

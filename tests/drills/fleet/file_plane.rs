@@ -235,7 +235,7 @@ fn answered_by(drill: &Drill, asking: &str, ask: &Value) {
     eventually(LONG, "the ask and its answer are gone", || {
         names(drill, "approvals").is_empty() && names(drill, "answers").is_empty()
     });
-    assert_eq!(state(drill, ask), "allowed");
+    assert_eq!(state(drill, ask), "approved");
     let by: String = drill
         .database()
         .query_row("SELECT approver FROM approvals", [], |row| row.get(0))

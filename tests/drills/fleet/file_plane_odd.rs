@@ -114,7 +114,7 @@ fn no_entry_keeps_a_start_from_working() {
         &format!(
             "rm .lock inflight/{long}.run state/heartbeat.json
              mkdir .lock inflight/{long}.run inflight/x.run inflight/y.txt inflight/z.cancel
-             mkdir ctl/.cancel.json state/heartbeat.json log/meta.log.1 asks/none.json"
+             mkdir ctl/.cancel.json state/heartbeat.json log/meta.log.1 approvals/none.json"
         ),
     );
     let _running = daemon(&drill);

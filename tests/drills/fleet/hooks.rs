@@ -98,7 +98,7 @@ fn kinds(message: &Value) -> Vec<&str> {
 fn a_webhook_is_told_once_a_minute_and_what_was_held_back_is_counted() {
     let server = Provider::start(ok);
     let pools = pool("scaiflux", "").replace("size      = 1", "size = 3");
-    let drill = posting(&pools, &url(&server), "events = [\"ask\"]");
+    let drill = posting(&pools, &url(&server), "events = [\"approval\"]");
     let _daemon = daemon(&drill);
     let began = Instant::now();
     let mut working = vec![client(&drill, &["run touch 1.txt"])];
@@ -375,7 +375,7 @@ fn a_certificate_that_nobody_vouches_for_is_told_nothing() {
 #[test]
 fn an_ask_that_is_written_to_fool_is_told_harmlessly() {
     let server = Provider::start(ok);
-    let drill = posting(&pool("acp", ""), &url(&server), "events = [\"ask\"]");
+    let drill = posting(&pool("acp", ""), &url(&server), "events = [\"approval\"]");
     let _daemon = daemon(&drill);
     let evil = "run touch '\u{1b}]52;c;YQ==\u{7}\u{202e}txt.\u{200b}\u{9b}31m'\u{2028}";
     let working = client(&drill, &[evil]);

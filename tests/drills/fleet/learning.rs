@@ -22,9 +22,9 @@ fn rules_are_learned_from_what_people_allowed() {
     let drill = Drill::new(&pool("acp", ""));
     let _daemon = daemon(&drill);
     for (prompt, how) in [
-        ("run touch a.txt", "allow"),
-        ("run touch b.txt", "allow"),
-        ("run mkdir c", "deny"),
+        ("run touch a.txt", "approve"),
+        ("run touch b.txt", "approve"),
+        ("run mkdir c", "reject"),
     ] {
         let working = client(&drill, &[prompt]);
         let ask = waiting(&drill, 1).remove(0);

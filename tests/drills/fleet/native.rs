@@ -147,8 +147,8 @@ pub(crate) fn waits_for_a_person(dialect: &str) {
     let drill = Drill::new(&pool(dialect, "", ""));
     let _daemon = daemon(&drill);
     for (how, more, made) in [
-        ("allow", &[][..], true),
-        ("deny", &["--reason", "not today"][..], false),
+        ("approve", &[][..], true),
+        ("reject", &["--reason", "not today"][..], false),
     ] {
         let client = client(&drill, &["run touch made.txt\nsay went on"]);
         let ask = waiting(&drill, 1).remove(0);

@@ -202,7 +202,7 @@ impl SessionState {
         if let Some(question) = before.approval_id() {
             // So that its record leads to whoever answered.
             let question = question.as_str().into();
-            member.decided.add_fact("question", &question);
+            member.decided.add_fact("approval", &question);
         }
         if let PriorAnswer::Known(KnownApproval::Orphaned(..)) = &before {
             // People are asked by this request again: whoever follows the session is told.
