@@ -366,3 +366,45 @@ fn the_architecture_names_files_that_exist() {
     assert!(named > 100, "only {named} files are named");
     assert_none(&broken, "ARCHITECTURE.md names what is not there");
 }
+
+#[test]
+fn the_book_and_the_readme_lead_to_every_page() {
+    let docs = root().join("docs");
+    let mut pages = Vec::new();
+    files_below(&docs, "md", &mut pages);
+    let pages: BTreeSet<String> = pages
+        .iter()
+        .filter_map(|page| page.strip_prefix(&docs).ok()?.to_str().map(str::to_owned))
+        .filter(|page| page != "SUMMARY.md")
+        .collect();
+    let summary = fs::read_to_string(docs.join("SUMMARY.md")).expect("SUMMARY.md");
+    let targets: Vec<String> = link_targets(&summary).map(str::to_owned).collect();
+    let in_book: BTreeSet<String> = targets.iter().cloned().collect();
+    assert_eq!(
+        in_book.len(),
+        targets.len(),
+        "a page stands in the book twice"
+    );
+    assert_eq!(in_book, pages, "docs/SUMMARY.md and the files of docs/");
+    let readme = fs::read_to_string(root().join("README.md")).expect("README.md");
+    let in_readme: BTreeSet<&str> = link_targets(&readme)
+        .filter_map(|target| target.strip_prefix("docs/"))
+        .collect();
+    let unlinked: Vec<_> = pages
+        .iter()
+        .filter(|page| !in_readme.contains(page.as_str()))
+        .filter(|page| !page.starts_with("decisions/") || *page == "decisions/README.md")
+        .collect();
+    assert!(
+        unlinked.is_empty(),
+        "README.md links to none of {unlinked:?}"
+    );
+}
+
+/// What the Markdown links of a text lead to, without a fragment.
+fn link_targets(text: &str) -> impl Iterator<Item = &str> {
+    text.split("](").skip(1).filter_map(|rest| {
+        let (target, _) = rest.split_once(')')?;
+        target.split('#').next()
+    })
+}

@@ -9,6 +9,7 @@ mod orders;
 mod past;
 mod policy_tools;
 mod script_model;
+mod tutorial;
 
 mod configuration;
 
@@ -137,7 +138,7 @@ fn bad_usage_is_told_and_begins_nothing() {
         &["t.jsonl:1", "`pool`", "demo"],
     );
     fs::write(drill.path("t.jsonl"), "").expect("file");
-    exits(&drill.run(&["run", "t.jsonl"]), 2, &["has no task in it"]);
+    exits(&drill.run(&["run", "t.jsonl"]), 2, &["has no tasks"]);
     assert!(!drill.state().exists(), "nothing was begun");
 }
 
