@@ -1,7 +1,7 @@
-//! What those who follow a chat cost it: the same turn with nobody following and with many, by turns,
+//! The cost of a chat's subscribers: the same turn without subscribers and with many, alternating,
 //! over real connections to a daemon of its own.
 //!
-//! Prints one JSON line a turn and one with the ratios. Gates nothing.
+//! Prints one JSON line a turn and one with the ratios. It only reports; no result makes it fail.
 
 use std::fs;
 use std::io::Write as _;
@@ -20,36 +20,36 @@ use tokio::time::{sleep, timeout};
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// How long one thing may take before the run has failed.
+/// The timeout of each step; when it expires, the run fails.
 const PATIENCE: Duration = Duration::from_secs(300);
-/// Connections that are opened at the same time.
+/// The number of connections that are opened at the same time.
 const OPENING: usize = 32;
 
-/// Measures a busy chat that nobody, and that many follow
+/// Measures a busy chat without subscribers and with many
 #[derive(Debug, Parser)]
 #[command(name = "chats")]
 struct Line {
-    /// Who follows
+    /// Number of subscribers
     #[arg(long, default_value_t = 2000)]
     subscribers: usize,
-    /// How often each side runs
+    /// Number of turns of each side
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    /// Bursts of a turn
+    /// Bursts in a turn
     #[arg(long, default_value_t = 100)]
     bursts: usize,
-    /// Messages of a burst
+    /// Messages in a burst
     #[arg(long, default_value_t = 10)]
     lines: usize,
     /// Milliseconds between two bursts
     #[arg(long, default_value_t = 100)]
     pause_ms: u64,
-    /// What cargo adds
+    /// Set by cargo
     #[arg(long, hide = true)]
     bench: bool,
 }
 
-/// A daemon, ended with this.
+/// A daemon, which ends when this is dropped.
 struct Daemon {
     child: Child,
     address: String,
@@ -135,7 +135,7 @@ impl Daemon {
         serde_json::from_str(body).map_err(|_| format!("{method} {path}: {answer}").into())
     }
 
-    /// A connection that follows, its head read; one that is to come again later does.
+    /// A subscribed connection, after its response head. Retries when the server asks for that.
     async fn follow(&self, chat: &str, after: u64) -> Result<TcpStream, Failure> {
         let began = Instant::now();
         loop {
@@ -166,7 +166,7 @@ impl Daemon {
         Ok(words.find_map(|word| word.parse().ok()).unwrap_or(0))
     }
 
-    /// CPU time so far, in ticks.
+    /// The CPU time so far, in ticks.
     fn ticks(&self) -> Result<u64, Failure> {
         let text = fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
         let rest = text.rsplit_once(") ").map_or("", |(_, rest)| rest);
@@ -174,7 +174,7 @@ impl Daemon {
         Ok(times.filter_map(|word| word.parse::<u64>().ok()).sum())
     }
 
-    /// The turn of a chat with that id, once it is over.
+    /// The turn of a chat with that id, once it has ended.
     async fn over(&self, chat: &str, turn: &Value) -> Result<Value, Failure> {
         let began = Instant::now();
         while began.elapsed() < PATIENCE {
@@ -193,7 +193,7 @@ impl Daemon {
     }
 }
 
-/// Reads to the end of a turn; gives the bytes.
+/// Reads to the end of a turn. Returns the number of bytes.
 async fn read_turn(mut stream: TcpStream) -> Result<u64, Failure> {
     const END: &[u8] = b"event: done";
     let mut bytes = 0;
@@ -214,7 +214,7 @@ async fn read_turn(mut stream: TcpStream) -> Result<u64, Failure> {
     }
 }
 
-/// One turn with so many who follow it.
+/// One turn with this many subscribers.
 async fn turn(daemon: &Arc<Daemon>, line: &Line, subscribers: usize) -> Result<Value, Failure> {
     let chats = "/api/v1/workspaces/main/chats";
     let made = daemon
@@ -222,7 +222,7 @@ async fn turn(daemon: &Arc<Daemon>, line: &Line, subscribers: usize) -> Result<V
         .await?;
     let chat = format!("{chats}/{}", made["chat_id"].as_str().ok_or("no id")?);
     daemon.over(&chat, &made["turn_id"]).await?;
-    // From its durable end on: a cursor that nothing has reached is told that.
+    // From the durable end on: a cursor beyond it would be rejected.
     let end = {
         let mut stream = daemon.follow(&chat, u64::MAX >> 1).await?;
         let mut text = String::new();
@@ -290,7 +290,7 @@ async fn run(line: &Line) -> Result<(), Failure> {
     let limit = getrlimit(Resource::Nofile);
     let current = limit.maximum;
     setrlimit(Resource::Nofile, Rlimit { current, ..limit })?;
-    // Not below /tmp, which may be memory.
+    // Not below /tmp, which may be in memory.
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR"))?;
     let daemon = Arc::new(Daemon::start(dir.path()).await?);
     let mut out = std::io::stdout();
@@ -302,7 +302,7 @@ async fn run(line: &Line) -> Result<(), Failure> {
             all.push(figures);
         }
     }
-    // The first time: later ones find the memory of those before them.
+    // The first run of each side: later ones reuse the memory of earlier ones.
     let each = |of: &str, from: &str| {
         let first = |name: &str| many.first().and_then(|of| of[name].as_f64());
         let grown = first(of).unwrap_or(f64::NAN) - first(from).unwrap_or(f64::NAN);
@@ -319,7 +319,7 @@ async fn run(line: &Line) -> Result<(), Failure> {
 }
 
 fn main() -> ExitCode {
-    // Started together with tests: nothing to do.
+    // Started together with the tests: nothing to do.
     if !std::env::args().any(|arg| arg == "--bench") {
         return ExitCode::SUCCESS;
     }

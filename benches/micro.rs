@@ -1,4 +1,4 @@
-//! The parts that every event or every request passes, one by one.
+//! The steps that every event or every request goes through, measured one by one.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -18,10 +18,10 @@ use marshal_policy::{FsContext, NoLinks, Policy};
 use marshal_wire::ndjson::LineDecoder;
 use serde_json::value::RawValue;
 
-/// Lines of one chunk: what a full pipe brings at once.
+/// The number of lines in one chunk: the content of a full pipe.
 const LINES: usize = 655;
 
-/// Events of one commit.
+/// The number of events in one commit.
 const BATCH: u64 = 128;
 
 fn main() {

@@ -1,10 +1,10 @@
-//! What a decision costs: median and the 99th of 100, by how many rules there are and how long the
-//! command is.
+//! The cost of a decision: median and 99th percentile, by the number of rules and the length of the
+//! command.
 //!
-//! And what masking known secrets costs beside it, in the same run.
+//! In the same run, also the cost of masking known secrets.
 //!
-//! Prints one JSON line for each measurement. Decisions are timed one by one, warm, on one thread, by
-//! the thread's own CPU time and by the clock.
+//! Prints one JSON line for each measurement. Decisions are timed one by one, warm, on one thread,
+//! by the thread's own CPU time and by wall time.
 
 use std::fmt::Write as _;
 use std::hint::black_box;
@@ -14,16 +14,16 @@ use marshal_model::AgentClaims;
 use marshal_policy::{FsContext, Mask, NoLinks, Policy, Request, builtin_text};
 use serde_json::value::RawValue;
 
-/// Decisions that are timed for each line.
+/// The number of timed decisions for each line.
 const ROUNDS: usize = 5_000;
 
-/// Secrets that are known: as many as a large fleet has.
+/// The number of known secrets: as many as a large fleet has.
 const SECRETS: usize = 50;
 
 fn main() {
     let long = long_command();
     let plain = "cargo test --lib 2>&1 | tail -20";
-    // `-- masking`: that alone.
+    // With `-- masking`: only that.
     let is_masking_alone = std::env::args().any(|arg| arg == "masking");
     let more: &[usize] = if is_masking_alone {
         &[]
@@ -42,8 +42,7 @@ fn main() {
     masking("8KiB-echo", &echo());
 }
 
-/// Times masking and judging of the same input under `developer`, and prints what the one is of the
-/// other.
+/// Times masking and deciding of the same input under `developer`, and prints the ratio.
 #[expect(clippy::expect_used, reason = "a bench ends with its first failure")]
 #[expect(clippy::print_stdout, reason = "its output")]
 fn masking(name: &str, command: &str) {
@@ -83,7 +82,7 @@ fn masking(name: &str, command: &str) {
     );
 }
 
-/// `developer` with as many more rules, each for a program of its own.
+/// `developer` with this many more rules, each for a program of its own.
 #[expect(clippy::expect_used, reason = "a bench ends with its first failure")]
 fn with_rules(more: usize) -> (Policy, Duration) {
     let mut text = builtin_text("developer").expect("the policy").to_owned();
@@ -99,7 +98,7 @@ fn with_rules(more: usize) -> (Policy, Duration) {
     (policy.expect("a policy"), start.elapsed())
 }
 
-/// As many commands as a policy reads, in as many bytes.
+/// A command with the maximum number of subcommands and bytes that a policy reads.
 fn long_command() -> String {
     let mut text = String::new();
     for at in 0..49 {
@@ -119,7 +118,7 @@ fn echo() -> String {
     format!("echo {}", "words ".repeat(1_364))
 }
 
-/// CPU time and time by the clock, each in ascending order.
+/// CPU time and wall time, each in ascending order.
 fn measure(policy: &Policy, command: &str) -> [Vec<Duration>; 2] {
     let claimed = AgentClaims::default();
     let place = FsContext {
@@ -137,7 +136,7 @@ fn measure(policy: &Policy, command: &str) -> [Vec<Duration>; 2] {
     })
 }
 
-/// CPU time and time by the clock of so many runs, each in ascending order.
+/// CPU time and wall time of all rounds, each in ascending order.
 fn timed(work: impl Fn()) -> [Vec<Duration>; 2] {
     let run = || {
         let (start, began) = (cpu(), Instant::now());
@@ -154,7 +153,7 @@ fn timed(work: impl Fn()) -> [Vec<Duration>; 2] {
     })
 }
 
-/// What this thread has computed so far: unlike the time of day, other work does not lengthen it.
+/// The CPU time of this thread. Unlike wall time, it does not grow with other work.
 fn cpu() -> Duration {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(

@@ -1,9 +1,9 @@
-//! `marshal`: runs many AI agents on one host, each in its own sandbox, judges what they ask for
-//! by policy, restarts what crashes, and remembers everything that happened.
+//! `marshal`: runs many AI agents on one host, each in its own sandbox. It decides their permission
+//! requests by policy, restarts agents that crash, and records every event in a journal.
 //!
-//! The layers, the words and the two flows stand in `ARCHITECTURE.md`.
+//! `ARCHITECTURE.md` explains the layers, the terms and the two flows.
 
 pub mod cli;
 
-/// Which build this is. The file of the helper binary of the same build contains these bytes.
+/// Identifies the build. The helper binary of the same build contains the same bytes.
 pub const BUILD: &str = concat!("marshal-shim of build ", env!("MARSHAL_BUILD"), ".");

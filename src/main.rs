@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    // Before any thread, argument or setting: a helper has one thread and no time.
+    // Before any thread, argument or setting: a helper must stay single-threaded and start fast.
     if let Some(code) = marshal_sandbox::shim_main() {
         return code;
     }

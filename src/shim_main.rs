@@ -1,13 +1,13 @@
-//! The small helper binary: what puts up the walls and stays with an agent, and nothing else.
+//! The small helper binary: builds the sandbox of an agent and stays with it, and nothing else.
 //!
-//! The same code as behind the first statement of `main.rs`. A supervisor starts its helpers from
-//! this file where it stands beside the program and is of the same build (`launch/helper_program.rs`),
+//! It runs the same code as the helper dispatch in `main.rs`. A supervisor starts its helpers from
+//! this file if it is beside the program and from the same build (`launch/helper_program.rs`),
 //! because a small program starts faster and takes less memory.
 
 use std::io::Write as _;
 use std::process::ExitCode;
 
-/// Which build this is: the supervisor looks for these bytes in the file.
+/// Identifies the build. The supervisor searches the file for these bytes before it uses it.
 const BUILD: &str = concat!("marshal-shim of build ", env!("MARSHAL_BUILD"), ".");
 
 fn main() -> ExitCode {
@@ -16,7 +16,7 @@ fn main() -> ExitCode {
     }
     let _ = writeln!(
         std::io::stderr(),
-        "This is a part of marshal, which starts it: {BUILD}"
+        "This program is a part of marshal and is started by it: {BUILD}"
     );
     ExitCode::from(2)
 }

@@ -1,5 +1,5 @@
-//! The agents' own processes, behind the helpers that the supervisor keeps: found by their
-//! ancestors, so that a signal meets the agent and nothing else.
+//! The agents' own processes, behind the supervisor's helpers. They are found by their ancestors,
+//! so that a signal reaches only the agent.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -8,13 +8,13 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::Failure;
 
-/// What stands in every agent's command line, and in no helper's.
+/// A part of every agent's command line, and of no helper's.
 const AGENT: &[u8] = b"script-agent";
 
-/// How deep an agent may stand below its helper.
+/// The maximum number of processes between a helper and its agent.
 const DEEPEST: usize = 8;
 
-/// Agents that are held: none of them runs.
+/// Stopped agents.
 #[derive(Debug, Default)]
 pub(crate) struct Agents(Vec<Pid>);
 
@@ -27,7 +27,7 @@ impl Agents {
         Ok(())
     }
 
-    /// Lets all of them run, each so much later than the first.
+    /// Continues all of them, each with its own delay after the first.
     pub(crate) async fn go(&self, later: impl Fn(usize) -> Duration) -> Result<(), Failure> {
         let began = Instant::now();
         for (number, agent) in self.0.iter().enumerate() {
@@ -41,7 +41,7 @@ impl Agents {
     }
 }
 
-/// The agent behind a helper, or the process itself if it is one.
+/// The agent behind a helper, or the process itself if it is an agent.
 pub(crate) fn behind(helper: u32) -> Result<Pid, Failure> {
     let pid = search(helper, DEEPEST).ok_or("no agent behind its helper")?;
     Ok(Pid::from_raw(i32::try_from(pid)?).ok_or("a pid that is none")?)
@@ -65,7 +65,7 @@ fn search(pid: u32, deep: usize) -> Option<u32> {
         .find_map(|child| search(child, deep))
 }
 
-/// Memory of a helper that no other process has, and its share of the rest, in bytes.
+/// A helper's private memory plus its share of shared memory, in bytes.
 pub(crate) fn proportional_bytes(pid: u32) -> Result<f64, Failure> {
     let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
     let kib: f64 = rollup

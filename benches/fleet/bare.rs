@@ -1,4 +1,4 @@
-//! The yardstick for what flows: one thread a child, blocking reads, typed parsing, nothing else.
+//! The baseline for throughput: one thread a child, blocking reads, typed parsing, nothing else.
 
 use std::io::{Read, Write};
 use std::process::{Child, ChildStdin, ChildStdout};
@@ -14,13 +14,13 @@ use crate::{Failure, Side, bare_tasks};
 /// The side's name in the output.
 pub(crate) const NAME: &str = "bare";
 
-/// How much is read at once.
+/// The size of one read, in bytes.
 const READ_BYTES: usize = 64 << 10;
 
-/// Stack of a reader, in bytes.
+/// The stack size of a reader, in bytes.
 const STACK_BYTES: usize = 256 << 10;
 
-/// Readers that do nothing else.
+/// The baseline side.
 pub(crate) struct Bare(pub(crate) Manner);
 
 impl Side for Bare {
@@ -36,10 +36,10 @@ impl Side for Bare {
     }
 }
 
-/// A child and its reader's state. Killed when dropped.
+/// A child and the state of its reader. The child is killed on drop.
 struct Reader {
     wire: Wire,
-    /// The agent's name for the session, where it has one.
+    /// The agent's session id, where it has one.
     session: String,
     child: Child,
     stdin: ChildStdin,
@@ -48,7 +48,7 @@ struct Reader {
     filled: usize,
 }
 
-/// What a reader saw.
+/// What a reader counted.
 #[derive(Default)]
 struct Tally {
     events: u64,
@@ -125,7 +125,7 @@ impl Reader {
         })
     }
 
-    /// Shakes hands, up to a session that can be prompted.
+    /// Makes the handshake, up to a session that accepts prompts.
     fn open(&mut self) -> Result<(), Failure> {
         let unseen = &mut Tally::default();
         if let Some(line) = self.wire.greeting() {

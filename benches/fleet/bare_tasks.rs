@@ -1,4 +1,4 @@
-//! The yardstick for what waits and dies: one tokio task a child, nothing else.
+//! The baseline for idle and killed children: one tokio task a child, nothing else.
 
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -14,15 +14,15 @@ use crate::figures::{Cost, Figures, Latency, descriptors, resident_bytes};
 use crate::load::Load;
 use crate::wire::Wire;
 
-/// How long the fleet is left alone before it is measured.
+/// How long the fleet is idle before it is measured.
 const SETTLE: Duration = Duration::from_millis(500);
 
-/// How long one thing may take before the run has failed.
+/// The timeout of each step; when it expires, the run fails.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What a child's task tells.
+/// A message from a child's task.
 enum News {
-    /// The child said `ready`.
+    /// The child sent `ready`.
     Ready { slot: usize, pid: u32, at: Instant },
     /// The child was reaped.
     Exited { slot: usize, at: Instant },
@@ -103,7 +103,7 @@ struct Fleet {
 }
 
 impl Fleet {
-    /// Starts every child and waits until all are ready.
+    /// Starts all children and waits until they are ready.
     async fn start(load: &Load, wire: Wire) -> Result<Self, Failure> {
         let (sender, news) = mpsc::channel(64);
         let tasks = (0..load.children())
@@ -130,19 +130,19 @@ impl Fleet {
         Ok(news)
     }
 
-    /// Kills every child and waits for the tasks.
+    /// Kills all children and waits for the tasks.
     async fn stop(&mut self) {
         for task in &self.tasks {
             task.abort();
         }
         for task in &mut self.tasks {
-            // Aborted, as wanted; its child is killed as it is dropped.
+            // The task was aborted; its child is killed when it is dropped.
             drop(task.await);
         }
     }
 }
 
-/// Keeps one child running for ever.
+/// Restarts one child for ever.
 async fn keep(
     slot: usize,
     command: Vec<String>,
@@ -152,7 +152,7 @@ async fn keep(
     loop {
         let mut child = spawn(&command)?;
         let pid = child.id().ok_or("a child that is gone")?;
-        // Its end of the pipe would be closed by waiting.
+        // `wait` would close the child's stdin.
         let mut stdin = child.stdin.take().ok_or("a child without pipes")?;
         if let Some(line) = wire.greeting() {
             stdin.write_all(line.as_bytes()).await?;
@@ -162,7 +162,7 @@ async fn keep(
         if stdout.read(&mut chunk).await? > 0 {
             let at = Instant::now();
             news.send(News::Ready { slot, pid, at }).await?;
-            // An idle child holds no buffer.
+            // An idle child needs no buffer.
             drop(chunk);
             drain(&mut stdout).await?;
         }

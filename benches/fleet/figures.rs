@@ -1,4 +1,4 @@
-//! What was measured: named figures, latencies as histograms, the process's own cost.
+//! The measurements: named figures, latencies as histograms, the process's own cost.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,12 +14,12 @@ use crate::Failure;
 pub(crate) struct Figures(BTreeMap<String, f64>);
 
 impl Figures {
-    /// Notes a figure.
+    /// Records a figure.
     pub(crate) fn note(&mut self, name: &str, figure: f64) {
         self.0.insert(name.to_owned(), figure);
     }
 
-    /// Notes the percentiles of a latency, in microseconds.
+    /// Records the percentiles of a latency, in microseconds.
     pub(crate) fn note_latency(&mut self, name: &str, latency: &Latency) {
         for (part, permille) in [("p50", 500), ("p90", 900), ("p99", 990), ("max", 1000)] {
             let took_us = latency.at(permille) as f64 / 1e3;
@@ -27,7 +27,7 @@ impl Figures {
         }
     }
 
-    /// Notes wall and CPU time, in seconds, and what they come to for each of `events`.
+    /// Records wall and CPU time, in seconds, and both for each of `events`.
     pub(crate) fn note_cost(&mut self, wall_s: f64, cpu_s: f64, events: u64) {
         self.note("wall_s", wall_s);
         self.note("cpu_s", cpu_s);
@@ -45,12 +45,12 @@ impl Figures {
         self.0.keys().map(String::as_str).collect()
     }
 
-    /// Reads what [`Self::shown`] wrote.
+    /// Parses the output of [`Self::shown`].
     pub(crate) fn read(text: &[u8]) -> Result<Self, Failure> {
         Ok(Self(serde_json::from_slice(text)?))
     }
 
-    /// For the output.
+    /// The figures as JSON, for the output.
     pub(crate) fn shown(&self) -> Value {
         json!(self.0)
     }
@@ -66,7 +66,7 @@ pub(crate) fn median(runs: &[Figures], name: &str) -> Option<f64> {
     figures.get(figures.len() / 2).copied()
 }
 
-/// Latencies: how many there were of each length, in nanoseconds.
+/// Latencies: the number of each length, in nanoseconds.
 #[derive(Debug, Default)]
 pub(crate) struct Latency(BTreeMap<u64, u64>);
 
@@ -98,12 +98,12 @@ impl Latency {
         }
     }
 
-    /// How many there are.
+    /// The number of latencies.
     pub(crate) fn count(&self) -> u64 {
         self.0.values().sum()
     }
 
-    /// The latency in nanoseconds that so many of a thousand do not exceed.
+    /// The latency, in nanoseconds, that this many of a thousand do not exceed.
     fn at(&self, permille: u64) -> u64 {
         let rank = (self.count() * permille).div_ceil(1000);
         let mut passed = 0;
@@ -117,7 +117,7 @@ impl Latency {
     }
 }
 
-/// What this process costs, from its making.
+/// The cost of this process since the value was created.
 #[derive(Debug)]
 pub(crate) struct Cost {
     began: Instant,
@@ -132,7 +132,7 @@ impl Cost {
         }
     }
 
-    /// Notes wall and CPU time so far, and what they come to for each of `events`.
+    /// Records wall and CPU time so far, and both for each of `events`.
     pub(crate) fn note(&self, figures: &mut Figures, events: u64) {
         let wall_s = self.began.elapsed().as_secs_f64();
         let cpu_s = cpu().saturating_sub(self.cpu).as_secs_f64();
@@ -140,7 +140,7 @@ impl Cost {
     }
 }
 
-/// CPU time of this process, all threads, those that ended too.
+/// The CPU time of this process, with all threads, including ended ones.
 fn cpu() -> Duration {
     let spent = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(
@@ -161,7 +161,7 @@ pub(crate) fn resident_bytes() -> Result<f64, Failure> {
     Ok(kib * 1024.0)
 }
 
-/// Open descriptors of this process.
+/// The number of open descriptors of this process.
 pub(crate) fn descriptors() -> Result<f64, Failure> {
     Ok(fs::read_dir("/proc/self/fd")?.count() as f64)
 }

@@ -1,7 +1,7 @@
-//! The candidate: the supervisor itself, in this process, everything on.
+//! The candidate: the supervisor itself, in this process, with all features on.
 //!
-//! Children start with their tasks, so a load begins when all of them work: for what flows they
-//! are stopped in front of their load and go together.
+//! Children start with their tasks, so a load begins when all of them run. For throughput they are
+//! stopped just before their load and continued together.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -22,24 +22,24 @@ use crate::{Failure, Side, agents};
 /// The side's name in the output.
 pub(crate) const NAME: &str = "marshal";
 
-/// What each agent sleeps in front of its load: time to be stopped in. When it goes on it sleeps
-/// what was left of it, which is nearly all.
+/// How long each agent sleeps before its load, which is the time to stop it in. When it continues,
+/// it sleeps for the rest, which is nearly all of it.
 const LEAD: Duration = Duration::from_millis(500);
 
-/// The most that is gone of an agent's sleep when it is stopped.
+/// The maximum part of an agent's sleep that is over when it is stopped.
 const HELD_AFTER: Duration = Duration::from_millis(10);
 
-/// How long the fleet is left alone before it is measured.
+/// How long the fleet is idle before it is measured.
 const SETTLE: Duration = Duration::from_millis(500);
 
-/// A step that ends with the run.
+/// A step that lasts until the end of the run.
 const FOR_EVER: &str = "sleep 24h";
 
-/// How many writes with a sync are measured, and their size: one page of a write-ahead log.
+/// The number of measured writes with a sync. Each has the size of one page of a write-ahead log.
 const SYNCS: u32 = 300;
 const SYNC_BYTES: usize = 4096;
 
-/// The supervisor with everything on.
+/// The supervisor with all features on.
 pub(crate) struct Full(pub(crate) Manner);
 
 impl Side for Full {
@@ -140,7 +140,7 @@ async fn idle(load: &Load, manner: &Manner) -> Result<Figures, Failure> {
 async fn kill(load: &Load, manner: &Manner, kills: usize) -> Result<Figures, Failure> {
     let house = House::open(load, manner).await?;
     let mut notices = house.fleet.subscribe();
-    // One waits for each child that is killed.
+    // An additional task waits for each child that is killed.
     let _reports = house.submit(load.children() + kills, FOR_EVER).await?;
     house.all_busy(|_| Ok(())).await?;
     tokio::time::sleep(SETTLE).await;
@@ -150,7 +150,7 @@ async fn kill(load: &Load, manner: &Manner, kills: usize) -> Result<Figures, Fai
     for kill in 0..kills {
         let slot = &slots[kill % slots.len()].slot;
         let agent = agents::behind(working(&house, slot).await?)?;
-        // What happened before is of no interest.
+        // Earlier notices are skipped.
         notices = notices.resubscribe();
         let killed = Instant::now();
         kill_process(agent, Signal::KILL)?;
@@ -172,7 +172,7 @@ async fn next(reports: &mut mpsc::Receiver<Arc<TaskReport>>) -> Result<Arc<TaskR
     Ok(report.ok_or("the fleet is gone")?)
 }
 
-/// The helper of a slot that works.
+/// The helper of a slot that runs a task.
 async fn working(house: &House, slot: &SlotId) -> Result<u32, Failure> {
     let since = Instant::now();
     while since.elapsed() < PATIENCE {
@@ -198,7 +198,7 @@ async fn wait_for(
     Ok(())
 }
 
-/// The child's end is on the disk.
+/// Whether the notice reports the durable end of the slot's child.
 fn is_exit(notice: &FleetEvent, of: &SlotId) -> bool {
     let FleetEvent::SessionEvents { slot, events, .. } = notice else {
         return false;
@@ -211,7 +211,7 @@ fn is_ready(notice: &FleetEvent, of: &SlotId) -> bool {
     matches!(notice, FleetEvent::SlotChanged { slot, state: SlotState::Ready, .. } if slot == of)
 }
 
-/// What a write and its sync cost where the journal is.
+/// The cost of a write and its sync on the journal's disk.
 fn syncs(dir: &Path) -> Result<Latency, Failure> {
     let mut file = OpenOptions::new()
         .append(true)

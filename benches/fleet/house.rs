@@ -1,5 +1,5 @@
-//! A whole supervisor in this process, everything on: journal on the disk, policy, metrics,
-//! subscribers. Put together as the command line does it, in a directory of its own.
+//! A whole supervisor in this process with all features on: journal on disk, policy, metrics,
+//! subscribers. It is built as the command line builds it, in a directory of its own.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -26,19 +26,19 @@ use crate::Failure;
 use crate::agents::Agents;
 use crate::load::{Load, Manner};
 
-/// How long one thing may take before the run has failed.
+/// The timeout of each step; when it expires, the run fails.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
-/// How often slots are looked at while children start.
+/// The interval between checks of the slots while children start.
 const LOOK: Duration = Duration::from_millis(5);
 
 /// The fleet's only pool.
 const POOL: &str = "bench";
 
-/// A supervisor.
+/// A running supervisor.
 pub(crate) struct House {
     pub(crate) fleet: FleetHandle,
-    /// On the same disk as the journal.
+    /// The directory, on the same disk as the journal.
     pub(crate) dir: TempDir,
     journal: Journal,
     exporter: Exporter,
@@ -47,18 +47,18 @@ pub(crate) struct House {
     dialect: &'static str,
 }
 
-/// What a subscriber got.
+/// What a subscriber received.
 #[derive(Debug, Default)]
 pub(crate) struct Heard {
     pub(crate) events: u64,
-    /// Notices that it was too slow for.
+    /// The number of notices that it missed because it was too slow.
     pub(crate) missed: u64,
 }
 
 impl House {
-    /// Starts a supervisor that has a slot for every child of the load.
+    /// Starts a supervisor with a slot for every child of the load.
     pub(crate) async fn open(load: &Load, manner: &Manner) -> Result<Self, Failure> {
-        // Not below /tmp, which may be memory: a sync must cost what a disk costs.
+        // Not below /tmp, which may be in memory: a sync must cost what it costs on a disk.
         let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR"))?;
         let workspace = dir.path().join("workspace");
         std::fs::create_dir(&workspace)?;
@@ -125,7 +125,7 @@ impl House {
         })
     }
 
-    /// Hands in `count` tasks with the same script.
+    /// Submits `count` tasks with the same script.
     pub(crate) async fn submit(
         &self,
         count: usize,
@@ -151,7 +151,7 @@ impl House {
         Ok(self.fleet.submit(run, POOL, tasks).await?)
     }
 
-    /// Waits until every slot works at its task. Agents found working are handed to `found`.
+    /// Waits until every slot runs its task. Passes each running agent to `found`.
     pub(crate) async fn all_busy(
         &self,
         mut found: impl FnMut(&SlotView) -> Result<(), Failure>,
@@ -179,7 +179,7 @@ impl House {
         }
     }
 
-    /// The agent processes of all slots, stopped as soon as each of them works.
+    /// The agents of all slots; each is stopped as soon as it runs.
     pub(crate) async fn all_held(&self) -> Result<Agents, Failure> {
         let mut agents = Agents::default();
         self.all_busy(|view| agents.hold(view.pid.ok_or("a child without a pid")?))
@@ -187,7 +187,7 @@ impl House {
         Ok(agents)
     }
 
-    /// How long the page of metrics takes.
+    /// The time that the metrics page takes.
     pub(crate) fn scrape(&self) -> Duration {
         let began = Instant::now();
         let slots = self.fleet.slots();
@@ -210,7 +210,7 @@ impl House {
         began.elapsed()
     }
 
-    /// Ends everything; says what the subscribers got.
+    /// Ends everything. Returns what the subscribers received.
     pub(crate) async fn close(self) -> Result<Vec<Heard>, Failure> {
         self.fleet.stop(Stop::Now).await;
         self.upkeep.abort();
@@ -226,7 +226,7 @@ impl House {
     }
 }
 
-/// Takes every notice and looks into it, until the fleet is gone.
+/// Receives and inspects every notice, until the fleet has ended.
 async fn listen(mut notices: broadcast::Receiver<FleetEvent>) -> Heard {
     let mut heard = Heard::default();
     loop {

@@ -1,4 +1,4 @@
-//! The loads, and the children that carry them.
+//! The loads, and the commands of the children that generate them.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -9,16 +9,16 @@ use serde_json::{Value, json};
 
 use crate::wire::Wire;
 
-/// Lines of the protocol that a permission request takes: the call, the request, the result.
+/// The number of protocol lines of a permission request: the call, the request, the result.
 const EVENTS_PER_ASK: u64 = 3;
 
-/// How the children are supervised, where a side leaves a choice.
+/// How the children are supervised, where a side has a choice.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Manner {
-    /// What stands around each child of the supervisor: none or unshare
+    /// The launcher of the supervisor's children: none or unshare
     #[arg(long, global = true, default_value = "none", value_parser = launcher)]
     pub(crate) launcher: Launcher,
-    /// How many watch everything that happens
+    /// Number of subscribers to all events
     #[arg(long, global = true, default_value_t = 1)]
     pub(crate) subscribers: usize,
     /// The protocol that the children speak
@@ -27,7 +27,7 @@ pub(crate) struct Manner {
 }
 
 impl Manner {
-    /// For the output.
+    /// The options as JSON, for the output.
     pub(crate) fn shown(&self) -> Value {
         json!({
             "launcher": self.launcher.word(),
@@ -41,12 +41,12 @@ fn launcher(word: &str) -> Result<Launcher, String> {
     Launcher::from_word(word).ok_or_else(|| "there are none and unshare".to_owned())
 }
 
-/// What to do with the children.
+/// The load on the children.
 #[derive(Debug, Clone, Subcommand)]
 pub(crate) enum Load {
     /// Every child writes as fast as it can
     Flood {
-        /// How many children
+        /// Number of children
         #[arg(long, default_value_t = 1)]
         children: usize,
         /// Lines of each child
@@ -55,44 +55,44 @@ pub(crate) enum Load {
         /// Bytes of each line, newline included
         #[arg(long, default_value_t = 100)]
         size: usize,
-        /// Lines in one write; as many as fit into 64 KiB if not given
+        /// Lines in one write [default: as many as fit into 64 KiB]
         #[arg(long)]
         batch: Option<usize>,
     },
-    /// Every child asks for permission, one request after the other
+    /// Every child sends permission requests, one after the other
     Ask {
-        /// How many children
+        /// Number of children
         #[arg(long, default_value_t = 1)]
         children: usize,
         /// Requests of each child
         #[arg(long, default_value_t = 2000)]
         asks: u64,
-        /// Microseconds that a child waits before each request
+        /// Microseconds before each request
         #[arg(long, default_value_t = 0)]
         think_us: u64,
     },
-    /// Children that wait
+    /// Children that are idle
     Idle {
-        /// How many children
+        /// Number of children
         #[arg(long, default_value_t = 100)]
         children: usize,
-        /// How long they are watched
+        /// How long they are measured
         #[arg(long, default_value_t = 5)]
         seconds: u64,
     },
     /// Children that are killed and replaced
     Kill {
-        /// How many children
+        /// Number of children
         #[arg(long, default_value_t = 10)]
         children: usize,
-        /// How many are killed, one after the other
+        /// Number of kills, one after the other
         #[arg(long, default_value_t = 20)]
         kills: usize,
     },
 }
 
 impl Load {
-    /// How many children it needs.
+    /// The number of children.
     pub(crate) fn children(&self) -> usize {
         match self {
             Self::Flood { children, .. }
@@ -102,7 +102,7 @@ impl Load {
         }
     }
 
-    /// How many events all children bring together, where the load says that.
+    /// The number of events of all children, if the load defines it.
     pub(crate) fn events(&self) -> Option<u64> {
         let each = match self {
             Self::Flood { lines, .. } => *lines,
@@ -112,7 +112,7 @@ impl Load {
         Some(each * self.children() as u64)
     }
 
-    /// The script for each child, if it gets one.
+    /// The script for each child, if the load has one.
     pub(crate) fn prompt(&self) -> Option<String> {
         match self {
             Self::Flood {
@@ -126,7 +126,7 @@ impl Load {
         }
     }
 
-    /// A child's command line.
+    /// The command line of a child.
     pub(crate) fn command(&self, wire: Wire) -> Vec<String> {
         let think_us = match self {
             Self::Ask { think_us, .. } => *think_us,
@@ -141,14 +141,14 @@ impl Load {
         ]
     }
 
-    /// How much later than the first a child begins, so that children that think as long as each
-    /// other do not all ask at the same moment.
+    /// The delay of a child after the first one. It prevents that children with equal pauses all
+    /// send their requests at the same moment.
     pub(crate) fn later(&self, child: usize) -> Duration {
         self.spread()
             .mul_f64(child as f64 / self.children().max(1) as f64)
     }
 
-    /// Over how long the children begin.
+    /// The time over which the children begin.
     pub(crate) fn spread(&self) -> Duration {
         match self {
             Self::Ask { think_us, .. } => Duration::from_micros(*think_us),
@@ -156,7 +156,7 @@ impl Load {
         }
     }
 
-    /// How long the children are watched, where nothing else ends the run.
+    /// How long the children are measured, if nothing else ends the run.
     pub(crate) fn watch(&self) -> Duration {
         match self {
             Self::Idle { seconds, .. } => Duration::from_secs(*seconds),
@@ -164,7 +164,7 @@ impl Load {
         }
     }
 
-    /// For the output.
+    /// The load as JSON, for the output.
     pub(crate) fn shown(&self) -> Value {
         match self {
             Self::Flood {
@@ -190,7 +190,7 @@ impl Load {
     }
 }
 
-/// A child with pipes, not started.
+/// A command with piped stdin and stdout, not started.
 pub(crate) fn piped(command: &[String]) -> Command {
     let mut child = Command::new(&command[0]);
     child

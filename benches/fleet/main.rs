@@ -1,6 +1,6 @@
-//! The load bench: the same load on several ways to supervise it, in one run, by turns.
+//! The load bench: the same load on several supervisors, alternating in one run.
 //!
-//! Prints one JSON line a run and one with the ratios. Gates nothing.
+//! Prints one JSON line a run and one with the ratios. It only reports; no result makes it fail.
 
 mod agents;
 mod bare;
@@ -22,7 +22,7 @@ use serde_json::{Map, Value, json};
 use figures::{Figures, median};
 use load::{Load, Manner};
 
-/// Why a run failed.
+/// The error of a run.
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 /// A way to supervise children.
@@ -30,12 +30,12 @@ trait Side {
     /// Its name in the output.
     fn name(&self) -> &str;
 
-    /// Starts the load's children, puts the load on them, and measures. Nothing of it is left
-    /// when this returns.
+    /// Starts the load's children, runs the load and measures it. Nothing of it is left when this
+    /// returns.
     fn run(&mut self, load: &Load) -> Result<Figures, Failure>;
 }
 
-/// Puts a load on a fleet and measures what supervising it costs
+/// Puts a load on a fleet and measures the cost of supervision
 #[derive(Debug, Parser)]
 #[command(name = "fleet")]
 struct Line {
@@ -43,30 +43,30 @@ struct Line {
     load: Load,
     #[command(flatten)]
     manner: Manner,
-    /// What to compare with
+    /// The baseline to compare with
     #[arg(long, global = true, value_enum, default_value = "bare")]
     baseline: Baseline,
     /// Another client to compare with, as NAME=PROGRAM (see benches/README.md); may be repeated
     #[arg(long = "peer", global = true, value_parser = peer::read)]
     peers: Vec<peer::Peer>,
-    /// How often each side runs
+    /// Number of runs of each side
     #[arg(long, global = true, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    /// Runs one side once and prints its figures: each run is a process of its own, so that none
+    /// Run one side once and print its figures. Each run is a process of its own, so that none
     /// inherits the memory of another
     #[arg(long, global = true, hide = true)]
     only: Option<String>,
-    /// What cargo adds
+    /// Set by cargo
     #[arg(long, global = true, hide = true)]
     bench: bool,
 }
 
-/// The yardsticks.
+/// The baselines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Baseline {
     /// A reader that does nothing else.
     Bare,
-    /// No yardstick.
+    /// No baseline.
     None,
 }
 
@@ -89,7 +89,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The sides of this run; the first is the yardstick, if there is one.
+/// The sides of this run; the first is the baseline, if there is one.
 fn sides(line: &Line) -> Vec<Box<dyn Side>> {
     let manner = || line.manner.clone();
     let mut sides: Vec<Box<dyn Side>> = Vec::new();
@@ -128,7 +128,7 @@ fn run(line: &Line) -> Result<(), Failure> {
     let find = |name: &str| sides.iter().position(|side| side.name() == name);
     let (bare, candidate) = (find(bare::NAME), find(full::NAME));
     for at in 0..sides.len() {
-        // Everybody against the yardstick, and we against everybody else.
+        // Every side is compared with the baseline, and marshal with every other side.
         let against_bare = bare.filter(|bare| *bare != at).map(|bare| (at, bare));
         let is_peer = Some(at) != bare && Some(at) != candidate;
         let against_peer = candidate.filter(|_| is_peer).map(|ours| (ours, at));
@@ -161,7 +161,7 @@ fn alone(side: &str) -> Result<Figures, Failure> {
     Figures::read(&output.stdout)
 }
 
-/// The ratio of each figure that both sides have, median by median.
+/// The ratio of the medians of each figure that both sides have.
 fn ratios(candidate: &[Figures], yardstick: &[Figures]) -> Map<String, Value> {
     let names = candidate.first().map(Figures::names).unwrap_or_default();
     let ratio = |name: &str| {
@@ -172,15 +172,15 @@ fn ratios(candidate: &[Figures], yardstick: &[Figures]) -> Map<String, Value> {
     names.into_iter().filter_map(ratio).collect()
 }
 
-/// A request whose verdict is on the disk first cannot be faster than a bare round trip and one
-/// write with a sync: how much slower it is.
+/// A request whose verdict is first written to disk cannot be faster than a bare round trip plus
+/// one write with a sync. This is how much slower it is.
 fn over_floor(candidate: &[Figures], yardstick: &[Figures]) -> Option<f64> {
     let ask = median(candidate, "ask_p50_us")?;
     let floor = median(yardstick, "ask_p50_us")? + median(candidate, "sync_p50_us")?;
     Some(ask / floor)
 }
 
-/// Allows as many open descriptors as may be had: each child needs a few.
+/// Raises the limit of open descriptors as far as possible: each child needs several.
 fn raise_descriptors() -> Result<(), Failure> {
     let limit = getrlimit(Resource::Nofile);
     setrlimit(

@@ -1,9 +1,10 @@
-//! Another client of the same agents: a program of its own that is given the load and reports.
+//! Another client of the same agents: a separate program that gets the load and prints a report.
 //!
-//! It gets one argument, an object: `agent` (the child's command line), `children`, `prompt` (what
-//! each is sent), `spread_us` (over how long they begin). It prints one: `events` (messages that it
-//! handled), `wall_s` and `cpu_s` (its own, from the first prompt to the last turn's end),
-//! `spawn_s` (until every session was there) and `reports` (texts that begin with `asks `).
+//! It gets one argument, a JSON object: `agent` (the child's command line), `children`, `prompt`
+//! (for each child), `spread_us` (the time over which they begin). It prints another one: `events`
+//! (messages that it handled), `wall_s` and `cpu_s` (its own, from the first prompt to the last
+//! turn's end), `spawn_s` (until every session was open) and `reports` (texts that begin with `asks
+//! `).
 
 use std::process::{Command, Stdio};
 
@@ -15,14 +16,14 @@ use crate::load::{Load, Manner};
 use crate::wire::Wire;
 use crate::{Failure, Side};
 
-/// A client by its name.
+/// A client and its name.
 #[derive(Debug, Clone)]
 pub(crate) struct Peer {
     name: String,
     program: String,
 }
 
-/// What it printed.
+/// The report that it prints.
 #[derive(Debug, Deserialize)]
 struct Report {
     events: u64,
@@ -32,7 +33,7 @@ struct Report {
     reports: Vec<String>,
 }
 
-/// Reads `NAME=PROGRAM`.
+/// Parses `NAME=PROGRAM`.
 pub(crate) fn read(text: &str) -> Result<Peer, String> {
     let (name, program) = text.split_once('=').ok_or("written NAME=PROGRAM")?;
     Ok(Peer {
@@ -41,7 +42,7 @@ pub(crate) fn read(text: &str) -> Result<Peer, String> {
     })
 }
 
-/// A client with how it is to drive the children.
+/// A client with the options for its children.
 pub(crate) struct Driven(pub(crate) Peer, pub(crate) Manner);
 
 impl Side for Driven {

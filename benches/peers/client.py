@@ -1,5 +1,5 @@
-"""The Python ACP SDK's client with a load from `benches/fleet` on it: counts what it is told,
-allows what it is asked, says what that cost."""
+"""The Python ACP SDK's client, under a load of `benches/fleet`. It counts the notifications, allows
+every request, and prints the cost."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ from acp.schema import (
 
 
 class Heard:
-    """What all children together brought; a client of each of them."""
+    """The messages of all children together; a client of each of them."""
 
     def __init__(self):
         self.events = 0
@@ -49,7 +49,7 @@ async def drive(order, heard, number, ready, go, ended):
         await go.wait()
         await asyncio.sleep(order["spread_us"] / 1e6 * number / order["children"])
         await agent.prompt(session_id=session.session_id, prompt=[text_block(order["prompt"])])
-        # Turns may end in any order; what counts is the last.
+        # Turns may end in any order; the last end counts.
         ended[:] = [time.perf_counter(), time.process_time()]
 
 

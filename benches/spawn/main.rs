@@ -1,9 +1,9 @@
-//! The spawn bench: what walls cost at a start, against no walls and against `bwrap` with the same
-//! view, by turns in one run.
+//! The spawn bench: the cost of a sandbox at a start, against no sandbox and against `bwrap` with
+//! the same view, alternating in one run.
 //!
-//! A round of a side is one `cat`: started, given a line, ended. Prints one JSON line a side and one
-//! with the ratios. With `--files` it is a shell in a workspace of so many files instead, which it
-//! gets in every way. Gates nothing.
+//! A round of a side is one `cat`: started, given a line, ended. Prints one JSON line a side and
+//! one with the ratios. With `--files` it is a shell in a workspace of that many files instead, in
+//! every workspace mode. It only reports; no result makes it fail.
 
 mod sides;
 mod workspace;
@@ -18,37 +18,37 @@ use serde_json::{Map, Value, json};
 
 use sides::{House, Side};
 
-/// Why a run failed.
+/// The error of a run.
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// Starts `cat` with and without walls, by turns, and says what each start took
+/// Starts `cat` with and without a sandbox, alternating, and prints the time of each start
 #[derive(Debug, Parser)]
 #[command(name = "spawn")]
 struct Line {
-    /// Starts of each side
+    /// Number of starts of each side
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     rounds: u32,
-    /// The profile of marshal's walls
+    /// The profile of marshal's sandbox
     #[arg(long, default_value = "standard")]
     profile: String,
-    /// Children that live at once while memory is measured
+    /// Number of children that live at once while memory is measured
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=200))]
     children: u32,
-    /// Measures a workspace of so many files instead
+    /// Measure a workspace of this many files instead
     #[arg(long, value_parser = clap::value_parser!(u32).range(2..=200_000))]
     files: Option<u32>,
-    /// Copies of that workspace
+    /// Number of copies of that workspace
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
     copies: u32,
-    /// Another `marshal` than the one that was built with this bench
+    /// The `marshal` to measure [default: the one that was built with this bench]
     #[arg(long)]
     marshal: Option<PathBuf>,
-    /// What cargo adds
+    /// Set by cargo
     #[arg(long, hide = true)]
     bench: bool,
 }
 
-/// What was measured of one side.
+/// The measurements of one side.
 #[derive(Debug, Default)]
 struct Measured {
     first_byte: Vec<Duration>,
@@ -97,7 +97,7 @@ fn run(line: &Line) -> Result<(), Failure> {
     for side in house.sides()? {
         sides.push((side, Measured::default()));
     }
-    // The first start of each reads its files from the disk.
+    // The first start of each side reads its files from the disk, so it is not measured.
     for (side, _) in &sides {
         runtime.block_on(once(side))?;
     }
@@ -124,7 +124,7 @@ async fn once(side: &Side) -> Result<(Duration, Duration), Failure> {
         .map_err(|error| format!("{}: {error}", side.name()).into())
 }
 
-/// CPU time of all children that were waited for, in ticks of a hundredth of a second.
+/// The CPU time of all reaped children, in ticks of a hundredth of a second.
 fn cpu_ticks_of_children() -> Result<u64, Failure> {
     let stat = std::fs::read_to_string("/proc/self/stat")?;
     let (_, fields) = stat.rsplit_once(')').ok_or("an odd /proc/self/stat")?;

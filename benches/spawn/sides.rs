@@ -1,4 +1,4 @@
-//! The ways to start a `cat`: bare, `bwrap`, and marshal's walls by either of its binaries.
+//! The ways to start a `cat`: bare, `bwrap`, and marshal's sandbox with either of its binaries.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -15,25 +15,25 @@ use tokio::process::{Child, Command};
 
 use crate::Failure;
 
-/// Who agents are where the bench runs as root; nobody's uid.
+/// The uid of agents if the bench runs as root; no user of the host has it.
 const SLOT_UID: u32 = 2_000_100;
 const LINE: &[u8] = b"a line\n";
 const CAT: &str = "/usr/bin/cat";
-/// How long a start may take before it is none.
+/// The timeout of a start.
 const START: Duration = Duration::from_secs(30);
 
-/// A place on disk, and what is started there.
+/// A directory on disk, and the programs that are started in it.
 pub(crate) struct House {
     dir: tempfile::TempDir,
     marshal: PathBuf,
     plan: LaunchPlan,
 }
 
-/// A way to start it.
+/// A way to start `cat`.
 pub(crate) enum Side {
     /// A program of the host, and its arguments.
     Command(&'static str, Vec<String>),
-    /// The walls of the profile.
+    /// The sandbox of the profile.
     Marshal(&'static str, Spawner, Box<LaunchPlan>),
 }
 
@@ -42,7 +42,7 @@ enum Running {
     Marshal(Box<LaunchedChild>),
 }
 
-/// Who agents are.
+/// The ids of agents.
 pub(crate) fn own_ids() -> HostIds {
     let uid = rustix::process::geteuid();
     if uid.is_root() {
@@ -98,7 +98,7 @@ impl House {
         })
     }
 
-    /// All of them, `bwrap` only where it is installed.
+    /// All sides; `bwrap` only if it is installed.
     pub(crate) fn sides(&self) -> Result<Vec<Side>, Failure> {
         let mut sides = vec![Side::Command("bare", vec![CAT.to_owned()])];
         if Path::new("/usr/bin/bwrap").exists() {
@@ -107,7 +107,7 @@ impl House {
         let spawner = Spawner::with_executable(self.marshal.clone(), marshal::BUILD)?;
         let plan = || Box::new(self.plan.clone());
         sides.push(Side::Marshal("marshal", spawner, plan()));
-        // Without the small binary beside it.
+        // A directory without the small binary.
         let alone = self.dir.path().join("alone");
         fs::create_dir(&alone)?;
         let program = alone.join("marshal");
@@ -118,7 +118,7 @@ impl House {
         Ok(sides)
     }
 
-    /// The same view, as far as `bwrap` has it: no uid of its own, no bound on inodes, a whole
+    /// The same view, as far as `bwrap` supports it: no uid of its own, no limit of inodes, a whole
     /// `/proc`.
     fn bwrap(&self) -> Vec<String> {
         let path = |name: &str| self.dir.path().join(name).display().to_string();
@@ -213,7 +213,7 @@ impl Side {
         }
     }
 
-    /// One life: until the first byte comes back, and until everything has ended.
+    /// One round: the time until the first byte returns, and until everything has ended.
     pub(crate) async fn once(&self) -> Result<(Duration, Duration), Failure> {
         let begin = Instant::now();
         let mut running = self.start().await?;
@@ -223,7 +223,7 @@ impl Side {
         Ok((first_byte, begin.elapsed()))
     }
 
-    /// How many helpers stand above each of so many children, and their proportional memory, which
+    /// The number of helpers above each of this many children, and their proportional memory, which
     /// only root can read.
     pub(crate) async fn helpers(&self, children: u32) -> Result<(f64, f64), Failure> {
         let mut all = Vec::new();
@@ -234,7 +234,7 @@ impl Side {
         }
         let (mut helpers, mut pss) = (0, 0);
         for running in &all {
-            // Above the agent, which is the last of the line.
+            // Above the agent, which is the last one in the chain.
             let mut line = vec![running.pid()];
             while let Some(child) = line.last().and_then(|pid| child_of(*pid)) {
                 line.push(child);
@@ -259,7 +259,7 @@ impl Running {
         }
     }
 
-    /// A line in, its first byte out.
+    /// Writes a line and reads its first byte back.
     async fn echo(&mut self) -> Result<(), Failure> {
         let mut byte = [0];
         let both = async {

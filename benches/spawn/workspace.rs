@@ -1,8 +1,8 @@
-//! How soon a large workspace can be worked in: an overlay of it, a copy of it, and the same walls
-//! with the tree itself read-only, by turns in one run.
+//! How soon an agent can work in a large workspace: an overlay of it, a copy of it, and the same
+//! sandbox with the directory itself read-only, alternating in one run.
 //!
-//! A round of a side asks for its workspace, starts a shell in the walls with it and ends when that
-//! shell has read a file of it and, where it may, written one.
+//! A round of a side requests its workspace and starts a shell in a sandbox with it. The round ends
+//! when the shell has read a file and, where it may, written one.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
@@ -21,15 +21,15 @@ use serde_json::{Map, Value, json};
 use crate::sides::own_ids;
 use crate::{Failure, at};
 
-/// Files of one directory.
+/// The number of files in one directory.
 const IN_ONE: u32 = 100;
-/// How long a shell may take to say that it is there.
+/// How long a shell may take until it is ready.
 const START: Duration = Duration::from_secs(60);
 
-/// The ways to give an agent the tree.
+/// The ways to give the workspace to an agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// The tree itself, read-only: the walls alone.
+    /// The directory itself, read-only: only the sandbox costs.
     Plain,
     Overlay,
     Copy,
@@ -54,12 +54,12 @@ impl Way {
     }
 }
 
-/// What was measured of one way.
+/// The measurements of one way.
 #[derive(Debug, Default)]
 struct Measured {
-    /// Asked until the workspace is made on the host.
+    /// From the request until the workspace exists on the host.
     made: Vec<Duration>,
-    /// Asked until the shell inside has used it and ended.
+    /// From the request until the shell inside has used it and ended.
     used: Vec<Duration>,
 }
 
@@ -71,8 +71,8 @@ struct Bench {
     state: StateDir,
 }
 
-/// Makes a workspace of so many files and takes it in every way, `rounds` times; copies only
-/// `copies` times. Lines as JSON.
+/// Creates a workspace of this many files and uses it in every way, `rounds` times; copies only
+/// `copies` times. Returns lines of JSON.
 pub(crate) fn measure(
     marshal: &Path,
     profile: &str,
@@ -83,7 +83,7 @@ pub(crate) fn measure(
 ) -> Result<Vec<Value>, Failure> {
     let bench = Bench::new(marshal, profile, files)?;
     let mut all = Way::ALL.map(|way| (way, Measured::default()));
-    // The first round reads files from the disk.
+    // The first round reads files from the disk, so it is not measured.
     for round in 0..=rounds {
         for (way, measured) in &mut all {
             if *way == Way::Copy && (round == 0 || round > copies) {

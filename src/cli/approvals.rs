@@ -1,7 +1,7 @@
-//! `permission_requests`: what waits for people, and their answers, at the supervisor of the state directory.
+//! `approvals`: pending permission requests of the running supervisor, and their answers.
 //!
-//! Everything that an agent wrote is shown with what could act on a terminal, or mislead, made
-//! visible. Must not know what an answer does.
+//! Everything that an agent wrote is escaped, so that it cannot act on a terminal or mislead.
+//! Must not know what an answer does.
 
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -18,45 +18,46 @@ use marshal_model::limits;
 use marshal_model::untrusted::escape_for_display as safe;
 use marshal_model::{ApprovalState, Decision, PermissionRequestId, RememberScope, UntrustedText};
 
-/// Columns of a foreign word.
+/// Columns shown of a word that is not ours.
 const WORD: usize = 400;
-/// Columns of a name.
+/// Columns shown of a name.
 const NAME: usize = 40;
 
-/// `asks …`
+/// `approvals …`
 #[derive(Debug, Clone, PartialEq, Eq, Subcommand)]
 pub enum ApprovalsCommand {
-    /// List what waits for a person
+    /// List pending approvals
     Ls {
         /// List ended approvals instead, newest first
         #[arg(long)]
         ended: bool,
     },
-    /// Show one approval: parsed commands, resolved paths, the rule that needs a person, the raw input
+    /// Show one approval: parsed commands, resolved paths, the rule that asks, the raw input
     Show {
-        /// The approval, as `approvals ls` names it
+        /// Id of the approval, as `approvals ls` shows it
         #[arg(value_parser = |text: &str| PermissionRequestId::new(text))]
         approval: PermissionRequestId,
     },
-    /// Approve a request, once or for longer; a rule that denies it by now still denies it
+    /// Approve a request, once or for longer; a rule that denies it meanwhile still applies
     Approve(AnswerArgs),
     /// Reject a request; the agent receives the reason
     Reject(AnswerArgs),
 }
 
-/// An answer.
+/// The arguments of an answer.
 #[derive(Debug, Clone, PartialEq, Eq, clap::Args)]
 pub struct AnswerArgs {
-    /// The approval, as `approvals ls` names it
+    /// Id of the approval, as `approvals ls` shows it
     #[arg(value_parser = |text: &str| PermissionRequestId::new(text))]
     pub approval: PermissionRequestId,
-    /// Reason of the answer
+    /// Reason for the answer; on a rejection, the agent receives it
     #[arg(long, value_name = "TEXT")]
     pub reason: Option<String>,
-    /// How long the answer applies to identical requests: never, turn or session
+    /// How long the answer applies to identical requests: never (only this request), turn or
+    /// session
     #[arg(long, value_name = "HOW LONG", default_value = "never", value_parser = remember)]
     pub remember: RememberScope,
-    /// The digest you were shown: the answer is refused if the approval has another one
+    /// The digest that was shown; the answer is refused if the approval's digest differs
     #[arg(long, value_name = "SHA256")]
     pub digest: Option<String>,
 }
@@ -65,18 +66,18 @@ fn remember(text: &str) -> Result<RememberScope, String> {
     RememberScope::from_word(text).ok_or_else(|| "expected never, turn or session".to_owned())
 }
 
-/// An approval as it is shown, and its digest; nothing if it is over.
+/// The lines of an approval and its digest; `None` if it has ended.
 pub(super) async fn fetch_pending(
     state: &Path,
     approval: &PermissionRequestId,
 ) -> Result<Option<(Vec<String>, String)>, ClientError> {
     let mut client = Client::connect(state).await?;
     let found = fetch(&mut client, approval).await?;
-    let is_over = found.ended_at_us.is_some();
-    Ok((!is_over).then(|| (lines(&found, now_us()), found.digest)))
+    let has_ended = found.ended_at_us.is_some();
+    Ok((!has_ended).then(|| (lines(&found, now_us()), found.digest)))
 }
 
-/// Does it.
+/// Runs the subcommand.
 pub(super) async fn run(
     state: &Path,
     command: &ApprovalsCommand,
@@ -102,7 +103,7 @@ fn document(value: &impl serde::Serialize) -> String {
 }
 
 fn unexpected() -> ClientError {
-    ClientError::Lost("it answered something else".to_owned())
+    ClientError::Lost("unexpected answer".to_owned())
 }
 
 async fn list(
@@ -151,7 +152,7 @@ async fn list(
     Ok(())
 }
 
-/// A word of the state is ours, but a later supervisor may have others.
+/// Escapes a word of the state: a later supervisor may send words that this version does not know.
 fn word(text: &str) -> String {
     safe(text, NAME)
 }
@@ -171,7 +172,7 @@ fn now_us() -> i64 {
     })
 }
 
-/// What is left of its time, or when it ended.
+/// The time left until the deadline, or when the approval ended.
 fn until(approval: &ApprovalView, now_us: i64) -> String {
     if let Some(at) = approval.ended_at_us {
         return format!("ended {}", time(at));
@@ -211,14 +212,14 @@ async fn show(
         streams.out.json(&document(&found));
         return Ok(());
     }
-    // Cut by nothing: who decides must see all of it.
+    // Never truncated: the approver must see all of it.
     for line in lines(&found, now_us()) {
         streams.out.line(&line);
     }
     Ok(())
 }
 
-/// Everything of one approval. Every line is safe to show.
+/// All details of one approval. Every line is safe to show.
 fn lines(approval: &ApprovalView, now_us: i64) -> Vec<String> {
     let mut lines = Vec::new();
     let mut line = |name: &str, text: String| lines.push(format!("{name:<9}{text}"));
@@ -276,12 +277,12 @@ fn lines(approval: &ApprovalView, now_us: i64) -> Vec<String> {
 fn parts(more: &ApprovalDetails, line: &mut impl FnMut(&str, String)) {
     for part in &more.parts {
         let rules = safe(&part.rules.join(", "), WORD);
-        let said = if rules.is_empty() {
+        let decision = if rules.is_empty() {
             word(&part.decision)
         } else {
             format!("{} by {rules}", word(&part.decision))
         };
-        line("part", format!("{}  [{said}]", quote_words(part)));
+        line("part", format!("{}  [{decision}]", quote_words(part)));
     }
     if let Some(why) = &more.not_plain {
         line("plain", format!("no: {}", safe(why, 2 * WORD)));
@@ -301,13 +302,13 @@ fn parts(more: &ApprovalDetails, line: &mut impl FnMut(&str, String)) {
         }
     }
     match &more.input {
-        // Shown here, whatever the supervisor says that it shows.
+        // Escaped again here: the supervisor's own escaping is not trusted.
         Some(input) => line("input", safe(input, usize::MAX / 2)),
         None => line("input", "removed".to_owned()),
     }
 }
 
-/// The words of a command, each told apart from its neighbours.
+/// The words of a command, quoted where their bounds would be unclear.
 fn quote_words(part: &PartView) -> String {
     let word = |word: &String| {
         let shown = safe(word, WORD);
@@ -353,7 +354,7 @@ pub(super) async fn answer(
         streams.out.json(&document(&answered));
         return Ok(());
     }
-    let kept = if answered.state == ApprovalState::Orphaned.word() {
+    let state = if answered.state == ApprovalState::Orphaned.word() {
         "kept for the agent's return"
     } else {
         answered.state.as_str()
@@ -361,9 +362,9 @@ pub(super) async fn answer(
     let once = if answered.remember == args.remember.word() {
         ""
     } else {
-        "; it holds once: nothing says that the same words would do the same again, or there is no room"
+        "; it applies only once: a repetition of this request may do something else, or too many answers are remembered"
     };
-    let text = format!("{}: {}{once}", args.approval, safe(kept, NAME));
+    let text = format!("{}: {}{once}", args.approval, safe(state, NAME));
     streams.err.line(&text);
     Ok(())
 }

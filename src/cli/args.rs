@@ -1,15 +1,14 @@
-//! What a person may type.
+//! The definition of the command line: commands, options and their help.
 //!
-//! Owns the shape of the command line; only what does something is here. Must not know what the
-//! commands do.
+//! Must not know what the commands do.
 //!
-//! A new command also touches `command.rs` and, if it is a client of the daemon, `engine/api/request.rs` and
-//! `engine/api/control/`.
+//! A new command also touches `command.rs` and, if it is a client of the daemon,
+//! `engine/api/request.rs` and `engine/api/control/`.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use clap::{ArgAction, Parser, Subcommand};
+use clap::{ArgAction, FromArgMatches as _, Parser, Subcommand};
 
 use super::approvals::ApprovalsCommand;
 use super::audit::AuditCommand;
@@ -26,7 +25,7 @@ use super::sandbox_command::SandboxCommand;
 use super::{agents, manual, overlay};
 use marshal_model::{PoolName, RunId, SessionId, SlotId};
 
-/// Runs many AI agents on one host, each in its own sandbox, judged by policy
+/// Runs many AI agents on one host, each in its own sandbox and under a policy
 #[derive(Debug, Parser)]
 #[command(
     name = "marshal",
@@ -35,23 +34,24 @@ use marshal_model::{PoolName, RunId, SessionId, SlotId};
     disable_help_subcommand = true
 )]
 pub struct Cli {
-    /// The configuration; else ./supervisor.toml, else the built-in one
+    /// Configuration file (default: ./supervisor.toml if it exists, else the built-in
+    /// configuration)
     #[arg(long, global = true, value_name = "FILE")]
     pub config: Option<PathBuf>,
 
-    /// One JSON object a line on standard output, and nothing else there
+    /// Write only JSON to standard output, one object per line
     #[arg(long, global = true)]
     pub json: bool,
 
-    /// Tell no progress
+    /// Show no progress
     #[arg(short, long, global = true, conflicts_with = "verbose")]
     pub quiet: bool,
 
-    /// Tell more
+    /// Show more details; may be repeated
     #[arg(short, long, global = true, action = ArgAction::Count)]
     pub verbose: u8,
 
-    /// What to do
+    /// The command to run
     #[command(subcommand)]
     pub command: Command,
 }
@@ -59,187 +59,200 @@ pub struct Cli {
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Work a list of tasks with a fleet in this process, and show what became of them
+    /// Run tasks and show how each one ended
+    ///
+    /// If a daemon uses the state directory, it runs the tasks. Otherwise a fleet in this process
+    /// does.
     Run(RunArgs),
-    /// Run the daemon: the same fleet with /metrics, /healthz, /readyz and a control socket
+    /// Run the daemon: a fleet with an HTTP API, metrics and a control socket
     Up,
-    /// Show pools and slots of the supervisor that runs here, and where their walls are weak
+    /// List the pools and slots of the running supervisor, and what weakens their sandboxes
     Ls,
-    /// Show what a slot's child writes to its standard error
+    /// Show the standard error of a slot's agent process
     Logs {
         /// The slot, for example demo/0
         #[arg(value_parser = SlotId::parse)]
         slot: SlotId,
-        /// Go on as lines come
+        /// Wait for new lines and show them
         #[arg(short, long)]
         follow: bool,
     },
-    /// End a slot's child and unpark the slot; its next task starts a new one
+    /// Stop a slot's agent process and unpark the slot; the next task starts a new process
     Restart {
         /// The slot, for example demo/0
         #[arg(value_parser = SlotId::parse)]
         slot: SlotId,
     },
-    /// Begin no further task of a pool; running ones end, and children go that have nothing to do
+    /// Start no more tasks of a pool, finish the running ones, and stop idle agent processes
     Drain {
-        /// The pool
+        /// Name of the pool
         #[arg(value_parser = PoolName::new)]
         pool: PoolName,
     },
-    /// Begin no further task of a pool; slots keep their children
+    /// Start no more tasks of a pool; agent processes stay up
     Pause {
-        /// The pool
+        /// Name of the pool
         #[arg(value_parser = PoolName::new)]
         pool: PoolName,
     },
-    /// Begin tasks of a pool again after `drain` or `pause`
+    /// Start tasks of a pool again after `drain` or `pause`
     Resume {
-        /// The pool
+        /// Name of the pool
         #[arg(value_parser = PoolName::new)]
         pool: PoolName,
     },
-    /// Have only the first so many slots of a pool get tasks; until the daemon ends
+    /// Change how many slots of a pool receive tasks; lasts until the daemon ends
+    ///
+    /// Only the first SIZE slots receive tasks.
     Resize {
-        /// The pool
+        /// Name of the pool
         #[arg(value_parser = PoolName::new)]
         pool: PoolName,
-        /// How many, up to the size in the configuration
+        /// Number of slots, at most the pool's size in the configuration
         #[arg(value_parser = clap::value_parser!(u16).range(1..))]
         size: u16,
     },
-    /// End a session, its turn first
+    /// Cancel a session's turn and close the session
     Stop {
-        /// The session, as `ls` and `events` name it
+        /// Id of the session, as `ls` and `events` show it
         #[arg(value_parser = |text: &str| SessionId::new(text))]
         session: SessionId,
-        /// Only the turn: the session goes on where it can
+        /// Cancel only the turn; the session stays open if the agent supports it
         #[arg(long)]
         turn: bool,
     },
-    /// Give the agent of a session one of its own commands, and show its answer
+    /// Run one of the agent's own slash commands in a session, and show its answer
     ///
-    /// For agents whose protocol has them: ScaiFlux, loaf, and custom dialects whose table says how.
+    /// Works for agents whose protocol has such commands: ScaiFlux, loaf, and custom dialects whose
+    /// table defines them.
     Command {
-        /// The session, as `ls` and `events` name it
+        /// Id of the session, as `ls` and `events` show it
         #[arg(value_parser = |text: &str| SessionId::new(text))]
         session: SessionId,
-        /// The command's name, without its slash
+        /// Name of the command, without its slash
         name: String,
-        /// What follows it on its line
+        /// Arguments of the command
         #[arg(allow_hyphen_values = true, trailing_var_arg = true)]
         args: Vec<String>,
     },
-    /// Have the daemon read its configuration and policies again, and say what needs a restart
+    /// Make the daemon reload its configuration and policies, and show what needs a restart
     Reload,
-    /// Send a message to a chat of the daemon, a new one or one that goes on, and show the answer
+    /// Send one message to a new or existing chat of the daemon, and show the answer
     ///
-    /// The first Ctrl-C stops the turn, the second leaves.
+    /// The first Ctrl-C cancels the turn; the second one exits.
     Prompt(PromptArgs),
-    /// Talk with an agent of the daemon, message by message
+    /// Chat interactively with an agent of the daemon
     ///
-    /// On a terminal there is an editor with a history; from a pipe each line is a message. Ctrl-C ends
-    /// the turn, twice it leaves. What needs a person is asked in place.
+    /// On a terminal, an editor with a history reads the messages. From a pipe, each line is a
+    /// message. The first Ctrl-C cancels the turn; the second one exits. Permission requests that
+    /// need a person are shown in the chat and answered there.
     Chat(ChatArgs),
-    /// Show what happened, from an event or a time on; reads the journal, beside whatever runs
+    /// Show recorded events, starting at an event or a time
+    ///
+    /// Reads the journal directly, so it works with and without a running supervisor.
     Events(EventsArgs),
-    /// Look at what waits for a person, and answer it
+    /// List, show and answer permission requests that wait for a person
     Approvals {
-        /// What to do with it
+        /// The subcommand
         #[command(subcommand)]
         command: ApprovalsCommand,
     },
-    /// Show one session: its task, requests with their verdicts, tool calls, exit
+    /// Show one session: task, permission requests with their verdicts, tool calls and exit
     Show {
-        /// The session, as `events` and results name it
+        /// Id of the session, as `events` and results show it
         #[arg(value_parser = |text: &str| SessionId::new(text))]
         session: SessionId,
     },
-    /// Look at the verdicts on record, and prove that nobody changed them
+    /// Show recorded verdicts, and verify that nobody changed them
     Audit {
-        /// What to do with them
+        /// The subcommand
         #[command(subcommand)]
         command: AuditCommand,
     },
-    /// Show what became of the last hours: outcomes, costs, denials, what waits for a person
+    /// Summarize the last hours: outcomes, cost, denials and pending approvals
     Report(ReportArgs),
-    /// Try policies: on one request, on labelled ones, on those of the past
+    /// Test a policy on one request, on labelled requests or on recorded ones
     Policy {
-        /// What to do with them
+        /// The subcommand
         #[command(subcommand)]
         command: PolicyCommand,
     },
-    /// Show what a session wrote over its workspace (workspace mode overlay)
+    /// Show the changes that a session made in its overlay (workspace mode "overlay")
     Diff(overlay::DiffArgs),
-    /// Put what a session wrote into its workspace: all of it, or nothing
+    /// Apply a session's changes to its workspace: all of them or none
     ///
-    /// Refused are devices, fifos, set-id files, hard links, links that leave the workspace, what
-    /// the pool's policy denies to its agents, and what was changed in the workspace meanwhile.
+    /// Refuses devices, fifos, set-id files, hard links and links that leave the workspace. Also
+    /// refuses writes that the pool's policy denies, and files that changed in the workspace
+    /// meanwhile.
     Apply(overlay::ApplyArgs),
-    /// Remove what a session wrote over its workspace
+    /// Discard the changes that a session made in its overlay
     Discard(overlay::DiscardArgs),
-    /// Take the branch of a session that worked in a clone (mode "worktree") into its repository
+    /// Bring the branch of a session into its repository (workspace mode "worktree")
     ///
-    /// It becomes the branch marshal/SESSION there. Nothing is checked out or overwritten.
-    Take {
-        /// The session, as `run` and results name it
+    /// The branch is named marshal/SESSION. Nothing is checked out or overwritten.
+    Land {
+        /// Id of the session, as `run` and results show it
         #[arg(value_parser = |text: &str| SessionId::new(text))]
         session: SessionId,
     },
-    /// Look at the configuration
+    /// Check or print the configuration
     Config {
-        /// What to do with it
+        /// The subcommand
         #[command(subcommand)]
         command: ConfigCommand,
     },
     /// Describe the HTTP API
     Api {
-        /// What of it
+        /// The subcommand
         #[command(subcommand)]
         command: ApiCommand,
     },
-    /// Show which agents are built in, and which of them this host has
+    /// List the built-in agents, and which of them are installed on this host
     Agents(agents::Args),
-    /// Look at what this host has of what the walls are made of, and what is missing; exits with 1
-    /// if a profile in use cannot be had
+    /// Check which sandbox features this host has, and which are missing
+    ///
+    /// Exits with 1 if this host cannot provide a profile that is in use.
     Doctor {
-        /// Only what this profile needs: standard, strict, or a [sandbox.NAME]
+        /// Check only what this profile needs: standard, strict or a [sandbox.NAME]
         #[arg(long, value_name = "NAME")]
         profile: Option<String>,
     },
-    /// The walls around one command, without a fleet
+    /// Run one command in a sandbox, without a fleet
     Sandbox {
-        /// What to do with them
+        /// The subcommand
         #[command(subcommand)]
         command: SandboxCommand,
     },
-    /// Print what a shell reads to complete this program's words
+    /// Print a shell completion script
     ///
     /// For example: marshal completions bash > /etc/bash_completion.d/marshal
     Completions(manual::CompletionsArgs),
-    /// Print the manual page, or write one for each command
+    /// Print the manual page, or write one page for each command
     Man(manual::ManArgs),
-    /// Be an ACP agent on standard input and output, for editors: each of its sessions is one of the
-    /// daemon's, or of a fleet that it starts itself
+    /// Serve an editor as an ACP agent on standard input and output
+    ///
+    /// Its sessions run in the daemon if there is one, otherwise in a fleet of this process.
     Acp {
-        /// The pool whose slots work the sessions
+        /// The pool whose slots run the sessions
         #[arg(long, value_name = "NAME", value_parser = PoolName::new)]
         pool: PoolName,
     },
-    /// Be the tool server `marshal` of an agent, inside its walls: copies between standard input and
-    /// output and a socket of the supervisor
+    /// Serve as the MCP server `marshal` of an agent, inside its sandbox: copies between standard
+    /// input and output and a socket of the supervisor
     #[command(hide = true)]
     Mcp {
-        /// The socket
+        /// Path of the socket
         #[arg(value_name = "SOCKET")]
         socket: PathBuf,
     },
-    /// Run a tool at a terminal, driven by the files of a session directory: SkillPilot's Runner
+    /// Run a tool at a terminal, driven by the files of a session directory (SkillPilot's Runner)
     Runner(marshal_skillpilot_runner::Args),
     #[cfg(feature = "rehearsal")]
-    /// Be the script agent: a deterministic agent that works a prompt as a small script
+    /// Run the script agent: a deterministic agent that executes its prompt as a small script
     ScriptAgent(marshal_rehearsal::script_agent::Args),
     #[cfg(feature = "rehearsal")]
-    /// Be the rehearsal model: a server that answers as model providers do, by a script in the prompt
+    /// Run the rehearsal model: a server that answers like a model provider, by a script in the
+    /// prompt
     ScriptModel(marshal_rehearsal::script_model::Args),
 }
 
@@ -248,35 +261,36 @@ pub enum Command {
 pub enum ApiCommand {
     /// Print the OpenAPI document of /api/v1
     Schema,
-    /// Print its routes as a Markdown table, each with the least role that it needs
+    /// Print the routes as a Markdown table, each with the lowest role that may call it
     Routes,
 }
 
 /// `config …`
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Subcommand)]
 pub enum ConfigCommand {
-    /// Read the whole configuration and say what is wrong with it
+    /// Check the whole configuration and report every error
     Check,
     /// Print the JSON Schema of the configuration, for editors
     Schema {
-        /// That of the table of a custom dialect
+        /// Print the schema of a custom dialect's table instead
         #[arg(long)]
         dialect: bool,
     },
-    /// Print the configuration in use with all its defaults, and its secrets hidden
+    /// Print the configuration in use, with all defaults and with secrets hidden
     Show,
 }
 
 /// `run …`
 #[derive(Debug, clap::Args)]
 pub struct RunArgs {
-    /// Prompts, task files (an existing FILE.jsonl), - for tasks from standard input, or one plan
-    /// (an existing FILE.md)
+    /// Prompts, task files (an existing FILE.jsonl), - for tasks on standard input, or one plan (an
+    /// existing FILE.md)
     ///
-    /// A plan is a Markdown checklist: its open items are worked, and ticked when they are done.
+    /// A plan is a Markdown checklist. Its open items run as tasks, and are ticked when they are
+    /// done.
     ///
-    /// A task is one JSON object a line: {"id", "prompt", "pool", "workspace", "attempts",
-    /// "check", "policy_layer", "priority"}, of which "prompt" is needed.
+    /// A task file has one JSON object per line: {"id", "prompt", "pool", "workspace", "attempts",
+    /// "check", "policy_layer", "priority"}. Only "prompt" is required.
     #[arg(
         required_unless_present_any = ["goes_on", "plan"],
         conflicts_with = "goes_on",
@@ -284,21 +298,22 @@ pub struct RunArgs {
     )]
     pub tasks: Vec<OsString>,
 
-    /// Work the open items of this Markdown checklist, whatever its name is
+    /// Run the open items of this Markdown checklist; its name need not end in .md
     #[arg(long, value_name = "FILE", conflicts_with_all = ["tasks", "goes_on"])]
     pub plan: Option<PathBuf>,
 
-    /// Work also what agents may have added to the plan, at most 100 items
+    /// Also run items that agents may have added to the plan, at most 100
     #[arg(long)]
     pub agent_items: bool,
 
-    /// The pool that works the plan's items, where there are several
+    /// The pool that runs the plan's items; required if the configuration has several pools
     #[arg(long, value_name = "NAME", value_parser = PoolName::new)]
     pub pool: Option<PoolName>,
 
-    /// Finish a run that was left unfinished, without new tasks; without RUN the newest one
+    /// Finish an unfinished run, without new tasks; without RUN, the newest one
     ///
-    /// What completed is not repeated. The table, --results and the exit code are of the whole run.
+    /// Completed tasks are not repeated. The table, --results and the exit code cover the whole
+    /// run.
     #[arg(
         long = "continue",
         id = "goes_on",
@@ -309,24 +324,25 @@ pub struct RunArgs {
     )]
     pub goes_on: Option<Option<RunId>>,
 
-    /// Write what became of each task, as JSON Lines
+    /// Write the result of each task to this file, as JSON Lines
     #[arg(long, value_name = "FILE")]
     pub results: Option<PathBuf>,
 
-    /// Put this [policy.NAME] (one with layer = true) on top of the pool's for each task that names
-    /// none; it can only deny and ask
+    /// Add this [policy.NAME] (with layer = true) on top of the pool's policy, for tasks that name
+    /// no layer; a layer can only deny and ask
     #[arg(long, value_name = "NAME", conflicts_with = "goes_on", value_parser = layer)]
     pub policy_layer: Option<String>,
 
-    /// Let what the policy wants a person to decide wait for `marshal approvals`; otherwise it is denied
+    /// Let permission requests that need a person wait for `marshal approvals`, instead of denying
+    /// them
     #[arg(long)]
     pub approvals: bool,
 
-    /// Work here even if a daemon holds the state directory, in a state directory of its own
+    /// Run in this process with a separate state directory, even if a daemon is running
     #[arg(long)]
     pub local: bool,
 
-    /// What bounds it
+    /// The limits of the run
     #[command(flatten)]
     pub bounds: BoundArgs,
 }
@@ -362,7 +378,7 @@ fn layer(name: &str) -> Result<String, String> {
 }
 
 impl Cli {
-    /// How much progress is told.
+    /// How much progress is shown.
     #[must_use]
     pub fn verbosity(&self) -> Verbosity {
         match (self.quiet, self.verbose) {
@@ -373,13 +389,19 @@ impl Cli {
     }
 }
 
-/// Reads the arguments, the program's name first. Help and errors are printed.
+/// Parses the arguments, the program's name first. Prints help and errors.
 ///
 /// # Errors
-/// [`Exit::Usage`] if they are wrong, [`Exit::ChangeOutcome`] after help or version.
+/// [`Exit::Usage`] if they are wrong, [`Exit::Done`] after help or version.
 pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Cli, Exit> {
-    Cli::try_parse_from(arguments).map_err(|error| {
-        // Where nobody reads, nothing can be said.
+    let mut command = super::help::command();
+    let parsed = command
+        .try_get_matches_from_mut(arguments)
+        .and_then(|matches| {
+            Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
+        });
+    parsed.map_err(|error| {
+        // A failed write cannot be reported anywhere else.
         let _ = error.print();
         if error.use_stderr() {
             Exit::Usage

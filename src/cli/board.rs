@@ -1,6 +1,6 @@
-//! What a run looks like at this moment: one line a slot, the total, and what is worth a line.
+//! The current state of a run as text: one line per slot, the total, and lines about events.
 //!
-//! Pure: items in, texts out. Every text here is safe to show. Must not know terminals.
+//! Pure: takes items, returns texts. Every text here is safe to show. Must not know terminals.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
@@ -15,19 +15,19 @@ use marshal_model::{
     Verdict,
 };
 
-/// Columns of a foreign word inside a line.
+/// Columns shown of an untrusted word inside a line.
 const WORD: usize = 60;
-/// Columns of a foreign sentence inside a line.
+/// Columns shown of an untrusted sentence inside a line.
 const SENTENCE: usize = 240;
 
-/// How much is told.
+/// How much progress is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verbosity {
     /// Nothing.
     Quiet,
-    /// What matters.
+    /// Important events.
     Normal,
-    /// Allowed requests, tool calls and states too.
+    /// Also allowed requests, tool calls and state changes.
     Verbose,
 }
 
@@ -51,21 +51,21 @@ pub struct Board {
     verbosity: Verbosity,
 }
 
-/// What an item changed.
+/// The changes that an item made.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Change {
-    /// Lines worth telling, in order.
+    /// Lines to show, in order.
     pub lines: Vec<String>,
-    /// The slot whose line is another now.
+    /// The slot whose line has changed.
     pub slot: Option<SlotId>,
-    /// Whether the total is another now.
+    /// Whether the total has changed.
     pub total: bool,
-    /// Whether the lines need a person, and so must stay on the screen.
+    /// Whether the lines need a person's attention, and so must stay on the screen.
     pub alarm: bool,
 }
 
 impl Board {
-    /// A run that has not begun.
+    /// The state of a run that has not begun.
     #[must_use]
     pub fn new(verbosity: Verbosity) -> Self {
         Self {
@@ -83,12 +83,12 @@ impl Board {
         self.ended
     }
 
-    /// The slots that were heard of, in order.
+    /// The known slots, in order.
     pub fn slots(&self) -> impl Iterator<Item = &SlotId> {
         self.slots.keys()
     }
 
-    /// One slot's line: slot, state, task, what it does.
+    /// One slot's line: slot, state, task and activity.
     #[must_use]
     pub fn slot_line(&self, slot: &SlotId) -> String {
         let Some(line) = self.slots.get(slot) else {
@@ -99,7 +99,7 @@ impl Board {
         text.trim_end().to_owned()
     }
 
-    /// The total in words: `2 done, 1 denied`.
+    /// The total as text: `2 done, 1 denied`.
     #[must_use]
     pub fn total_line(&self) -> String {
         let mut text = String::new();
@@ -110,14 +110,14 @@ impl Board {
         text
     }
 
-    /// Takes one item in.
+    /// Applies one item.
     pub fn apply(&mut self, item: &RunStreamItem) -> Change {
         match item {
             RunStreamItem::Notice(notice) => self.notice(notice),
             RunStreamItem::Ended(report) => self.end(report),
             RunStreamItem::Lagged(missed) => Change {
                 lines: vec![format!(
-                    "{missed} notices came too fast; their events follow from the journal"
+                    "{missed} notices were skipped because they arrived too fast; their events follow from the journal"
                 )],
                 ..Change::default()
             },
@@ -152,7 +152,7 @@ impl Board {
                         "{pool}: its provider limits requests; no task starts for {:.1} s",
                         wait.as_secs_f64()
                     ),
-                    None => format!("{pool}: its provider takes requests again"),
+                    None => format!("{pool}: its provider accepts requests again"),
                 }],
                 ..Change::default()
             },
@@ -177,10 +177,10 @@ impl Board {
         let text = if attempt > 1 {
             format!("{task}: sent again to {slot}, attempt {attempt}")
         } else {
-            format!("{task}: given to {slot}")
+            format!("{task}: assigned to {slot}")
         };
-        // A task whose child ended before its prompt was written is given again as the same
-        // attempt: that is told once.
+        // A task whose child ended before its prompt was written is assigned again as the same
+        // attempt. Show that only once.
         let known = self.attempts.insert(task.clone(), attempt) == Some(attempt);
         Change {
             lines: if known { Vec::new() } else { vec![text] },
@@ -195,20 +195,20 @@ impl Board {
         line.state = state;
         let note = note.map(|note| escape_for_display(note, SENTENCE));
         line.doing = note.clone().unwrap_or_default();
-        let tells = matches!(state, SlotState::Parked | SlotState::BackingOff) || verbose;
+        let is_shown = matches!(state, SlotState::Parked | SlotState::BackingOff) || verbose;
         let text = match note {
             Some(note) => format!("{slot}: {}: {note}", human(state)),
             None => format!("{slot}: {}", human(state)),
         };
         Change {
-            lines: if tells { vec![text] } else { Vec::new() },
+            lines: if is_shown { vec![text] } else { Vec::new() },
             slot: Some(slot.clone()),
             total: false,
             alarm: state == SlotState::Parked,
         }
     }
 
-    /// Whether the slot's line is another now.
+    /// Applies an event; returns whether the slot's line has changed.
     fn event(&mut self, slot: &SlotId, event: &Event, lines: &mut Vec<String>) -> bool {
         let verbose = self.verbosity >= Verbosity::Verbose;
         let line = self.line_of(slot);
@@ -262,7 +262,7 @@ impl Board {
             } => {
                 let (tool, rules) = (tool.escape_for_display(WORD), named(rules));
                 lines.push(format!(
-                    "{}: {tool} ran without asking, against {rules}",
+                    "{}: {tool} ran without a permission request, against {rules}",
                     who()
                 ));
                 return false;
@@ -336,7 +336,7 @@ fn verdict_line(verdict: &Verdict, tool: &str) -> String {
     }
 }
 
-/// Rules by name, for a line.
+/// The ids of rules, for a line.
 fn named(rules: &[String]) -> String {
     let names: Vec<String> = rules
         .iter()
@@ -349,12 +349,12 @@ fn named(rules: &[String]) -> String {
     }
 }
 
-/// A state for a sentence: `backing off`.
+/// A state as text: `backing off`.
 fn human(state: SlotState) -> String {
     state.word().replace('_', " ")
 }
 
-/// A duration for people: `0.3s`, `12.0s`, `3m05s`, `2h07m`.
+/// A duration as text: `0.3s`, `12.0s`, `3m05s`, `2h07m`.
 #[must_use]
 pub fn span(duration: Duration) -> String {
     let tenths = duration.as_millis().saturating_add(50) / 100;

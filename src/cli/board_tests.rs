@@ -103,13 +103,13 @@ fn a_run_is_told_by_its_meaningful_changes() {
     ];
     let mut board = Board::new(Verbosity::Normal);
     let expect = [
-        "a: given to demo/0",
+        "a: assigned to demo/0",
         "a: denied bash by net, guard:x",
         "a: denied a request: because",
         "a: child ended (signalled): signal 9",
         "demo/0: backing off: next start in 0.4s",
         "a: sent again to demo/0, attempt 2",
-        "7 notices came too fast; their events follow from the journal",
+        "7 notices were skipped because they arrived too fast; their events follow from the journal",
         "a: done in 1.2s",
         "b: denied in 1.2s: every request was denied",
         "c: skipped",

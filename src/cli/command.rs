@@ -1,6 +1,7 @@
-//! What each command does, in order: the wiring behind the arguments.
+//! Runs each command: the wiring behind the arguments.
 //!
-//! Must not know how anything is done: configuration, fleet, doors and progress stand beside it.
+//! Must not know how anything is done: configuration, fleet, listeners and progress are modules
+//! beside it.
 
 use std::ffi::OsString;
 use std::io::IsTerminal as _;
@@ -62,11 +63,12 @@ pub fn main() -> ExitCode {
     let is_check = policy::is_check(&arguments);
     let cli = match args::parse(arguments) {
         Ok(cli) => cli,
-        // For who asks for a verdict, wrong usage must not look like one.
+        // A caller of `policy check` reads the exit code as a decision: wrong usage needs its own
+        // code.
         Err(Exit::Usage) if is_check => return policy::NO_VERDICT.into(),
         Err(exit) => return exit.into(),
     };
-    // An agent is one of many: it starts without a runtime.
+    // A fleet starts many script agents: without a runtime each one starts faster.
     #[cfg(feature = "rehearsal")]
     if let Command::ScriptAgent(args) = cli.command {
         return marshal_rehearsal::script_agent::run(args, cli.verbose > 0);
@@ -82,7 +84,7 @@ pub fn main() -> ExitCode {
     if let Command::Completions(_) | Command::Man(_) = &cli.command {
         return manual::main(&cli.command, streams).into();
     }
-    // What it ends with is the command's own.
+    // It exits with the code of the command in the sandbox.
     if let Command::Sandbox { command } = cli.command {
         return sandbox_command::main(command, cli.config.as_deref(), cli.json, streams);
     }
@@ -91,7 +93,7 @@ pub fn main() -> ExitCode {
     {
         return policy::main(command, cli.config.as_deref(), cli.json, streams);
     }
-    // These start a process that must not outlive this thread, and wait for nothing else.
+    // These start a process that must not outlive this thread, so they run before the runtime.
     let cli = match overlay::main(cli, &mut || Streams::standard(no_colour)) {
         Ok(exit) => return exit.into(),
         Err(other) => *other,
@@ -103,13 +105,15 @@ pub fn main() -> ExitCode {
     match runtime {
         Ok(runtime) => {
             let exit = runtime.block_on(dispatch(cli, streams));
-            // A thread that blocks in a system call must not hold the program's end.
+            // A thread that blocks in a system call must not delay the exit.
             runtime.shutdown_background();
             exit.into()
         }
         Err(error) => {
             let mut streams = Streams::standard(no_colour);
-            streams.err.line(&format!("error: no runtime: {error}"));
+            streams
+                .err
+                .line(&format!("error: cannot start the async runtime: {error}"));
             Exit::CannotStart.into()
         }
     }
@@ -146,12 +150,12 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
         Command::Config { command } => match command {
             ConfigCommand::Check => config_command::check(&loaded, cli.json, &mut streams),
             ConfigCommand::Show => config_command::effective(loaded, cli.json, &mut streams),
-            ConfigCommand::Schema { .. } => Exit::Usage, // taken before the configuration
+            ConfigCommand::Schema { .. } => Exit::Usage, // handled above
         },
         Command::Run(args) => Box::pin(run(&cli, args, loaded, &directory, streams)).await,
         Command::Up => Box::pin(daemon(&cli, loaded, streams)).await,
         Command::Acp { pool } => Box::pin(editor::run(&cli, pool, loaded, streams)).await,
-        // Taken before the runtime, or before the configuration.
+        // Handled before the runtime starts or before the configuration is loaded.
         #[cfg(feature = "rehearsal")]
         Command::ScriptAgent(_) | Command::ScriptModel(_) => Exit::Usage,
         Command::Runner(_)
@@ -171,7 +175,7 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
     }
 }
 
-/// The commands that look at a state directory, or ask whoever works there.
+/// Runs the commands that read a state directory or call its supervisor.
 async fn run_state_command(
     cli: &Cli,
     loaded: &Loaded,
@@ -218,13 +222,13 @@ async fn run_state_command(
         Command::Show { session: name } => session::show(state, name, cli.json, streams),
         Command::Audit { command } => audit::run(state, command, cli.json, streams),
         Command::Report(args) => {
-            let around = policy::source::PolicySources {
+            let sources = policy::source::PolicySources {
                 config: cli.config.as_deref(),
                 directory: directory.to_owned(),
             };
-            report::report(state, config, &around, args, cli.json, streams)
+            report::report(state, config, &sources, args, cli.json, streams)
         }
-        Command::Take { session } => {
+        Command::Land { session } => {
             land::land_branch(state, config, session, cli.json, streams).await
         }
         _ => Exit::Usage,
@@ -263,7 +267,7 @@ pub(super) fn find_state(config: &Config, streams: &mut Streams) -> Result<PathB
     })
 }
 
-/// Logs go to standard error, beside the progress: only trouble, unless more is asked for.
+/// Starts logging to standard error, beside the progress: warnings and errors, more with `-v`.
 pub(super) fn start_log(cli: &Cli, config: &Config, screen: Option<&Screen>, is_daemon: bool) {
     let is_terminal = std::io::stderr().is_terminal();
     let form = match config.supervisor.log {
@@ -288,11 +292,11 @@ pub(super) fn start_log(cli: &Cli, config: &Config, screen: Option<&Screen>, is_
         None => log::init(form, &filter, std::io::stderr),
     };
     if let Err(error) = started {
-        tracing::warn!(%error, "no log");
+        tracing::warn!(%error, "logging could not be set up");
     }
 }
 
-/// What `run` and `up` say first.
+/// Prints the configuration in use and its notes, as `run` and `up` do first.
 pub(super) fn announce(loaded: &Loaded, streams: &mut Streams) {
     streams.err.line(&start::describe_source(&loaded.source));
     for note in &loaded.config.notes {
@@ -333,7 +337,7 @@ async fn run(
         }
     };
     let Ok(mut signals) = Signals::install() else {
-        streams.err.line("error: signals cannot be handled");
+        streams.err.line("error: cannot install signal handlers");
         return Exit::CannotStart;
     };
     let wants_screen = streams.err.is_terminal() && !cli.json && !cli.quiet;
@@ -345,7 +349,7 @@ async fn run(
             streams.err.line(&format!("note: {note}"));
         }
     }
-    // Also where little is said: nobody may see the bill before the morning.
+    // Also with --quiet: a run without a cost limit may be noticed only hours later, by its bill.
     for warning in run_bounds::warnings(&loaded.config, &job, &bounds) {
         streams.err.line(&warning);
     }
@@ -391,7 +395,7 @@ async fn run(
     .await
 }
 
-/// What `run` is to work, and remarks on how it was read. The error is made to be shown.
+/// The tasks or the plan of `run`, and notes about how they were read. The error is safe to show.
 fn job(
     args: &RunArgs,
     config: &Config,
@@ -402,7 +406,7 @@ fn job(
         Some(plan) => Some(directory.join(plan)),
         None => plan::plan_argument(&args.tasks, directory)?,
     };
-    let wish = plan::PlanOptions {
+    let options = plan::PlanOptions {
         config,
         state,
         pool: args.pool.as_ref(),
@@ -411,22 +415,22 @@ fn job(
         local: args.local,
     };
     if let Some(path) = named {
-        return plan::job_of(&path, wish);
+        return plan::job_of(&path, options);
     }
     if let Some(wanted) = &args.goes_on {
-        return plan::resume_job(wanted.as_ref(), wish);
+        return plan::resume_job(wanted.as_ref(), options);
     }
     if args.agent_items || args.pool.is_some() {
         let text = "--agent-items and --pool are for a plan: name one, as FILE.md or with --plan";
         return Err(text.to_owned());
     }
     let pools: Vec<PoolName> = config.pools.iter().map(|pool| pool.name.clone()).collect();
-    let around = TaskContext {
+    let context = TaskContext {
         pools: &pools,
         directory,
         stdin: &mut std::io::stdin(),
     };
-    let mut tasks = tasks::read(&args.tasks, around).map_err(|error| error.to_string())?;
+    let mut tasks = tasks::read(&args.tasks, context).map_err(|error| error.to_string())?;
     for spec in &mut tasks.specs {
         let layer = spec.policy_layer.take();
         spec.policy_layer = layer.or_else(|| args.policy_layer.clone());
@@ -493,13 +497,13 @@ async fn daemon(cli: &Cli, loaded: Loaded, mut streams: Streams) -> Exit {
         Err(exit) => return exit,
     };
     let Ok(mut signals) = Signals::install() else {
-        streams.err.line("error: signals cannot be handled");
+        streams.err.line("error: cannot install signal handlers");
         return Exit::CannotStart;
     };
     start_log(cli, &loaded.config, None, true);
     announce(&loaded, &mut streams);
     let plan = ListenConfig::from_config(&loaded.config);
-    // Before anything is started: a taken address must leave nothing behind.
+    // Before anything is started: an address in use must leave nothing behind.
     let http = match listeners::listen(&plan, Role::Daemon, &mut streams.err).await {
         Ok(http) => http,
         Err(exit) => return exit,
@@ -529,19 +533,19 @@ async fn daemon(cli: &Cli, loaded: Loaded, mut streams: Streams) -> Exit {
         &started.fleet,
         &mut streams.err,
     );
-    // Before the doors are open: whoever asks for one of these is not told that it is not here.
+    // Before the listeners open: a client that asks for one of these runs must find it.
     let unfinished = up::unfinished(&started.journal);
     let chats = Chats::new(started.fleet.clone());
     within.chats = Some(chats.clone());
     let (fleet, metrics) = (&started.fleet, started.metrics.clone());
     let runs = Arc::new(up::pending_runs(&unfinished));
-    let work = |held: file_plane::OpenedPlane| held.into_worker(fleet.clone(), Arc::clone(&runs));
+    let work = |plane: file_plane::OpenedPlane| plane.into_worker(fleet.clone(), Arc::clone(&runs));
     within.planes = planes.into_iter().map(work).collect();
     let listeners = Listeners::open(fleet, Role::Daemon, http, control, metrics, within, runs);
     chats.resume().await;
     if !unfinished.is_empty() {
         let count = unfinished.len();
-        let text = format!("going on with unfinished runs: {count}");
+        let text = format!("resuming unfinished runs: {count}");
         streams.err.line(&text);
     }
     let taking = tokio::spawn(up::resume_runs(
@@ -560,7 +564,7 @@ async fn daemon(cli: &Cli, loaded: Loaded, mut streams: Streams) -> Exit {
     finish(started, exit, &mut signals).await
 }
 
-/// Takes the state directory and starts the fleet; says why not.
+/// Locks the state directory and starts the fleet; prints the error if it cannot.
 pub(super) async fn start_fleet(
     config: Config,
     state: &Path,
@@ -576,7 +580,7 @@ pub(super) async fn start_fleet(
             if matches!(error, StateError::Locked { .. }) && go_on == ResumeScope::None {
                 streams
                     .err
-                    .line("  or add --local to work beside it, in a state directory of its own");
+                    .line("  or add --local to run beside it, with a separate state directory");
             }
             return Err(Exit::CannotStart);
         }
@@ -593,9 +597,9 @@ pub(super) async fn start_fleet(
     }
 }
 
-/// The journal is closed last: everything before may still write to it.
+/// Closes the fleet's parts, the journal last: every other part may still write to it.
 ///
-/// A signal ends the wait for a disk that takes nothing; the next start says what was lost by it.
+/// A signal ends the wait for a disk that does not respond. The next start reports what was lost.
 pub(super) async fn finish(
     started: start::RunningFleet,
     exit: Exit,
@@ -603,7 +607,7 @@ pub(super) async fn finish(
 ) -> Exit {
     match run::unless_insisted(started.close(), signals).await {
         Err(signal) => {
-            tracing::error!("the end of the journal's writing was not waited for");
+            tracing::error!("interrupted before the journal was written completely");
             signal.exit()
         }
         Ok(Ok(())) => exit,

@@ -11,10 +11,9 @@ use super::streams::Streams;
 use marshal_config as config;
 use marshal_engine::api::v1::openapi;
 
-/// `config check`: what is wrong with it, or what it says in a few lines.
+/// `config check`: prints the errors, or a short description of the configuration.
 pub(super) fn check(loaded: &Loaded, json: bool, streams: &mut Streams) -> Exit {
-    let found = start::check(&loaded.config);
-    if let Err(errors) = found {
+    if let Err(errors) = start::check(&loaded.config) {
         show(&errors, json, streams);
         return Exit::Usage;
     }
@@ -57,7 +56,7 @@ pub(super) fn api(command: ApiCommand, streams: &mut Streams) -> Exit {
     Exit::Done
 }
 
-/// `config show`: every key with the value that it has, secrets hidden.
+/// `config show`: prints every key with its value, with secrets hidden.
 pub(super) fn effective(loaded: Loaded, json: bool, streams: &mut Streams) -> Exit {
     let Loaded { mut config, source } = loaded;
     streams.err.line(&start::describe_source(&source));
@@ -70,7 +69,9 @@ pub(super) fn effective(loaded: Loaded, json: bool, streams: &mut Streams) -> Ex
         match serde_json::to_string(&effective.to_table()) {
             Ok(document) => streams.out.json(&document),
             Err(error) => {
-                streams.err.line(&format!("error: no JSON: {error}"));
+                streams.err.line(&format!(
+                    "error: cannot write the configuration as JSON: {error}"
+                ));
                 return Exit::Failures;
             }
         }

@@ -1,6 +1,6 @@
-//! Finds the configuration file and reads it, if nobody else could have written it.
+//! Finds the configuration file and reads it, if no other user could have written it.
 //!
-//! Must not know what the keys mean, or who may write what (`trust`).
+//! Must not know what the keys mean, or which owners are trusted (`trust`).
 
 use std::fmt;
 use std::fs;
@@ -14,17 +14,17 @@ use marshal_config::dialect_table::TABLE_BYTES;
 use marshal_config::{Config, ConfigErrors, DEFAULT, DialectTable, Origin, Pool, Ssh};
 use marshal_model::limits;
 
-/// The file that is looked for in the current directory.
+/// The default file in the current directory.
 pub const NAME: &str = "supervisor.toml";
 
-/// Which configuration is in use; its text is printed before anything else.
+/// The source of the configuration; its text is printed before anything else.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
     /// The file named with `--config`.
     Named(PathBuf),
     /// `./supervisor.toml`.
     Found(PathBuf),
-    /// None: the one that is built in.
+    /// The built-in configuration.
     BuiltIn,
 }
 
@@ -36,46 +36,46 @@ impl fmt::Display for Source {
             }
             Self::BuiltIn => write!(
                 f,
-                "configuration: built in (no {NAME} here, and none named with --config)"
+                "configuration: built in (no {NAME} in this directory, and no --config)"
             ),
         }
     }
 }
 
-/// A configuration and where it came from.
+/// A configuration and its source.
 #[derive(Debug, Clone)]
 pub struct Loaded {
     /// The checked configuration.
     pub config: Config,
-    /// Where it came from.
+    /// Its source.
     pub source: Source,
 }
 
-/// Why there is no configuration. Each is exit code 2.
+/// Why the configuration cannot be loaded. Each is exit code 2.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// The file cannot be opened or read.
     #[error("cannot read {}: {}", shown(.path), why(.error))]
     Read {
-        /// The file.
+        /// The file's path.
         path: PathBuf,
-        /// Why.
+        /// The error of the system.
         error: std::io::Error,
     },
-    /// Somebody else could have written the file.
+    /// Another user could have written the file.
     #[error(transparent)]
     Untrusted(#[from] Untrusted),
-    /// The file is faulty.
+    /// The file has errors.
     #[error(transparent)]
     Faulty(#[from] Box<ConfigErrors>),
 }
 
-/// The configuration: the file `named` with `--config`, else `./supervisor.toml`, else the one
-/// that is built in. `cwd` is the current directory, absolute.
+/// Loads the configuration: the file `named` with `--config`, else `./supervisor.toml`, else the
+/// built-in one. `cwd` is the current directory, absolute.
 ///
 /// # Errors
-/// No file, a file of somebody else, or its faults, those that only the file system shows
-/// included.
+/// The file cannot be read, is not trusted, or has errors. This includes errors that only the file
+/// system shows.
 pub fn load(named: Option<&Path>, cwd: &Path) -> Result<Loaded, LoadError> {
     let mut loaded = load_for_client(named, cwd)?;
     load_dialect_tables(&mut loaded.config)?;
@@ -83,8 +83,7 @@ pub fn load(named: Option<&Path>, cwd: &Path) -> Result<Loaded, LoadError> {
     Ok(loaded)
 }
 
-/// The same for whoever asks a supervisor that runs: the files of policies and of dialects are not
-/// looked at.
+/// The same for clients of a running supervisor: does not read the files of policies and dialects.
 ///
 /// # Errors
 /// [`LoadError`]
@@ -106,9 +105,9 @@ pub fn load_for_client(named: Option<&Path>, cwd: &Path) -> Result<Loaded, LoadE
         OpenError::Untrusted(error) => LoadError::Untrusted(error),
     })?;
     let mut bytes = Vec::new();
-    let most = limits::CONFIG_BYTES as u64 + 1;
+    let max_bytes = limits::CONFIG_BYTES as u64 + 1;
     file.by_ref()
-        .take(most)
+        .take(max_bytes)
         .read_to_end(&mut bytes)
         .map_err(read_error)?;
     let parent = path.parent().unwrap_or(cwd);
@@ -138,7 +137,7 @@ fn built_in(cwd: &Path) -> Result<Loaded, LoadError> {
     })
 }
 
-/// Finds the programs of agents that are built in.
+/// Finds the programs of built-in agents.
 fn find_programs(config: &mut Config, origin: &Origin) -> Result<(), ConfigErrors> {
     let faults = agents::find_programs(config, &SearchPaths::from_process(&origin.dir));
     if faults.is_empty() {
@@ -148,8 +147,8 @@ fn find_programs(config: &mut Config, origin: &Origin) -> Result<(), ConfigError
     }
 }
 
-/// Faults that only the file system shows: what is named must exist, and must really lie where
-/// its name says.
+/// Checks the file system: named files and directories must exist, and links must not lead
+/// elsewhere.
 fn check_files(config: &Config, origin: &Origin) -> Result<(), ConfigErrors> {
     let mut faults = Vec::new();
     for pool in &config.pools {
@@ -164,7 +163,7 @@ fn check_files(config: &Config, origin: &Origin) -> Result<(), ConfigErrors> {
     for (name, profile) in &config.sandboxes {
         for bind in &profile.ro_bind {
             if let Err(error) = fs::metadata(bind) {
-                let message = format!("nothing to bind at {}: {}", shown(bind), why(&error));
+                let message = format!("cannot bind {}: {}", shown(bind), why(&error));
                 faults.push((format!("sandbox.{name}.ro_bind"), message, None));
             }
         }
@@ -176,8 +175,8 @@ fn check_files(config: &Config, origin: &Origin) -> Result<(), ConfigErrors> {
     }
 }
 
-/// Reads the tables of custom dialects: what decides what a question is, and what is answered, must be
-/// nobody else's file.
+/// Reads the tables of custom dialects. A table decides what counts as a permission request and how
+/// it is answered, so its file must be trusted.
 fn load_dialect_tables(config: &mut Config) -> Result<(), LoadError> {
     let mut faults = Vec::new();
     for pool in &mut config.pools {
@@ -199,7 +198,7 @@ fn load_dialect_tables(config: &mut Config) -> Result<(), LoadError> {
     }
 }
 
-/// The table of a file, or its faults; else why there is none.
+/// The table of a file, or its errors; the outer error is why the file cannot be read.
 fn read_table(file: &Path) -> Result<Result<DialectTable, Box<ConfigErrors>>, String> {
     let cannot = |error| format!("cannot read {}: {}", shown(file), why(&error));
     let opened = open_trusted(file).map_err(|error| match error {
@@ -207,13 +206,16 @@ fn read_table(file: &Path) -> Result<Result<DialectTable, Box<ConfigErrors>>, St
         OpenError::Untrusted(error) => error.to_string(),
     })?;
     let mut bytes = Vec::new();
-    let most = TABLE_BYTES as u64 + 1;
-    opened.take(most).read_to_end(&mut bytes).map_err(cannot)?;
+    let max_bytes = TABLE_BYTES as u64 + 1;
+    opened
+        .take(max_bytes)
+        .read_to_end(&mut bytes)
+        .map_err(cannot)?;
     Ok(DialectTable::parse(&bytes, file).map_err(Box::new))
 }
 
-/// The same of the files of policies. Whoever only asks a supervisor that runs needs none of them: it
-/// has its own, and is asked what is wrong with these.
+/// Checks the files of policies. Clients of a running supervisor skip this: the supervisor has its
+/// own copies, and reports errors in the files.
 fn check_policies(config: &Config) -> Result<(), ConfigErrors> {
     let mut faults = Vec::new();
     for (name, file) in &config.policies {
@@ -232,12 +234,12 @@ fn check_policies(config: &Config) -> Result<(), ConfigErrors> {
     }
 }
 
-/// A fault found after the check: key, message, help.
+/// An error from the file system checks: key, message and help.
 type ConfigFault = (String, String, Option<String>);
 
 fn check_pool(pool: &Pool, origin: &Origin, faults: &mut Vec<ConfigFault>) {
-    let found = origin.file.is_some() && !origin.is_explicit;
-    let outside = |real: &Path| found && !real.starts_with(&origin.dir);
+    let is_found = origin.file.is_some() && !origin.is_explicit;
+    let outside = |real: &Path| is_found && !real.starts_with(&origin.dir);
     let trust = Some("name the file with --config if you trust it");
     let mut fault = |key: &str, message: String, help: Option<&str>| {
         let key = format!("pool.{}.{key}", pool.name);
@@ -260,7 +262,7 @@ fn check_pool(pool: &Pool, origin: &Origin, faults: &mut Vec<ConfigFault>) {
             }
             Ok(real) if outside(&real) => {
                 let message = format!(
-                    "the file is really {}, outside of this configuration's directory",
+                    "the file resolves to {}, outside of this configuration's directory",
                     shown(&real)
                 );
                 fault(&key, message, trust);
@@ -275,14 +277,14 @@ fn check_pool(pool: &Pool, origin: &Origin, faults: &mut Vec<ConfigFault>) {
     }
 }
 
-/// What is wrong with a workspace, and what helps.
+/// The error of a workspace directory, and its help.
 fn directory_fault(path: &Path, origin: &Origin) -> Option<(String, Option<&'static str>)> {
-    let found = origin.file.is_some() && !origin.is_explicit;
+    let is_found = origin.file.is_some() && !origin.is_explicit;
     match fs::canonicalize(path) {
         Ok(real) if !real.is_dir() => Some((format!("{} is not a directory", shown(path)), None)),
-        Ok(real) if found && !real.starts_with(&origin.dir) => {
+        Ok(real) if is_found && !real.starts_with(&origin.dir) => {
             let message = format!(
-                "the workspace is really {}, and a supervisor.toml that was found may not use a workspace outside its own directory",
+                "the workspace resolves to {}; a supervisor.toml that is not named with --config must have its workspaces in its own directory",
                 shown(&real)
             );
             Some((message, Some("name the file with --config if you trust it")))
@@ -295,7 +297,8 @@ fn directory_fault(path: &Path, origin: &Origin) -> Option<(String, Option<&'sta
     }
 }
 
-/// Files that the ssh client reads: what decides whom it talks to, and what it runs, is code.
+/// Checks the files that the ssh client reads. They decide which hosts are trusted and which
+/// commands run, so they must be trusted like code.
 fn check_ssh_files(ssh: &Ssh, fault: &mut impl FnMut(&str, String, Option<&str>)) {
     for (key, file) in [
         ("ssh.config_file", &ssh.config_file),

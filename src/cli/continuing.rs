@@ -1,9 +1,9 @@
-//! Which run `run --continue` goes on with, and what a new run says of one that is unfinished.
+//! Finds the run of `run --continue`, and the note of a new run about unfinished ones.
 //!
-//! Reads the journal before anything is started, beside a daemon too. Must not know how a run is
-//! worked.
+//! Reads the journal before anything is started, also while a daemon runs. Must not know how a run
+//! is executed.
 //!
-//! Beside a daemon `run --continue` starts nothing: it only watches the run that the daemon works.
+//! With a daemon, `run --continue` starts nothing: it only watches the run that the daemon resumed.
 
 use std::path::{Path, PathBuf};
 
@@ -11,10 +11,10 @@ use super::run::Job;
 use marshal_journal::{OpenError, ReadError, Reader, StoredRun};
 use marshal_model::{IdError, RunId, TaskId, untrusted};
 
-/// Why there is nothing to go on with. Each is exit code 2.
+/// Why no run can be continued. Each is exit code 2.
 #[derive(Debug, thiserror::Error)]
 pub enum ContinueError {
-    /// No supervisor has worked here.
+    /// The state directory has no journal.
     #[error("there is nothing to continue: {} has no journal", untrusted::escape_for_display(&.0.to_string_lossy(), 300))]
     NoJournal(PathBuf),
     /// The journal cannot be opened.
@@ -23,28 +23,28 @@ pub enum ContinueError {
     /// The journal cannot be read.
     #[error(transparent)]
     Read(#[from] ReadError),
-    /// An id in it is none.
+    /// The journal has an id that is not valid.
     #[error("the journal is damaged: {0}")]
     Id(#[from] IdError),
-    /// The journal does not know this run.
+    /// The journal does not have this run.
     #[error("there is no run {run} in {}; {hint}", untrusted::escape_for_display(&.path.to_string_lossy(), 300))]
     NoSuchRun {
         /// The run.
         run: RunId,
         /// The state directory.
         path: PathBuf,
-        /// What could be meant.
+        /// The run that could be meant.
         hint: String,
     },
-    /// Nothing of this run is left.
-    #[error("run {0} is over: each of its tasks has ended; its end has code {1}")]
+    /// The run has ended.
+    #[error("run {0} has ended, with exit code {1}: all of its tasks have ended")]
     Finished(RunId, u8),
-    /// Nothing of any run is left.
+    /// All runs have ended.
     #[error("there is nothing to continue: every run in {} has ended", untrusted::escape_for_display(&.0.to_string_lossy(), 300))]
     Nothing(PathBuf),
 }
 
-/// The run to go on with: the one that is named, else the newest unfinished one.
+/// The run to continue: the one that is named, else the newest unfinished one.
 ///
 /// # Errors
 /// [`ContinueError`]
@@ -60,14 +60,14 @@ pub fn find(state: &Path, wanted: Option<&RunId>) -> Result<Job, ContinueError> 
     let newest = unfinished.last();
     let found = match wanted {
         None => newest,
-        Some(run) => unfinished.iter().find(|of| of.run == run.as_str()),
+        Some(run) => unfinished.iter().find(|stored| stored.run == run.as_str()),
     };
     let run = match (found, wanted) {
         (Some(found), _) => RunId::new(&found.run)?,
         (None, None) => return Err(ContinueError::Nothing(state.to_owned())),
         (None, Some(run)) => {
             return Err(match reader.run(run)? {
-                Some(over) => ContinueError::Finished(run.clone(), over.code.unwrap_or(1)),
+                Some(ended) => ContinueError::Finished(run.clone(), ended.code.unwrap_or(1)),
                 None => ContinueError::NoSuchRun {
                     run: run.clone(),
                     path: state.to_owned(),
@@ -87,7 +87,7 @@ pub fn find(state: &Path, wanted: Option<&RunId>) -> Result<Job, ContinueError> 
     })
 }
 
-/// What a new run says of unfinished ones, if there are any that can be read.
+/// The note of a new run about unfinished ones, if there are any and the journal can be read.
 #[must_use]
 pub fn note(state: &Path) -> Option<String> {
     let reader = Reader::open(state).ok()?;
@@ -98,13 +98,13 @@ pub fn note(state: &Path) -> Option<String> {
         more => format!(" (and {more} more)"),
     };
     Some(format!(
-        "run {} is unfinished{more}: marshal run --continue {}",
+        "run {} is unfinished{more}; to finish it: marshal run --continue {}",
         describe_run(newest),
         newest.run
     ))
 }
 
-/// A run with the time of its beginning.
+/// A run's id, with the time when it began.
 #[must_use]
 pub fn describe_run(run: &StoredRun) -> String {
     let time = jiff::Timestamp::from_microsecond(run.begun_at_us);

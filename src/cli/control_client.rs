@@ -1,7 +1,7 @@
-//! The other end of the control socket: handing tasks over, logs, restarts.
+//! The client of the control socket: submits tasks, reads logs, restarts slots.
 //!
-//! Must not know what the answers are shown as. A connection carries one conversation; a further
-//! one is made to cancel a run that streams.
+//! Must not know how answers are shown. A connection carries one conversation, so cancelling a run
+//! that is being streamed needs a second connection.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -21,34 +21,34 @@ use marshal_model::limits;
 use marshal_model::untrusted::escape_for_display;
 use marshal_model::{PoolName, RunId, SessionId, SlotId, TaskId, TaskSpec, UntrustedText};
 
-/// Why a supervisor could not be asked, or did not do what it was asked for.
+/// Why a request to a supervisor failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// Nobody answers.
+    /// No supervisor answers on the socket.
     #[error("no supervisor answers at {}: {source}; start one with `marshal up`, or check the state directory", .path.display())]
     NoSupervisor {
         /// The state directory.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
-    /// The socket may not be used.
-    #[error("the supervisor at {} belongs to somebody else; become its user or root", .0.display())]
+    /// No permission to use the socket.
+    #[error("the supervisor at {} belongs to another user; run this as that user or as root", .0.display())]
     NotPermitted(PathBuf),
-    /// It said no.
+    /// The supervisor refused the request.
     #[error("{0}")]
     Refused(Failure),
-    /// It went away, or does not speak as expected.
-    #[error("the supervisor broke off: {0}; see its log")]
+    /// The connection ended, or an answer was not valid.
+    #[error("the connection to the supervisor failed: {0}; see its log")]
     Lost(String),
     /// The tasks do not fit into one request.
-    #[error("the tasks take {0} bytes as one request, and at most {max} fit; hand fewer over, or use --local", max = limits::CONTROL_LINE_BYTES)]
+    #[error("the tasks take {0} bytes, and one request has at most {max}; submit fewer tasks, or use --local", max = limits::CONTROL_LINE_BYTES)]
     TooLong(usize),
 }
 
 impl ClientError {
-    /// How the program ends because of it.
+    /// The exit code for this error.
     #[must_use]
     pub fn exit(&self) -> Exit {
         match self {
@@ -92,7 +92,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects.
+    /// Connects to the supervisor of a state directory.
     ///
     /// # Errors
     /// [`ClientError::NoSupervisor`], [`ClientError::NotPermitted`].
@@ -119,7 +119,7 @@ impl Client {
         match self.lines.next(None).await? {
             Some(line) => String::from_utf8(line)
                 .map_err(|_| ClientError::Lost("a line is not UTF-8".to_owned())),
-            None => Err(ClientError::Lost("it closed the connection".to_owned())),
+            None => Err(ClientError::Lost("the connection was closed".to_owned())),
         }
     }
 
@@ -128,21 +128,21 @@ impl Client {
         if line.len() > limits::CONTROL_LINE_BYTES {
             return Err(ClientError::TooLong(line.len()));
         }
-        // A supervisor that sends us away closes at once, and its reason is worth more than the
-        // failed write.
+        // A supervisor that refuses a client answers and closes at once. The write may fail then,
+        // but the reason in the answer is more useful than the failed write.
         let sent = self.lines.send(line).await;
         match (self.line().await, sent) {
             (Ok(line), _) => match reply::read_reply(&line) {
                 Some(Reply::Failed(failure)) => Err(ClientError::Refused(failure)),
                 Some(reply) => Ok(reply),
-                None => Err(ClientError::Lost("its answer is not known".to_owned())),
+                None => Err(ClientError::Lost("unknown answer".to_owned())),
             },
             (Err(_), Err(error)) => Err(error.into()),
             (Err(error), Ok(())) => Err(error),
         }
     }
 
-    /// What kind of supervisor it is, and its process.
+    /// The role of the supervisor, and its process id.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -153,7 +153,7 @@ impl Client {
         }
     }
 
-    /// Pools and slots, as they are now.
+    /// The current state of pools and slots.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -164,18 +164,18 @@ impl Client {
         }
     }
 
-    /// Hands tasks over and begins to watch them; [`Client::next`] tells the rest.
+    /// Submits tasks and starts to watch them; [`Client::next`] returns the items.
     ///
     /// # Errors
-    /// [`ClientError`]; nothing was taken in then.
+    /// [`ClientError`]; no task was accepted then.
     pub async fn submit(&mut self, tasks: Vec<TaskSpec>) -> Result<RunId, ClientError> {
         self.submit_within(tasks, RunBounds::default()).await
     }
 
-    /// The same of a run with bounds.
+    /// The same for a run with bounds.
     ///
     /// # Errors
-    /// [`ClientError`]; nothing was taken in then.
+    /// [`ClientError`]; no task was accepted then.
     pub async fn submit_within(
         &mut self,
         tasks: Vec<TaskSpec>,
@@ -192,10 +192,10 @@ impl Client {
         }
     }
 
-    /// Begins to watch a run; [`Client::next`] tells the rest.
+    /// Starts to watch a run; [`Client::next`] returns the items.
     ///
     /// # Errors
-    /// [`ClientError`], also if the daemon does not have it.
+    /// [`ClientError`], also if the daemon does not have the run.
     pub async fn watch(&mut self, run: RunId) -> Result<(), ClientError> {
         match self.request(&Request::Watch { run }).await? {
             Reply::Watching { .. } => Ok(()),
@@ -203,11 +203,11 @@ impl Client {
         }
     }
 
-    /// The next item of the run's stream, with the line that it came as. `NoJournal` is a line that
-    /// this program does not know; it still has its text.
+    /// The next item of the run's stream, and its line. The item is `None` if this version does not
+    /// know its kind.
     ///
     /// # Errors
-    /// [`ClientError`]; nothing more comes then.
+    /// [`ClientError`]; the stream has ended then.
     pub async fn next(&mut self) -> Result<(Option<RunStreamItem>, String), ClientError> {
         let line = self.line().await?;
         match json_lines::read_item(&line) {
@@ -219,7 +219,7 @@ impl Client {
         }
     }
 
-    /// Cancels a run, over a connection of its own.
+    /// Cancels a run, over a separate connection.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -228,7 +228,7 @@ impl Client {
         client.request(&Request::Cancel { run }).await.map(drop)
     }
 
-    /// Ends one task of a run, over a connection of its own.
+    /// Cancels one task of a run, over a separate connection.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -247,7 +247,7 @@ impl Client {
         client.request(&request).await.map(drop)
     }
 
-    /// Asks about the approvals, or answers one.
+    /// Lists, shows or answers approvals.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -255,10 +255,10 @@ impl Client {
         self.request(&Request::Approvals(asked)).await
     }
 
-    /// What judges each pool; with `reload` after reading the policies again.
+    /// The policies in force, by pool; after a reload if `reload` is set.
     ///
     /// # Errors
-    /// [`ClientError`], also for policies that are faulty: the older ones stay then.
+    /// [`ClientError`], also for policies with errors: the old ones stay in force then.
     pub async fn policies(&mut self, reload: bool) -> Result<PolicyStatusView, ClientError> {
         let request = if reload {
             Request::Reload
@@ -271,10 +271,11 @@ impl Client {
         }
     }
 
-    /// Opens a conversation, or loads one: the connection is the conversation's then.
+    /// Opens a new conversation or loads an earlier one. The connection then carries only this
+    /// conversation.
     ///
     /// # Errors
-    /// [`ClientError`]; nothing was begun then.
+    /// [`ClientError`]; no conversation was opened then.
     pub async fn open(
         &mut self,
         pool: PoolName,
@@ -292,7 +293,7 @@ impl Client {
         }
     }
 
-    /// One page of the conversations of a pool, after so many.
+    /// One page of the conversations of a pool, after the first `after` ones.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -324,14 +325,14 @@ impl Client {
 }
 
 fn unexpected() -> ClientError {
-    ClientError::Lost("it answered something else".to_owned())
+    ClientError::Lost("unexpected answer".to_owned())
 }
 
-/// The daemon of a state directory, if one answers there. A supervisor that only works its own
-/// list is none.
+/// The daemon of a state directory, if one answers. A supervisor that only runs its own tasks
+/// does not count.
 ///
 /// # Errors
-/// [`ClientError`] if somebody is there and cannot be talked to.
+/// [`ClientError`] if a supervisor runs there and the connection fails.
 pub async fn daemon(state_dir: &Path) -> Result<Option<Client>, ClientError> {
     let mut client = match Client::connect(state_dir).await {
         Ok(client) => client,
@@ -344,10 +345,11 @@ pub async fn daemon(state_dir: &Path) -> Result<Option<Client>, ClientError> {
     }
 }
 
-/// Whether somebody at this state directory serves conversations.
+/// Whether a supervisor of this state directory serves conversations.
 ///
 /// # Errors
-/// [`ClientError`] if somebody is there and cannot be talked to, or works only for itself.
+/// [`ClientError`] if a supervisor runs there and the connection fails, or if it only runs its own
+/// tasks.
 pub async fn serves_conversations(state_dir: &Path) -> Result<bool, ClientError> {
     let mut client = match Client::connect(state_dir).await {
         Ok(client) => client,
@@ -359,7 +361,7 @@ pub async fn serves_conversations(state_dir: &Path) -> Result<bool, ClientError>
         (Role::Run, pid) => Err(ClientError::Refused(Failure::new(
             Code::NoDaemon,
             format!(
-                "process {pid} works a list of tasks in {}; wait for its end, or use another state directory",
+                "process {pid} runs its own tasks in {}; wait until it ends, or use another state directory",
                 escape_for_display(&state_dir.to_string_lossy(), 300)
             ),
         ))),
@@ -368,13 +370,13 @@ pub async fn serves_conversations(state_dir: &Path) -> Result<bool, ClientError>
 
 /// `marshal restart SLOT`.
 pub async fn restart(state_dir: &Path, slot: SlotId, streams: &mut Streams) -> Exit {
-    let asked = async {
+    let reply = async {
         let mut client = Client::connect(state_dir).await?;
         client
             .request(&Request::Restart { slot: slot.clone() })
             .await
     };
-    match asked.await {
+    match reply.await {
         Ok(_) => {
             streams.err.line(&format!("{slot}: restarted"));
             Exit::Done
@@ -383,8 +385,8 @@ pub async fn restart(state_dir: &Path, slot: SlotId, streams: &mut Streams) -> E
     }
 }
 
-/// `marshal logs SLOT [-f]`: the child's stderr, line by line, shown safely; with `json` as it is
-/// told. Ends with the log, the supervisor, or the program.
+/// `marshal logs SLOT [-f]`: the child's stderr, line by line, escaped; with `json` as it was
+/// received. Ends with the log, with the supervisor or when the output is closed.
 pub async fn logs(
     state_dir: &Path,
     slot: SlotId,
@@ -392,12 +394,12 @@ pub async fn logs(
     json: bool,
     streams: &mut Streams,
 ) -> Exit {
-    let asked = async {
+    let connected = async {
         let mut client = Client::connect(state_dir).await?;
         client.request(&Request::Logs { slot, follow }).await?;
         Ok(client)
     };
-    let mut client = match asked.await {
+    let mut client = match connected.await {
         Ok(client) => client,
         Err(error) => return report_error(&error, streams),
     };
@@ -415,7 +417,7 @@ pub async fn logs(
             _ if json => streams.out.json(&line),
             LogItem::Line(text) => streams.out.line(&show_line(&text)),
             LogItem::Lagged(missed) => {
-                let note = format!("{missed} lines are not shown: they came too fast");
+                let note = format!("{missed} lines were skipped: they arrived too fast");
                 streams.err.line(&note);
             }
         }
@@ -425,12 +427,12 @@ pub async fn logs(
     }
 }
 
-/// A log line is at most [`limits::STDERR_LINE_BYTES`] long; escaped it can be longer.
+/// Escapes a log line. It is at most [`limits::STDERR_LINE_BYTES`] long, but longer when escaped.
 fn show_line(text: &UntrustedText) -> String {
     text.escape_for_display(limits::STDERR_LINE_BYTES * "\\u{10ffff}".len())
 }
 
-/// Says an error; its text is safe to show.
+/// Prints an error; its text is safe to show.
 pub(crate) fn report_error(error: &ClientError, streams: &mut Streams) -> Exit {
     streams.err.line(&format!("error: {error}"));
     error.exit()

@@ -1,7 +1,7 @@
-//! What a person orders of the daemon's pools and sessions: `drain`, `pause`, `resume`, `resize`,
-//! `stop`, `command`, `reload`.
+//! Commands for the daemon's pools and sessions: `drain`, `pause`, `resume`, `resize`, `stop`,
+//! `command` and `reload`.
 //!
-//! Owns the words and what is said when it is done. Must not know how it is carried out.
+//! Owns the requests and the messages. Must not know how the daemon carries them out.
 
 use std::path::Path;
 
@@ -15,10 +15,10 @@ use marshal_model::limits;
 use marshal_model::untrusted::escape_for_display;
 use marshal_model::{PoolName, SessionId};
 
-/// Columns of what a reload tells.
+/// Columns shown of the result of a reload.
 const DETAIL: usize = 600;
 
-/// What of a pool's tasks.
+/// The requested flow of a pool's tasks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Flow {
     Drain,
@@ -63,7 +63,7 @@ pub(super) async fn resize(
     print_answer(answer, json, streams, of_pool)
 }
 
-/// `stop SESSION`: all of it, or its turn alone.
+/// `stop SESSION`: the session, or only its turn.
 pub(super) async fn stop(
     state: &Path,
     session: &SessionId,
@@ -75,14 +75,14 @@ pub(super) async fn stop(
     let path = format!("/api/v1/sessions/{session}/{what}");
     let answer = request_json(state, Method::POST, &path, None).await;
     let words = if turn {
-        "its turn is told to end"
+        "cancelling its turn"
     } else {
-        "it is told to end"
+        "stopping"
     };
     print_answer(answer, json, streams, |_| format!("{session}: {words}"))
 }
 
-/// `command SESSION NAME [ARGS…]`: an answer of the agent's that it failed is a failure.
+/// `command SESSION NAME [ARGS…]`: fails if the agent answers that the command failed.
 pub(super) async fn command(
     state: &Path,
     session: &SessionId,
@@ -107,7 +107,8 @@ pub(super) async fn command(
                 .line(&escape_for_display(line, limits::COMMAND_TEXT_BYTES));
         }
         if answer["cut"] == true {
-            let events = format!("it said more: marshal events --session {session}");
+            let events =
+                format!("the answer was cut; all of it: marshal events --session {session}");
             streams.err.line(&events);
         }
     }
@@ -126,7 +127,7 @@ pub(super) async fn reload(state: &Path, json: bool, streams: &mut Streams) -> E
             answer["detail"].as_str().unwrap_or("?"),
             DETAIL,
         )];
-        for (key, word) in [("taken", "taken over"), ("restart", "needs a restart")] {
+        for (key, word) in [("taken", "applied"), ("restart", "needs a restart")] {
             let keys = answer[key].as_array().into_iter().flatten();
             let keys = keys.filter_map(Value::as_str);
             lines.extend(keys.map(|key| format!("{word}: {}", escape_for_display(key, DETAIL))));
@@ -139,7 +140,7 @@ fn of_pool(answer: &Value) -> String {
     let text = |key: &str| escape_for_display(answer[key].as_str().unwrap_or("?"), 60);
     let (size, slots) = (&answer["size"], &answer["slots"]);
     format!(
-        "{}: {}, {size} of {slots} slots get tasks",
+        "{}: {}, {size} of {slots} slots receive tasks",
         text("pool"),
         text("flow")
     )

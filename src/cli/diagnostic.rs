@@ -1,7 +1,7 @@
-//! Shows the faults of a configuration with the offending line of each.
+//! Shows the errors of a configuration, each with its line.
 //!
-//! Must not know how faults are found. The file's text is foreign: what could act on a terminal is
-//! replaced before it is drawn.
+//! Must not know how errors are found. The file's text is untrusted: characters that could act on a
+//! terminal are replaced.
 
 use std::fmt::Write as _;
 use std::ops::Range;
@@ -12,27 +12,27 @@ use annotate_snippets::{AnnotationKind, Group, Level, Renderer, Snippet};
 use marshal_config::{ConfigError, ConfigErrors};
 use marshal_model::untrusted;
 
-/// How faults are drawn.
+/// How errors are rendered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RenderStyle {
-    /// In colours: for a terminal that wants them.
+    /// Whether to use colours.
     pub colour: bool,
-    /// Columns of a line.
+    /// Width in columns.
     pub width: usize,
 }
 
 impl RenderStyle {
-    /// For files, pipes and tests.
+    /// The style for files, pipes and tests.
     pub const PLAIN: Self = Self {
         colour: false,
         width: 100,
     };
 }
 
-/// The longest line of a file that is drawn; beside a longer one, only the place is told.
+/// The longest line that is shown; for a longer one, only the position is shown.
 const LONGEST_LINE: usize = 2000;
 
-/// All faults, each with its place and line, then their number.
+/// All errors, each with its position and line, and then their number.
 #[must_use]
 pub fn render(errors: &ConfigErrors, look: RenderStyle) -> String {
     let renderer = if look.colour {
@@ -59,7 +59,7 @@ pub fn render(errors: &ConfigErrors, look: RenderStyle) -> String {
     out
 }
 
-/// The faults for machines, one object each.
+/// The errors as JSON, one object each.
 #[must_use]
 pub fn json(errors: &ConfigErrors) -> Vec<serde_json::Value> {
     let object = |error: &ConfigError| {
@@ -76,8 +76,8 @@ pub fn json(errors: &ConfigErrors) -> Vec<serde_json::Value> {
     errors.errors.iter().map(object).collect()
 }
 
-/// One fault beside its line, the line before and the line after; beside its place alone where the file has no text
-/// or a line is too long.
+/// One error with its line, the line before and the line after. Only with its position if the file
+/// has no text or a line is too long.
 fn report<'a>(error: &'a ConfigError, file: &'a str, text: &'a str) -> Group<'a> {
     let ConfigError { key, message, .. } = error;
     let mut title = if key.is_empty() {
@@ -88,9 +88,9 @@ fn report<'a>(error: &'a ConfigError, file: &'a str, text: &'a str) -> Group<'a>
     let before = error.line.saturating_sub(2);
     let mut lines = text.split_inclusive('\n');
     let start: usize = lines.by_ref().take(before).map(str::len).sum();
-    let around = || lines.clone().take(3);
-    let end = start + around().map(str::len).sum::<usize>();
-    let snippet = (start < end && around().all(|line| line.len() <= LONGEST_LINE)).then(|| {
+    let context = || lines.clone().take(3);
+    let end = start + context().map(str::len).sum::<usize>();
+    let snippet = (start < end && context().all(|line| line.len() <= LONGEST_LINE)).then(|| {
         let place = AnnotationKind::Primary.span(within(&text[start..end], start, &error.span));
         Snippet::source(&text[start..end])
             .path(file)
@@ -108,8 +108,8 @@ fn report<'a>(error: &'a ConfigError, file: &'a str, text: &'a str) -> Group<'a>
         .elements(help)
 }
 
-/// What an arrow points at: of a span of the file, the part on its first line, of whole characters and at least one;
-/// at the end of a line its last character. `source` begins at the file's byte `start`.
+/// The part of a span that is marked: the part on its first line, in whole characters and at least
+/// one. At the end of a line, it is the last character. `source` begins at the file's byte `start`.
 fn within(source: &str, start: usize, span: &Range<usize>) -> Range<usize> {
     let wanted = span.start.saturating_sub(start);
     let mut from = 0;
@@ -135,7 +135,7 @@ fn within(source: &str, start: usize, span: &Range<usize>) -> Range<usize> {
 }
 
 /// The text with every unsafe character replaced by one of the same length in bytes, so that spans
-/// stay right.
+/// stay valid.
 fn showable(text: &str) -> String {
     text.chars()
         .map(|c| match (c, c.len_utf8()) {

@@ -1,6 +1,7 @@
 //! `marshal acp`: serves an editor on standard input and output.
 //!
-//! Owns which fleet works for it: the daemon's, or one of this process. Must not know the protocol.
+//! Owns which fleet runs its sessions: the daemon's, or one of this process. Must not know the
+//! protocol.
 
 use std::sync::Arc;
 
@@ -21,15 +22,15 @@ use marshal_engine::api::reply::Role;
 use marshal_fleet::ResumeScope;
 use marshal_model::PoolName;
 
-/// Serves an editor, by the supervisor of the state directory or by a fleet of this process.
-/// Standard output is the editor's: everything else goes to standard error.
+/// Serves an editor with the supervisor of the state directory, or with a fleet of this process.
+/// Standard output is only for the editor: all messages go to standard error.
 pub(super) async fn run(cli: &Cli, pool: &PoolName, loaded: Loaded, mut streams: Streams) -> Exit {
     let state = match find_state(&loaded.config, &mut streams) {
         Ok(state) => state,
         Err(exit) => return exit,
     };
     let Ok(mut signals) = Signals::install() else {
-        streams.err.line("error: signals cannot be handled");
+        streams.err.line("error: cannot install signal handlers");
         return Exit::CannotStart;
     };
     start_log(cli, &loaded.config, None, false);
@@ -43,7 +44,7 @@ pub(super) async fn run(cli: &Cli, pool: &PoolName, loaded: Loaded, mut streams:
         Err(error) => return report_error(&error, &mut streams),
     }
     if loaded.config.pool(pool.as_str()).is_none() {
-        let text = format!("error: there is no pool {pool} in the configuration");
+        let text = format!("error: the configuration has no pool {pool}");
         streams.err.line(&text);
         return Exit::Usage;
     }
@@ -83,7 +84,7 @@ pub(super) async fn run(cli: &Cli, pool: &PoolName, loaded: Loaded, mut streams:
     finish(started, second.map_or(exit, Signal::exit), &mut signals).await
 }
 
-/// Speaks with the editor until it closes its end, or a signal ends it.
+/// Serves the editor until it closes the connection, or a signal arrives.
 async fn serve_editor(place: acp::SupervisorTarget, signals: &mut Signals) -> Exit {
     let stop = CancellationToken::new();
     let serving = acp::serve(place, std::io::stdin(), std::io::stdout(), stop.clone());
@@ -94,7 +95,7 @@ async fn serve_editor(place: acp::SupervisorTarget, signals: &mut Signals) -> Ex
                 acp::Ended::Closed => Exit::Done,
                 acp::Ended::LineTooLong => Exit::Failures,
             },
-            // The editor may go on without its terminal.
+            // The editor may continue without its terminal.
             signal = signals.next() => if signal != Signal::Hangup {
                 stop.cancel();
             },

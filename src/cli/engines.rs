@@ -1,7 +1,7 @@
-//! The programs that put walls up in marshal's place: found, asked for their image, and made to
-//! forget what an earlier start left.
+//! The programs that build sandboxes instead of marshal: finds them, checks their images, and
+//! removes the containers of an earlier start.
 //!
-//! Must not know what they are told for one child.
+//! Must not know the arguments for a child.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,7 +15,7 @@ use marshal_launch::{
 use marshal_model::limits::{ENGINE_COMMAND, ENGINE_OUTPUT_BYTES};
 use marshal_model::{PoolName, ResourceLimits, untrusted};
 
-/// What an engine may know of the supervisor's environment.
+/// The variables of the supervisor's environment that an engine gets.
 const PASSED: [&str; 16] = [
     "CONTAINERS_CONF",
     "CONTAINERS_REGISTRIES_CONF",
@@ -35,16 +35,17 @@ const PASSED: [&str; 16] = [
     "XDG_STATE_HOME",
 ];
 
-/// The label of every container: whose it is, by the directory that only one supervisor can hold.
+/// The label of every container. Its value is the state directory, which only one supervisor can
+/// lock.
 const OWNER: &str = "marshal.state";
 
-/// The directory, below the state directory, for what containers are shown.
+/// The directory for files that are mounted into containers, below the state directory.
 const DIRECTORY: &str = "engines";
 
-/// How many characters of what an engine said a message shows.
+/// Characters shown of an engine's output in a message.
 const SHOWN: usize = 300;
 
-/// What an engine's own processes may have.
+/// The limits of an engine's own processes.
 const LIMITS: ProcessLimits = ProcessLimits {
     nofile: 4096,
     fsize: 1 << 30,
@@ -52,74 +53,74 @@ const LIMITS: ProcessLimits = ProcessLimits {
     group: ResourceLimits::NONE,
 };
 
-/// Why walls that another program is to put up cannot be had.
+/// Why an engine cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
-    /// There is no such program.
+    /// The program is not installed.
     #[error(
-        "launcher {launcher} needs the program {program}, which is in no directory of PATH: install it, or use launcher = \"unshare\""
+        "launcher {launcher} needs the program {program}, which is not in PATH; install it, or use launcher = \"unshare\""
     )]
     Missing {
         /// The launcher.
         launcher: Launcher,
-        /// The program.
+        /// The program's name.
         program: &'static str,
     },
-    /// It did not answer.
-    #[error("{program} could not be asked for {what}: {why}")]
+    /// A command of the program failed.
+    #[error("{program} did not answer about {what}: {why}")]
     NoAnswer {
-        /// The program.
+        /// The program's name.
         program: &'static str,
-        /// For what it was asked.
+        /// The subject of the command.
         what: String,
-        /// What went wrong.
+        /// The error.
         why: String,
     },
-    /// It has no such image.
+    /// The image is not on this host.
     #[error(
-        "{program} has no image {image} here, and none is fetched: {said}; to fetch it: {program} pull {image}"
+        "{program} does not have the image {image}, and marshal pulls no images: {said}; run {program} pull {image}"
     )]
     NoImage {
-        /// The program.
+        /// The program's name.
         program: &'static str,
-        /// The image.
+        /// The image's name.
         image: String,
-        /// What the program said.
+        /// The program's message.
         said: String,
     },
-    /// It has another image of that name.
-    #[error("the image that {program} has as {image} has another digest: {said}")]
+    /// The image of that name has another digest.
+    #[error("the image {image} of {program} has another digest: {said}")]
     OtherImage {
-        /// The program.
+        /// The program's name.
         program: &'static str,
-        /// The image.
+        /// The image's name.
         image: String,
-        /// Those that it has.
+        /// The id and the digests of the image.
         said: String,
     },
-    /// It said something that is no answer.
-    #[error("{program} gave no id for the image {image}, but {said:?}")]
+    /// The output of the program is not valid.
+    #[error("{program} printed no id for the image {image}, but {said:?}")]
     Garbage {
-        /// The program.
+        /// The program's name.
         program: &'static str,
-        /// The image.
+        /// The image's name.
         image: String,
-        /// What it said instead.
+        /// The program's output.
         said: String,
     },
-    /// What an earlier start left cannot be removed.
-    #[error("containers of an earlier start could not be removed: {said}")]
+    /// The containers of an earlier start cannot be removed.
+    #[error("cannot remove the containers of an earlier start: {said}")]
     LeftoverContainers {
-        /// What the engine said.
+        /// The engine's message.
         said: String,
     },
 }
 
-/// The engines of all pools that need one. Containers that an earlier start of the supervisor with
-/// this state directory left are removed.
+/// The engines of all pools that need one. Removes the containers that an earlier supervisor with
+/// this state directory left behind.
 ///
 /// # Errors
-/// [`EngineError`]; nothing runs then.
+/// [`EngineError`]; no child was started then.
 pub async fn prepare_engines(
     config: &Config,
     spawner: &Spawner,
@@ -154,17 +155,17 @@ pub async fn prepare_engines(
     Ok(engines)
 }
 
-/// bubblewrap, where it is.
+/// bubblewrap, from PATH.
 ///
 /// # Errors
-/// [`EngineError::OnMissing`].
+/// [`EngineError::Missing`].
 pub fn bwrap() -> Result<Engine, EngineError> {
     Ok(Engine::Bwrap {
         program: find(Launcher::Bwrap, "bwrap")?,
     })
 }
 
-/// The first of that name in the PATH of this process.
+/// The first program of that name in the PATH of this process.
 fn find(launcher: Launcher, program: &'static str) -> Result<String, EngineError> {
     use std::os::unix::fs::PermissionsExt as _;
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -179,8 +180,8 @@ fn find(launcher: Launcher, program: &'static str) -> Result<String, EngineError
         .ok_or(EngineError::Missing { launcher, program })
 }
 
-/// The engine for this image, which must be there. `owner` is what its containers are labelled with,
-/// `directory` where files for them may be put.
+/// The engine for this image, which must be on this host. `owner` is the label of its containers;
+/// `directory` is for files that are mounted into them.
 ///
 /// # Errors
 /// [`EngineError`].
@@ -223,7 +224,7 @@ pub async fn of_image(
     Ok(container)
 }
 
-/// The id of the image of that name.
+/// The id of the image with that name.
 async fn resolve_image(
     container: &Container,
     image: &str,
@@ -246,7 +247,7 @@ async fn resolve_image(
             said: shown(&finished.stderr),
         });
     }
-    let said = shown(&finished.stdout);
+    let output = shown(&finished.stdout);
     let text = String::from_utf8_lossy(&finished.stdout).into_owned();
     let mut words = text.split_whitespace();
     let id = words.next().unwrap_or_default();
@@ -256,7 +257,7 @@ async fn resolve_image(
         return Err(EngineError::Garbage {
             program,
             image,
-            said,
+            said: output,
         });
     }
     let is_meant = if let Some(wanted) = image.strip_prefix("sha256:") {
@@ -272,12 +273,13 @@ async fn resolve_image(
         Err(EngineError::OtherImage {
             program,
             image,
-            said,
+            said: output,
         })
     }
 }
 
-/// Removes every container of this state directory: its supervisor is gone, for this one holds it.
+/// Removes every container of this state directory. Their supervisor has ended, because this one
+/// has the lock.
 async fn sweep(container: &Container, spawner: &Spawner, state: &Path) -> Result<(), EngineError> {
     let program = match container.flavour {
         ContainerCli::Podman => "podman",
@@ -293,24 +295,31 @@ async fn sweep(container: &Container, spawner: &Spawner, state: &Path) -> Result
     }
     let text = String::from_utf8_lossy(&finished.stdout).into_owned();
     for name in text.split_whitespace() {
-        // Only names that we give; whatever else is said is no name.
+        // Only names that marshal gives: the output may have other lines.
         if !name.starts_with("marshal-") {
             continue;
         }
         tracing::warn!(name, "removing a container that an earlier start left");
         let words = ["rm", "--force", name];
-        let finished = run_command(container, &words, program, "an end", spawner).await?;
+        let finished = run_command(
+            container,
+            &words,
+            program,
+            "the removal of a container",
+            spawner,
+        )
+        .await?;
         if finished.status.shell_code() != 0 {
             return Err(EngineError::LeftoverContainers {
                 said: shown(&finished.stderr),
             });
         }
     }
-    // What they were shown.
+    // The files that were mounted into them.
     if let Err(error) = std::fs::remove_dir_all(&container.directory)
         && error.kind() != std::io::ErrorKind::NotFound
     {
-        tracing::warn!(directory = container.directory, %error, "files of containers are left");
+        tracing::warn!(directory = container.directory, %error, "cannot remove the files of containers");
     }
     Ok(())
 }
@@ -343,6 +352,6 @@ async fn run_command(
         })
 }
 
-fn shown(said: &[u8]) -> String {
-    untrusted::escape_for_display(String::from_utf8_lossy(said).trim(), SHOWN)
+fn shown(output: &[u8]) -> String {
+    untrusted::escape_for_display(String::from_utf8_lossy(output).trim(), SHOWN)
 }

@@ -1,4 +1,4 @@
-//! One journalled event as one line for a person.
+//! Formats one journalled event as one line.
 //!
 //! Pure; every text here is safe to show. Must not know where lines go.
 
@@ -6,10 +6,10 @@ use marshal_journal::StoredEvent;
 use marshal_model::untrusted::escape_for_display;
 use marshal_model::{Event, UntrustedText, Verdict, WorkEvent};
 
-/// The least that is shown of what an event says, in columns.
+/// The least columns of an event's text.
 const LEAST: usize = 40;
 
-/// A time (microseconds since the Unix epoch) as people and programs read it.
+/// A time (microseconds since the Unix epoch) in RFC 3339 format.
 #[must_use]
 pub fn time(at_us: i64) -> String {
     match jiff::Timestamp::from_microsecond(at_us) {
@@ -18,7 +18,7 @@ pub fn time(at_us: i64) -> String {
     }
 }
 
-/// The line of an event, as wide as `width` if it can be; with its session if `named`.
+/// The line of an event, cut at `width` columns if possible; with its session if `named`.
 #[must_use]
 pub fn line(event: &StoredEvent, named: bool, width: usize) -> String {
     let mut text = time(event.at_us);
@@ -30,26 +30,26 @@ pub fn line(event: &StoredEvent, named: bool, width: usize) -> String {
         event.id,
         escape_for_display(&event.kind, 32)
     );
-    let says = match event.decode() {
+    let description = match event.decode() {
         Ok(stamped) => describe_event(&stamped.event),
-        // What a newer program wrote is shown as it is stored.
+        // An event of a newer version is shown as it is stored.
         Err(_) => event.body.clone(),
     };
-    if says.is_empty() {
+    if description.is_empty() {
         return text;
     }
     let room = width.saturating_sub(text.chars().count() + 1).max(LEAST);
-    format!("{text} {}", escape_for_display(&says, room))
+    format!("{text} {}", escape_for_display(&description, room))
 }
 
-/// A child's start: which walls stand, by what its limits are held, and what is missing.
+/// Describes a child's start: its sandbox layers, how its limits are enforced, and what is missing.
 fn describe_start(event: &Event) -> String {
     let Event::ChildStarted {
         pid,
         launcher,
         sandbox_gaps: lacks,
         limits,
-        sandbox_layers: walls,
+        sandbox_layers,
     } = event
     else {
         return String::new();
@@ -61,14 +61,14 @@ fn describe_start(event: &Event) -> String {
         format!(", lacks {}", words.join(", "))
     };
     let limits = limits.as_ref().map_or(String::new(), |l| format!(", {l}"));
-    let walls = match walls.join(", ") {
+    let layers = match sandbox_layers.join(", ") {
         none if none.is_empty() => none,
-        walls => format!(", {walls}"),
+        layers => format!(", {layers}"),
     };
-    format!("pid {pid}, launcher {launcher}{walls}{limits}{lacks}")
+    format!("pid {pid}, launcher {launcher}{layers}{limits}{lacks}")
 }
 
-/// What it says; foreign text in it is not yet made safe.
+/// Describes an event; untrusted text in it is not escaped yet.
 fn describe_event(event: &Event) -> String {
     let or =
         |text: Option<&marshal_model::UntrustedText>| text.map_or("", |text| text.raw()).to_owned();
@@ -159,7 +159,7 @@ fn describe_event(event: &Event) -> String {
     }
 }
 
-/// What was asked for, and what was said to it.
+/// Describes a permission request or a decision.
 fn of_ask(event: &Event) -> String {
     match event {
         Event::PermissionRequested {
@@ -186,7 +186,7 @@ fn of_ask(event: &Event) -> String {
     }
 }
 
-/// What an agent says of its session, and what we did about that.
+/// Describes an agent's report about its session, and the supervisor's reaction.
 fn of_session(event: &Event) -> String {
     let or =
         |text: Option<&marshal_model::UntrustedText>| text.map_or("", |text| text.raw()).to_owned();
@@ -222,7 +222,7 @@ fn of_session(event: &Event) -> String {
         ),
         Event::CompactionText { id, delta } => format!("{}: {}", id.raw(), delta.raw()),
         Event::SessionResumed { how, replayed } => {
-            format!("by {how}, {replayed} messages of its past not told again")
+            format!("by {how}, {replayed} messages of its history not repeated")
         }
         Event::Work(work) => of_work(work),
         Event::SessionFresh {

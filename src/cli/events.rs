@@ -1,7 +1,7 @@
-//! `events`: what the journal has, from a place or a time on, and what is added to it.
+//! `events`: shows journalled events, starting at a cursor or a time, and follows new ones.
 //!
-//! Owns the order over several sessions and the cursor. Reads the state directory's journal
-//! itself, beside whatever runs there. Must not know how an event is worded.
+//! Owns the order over several sessions and the cursor. Reads the journal directly, also while a
+//! supervisor runs. Must not know how an event is worded.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
@@ -17,30 +17,31 @@ use marshal_model::limits;
 use marshal_model::untrusted::escape_for_display;
 use marshal_model::{EventId, EventKind, PoolName, SessionId};
 
-/// What is wanted.
+/// `events …`
 #[derive(Debug, Clone, clap::Args)]
 pub struct EventsArgs {
-    /// After this event (3-117, with --session), since this long ago (10m) or this time (RFC 3339)
+    /// Start after this event (3-117, with --session), this long ago (10m) or at this time (RFC
+    /// 3339)
     #[arg(long, value_name = "CURSOR", value_parser = Since::parse)]
     pub since: Option<Since>,
 
-    /// Only this session
+    /// Show only events of this session
     #[arg(long, value_parser = |text: &str| SessionId::new(text))]
     pub session: Option<SessionId>,
 
-    /// Only sessions of this pool
+    /// Show only events of this pool's sessions
     #[arg(long, value_parser = |text: &str| PoolName::new(text))]
     pub pool: Option<PoolName>,
 
-    /// Only events of this kind, for example decided; may be repeated
+    /// Show only events of this kind, for example decided; may be repeated
     #[arg(long, value_parser = kind)]
     pub kind: Vec<EventKind>,
 
-    /// At most so many events
+    /// Show at most this many events
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub limit: Option<u64>,
 
-    /// Go on as events come
+    /// Wait for new events and show them
     #[arg(short, long)]
     pub follow: bool,
 }
@@ -48,20 +49,20 @@ pub struct EventsArgs {
 fn kind(text: &str) -> Result<EventKind, String> {
     EventKind::from_word(text).ok_or_else(|| {
         let words: Vec<_> = EventKind::ALL.iter().map(|kind| kind.word()).collect();
-        format!("known kinds: {}", words.join(", "))
+        format!("the known kinds are {}", words.join(", "))
     })
 }
 
 /// Why the journal cannot be shown.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
-    /// There is none.
+    /// There is no journal.
     #[error(
-        "there is no journal in {0}: nothing was run with this state directory yet, or --config names another one"
+        "there is no journal in {0}: no run has used this state directory yet, or it is the wrong one; name the right configuration with --config"
     )]
     NoJournal(String),
-    /// It belongs to somebody else.
-    #[error("the journal in {0} may not be read; become its user or root")]
+    /// Another user owns it.
+    #[error("no permission to read the journal in {0}; run this as its owner or as root")]
     NotPermitted(String),
     /// It cannot be opened.
     #[error(transparent)]
@@ -69,11 +70,13 @@ pub enum JournalError {
     /// It cannot be read.
     #[error(transparent)]
     Read(#[from] ReadError),
-    /// No such session.
-    #[error("there is no session {0} in the journal, or it was removed because of its age")]
+    /// The journal does not have this session.
+    #[error(
+        "there is no session {0} in the journal; sessions are removed after the retention time"
+    )]
     NoSession(SessionId),
-    /// A cursor without its session.
-    #[error("the cursor {0} is an event of one session: name it with --session")]
+    /// An event id was given as the cursor, without its session.
+    #[error("the cursor {0} is an event id, which needs its session; name it with --session")]
     SessionRequired(EventId),
 }
 
@@ -100,7 +103,7 @@ pub fn open_journal(state: &Path) -> Result<Reader, JournalError> {
             Err(JournalError::NoJournal(shown()))
         }
         Err(std::io::ErrorKind::PermissionDenied) => Err(JournalError::NotPermitted(shown())),
-        // Everything else is told by SQLite, with its reason.
+        // SQLite reports every other error, with its reason.
         _ => Ok(Reader::open(state)?),
     }
 }
@@ -129,10 +132,10 @@ fn run(
     json: bool,
     streams: &mut Streams,
 ) -> Result<(), JournalError> {
-    /// How often a follower looks for more.
+    /// How often a follower checks for new events.
     const LOOK: Duration = Duration::from_millis(100);
-    /// How long before its begin a follower looks for sessions that ended: longer than a commit
-    /// takes.
+    /// How far back from its start a follower looks for ended sessions: longer than a commit takes,
+    /// so that no session that ends during the start is missed.
     const MARGIN_US: i64 = 60_000_000;
     let reader = open_journal(state)?;
     let begun_us = now_us();
@@ -158,7 +161,7 @@ fn run(
     }
 }
 
-/// How far every session was shown.
+/// The position up to which each session was shown.
 struct Tail<'a> {
     args: &'a EventsArgs,
     json: bool,
@@ -176,7 +179,7 @@ struct Source {
 }
 
 impl Source {
-    /// Reads on if nothing is left; `false` if nothing more is there.
+    /// Reads the next page if the buffer is empty; `false` at the end.
     fn fill(&mut self, reader: &Reader, bytes: usize) -> Result<bool, ReadError> {
         if self.next.is_empty() {
             let page =
@@ -188,7 +191,7 @@ impl Source {
 }
 
 impl Tail<'_> {
-    /// Finds the place of the cursor, and says if it is not durable.
+    /// Finds the position of the cursor, and reports a cursor that is not durable.
     fn begin(&mut self, reader: &Reader, streams: &mut Streams) -> Result<(), JournalError> {
         let Some(session) = &self.args.session else {
             return match self.args.since {
@@ -212,7 +215,7 @@ impl Tail<'_> {
         Ok(())
     }
 
-    /// The cursor lies beyond what is durable: whoever holds it saw events that were never kept.
+    /// Reports a cursor beyond the durable end: its owner saw events that were lost in a crash.
     fn print_rewound(&self, session: &SessionId, to: EventId, streams: &mut Streams) {
         if self.json {
             let line = serde_json::json!({
@@ -220,12 +223,12 @@ impl Tail<'_> {
             });
             streams.out.json(&line.to_string());
         } else {
-            let line = format!("rewound to {to}: what was after it is not durable");
+            let line = format!("rewound to {to}: later events were not durable");
             streams.out.line(&line);
         }
     }
 
-    /// The sessions that may have more.
+    /// The sessions that may have more events.
     fn sources(&mut self, reader: &Reader, ended_after: i64) -> Result<Vec<Source>, JournalError> {
         let sessions: Vec<StoredSession> = match &self.args.session {
             Some(session) => reader.session(session)?.into_iter().collect(),
@@ -255,7 +258,7 @@ impl Tail<'_> {
         Ok(sources)
     }
 
-    /// Shows everything that is there now, in the order of time.
+    /// Shows all events that are there now, ordered by time.
     fn round(
         &mut self,
         reader: &Reader,
@@ -263,7 +266,7 @@ impl Tail<'_> {
         streams: &mut Streams,
     ) -> Result<(), JournalError> {
         let mut sources = self.sources(reader, ended_after)?;
-        // Together they hold what one page may hold.
+        // All sessions together buffer at most one page.
         let bytes = limits::CATCH_UP_BYTES / sources.len().max(1);
         let mut heads = BinaryHeap::new();
         for (index, source) in sources.iter_mut().enumerate() {

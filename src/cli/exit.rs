@@ -1,21 +1,21 @@
-//! Exit codes: the whole set, and nothing else.
+//! The exit codes of the program.
 //!
-//! Must not know who ends, or why. 101 is a panic and always a bug.
+//! Must not know why the program ends. 101 is a panic and always a bug.
 
-/// How the program ends.
+/// An exit code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {
-    /// Everything that was asked for is done.
+    /// Success.
     Done,
-    /// It worked, and something of it failed.
+    /// The command ran, and something failed, such as a task.
     Failures,
-    /// Bad usage or configuration.
+    /// Wrong usage or configuration.
     Usage,
     /// The fleet could not start: no child was ever spawned.
     CannotStart,
-    /// No daemon can be reached.
+    /// No supervisor can be reached.
     NoDaemon,
-    /// Not permitted.
+    /// The caller has no permission.
     NotPermitted,
     /// A second SIGINT.
     Interrupted,
@@ -24,7 +24,7 @@ pub enum Exit {
 }
 
 impl Exit {
-    /// Every way to end.
+    /// All exit codes.
     pub const ALL: &'static [Self] = &[
         Self::Done,
         Self::Failures,
@@ -36,7 +36,7 @@ impl Exit {
         Self::Terminated,
     ];
 
-    /// Failures, where everything would be done.
+    /// Turns success into failure; other codes stay.
     #[must_use]
     pub const fn or_failures(self) -> Self {
         match self {
@@ -45,7 +45,7 @@ impl Exit {
         }
     }
 
-    /// The code that the shell sees.
+    /// The numeric exit code.
     #[must_use]
     pub const fn code(self) -> u8 {
         match self {

@@ -1,6 +1,6 @@
-//! The store of workspaces' files, from the configuration to an open one.
+//! Opens the store of workspaces' file versions, as configured.
 //!
-//! Must not know what is kept in it.
+//! Must not know what is stored in it.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use marshal_config::{Config, ConfigErrors, Secret};
 use marshal_sandbox::state_dir::StateDir;
 use marshal_store::{Server, Store, StoreError};
 
-/// The server that the configuration names, its secret read.
+/// The configured database server, with its secret.
 fn server(config: &Config) -> Option<Result<Server, StoreError>> {
     let text = config.store.postgres.as_ref().and_then(Secret::expose)?;
     let ca = config.store.ca.as_ref().and_then(|ca| ca.pem.as_deref());
@@ -18,7 +18,7 @@ fn server(config: &Config) -> Option<Result<Server, StoreError>> {
 /// Checks that the connection string can be used.
 ///
 /// # Errors
-/// What is wrong with it, which says nothing of its text.
+/// The error in it. The message has nothing of the string, which is a secret.
 pub(super) fn check(config: &Config) -> Result<(), Box<ConfigErrors>> {
     match server(config) {
         Some(Err(error)) => {
@@ -29,10 +29,12 @@ pub(super) fn check(config: &Config) -> Result<(), Box<ConfigErrors>> {
     }
 }
 
-/// Opens the store. Only a daemon keeps versions: what one run does is looked at where it is done.
+/// Opens the store. Only a daemon stores versions: the changes of a single `run` are in its
+/// workspace.
 ///
 /// # Errors
-/// [`StoreError`]; that of a server that is not there, too: what nobody can keep is not begun.
+/// [`StoreError`], also if the server cannot be reached: no work starts whose versions cannot be
+/// stored.
 pub(super) async fn open(
     config: &Config,
     state: &Arc<StateDir>,

@@ -1,7 +1,7 @@
-//! The daemon asked over the HTTP socket of its state directory.
+//! The client of the daemon's HTTP socket in its state directory.
 //!
-//! Owns one request and its answer, and the lines of a stream. Whoever may connect is the owner, so no
-//! token is sent. Must not know what is asked for.
+//! Sends single requests and reads streams of events. Only the owner may connect to the socket, so
+//! no token is sent. Must not know what a request means.
 
 use std::io;
 use std::path::Path;
@@ -21,25 +21,26 @@ use marshal_engine::api::http::SOCKET;
 use marshal_model::limits;
 use marshal_model::untrusted::escape_for_display;
 
-/// Columns of a sentence of the daemon's.
+/// Columns shown of an error message of the daemon.
 const SENTENCE: usize = 600;
 
-/// Why something was not done.
+/// Why a request failed.
 #[derive(Debug)]
 pub(super) enum HttpError {
-    /// The daemon cannot be asked.
+    /// The daemon cannot be reached, or the connection failed.
     Client(ClientError),
-    /// It refused.
+    /// The daemon refused the request.
     Refused {
-        /// How.
+        /// The status of the response.
         status: StatusCode,
-        /// Why, as it says it.
+        /// The daemon's message.
         detail: String,
     },
 }
 
 impl HttpError {
-    /// Whether what only reads, or is sent under a key, may be done if it is asked again a little later.
+    /// Whether a later try may succeed. Only for requests that read, or that have an idempotency
+    /// key.
     pub(super) fn is_retryable(&self) -> bool {
         match self {
             Self::Client(ClientError::NoSupervisor { .. } | ClientError::Lost(_)) => true,
@@ -48,7 +49,7 @@ impl HttpError {
         }
     }
 
-    /// Says it, and how the program ends.
+    /// Prints the error, and returns the exit code.
     pub(super) fn report(&self, streams: &mut Streams) -> Exit {
         match self {
             Self::Client(error) => report_error(error, streams),
@@ -70,7 +71,7 @@ fn lost(error: impl std::fmt::Display) -> HttpError {
     HttpError::Client(ClientError::Lost(error.to_string()))
 }
 
-/// Asks for one thing; the answer is JSON, or nothing.
+/// Sends one request; the answer is JSON, or null if it has no body.
 ///
 /// # Errors
 /// [`HttpError`]
@@ -84,7 +85,7 @@ pub(super) async fn request_json(
     read(answer).await
 }
 
-/// Sends what is to be done once, under a key: sent again, it is the same.
+/// Posts a request with an idempotency key: the daemon runs it only once, even if it is sent again.
 ///
 /// # Errors
 /// [`HttpError`]
@@ -107,7 +108,7 @@ async fn read(answer: Incoming) -> Result<Value, HttpError> {
     serde_json::from_slice(&bytes).map_err(lost)
 }
 
-/// Opens a stream of server-sent events, after the last one that was read.
+/// Opens a stream of server-sent events, after the event `last`.
 ///
 /// # Errors
 /// [`HttpError`]
@@ -162,15 +163,15 @@ async fn send(
         return Ok(body);
     }
     let bytes = body::to_bytes(Body::new(body), limits::CONTROL_EVENT_LINE_BYTES).await;
-    let said = serde_json::from_slice::<Value>(&bytes.unwrap_or_default()).unwrap_or_default();
-    let detail = said.get("detail").and_then(Value::as_str);
+    let problem = serde_json::from_slice::<Value>(&bytes.unwrap_or_default()).unwrap_or_default();
+    let detail = problem.get("detail").and_then(Value::as_str);
     Err(HttpError::Refused {
         status,
         detail: detail.map_or_else(|| status.to_string(), str::to_owned),
     })
 }
 
-/// A stream of events.
+/// A stream of server-sent events.
 pub(super) struct EventStream {
     body: Incoming,
     buffer: Vec<u8>,
@@ -184,10 +185,10 @@ pub(super) struct ServerSentEvent {
 }
 
 impl EventStream {
-    /// The next event; `NoJournal` when the stream ends.
+    /// The next event; `None` at the end of the stream.
     ///
     /// # Errors
-    /// [`HttpError`], also for an event longer than any that is sent.
+    /// [`HttpError`], also for an event that is longer than any valid one.
     pub(super) async fn next(&mut self) -> Result<Option<ServerSentEvent>, HttpError> {
         loop {
             if let Some(event) = cut(&mut self.buffer) {
@@ -213,7 +214,7 @@ impl EventStream {
     }
 }
 
-/// Takes a whole event off the front: comments and hints have no data.
+/// Removes a complete event from the front of the buffer. Comments and retry hints have no data.
 fn cut(held: &mut Vec<u8>) -> Option<ServerSentEvent> {
     let end = held.windows(2).position(|two| two == b"\n\n")?;
     let text: Vec<u8> = held.drain(..end + 2).collect();

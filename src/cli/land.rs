@@ -1,9 +1,9 @@
-//! `take`: the branch of a session that worked in a clone comes into the repository that the clone
-//! was made of.
+//! `take`: brings the branch of a session that worked in a clone into the original repository.
 //!
-//! The bundle comes from walls that an agent was in. Git unpacks and checks it behind walls of its
-//! own, beside the repository's objects, which are read-only there; what was checked is then put in
-//! place as files. Git is never run outside, nothing is checked out, and no branch is overwritten.
+//! The bundle comes from an agent's sandbox, so it is untrusted. Git unpacks and checks it in a
+//! separate sandbox, with read-only access to the repository's objects. The checked objects are
+//! then moved into place as files. Git never runs outside a sandbox, nothing is checked out, and no
+//! branch is overwritten.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -26,72 +26,72 @@ use marshal_sandbox::workspace::{Owner, Root, TreeError};
 use marshal_sandbox::{self as sandbox, ExtraMounts, HostIds, PlanError, SandboxRequest, Tree};
 use marshal_wire::shim::MountAccess;
 
-/// What the walls of git have of programs.
+/// The PATH in git's sandbox.
 const PATH: &str = "/usr/local/bin:/usr/bin:/bin";
-/// Runs with a state directory of their own that are looked through.
+/// The most runs with a separate state directory that are searched.
 const LOCALS: usize = 10_000;
 
-/// Why a branch is not taken.
+/// Why a branch cannot be brought into its repository.
 #[derive(Debug, thiserror::Error)]
 enum LandBranchError {
-    /// Nobody knows such a clone.
+    /// No clone of the session exists.
     #[error(
-        "session {session} has no clone in {state}: only mode \"worktree\" makes one, and it is kept for 7 days"
+        "session {session} has no clone in {state}; only the workspace mode \"worktree\" makes one, and it is kept for 7 days"
     )]
     NoClone {
         /// The session.
         session: SessionId,
-        /// Where was looked.
+        /// The state directory that was searched.
         state: String,
     },
-    /// There is nothing to take.
-    #[error("session {0} brought nothing that its repository had not")]
+    /// The session has no new commits.
+    #[error("session {0} has no commits that are new to its repository")]
     NoBundle(SessionId),
-    /// The state is not the caller's.
-    #[error("{0} is not yours, or others can read or write it")]
+    /// The state directory is not private to the caller.
+    #[error("{0} belongs to another user, or others can read or write it")]
     Foreign(String),
-    /// The branch has another commit.
+    /// The branch exists with another commit.
     #[error(
-        "the branch {branch} is there already, at {has}: rename it (git branch -m {branch} OTHER), then take this one"
+        "the branch {branch} exists already, at {has}; rename it (git branch -m {branch} OTHER) and try again"
     )]
     Exists {
-        /// The branch.
+        /// The branch's name.
         branch: String,
-        /// What it is.
+        /// The commit that it points to.
         has: ObjectId,
     },
-    /// A branch has the name of our directory.
+    /// A branch has the name of the directory for branches of sessions.
     #[error(
-        "the repository has a branch \"marshal\": rename it, so that branches can be below that name"
+        "the repository has a branch \"marshal\", so no branch can be named marshal/SESSION; rename it and try again"
     )]
     Blocked,
-    /// Refs are kept in another form.
+    /// The repository stores refs in an unsupported format.
     #[error(
-        "the repository keeps its branches as a reftable: take it with git, fetch.fsckObjects=true git fetch {0}"
+        "the repository stores its branches in a reftable, which is not supported; use git instead: git -c fetch.fsckObjects=true fetch {0}"
     )]
     Reftable(String),
-    /// Git found something.
-    #[error("the bundle is refused: {0}")]
+    /// Git rejected the bundle.
+    #[error("git rejected the bundle: {0}")]
     Refused(String),
     /// Git could not be run.
-    #[error("git cannot be run behind walls: {0}")]
+    #[error("git cannot be run in a sandbox: {0}")]
     Sandbox(#[from] RunError),
-    /// The record, the bundle or the source.
+    /// The record, the bundle or the source repository cannot be used.
     #[error(transparent)]
     Branch(#[from] BranchError),
-    /// A directory.
+    /// A directory cannot be used.
     #[error(transparent)]
     Tree(#[from] TreeError),
-    /// No uid.
+    /// No uid is available for git.
     #[error(transparent)]
     Uids(#[from] UidError),
-    /// No walls.
+    /// The sandbox cannot be planned.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// It could not be put in place.
+    /// The objects or the branch could not be moved into place.
     #[error(transparent)]
     Land(#[from] LandError),
-    /// No process can be started.
+    /// The spawner thread cannot be started.
     #[error("no process can be started: {0}")]
     Spawner(std::io::Error),
 }
@@ -109,16 +109,16 @@ impl LandBranchError {
     }
 }
 
-/// What was taken.
+/// A branch that was brought in.
 struct LandedBranch {
     branch: String,
     tip: ObjectId,
     source: PathBuf,
-    /// It had been there.
+    /// Whether the branch existed already, with the same commit.
     was_there: bool,
 }
 
-/// Takes the branch of `session`.
+/// Brings in the branch of `session`.
 pub(super) async fn land_branch(
     state: &Path,
     config: &Config,
@@ -140,7 +140,7 @@ pub(super) async fn land_branch(
         }
         Ok(taken) => {
             let was = if taken.was_there {
-                " was there already"
+                " existed already"
             } else {
                 ""
             };
@@ -232,13 +232,14 @@ async fn unpack(
     }
     let git = Root::open_resolved(walls.repository)?;
     let packs = walls.place.join("objects/pack");
-    // Git is gone, and what it left is its own: a link on the way leads nowhere.
+    // Git has ended, and it could only write its own files: a link among them cannot lead
+    // elsewhere.
     let from = Root::open_resolved(&packs)?;
     land::land(&git, &from, &pack, &name, &head.tip)?;
     Ok(taken(false))
 }
 
-/// Git's walls for one bundle.
+/// Git's sandbox for one bundle.
 struct UnpackSandbox<'a> {
     config: &'a Config,
     ids: HostIds,
@@ -293,7 +294,7 @@ impl UnpackSandbox<'_> {
     }
 }
 
-/// Who git is outside: as root a uid of nobody else's.
+/// The ids of git on this host; for root, a uid that nothing else uses.
 fn ids() -> Result<(HostIds, Option<LockedBlock>), LandBranchError> {
     let (uid, gid) = (
         rustix::process::geteuid().as_raw(),
@@ -307,8 +308,8 @@ fn ids() -> Result<(HostIds, Option<LockedBlock>), LandBranchError> {
     Ok((HostIds::Root { slot_uid }, Some(held)))
 }
 
-/// The directory that a session's clone is in: of the daemon's sessions, or of a run that had a
-/// state directory of its own.
+/// The directory of a session's clone: among the daemon's sessions, or in a run with a separate
+/// state directory.
 fn find(state: &Path, session: &SessionId) -> Result<Root, LandBranchError> {
     let locals = std::fs::read_dir(state.join("local"));
     let locals = locals.into_iter().flatten().take(LOCALS).flatten();

@@ -1,7 +1,7 @@
-//! Opens and closes the doors of a supervisor: the HTTP address, the HTTP socket and the control
-//! socket.
+//! Opens and closes the listeners of a supervisor: the HTTP address, the HTTP socket and the
+//! control socket.
 //!
-//! Owns what a taken address means for `run` and for `up`. Must not know what is served.
+//! Owns what an address in use means for `run` and for `up`. Must not know what is served.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -29,7 +29,7 @@ use marshal_engine::api::{approval_routes, control, policy_routes, v1};
 use marshal_engine::chat::Chats;
 use marshal_fleet::FleetHandle;
 
-/// Where the doors are, and who comes in, as the configuration has it.
+/// The addresses and the tokens of the configuration.
 #[derive(Debug, Clone)]
 pub struct ListenConfig {
     listen: SocketAddr,
@@ -38,7 +38,7 @@ pub struct ListenConfig {
 }
 
 impl ListenConfig {
-    /// Of a configuration.
+    /// From a configuration.
     #[must_use]
     pub fn from_config(config: &Config) -> Self {
         Self {
@@ -50,7 +50,7 @@ impl ListenConfig {
 }
 
 impl From<SocketAddr> for ListenConfig {
-    /// An address without anything else.
+    /// An address without tokens or TLS.
     fn from(listen: SocketAddr) -> Self {
         Self {
             listen,
@@ -60,10 +60,10 @@ impl From<SocketAddr> for ListenConfig {
     }
 }
 
-/// Checks the files by which people come in: tokens, the certificate and its key.
+/// Checks the files of tokens, the certificate and its key.
 ///
 /// # Errors
-/// Every one that cannot be used, at its line.
+/// An error for each unusable file, with its line in the configuration.
 pub fn check(config: &Config) -> Result<(), Box<ConfigErrors>> {
     let mut faults = Vec::new();
     if let Some(files) = &config.http.tls
@@ -86,11 +86,11 @@ pub fn check(config: &Config) -> Result<(), Box<ConfigErrors>> {
     }
 }
 
-/// Listens on the configured address. A port of 0 is the system's choice, which is printed. If
-/// the address cannot be had, `run` says so and goes on without it, and `up` cannot start.
+/// Listens on the configured address. With port 0 the system chooses a port, which is printed. If
+/// the address cannot be bound, `run` prints a note and continues without it, and `up` fails.
 ///
 /// # Errors
-/// [`Exit::CannotStart`] for a daemon, [`Exit::Usage`] for a certificate; what was wrong is printed.
+/// [`Exit::CannotStart`] for a daemon, [`Exit::Usage`] for a certificate; the error is printed.
 pub async fn listen(
     plan: &ListenConfig,
     role: Role,
@@ -111,7 +111,7 @@ pub async fn listen(
             Ok(Some(listener))
         }
         Err(error) if role != Role::Daemon => {
-            err.line(&format!("note: {error}; going on without /metrics"));
+            err.line(&format!("note: {error}; continuing without /metrics"));
             Ok(None)
         }
         Err(error) => {
@@ -121,19 +121,20 @@ pub async fn listen(
     }
 }
 
-/// What of the doors lies in a state directory.
+/// The listeners and tokens in a state directory.
 #[derive(Default)]
 pub struct StateListeners {
     tokens: Option<(Tokens, RouteBuilder)>,
     socket: Option<http::Listener>,
     /// The chats, in a daemon.
     pub chats: Option<Chats>,
-    /// The directories by which pools are worked, in a daemon.
+    /// The file planes of pools, in a daemon.
     pub planes: Vec<PlaneWorker>,
 }
 
-/// The tokens of a state directory with what they open of a fleet beside the approvals, and its HTTP
-/// socket. Without tokens neither is served, and without the socket there is the address, which is said.
+/// Loads the tokens of a state directory, and binds its HTTP socket. Without tokens, the API and
+/// the approvals are not served. Without the socket, only the address is served. Prints a note for
+/// each.
 pub fn open_in_state_dir(
     state: &Path,
     plan: &ListenConfig,
@@ -144,12 +145,12 @@ pub fn open_in_state_dir(
     let tokens = tokens.inspect_err(|error| {
         let name = tokens::TOKEN_FILE;
         err.line(&format!(
-            "note: cannot write {name}: {error}; going on without /approvals and /api"
+            "note: cannot write {name}: {error}; continuing without /approvals and /api"
         ));
     });
     let socket = http::bind_socket(state);
     let socket = socket.inspect_err(|error| {
-        err.line(&format!("note: {error}; going on without it"));
+        err.line(&format!("note: {error}; continuing without it"));
     });
     StateListeners {
         tokens: tokens
@@ -161,22 +162,23 @@ pub fn open_in_state_dir(
     }
 }
 
-/// Whoever can put a token there can answer: its file is trusted like one that is code.
+/// Opens a token file. Anyone who can write it can answer approvals, so it must be as trusted as
+/// code.
 fn open_token(path: &Path) -> Result<Option<File>, String> {
     let path = std::path::absolute(path).map_err(|error| error.to_string())?;
     match open_trusted(&path) {
         Ok(file) => Ok(Some(file)),
         Err(OpenError::Read(error)) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(OpenError::Read(error)) => Err(format!("it cannot be opened: {}", why(&error))),
+        Err(OpenError::Read(error)) => Err(format!("cannot open it: {}", why(&error))),
         Err(OpenError::Untrusted(error)) => Err(error.to_string()),
     }
 }
 
-/// Makes the routes below `/api/v1`, of tokens, and what ends streams.
+/// Builds the routes below `/api/v1`, from the tokens and the token that ends streams.
 pub type RouteBuilder =
     Box<dyn FnOnce(RouteContext<'_>, &Tokens, CancellationToken) -> Router + Send>;
 
-/// What the routes are made of beside a fleet.
+/// What the routes need besides a fleet.
 #[derive(Debug)]
 pub struct RouteContext<'a> {
     runs: &'a Arc<control::Runs>,
@@ -184,7 +186,7 @@ pub struct RouteContext<'a> {
     tls: Option<Tls>,
 }
 
-/// Those of a fleet. Packages of agents may be beside its configuration.
+/// The routes of a fleet. Agents' packages may be beside its configuration.
 fn route_builder(state: &Path, fleet: &FleetHandle) -> RouteBuilder {
     let fleet = fleet.clone();
     let (state, config) = (state.to_owned(), fleet.config().clone());
@@ -195,19 +197,19 @@ fn route_builder(state: &Path, fleet: &FleetHandle) -> RouteBuilder {
     let directory = directory.to_owned();
     let agents: v1::AgentLister = Arc::new(move || agents::statuses_json(&directory));
     let rereader = config_reloader(fleet.config());
-    Box::new(move |around, tokens, stop| {
+    Box::new(move |context, tokens, stop| {
         let host = v1::Host {
             agents,
             overlays,
             config_reloader: rereader,
-            tls: around.tls,
+            tls: context.tls,
         };
-        let (runs, chats) = (Arc::clone(around.runs), around.chats);
+        let (runs, chats) = (Arc::clone(context.runs), context.chats);
         v1::router(fleet, runs, chats, host, tokens, stop)
     })
 }
 
-/// Reads the file of a configuration again, as a start would.
+/// Reads the configuration file again, with the same checks as at the start.
 fn config_reloader(config: &Config) -> v1::ConfigReloader {
     let file = config.file.clone();
     Arc::new(move || {
@@ -221,10 +223,10 @@ fn config_reloader(config: &Config) -> v1::ConfigReloader {
     })
 }
 
-/// Open doors. They close with [`Doors::close`].
+/// Open listeners. [`Listeners::close`] closes them.
 #[derive(Debug)]
 pub struct Listeners {
-    /// Nothing more is taken from files.
+    /// Cancelled to accept no more requests from file planes.
     closing: CancellationToken,
     runs: Arc<control::Runs>,
     chats: Option<Chats>,
@@ -234,8 +236,8 @@ pub struct Listeners {
 }
 
 impl Listeners {
-    /// Serves what was bound. `metrics` renders the page of `/metrics`; without tokens there are no
-    /// pages of approvals. `runs` are those that clients may watch. Must be called inside a runtime.
+    /// Serves the bound listeners. `metrics` renders `/metrics`. Without tokens, the approvals are
+    /// not served. `runs` are those that clients may watch. Must be called inside a runtime.
     #[must_use]
     pub fn open<F: Fleet>(
         fleet: &F,
@@ -255,20 +257,20 @@ impl Listeners {
             planes,
         } = within;
         let tls = http.as_ref().and_then(http::Listener::tls);
-        let asked = fleet.clone();
+        let readiness = fleet.clone();
         let pages = Pages {
             metrics,
-            ready: Arc::new(move || asked.readiness()),
+            ready: Arc::new(move || readiness.readiness()),
             tokens: tokens.as_ref().map(|(tokens, _)| tokens.clone()),
             extra_routes: tokens.map_or_else(Router::new, |(tokens, resources)| {
                 let policies = policy_routes::router(fleet.clone(), &tokens);
                 let approvals = approval_routes::router(fleet.clone(), &tokens, stop.clone());
-                let around = RouteContext {
+                let context = RouteContext {
                     runs: &runs,
                     chats: chats.clone(),
                     tls: tls.clone(),
                 };
-                let resources = resources(around, &tokens, stop.clone());
+                let resources = resources(context, &tokens, stop.clone());
                 approvals.merge(policies).merge(resources)
             }),
         };
@@ -301,22 +303,26 @@ impl Listeners {
         }
     }
 
-    /// Reads the certificate again, beside whoever calls; what is wrong with it is logged, and the
-    /// one in use stays.
+    /// Reloads the certificate in the background. An error is logged, and the old certificate stays
+    /// in use.
     pub fn reload_certificate(&self) {
         let Some(tls) = self.tls.clone() else {
             return;
         };
         tokio::task::spawn_blocking(move || match tls.reload() {
-            Ok(()) => tracing::info!("the certificate was read again"),
+            Ok(()) => tracing::info!("the certificate was reloaded"),
             Err(error) => {
                 let why = error.to_string();
-                tracing::error!(key = error.key, why, "the certificate in use stays");
+                tracing::error!(
+                    key = error.key,
+                    why,
+                    "cannot reload the certificate; the old one stays in use"
+                );
             }
         });
     }
 
-    /// Begins no turn of a chat any more, and takes no request from a file.
+    /// Starts no more turns of chats, and accepts no more requests from file planes.
     pub fn stop_accepting(&self) {
         self.closing.cancel();
         if let Some(chats) = &self.chats {
@@ -330,13 +336,13 @@ impl Listeners {
         Arc::clone(&self.runs)
     }
 
-    /// Serves one more thing, which ends when it wants to.
+    /// Serves one more future, until it ends by itself.
     #[cfg(test)]
     pub fn serve_also(&self, what: impl Future<Output = ()> + Send + 'static) {
         self.serving.spawn(what);
     }
 
-    /// Lets open requests end, within their bounds, and removes the control socket.
+    /// Waits for open requests, up to their time limits, and removes the control socket.
     pub async fn close(self) {
         self.stop.cancel();
         self.serving.wait().await;

@@ -1,7 +1,7 @@
-//! `marshal ls`: pools and slots of the supervisor that runs here.
+//! `marshal ls`: the pools and slots of the running supervisor.
 //!
-//! Owns how they look. Must not know how a supervisor is asked. The text is safe to show, whatever
-//! the supervisor said.
+//! Owns their layout. Must not know how a request to the supervisor is sent. The text is safe to
+//! show, whatever the supervisor sent.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -21,10 +21,10 @@ const CELL: usize = 48;
 /// Columns of a sentence.
 const SENTENCE: usize = 300;
 
-/// Asks and prints; with `json` one object in a line.
+/// Prints the listing; with `json` as one object in a line.
 pub(super) async fn run(state: &Path, json: bool, streams: &mut Streams) -> Exit {
-    let asked = async { Client::connect(state).await?.list().await };
-    let listing = match asked.await {
+    let reply = async { Client::connect(state).await?.list().await };
+    let listing = match reply.await {
         Ok(listing) => listing,
         Err(error) => return report_error(&error, streams),
     };
@@ -43,7 +43,7 @@ fn now() -> f64 {
     since.map_or(0.0, |since| since.as_secs_f64())
 }
 
-/// Both tables; below a pool's row, where its walls are weak.
+/// Both tables; below a pool's row, what weakens its sandbox.
 fn render(listing: &Listing, now: f64) -> String {
     let heads = [
         "pool",
@@ -65,7 +65,7 @@ fn render(listing: &Listing, now: f64) -> String {
     text
 }
 
-/// A row, and sentences below it.
+/// A row, and the sentences below it.
 struct Row {
     cells: [String; 7],
     below: Vec<String>,
@@ -88,7 +88,7 @@ fn pool(line: &PoolLine) -> Row {
         .collect();
     below.extend(line.flow.clone());
     if !line.lacks.is_empty() {
-        below.push(format!("without on this host: {}", line.lacks.join(", ")));
+        below.push(format!("missing on this host: {}", line.lacks.join(", ")));
     }
     Row {
         cells: [

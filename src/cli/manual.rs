@@ -1,6 +1,6 @@
-//! What a shell and `man` are told of the command line: completions and manual pages.
+//! Shell completions and manual pages.
 //!
-//! Owns where they go. Both are made from the definition in `args`, so they say what there is.
+//! Both are generated from the definition in `args`, so they match the command line.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -18,14 +18,15 @@ const NAME: &str = "marshal";
 /// `completions …`
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub struct CompletionsArgs {
-    /// The shell
+    /// The shell to print completions for
     shell: Shell,
 }
 
 /// `man …`
 #[derive(Debug, Clone, clap::Args)]
 pub struct ManArgs {
-    /// Write a page for each command there, named as `man` wants them; else the first one is printed
+    /// Write a page for each command into this directory, named as `man` expects; without it, print
+    /// the main page
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 }
@@ -50,7 +51,7 @@ fn page(streams: &mut Streams) -> Exit {
     let mut text = Vec::new();
     match clap_mangen::Man::new(Cli::command()).render(&mut text) {
         Ok(()) => print(text, streams),
-        Err(error) => failed("make the page", &error, streams),
+        Err(error) => failed("render the page", &error, streams),
     }
 }
 
@@ -71,7 +72,7 @@ fn print(text: Vec<u8>, streams: &mut Streams) -> Exit {
             streams.out.text(&text);
             Exit::Done
         }
-        Err(error) => failed("make it", &io::Error::other(error), streams),
+        Err(error) => failed("render the text", &io::Error::other(error), streams),
     }
 }
 

@@ -1,7 +1,8 @@
-//! `marshal mcp`: what an agent starts as its tool server, inside its walls.
+//! `marshal mcp`: the program that an agent starts as its MCP server, inside its sandbox.
 //!
-//! It copies bytes between its standard input and output and the socket of the supervisor, which is
-//! the server: no logic and no secret is here. Two threads, no runtime, a bounded buffer each.
+//! It copies bytes between its standard input and output and a socket of the supervisor, which is
+//! the server. It has no logic and no secrets: two threads, each with a bounded buffer, and no
+//! runtime.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::Shutdown;
@@ -23,11 +24,11 @@ pub(super) fn run(socket: &Path) -> ExitCode {
         Ok((from, to)) => carry(from, to),
         Err(error) => {
             let why = format!(
-                "the supervisor cannot be reached at {}: {error}; this server works only in a session whose pool has engine_tools",
+                "cannot reach the supervisor at {}: {error}; this server works only in a session whose pool has engine_tools",
                 socket.display()
             );
             let _ = writeln!(io::stderr(), "error: {why}");
-            // Whoever asks is told, and not left to guess why this ended.
+            // Also answer the agent's first request with the error: it may not show standard error.
             let _ = refuse(io::stdin().lock(), io::stdout().lock(), &why);
             ExitCode::FAILURE
         }
@@ -35,8 +36,8 @@ pub(super) fn run(socket: &Path) -> ExitCode {
 }
 
 fn carry(mut from: UnixStream, mut to: UnixStream) -> ExitCode {
-    // Not waited for: whoever started this may hold its input open for ever, and the supervisor's
-    // end is the end of this.
+    // This thread is not joined: the agent may keep the input open forever. The program ends when
+    // the supervisor closes the socket.
     std::thread::spawn(move || {
         let _ = copy(&mut io::stdin().lock(), &mut to);
         let _ = to.shutdown(Shutdown::Write);
@@ -47,7 +48,7 @@ fn carry(mut from: UnixStream, mut to: UnixStream) -> ExitCode {
     }
 }
 
-/// Copies until the end, each piece as it comes.
+/// Copies until the end, and flushes each chunk at once.
 fn copy(from: &mut impl Read, to: &mut impl Write) -> io::Result<()> {
     let mut chunk = vec![0; READ_CHUNK_BYTES];
     loop {

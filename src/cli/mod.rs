@@ -1,7 +1,7 @@
-//! The command line: what a person types, and what they see.
+//! The command line: arguments, progress, tables, result files, exit codes and signals.
 //!
-//! Floor 7. Owns arguments, progress, tables, result files, exit codes and signals. Must not
-//! decide anything about agents. Foreign text reaches an output only through `model::foreign`.
+//! Layer 7. Must not decide anything about agents. Untrusted text reaches an output only through
+//! `model::untrusted`.
 
 pub mod acp;
 pub mod agents;
@@ -24,6 +24,7 @@ pub mod event_text;
 pub mod events;
 pub mod exit;
 mod file_store;
+mod help;
 mod http_client;
 mod land;
 pub mod listeners;

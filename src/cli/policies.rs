@@ -1,7 +1,7 @@
-//! The policies and extractors that a configuration names: read, checked, digested.
+//! Reads and checks the policies and extractors that a configuration names, and computes digests.
 //!
-//! Owns who may do without the guard, and what a policy's digest covers. Must not know what is
-//! judged by them.
+//! Owns which pools may run without the guard, and what a policy's digest covers. Must not know
+//! which requests they decide.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,19 +20,19 @@ use marshal_model::limits;
 use marshal_policy::extract::Extractor;
 use marshal_policy::{LayerText, LoadExtended, Policy};
 
-/// The files that were looked for, for whoever watches them.
+/// The files that were looked up, so that they can be watched.
 type SeenFiles = RefCell<BTreeSet<PathBuf>>;
 
-/// Reads and checks every policy that a pool uses, each once: those that decide, shadows, and the
-/// layers that a session may put on top.
+/// Reads and checks every policy that a pool uses, each once: enforced policies, shadow policies,
+/// and the layers that a session may put on top.
 ///
 /// # Errors
-/// Everything that is wrong with them, and every pool that lacks the guard without saying so.
+/// All errors in the policies, and every pool that has no guard without `guard_off = true`.
 pub(super) fn load_policies(config: &Config) -> Result<Policies, Box<ConfigErrors>> {
     read(config, &SeenFiles::default())
 }
 
-/// The same as often as it is wanted, of the same configuration.
+/// A reader that reads the policies of the same configuration again on each call.
 pub(super) fn reader(config: &Config) -> PolicyReader {
     let config = config.clone();
     PolicyReader::new(move || {
@@ -45,7 +45,7 @@ pub(super) fn reader(config: &Config) -> PolicyReader {
     })
 }
 
-/// Every fault on one line.
+/// All errors on one line.
 fn one_line(errors: &ConfigErrors) -> String {
     errors.to_string().replace('\n', "; ")
 }
@@ -75,9 +75,10 @@ fn read(config: &Config, seen: &SeenFiles) -> Result<Policies, Box<ConfigErrors>
         let Some(loaded) = all.by_name.get(&pool.policy) else {
             continue;
         };
-        // A pool's own choice: that another pool does without the guard says nothing of this one.
+        // Checked for each pool: `guard_off` of another pool does not apply to this one.
         if !loaded.policy.has_guard() && !pool.guard_off {
-            let help = "add extends = [\"builtin:guard\"] to it, or guard_off = true to the pool";
+            let help =
+                "add extends = [\"builtin:guard\"] to the policy, or guard_off = true to the pool";
             faults.push((
                 format!("pool.{}.policy", pool.name),
                 format!("policy {:?} does not extend builtin:guard", pool.policy),
@@ -105,7 +106,8 @@ fn read(config: &Config, seen: &SeenFiles) -> Result<Policies, Box<ConfigErrors>
     }
 }
 
-/// A policy as it may come into force: read, no agent's to write, and right about its own cases.
+/// Reads a policy and checks that it may come into force: no agent can write it, and its test cases
+/// pass.
 fn load_checked(
     config: &Config,
     name: &str,
@@ -116,7 +118,7 @@ fn load_checked(
     for file in &loaded.files {
         check_outside_workspaces(config, file)?;
     }
-    // A layer is tried with what it lies on: alone it is no policy.
+    // A layer is tested together with the policy below it: alone it is not a policy.
     let tested = layer.unwrap_or(name);
     if let Some(dir) = config.policy_uses.test_dirs.get(tested) {
         policy_test_dir::check_cases(&loaded, dir, seen)?;
@@ -124,8 +126,8 @@ fn load_checked(
     Ok(loaded)
 }
 
-/// No agent may write what decides about it: the file, all links followed, must not lie in a workspace
-/// that its pool's agent changes in place.
+/// Checks that no agent can write its own policy: with links followed, the file must not be in a
+/// directory that a pool's agent can write.
 fn check_outside_workspaces(config: &Config, file: &Path) -> Result<(), String> {
     for pool in &config.pools {
         if !pool.launcher.has_sandbox() {
@@ -134,7 +136,7 @@ fn check_outside_workspaces(config: &Config, file: &Path) -> Result<(), String> 
         let mut written = writable_dirs(pool);
         if let Some((_, what)) = written.find(|(dir, _)| path_enters_directory(file, dir)) {
             return Err(format!(
-                "{} lies in {what} of pool {}, whose agent could write it: move it out of there",
+                "{} is in {what} of pool {}, whose agent could write it; move it elsewhere",
                 trust::shown(file),
                 pool.name
             ));
@@ -143,10 +145,10 @@ fn check_outside_workspaces(config: &Config, file: &Path) -> Result<(), String> 
     Ok(())
 }
 
-/// A policy with the digest of every text that it was made of: its own, which gives the file's
-/// plain SHA-256 if it extends no file and there is no site's policy below it, then the files that it
-/// extends with their names, in the order in which they are read, then the site's in the same way,
-/// then that of the layer on top. Built-in texts that it extends go with the program's version.
+/// A policy with the digest of all its texts, in this order: its own text, the files that it
+/// extends with their names in reading order, the same for the site policy, and the layer on top.
+/// Without extended files, site policy and layer, the digest is the plain SHA-256 of the file.
+/// Built-in texts are not included: the program's version determines them.
 pub(super) fn load_policy(
     config: &Config,
     name: &str,
@@ -181,8 +183,8 @@ fn load_with_layers(
     Ok(loaded)
 }
 
-/// The policy of a file, without a site's below it; `read` gives its text and those of the files that
-/// it extends.
+/// The policy of a file, without a site policy below it. `read` returns its text and the texts of
+/// the files that it extends.
 pub(super) fn of_file(
     path: &Path,
     name: &str,
@@ -213,7 +215,8 @@ fn build_layers(
         Ok(text)
     };
     let nothing = PathBuf::new();
-    let directory = |of: Option<&Source>| of.map_or(&nothing, |of| &of.directory).clone();
+    let directory =
+        |source: Option<&Source>| source.map_or(&nothing, |source| &source.directory).clone();
     let (site_dir, top_dir) = (directory(site), directory(top));
     let find_own = |file: &str| find(&own.directory, file);
     let find_site = |file: &str| find(&site_dir, file);
@@ -251,7 +254,7 @@ fn build_layers(
     })
 }
 
-/// The text of a policy and where what it extends is looked for.
+/// The text of a policy, and the directory of the files that it extends.
 pub(super) struct Source {
     pub(super) name: String,
     pub(super) text: String,
@@ -268,7 +271,7 @@ impl Source {
     }
 }
 
-/// The text of a policy of the configuration, or of one that is built in.
+/// The text of a policy of the configuration, or of a built-in policy.
 pub(super) fn source(config: &Config, name: &str) -> Result<Source, String> {
     source_by(config, name, &|path| read_policy(path))
 }
@@ -295,7 +298,7 @@ fn source_by(
     })
 }
 
-/// A policy is code: it is trusted like the configuration.
+/// Reads a policy file, which must be trusted like the configuration.
 pub(super) fn read_policy(path: &Path) -> Result<String, String> {
     let file = trust::open_trusted(path).map_err(|error| error.to_string())?;
     let mut text = String::new();
@@ -312,7 +315,7 @@ pub(super) fn read_policy(path: &Path) -> Result<String, String> {
 /// Reads every pool's extractor, by the pool's name.
 ///
 /// # Errors
-/// Everything that is wrong with them.
+/// All errors in the extractors.
 pub(super) fn extractors(
     config: &Config,
 ) -> Result<BTreeMap<String, Arc<Extractor>>, Box<ConfigErrors>> {

@@ -1,6 +1,6 @@
-//! The labelled requests that a policy is tried on whenever it is read: `test_dir`.
+//! The labelled requests that a policy is tested with whenever it is read: `test_dir`.
 //!
-//! Owns what a wrong answer means: the policy is not used. Must not know what a line means
+//! A policy with a wrong decision is not used. Must not know the format of a case
 //! (`policy/cases.rs`).
 
 use std::cell::RefCell;
@@ -15,14 +15,14 @@ use marshal_model::limits::{POLICY_TEST_CASES, POLICY_TEST_FILES};
 use marshal_model::untrusted::escape_for_display;
 use marshal_policy::cases::{Case, FixtureFs};
 
-/// Columns of a foreign name.
+/// Columns shown of a name.
 const NAME: usize = 80;
 
-/// Judges every case of the directory's `*.jsonl` that names this policy or none; they must be as
-/// trustworthy as the policy.
+/// Evaluates every case in the directory's `*.jsonl` files that names this policy or none. The
+/// files must be as trusted as the policy.
 ///
 /// # Errors
-/// The directory or a case cannot be read, there is none, or the policy is wrong about one: which.
+/// The directory or a case cannot be read, there is no case, or the decision on a case is wrong.
 pub(super) fn check_cases(
     loaded: &LoadedPolicy,
     dir: &Path,
@@ -55,7 +55,7 @@ pub(super) fn check_cases(
             let grade = case.grade(&got);
             if grade.is_miss() {
                 return Err(format!(
-                    "policy {} is wrong about its own case {} ({}): expected {}, got {}: {}",
+                    "policy {} fails its own test case {} ({}): expected {}, got {}: {}",
                     escape_for_display(loaded.policy.name(), NAME),
                     escape_for_display(&case.id, NAME),
                     at_line(),
@@ -69,7 +69,7 @@ pub(super) fn check_cases(
     if judged == 0 {
         let name = escape_for_display(loaded.policy.name(), NAME);
         return Err(format!(
-            "{} has no case for policy {name}: name a directory with *.jsonl that have some",
+            "{} has no case for policy {name}; name a directory with cases in *.jsonl files",
             shown(dir)
         ));
     }
@@ -78,19 +78,19 @@ pub(super) fn check_cases(
 
 fn files(dir: &Path) -> Result<Vec<PathBuf>, String> {
     let failed = |error: std::io::Error| format!("test_dir {}: {error}", shown(dir));
-    let mut found = Vec::new();
+    let mut paths = Vec::new();
     for entry in std::fs::read_dir(dir).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
         if path.extension().is_some_and(|ending| ending == "jsonl") {
-            found.push(path);
+            paths.push(path);
         }
-        if found.len() > POLICY_TEST_FILES {
+        if paths.len() > POLICY_TEST_FILES {
             return Err(format!(
                 "test_dir {} has more than {POLICY_TEST_FILES} files",
                 shown(dir)
             ));
         }
     }
-    found.sort();
-    Ok(found)
+    paths.sort();
+    Ok(paths)
 }

@@ -1,10 +1,9 @@
-//! Sees that the file of a policy changed, and has the policies read again.
+//! Watches the files of the policies, and reloads the policies when a file changes.
 //!
-//! Owns which directories are watched: those of the files themselves, so that a file which another
-//! one is put in the place of is seen, and those that links on the way stand in; and that a file
-//! which somebody still writes is left alone until it is closed, because half a policy may be a
-//! policy, too. Must not know what is in a file. Nothing is looked at again and again: the kernel says
-//! when something happened.
+//! Watches the directories of the files, so that a replaced file is noticed, and the directories of
+//! links in their paths. A file that is still open for writing is not read until it is closed,
+//! because half a policy may also be a valid policy. Must not know what is in a file. Uses inotify,
+//! without polling.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
@@ -25,12 +24,12 @@ use marshal_model::limits::{
 };
 use marshal_telemetry::labels::ReloadCause;
 
-/// What of a directory is of interest.
+/// The entries of a directory that are watched.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum WatchedNames {
-    /// Entries of these names.
+    /// Entries with these names.
     Only(BTreeSet<OsString>),
-    /// All of them: a directory of labelled requests.
+    /// All entries, for a directory of labelled requests.
     All,
 }
 
@@ -44,7 +43,7 @@ impl WatchedNames {
     }
 }
 
-/// The directories and names that decide what the files are.
+/// The directories and names that determine the contents of the files.
 #[derive(Debug, Default)]
 struct WatchSet(BTreeMap<PathBuf, WatchedNames>);
 
@@ -60,14 +59,14 @@ impl WatchSet {
         wanted
     }
 
-    /// Every directory in which a part of the path is looked up, links followed. Those above that
-    /// nothing leads through a link from are left out but for the last: a directory that is moved
-    /// tells so itself.
+    /// Adds the directory of the file, and with links followed the directory of each link and
+    /// target. Directories above are left out: inotify reports a moved directory on the directory
+    /// itself.
     fn file(&mut self, file: &Path) {
         let mut path = file.to_owned();
         for _ in 0..LINKS {
             self.entry(&path);
-            // The first link on the way, if there is one.
+            // The first link in the path, if there is one.
             let links = path.ancestors().filter_map(|at| {
                 let to = std::fs::read_link(at).ok()?;
                 Some((at.to_owned(), to))
@@ -84,7 +83,7 @@ impl WatchSet {
         let (Some(mut dir), Some(mut name)) = (path.parent(), path.file_name()) else {
             return;
         };
-        // What is not there yet begins with a part that is not there yet.
+        // If the path does not exist yet, watch for its first missing part.
         while !dir.is_dir() {
             let (Some(above), Some(part)) = (dir.parent(), dir.file_name()) else {
                 return;
@@ -106,7 +105,7 @@ impl WatchSet {
     }
 }
 
-/// A path without `.` and `..`, of whose beginning no part is a link.
+/// Removes `.` and `..` from a path whose leading parts are not links.
 fn plain(path: &Path) -> PathBuf {
     let mut plain = PathBuf::new();
     for part in path.components() {
@@ -119,10 +118,10 @@ fn plain(path: &Path) -> PathBuf {
     plain
 }
 
-/// As many links as the kernel follows.
+/// The most links that are followed, as in the kernel.
 const LINKS: usize = 40;
 
-/// What says that an entry is another one now, or may be read by others.
+/// The inotify events after which an entry or its permissions may be different.
 const CHANGES: WatchFlags = WatchFlags::CLOSE_WRITE
     .union(WatchFlags::MODIFY)
     .union(WatchFlags::CREATE)
@@ -134,12 +133,12 @@ const CHANGES: WatchFlags = WatchFlags::CLOSE_WRITE
     .union(WatchFlags::MOVE_SELF)
     .union(WatchFlags::ONLYDIR);
 
-/// Directories that are watched.
+/// An inotify watch of directories.
 pub(super) struct Watch {
     fd: AsyncFd<OwnedFd>,
-    /// By the number that the kernel gave: a path of the directory, and what is of interest.
+    /// By watch descriptor: a path of the directory, and the watched entries.
     dirs: BTreeMap<i32, (PathBuf, WatchedNames)>,
-    /// Files that were created or written to, and not closed since.
+    /// Files that were created or written, and not closed since.
     written: BTreeSet<(i32, OsString)>,
 }
 
@@ -148,7 +147,7 @@ impl Watch {
         let fd = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
         #[expect(
             deprecated,
-            reason = "what takes its place is unsafe; an owned descriptor stays the same until it is dropped"
+            reason = "the replacement is unsafe; an owned descriptor stays the same until it is dropped"
         )]
         let fd = AsyncFd::new(fd)?;
         Ok(Self {
@@ -158,12 +157,12 @@ impl Watch {
         })
     }
 
-    /// Watches for these files and no others. Whether something is watched that was not before: what
-    /// happened to it until now was not seen.
+    /// Watches only these files. Returns whether an entry is newly watched: its earlier changes
+    /// were not noticed.
     pub(super) fn set(&mut self, files: &BTreeSet<PathBuf>) -> io::Result<bool> {
         let wanted = WatchSet::from_files(files).0;
         if wanted.len() > POLICY_DIRECTORIES {
-            let text = format!("they are in more than {POLICY_DIRECTORIES} directories");
+            let text = format!("the files are in more than {POLICY_DIRECTORIES} directories");
             return Err(io::Error::other(text));
         }
         let mut dirs: BTreeMap<i32, (PathBuf, WatchedNames)> = BTreeMap::new();
@@ -180,13 +179,14 @@ impl Watch {
                         _ => WatchedNames::All,
                     };
                 }
-                // It went away meanwhile: the one above tells when there is another.
+                // The directory was removed meanwhile: the one above reports when it is created
+                // again.
                 Err(Errno::NOENT | Errno::NOTDIR) => {}
                 Err(error) => return Err(error.into()),
             }
         }
         for number in self.dirs.keys().filter(|number| !dirs.contains_key(number)) {
-            // One that is gone is watched no more already.
+            // The kernel has already removed the watch of a deleted directory.
             let _ = inotify::remove_watch(self.fd.get_ref(), *number);
         }
         let is_more = dirs.iter().any(|(number, (_, names))| {
@@ -198,12 +198,13 @@ impl Watch {
         Ok(is_more)
     }
 
-    /// Somebody still writes one of the files: when it is closed, that is a change.
+    /// Whether one of the files is still open for writing. Its close is reported as a change.
     fn has_open_writes(&self) -> bool {
         !self.written.is_empty()
     }
 
-    /// Waits until something of interest happened. Cancel-safe: what was read was of no interest.
+    /// Waits for a change of a watched entry. Cancel-safe: events that were read before are not
+    /// relevant.
     pub(super) async fn changed(&mut self) -> io::Result<()> {
         loop {
             let mut ready = self.fd.readable().await?;
@@ -214,20 +215,20 @@ impl Watch {
                 Err(Errno::AGAIN) => ready.clear_ready(),
                 Err(error) => return Err(error.into()),
             }
-            let mut of_interest = false;
+            let mut is_relevant = false;
             for (number, what, name) in seen {
-                of_interest |= self.handle_event(number, what, name.as_deref());
+                is_relevant |= self.handle_event(number, what, name.as_deref());
             }
-            if of_interest {
+            if is_relevant {
                 return Ok(());
             }
         }
     }
 
-    /// Takes note of one thing that happened, and says whether the files may be others now.
+    /// Handles one event; returns whether the files may have changed.
     fn handle_event(&mut self, number: i32, what: ReadFlags, name: Option<&OsStr>) -> bool {
         if what.contains(ReadFlags::QUEUE_OVERFLOW) {
-            // What was closed meanwhile is not known.
+            // Close events may be lost, so forget which files are open.
             self.written.clear();
             return true;
         }
@@ -242,7 +243,7 @@ impl Watch {
         }
         let is_begun = what.contains(ReadFlags::CREATE) && is_being_written(&dir.join(name));
         if is_begun || what.contains(ReadFlags::MODIFY) {
-            // In a directory of which every entry counts nobody fills the memory with names.
+            // A bound: with `WatchedNames::All`, any number of names could be added.
             if self.written.len() < POLICY_FILES_WRITTEN {
                 self.written.insert((number, name.to_owned()));
             }
@@ -255,10 +256,10 @@ impl Watch {
     }
 }
 
-/// Something that the kernel told: the directory's number, what happened, to which entry.
+/// An event of the kernel: the watch descriptor, the flags and the entry.
 type InotifyEvent = (i32, ReadFlags, Option<OsString>);
 
-/// Reads what is there until there is nothing, which is an error.
+/// Reads events until there are none left, which is the error `AGAIN`.
 fn read(fd: &OwnedFd, seen: &mut Vec<InotifyEvent>) -> Result<(), Errno> {
     let mut buffer = [MaybeUninit::uninit(); POLICY_NOTICE_BYTES];
     let mut reader = inotify::Reader::new(fd, &mut buffer);
@@ -268,27 +269,27 @@ fn read(fd: &OwnedFd, seen: &mut Vec<InotifyEvent>) -> Result<(), Errno> {
         let name = name.map(|name| OsStr::from_bytes(name.to_bytes()).to_owned());
         seen.push((event.wd(), event.events(), name));
         if seen.len() >= NOTICES {
-            return Ok(()); // The rest when these have been looked at.
+            return Ok(()); // The rest is read after these were handled.
         }
     }
 }
 
-/// Whether a new entry is a file that its maker opened and will close. A directory, a link, or another
-/// name of a file that is there already is whole at once.
+/// Whether a new entry is a file that its creator still writes. A directory, a link or a new hard
+/// link to an existing file is complete at once.
 fn is_being_written(path: &Path) -> bool {
     use std::os::unix::fs::MetadataExt as _;
-    let found = std::fs::symlink_metadata(path);
-    found.is_ok_and(|of| of.is_file() && of.nlink() == 1)
+    let metadata = std::fs::symlink_metadata(path);
+    metadata.is_ok_and(|metadata| metadata.is_file() && metadata.nlink() == 1)
 }
 
-/// Notices that are looked at together.
+/// The most events that are handled together.
 const NOTICES: usize = 1024;
 
-/// Has the policies read again whenever one of their files changed, as long as the process lives.
-/// Where the kernel gives no watch, that is said once: then only a signal or a request does it.
+/// Reloads the policies whenever one of their files changes, until the process ends. If the kernel
+/// provides no watch, logs that once: then only a signal or a request reloads them.
 pub(super) async fn watch_policies(fleet: FleetHandle) {
     if let Err(error) = watch_loop(&fleet).await {
-        tracing::warn!(%error, "the files of the policies are not watched: after a change send SIGHUP to `up`, or use `marshal policy reload`");
+        tracing::warn!(%error, "the policy files cannot be watched; after a change, send SIGHUP to `up` or run `marshal policy reload`");
     }
     fleet.set_policies_watched(false);
 }
@@ -299,7 +300,7 @@ async fn watch_loop(fleet: &FleetHandle) -> io::Result<()> {
     let now = files.borrow_and_update().clone();
     watch.set(&now)?;
     fleet.set_policies_watched(true);
-    // What changed since they were read, and before they were watched.
+    // Reload if a file changed after it was read and before it was watched.
     fleet.catch_up_policies().await;
     loop {
         let is_change = tokio::select! {
@@ -309,12 +310,12 @@ async fn watch_loop(fleet: &FleetHandle) -> io::Result<()> {
             }
             other = files.changed() => {
                 if other.is_err() {
-                    return Ok(()); // The fleet is gone.
+                    return Ok(()); // The fleet has stopped.
                 }
                 false
             }
         };
-        // At once: in a directory that is new, files are made next.
+        // At once, without settling: files may be created next in a new directory.
         let now = files.borrow_and_update().clone();
         let is_more = watch.set(&now)?;
         if !is_change && !is_more {
@@ -322,12 +323,12 @@ async fn watch_loop(fleet: &FleetHandle) -> io::Result<()> {
         }
         settle(&mut watch).await?;
         if watch.has_open_writes() {
-            continue; // That it is closed is a change.
+            continue; // The close is reported as a change.
         }
-        // Before they are read: what changes from here on is seen, and read once more.
+        // Before the files are read: a later change is noticed and causes another reload.
         watch.set(&now)?;
         if is_change {
-            // What is wrong is logged and told there.
+            // `reload_policies` logs and reports errors.
             let _ = fleet.reload_policies(ReloadCause::File).await;
         } else {
             fleet.catch_up_policies().await;
@@ -335,16 +336,16 @@ async fn watch_loop(fleet: &FleetHandle) -> io::Result<()> {
     }
 }
 
-/// Waits until they are left alone for a moment, but not for ever.
+/// Waits until the files are unchanged for a moment, but not forever.
 async fn settle(watch: &mut Watch) -> io::Result<()> {
-    let most = Instant::now() + POLICY_SETTLE_MAX;
+    let deadline = Instant::now() + POLICY_SETTLE_MAX;
     loop {
-        let quiet = (Instant::now() + POLICY_SETTLE).min(most);
+        let quiet = (Instant::now() + POLICY_SETTLE).min(deadline);
         match timeout_at(quiet, watch.changed()).await {
             Err(_) => return Ok(()),
             Ok(changed) => changed?,
         }
-        if Instant::now() >= most {
+        if Instant::now() >= deadline {
             return Ok(());
         }
     }
@@ -376,8 +377,8 @@ mod tests {
         tokio::time::timeout(SHORT, watch.changed()).await.is_err()
     }
 
-    /// Writes a file by a process of its own: what another test starts holds whatever this one has open up to
-    /// its own exec, and so that a file is closed would be seen later.
+    /// Writes a file by a process of its own: what another test starts holds whatever this one has
+    /// open up to its own exec, and so that a file is closed would be seen later.
     fn written(path: &Path, text: &str) {
         let mut shell = std::process::Command::new("sh");
         let wrote = shell

@@ -1,7 +1,7 @@
-//! Whether the programs of hooks and delegates may be run: like a configuration, they must be files
-//! that nobody but root and the caller can write, and that no agent's workspace leads to.
+//! Checks that the programs of hooks and delegates may be run. Like a configuration, only root and
+//! the caller may be able to write them, and they must not be in an agent's workspace.
 //!
-//! Must not know what a delegate says, or what a hook is told.
+//! Must not know what a delegate answers, or what a hook receives.
 
 use std::path::Path;
 
@@ -11,14 +11,15 @@ use marshal_config::{
 };
 use marshal_fleet::path_enters_directory;
 
-/// A fault found after the check: key, message, help.
+/// An error from this check: key, message and help.
 type ConfigFault = (String, String, Option<String>);
 
-/// Checks every hook's program and every used delegate's, and every file that is an argument; and
-/// that nothing of what the supervisor runs or trusts is looked up in a directory that agents write.
+/// Checks the program of every hook and every used delegate, and every argument that is a file.
+/// Also checks that no file that the supervisor runs or trusts is in a directory that agents can
+/// write.
 ///
 /// # Errors
-/// Every one that cannot be used, at its line.
+/// An error for each unusable file, with its line in the configuration.
 pub fn check(config: &Config) -> Result<(), Box<ConfigErrors>> {
     let mut faults = Vec::new();
     let pools = &config.pools;
@@ -47,10 +48,10 @@ pub fn check(config: &Config) -> Result<(), Box<ConfigErrors>> {
     }
 }
 
-/// The program, and of the arguments those that are files.
+/// Checks the program, and those arguments that are files.
 fn files(key: &str, argv: &[String], counts: fn(&Path) -> bool, faults: &mut Vec<ConfigFault>) {
     for (at, word) in argv.iter().enumerate() {
-        // They run in the root.
+        // Programs run with the working directory `/`.
         let path = Path::new("/").join(word);
         if at > 0 && (word.is_empty() || !counts(&path)) {
             continue;
@@ -66,7 +67,8 @@ fn files(key: &str, argv: &[String], counts: fn(&Path) -> bool, faults: &mut Vec
     }
 }
 
-/// All links followed: what the texts say was looked at before.
+/// Checks trusted paths with links followed; the paths as written were checked with the
+/// configuration.
 fn check_outside_workspaces(config: &Config, faults: &mut Vec<ConfigFault>) {
     let walled = config
         .pools
@@ -74,29 +76,29 @@ fn check_outside_workspaces(config: &Config, faults: &mut Vec<ConfigFault>) {
         .filter(|pool| pool.launcher.has_sandbox());
     let written = walled.flat_map(|pool| writable_dirs(pool).map(move |dir| (pool, dir)));
     let written: Vec<_> = written.collect();
-    for of in config.trusted_paths() {
+    for trusted in config.trusted_paths() {
         for (pool, (dir, what)) in &written {
-            if !path_enters_directory(&of.path, dir) {
+            if !path_enters_directory(&trusted.path, dir) {
                 continue;
             }
             let message = format!(
                 "{} leads into {what} of pool {}, whose agent could write it: it is a file {}",
-                shown(&of.path),
+                shown(&trusted.path),
                 pool.name,
-                of.purpose.reason()
+                trusted.purpose.reason()
             );
-            let help = "move it out of there; workspace mode \"copy\" needs no such care";
+            let help = "move it elsewhere, or use the workspace mode \"copy\"";
             if !faults
                 .iter()
-                .any(|known| known.0 == of.key && known.1 == message)
+                .any(|known| known.0 == trusted.key && known.1 == message)
             {
-                faults.push((of.key.clone(), message, Some(help.to_owned())));
+                faults.push((trusted.key.clone(), message, Some(help.to_owned())));
             }
         }
     }
 }
 
-/// What people come in with is no file that an agent sees, all links followed.
+/// Checks that agents cannot see the files of credentials for clients, with links followed.
 fn check_hidden(config: &Config, faults: &mut Vec<ConfigFault>) {
     let workspaces = config.pools.iter().flat_map(|pool| {
         working_dirs(pool).map(|(dir, what)| (dir, format!("{what} of pool {}", pool.name)))
@@ -114,10 +116,10 @@ fn check_hidden(config: &Config, faults: &mut Vec<ConfigFault>) {
         for (dir, what) in &seen {
             if path_enters_directory(path, dir) {
                 let message = format!(
-                    "{} lies in {what}, whose agents could read it: it is a file by which people come in",
+                    "{} is in {what}, whose agents could read it: it is a file with credentials for clients",
                     shown(path)
                 );
-                let help = Some("move it out of there".to_owned());
+                let help = Some("move it elsewhere".to_owned());
                 faults.push((key.clone(), message, help));
             }
         }

@@ -1,7 +1,7 @@
 //! Progress on standard error: live bars on a terminal, plain lines elsewhere, or nothing.
 //!
-//! Owns the screen's lower lines while a run is shown. Must not know what is worth telling: the
-//! [`Board`] says so.
+//! Owns the lower lines of the screen while a run is shown. Must not know which events to show: the
+//! [`Board`] decides that.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -14,21 +14,21 @@ use super::streams::Output;
 use marshal_engine::api::run_stream::RunStreamItem;
 use marshal_model::SlotId;
 
-/// Slots that get a line; more would push the total off most screens.
+/// The most slots with a line; more would push the total off most screens.
 const SLOT_LINES: usize = 20;
 
-/// The lower part of a terminal, where bars stand. Clones are the same screen.
+/// The bars in the lower part of a terminal. Clones are the same screen.
 #[derive(Debug, Clone)]
 pub struct Screen(MultiProgress);
 
 impl Screen {
-    /// Standard error's terminal.
+    /// The terminal of standard error.
     #[must_use]
     pub fn stderr() -> Self {
         Self(MultiProgress::with_draw_target(ProgressDrawTarget::stderr()))
     }
 
-    /// A writer for logs that keeps out of the bars' way.
+    /// A writer for logs that does not overwrite the bars.
     #[must_use]
     pub fn writer(&self) -> ScreenWriter {
         ScreenWriter(self.0.clone())
@@ -97,7 +97,7 @@ impl Progress {
         }
     }
 
-    /// So many tasks came.
+    /// Adds tasks to the total.
     pub fn grow(&mut self, more: usize) {
         if let ProgressMode::Bars(bars) = &mut self.mode {
             bars.total
@@ -105,7 +105,7 @@ impl Progress {
         }
     }
 
-    /// Shows a sentence of our own.
+    /// Shows a note.
     pub fn note(&mut self, text: &str, err: &mut Output) {
         match &mut self.mode {
             ProgressMode::Bars(bars) => bars.above(text),
@@ -114,7 +114,7 @@ impl Progress {
         }
     }
 
-    /// Takes the bars away.
+    /// Removes the bars.
     pub fn finish(&mut self) {
         if let ProgressMode::Bars(bars) = &mut self.mode {
             bars.clear();
@@ -122,7 +122,7 @@ impl Progress {
     }
 }
 
-/// One line a slot and a total bar.
+/// One line per slot, and a bar for the total.
 struct Bars {
     screen: MultiProgress,
     slots: BTreeMap<SlotId, ProgressBar>,
@@ -134,12 +134,12 @@ impl Bars {
         let total = screen
             .0
             .add(ProgressBar::new(u64::try_from(total).unwrap_or(u64::MAX)));
-        // A template that indicatif does not take would only look different.
+        // If indicatif rejects the template, the bar only looks different.
         if let Ok(style) = ProgressStyle::with_template("[{bar:30}] {pos}/{len}  {elapsed}  {msg}")
         {
             total.set_style(style.progress_chars("#>-"));
         }
-        // The time goes on while nothing happens.
+        // The elapsed time advances while nothing happens.
         total.enable_steady_tick(Duration::from_secs(1));
         Self {
             screen: screen.0.clone(),
@@ -160,13 +160,14 @@ impl Bars {
             self.total.set_position(ended);
             self.total.set_message(board.total_line());
         }
-        // A task's way is seen in its slot's line; what needs a person must stay on the screen.
+        // The slot's line shows the task's progress, but lines that need a person must stay on
+        // screen.
         if change.alarm {
             change.lines.iter().for_each(|line| self.above(line));
         }
     }
 
-    /// The slot's line, in the order of the slots; `NoJournal` beyond the bound.
+    /// The slot's line, in the order of the slots; `None` beyond the most lines.
     fn bar_of(&mut self, slot: &SlotId) -> Option<&ProgressBar> {
         if !self.slots.contains_key(slot) {
             if self.slots.len() >= SLOT_LINES {

@@ -1,7 +1,7 @@
-//! `marshal prompt`: a message to a chat of the daemon, and its answer as it comes.
+//! `marshal prompt`: sends a message to a chat of the daemon, and shows the answer as it arrives.
 //!
-//! Owns how a turn is shown, and that a stream that is cut is taken up where it was. Must not know how
-//! a chat is worked.
+//! Owns how a turn is shown, and resumes an interrupted stream at its last event. Must not know how
+//! a chat works.
 
 use std::path::Path;
 
@@ -16,31 +16,32 @@ use marshal_model::limits;
 use marshal_model::untrusted::escape_for_display;
 use marshal_model::{RoleName, SessionId, WorkspaceName};
 
-/// How often a stream that is cut is taken up, before an event came of it again.
+/// How often an interrupted stream is reopened without receiving an event.
 const MAX_REOPENS: u32 = 5;
-/// A place that no session reaches: a stream from there begins at its end, and says where that is.
+/// A position that no session reaches: a stream from there starts at the end of the session, and
+/// its first event has that position.
 const END: u64 = u64::MAX >> 1;
 
 /// `prompt …`
 #[derive(Debug, Clone, clap::Args)]
 pub struct PromptArgs {
-    /// The message
+    /// The message to send
     text: String,
-    /// The workspace, a [workspace.NAME] of the configuration
+    /// Name of the workspace, a [workspace.NAME] of the configuration
     #[arg(long, value_name = "NAME", value_parser = |text: &str| WorkspaceName::new(text))]
     workspace: WorkspaceName,
-    /// The role of a new chat, a [role.NAME]; may be left out where there is one
+    /// Role of a new chat, a [role.NAME]; optional if the configuration has only one
     #[arg(long, value_name = "NAME", conflicts_with = "chat", value_parser = |text: &str| RoleName::new(text))]
     role: Option<RoleName>,
     /// A file of the workspace that a new chat is about; may be repeated
     #[arg(long, value_name = "PATH", conflicts_with = "chat")]
     file: Vec<String>,
-    /// Go on with this chat, instead of a new one
+    /// Continue this chat, instead of starting a new one
     #[arg(long, value_name = "ID", value_parser = |text: &str| SessionId::new(text))]
     chat: Option<SessionId>,
 }
 
-/// A turn that is followed.
+/// A turn that is being shown.
 struct Turn {
     chat_path: String,
     id: String,
@@ -48,7 +49,7 @@ struct Turn {
     last: Option<String>,
 }
 
-/// Sends the message and shows what comes of it.
+/// Sends the message and shows the turn.
 pub(super) async fn run(
     state: &Path,
     args: &PromptArgs,
@@ -57,7 +58,7 @@ pub(super) async fn run(
     streams: &mut Streams,
 ) -> Exit {
     let Ok(mut signals) = Signals::install() else {
-        streams.err.line("error: signals cannot be handled");
+        streams.err.line("error: cannot install signal handlers");
         return Exit::CannotStart;
     };
     let begun = begin(state, args).await;
@@ -99,7 +100,7 @@ pub(super) async fn run(
                     return exit;
                 }
             }
-            // The daemon restarts, or the stream is old.
+            // The daemon restarted, or the stream reached its time limit.
             ended => {
                 cuts += 1;
                 tokio::time::sleep(limits::CHAT_STREAM_RETRY * cuts).await;
@@ -117,7 +118,7 @@ pub(super) async fn run(
     }
 }
 
-/// Sends the message; the stream begins before anything of its turn.
+/// Sends the message. The stream is opened first, so that no event of the turn is missed.
 async fn begin(state: &Path, args: &PromptArgs) -> Result<Turn, HttpError> {
     let chats = format!("/api/v1/workspaces/{}/chats", args.workspace);
     let Some(chat) = &args.chat else {
@@ -139,7 +140,7 @@ async fn begin(state: &Path, args: &PromptArgs) -> Result<Turn, HttpError> {
     let place = format!("{chats}/{chat}");
     let path = format!("{place}/events?shape=enveloped&after={END}");
     let mut events = stream(state, &path, None).await?;
-    // It says where it begins.
+    // The first event has the position of the end.
     let first = events.next().await?;
     let body = json!({"content": args.text});
     let answer = request_json(state, Method::POST, &place, Some(&body)).await?;
@@ -155,7 +156,7 @@ pub(super) fn text<'a>(answer: &'a Value, key: &str) -> &'a str {
     answer.get(key).and_then(Value::as_str).unwrap_or_default()
 }
 
-/// Shows an event; the end of the turn is the end.
+/// Shows an event; returns the exit code at the end of the turn.
 pub(super) fn show_event(
     line: &str,
     turn: &str,
@@ -181,7 +182,7 @@ pub(super) fn show_event(
                     escape_for_display(text(data, "id"), 80),
                     escape_for_display(text(data, "tool"), 80),
                 );
-                let text = format!("{tool} waits for a person: marshal approvals show {id}");
+                let text = format!("{tool} waits for approval: marshal approvals show {id}");
                 streams.err.line(&text);
             }
             "call" if !quiet => {
@@ -193,7 +194,9 @@ pub(super) fn show_event(
             }
             "rehydrated" if !quiet => {
                 let by = escape_for_display(text(data, "by"), 40);
-                streams.err.line(&format!("the agent came back by {by}"));
+                streams
+                    .err
+                    .line(&format!("the agent's session was restored by {by}"));
             }
             _ => {}
         }
@@ -208,7 +211,7 @@ pub(super) fn show_event(
     }
 }
 
-/// A text of the agent's, on its lines.
+/// A text of the agent, escaped, with its line breaks.
 fn safe(text: &str) -> String {
     let lines = text
         .split('\n')

@@ -1,8 +1,7 @@
-//! `report`: what became of the last hours, on one page.
+//! `report`: a summary of the last hours on one page.
 //!
-//! Owns what a person wants to know in the morning, in the order in which they want it. Reads the
-//! journal beside whatever runs, and judges what was denied again only to say what would have
-//! allowed it.
+//! Owns the contents and their order. Reads the journal directly, also while a supervisor runs.
+//! Evaluates denied requests again only to show a rule that would have allowed them.
 
 mod spending;
 
@@ -31,30 +30,30 @@ use marshal_model::untrusted::escape_for_display;
 use marshal_policy::Request;
 use marshal_policy::learn::propose_rules;
 
-/// Columns of a foreign word, and of a sentence.
+/// Columns shown of an untrusted word, and of a sentence.
 const WORD: usize = 60;
 const SENTENCE: usize = 200;
 
 /// `report …`
 #[derive(Debug, Clone, clap::Args)]
 pub struct ReportArgs {
-    /// Since so long ago (12h), or from this time on (RFC 3339)
+    /// Start this long ago (12h), or at this time (RFC 3339)
     #[arg(long, value_name = "TIME", default_value = "12h", value_parser = super::audit::since)]
     pub since: Since,
 }
 
-/// Requests that were denied alike.
+/// Denied requests with the same tool, subject and cause.
 struct DeniedGroup {
     tool: String,
     about: String,
     by: String,
     rules: Vec<String>,
     count: usize,
-    /// The last of them.
+    /// The newest of them.
     line: ExportedRecord,
 }
 
-/// A tree that a task left, or a task that ended badly.
+/// A task that changed files or did not end as done.
 struct Row {
     task: String,
     pool: String,
@@ -87,7 +86,7 @@ struct ReportData {
     more_rows: usize,
 }
 
-/// What would have allowed it.
+/// A change that would have allowed a denied request.
 enum Advice {
     /// This rule, alone.
     Rule(String),
@@ -143,7 +142,8 @@ fn page(
     page.spent = reader.spend_since(since_us)?;
     page.crashes = reader.crashes_since(since_us)?;
     page.waiting = reader.approvals(false, limits::APPROVALS_LISTED)?;
-    // Of a supervisor that is gone some may be open whose time is over: the next start ends them.
+    // After a supervisor has ended, approvals past their deadline may still be open in the journal:
+    // the next start ends them.
     page.waiting
         .retain(|approval| approval.deadline_us > now_us());
     page.waiting.truncate(limits::REPORT_ROWS);
@@ -199,7 +199,7 @@ impl ReportData {
     }
 }
 
-/// What was denied, the most frequent first, each kind with what would have allowed the last of it.
+/// Denied requests in groups, the most frequent first, each with advice for its newest request.
 fn denied(
     reader: &Reader,
     page: &mut ReportData,
@@ -249,7 +249,7 @@ fn denied(
     Ok(())
 }
 
-/// What a request is about, in a few words: its programs, or its path.
+/// A short summary of a request: its programs, or its path.
 fn about(line: &ExportedRecord) -> String {
     let facts: Option<Value> = line
         .facts
@@ -278,19 +278,21 @@ fn advise(
         .as_ref()
         .and_then(|sha256| known.get(sha256));
     let Some(base) = policy else {
-        return none("its policy is not the configured one any more");
+        return none("its policy is no longer the configured one");
     };
     let Some(tables) = tables else {
         return none("the configuration cannot be used");
     };
     match recorded_decision(line) {
         None => {
-            return none("no rule was asked: too large, too many at once, or the disk was full");
+            return none(
+                "no rule was evaluated: it was too large, there were too many at once, or the disk was full",
+            );
         }
         Some(Decision::Deny) if line.by == "policy" => {
             let rules = line.rules.join(", ");
             return Advice::None(format!(
-                "no rule can: {rules} denies it; an exception (`unless`) stands in that rule"
+                "no new rule can allow it: {rules} denies it; add an exception (`unless`) to that rule"
             ));
         }
         Some(_) => {}
@@ -302,7 +304,7 @@ fn advise(
     let judged = past.judge(&base.policy);
     if let Some(why) = &judged.facts.not_plain {
         return Advice::None(format!(
-            "no rule can: the command is not plain ({})",
+            "no rule can allow it: the command is not plain ({})",
             escape_for_display(why, WORD)
         ));
     }
@@ -322,12 +324,10 @@ fn advise(
 /// Why no rule is proposed for a request that one might allow.
 const fn unproposed(request: &Request) -> &'static str {
     match request {
-        Request::Move { .. } => "rules for moving files are not proposed: a person writes them",
-        Request::Mcp { .. } => {
-            "rules for tools of MCP servers are not proposed: a person writes them"
-        }
-        Request::Unknown { .. } => "no rule can: the tool is in no table",
-        _ => "no single rule would have",
+        Request::Move { .. } => "rules for moving files are not proposed; write one by hand",
+        Request::Mcp { .. } => "rules for tools of MCP servers are not proposed; write one by hand",
+        Request::Unknown { .. } => "no rule can allow it: no extractor knows the tool",
+        _ => "no single rule would have allowed it",
     }
 }
 
@@ -406,7 +406,7 @@ fn print_report(page: &ReportData, streams: &mut Streams) {
         .map(|(word, count)| format!("{count} {word}"));
     let words: Vec<_> = words.collect();
     lines.push(format!(
-        "TASKS      {done} ended: {}; {} go on or wait",
+        "TASKS      {done} ended: {}; {} running or waiting",
         words.join(", "),
         page.open
     ));
@@ -421,7 +421,7 @@ fn print_report(page: &ReportData, streams: &mut Streams) {
         cost.join(", ")
     };
     lines.push(format!(
-        "COST       {cost} (as agents say); {} tokens in, {} out",
+        "COST       {cost} (as agents report); {} tokens in, {} out",
         page.input, page.output
     ));
     spending::push_lines(&page.spent, &mut lines);
@@ -477,7 +477,7 @@ fn print_report(page: &ReportData, streams: &mut Streams) {
         ));
         match advice {
             Advice::Rule(rule) => {
-                lines.push("      this rule would have allowed the last of them:".to_owned());
+                lines.push("      this rule would have allowed the newest of them:".to_owned());
                 lines.extend(
                     rule.lines()
                         .map(|line| format!("        {}", escape_for_display(line, SENTENCE))),
@@ -511,7 +511,7 @@ fn waits(page: &ReportData, lines: &mut Vec<String>) {
             )
         });
         lines.push(format!(
-            "  since {}  ask {} of {} ({}; {}{answer}; until {}): {} {input}",
+            "  since {}  approval {} of {} ({}; {}{answer}; until {}): {} {input}",
             time(approval.requested_at_us),
             escape_for_display(approval.id.as_str(), 128),
             escape_for_display(approval.session.as_str(), 128),
@@ -523,7 +523,7 @@ fn waits(page: &ReportData, lines: &mut Vec<String>) {
     }
     for (slot, reason, at_us) in &page.parked {
         lines.push(format!(
-            "  since {}  slot {} is parked: {}; then `marshal restart {}`",
+            "  since {}  slot {} is parked: {}; fix it, then run `marshal restart {}`",
             time(*at_us),
             escape_for_display(slot, WORD),
             escape_for_display(reason, SENTENCE),
@@ -537,7 +537,8 @@ fn trees(page: &ReportData, lines: &mut Vec<String>) {
         return;
     }
     lines.push(
-        "TREES      of tasks that changed something, and tasks that did not end well:".to_owned(),
+        "FILES      of tasks that changed something, and tasks that did not end as done:"
+            .to_owned(),
     );
     for row in page.rows.iter().take(limits::REPORT_ROWS) {
         let detail = row.detail.as_ref();
@@ -558,7 +559,7 @@ fn trees(page: &ReportData, lines: &mut Vec<String>) {
         }
         if let (true, Some(session)) = (row.bundle, &row.session) {
             lines.push(format!(
-                "      its branch: `marshal take {}`",
+                "      to get its branch: `marshal land {}`",
                 escape_for_display(session, 128)
             ));
         }

@@ -1,9 +1,8 @@
-//! The results file: JSON Lines, one task a line, written as tasks end.
+//! The results file: JSON Lines, one task per line, written as tasks end.
 //!
-//! Owns the file. It is opened before the run starts, so that a path that cannot be written is
-//! an error before any work, and emptied when the run has begun. Each line goes out whole, at
-//! once: after any end of the program the file holds the tasks that had ended. Must not know the
-//! fleet.
+//! The file is opened before the run starts, so that an unwritable path is an error before any
+//! work. It is emptied when the run has begun. Each line is written at once and with one write, so
+//! the file has all ended tasks even after a crash. Must not know the fleet.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -16,21 +15,21 @@ use marshal_model::untrusted::{escape_for_display, escape_json_for_terminal};
 /// Why results cannot be written.
 #[derive(Debug, thiserror::Error)]
 pub enum ResultsError {
-    /// The file cannot be made or opened.
+    /// The file cannot be created or opened.
     #[error("cannot write results to {}: {source}; choose another --results FILE", shown(.path))]
     Open {
-        /// Which.
+        /// The file's path.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
     /// A line could not be written.
-    #[error("the results in {} are not complete: {source}", shown(.path))]
+    #[error("the results in {} are incomplete: {source}", shown(.path))]
     Write {
-        /// Which.
+        /// The file's path.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
@@ -48,7 +47,7 @@ pub struct Results {
 }
 
 impl Results {
-    /// Opens or makes the file and leaves what is in it.
+    /// Opens or creates the file, without changing its contents.
     ///
     /// # Errors
     /// [`ResultsError::Open`].
@@ -58,7 +57,7 @@ impl Results {
             source,
         };
         if path.as_os_str() == "-" {
-            let hint = "\"-\" is no file; `--json` writes to standard output";
+            let hint = "\"-\" is not a file; use `--json` for standard output";
             return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, hint)));
         }
         let file = OpenOptions::new()
@@ -72,12 +71,12 @@ impl Results {
         })
     }
 
-    /// Empties the file: the results of this run begin.
+    /// Empties the file for the results of this run.
     ///
     /// # Errors
     /// [`ResultsError::Write`].
     pub fn begin(&mut self) -> Result<(), ResultsError> {
-        // A pipe or a terminal has nothing to empty.
+        // A pipe or a terminal cannot be truncated.
         let is_file = self.file.metadata().is_ok_and(|meta| meta.is_file());
         let emptied = if is_file {
             self.file.set_len(0)
@@ -87,8 +86,8 @@ impl Results {
         emptied.map_err(|source| self.failed(source))
     }
 
-    /// Writes one task's line. What could act on a terminal stands in it as `\u`: the same
-    /// document, and safe to look at.
+    /// Writes one task's line. Characters that could act on a terminal are written as `\u`: the
+    /// document is the same, and safe to view.
     ///
     /// # Errors
     /// [`ResultsError::Write`].
@@ -99,7 +98,7 @@ impl Results {
         written.map_err(|source| self.failed(source))
     }
 
-    /// Makes the file durable.
+    /// Syncs the file to disk.
     ///
     /// # Errors
     /// [`ResultsError::Write`].

@@ -1,11 +1,10 @@
-//! `run`: hands tasks to a fleet, in this process or in a daemon, and shows what becomes of them.
+//! `run`: submits tasks to a fleet, in this process or in a daemon, and shows their progress.
 //!
-//! Owns the order of things: results file before the work, watching before the tasks, reports
-//! before the table; and what the first and the second signal do. Must not know how a fleet is
-//! started.
+//! Owns the order: the results file is opened before the work starts, the fleet is watched before
+//! the tasks are submitted, and reports come before the table. Also owns what the first and the
+//! second signal do. Must not know how a fleet is started.
 //!
-//! What is shown is written by a task of its own, so that a terminal or pipe that takes nothing
-//! delays no signal.
+//! A separate task writes the output, so that a blocked terminal or pipe delays no signal.
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -30,33 +29,33 @@ use marshal_fleet::{RunBounds, Stop, TaskReport};
 use marshal_model::limits;
 use marshal_model::{RunId, TaskId, TaskOutcome, TaskSpec};
 
-/// What is to be done, and how it is to be shown.
+/// A job, and how it is shown.
 #[derive(Debug)]
 pub struct RunRequest {
-    /// What is worked.
+    /// The job.
     pub job: Job,
-    /// What bounds it.
+    /// The limits of the run.
     pub bounds: RunBounds,
-    /// Where results go beside the table.
+    /// The file of `--results`.
     pub results: Option<Results>,
-    /// Everything as JSON Lines on standard output, instead of progress and table.
+    /// Write JSON Lines to standard output, instead of progress and table.
     pub json: bool,
-    /// How much progress is told.
+    /// How much progress is shown.
     pub verbosity: Verbosity,
-    /// The terminal for live bars; none: plain lines.
+    /// The terminal for live bars; `None` for plain lines.
     pub screen: Option<Screen>,
 }
 
-/// What is to be worked.
+/// The tasks of a run.
 #[derive(Debug, Clone)]
 pub enum Job {
     /// New tasks, checked, at least one.
     New(Vec<TaskSpec>),
-    /// What is left of a run.
+    /// The remaining tasks of an earlier run.
     Continue {
-        /// Which.
+        /// The run's id.
         run: RunId,
-        /// All of its tasks, in their order.
+        /// All of its tasks, in order.
         tasks: Vec<TaskId>,
     },
     /// The open items of a plan.
@@ -64,18 +63,18 @@ pub enum Job {
 }
 
 impl Job {
-    /// The ids of its tasks, in their order.
+    /// The ids of its tasks, in order.
     fn ids(&self) -> Vec<TaskId> {
         match self {
             Self::New(tasks) => tasks.iter().map(|task| task.id.clone()).collect(),
             Self::Continue { tasks, .. } => tasks.clone(),
-            // They come as they are begun.
+            // They are added when they begin.
             Self::Plan(_) => Vec::new(),
         }
     }
 }
 
-/// Works the tasks with a fleet of this process, and stops the fleet.
+/// Runs the tasks with a fleet of this process, and stops the fleet.
 pub async fn run_local<F: Fleet>(
     fleet: F,
     order: RunRequest,
@@ -87,8 +86,8 @@ pub async fn run_local<F: Fleet>(
         Ok(Ok(stream)) => {
             let run = stream.run().clone();
             let show = RunDisplay::new(order, streams, Some(&run));
-            let reins = LocalControl(fleet.clone(), StartedRuns::with_run(run));
-            run_until_done(ItemSource::Local(Box::new(stream)), show, &reins, signals).await
+            let control = LocalControl(fleet.clone(), StartedRuns::with_run(run));
+            run_until_done(ItemSource::Local(Box::new(stream)), show, &control, signals).await
         }
         Ok(Err(refusal)) => {
             streams.err.line(&format!("error: {refusal}"));
@@ -98,7 +97,7 @@ pub async fn run_local<F: Fleet>(
             }
         }
         Err(_) => {
-            let text = "error: interrupted before the tasks were taken in; none of them was begun";
+            let text = "error: interrupted before the tasks were accepted; none of them has begun";
             streams.err.line(text);
             Exit::Failures
         }
@@ -106,7 +105,7 @@ pub async fn run_local<F: Fleet>(
     stop_unless_signalled(&fleet, exit, signals).await
 }
 
-/// The same for a plan; its book is in the state directory.
+/// The same for a plan; its record is in the state directory.
 pub async fn run_plan_local<F: Fleet>(
     fleet: F,
     plan: PlanJob,
@@ -126,7 +125,7 @@ async fn stop_unless_signalled<F: Fleet>(fleet: &F, exit: Exit, signals: &mut Si
     }
 }
 
-/// Waits for the work, or gives it up at the first signal: what it waits for may never come.
+/// Waits for the work, or gives up at the first signal: the work may never end.
 pub(super) async fn unless_signalled<T>(
     work: impl Future<Output = T>,
     signals: &mut Signals,
@@ -143,7 +142,7 @@ pub(super) async fn unless_signalled<T>(
     }
 }
 
-/// Waits for the work, or gives it up when a second signal insists.
+/// Waits for the work, or gives up at the second signal.
 pub(super) async fn unless_insisted<T>(
     work: impl Future<Output = T>,
     signals: &mut Signals,
@@ -166,7 +165,7 @@ async fn submit_job<F: Fleet>(
     job: &Job,
     bounds: RunBounds,
 ) -> Result<RunStream, Refusal> {
-    // Before the tasks, so that nothing of them is missed.
+    // Subscribe before the tasks are submitted, so that no notice of them is missed.
     let notices = fleet.subscribe();
     let ledger = match job {
         Job::New(tasks) => {
@@ -184,22 +183,22 @@ async fn submit_job<F: Fleet>(
     Ok(RunStream::new(notices, ledger, fleet.history()))
 }
 
-/// A plan's items are taken in as they are open: see [`run_plan_local`].
+/// A plan's items are submitted one run at a time: see [`run_plan_local`].
 fn plan_not_submittable() -> Refusal {
-    Refusal::Tasks("a plan is not taken in at once".to_owned())
+    Refusal::Tasks("a plan cannot be submitted as one run".to_owned())
 }
 
-/// Goes on with a run, and keeps its reports.
+/// Resumes a run, and collects its reports.
 ///
 /// # Errors
-/// [`CommandRefusal`]; nothing was changed then.
+/// [`Refusal`]; nothing was changed then.
 pub(super) async fn resume_run<F: Fleet>(fleet: &F, run: RunId) -> Result<Arc<Ledger>, Refusal> {
     let taken = fleet.resume_run(run.clone()).await?;
     let total = taken.tasks.len();
     Ok(Ledger::resume(run, total, taken.ended, taken.reports))
 }
 
-/// Stops the fleet by the ladder, or at once when a second signal comes: then that is returned.
+/// Stops the fleet by the stop ladder, or at once at the second signal, which is returned then.
 pub(super) async fn stop<F: Fleet>(fleet: &F, signals: &mut Signals) -> Option<Signal> {
     let mut stopping = std::pin::pin!(fleet.stop(Stop::Graceful));
     loop {
@@ -208,7 +207,7 @@ pub(super) async fn stop<F: Fleet>(fleet: &F, signals: &mut Signals) -> Option<S
             signal = signals.next() => signal,
         };
         if signals.is_insistent() {
-            // Both go on: the first call may hold what the second one waits for.
+            // Poll both: the first call may hold a lock that the second one waits for.
             tokio::select! {
                 () = &mut stopping => {}
                 () = kill(fleet) => {}
@@ -223,12 +222,12 @@ async fn kill<F: Fleet>(fleet: &F) {
         .await
         .is_err()
     {
-        tracing::error!("the children were killed, and not all of them are reaped");
+        tracing::error!("the children were killed, but not all of them could be reaped");
     }
 }
 
-/// Hands new tasks to a daemon, or watches a run that it goes on with, and shows the run as if it
-/// were here.
+/// Submits new tasks to a daemon, or watches a run that it resumes, and shows the run as if it were
+/// in this process.
 pub async fn run_on_daemon(
     mut client: Client,
     mut order: RunRequest,
@@ -241,33 +240,39 @@ pub async fn run_on_daemon(
     }
     if let (Job::Continue { run, .. }, true) = (&order.job, order.bounds.is_set()) {
         let text = format!(
-            "error: the daemon goes on with run {run} under the bounds that it began with: leave out --until, --max-cost and --jobs"
+            "error: the daemon resumes run {run} with its original limits; leave out --until, --max-cost and --jobs"
         );
         streams.err.line(&text);
         return Exit::Usage;
     }
-    let asked = async {
+    let submitted = async {
         match &order.job {
             Job::New(tasks) => client.submit_within(tasks.clone(), order.bounds).await,
             Job::Continue { run, .. } => client.watch(run.clone()).await.map(|()| run.clone()),
             Job::Plan(_) => Err(ClientError::Lost(plan_not_submittable().to_string())),
         }
     };
-    let run = match unless_signalled(asked, signals).await {
+    let run = match unless_signalled(submitted, signals).await {
         Ok(Ok(run)) => run,
         Ok(Err(error)) => return report_error(&error, &mut streams),
         Err(_) => {
-            let text = "error: interrupted before the daemon answered; it may work the tasks";
+            let text = "error: interrupted before the daemon answered; it may run the tasks";
             streams.err.line(text);
             return Exit::Failures;
         }
     };
-    let reins = DaemonControl(
+    let control = DaemonControl(
         client.state_dir().to_owned(),
         StartedRuns::with_run(run.clone()),
     );
     let show = RunDisplay::new(order, streams, Some(&run));
-    run_until_done(ItemSource::Daemon(Box::new(client)), show, &reins, signals).await
+    run_until_done(
+        ItemSource::Daemon(Box::new(client)),
+        show,
+        &control,
+        signals,
+    )
+    .await
 }
 
 /// Where a run's items come from.
@@ -277,7 +282,7 @@ pub(super) enum ItemSource {
 }
 
 impl ItemSource {
-    /// The next item; from a daemon with its line.
+    /// The next item; from a daemon, with the line that it was sent as.
     pub(super) async fn next(
         &mut self,
     ) -> Result<(Option<RunStreamItem>, Option<String>), ClientError> {
@@ -291,7 +296,7 @@ impl ItemSource {
     }
 }
 
-/// The runs that were begun, and whether they are cancelled.
+/// The runs that were started, and whether they are cancelled.
 #[derive(Debug, Default)]
 pub(super) struct StartedRuns(Mutex<(Vec<RunId>, bool)>);
 
@@ -300,11 +305,11 @@ impl StartedRuns {
         Arc::new(Self(Mutex::new((vec![run], false))))
     }
 
-    fn with_lock<T>(&self, look: impl FnOnce(&mut (Vec<RunId>, bool)) -> T) -> T {
-        look(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    fn with_lock<T>(&self, action: impl FnOnce(&mut (Vec<RunId>, bool)) -> T) -> T {
+        action(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// One more; `true` if it is to be cancelled at once.
+    /// Adds a run; `true` if it must be cancelled at once.
     pub(super) fn add(&self, run: RunId) -> bool {
         self.with_lock(|(runs, is_cancelled)| {
             runs.push(run);
@@ -316,7 +321,7 @@ impl StartedRuns {
         self.with_lock(|(_, is_cancelled)| *is_cancelled)
     }
 
-    /// None is begun from now on; those that were.
+    /// Allows no further run, and returns the runs that were started.
     fn cancel(&self) -> Vec<RunId> {
         self.with_lock(|(runs, is_cancelled)| {
             *is_cancelled = true;
@@ -325,16 +330,16 @@ impl StartedRuns {
     }
 }
 
-/// How runs are stopped.
+/// Stops runs.
 pub(super) trait RunControl {
-    /// Begins the cancel; waits for nothing.
-    fn cancel(&self, say: &mpsc::Sender<String>);
+    /// Starts to cancel the runs, without waiting. Errors go to `notes`.
+    fn cancel(&self, notes: &mpsc::Sender<String>);
 
-    /// Ends everything at once. `false` if there is nothing that this process could end.
+    /// Kills everything at once. `false` if this process has nothing to kill.
     async fn kill(&self) -> bool;
 }
 
-/// The runs are worked by this fleet.
+/// Controls runs of a fleet in this process.
 pub(super) struct LocalControl<F>(pub(super) F, pub(super) Arc<StartedRuns>);
 
 impl<F: Fleet> RunControl for LocalControl<F> {
@@ -350,16 +355,16 @@ impl<F: Fleet> RunControl for LocalControl<F> {
     }
 }
 
-/// The runs are worked by the daemon of this state directory.
+/// Controls runs of the daemon of a state directory.
 pub(super) struct DaemonControl(pub(super) PathBuf, pub(super) Arc<StartedRuns>);
 
 impl RunControl for DaemonControl {
-    fn cancel(&self, say: &mpsc::Sender<String>) {
-        let (state_dir, runs, say) = (self.0.clone(), self.1.cancel(), say.clone());
+    fn cancel(&self, notes: &mpsc::Sender<String>) {
+        let (state_dir, runs, notes) = (self.0.clone(), self.1.cancel(), notes.clone());
         tokio::spawn(async move {
             for run in runs {
                 if let Err(error) = Client::cancel(&state_dir, run).await {
-                    let _ = say.try_send(format!("the daemon does not cancel: {error}"));
+                    let _ = notes.try_send(format!("the daemon did not cancel the run: {error}"));
                 }
             }
         });
@@ -370,24 +375,24 @@ impl RunControl for DaemonControl {
     }
 }
 
-/// Shows the run until its end, and obeys signals.
+/// Shows the run until its end, and handles signals.
 async fn run_until_done(
     source: ItemSource,
     show: RunDisplay,
-    reins: &impl RunControl,
+    control: &impl RunControl,
     signals: &mut Signals,
 ) -> Exit {
-    /// Sentences that wait to be shown; more would say nothing new.
-    const SENTENCES: usize = 8;
-    let (say, said) = mpsc::channel(SENTENCES);
-    run_with_signals(show_items(source, show, said), &say, reins, signals).await
+    /// Notes that wait to be shown; further ones are dropped, as they would repeat the same.
+    const NOTES: usize = 8;
+    let (sender, notes) = mpsc::channel(NOTES);
+    run_with_signals(show_items(source, show, notes), &sender, control, signals).await
 }
 
-/// Waits for the end of what is followed, and obeys signals.
+/// Waits until `following` ends, and handles signals.
 pub(super) async fn run_with_signals(
     following: impl Future<Output = Exit> + Send + 'static,
-    say: &mpsc::Sender<String>,
-    reins: &impl RunControl,
+    notes: &mpsc::Sender<String>,
+    control: &impl RunControl,
     signals: &mut Signals,
 ) -> Exit {
     let mut following = tokio::spawn(following);
@@ -404,18 +409,18 @@ pub(super) async fn run_with_signals(
             signal = signals.next() => signal,
         };
         match (signal, first) {
-            // `run` goes on without its terminal.
+            // `run` continues without its terminal.
             (Signal::Hangup, _) => {}
             (signal, None) => {
                 first = Some(signal);
                 let note = "cancelling; the results follow; a second signal kills";
-                let _ = say.try_send(note.to_owned());
-                reins.cancel(say);
+                let _ = notes.try_send(note.to_owned());
+                control.cancel(notes);
             }
             (signal, Some(_)) => {
-                let _ = say.try_send("killing".to_owned());
-                if reins.kill().await {
-                    // What the kill ended is reported; the results keep it.
+                let _ = notes.try_send("killing".to_owned());
+                if control.kill().await {
+                    // The fleet reports the killed tasks: give the results file time to record them.
                     let _ = timeout(limits::KILLED_REPORT_TIMEOUT, &mut following).await;
                 }
                 following.abort();
@@ -425,7 +430,7 @@ pub(super) async fn run_with_signals(
     }
 }
 
-/// The task's exit; its panic is ours.
+/// The exit code of the task; a panic of it is resumed here.
 fn join_exit(ended: Result<Exit, tokio::task::JoinError>) -> Exit {
     match ended {
         Ok(exit) => exit,
@@ -439,18 +444,18 @@ fn join_exit(ended: Result<Exit, tokio::task::JoinError>) -> Exit {
 async fn show_items(
     mut source: ItemSource,
     mut show: RunDisplay,
-    mut said: mpsc::Receiver<String>,
+    mut notes: mpsc::Receiver<String>,
 ) -> Exit {
     loop {
-        let told = tokio::select! {
-            told = source.next() => told,
-            Some(note) = said.recv() => {
+        let next = tokio::select! {
+        next = source.next() => next,
+        Some(note) = notes.recv() => {
                 show.note(&note);
                 continue;
             }
         };
-        let (item, line) = match told {
-            Ok(told) => told,
+        let (item, line) = match next {
+            Ok(next) => next,
             Err(error) => return show.connection_lost(&error),
         };
         let complete = matches!(item, Some(RunStreamItem::Complete));
@@ -461,23 +466,23 @@ async fn show_items(
     }
 }
 
-/// Everything that a person, a program and the results file are told.
+/// All output of a run: for a person, for a program and for the results file.
 pub(super) struct RunDisplay {
     streams: Streams,
     progress: Progress,
     json: bool,
     results: Option<Results>,
     results_failed: bool,
-    /// The tasks, in their order.
+    /// The tasks, in order.
     tasks: Vec<TaskId>,
     reports: HashMap<TaskId, Arc<TaskReport>>,
-    /// Those of which no success is wanted.
+    /// The tasks that need not succeed.
     excused: HashSet<TaskId>,
     begun: Instant,
 }
 
 impl RunDisplay {
-    /// `run` is the run whose tasks these are; without it they come.
+    /// `run` is the run of the tasks; without it, the tasks are added later.
     pub(super) fn new(order: RunRequest, mut streams: Streams, run: Option<&RunId>) -> Self {
         let tasks = order.job.ids();
         let total = tasks.len();
@@ -505,7 +510,8 @@ impl RunDisplay {
         show
     }
 
-    /// After a failure nothing more is written: a gap would look like a task without an end.
+    /// Reports a failed write. Nothing more is written after it: a gap in the file would look like
+    /// a task that has not ended.
     fn record_write(&mut self, written: Result<(), ResultsError>) {
         if let Err(error) = written {
             self.results = None;
@@ -515,9 +521,9 @@ impl RunDisplay {
         }
     }
 
-    /// What comes of a plan.
-    pub(super) fn show_plan_output(&mut self, told: PlanOutput) {
-        match told {
+    /// Shows an output of a plan.
+    pub(super) fn show_plan_output(&mut self, output: PlanOutput) {
+        match output {
             PlanOutput::Item(item, line) => self.item(item.as_ref(), line),
             PlanOutput::RunStarted(run, tasks) => {
                 if self.json {
@@ -541,7 +547,7 @@ impl RunDisplay {
         }
     }
 
-    /// Nothing more can be begun.
+    /// Ends with an error: no further task can be started.
     pub(super) fn fail(mut self, why: &str) -> Exit {
         self.summary();
         self.streams.err.line(&format!("error: {why}"));
@@ -552,7 +558,8 @@ impl RunDisplay {
         self.progress.note(text, &mut self.streams.err);
     }
 
-    /// `line` is the item as a daemon told it; `NoJournal` is an item that this program does not know.
+    /// Shows an item; `None` is one whose kind this version does not know. `line` is its text from
+    /// a daemon.
     fn item(&mut self, item: Option<&RunStreamItem>, line: Option<String>) {
         if self.json {
             let text = line
@@ -569,7 +576,7 @@ impl RunDisplay {
         }
     }
 
-    /// The daemon went away: what is known is shown.
+    /// Ends because the daemon is gone: shows the tasks that have ended.
     pub(super) fn connection_lost(mut self, error: &ClientError) -> Exit {
         self.summary();
         report_error(error, &mut self.streams)

@@ -1,6 +1,6 @@
-//! `run --until`, `--grace`, `--max-cost` and `--jobs`: what bounds a run.
+//! `run --until`, `--grace`, `--max-cost` and `--jobs`: the limits of a run.
 //!
-//! Owns how they are written. Must not know what follows when a bound is reached.
+//! Owns their format. Must not know what happens when a limit is reached.
 
 use std::time::Duration;
 
@@ -15,25 +15,25 @@ use marshal_model::PoolName;
 use marshal_model::budget::nanos_from_dollars;
 use marshal_model::limits::RUN_JOBS;
 
-/// The flags.
+/// The options.
 #[derive(Debug, Clone, Default, Args)]
 pub struct BoundArgs {
-    /// Begin no task at this time or later: 07:00 (its next one, by this host's clock), or
-    /// 2026-01-31T07:00:00Z
+    /// Start no task after this time: 07:00 (the next one, in local time) or 2026-01-31T07:00:00Z
     ///
-    /// What runs then may go on for --grace, and is cancelled. What was not begun is `skipped`.
+    /// Tasks that run at that time may continue for --grace, and are then cancelled. Tasks that
+    /// have not begun are `skipped`.
     #[arg(long, value_name = "TIME")]
     pub until: Option<String>,
 
-    /// How long tasks that run at --until may go on; without it 5m
+    /// How long tasks that run at --until may continue (default: 5m)
     #[arg(long, value_name = "DURATION", requires = "until", value_parser = read_duration)]
     pub grace: Option<Duration>,
 
-    /// Begin no further task, and cancel what runs, once the run cost so many US dollars
+    /// Start no more tasks, and cancel running ones, once the run has cost this many US dollars
     #[arg(long, value_name = "DOLLARS", value_parser = cost)]
     pub max_cost: Option<u64>,
 
-    /// Work at most so many of the run's tasks at once, over all pools
+    /// Run at most this many tasks at once, over all pools
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(RUN_JOBS)))]
     pub jobs: Option<u16>,
 }
@@ -45,10 +45,10 @@ fn cost(text: &str) -> Result<u64, String> {
 }
 
 impl BoundArgs {
-    /// The bounds, now.
+    /// The limits of the run; a time of day is its next occurrence from now on.
     ///
     /// # Errors
-    /// What is wrong with the time.
+    /// The time is not valid, or has passed.
     pub fn bounds(&self) -> Result<RunBounds, String> {
         let until = self.until.as_deref();
         let until = until.map(|text| next(text, Timestamp::now(), &TimeZone::system()));
@@ -62,15 +62,14 @@ impl BoundArgs {
     }
 }
 
-/// What is to be said before a run whose cost is bounded, of each of its pools whose cost nobody
-/// may ever know.
+/// Warnings before a run with a cost limit: one for each pool whose cost may stay unknown.
 #[must_use]
 pub fn warnings(config: &Config, job: &Job, bounds: &RunBounds) -> Vec<String> {
     if bounds.max_cost.is_none() {
         return Vec::new();
     }
     let is_used = |name: &PoolName| match job {
-        // Which pools an earlier run is of, only its journal knows.
+        // Only the journal knows the pools of an earlier run.
         Job::Continue { .. } => true,
         Job::New(tasks) => tasks
             .iter()
@@ -83,7 +82,7 @@ pub fn warnings(config: &Config, job: &Job, bounds: &RunBounds) -> Vec<String> {
         .map(|pool| {
             let name = &pool.name;
             format!(
-                "warning: --max-cost may not hold for pool {name}: it has no route, so its cost is what its agent reports, and one that reports none is never stopped; give the pool a route and its models a [price.\"MODEL\"], so that what goes to the provider is counted"
+                "warning: --max-cost may not be enforced for pool {name}: it has no route, so only its agent reports the cost, and an agent that reports none is never stopped; give the pool a route, and its models a [price.\"MODEL\"], so that usage is counted at the provider"
             )
         })
         .collect()
@@ -101,7 +100,7 @@ fn next(text: &str, now: Timestamp, zone: &TimeZone) -> Result<Timestamp, String
         return if at > now {
             Ok(at)
         } else {
-            Err(format!("--until {text}: that time is over"))
+            Err(format!("--until {text}: that time has passed"))
         };
     }
     let parts: Vec<&str> = text.split(':').collect();
@@ -113,7 +112,7 @@ fn next(text: &str, now: Timestamp, zone: &TimeZone) -> Result<Timestamp, String
     let mut part = || numbers.next().unwrap_or(0);
     let time = civil::Time::new(part(), part(), part(), 0).map_err(|_| wrong())?;
     let today = now.to_zoned(zone.clone()).date();
-    // A time that a day does not have is the one after the clocks went forward.
+    // A time that is skipped when the clocks go forward becomes the time after the change.
     let on = |date: civil::Date| date.to_datetime(time).to_zoned(zone.clone()).ok();
     let today = on(today).filter(|at| at.timestamp() > now).or_else(|| {
         let tomorrow = today.tomorrow().ok()?;
@@ -164,7 +163,7 @@ mod tests {
     fn what_is_no_time_is_refused_in_words() {
         let now = at("2026-11-22T22:30:00Z");
         let over = next("2026-11-22T22:30:00Z", now, &TimeZone::UTC).expect_err("over");
-        assert!(over.contains("is over"), "{over}");
+        assert!(over.contains("has passed"), "{over}");
         for bad in [
             "",
             "7",

@@ -115,7 +115,7 @@ fn check_three(told: &RunOutput) {
         told.out
     );
     for line in [
-        "a: given to demo/0",
+        "a: assigned to demo/0",
         "a: done in",
         "b: denied a request by developer:network",
     ] {
@@ -198,7 +198,12 @@ async fn a_flood_that_is_too_fast_is_told_and_loses_no_report() {
         spec("c", "deny"),
     ];
     let told = Setting::new().here(tasks).await;
-    assert!(told.err.contains("notices came too fast"), "{}", told.err);
+    assert!(
+        told.err
+            .contains("notices were skipped because they arrived too fast"),
+        "{}",
+        told.err
+    );
     assert_eq!(told.outcomes().len(), 3);
     assert!(told.out.contains("2 of 3 done, 1 denied"), "{}", told.out);
 }
@@ -418,7 +423,7 @@ async fn a_daemon_that_goes_away_leaves_what_is_known() {
         out.text()
     );
     assert!(
-        err.text().contains("error: the supervisor ends"),
+        err.text().contains("error: the supervisor is stopping"),
         "{}",
         err.text()
     );

@@ -1,4 +1,4 @@
-//! `marshal script-model`: the rehearsal model until a signal.
+//! `marshal script-model`: serves the rehearsal model until a signal.
 
 use marshal_rehearsal::script_model::{Args, ScriptModel, StartError};
 
@@ -6,10 +6,10 @@ use super::exit::Exit;
 use super::signals::{Signal, Signals};
 use super::streams::Streams;
 
-/// Serves until a signal. The address is printed first.
+/// Prints the address, and serves until a signal.
 pub(super) async fn run(args: Args, json: bool, quiet: bool, mut streams: Streams) -> Exit {
     let Ok(mut signals) = Signals::install() else {
-        streams.err.line("error: signals cannot be handled");
+        streams.err.line("error: cannot install signal handlers");
         return Exit::CannotStart;
     };
     let model = match ScriptModel::bind(args, !quiet).await {

@@ -1,8 +1,8 @@
-//! Reads the secrets that a configuration names: variables of the own environment and files; and
-//! the certificate authorities of its routes, whose files are trusted as much.
+//! Reads the secrets that a configuration names, from environment variables and files. Also reads
+//! the certificate authorities of its routes, whose files must be trusted too.
 //!
-//! A secret's file is one that nobody but root and the caller can change and that not everybody can
-//! read. Must not know who gets the values; no value is part of any message.
+//! Only root and the caller may be able to change a secret's file, and it must not be readable by
+//! all users. Must not know who gets the values. No message contains a value.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -18,10 +18,10 @@ use marshal_config::{
 use marshal_model::limits;
 use marshal_policy::Mask;
 
-/// Gives every secret of the configuration its value. `env` reads the environment.
+/// Reads the value of every secret of the configuration. `env` reads the environment.
 ///
 /// # Errors
-/// Every secret that cannot be had, at its line.
+/// An error for each secret that cannot be read, with its line in the configuration.
 pub fn read(
     config: &mut Config,
     env: impl Fn(&str) -> Option<OsString>,
@@ -36,13 +36,13 @@ pub fn read(
         }
     }
     for hook in &mut config.hooks {
-        let signs = format!("hook.{}.secret", hook.name);
+        let signing_key = format!("hook.{}.secret", hook.name);
         for (key, secret) in hook.secrets_mut() {
-            let mut given = load_secret(secret, &env);
-            if key == signs {
-                given = given.and_then(|()| check_signing_secret(secret));
+            let mut result = load_secret(secret, &env);
+            if key == signing_key {
+                result = result.and_then(|()| check_signing_secret(secret));
             }
-            if let Err(message) = given {
+            if let Err(message) = result {
                 faults.push((key, message, None));
             }
         }
@@ -54,7 +54,7 @@ pub fn read(
             faults.push((ca_key, message, None));
         }
     }
-    // The keys of routes that nobody uses need not be there.
+    // The secrets of routes that no pool uses need not exist.
     let used = |route: &&mut Route| {
         let mut ports = config.pools.iter().flat_map(|pool| &pool.routes);
         ports.any(|port| port.name == route.name)
@@ -63,8 +63,8 @@ pub fn read(
         let key = |key: &str| format!("route.{}.{key}", route.name);
         let (secret_key, ca_key) = (key("secret"), key("ca"));
         if let Some(secret) = &mut route.secret {
-            let given = load_secret(secret, &env).and_then(|()| check_header_value(secret));
-            if let Err(message) = given {
+            let result = load_secret(secret, &env).and_then(|()| check_header_value(secret));
+            if let Err(message) = result {
                 faults.push((secret_key, message, None));
             }
         }
@@ -81,11 +81,15 @@ pub fn read(
             .iter()
             .any(|pool| pool.delegate.as_deref() == Some(name))
     };
-    for delegate in config.delegates.values_mut().filter(|of| used(&of.name)) {
+    for delegate in config
+        .delegates
+        .values_mut()
+        .filter(|delegate| used(&delegate.name))
+    {
         let key = format!("delegate.{}.token", delegate.name);
         if let Some(token) = &mut delegate.token {
-            let given = load_secret(token, &env).and_then(|()| check_header_value(token));
-            faults.extend(given.err().map(|message| (key, message, None)));
+            let result = load_secret(token, &env).and_then(|()| check_header_value(token));
+            faults.extend(result.err().map(|message| (key, message, None)));
         }
     }
     if faults.is_empty() {
@@ -95,7 +99,7 @@ pub fn read(
     }
 }
 
-/// Gives the store's connection string its value.
+/// Reads the secrets of the store.
 fn of_store(
     store: &mut StoreConfig,
     env: &impl Fn(&str) -> Option<OsString>,
@@ -114,9 +118,9 @@ fn of_store(
     faults
 }
 
-/// What finds the secrets of a configuration whose values were read, and the shapes of well-known
-/// keys. What passes from the own environment, read by `env`, is among them where its name says so.
-/// Names of values that are too short to be found are told.
+/// The mask for the secrets of a configuration whose values were read, and for well-known formats
+/// of keys. It includes variables that are passed on from the environment, read by `env`, if their
+/// names look like secrets. Logs the names of values that are too short to mask.
 #[must_use]
 pub fn mask(config: &Config, env: impl Fn(&str) -> Option<OsString>) -> Mask {
     let passed: BTreeSet<&String> = config
@@ -128,10 +132,10 @@ pub fn mask(config: &Config, env: impl Fn(&str) -> Option<OsString>) -> Mask {
     let passed: Vec<(String, String)> = passed
         .filter_map(|name| Some((name.clone(), env(name)?.into_string().ok()?)))
         .collect();
-    let given = passed
+    let variables = passed
         .iter()
         .map(|(name, value)| (name.clone(), value.as_str()));
-    let mut values: Vec<(String, &str)> = given.collect();
+    let mut values: Vec<(String, &str)> = variables.collect();
     for pool in &config.pools {
         for (name, secret) in &pool.env.secrets {
             values.extend(secret.expose().map(|value| (name.clone(), value)));
@@ -148,7 +152,7 @@ pub fn mask(config: &Config, env: impl Fn(&str) -> Option<OsString>) -> Mask {
     let store = config.store.postgres.as_ref().and_then(Secret::expose);
     values.extend(store.map(|value| ("store.postgres".to_owned(), value)));
     for hook in &config.hooks {
-        let name = |of: &str| format!("hook.{}.{of}", hook.name);
+        let name = |key: &str| format!("hook.{}.{key}", hook.name);
         match &hook.target {
             HookTarget::Address(address) => {
                 values.extend(address.secret.expose().map(|value| (name("secret"), value)));
@@ -165,45 +169,45 @@ pub fn mask(config: &Config, env: impl Fn(&str) -> Option<OsString>) -> Mask {
         tracing::warn!(
             secrets = ?short,
             least = limits::SECRET_MIN_BYTES,
-            "these secrets are shorter than what is looked for in texts: they are not masked in the journal"
+            "these secrets are too short to be masked in the journal"
         );
     }
     mask
 }
 
-/// Gives a secret its value.
+/// Reads a secret's value from its source.
 fn load_secret(secret: &mut Secret, env: &impl Fn(&str) -> Option<OsString>) -> Result<(), String> {
     let value = match &secret.source {
         SecretSource::Variable(variable) => of_variable(variable, env(variable)),
         SecretSource::File(path) => of_file(path),
         SecretSource::Redacted => Err(
-            "these words stand for a secret that was not shown: write where it stands, \"env:NAME\" or \"file:PATH\"".to_owned(),
+            "this text replaces a secret that was hidden; write its source, \"env:NAME\" or \"file:PATH\"".to_owned(),
         ),
     }?;
     *secret = secret.clone().with_value(&value);
     Ok(())
 }
 
-/// A key goes into a header.
+/// Checks that a secret can be sent in an HTTP header.
 fn check_header_value(secret: &Secret) -> Result<(), String> {
     let value = secret.expose().unwrap_or_default();
     if value.bytes().all(|b| matches!(b, b'!'..=b'~')) {
         Ok(())
     } else {
         Err(
-            "the key holds a blank, a line break or another character that no header can carry"
+            "the key has a space, a line break or another character that is not allowed in an HTTP header"
                 .to_owned(),
         )
     }
 }
 
-/// A short secret can be guessed from one message.
+/// Checks the length of a signing secret: a short one can be guessed from one signed message.
 fn check_signing_secret(secret: &Secret) -> Result<(), String> {
     let least = limits::HOOK_SECRET_BYTES;
     let is_long = secret.expose().unwrap_or_default().len() >= least;
     is_long.then_some(()).ok_or_else(|| {
         format!(
-            "the secret is shorter than {least} characters: make one with `openssl rand -hex 32`"
+            "the secret is shorter than {least} characters; create one with `openssl rand -hex 32`"
         )
     })
 }
@@ -215,12 +219,12 @@ fn read_authorities(ca: &mut CertificateAuthorities) -> Result<(), String> {
         OpenError::Untrusted(error) => error.to_string(),
     })?;
     let mut bytes = Vec::new();
-    let most = limits::CONFIG_BYTES as u64 + 1;
-    let read = file.by_ref().take(most).read_to_end(&mut bytes);
+    let max_bytes = limits::CONFIG_BYTES as u64 + 1;
+    let read = file.by_ref().take(max_bytes).read_to_end(&mut bytes);
     read.map_err(|error| format!("cannot read {name}: {}", why(&error)))?;
     if bytes.len() > limits::CONFIG_BYTES {
         return Err(format!(
-            "{name} holds more than {} bytes",
+            "{name} has more than {} bytes",
             limits::CONFIG_BYTES
         ));
     }
@@ -233,7 +237,7 @@ fn of_variable(name: &str, value: Option<OsString>) -> Result<String, String> {
         return Err(format!("the variable {name} is not set"));
     };
     let value = value.into_string();
-    let value = value.map_err(|_| format!("the variable {name} does not hold UTF-8"))?;
+    let value = value.map_err(|_| format!("the variable {name} is not UTF-8"))?;
     check_value(value, &format!("the variable {name}"))
 }
 
@@ -247,25 +251,25 @@ fn of_file(path: &Path) -> Result<String, String> {
     let mode = file.metadata().map_err(failed)?.mode() & 0o7777;
     if mode & 0o004 != 0 {
         return Err(format!(
-            "{name} is readable by everybody (mode {mode:04o}): make it readable only for its owner, for example with chmod 600"
+            "{name} is readable by all users (mode {mode:04o}); make it readable only for its owner, for example with chmod 600"
         ));
     }
     let mut bytes = Vec::new();
-    let most = limits::SECRET_BYTES as u64 + 1;
-    let read = file.by_ref().take(most).read_to_end(&mut bytes);
+    let max_bytes = limits::SECRET_BYTES as u64 + 1;
+    let read = file.by_ref().take(max_bytes).read_to_end(&mut bytes);
     read.map_err(failed)?;
-    let text = String::from_utf8(bytes).map_err(|_| format!("{name} does not hold UTF-8"))?;
+    let text = String::from_utf8(bytes).map_err(|_| format!("{name} is not UTF-8"))?;
     let text = text.strip_suffix('\n').unwrap_or(&text);
     check_value(text.to_owned(), &name)
 }
 
-/// What can be the value of a variable.
-fn check_value(value: String, whose: &str) -> Result<String, String> {
-    let most = limits::SECRET_BYTES;
+/// Checks that a value can be the value of an environment variable. `source` names it in messages.
+fn check_value(value: String, source: &str) -> Result<String, String> {
+    let max_bytes = limits::SECRET_BYTES;
     match &value {
-        _ if value.is_empty() => Err(format!("{whose} is empty")),
-        _ if value.len() > most => Err(format!("{whose} holds more than {most} bytes")),
-        _ if value.contains('\0') => Err(format!("{whose} holds a NUL character")),
+        _ if value.is_empty() => Err(format!("{source} is empty")),
+        _ if value.len() > max_bytes => Err(format!("{source} has more than {max_bytes} bytes")),
+        _ if value.contains('\0') => Err(format!("{source} contains a NUL character")),
         _ => Ok(value),
     }
 }
@@ -319,7 +323,7 @@ mod tests {
                 "pool.demo.env.set.KEY: the variable NONE is not set",
             ),
             ("EMPTY", "the variable EMPTY is empty"),
-            ("LARGE", "the variable LARGE holds more than 65536 bytes"),
+            ("LARGE", "the variable LARGE has more than 65536 bytes"),
         ] {
             let shown = value(dir, &format!("env:{name}")).expect_err("refused");
             assert!(shown.contains(expect), "{shown}");
@@ -353,7 +357,7 @@ mod tests {
             assert!(!shown.contains("s3cr3t"), "{shown}");
         };
         put(b"s3cr3t-value\n", 0o644);
-        refused("is readable by everybody (mode 0644)");
+        refused("is readable by all users (mode 0644)");
         put(b"s3cr3t-value\n", 0o602);
         refused("is writable by everybody");
         put(b"\n", 0o600);
@@ -361,9 +365,9 @@ mod tests {
         put(b"a\0b", 0o600);
         refused("a NUL character");
         put(b"\xff", 0o600);
-        refused("does not hold UTF-8");
+        refused("is not UTF-8");
         put(&vec![b'x'; limits::SECRET_BYTES + 2], 0o600);
-        refused("holds more than 65536 bytes");
+        refused("has more than 65536 bytes");
         fs::remove_file(&file).expect("removed");
         refused("cannot read");
         fs::create_dir(&file).expect("a directory");

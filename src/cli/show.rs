@@ -1,4 +1,5 @@
-//! `show`: one session as the journal has it: facts, task, attempts, requests, tools, exit.
+//! `show`: one session from the journal: facts, task, attempts, permission requests, tools and
+//! exit.
 //!
 //! Must not know how the journal is written. Every line is safe to show.
 
@@ -17,9 +18,9 @@ use marshal_model::limits;
 use marshal_model::untrusted::escape_for_display as safe;
 use marshal_model::{Event, ExitClass, ExitStatus, RunId, SessionId, TaskId, UntrustedText};
 
-/// Columns of a foreign word.
+/// Columns shown of an untrusted word.
 const WORD: usize = 40;
-/// Columns of a foreign sentence.
+/// Columns shown of an untrusted sentence.
 const SENTENCE: usize = 400;
 
 /// One tool call.
@@ -27,11 +28,11 @@ struct Tool {
     id: UntrustedText,
     name: UntrustedText,
     input: String,
-    /// Whether it failed, once it ended.
+    /// Whether it failed; `None` until it has ended.
     is_error: Option<bool>,
 }
 
-/// The last end of a child.
+/// The last exit of a child.
 struct LastExit {
     class: ExitClass,
     status: Option<ExitStatus>,
@@ -39,7 +40,7 @@ struct LastExit {
     stderr: Vec<UntrustedText>,
 }
 
-/// Everything about one session.
+/// The facts of one session.
 struct Facts {
     session: StoredSession,
     events: u64,
@@ -48,7 +49,7 @@ struct Facts {
     attempts: Vec<StoredSession>,
     requests: Vec<StoredPermissionRequest>,
     tools: Vec<Tool>,
-    /// Tool calls beyond those listed.
+    /// The number of tool calls that are not listed.
     more_tools: u64,
     exit: Option<LastExit>,
 }
@@ -75,7 +76,7 @@ pub fn show(state: &Path, session: &SessionId, json: bool, streams: &mut Streams
     }
 }
 
-/// Lines are safe already; what does not fit is cut.
+/// Prints lines, which are safe to show; cuts them at the width.
 fn cut(line: &str, width: usize) -> String {
     safe(line, width.max(2))
 }
@@ -102,14 +103,14 @@ fn facts(reader: &Reader, session: &SessionId) -> Result<Facts, JournalError> {
     };
     let mut after = 0;
     loop {
-        let (most, bytes) = (limits::CATCH_UP_EVENTS, limits::CATCH_UP_BYTES);
-        let page = reader.events_page(session, after, most, bytes)?;
+        let (count, bytes) = (limits::CATCH_UP_EVENTS, limits::CATCH_UP_BYTES);
+        let page = reader.events_page(session, after, count, bytes)?;
         let Some(last) = page.last() else {
             return Ok(facts);
         };
         after = last.id.seq;
         for event in &page {
-            // Only these kinds are looked at, so that long answers are not even read.
+            // Decode only these kinds: long answers need not be parsed.
             if matches!(
                 event.kind.as_str(),
                 "tool_start" | "tool_result" | "child_exited"
@@ -160,7 +161,7 @@ impl Facts {
         }
     }
 
-    /// Changed files, as the task's report lists them, if this session is the one that it is of.
+    /// The changed files in the task's report, if this session is the last one of the task.
     fn changes(&self) -> Vec<(String, String)> {
         let tasks = self.tasks.iter();
         let own = tasks.filter(|task| task.session.as_ref() == Some(&self.session.session));

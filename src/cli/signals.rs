@@ -1,7 +1,7 @@
-//! SIGINT, SIGTERM and SIGHUP as a stream of words.
+//! SIGINT, SIGTERM and SIGHUP as a stream.
 //!
-//! Owns their handlers from the moment of [`Signals::install`]. Must not know what they bring
-//! about. Handlers, unlike ignored signals, are not inherited by children.
+//! Owns their handlers from [`Signals::install`] on. Must not know their effects. Handlers, unlike
+//! ignored signals, are not inherited by children.
 
 use std::io;
 
@@ -10,19 +10,19 @@ use tokio::sync::mpsc;
 
 use super::exit::Exit;
 
-/// What the terminal, the service manager or a person wants.
+/// A signal from the terminal, the service manager or a person.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Signal {
-    /// Ctrl-C.
+    /// SIGINT, as from Ctrl-C.
     Interrupt,
     /// SIGTERM.
     Terminate,
-    /// The terminal went away, or a reload is wanted.
+    /// SIGHUP: the terminal was closed, or a reload is requested.
     Hangup,
 }
 
 impl Signal {
-    /// How the program ends if this is the signal that ends it at once.
+    /// The exit code if this signal ends the program at once.
     #[must_use]
     pub const fn exit(self) -> Exit {
         match self {
@@ -32,22 +32,22 @@ impl Signal {
     }
 }
 
-/// The signals as they come.
+/// The stream of received signals.
 #[derive(Debug)]
 pub struct Signals {
     receiver: mpsc::Receiver<Signal>,
-    /// Those that want the end.
+    /// The number of signals so far that stop the program.
     ends: u32,
 }
 
-/// Signals that wait to be looked at; what a person sends beyond them changes nothing.
+/// Signals that wait to be handled; further ones have no effect.
 const WAITING: usize = 8;
 
 impl Signals {
-    /// Takes the three signals over. Must be called inside a runtime.
+    /// Installs the handlers of the three signals. Must be called inside a runtime.
     ///
     /// # Errors
-    /// What the system said.
+    /// The error of the system.
     pub fn install() -> io::Result<Self> {
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut terminate = signal(SignalKind::terminate())?;
@@ -68,19 +68,19 @@ impl Signals {
         Ok(Self::from_channel(receiver))
     }
 
-    /// Signals that come from a channel instead of the kernel.
+    /// Signals from a channel instead of the kernel, for tests.
     #[must_use]
     pub fn from_channel(receiver: mpsc::Receiver<Signal>) -> Self {
         Self { receiver, ends: 0 }
     }
 
-    /// Whether a second one wanted the end: then nothing is waited for any more.
+    /// Whether a second signal to stop has arrived: then nothing is waited for any more.
     #[must_use]
     pub const fn is_insistent(&self) -> bool {
         self.ends > 1
     }
 
-    /// The next signal. Cancel-safe. Waits for ever when none can come any more.
+    /// The next signal. Cancel-safe. Waits forever if no signal can arrive any more.
     pub async fn next(&mut self) -> Signal {
         match self.receiver.recv().await {
             Some(signal) => {

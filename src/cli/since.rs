@@ -1,4 +1,4 @@
-//! Where in the past to begin: an event's id, a time, or how long ago.
+//! The start of a time range in the past: an event id, a time or a duration before now.
 //!
 //! Pure. Must not know a clock or the journal.
 
@@ -12,17 +12,17 @@ use marshal_model::EventId;
 pub enum Since {
     /// After this event of one session.
     Event(EventId),
-    /// So long ago.
+    /// From this duration before now.
     Ago(Duration),
-    /// From this time on: microseconds since the Unix epoch.
+    /// From this time on, in microseconds since the Unix epoch.
     Time(i64),
 }
 
 impl Since {
-    /// Reads `EPOCH-SEQ`, a duration or an RFC 3339 time.
+    /// Parses `EPOCH-SEQ`, a duration or an RFC 3339 time.
     ///
     /// # Errors
-    /// What is expected, if the text is none of them.
+    /// The expected formats.
     pub fn parse(text: &str) -> Result<Self, String> {
         if let Ok(id) = EventId::parse(text) {
             return Ok(Self::Event(id));
@@ -33,13 +33,13 @@ impl Since {
         let time = text.parse::<jiff::Timestamp>();
         time.map(|time| Self::Time(time.as_microsecond()))
             .map_err(|_| {
-                "expected an event's id such as 3-117, a duration of at most 30d such as 10m, or a \
-                 time such as 2026-01-31T12:00:00Z"
+                "expected an event id such as 3-117, a duration of at most 30d such as 10m, or a \
+                time such as 2026-01-31T12:00:00Z"
                     .to_owned()
             })
     }
 
-    /// The time from which events are wanted, if a time was given.
+    /// The start time; `None` for an event id.
     #[must_use]
     pub fn at_us(self, now_us: i64) -> Option<i64> {
         match self {

@@ -1,7 +1,7 @@
-//! From a checked configuration to a running fleet: the wiring, in the order in which it can fail.
+//! Starts a fleet from a checked configuration: the wiring, in the order in which it can fail.
 //!
-//! Owns what "could not start" means (no child was ever spawned). Must not know what is then done
-//! with the fleet.
+//! Owns what "could not start" means: no child was ever spawned. Must not know what the fleet is
+//! used for.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -29,47 +29,47 @@ use marshal_sandbox::workspace::sweep::{self, SessionLookup, SweepTime};
 use marshal_store::StoreError;
 use marshal_telemetry::{BuildInfo, Exporter, InstallError, SlotSample, UsageSample};
 
-/// How often histograms are folded: until then the recorder keeps every observation, and a flood
-/// makes a million a second.
+/// How often histograms are aggregated. Until then the recorder keeps every observation, and there
+/// can be a million of them per second.
 const UPKEEP: Duration = Duration::from_millis(500);
 
-/// Why there is no fleet.
+/// Why the fleet could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartFailure {
-    /// The configuration cannot be used: a policy or an extractor that it names is faulty.
+    /// The configuration cannot be used: a policy or an extractor that it names has errors.
     #[error(transparent)]
     Config(#[from] Box<ConfigErrors>),
-    /// The state directory cannot be had.
+    /// The state directory cannot be used.
     #[error(transparent)]
     State(#[from] StateError),
     /// The journal cannot be opened.
     #[error(transparent)]
     Journal(#[from] OpenError),
     /// The store of workspaces' files cannot be opened.
-    #[error("the versions of files: {0}")]
+    #[error("cannot open the store of file versions: {0}")]
     Store(#[from] StoreError),
-    /// There are no user ids for the slots.
+    /// No user ids are available for the slots.
     #[error(transparent)]
     Uids(#[from] UidError),
     /// The spawner thread cannot be started.
-    #[error("the spawner cannot be started: {0}")]
+    #[error("cannot start the spawner: {0}")]
     Spawner(#[source] std::io::Error),
-    /// The program that is to build the walls cannot be used.
+    /// The program that builds the sandbox cannot be used.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// This host lacks what the walls need, or they cannot be planned.
+    /// This host lacks what the sandbox needs, or the sandbox cannot be planned.
     #[error(transparent)]
     Sandbox(#[from] PreflightError),
     /// The metrics recorder cannot be installed.
     #[error(transparent)]
     Metrics(#[from] InstallError),
-    /// The parts do not fit together.
+    /// The fleet rejected its setup.
     #[error(transparent)]
     Fleet(#[from] StartError),
 }
 
 impl StartFailure {
-    /// What the program ends with.
+    /// The exit code for this failure.
     #[must_use]
     pub const fn exit(&self) -> Exit {
         match self {
@@ -79,15 +79,15 @@ impl StartFailure {
     }
 }
 
-/// A running fleet and what goes with it.
+/// A running fleet and its parts.
 pub struct RunningFleet {
     /// The fleet.
     pub fleet: FleetHandle,
-    /// Its journal, to be closed last.
+    /// Its journal; must be closed last.
     pub journal: Journal,
-    /// Its state directory, held.
+    /// Its state directory, locked.
     pub state: Arc<StateDir>,
-    /// Renders the page of `/metrics`.
+    /// Renders `/metrics`.
     pub metrics: Render,
 }
 
@@ -98,12 +98,11 @@ impl std::fmt::Debug for RunningFleet {
 }
 
 impl RunningFleet {
-    /// Makes everything durable, and then removes what the sessions that ended left: one that was
-    /// ended without having been loaded has nobody else to do that. Says what could not be made
-    /// durable.
+    /// Writes everything to disk, and then removes the leftovers of ended sessions: nothing else
+    /// cleans up after a session that ended without having been loaded.
     ///
     /// # Errors
-    /// The rows that the disk did not take in time.
+    /// The rows that could not be written in time.
     pub async fn close(self) -> Result<(), String> {
         let journal = self.journal.clone();
         let closing = tokio::task::spawn_blocking(move || journal.close(limits::JOURNAL_CLOSE));
@@ -113,24 +112,23 @@ impl RunningFleet {
             Err(error) => return Err(error.to_string()),
         }
         Box::pin(self.fleet.close_versions()).await;
-        // The fleet has stopped, so nothing works any more; it may still answer that a session
-        // does which could not be stopped.
+        // The fleet has stopped, but a session that could not be stopped still counts as working.
         let working = ActiveSessions::new(&self.journal, Some(self.fleet));
         sweep_copies(&self.state, SweepTime::Hourly, working).await;
         Ok(())
     }
 }
 
-/// Takes the state directory: the supervisor's own, or one of this run below it.
+/// Locks the state directory: the supervisor's, or for `local` a separate one below it.
 ///
 /// # Errors
-/// [`StateError`]; who holds it is named.
+/// [`StateError`], which names the process that has the lock.
 pub fn lock_state_dir(config: &Config, path: &Path, local: bool) -> Result<StateDir, StateError> {
     let workspaces: Vec<PathBuf> = config
         .pools
         .iter()
         .flat_map(|pool| working_dirs(pool).map(|(dir, _)| dir.to_owned()))
-        // What every agent of a profile sees must not show the state either.
+        // The state must also not be in a directory that every agent of a profile can see.
         .chain(
             config
                 .sandboxes
@@ -147,16 +145,16 @@ pub fn lock_state_dir(config: &Config, path: &Path, local: bool) -> Result<State
     StateDir::open_local(path, &run, &workspaces)
 }
 
-/// What pools' programs need to see of this host.
+/// The host directories that pools' programs need inside the sandbox.
 fn programs(config: &Config) -> impl Iterator<Item = PathBuf> {
     let programs = config.pools.iter().filter_map(|pool| pool.program.as_ref());
     programs.flat_map(|program| program.binds.clone())
 }
 
-/// Checks what the configuration names: secrets, policies and extractors.
+/// Checks the files that the configuration names: secrets, policies and extractors.
 ///
 /// # Errors
-/// Everything that is wrong with them.
+/// All errors in them.
 pub fn check(config: &Config) -> Result<(), Box<ConfigErrors>> {
     let mut config = config.clone();
     secrets::read(&mut config, |name| std::env::var_os(name))?;
@@ -170,7 +168,7 @@ pub fn check(config: &Config) -> Result<(), Box<ConfigErrors>> {
     Ok(())
 }
 
-/// Tries to make each used route and each hook ready: a file of certificate authorities may hold none.
+/// Prepares each used route and each hook, to find errors such as a CA file without certificates.
 fn routes(config: &Config) -> Result<(), Box<ConfigErrors>> {
     let used = config.pools.iter().flat_map(|pool| &pool.routes);
     let mut faults = Vec::new();
@@ -218,7 +216,7 @@ fn open_journal(config: &Config, state: &Path) -> Result<Journal, OpenError> {
 /// Starts the fleet.
 ///
 /// # Errors
-/// [`StartFailure`]; nothing runs then.
+/// [`StartFailure`]; no child was started then.
 pub async fn start(
     mut config: Config,
     state: StateDir,
@@ -299,7 +297,7 @@ pub async fn start(
     })
 }
 
-/// What the build was.
+/// The build's version.
 const BUILD: BuildInfo = BuildInfo {
     version: env!("CARGO_PKG_VERSION"),
     revision: match option_env!("MARSHAL_REVISION") {
@@ -312,7 +310,8 @@ const BUILD: BuildInfo = BuildInfo {
     },
 };
 
-/// Four descriptors a child: take all that may be had. Children get the profile's own limit.
+/// Raises the limit of open files to the maximum: each child needs four descriptors. Children get
+/// the limit of their profile.
 fn raise_descriptor_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
@@ -321,16 +320,18 @@ fn raise_descriptor_limit() {
         maximum: limit.maximum,
     };
     if let Err(error) = setrlimit(Resource::Nofile, raised) {
-        tracing::warn!(%error, "the limit of open files stays as it is");
+        tracing::warn!(%error, "cannot raise the limit of open files");
     }
 }
 
-/// The page of `/metrics`.
+/// The renderer of `/metrics`.
 fn metrics_renderer(exporter: Arc<Exporter>, fleet: FleetHandle) -> Render {
     Arc::new(move || {
         let began = std::time::Instant::now();
         let process = process_stats::read()
-            .inspect_err(|error| tracing::debug!(%error, "no figures of this process"))
+            .inspect_err(
+                |error| tracing::debug!(%error, "cannot read the statistics of this process"),
+            )
             .ok();
         fleet.update_gauges();
         let slots = fleet.slots();
@@ -365,7 +366,7 @@ fn metrics_renderer(exporter: Arc<Exporter>, fleet: FleetHandle) -> Render {
     })
 }
 
-/// What must be done from time to time, as long as the process lives.
+/// Runs periodic maintenance until the process ends.
 async fn run_maintenance(
     exporter: Arc<Exporter>,
     journal: Journal,
@@ -384,7 +385,7 @@ async fn run_maintenance(
             _ = sweeping.tick() => {
                 fleet.end_old_conversations().await;
                 sweep_copies(&state, SweepTime::Hourly, ActiveSessions::new(&journal, Some(fleet.clone()))).await;
-                // Beside the rest: a server may take its time.
+                // In the background: the store's server may be slow.
                 let fleet = fleet.clone();
                 tokio::spawn(async move {
                     fleet.sweep_versions().await;
@@ -394,9 +395,9 @@ async fn run_maintenance(
             changed = health.changed() => {
                 let now = health.borrow_and_update().clone();
                 if let Health::Corrupt { reason } = &now {
-                    // Nothing can be remembered any more, so nothing may go on: the children die
+                    // Nothing can be recorded any more, so nothing may continue. The children die
                     // with this process.
-                    tracing::error!(reason, "the journal is damaged; ending");
+                    tracing::error!(reason, "the journal is damaged; the supervisor exits");
                     std::process::exit(i32::from(Exit::Failures.code()));
                 }
                 if changed.is_err() {
@@ -407,12 +408,11 @@ async fn run_maintenance(
     }
 }
 
-/// What a sweep must leave alone: the sessions that work now, and those that a slot may go on
-/// with.
+/// The sessions that a sweep must not touch: those that work now, and those that a slot may resume.
 struct ActiveSessions {
     journal: Journal,
     fleet: Option<FleetHandle>,
-    /// `NoJournal`: they cannot be told, so every session may be one.
+    /// The sessions that a slot may resume; `None` if unknown, so that every session counts.
     resumable: Option<HashSet<SessionId>>,
 }
 
@@ -425,21 +425,24 @@ impl ActiveSessions {
         }
     }
 
-    /// Reads which sessions are kept. Blocks.
+    /// Reads the resumable sessions from the journal. Blocks.
     fn refresh(&mut self) {
-        let kept = self.journal.reader().map_err(|error| error.to_string());
-        let kept = kept.and_then(|reader| reader.resumable_sessions().map_err(|e| e.to_string()));
-        match kept {
-            Ok(kept) => self.resumable = Some(kept.into_iter().map(|of| of.session).collect()),
-            Err(why) => tracing::warn!(why, "nothing is swept: the kept sessions are not known"),
+        let reader = self.journal.reader().map_err(|error| error.to_string());
+        let rows = reader.and_then(|reader| reader.resumable_sessions().map_err(|e| e.to_string()));
+        match rows {
+            Ok(rows) => self.resumable = Some(rows.into_iter().map(|row| row.session).collect()),
+            Err(why) => tracing::warn!(
+                why,
+                "cannot read the resumable sessions, so nothing is cleaned up"
+            ),
         }
     }
 }
 
 impl SessionLookup for ActiveSessions {
     fn exists(&self, session: &SessionId) -> bool {
-        let kept = self.resumable.as_ref();
-        kept.is_none_or(|kept| kept.contains(session))
+        let resumable = self.resumable.as_ref();
+        resumable.is_none_or(|sessions| sessions.contains(session))
     }
 
     fn is_working(&self, session: &SessionId) -> bool {
@@ -464,10 +467,10 @@ async fn sweep_copies(state: &Arc<StateDir>, when: SweepTime, mut working: Activ
     match swept {
         Ok(swept) => {
             for error in &swept.failed {
-                tracing::warn!(%error, "a leftover could not be removed");
+                tracing::warn!(%error, "a leftover of a session could not be removed");
             }
-            for told in &swept.finished_applies {
-                tracing::info!("{told}");
+            for note in &swept.finished_applies {
+                tracing::info!("{note}");
             }
             tracing::debug!(
                 copies = swept.copies,
@@ -476,11 +479,11 @@ async fn sweep_copies(state: &Arc<StateDir>, when: SweepTime, mut working: Activ
                 "swept"
             );
         }
-        Err(error) => tracing::warn!(%error, "a sweep failed"),
+        Err(error) => tracing::warn!(%error, "the cleanup of ended sessions failed"),
     }
 }
 
-/// The line that says which configuration is in use.
+/// The line that names the configuration in use.
 #[must_use]
 pub fn describe_source(source: &Source) -> String {
     format!("using {source}")

@@ -1,6 +1,7 @@
-//! Where the state lives: the configured directory, or the place that the environment names.
+//! Finds the state directory: the configured one, or the one that the environment names.
 //!
-//! Must not know what is in it. The directory is named here, and made by whoever locks it.
+//! Must not know what is in it. This module only names the directory; the code that locks it
+//! creates it.
 
 use std::ffi::OsString;
 use std::fs;
@@ -10,15 +11,15 @@ use marshal_config::{Config, ConfigErrors, working_dirs};
 use marshal_model::untrusted;
 use marshal_sandbox::state_dir::default_path;
 
-/// Why there is no state directory. Each is exit code 2.
+/// Why no state directory can be used. Each is exit code 2.
 #[derive(Debug, thiserror::Error)]
 pub enum StateDirError {
     /// Neither the configuration nor the environment names one.
     #[error(
-        "no place for the state: set supervisor.state_dir, or one of $STATE_DIRECTORY, $XDG_STATE_HOME, $HOME to an absolute path"
+        "no state directory: set supervisor.state_dir, or one of $STATE_DIRECTORY, $XDG_STATE_HOME, $HOME to an absolute path"
     )]
     Nowhere,
-    /// It lies in a workspace, where an agent could reach it.
+    /// It is in a workspace, where an agent could reach it.
     #[error(transparent)]
     InWorkspace(#[from] Box<ConfigErrors>),
 }
@@ -26,7 +27,7 @@ pub enum StateDirError {
 /// The state directory, absolute; it need not exist. `env` reads the environment.
 ///
 /// # Errors
-/// There is none, or it lies, with links followed, in a pool's workspace.
+/// No state directory is named, or it is in a pool's workspace, with links followed.
 pub fn find(
     config: &Config,
     env: impl Fn(&str) -> Option<OsString>,
@@ -43,7 +44,7 @@ pub fn find(
         };
         let shown = |path: &Path| untrusted::escape_for_display(&path.to_string_lossy(), 200);
         let message = format!(
-            "the state directory {} lies in {what} {} of pool {}",
+            "the state directory {} is in {what} {} of pool {}",
             shown(&real),
             shown(&dir),
             pool.name
@@ -62,7 +63,7 @@ pub fn find(
     Ok(dir)
 }
 
-/// The path with the links of its existing part followed.
+/// The path, with the links in its existing part resolved.
 pub(super) fn real(path: &Path) -> PathBuf {
     for existing in path.ancestors() {
         if let Ok(real) = fs::canonicalize(existing) {

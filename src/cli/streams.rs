@@ -1,20 +1,20 @@
-//! Standard output and standard error: what they are, and what becomes of a line.
+//! Standard output and standard error.
 //!
-//! Owns whether a terminal is there, its width and whether colours are wanted. Must not know what
-//! is printed. An output that went away (a closed pipe, a terminal that hung up) is no failure of
-//! the work: it is written to no more.
+//! Knows whether each is a terminal, its width and whether to use colours. Must not know what is
+//! printed. A closed output (a pipe without a reader, a closed terminal) is not an error: further
+//! writes are dropped.
 
 use std::io::{self, IsTerminal, Write};
 
 use marshal_model::untrusted::escape_json_for_terminal;
 
-/// The width of tables that go into a file or a pipe, in columns.
+/// The width of tables in a file or a pipe, in columns.
 pub const PIPED_WIDTH: usize = 120;
 
-/// The narrowest terminal that tables are cut for, in columns.
+/// The least width of tables on a terminal, in columns.
 pub const NARROWEST: usize = 40;
 
-/// One output.
+/// One output stream.
 pub struct Output {
     to: Box<dyn Write + Send>,
     is_terminal: bool,
@@ -31,7 +31,7 @@ impl std::fmt::Debug for Output {
 }
 
 impl Output {
-    /// An output that writes to `to`.
+    /// An output to `to`.
     #[must_use]
     pub fn new(to: Box<dyn Write + Send>, is_terminal: bool) -> Self {
         Self {
@@ -41,19 +41,19 @@ impl Output {
         }
     }
 
-    /// Whether a person's terminal is at its end.
+    /// Whether the output is a terminal.
     #[must_use]
     pub fn is_terminal(&self) -> bool {
         self.is_terminal
     }
 
-    /// Whether nobody reads it any more.
+    /// Whether the output has no reader any more.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.broken
     }
 
-    /// Writes a text that is safe to show, as it is.
+    /// Writes a text unchanged; it must be safe to show.
     pub fn text(&mut self, text: &str) {
         if self.broken {
             return;
@@ -65,12 +65,12 @@ impl Output {
         self.broken = written.is_err();
     }
 
-    /// Writes a line that is safe to show.
+    /// Writes a line; it must be safe to show.
     pub fn line(&mut self, line: &str) {
         self.text(&format!("{line}\n"));
     }
 
-    /// Writes a JSON document as one line; on a terminal, what could act there is written `\u`.
+    /// Writes a JSON document as one line. On a terminal, control characters are written as `\u`.
     pub fn json(&mut self, document: &str) {
         if self.is_terminal {
             self.line(&escape_json_for_terminal(document));
@@ -80,21 +80,21 @@ impl Output {
     }
 }
 
-/// Both outputs of the program.
+/// Both output streams of the program.
 #[derive(Debug)]
 pub struct Streams {
-    /// Results.
+    /// Standard output, for results.
     pub out: Output,
-    /// Progress and errors.
+    /// Standard error, for progress and errors.
     pub err: Output,
-    /// Columns of a table on `out`.
+    /// The width of tables on `out`, in columns.
     pub width: usize,
     /// Whether `out` may have colours.
     pub coloured: bool,
 }
 
 impl Streams {
-    /// The process's own. `no_colour` is whether `NO_COLOR` is set and not empty
+    /// The streams of the process. `no_colour` is whether `NO_COLOR` is set and not empty
     /// (no-color.org).
     #[must_use]
     pub fn standard(no_colour: bool) -> Self {
@@ -117,7 +117,7 @@ impl Streams {
         }
     }
 
-    /// Streams into memory.
+    /// Streams into memory, for tests.
     #[cfg(test)]
     pub(crate) fn captured(is_terminal: bool) -> (Self, Captured, Captured) {
         let (out, err) = (Captured::default(), Captured::default());
@@ -131,7 +131,7 @@ impl Streams {
     }
 }
 
-/// What was written, for tests.
+/// The written text.
 #[cfg(test)]
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Captured(std::sync::Arc<std::sync::Mutex<Vec<u8>>>);

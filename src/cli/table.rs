@@ -1,7 +1,7 @@
-//! The table at the end of a run, its summary, and what is to be said of the tasks that failed.
+//! The table at the end of a run, its summary, and explanations for the tasks that failed.
 //!
-//! Pure: reports in, one text out; the same reports give the same text. Must not know terminals:
-//! the width and whether colours are wanted are given.
+//! Pure: takes reports, returns one text; the same reports give the same text. Must not know
+//! terminals: the caller gives the width and whether to use colours.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -18,25 +18,25 @@ use marshal_model::untrusted::escape_for_display;
 const TASK: usize = 32;
 /// Columns of a slot's name.
 const SLOT: usize = 20;
-/// Columns that the changed files get at least.
+/// The least columns of the changed files.
 const CHANGED: usize = 12;
-/// Files that are named in a row: the width cuts them anyway.
+/// The most files in a row; the width cuts them anyway.
 const NAMED: usize = 20;
 /// Tasks that are explained below the table.
 const EXPLAINED: usize = 20;
 /// Columns of an explanation.
 const SENTENCE: usize = 600;
 
-/// How the table is drawn.
+/// The layout of the table.
 #[derive(Debug, Clone, Copy)]
 pub struct Style {
-    /// Columns.
+    /// Width in columns.
     pub width: usize,
     /// Whether outcomes have colours.
     pub coloured: bool,
 }
 
-/// One cell: its text, and whether it stands at the right of its column.
+/// One cell: its text, and whether it is right-aligned.
 struct Cell {
     text: String,
     right: bool,
@@ -160,10 +160,10 @@ fn cells(row: &TaskReport, with_restarts: bool) -> Vec<Cell> {
     cells
 }
 
-/// `+added ~modified -deleted`, as far as it is worth naming them.
+/// `+added ~modified -deleted`, up to the most files of a row.
 fn changed(row: &TaskReport) -> String {
     if row.changes.is_empty() {
-        // What changed is not known, where the supervisor ended before it was looked at.
+        // The changes are unknown if the supervisor ended before it compared the files.
         return if row.changes_cut { "…" } else { "-" }.to_owned();
     }
     let mut text = String::new();
@@ -182,7 +182,7 @@ fn changed(row: &TaskReport) -> String {
     text
 }
 
-/// Colours the outcome's word; the line is laid out and cut already.
+/// Colours the word of the outcome in a line that is already laid out and cut.
 fn paint(line: &str, outcome: TaskOutcome, word: &str) -> String {
     let colour = match outcome {
         TaskOutcome::Done => "32",
@@ -190,7 +190,7 @@ fn paint(line: &str, outcome: TaskOutcome, word: &str) -> String {
         TaskOutcome::Skipped => "2",
         TaskOutcome::Failed | TaskOutcome::TimedOut | TaskOutcome::Lost => "31",
     };
-    // The word is looked for from the third column on: an id may be called "done".
+    // Search from the third column on: a task's id may be "done".
     let mut from = 0;
     for _ in 0..2 {
         let Some(gap) = line[from..].find("  ") else {
@@ -223,7 +223,7 @@ fn summary(text: &mut String, rows: &[&TaskReport], missing: usize, took: Durati
     let _ = writeln!(text, " in {}", span(took));
 }
 
-/// What went wrong, and where the changed files are.
+/// Explains failed tasks, and shows where changed files are.
 fn explain(text: &mut String, rows: &[&TaskReport], style: Style) {
     let notable = rows.iter().filter_map(|row| Some((row, explanation(row)?)));
     let mut more = 0;
@@ -278,7 +278,7 @@ fn explanation(row: &TaskReport) -> Option<String> {
     }
     if row.unasked_denied > 0 {
         parts.push(format!(
-            "{} tool calls ran without asking, against the policy",
+            "{} tool calls ran without a permission request, against the policy",
             row.unasked_denied
         ));
     }
@@ -288,7 +288,7 @@ fn explanation(row: &TaskReport) -> Option<String> {
         parts.push(format!("changed files are in {copy}"));
     }
     if let (Some(_), Some(session)) = (&row.bundle, &row.session) {
-        parts.push(format!("its branch: `marshal take {session}`"));
+        parts.push(format!("to get its branch: `marshal land {session}`"));
     }
     (!parts.is_empty()).then(|| parts.join("; "))
 }

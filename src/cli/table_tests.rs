@@ -174,7 +174,7 @@ fn denials_beside_success_and_unasked_calls_are_said() {
         "{text}"
     );
     assert!(
-        text.contains("b: 3 tool calls ran without asking"),
+        text.contains("b: 3 tool calls ran without a permission request"),
         "{text}"
     );
 }

@@ -1,9 +1,9 @@
 //! The tasks of a run: prompts, task files and standard input -> checked tasks.
 //!
 //! A task file is JSON Lines, one task a line:
-//! `{"id","prompt","pool","workspace","attempts","check","files","embed","policy_layer","priority"}`, of which `prompt` is
-//! needed. Owns how
-//! it is read and what is said about every error in it. Must not know the fleet.
+//! `{"id","prompt","pool","workspace","attempts","check","files","embed","policy_layer","priority"}`.
+//! Only `prompt` is required. Owns how a file is read, and the message for every error in it. Must
+//! not know the fleet.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -33,12 +33,12 @@ const KEYS: &[&str] = &[
     "priority",
 ];
 
-/// One thing that is wrong with the tasks. Its text is safe to show.
+/// One error in the tasks. Its text is safe to show.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
-    /// `FILE:LINE`, `FILE_NAME`, or what was given.
+    /// `FILE:LINE`, `FILE`, or the argument.
     pub place: String,
-    /// The key.
+    /// The key with the error; `None` for an error of the whole line or file.
     pub key: Option<String>,
     /// What is wrong and what to do.
     pub message: String,
@@ -54,12 +54,12 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Everything that is wrong with the tasks.
+/// All errors in the tasks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TasksError {
-    /// The first ones, at most [`limits::TASK_ERRORS`].
+    /// The first errors, at most [`limits::TASK_ERRORS`].
     pub problems: Vec<Problem>,
-    /// How many there are beyond.
+    /// The number of further errors.
     pub more: usize,
 }
 
@@ -82,7 +82,7 @@ impl std::error::Error for TasksError {}
 
 /// What the tasks are checked against.
 pub struct TaskContext<'a> {
-    /// The pools of the configuration, in its order.
+    /// The pools of the configuration, in order.
     pub pools: &'a [PoolName],
     /// The directory that paths of arguments and of standard input are relative to; absolute.
     pub directory: &'a Path,
@@ -96,12 +96,12 @@ impl fmt::Debug for TaskContext<'_> {
     }
 }
 
-/// The tasks that were read, and what a person should know about how.
+/// The tasks that were read, and notes about them.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Tasks {
-    /// At least one.
+    /// The tasks, at least one.
     pub specs: Vec<TaskSpec>,
-    /// Remarks, safe to show.
+    /// Notes, safe to show.
     pub notes: Vec<String>,
 }
 
@@ -109,22 +109,22 @@ pub struct Tasks {
 /// standard input, anything else a prompt.
 ///
 /// # Errors
-/// [`TasksError`] with everything that is wrong.
-pub fn read(arguments: &[OsString], around: TaskContext<'_>) -> Result<Tasks, TasksError> {
+/// [`TasksError`] with all errors.
+pub fn read(arguments: &[OsString], context: TaskContext<'_>) -> Result<Tasks, TasksError> {
     let mut reader = Reader {
-        pools: around.pools,
+        pools: context.pools,
         parsed: Vec::new(),
         problems: Vec::new(),
         notes: Vec::new(),
         more: 0,
     };
-    let mut stdin = Some(around.stdin);
+    let mut stdin = Some(context.stdin);
     for argument in arguments {
-        let path = around.directory.join(argument);
+        let path = context.directory.join(argument);
         let names_file = Path::new(argument).extension() == Some("jsonl".as_ref());
         if argument == "-" {
             match stdin.take() {
-                Some(stdin) => reader.lines("standard input", stdin, around.directory),
+                Some(stdin) => reader.lines("standard input", stdin, context.directory),
                 None => reader.problem("-", None, "is given twice; there is one standard input"),
             }
         } else if names_file && path.is_file() {
@@ -132,7 +132,7 @@ pub fn read(arguments: &[OsString], around: TaskContext<'_>) -> Result<Tasks, Ta
         } else if let Some(prompt) = argument.to_str() {
             if names_file && !prompt.contains(char::is_whitespace) {
                 let shown = escape_for_display(prompt, 100);
-                let note = format!("there is no file {shown}, so it is taken as a prompt");
+                let note = format!("there is no file {shown}, so it is used as a prompt");
                 reader.notes.push(note);
             }
             reader.prompt(prompt);
@@ -144,14 +144,14 @@ pub fn read(arguments: &[OsString], around: TaskContext<'_>) -> Result<Tasks, Ta
     reader.finish()
 }
 
-/// A task whose id may still have to be made.
+/// A task that may not have an id yet.
 struct ParsedTask {
     place: String,
     id: Option<TaskId>,
     spec: TaskFields,
 }
 
-/// Everything of a task but its id.
+/// All fields of a task except its id.
 struct TaskFields {
     prompt: UntrustedText,
     pool: Option<PoolName>,
@@ -236,11 +236,7 @@ impl Reader<'_> {
             }
         }
         if self.parsed.len() + self.problems.len() + self.more == before {
-            self.problem(
-                name,
-                None,
-                "has no task in it; write one JSON object a line",
-            );
+            self.problem(name, None, "has no tasks; write one JSON object per line");
         }
     }
 
@@ -250,7 +246,7 @@ impl Reader<'_> {
             return;
         };
         if !text.trim_start().starts_with('{') {
-            let message = "the line is no JSON object; write {\"prompt\": \"…\"}";
+            let message = "the line is not a JSON object; write {\"prompt\": \"…\"}";
             self.problem(place, None, message);
             return;
         }
@@ -258,7 +254,7 @@ impl Reader<'_> {
             Ok(pairs) => self.object(place, pairs.0, base),
             Err(error) => {
                 let message = format!(
-                    "the line is no JSON object: {}",
+                    "the line is not a JSON object: {}",
                     escape_for_display(&error.to_string(), 160)
                 );
                 self.problem(place, None, message);
@@ -321,7 +317,7 @@ impl Reader<'_> {
         let known = self.pools.iter().find(|pool| pool.as_str() == name);
         known.cloned().map(Some).ok_or_else(|| {
             format!(
-                "names no pool: \"{}\"; {}",
+                "is not the name of a pool: \"{}\"; {}",
                 escape_for_display(name, 40),
                 pools_there(self.pools)
             )
@@ -352,7 +348,7 @@ impl Reader<'_> {
         }
         if self.parsed.len() > limits::POOL_QUEUE {
             let message = format!(
-                "{} are too many; at most {} fit into one run",
+                "there are {}; one run has at most {}",
                 self.parsed.len(),
                 limits::POOL_QUEUE
             );
@@ -379,7 +375,8 @@ impl Reader<'_> {
     }
 }
 
-/// Gives ids to the tasks that have none: `task-1` and on, in their order, around the given ones.
+/// Gives ids to the tasks that have none: `task-1`, `task-2` and so on, in order, without ids that
+/// are in use.
 fn name_all(found: Vec<ParsedTask>, given: &HashSet<TaskId>) -> Vec<TaskSpec> {
     let mut number = 0_usize;
     let mut next = || loop {
@@ -410,7 +407,7 @@ fn pools_there(pools: &[PoolName]) -> String {
     format!("the pools are {}", names.join(", "))
 }
 
-/// A value of the wrong kind: `null` is the same as nothing.
+/// The result for a value of another type: `null` counts as not set, anything else is an error.
 fn optional<T>(value: &Value, wanted: &str) -> Result<Option<T>, String> {
     if value.is_null() {
         Ok(None)
@@ -463,7 +460,7 @@ fn read_workspace(value: &Value, base: &Path) -> Result<Option<PathBuf>, String>
         Ok(Some(path))
     } else {
         let shown = escape_for_display(&path.to_string_lossy(), 200);
-        Err(format!("is no directory: {shown}"))
+        Err(format!("is not a directory: {shown}"))
     }
 }
 
@@ -482,7 +479,7 @@ fn read_check(value: &Value) -> Result<Option<Vec<String>>, String> {
         .iter()
         .map(|word| word.as_str().map(str::to_owned))
         .collect();
-    let argv = argv.ok_or("holds something that is no string")?;
+    let argv = argv.ok_or("has an item that is not a string")?;
     task_rules::check_argv(&argv)?;
     Ok(Some(argv))
 }
@@ -496,7 +493,7 @@ fn read_files(value: &Value) -> Result<Vec<String>, String> {
         .iter()
         .map(|path| path.as_str().map(str::to_owned))
         .collect();
-    let paths = paths.ok_or("holds something that is no string")?;
+    let paths = paths.ok_or("has an item that is not a string")?;
     task_rules::check_files(&paths)?;
     Ok(paths)
 }
@@ -516,7 +513,7 @@ fn read_layer(value: &Value) -> Result<Option<String>, String> {
     Ok(Some(name.clone()))
 }
 
-/// An object with its keys as they stand, so that one given twice is seen.
+/// An object with all its keys in order, so that a duplicate key is detected.
 struct Pairs(Vec<(String, Value)>);
 
 impl<'de> Deserialize<'de> for Pairs {

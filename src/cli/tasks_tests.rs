@@ -68,7 +68,7 @@ const BAD: &[(&str, &str)] = &[
     ),
     (
         "{\"prompt\":\"p\",\"pool\":\"x\\u001b\"}",
-        "names no pool: \"x\\u{1b}\"; the pools are demo, other",
+        "is not the name of a pool: \"x\\u{1b}\"; the pools are demo, other",
     ),
     (
         "{\"prompt\":\"p\",\"pool\":3}",
@@ -116,11 +116,11 @@ const BAD: &[(&str, &str)] = &[
     ),
     (
         "{\"prompt\":\"p\",\"pool\":\"demo\",\"priority\":101}",
-        "key `priority` is no whole number from -100 to 100",
+        "key `priority` is not an integer from -100 to 100",
     ),
     (
         "{\"prompt\":\"p\",\"pool\":\"demo\",\"priority\":\"high\"}",
-        "key `priority` is no whole number from -100 to 100",
+        "key `priority` is not an integer from -100 to 100",
     ),
     (
         "{\"prompt\":\"p\",\"pool\":\"demo\",\"check\":\"make\"}",
@@ -136,7 +136,7 @@ const BAD: &[(&str, &str)] = &[
     ),
     (
         "{\"prompt\":\"p\",\"pool\":\"demo\",\"check\":[\"a\",1]}",
-        "key `check` holds something that is no string",
+        "key `check` has an item that is not a string",
     ),
     (
         "{\"prompt\":\"p\",\"pool\":\"demo\",\"check\":[\"a\\u0000\"]}",
@@ -144,7 +144,7 @@ const BAD: &[(&str, &str)] = &[
     ),
     (
         "{\"prompt\":\"p\",\"pool\":\"demo\",\"workspace\":\"none\"}",
-        "key `workspace` is no directory: /",
+        "key `workspace` is not a directory: /",
     ),
     (
         "{\"prompt\":\"p\",\"pool\":\"demo\",\"workspace\":\"\"}",
@@ -248,7 +248,7 @@ fn what_names_no_file_is_a_prompt() {
     assert_eq!(tasks.specs.len(), 3);
     assert_eq!(
         tasks.notes,
-        ["there is no file missing.jsonl, so it is taken as a prompt"]
+        ["there is no file missing.jsonl, so it is used as a prompt"]
     );
 }
 

@@ -1,8 +1,8 @@
-//! Who could have written a file that is code, and so whether it may be used.
+//! Checks who could have written a file that is code, such as a configuration or a policy.
 //!
-//! Configuration is code: the file and its directory belong to root or the caller and are writable
-//! by nobody else, and nobody else can put something else in their place further up. Must not know
-//! what is in the file.
+//! The file and its directory must belong to root or the caller and be writable by no other user.
+//! No other user may be able to replace one of the directories above. Must not know what is in the
+//! file.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -14,25 +14,25 @@ use rustix::fs::{Mode, OFlags};
 
 use marshal_model::untrusted;
 
-/// Why a file that is code is not used.
+/// Why a file is not trusted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Untrusted {
-    /// It is a directory, a pipe, a device.
+    /// It is a directory, a pipe or a device.
     #[error("{} is not a regular file", shown(.0))]
     NotAFile(PathBuf),
-    /// It belongs to somebody else.
+    /// Another user owns it.
     #[error("{} belongs to user {uid}: it must belong to root or to you (user {caller})", shown(.path))]
     Owner {
-        /// The file, a directory or a link on its way.
+        /// The file, or a directory or link in its path.
         path: PathBuf,
-        /// Its owner.
+        /// The owner's uid.
         uid: u32,
-        /// Who asks.
+        /// The caller's uid.
         caller: u32,
     },
-    /// Everybody may put files there, as into /tmp.
+    /// Every user may create files in its directory, as in /tmp.
     #[error(
-        "{} is a directory of everybody (mode {mode:04o}), so anybody could have put the file there: move it into a directory of your own",
+        "every user can create files in {} (mode {mode:04o}), so the file may not be yours; move it into a directory of your own",
         shown(.path)
     )]
     Shared {
@@ -41,14 +41,14 @@ pub enum Untrusted {
         /// Its permission bits.
         mode: u32,
     },
-    /// Others may write it.
+    /// Other users may write it.
     #[error("{} is writable by {who} (mode {mode:04o}): make it writable only for its owner, for example with chmod go-w", shown(.path))]
     Writable {
-        /// The file, a directory or a link on its way.
+        /// The file, or a directory or link in its path.
         path: PathBuf,
         /// Its permission bits.
         mode: u32,
-        /// By whom.
+        /// Who can write it.
         who: &'static str,
     },
 }
@@ -57,33 +57,32 @@ pub(super) fn shown(path: &Path) -> String {
     untrusted::escape_for_display(&path.to_string_lossy(), 200)
 }
 
-/// The system's words without their number.
+/// The system's error message, without the error number.
 pub(super) fn why(error: &std::io::Error) -> String {
     let words = error.to_string();
     let plain = words.split(" (os error").next().unwrap_or(&words);
     plain.to_lowercase()
 }
 
-/// Why a file that is code was not opened.
+/// Why a trusted file could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// It cannot be opened.
     #[error(transparent)]
     Read(#[from] std::io::Error),
-    /// Somebody else could have written it.
+    /// Another user could have written it.
     #[error(transparent)]
     Untrusted(#[from] Untrusted),
 }
 
-/// Opens a file that is code (a configuration, a policy). What is returned is what was checked:
-/// the checks are made on the open file, not on its name. `path` is absolute.
+/// Opens a file that is code, such as a configuration or a policy. The checks are made on the open
+/// file, not on its name, so it cannot be replaced between check and use. `path` is absolute.
 ///
 /// # Errors
-/// It cannot be opened, or the file, its directory, or the directory of a link to it could be
-/// written by somebody else than root and the caller, or somebody else could put another directory
-/// in the place of one above.
+/// The file cannot be opened. Or a user other than root and the caller could write the file, its
+/// directory or the directory of a link to it, or could replace a directory above.
 pub fn open_trusted(path: &Path) -> Result<File, OpenError> {
-    // Without O_NONBLOCK a pipe would make us wait for its writer.
+    // O_NONBLOCK: opening a pipe must not wait for its writer.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let file = rustix::fs::open(path, flags, Mode::empty()).map_err(std::io::Error::from)?;
     let file = File::from(file);
@@ -108,13 +107,13 @@ pub fn open_trusted(path: &Path) -> Result<File, OpenError> {
     Ok(file)
 }
 
-/// Who may write an open file or directory.
+/// The owner and the write permissions of an open file or directory.
 #[derive(Debug, Clone, Copy)]
 struct Rights {
     owner: u32,
     mode: u32,
-    /// Its group is the owner alone, and no access control list gives rights that the mode bits
-    /// do not show.
+    /// Whether the owner is the only member of its group, and no access control list grants more
+    /// than the mode bits show.
     private_group: bool,
 }
 
@@ -126,7 +125,7 @@ impl Rights {
         Ok(Self::from_metadata(&metadata, acl))
     }
 
-    /// Of a directory that need not be readable, only passable.
+    /// Reads a directory that need only be searchable, not readable.
     fn of_directory(path: &Path) -> std::io::Result<Self> {
         let mut none = [0_u8; 0];
         let acl = rustix::fs::getxattr(path, "system.posix_acl_access", &mut none[..]).is_ok();
@@ -143,7 +142,7 @@ impl Rights {
     }
 }
 
-/// Who asks for the configuration.
+/// The caller of the check.
 struct Caller {
     uid: u32,
 }
@@ -155,7 +154,7 @@ impl Caller {
         }
     }
 
-    /// The directory that holds the file, or a link to it.
+    /// Checks the directory that contains the file, or a link to it.
     fn check_parent(&self, path: &Path, rights: &Rights) -> Result<(), Untrusted> {
         if rights.mode & STICKY != 0 && rights.mode & 0o002 != 0 {
             return Err(Untrusted::Shared {
@@ -166,11 +165,12 @@ impl Caller {
         self.check(path, rights)
     }
 
-    /// A directory further up: in one with the sticky bit nobody can move what is ours.
+    /// Checks a directory further up. With the sticky bit set, other users cannot move the caller's
+    /// files.
     fn check_ancestor(&self, path: &Path, rights: &Rights) -> Result<(), Untrusted> {
         let is_sticky = rights.mode & STICKY != 0;
         let mode = rights.mode & if is_sticky { !0o022 } else { !0 };
-        // Where root itself is not mapped, the top of the tree seems to be somebody else's.
+        // In a user namespace without root, the root directory appears to belong to another user.
         let owner = if is_unmapped(rights.owner) {
             0
         } else {
@@ -184,7 +184,7 @@ impl Caller {
         self.check(path, &rights)
     }
 
-    /// A link on the way: whoever owns it may have put it there.
+    /// Checks a link in the path: its owner may have created it.
     fn check_link(&self, path: &Path, owner: u32) -> Result<(), Untrusted> {
         let rights = Rights {
             owner,
@@ -224,8 +224,8 @@ const STICKY: u32 = 0o1000;
 /// As many links as the kernel follows.
 const LINKS: usize = 40;
 
-/// Every directory in which a part of the absolute path is looked up, links followed. A link on the
-/// way must be root's or the caller's.
+/// Every directory in which a part of the absolute path is looked up, with links followed. A link
+/// in the path must belong to root or the caller.
 fn lookup_dirs(path: &Path, caller: &Caller) -> Result<BTreeSet<PathBuf>, OpenError> {
     let parts = |path: &Path| -> Vec<OsString> {
         let parts = path.components().rev();
@@ -240,7 +240,7 @@ fn lookup_dirs(path: &Path, caller: &Caller) -> Result<BTreeSet<PathBuf>, OpenEr
             at.pop();
             continue;
         }
-        // The root, which a link may name too, begins anew.
+        // An absolute link starts again at the root directory.
         let entry = at.join(&part);
         let metadata = fs::symlink_metadata(&entry)?;
         if entry != at && part != "/" && part != "." {
@@ -260,15 +260,15 @@ fn lookup_dirs(path: &Path, caller: &Caller) -> Result<BTreeSet<PathBuf>, OpenEr
     Ok(dirs)
 }
 
-/// Whether a user stands for all those that the user namespace of this process does not know.
+/// Whether a uid stands for all users that the user namespace of this process does not map.
 fn is_unmapped(uid: u32) -> bool {
     let number = |name: &str| fs::read_to_string(name).unwrap_or_default();
     let overflow = number("/proc/sys/kernel/overflowuid");
     overflow.trim().parse() == Ok(uid) && !is_mapped(&number("/proc/self/uid_map"), uid)
 }
 
-/// Whether a map (its lines are: first inside, first outside, count) has the user. One that cannot
-/// be read has everybody.
+/// Whether a uid map contains the user. Its lines are: first id inside, first id outside, count. A
+/// map that cannot be read counts as containing every user.
 fn is_mapped(map: &str, uid: u32) -> bool {
     let mut lines = map.lines().map(|line| {
         let numbers = line.split_whitespace().map(str::parse::<u64>);
@@ -281,8 +281,8 @@ fn is_mapped(map: &str, uid: u32) -> bool {
     map.is_empty() || lines.any(|has| has)
 }
 
-/// Whether a group has the file's owner as its only member, as on systems where each user has a
-/// group of their own and new files are writable for it.
+/// Whether a file's owner is the only member of its group. Many systems give each user a private
+/// group and make new files writable for it.
 fn is_private_group(gid: u32, owner: u32) -> bool {
     let members = fs::read_to_string("/etc/group").unwrap_or_default();
     let users = fs::read_to_string("/etc/passwd").unwrap_or_default();
@@ -309,14 +309,14 @@ fn is_private(groups: &str, users: &str, gid: u32, owner: u32) -> bool {
     is(user.get(3), gid) && only_user && only_member
 }
 
-/// A set-uid or capability-raised program would let its caller start children as somebody else.
+/// Refuses to run set-uid, set-gid or with file capabilities: the caller could start children as
+/// another user.
 pub(super) fn refuse_privilege() -> Result<(), String> {
     use rustix::process::{getegid, geteuid, getgid, getuid};
     if getuid() != geteuid() || getgid() != getegid() {
         return Err("this program refuses to run set-uid or set-gid".to_owned());
     }
-    // The attribute that setcap(8) writes.
-    // Its longest form has 24 bytes; one that does not fit is there too.
+    // The attribute that setcap(8) writes has at most 24 bytes. ERANGE also means that it exists.
     let mut value = [0_u8; 64];
     match rustix::fs::getxattr("/proc/self/exe", "security.capability", &mut value[..]) {
         Ok(1..) | Err(rustix::io::Errno::RANGE) => {

@@ -1,6 +1,6 @@
-//! `up`: the daemon. It serves its doors until a signal ends it.
+//! `up`: the daemon. It serves its listeners until a signal ends it.
 //!
-//! Must not know how a fleet is started, or what comes through the doors.
+//! Must not know how a fleet is started, or what the listeners serve.
 
 use std::sync::Arc;
 
@@ -17,26 +17,26 @@ use marshal_model::RunId;
 use marshal_model::limits;
 use marshal_telemetry::labels::ReloadCause;
 
-/// The runs that earlier starts left, oldest first. A journal that cannot be read has none.
+/// The unfinished runs of earlier starts, oldest first; none if the journal cannot be read.
 #[must_use]
 pub fn unfinished(journal: &Journal) -> Vec<StoredRun> {
     let read = journal.reader().map_err(|error| error.to_string());
     let read = read.and_then(|reader| reader.unfinished_runs().map_err(|error| error.to_string()));
     read.unwrap_or_else(|why| {
-        tracing::error!(why, "unfinished runs cannot be read: none is taken up");
+        tracing::error!(why, "cannot read the unfinished runs, so none is resumed");
         Vec::new()
     })
 }
 
-/// The runs that are about to be taken up, for the doors.
+/// The runs that will be resumed, so that clients can watch them at once.
 #[must_use]
 pub fn pending_runs(unfinished: &[StoredRun]) -> Runs {
     let ids = unfinished.iter().map(|stored| RunId::new(&stored.run));
     Runs::with_pending(ids.filter_map(Result::ok))
 }
 
-/// Goes on with these runs, one after the other; clients may watch them. One that does not fit
-/// into the queues waits until it does.
+/// Resumes these runs one after the other; clients may watch them. A run that does not fit into the
+/// queues waits until it does.
 pub async fn resume_runs<F: Fleet>(fleet: F, runs: Arc<Runs>, unfinished: Vec<StoredRun>) {
     for stored in unfinished {
         let Ok(run) = RunId::new(&stored.run) else {
@@ -49,7 +49,7 @@ pub async fn resume_runs<F: Fleet>(fleet: F, runs: Arc<Runs>, unfinished: Vec<St
                     tracing::info!(
                         run = continuing::describe_run(&stored),
                         tasks,
-                        "going on with a run"
+                        "resuming a run"
                     );
                     runs.insert(&ledger);
                 }
@@ -58,7 +58,7 @@ pub async fn resume_runs<F: Fleet>(fleet: F, runs: Arc<Runs>, unfinished: Vec<St
                     continue;
                 }
                 Err(error) => {
-                    tracing::error!(run = %run, %error, "an unfinished run is not taken up");
+                    tracing::error!(run = %run, %error, "cannot resume an unfinished run");
                     runs.drop_pending(&run);
                 }
             }
@@ -67,29 +67,30 @@ pub async fn resume_runs<F: Fleet>(fleet: F, runs: Arc<Runs>, unfinished: Vec<St
     }
 }
 
-/// Serves, and reads the policies and the certificate again at every SIGHUP, until the first SIGINT or SIGTERM, then stops the fleet by the ladder; a second one
-/// kills. The doors stay open until the children are gone, so that the end can be watched.
+/// Serves until the first SIGINT or SIGTERM, and then stops the fleet by the stop ladder; a second
+/// signal kills. Every SIGHUP reloads the policies and the certificate. The listeners stay open
+/// until all children have ended, so that clients can watch the stop.
 pub async fn serve<F: Fleet>(
     fleet: F,
-    doors: Listeners,
+    listeners: Listeners,
     err: &mut Output,
     signals: &mut Signals,
 ) -> Exit {
     while signals.next().await == Signal::Hangup {
-        // Beside the signals: one that ends us must not wait for a file. What is wrong is logged.
-        doors.reload_certificate();
+        // In the background: SIGTERM must not wait for a slow file. Errors are logged.
+        listeners.reload_certificate();
         let fleet = fleet.clone();
         tokio::spawn(async move { drop(fleet.reload_policies(ReloadCause::Signal).await) });
     }
     err.line("stopping; a second signal kills");
-    doors.stop_accepting();
+    listeners.stop_accepting();
     fleet.cancel_all();
     let second = run::stop(&fleet, signals).await;
-    // A door behind which something hangs is not waited for by somebody who insists.
-    match run::unless_insisted(doors.close(), signals).await {
+    // A second signal ends the wait for a request that hangs.
+    match run::unless_insisted(listeners.close(), signals).await {
         Ok(()) => second.map_or(Exit::Done, Signal::exit),
         Err(signal) => {
-            tracing::error!("the doors were left open: something behind them does not end");
+            tracing::error!("the listeners were not closed: a request does not end");
             signal.exit()
         }
     }
@@ -232,6 +233,6 @@ mod tests {
         assert_eq!(ended.expect_err("ends"), Exit::CannotStart);
         let told = err.text();
         assert!(told.contains("note: cannot listen on 127.0.0.1:"), "{told}");
-        assert!(told.contains("going on without /metrics"), "{told}");
+        assert!(told.contains("continuing without /metrics"), "{told}");
     }
 }

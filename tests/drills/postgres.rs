@@ -29,7 +29,7 @@ fn a_server_keeps_the_versions_and_without_it_nothing_is_written() {
         &daemon,
         &chat,
         &gone,
-        "nothing was written, because no version can be kept",
+        "nothing was written, because its version cannot be stored",
     );
     let disk = fs::read_to_string(drill.workspace().join("a.txt"));
     assert_eq!(disk.expect("a.txt"), "kept\n");
@@ -47,7 +47,7 @@ fn a_server_keeps_the_versions_and_without_it_nothing_is_written() {
     assert_eq!(ran.code, Some(3), "{}", ran.all());
     let told = ran.all();
     assert!(
-        told.contains("the versions of files") && told.contains("cannot be reached"),
+        told.contains("the store of file versions") && told.contains("cannot be reached"),
         "{told}"
     );
     assert!(!told.contains("secret-of-the-store"), "{told}");

@@ -57,7 +57,7 @@ fn the_context_of_a_resumed_session_is_as_full_as_before() {
 #[test]
 fn an_id_that_is_unknown_or_unsafe_ends_the_start_with_one_and_says_why() {
     for (id, why) in [
-        ("0b5d-unknown", "no such session is kept in"),
+        ("0b5d-unknown", "no such session is stored in"),
         ("latest", "the id is not plain"),
         ("../escape", "the id is not plain"),
         ("", "the id is not plain"),
@@ -77,7 +77,7 @@ fn an_agent_that_forgets_cannot_go_on() {
     agent.turn("say one");
     let mut forgetful = agent.again(&["--forget", "--resume", &id(&ready)]);
     assert_eq!(forgetful.exit().code(), Some(1));
-    assert!(forgetful.stderr().contains("nothing is remembered"));
+    assert!(forgetful.stderr().contains("no sessions are stored"));
     let mut forgetful = agent.again(&["--forget"]);
     let other = id(&forgetful.line());
     assert!(text(&forgetful.turn("recall")).starts_with("I remember nothing"));

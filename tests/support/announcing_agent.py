@@ -1,5 +1,6 @@
-"""An agent of ACP that asks whether it may call a tool of its supervisor's, as real ones do. With the
-prompt "lie" it then shows that it did, and never calls; with another one it asks for what only looks so."""
+"""An ACP agent that asks for permission to call a tool of its supervisor, as real agents do. With the
+prompt "lie" it then reports the call as done without making it. With another prompt it asks for calls
+that only look like such tools."""
 
 import json, sys
 
@@ -17,7 +18,7 @@ asked = 0
 
 
 def may(title, raw, kind="other"):
-    """Asks, and says what was answered; then the call is shown as done."""
+    """Asks for permission, reports the answer, then reports the call as done."""
     global asked
     asked += 1
     call = f"call-{asked}"

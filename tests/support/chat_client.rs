@@ -1,4 +1,4 @@
-//! A client of chats for the tests: requests over plain HTTP, and a reader of their streams.
+//! A client of chats for the tests: requests over plain HTTP, and a reader of event streams.
 
 use std::fs;
 use std::io::{ErrorKind, Read as _, Write as _};
@@ -38,14 +38,14 @@ tool     = "shell"
 argv     = [["sleep"]]
 "#;
 
-/// A configuration with chats. `flags` are more words of the agent's command, `more` more keys of
-/// its pool.
+/// A configuration with chats. `flags` are added to the agent's command, `more` to the keys of its
+/// pool.
 pub(crate) fn drill_of(dialect: &str, size: usize, flags: &str, more: &str, idle: &str) -> Drill {
     let resume = match dialect {
         "scaiflux" if !flags.contains("--forget") => r#"resume_args = ["--resume", "{session}"]"#,
         _ => "",
     };
-    // Beyond that, what it claims to need is asked for.
+    // Other tools need a permission request.
     let mode = match dialect {
         "scaiflux" => r#", "--permission-mode", "workspace-write""#,
         _ => "",
@@ -85,14 +85,14 @@ pub(crate) fn drill(dialect: &str, size: usize) -> Drill {
     drill_of(dialect, size, "", "", "10m")
 }
 
-/// A daemon, and what its clients need.
+/// A daemon, and the parameters of its clients.
 pub(crate) struct Daemon {
     pub(crate) running: Running,
     pub(crate) address: String,
     pub(crate) token: String,
 }
 
-/// An answer.
+/// A response.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
@@ -123,7 +123,7 @@ impl Daemon {
              Authorization: Bearer {token}\r\nContent-Type: application/json\r\n\
              Content-Length: {length}\r\n{more}\r\n{body}"
         );
-        // What is refused unread may be refused before all of it was sent.
+        // A server may refuse a request unread, before all of it was sent.
         let sent = stream.write_all(request.as_bytes());
         let mut text = Vec::new();
         let read = stream.read_to_end(&mut text);
@@ -160,7 +160,7 @@ impl Daemon {
         self.request("GET", path, "", "")
     }
 
-    /// Creates a chat; gives its path.
+    /// Creates a chat and returns its path.
     pub(crate) fn create(&self, goal: &str) -> String {
         let body = serde_json::json!({"goal": goal, "role": "dev"});
         let made = self.post("/api/v1/workspaces/main/chats", &body);
@@ -169,14 +169,14 @@ impl Daemon {
         format!("/api/v1/workspaces/main/chats/{id}")
     }
 
-    /// Sends a message; gives its turn.
+    /// Sends a message and returns its turn.
     pub(crate) fn say(&self, chat: &str, content: &str) -> String {
         let said = self.post(chat, &serde_json::json!({"content": content}));
         assert_eq!(said.status, 202, "{said:?}");
         said.body["turn_id"].as_str().expect("an id").to_owned()
     }
 
-    /// Follows a chat after an id.
+    /// Subscribes to a chat after an id.
     pub(crate) fn follow(&self, chat: &str, after: Option<&str>) -> Sse {
         self.follow_with(&format!("{chat}/events"), after)
     }
@@ -188,7 +188,7 @@ impl Daemon {
             .expect("a time");
         let last = after.map_or_else(String::new, |id| format!("Last-Event-ID: {id}\r\n"));
         let (address, token) = (&self.address, &self.token);
-        // Of the old version, so that what comes is not cut into chunks.
+        // HTTP/1.0, so that the response has no chunked encoding.
         write!(
             stream,
             "GET {path} HTTP/1.0\r\nHost: {address}\r\nAuthorization: Bearer {token}\r\n{last}\r\n"
@@ -211,7 +211,7 @@ pub(crate) struct Told {
     pub(crate) data: Value,
 }
 
-/// A stream that is read.
+/// A reader of a stream.
 pub(crate) struct Sse {
     stream: TcpStream,
     bytes: Vec<u8>,
@@ -220,7 +220,7 @@ pub(crate) struct Sse {
 }
 
 impl Sse {
-    /// The next event, if one comes in time; `None` also at the stream's end.
+    /// The next event, if one comes in time; `None` also at the end of the stream.
     pub(crate) fn next(&mut self, most: Duration) -> Option<Told> {
         let end = Instant::now() + most;
         loop {
@@ -242,8 +242,8 @@ impl Sse {
         match self.stream.read(&mut piece) {
             Ok(0) => self.is_over = true,
             Ok(count) => self.bytes.extend(&piece[..count]),
-            // A read with a time is broken into when the child of another thread ends while that one
-            // starts the next: no end of the stream.
+            // A read with a timeout is interrupted when the child of another thread ends while that
+            // thread starts the next one. This is no end of the stream.
             Err(error)
                 if matches!(
                     error.kind(),
@@ -253,7 +253,7 @@ impl Sse {
         }
     }
 
-    /// What stands before the next empty line.
+    /// The text before the next empty line.
     fn block(&mut self) -> Option<String> {
         let mark: &[u8] = if self.is_in_head {
             b"\r\n\r\n"
@@ -270,7 +270,7 @@ impl Sse {
         Some(block)
     }
 
-    /// Everything up to one that passes, which is the last.
+    /// All events up to the first that passes the check.
     pub(crate) fn until(&mut self, what: &str, check: impl Fn(&Told) -> bool) -> Vec<Told> {
         let mut all = Vec::new();
         loop {
@@ -285,12 +285,12 @@ impl Sse {
         }
     }
 
-    /// Everything up to the end of that turn.
+    /// All events up to the end of that turn.
     pub(crate) fn turn(&mut self, turn: &str) -> Vec<Told> {
         self.until("the end of a turn", |told| told.data["turn_id"] == *turn)
     }
 
-    /// Everything up to the next end of a turn.
+    /// All events up to the next end of a turn.
     pub(crate) fn any_turn(&mut self) -> Vec<Told> {
         self.until("the end of a turn", |told| {
             matches!(told.name.as_str(), "done" | "stopped")
@@ -316,7 +316,7 @@ fn read_block(block: &str) -> Option<Told> {
     })
 }
 
-/// What was said in these.
+/// The concatenated text of these events.
 pub(crate) fn text(events: &[Told]) -> String {
     let chunks = events.iter().filter(|told| told.name == "chunk");
     chunks
@@ -324,7 +324,7 @@ pub(crate) fn text(events: &[Told]) -> String {
         .collect()
 }
 
-/// Their names, each once for several in a row.
+/// Their names, without repetitions in a row.
 pub(crate) fn names(events: &[Told]) -> Vec<&str> {
     let mut names: Vec<&str> = events.iter().map(|told| told.name.as_str()).collect();
     names.dedup();

@@ -1,4 +1,4 @@
-//! What the tests of real children share: plans, places on disk, and a look at what is left.
+//! Helpers for tests with real children: plans, directories, and checks for leftovers.
 //!
 //! Every test also runs as an ordinary user: [`again_as_ordinary_user`] runs an area once more
 //! without root.
@@ -17,16 +17,16 @@ use marshal_wire::shim::MountAccess;
 
 use crate::programs::install;
 
-/// The uid of a slot in the tests; nobody's on this host.
+/// The uid of a slot in the tests; no user of this host has it.
 pub(crate) const SLOT_UID: u32 = 2_000_100;
-/// The ordinary user of the tests.
+/// The uid of the tests' ordinary user.
 pub(crate) const USER: u32 = 54_321;
-/// Where the binary under test is, when not where cargo put it.
+/// The path of the binary under test, if it is not where cargo put it.
 const EXE: &str = "MARSHAL_UNDER_TEST";
-/// The same of its helpers' binary.
+/// The path of the helpers' binary, in the same way.
 const SHIM: &str = "MARSHAL_SHIM_UNDER_TEST";
 
-/// How many tests run at a time.
+/// The number of tests that run at a time.
 const THREADS: &str = "RUST_TEST_THREADS";
 
 /// The binary under test.
@@ -34,7 +34,7 @@ pub(crate) fn marshal() -> PathBuf {
     std::env::var_os(EXE).map_or_else(|| env!("CARGO_BIN_EXE_marshal").into(), PathBuf::from)
 }
 
-/// The small binary of its helpers, of the same build.
+/// The small binary of its helpers, from the same build.
 pub(crate) fn shim() -> PathBuf {
     let built = || env!("CARGO_BIN_EXE_marshal-shim").into();
     std::env::var_os(SHIM).map_or_else(built, PathBuf::from)
@@ -49,7 +49,7 @@ pub(crate) fn spawner() -> Spawner {
     Spawner::with_executable(marshal(), marshal::BUILD).unwrap()
 }
 
-/// Who agents are.
+/// The ids of agents.
 pub(crate) fn ids() -> HostIds {
     if is_root() {
         HostIds::Root { slot_uid: SLOT_UID }
@@ -83,7 +83,7 @@ pub(crate) fn profile() -> config::Sandbox {
     }
 }
 
-/// A home and a workspace in a directory that nobody else can enter.
+/// A home and a workspace in a directory that no other user can enter.
 pub(crate) struct Place {
     dir: tempfile::TempDir,
 }
@@ -106,7 +106,7 @@ impl Place {
         self.dir.path().join(name)
     }
 
-    /// A walls request with this home and workspace.
+    /// A request for a sandbox with this home and workspace.
     pub(crate) fn request<'a>(&self, profile: &'a config::Sandbox) -> SandboxRequest<'a> {
         let tree = |name| Tree {
             path: self.path(name),
@@ -123,14 +123,14 @@ impl Place {
     }
 }
 
-/// Gives a file away, if that can be.
+/// Changes a file's owner, if that is permitted.
 pub(crate) fn give(path: &Path, owner: (u32, u32)) {
     if is_root() {
         chown(path, Some(owner.0), Some(owner.1)).unwrap();
     }
 }
 
-/// `sh -c` without walls.
+/// `sh -c` without a sandbox.
 pub(crate) fn plain(script: &str) -> LaunchPlan {
     LaunchPlan {
         argv: ["/bin/sh", "-c", script].map(str::to_owned).to_vec(),
@@ -142,7 +142,7 @@ pub(crate) fn plain(script: &str) -> LaunchPlan {
     }
 }
 
-/// `sh -c` in walls.
+/// `sh -c` in a sandbox.
 pub(crate) fn walled(request: &SandboxRequest<'_>, script: &str) -> LaunchPlan {
     LaunchPlan {
         cwd: "/workspace".to_owned(),
@@ -156,7 +156,7 @@ pub(crate) async fn run(plan: LaunchPlan) -> Result<ProgramOutput, RunError> {
     run_to_end(&spawner(), plan, Duration::from_secs(60), 1 << 20).await
 }
 
-/// What a script says in walls, which must be nothing on stderr.
+/// The output of a script in a sandbox. Its stderr must be empty.
 pub(crate) async fn says(request: &SandboxRequest<'_>, script: &str) -> String {
     let finished = run(walled(request, script)).await.unwrap();
     assert_eq!(
@@ -167,7 +167,7 @@ pub(crate) async fn says(request: &SandboxRequest<'_>, script: &str) -> String {
     String::from_utf8(finished.stdout).unwrap()
 }
 
-/// The processes, zombies aside, in whose arguments or environment `token` is.
+/// The processes (no zombies) with `token` in their arguments or environment.
 pub(crate) fn alive(token: &str) -> Vec<u32> {
     let has = |path: String| {
         fs::read(path).is_ok_and(|bytes| {
@@ -191,7 +191,7 @@ pub(crate) fn processes() -> Vec<u32> {
         .collect()
 }
 
-/// State and parent of a process.
+/// The state and the parent of a process.
 pub(crate) fn stat(pid: u32) -> Option<(String, u32)> {
     let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
     let stat = String::from_utf8_lossy(&stat).into_owned();
@@ -203,7 +203,7 @@ pub(crate) fn is_alive(pid: u32) -> bool {
     stat(pid).is_some_and(|(state, _)| !matches!(state.as_str(), "Z" | "X"))
 }
 
-/// All processes below one.
+/// All descendants of a process.
 pub(crate) fn below(ancestor: u32) -> Vec<u32> {
     let parents: Vec<(u32, u32)> = processes()
         .into_iter()
@@ -220,7 +220,8 @@ pub(crate) fn below(ancestor: u32) -> Vec<u32> {
     found
 }
 
-/// The mounts of this process's namespace that name a directory: by where they are, or by what they show.
+/// The mounts of this process's namespace that contain a directory, in their mount point or in
+/// their root.
 pub(crate) fn mounts_of(dir: &Path) -> Vec<String> {
     let dir = dir.display().to_string();
     let table = fs::read("/proc/self/mountinfo").unwrap();
@@ -229,7 +230,7 @@ pub(crate) fn mounts_of(dir: &Path) -> Vec<String> {
     lines.filter(|line| line.contains(&dir)).collect()
 }
 
-/// A line of a table of mounts, where the kernel writes a blank in a name as `\040`.
+/// A line of a mount table, where the kernel writes a blank in a name as `\040`.
 fn unescaped(line: &str) -> String {
     let mut text = String::new();
     let mut rest = line;
@@ -246,7 +247,7 @@ fn unescaped(line: &str) -> String {
     text + rest
 }
 
-/// Waits until `done`, or fails after `limit`.
+/// Waits until `done`; fails after `limit`.
 pub(crate) async fn until(limit: Duration, what: &str, mut done: impl FnMut() -> bool) -> Duration {
     let begin = Instant::now();
     while !done() {
@@ -256,12 +257,12 @@ pub(crate) async fn until(limit: Duration, what: &str, mut done: impl FnMut() ->
     begin.elapsed()
 }
 
-/// Runs all tests of an area once more without root, but the caller, which has the name below.
+/// Runs all tests of an area once more without root, except the caller.
 pub(crate) fn again_as_ordinary_user(area: &str) {
     if !is_root() {
         return;
     }
-    // Neither the tests' own directory nor the build's need be open to that user.
+    // That user may have no access to the tests' own directory or to the build's.
     let dir = tempfile::Builder::new()
         .prefix("user")
         .tempdir_in("/tmp")
@@ -274,7 +275,7 @@ pub(crate) fn again_as_ordinary_user(area: &str) {
     };
     let tests = copy(&std::env::current_exe().unwrap(), "tests");
     let marshal = copy(&marshal(), "marshal");
-    // Not beside the program: most tests are without it.
+    // In another directory than the program: most tests run without it.
     let shim = copy(&shim(), "shim");
     let tmp = dir.path().join("tmp");
     fs::create_dir(&tmp).unwrap();

@@ -1,5 +1,5 @@
-//! A PostgreSQL server of the tests' own: Debian's program on a directory, a Unix socket and a port
-//! of the loopback that nobody else knows. It ends with whoever started it, however that ends.
+//! A PostgreSQL server for the tests: Debian's program with a directory, a Unix socket and a
+//! loopback port of its own. It ends together with the process that started it, however that ends.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -10,10 +10,10 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a loaded machine may take for anything.
+/// The timeout of each step, also on a loaded machine.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
 
-/// A server's directory, and the server if it runs.
+/// A server's directory, and the running server.
 pub(crate) struct Cluster {
     dir: tempfile::TempDir,
     bin: PathBuf,
@@ -73,7 +73,8 @@ impl Cluster {
         cluster
     }
 
-    /// Starts the server, on another port if somebody was faster, and waits until it takes connections.
+    /// Starts the server and waits until it accepts connections. Retries with another port if that
+    /// one is taken.
     pub(crate) fn start(&mut self) {
         for _ in 0..5 {
             if self.port == 0 {
@@ -93,7 +94,8 @@ impl Cluster {
             .append(true)
             .open(self.dir.path().join("log"))
             .expect("a log");
-        // Input that ends without a word means that the test's process is gone: nothing outlives it.
+        // The end of input without a word means that the test's process has ended: nothing may
+        // outlive it.
         let script = "\"$@\" </dev/null & pid=$!; \
             { if read -r how; then kill -INT $pid; else \
               kill -QUIT $pid; while kill -0 $pid; do sleep 0.1; done; rm -rf -- \"$MARSHAL_TEST_DIR\"; fi; } <&3 & \
@@ -141,7 +143,7 @@ impl Cluster {
         panic!("the server takes nobody: {}", self.log());
     }
 
-    /// Ends the server: its clients are cut off.
+    /// Ends the server and disconnects its clients.
     pub(crate) fn stop(&mut self) {
         if let Some(mut running) = self.running.take() {
             stop_word(&mut running.input);
@@ -157,7 +159,7 @@ impl Cluster {
         text
     }
 
-    /// A connection string by the Unix socket; the tables stand in a schema of this name.
+    /// A connection string for the Unix socket; tables are in the schema of this name.
     pub(crate) fn socket(&self, schema: &str) -> String {
         format!(
             "host={} port={} user=tester dbname=postgres options='-c search_path={schema}'",
@@ -166,22 +168,22 @@ impl Cluster {
         )
     }
 
-    /// A connection string by the loopback.
+    /// A connection string for the loopback port.
     pub(crate) fn loopback(&self, password: &str) -> String {
         Self::through(self.port, password)
     }
 
-    /// The same, by a port that leads to the server's.
+    /// The same, for a port that forwards to the server's.
     pub(crate) fn through(port: u16, password: &str) -> String {
         format!("postgres://tester:{password}@127.0.0.1:{port}/postgres")
     }
 
-    /// The server's port of the loopback.
+    /// The server's loopback port.
     pub(crate) fn port(&self) -> u16 {
         self.port
     }
 
-    /// Has the server do something, as its owner.
+    /// Executes SQL as the server's owner.
     pub(crate) fn sql(&self, sql: &str) -> String {
         let done = Command::new(self.bin.join("psql"))
             .args(["-X", "-A", "-t", "-q", "-v", "ON_ERROR_STOP=1", "-c", sql])
@@ -196,7 +198,7 @@ impl Cluster {
         String::from_utf8_lossy(&done.stdout).trim().to_owned()
     }
 
-    /// Gives the server a certificate, and TLS with it.
+    /// Gives the server a certificate and enables TLS.
     pub(crate) fn with_tls(&mut self, certificate: &str, key: &str) {
         for (name, text) in [("server.crt", certificate), ("server.key", key)] {
             let path = self.dir.path().join("data").join(name);
@@ -227,13 +229,13 @@ impl Drop for Cluster {
     }
 }
 
-/// The server that most tests share; its shell ends it with this process, and removes nothing else.
+/// The server that most tests share. Its shell ends it with this process, and removes nothing else.
 pub(crate) fn shared() -> &'static Cluster {
     static SHARED: OnceLock<Cluster> = OnceLock::new();
     SHARED.get_or_init(|| Cluster::new("shared"))
 }
 
-/// Tells the shell to end its server in the ordinary way.
+/// Makes the shell stop its server in the ordinary way.
 fn stop_word(input: &mut Option<ChildStdin>) {
     if let Some(mut input) = input.take() {
         let _ = input.write_all(b"stop\n");
@@ -251,7 +253,7 @@ fn as_server(program: &Path) -> Command {
     command
 }
 
-/// Where Debian has the server's programs.
+/// The directory of the server's programs on Debian.
 fn bin() -> PathBuf {
     let versions =
         fs::read_dir("/usr/lib/postgresql").expect("Debian's postgresql: `tests/run postgres`");

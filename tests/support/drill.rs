@@ -1,4 +1,4 @@
-//! A supervisor in a directory of its own: its configuration, its workspace, its state.
+//! A supervisor in a directory of its own, with its configuration, workspace and state.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -16,12 +16,12 @@ pub(crate) const NOBODY: u32 = 65534;
 /// A supervisor that can be started again and again on the same state.
 pub(crate) struct Drill {
     dir: TempDir,
-    /// Found in the environment of every agent process of this drill.
+    /// A value in the environment of every agent process of this drill.
     pub(crate) mark: String,
     uid: Option<u32>,
 }
 
-/// What a run left.
+/// The result of a run.
 pub(crate) struct Ran {
     pub(crate) code: Option<i32>,
     pub(crate) stdout: String,
@@ -39,7 +39,7 @@ impl Ran {
         }
     }
 
-    /// Everything, for a failed assertion.
+    /// All output, for a failed assertion.
     pub(crate) fn all(&self) -> String {
         format!(
             "code {:?} after {:?}\n--- stdout\n{}\n--- stderr\n{}",
@@ -54,7 +54,7 @@ impl Drill {
         Self::of_uid(pools, None)
     }
 
-    /// The same with a further key of `[supervisor]`.
+    /// [`Self::new`] with a further key of `[supervisor]`.
     pub(crate) fn with_supervisor(pools: &str, key: &str) -> Self {
         let drill = Self::new(pools);
         let text = fs::read_to_string(drill.config()).expect("supervisor.toml");
@@ -63,7 +63,7 @@ impl Drill {
         drill
     }
 
-    /// The same for an unprivileged supervisor.
+    /// [`Self::new`] for an unprivileged supervisor.
     pub(crate) fn of_nobody(pools: &str) -> Self {
         Self::of_uid(pools, Some(NOBODY))
     }
@@ -145,7 +145,8 @@ impl Drill {
         Ran::of(&output, began.elapsed())
     }
 
-    /// Starts and goes on; stdout and stderr go to files, which [`Drill::log`] reads.
+    /// Starts the program and returns. Its stdout and stderr go to files, which [`Drill::log`]
+    /// reads.
     pub(crate) fn start(&self, args: &[&str]) -> Running {
         let file = |name| fs::File::create(self.path(name)).expect("a log file");
         let child = self
@@ -179,7 +180,7 @@ impl Drill {
         found.expect("found above")
     }
 
-    /// A page of the supervisor, by plain HTTP.
+    /// A GET of one of the supervisor's pages over plain HTTP.
     pub(crate) fn get(&self, path: &str) -> (u16, String) {
         get(&self.address(), path)
     }
@@ -194,7 +195,7 @@ impl Drill {
         connection
     }
 
-    /// Asserts that every session's seq runs from 1 without a gap.
+    /// Asserts that every session's seq runs from 1 without a gap. Returns the number of events.
     pub(crate) fn assert_dense(&self) -> usize {
         let database = self.database();
         let mut statement = database
@@ -228,14 +229,14 @@ impl Drill {
             .collect()
     }
 
-    /// Live processes of this drill's agents, by their environment.
+    /// The live processes of this drill's agents, found by their environment.
     pub(crate) fn agents(&self) -> BTreeSet<u32> {
         processes(|environ| environ.contains(&format!("DRILL={}", self.mark)))
     }
 }
 
 impl Drop for Drill {
-    /// A test that fails shows what its last supervisor wrote: its directory goes with it.
+    /// A failing test prints the output of its last supervisor, because the directory is removed.
     fn drop(&mut self) {
         if std::thread::panicking() {
             let log = self.log("stderr.log");
@@ -247,7 +248,7 @@ impl Drop for Drill {
     }
 }
 
-/// A supervisor that runs; killed with the test if it still does.
+/// A running supervisor, which is killed on drop.
 pub(crate) struct Running {
     pub(crate) child: Child,
 }
@@ -287,13 +288,13 @@ impl Drop for Running {
     }
 }
 
-/// A count of a stress test: ten times as high with `tests/run --all`.
+/// The count of a stress test: ten times as high with `tests/run --all`.
 pub(crate) fn count(short: usize) -> usize {
     let is_long = std::env::var_os("MARSHAL_TEST_LONG").is_some_and(|value| value == "1");
     if is_long { 10 * short } else { short }
 }
 
-/// Waits until `check` holds.
+/// Waits until `check` is true.
 pub(crate) fn eventually(most: Duration, what: &str, mut check: impl FnMut() -> bool) {
     let end = Instant::now() + most;
     while !check() {
@@ -302,7 +303,7 @@ pub(crate) fn eventually(most: Duration, what: &str, mut check: impl FnMut() -> 
     }
 }
 
-/// Live processes (zombies left out) whose environment passes.
+/// The live processes (no zombies) whose environment passes.
 pub(crate) fn processes(check: impl Fn(&str) -> bool) -> BTreeSet<u32> {
     let mut found = BTreeSet::new();
     for entry in fs::read_dir("/proc").expect("/proc").flatten() {
@@ -331,7 +332,7 @@ pub(crate) fn is_alive(pid: u32) -> bool {
     !matches!(state, None | Some('Z' | 'X'))
 }
 
-/// Every process below `pid`, itself left out.
+/// All descendants of `pid`.
 pub(crate) fn descendants(pid: u32) -> BTreeSet<u32> {
     let mut found = BTreeSet::new();
     let mut wave = vec![pid];
@@ -349,7 +350,7 @@ pub(crate) fn descendants(pid: u32) -> BTreeSet<u32> {
     found
 }
 
-/// One GET by plain HTTP.
+/// One GET over plain HTTP.
 pub(crate) fn get(address: &str, path: &str) -> (u16, String) {
     use std::io::{Read, Write};
     let mut stream = std::net::TcpStream::connect(address).expect("the supervisor listens");
@@ -368,14 +369,16 @@ pub(crate) fn get(address: &str, path: &str) -> (u16, String) {
     (status.expect("a status"), body.to_owned())
 }
 
-/// The value of one series of a metrics page: its name with labels, just as it stands there.
+/// The value of one series of a metrics page. `series` is its name with labels, exactly as on the
+/// page.
 pub(crate) fn metric(page: &str, series: &str) -> Option<f64> {
     page.lines()
         .find_map(|line| line.strip_prefix(series)?.trim().parse().ok())
 }
 
-/// What would act on a terminal or could not be seen there: control characters but the end of a line, what changes the
-/// direction of writing, what has no width. A list of the tests' own.
+/// Characters that act on a terminal or are invisible there: control characters except newlines,
+/// characters that change the writing direction, characters without width. The tests have a list of
+/// their own.
 pub(crate) fn acts_on_a_terminal(c: char) -> bool {
     (c.is_control() && c != '\n')
         || matches!(c, '\u{ad}' | '\u{61c}' | '\u{115f}' | '\u{1160}' | '\u{180b}'..='\u{180f}'

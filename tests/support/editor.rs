@@ -1,4 +1,4 @@
-//! An editor for the tests: an ACP client by hand, which can also be a bad one.
+//! An editor for the tests: a hand-written ACP client, which can also misbehave.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Stdio};
@@ -9,21 +9,21 @@ use serde_json::{Value, json};
 
 use crate::drill::Drill;
 
-/// Lines that wait for a test to look at them.
+/// The maximum number of lines that wait for a test.
 const LINES: usize = 1 << 16;
 
-/// What it says when it is asked.
+/// The answer to a permission request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Says {
     Allow,
     Reject,
-    /// The protocol's word for "nobody decided".
+    /// The protocol's answer for a request that nobody decided.
     Cancelled,
-    /// An option that it was not given.
+    /// An option that was not offered.
     Other,
     /// An error instead of an answer.
     Error,
-    /// Nothing.
+    /// No answer.
     Nothing,
 }
 
@@ -38,15 +38,15 @@ pub(crate) struct Editor {
     pub(crate) updates: Vec<Value>,
     /// The parameters of every permission request.
     pub(crate) asked: Vec<Value>,
-    /// Replies that came and were not waited for yet.
+    /// Replies that no test has waited for yet.
     replies: Vec<Value>,
 }
 
-/// How long anything may take.
+/// The timeout of each step.
 const PATIENCE: Duration = Duration::from_secs(40);
 
 impl Editor {
-    /// Starts one and shakes hands.
+    /// Starts a client and makes the handshake.
     pub(crate) fn start(drill: &Drill, pool: &str) -> Self {
         let mut editor = Self::silent(drill, pool);
         let reply = editor.call("initialize", &json!({"protocolVersion": 1}));
@@ -54,7 +54,7 @@ impl Editor {
         editor
     }
 
-    /// Starts one that has not said a word.
+    /// Starts a client that has sent nothing.
     pub(crate) fn silent(drill: &Drill, pool: &str) -> Self {
         let log = std::fs::OpenOptions::new()
             .create(true)
@@ -89,7 +89,7 @@ impl Editor {
         }
     }
 
-    /// Writes bytes as they are.
+    /// Writes bytes unchanged.
     pub(crate) fn write(&mut self, bytes: &[u8]) {
         let stdin = self.stdin.as_mut().expect("open");
         let _ = stdin.write_all(bytes).and_then(|()| stdin.flush());
@@ -110,7 +110,7 @@ impl Editor {
         self.line(&json!({"jsonrpc": "2.0", "method": method, "params": params}));
     }
 
-    /// Takes in what comes until `done` says so.
+    /// Handles messages until `done` is true.
     pub(crate) fn until(&mut self, what: &str, done: impl Fn(&Self) -> bool) {
         let end = Instant::now() + PATIENCE;
         while !done(self) {
@@ -193,7 +193,7 @@ impl Editor {
         )
     }
 
-    /// Prompts and gives the stop reason.
+    /// Sends a prompt and returns the stop reason.
     pub(crate) fn prompt(&mut self, session: &str, text: &str) -> String {
         let id = self.begin(session, text);
         let reply = self.reply(id);
@@ -205,7 +205,7 @@ impl Editor {
         self.notify("session/cancel", &json!({"sessionId": session}));
     }
 
-    /// What the agent said since the last call.
+    /// The agent's text since the last call.
     pub(crate) fn said(&mut self) -> String {
         let updates = std::mem::take(&mut self.updates);
         let texts = updates.iter().filter_map(|update| {
@@ -226,7 +226,7 @@ impl Editor {
             .collect()
     }
 
-    /// Closes its end, and waits for the agent's: gives its exit code.
+    /// Closes its stdin and waits for the process. Returns its exit code.
     pub(crate) fn leave(mut self) -> Option<i32> {
         self.stdin = None;
         self.wait()
@@ -256,7 +256,7 @@ impl Drop for Editor {
 }
 
 impl Editor {
-    /// Whether the agent has said that.
+    /// Whether the agent's text contains that.
     pub(crate) fn said_so(&self, what: &str) -> bool {
         self.updates.iter().any(|update| {
             let text = update["update"]["content"]["text"].as_str();

@@ -1,10 +1,10 @@
-//! The programs that put walls up in marshal's place, as the tests use them: bubblewrap from the
-//! system, podman with a store of the tests' own.
+//! The programs that can build the sandbox instead of marshal, as the tests use them: bubblewrap
+//! from the system, podman with a store of the tests' own.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The store of the tests, made by `tests/run`.
+/// The store of the tests, created by `tests/run`.
 pub(crate) fn store() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("target/tools/engine")
 }
@@ -17,11 +17,11 @@ pub(crate) fn image() -> String {
     text.trim().trim_start_matches("sha256:").to_owned()
 }
 
-/// podman and the options that stand before every command.
+/// podman and its global options.
 pub(crate) fn podman() -> Vec<String> {
     let store = store();
     let of = |name: &str| store.join(name).to_string_lossy().into_owned();
-    // podman takes a name of at most 50 characters for this one, so it need not be below the store.
+    // podman limits this directory's name to 50 characters, so it may be outside of the store.
     let run = std::fs::read_to_string(store.join("runroot")).unwrap_or_else(|_| of("run"));
     vec![
         "/usr/bin/podman".to_owned(),

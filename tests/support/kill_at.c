@@ -1,7 +1,7 @@
 /* kill_at N PROGRAM ARG...: runs PROGRAM, and kills it before its N-th system call that could
- * change a file, and after which something could be left. Exits 77 if it killed, else with the
- * program's own code. With AT_RUN in the environment it is not killed: that is run by a shell while
- * it stands there, and then it goes on. The program's own children are not followed. */
+ * change a file and leave something behind. Exits 77 if it killed, else with the program's own
+ * code. With AT_RUN in the environment the program is not killed: a shell runs that command while
+ * the program is stopped, then the program continues. Its own children are not followed. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <stdio.h>

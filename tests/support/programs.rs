@@ -1,13 +1,14 @@
-//! Programs that a test makes and has run.
+//! Programs that a test writes and then executes.
 //!
-//! What is open for writing cannot be executed, and a child that another test is starting holds whatever this
-//! process has open, up to its own exec. So such files are written by a process of their own.
+//! A file that is open for writing cannot be executed. A child that another test is starting keeps
+//! the descriptors of this process open, up to its own exec. So a separate process writes such
+//! files.
 
 use std::io::{self, Read};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Makes a program that everybody may run.
+/// Installs a program that every user may execute.
 #[allow(clippy::expect_used, reason = "a test that cannot go on fails")]
 pub(crate) fn install(to: &Path, mut content: impl Read) {
     let mut writer = Command::new("sh")

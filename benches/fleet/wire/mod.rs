@@ -1,4 +1,4 @@
-//! The protocols as the yardsticks speak them: the least that a typed reader of each does.
+//! The protocols of the baselines: the minimum that a typed reader of each does.
 
 mod acp;
 mod scaiflux;
@@ -16,18 +16,18 @@ pub(crate) enum Wire {
     Acp,
 }
 
-/// What the reader must act on.
+/// A message that the reader must act on.
 #[derive(Debug)]
 pub(crate) enum Seen<'a> {
-    /// The child has said who it is.
+    /// The child has identified itself.
     Ready,
-    /// The session that was asked for, by its name.
+    /// The id of the requested session.
     Session(Cow<'a, str>),
     Text(Cow<'a, str>),
-    /// The child asks; with the line that allows it.
+    /// The child sends a permission request; this is the line that allows it.
     Request(String),
     TurnEnd,
-    /// Parsed and of no consequence here.
+    /// Parsed, but without consequence here.
     Other,
 }
 
@@ -48,7 +48,7 @@ impl Wire {
         }
     }
 
-    /// The line that a child waits for before it says that it is ready.
+    /// The line that a child waits for before it is ready.
     pub(crate) const fn greeting(self) -> Option<&'static str> {
         match self {
             Self::Scaiflux => None,
@@ -56,7 +56,7 @@ impl Wire {
         }
     }
 
-    /// The line that asks for a session in this directory, where one must be asked for.
+    /// The line that requests a session in this directory, in a protocol that needs it.
     pub(crate) fn new_session(self, cwd: &str) -> Option<String> {
         match self {
             Self::Scaiflux => None,

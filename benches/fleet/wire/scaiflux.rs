@@ -1,4 +1,5 @@
-//! The least that a typed reader of ScaiFlux does: look at the tag, parse what the tag says.
+//! The minimum of a typed reader of ScaiFlux: read the tag, then parse the content that it
+//! announces.
 
 use std::borrow::Cow;
 use std::hint::black_box;

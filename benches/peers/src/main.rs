@@ -1,5 +1,5 @@
-//! The Rust ACP SDK's client with a load from `benches/fleet` on it: counts what it is told, allows
-//! what it is asked, says what that cost.
+//! The Rust ACP SDK's client, under a load of `benches/fleet`. It counts the notifications, allows
+//! every request, and prints the cost.
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::Deserialize;
 use tokio::sync::{Barrier, Mutex as Lock};
 
-/// What the bench wants.
+/// The bench's order.
 #[derive(Debug, Deserialize)]
 struct Order {
     agent: Vec<String>,
@@ -28,7 +28,7 @@ struct Order {
     spread_us: u64,
 }
 
-/// What all children together brought.
+/// The messages of all children together.
 #[derive(Debug, Default)]
 struct Heard {
     events: AtomicU64,
@@ -77,7 +77,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     for end in ends {
         end.await??;
     }
-    // The last turn's end, not the last child's.
+    // The end of the last turn, not of the last child.
     let end: Moment = ended.lock().await.ok_or("no turn ended")?;
     let reports = heard.reports.lock().unwrap_or_else(PoisonError::into_inner);
     println!(
@@ -146,7 +146,7 @@ async fn drive(
                 ))
                 .block_task()
                 .await?;
-            // Turns may end in any order; what counts is the last.
+            // Turns may end in any order; the last end counts.
             *ended.lock().await = Some(Moment::now());
             Ok(())
         })

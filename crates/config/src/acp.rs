@@ -1,7 +1,7 @@
-//! What a pool wants of an agent that speaks ACP: its login, mode, model and options, the tool
-//! servers that it is handed, and how it is answered.
+//! Settings of an agent that speaks ACP: its login, mode, model and options, its tool servers, and
+//! the form of the answers it gets.
 //!
-//! Must not know messages, or pools' other keys. Which modes skip questions is data
+//! Must not know messages, or pools' other keys. Which modes skip permission requests is data
 //! (`presets/modes.toml`).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,19 +21,20 @@ use marshal_model::{SettingValue, string_enum};
 string_enum!(
     /// The form of an answer to a permission request.
     PermissionReply {
-        /// The specification's: `{"outcome":{"outcome":"selected","optionId":…}}`.
+        /// The form of the specification: `{"outcome":{"outcome":"selected","optionId":…}}`.
         Acp = "acp",
-        /// An older one that some agents still take: `{"outcome":{"kind":"allowed","optionId":…}}`.
+        /// An older form that some agents still expect:
+        /// `{"outcome":{"kind":"allowed","optionId":…}}`.
         Scarf = "scarf",
     }
 );
 
 string_enum!(
-    /// How an agent hears why it was denied, where its protocol has no place for that.
+    /// How an agent gets the reason of a denial, where its protocol has no field for it.
     DenialFeedback {
-        /// Before the session's next prompt.
+        /// In front of the session's next prompt.
         NextPrompt = "next_prompt",
-        /// Not at all.
+        /// The agent does not get the reason.
         Never = "never",
     }
 );
@@ -41,7 +42,7 @@ string_enum!(
 string_enum!(
     /// How an agent reaches a tool server.
     ServerKind {
-        /// It starts it, inside its own walls.
+        /// The agent starts it, inside its own sandbox.
         Stdio = "stdio",
         /// By streamable HTTP.
         Http = "http",
@@ -52,12 +53,12 @@ string_enum!(
 
 word!(PermissionReply, DenialFeedback, ServerKind);
 
-/// What a pool wants of an agent that speaks ACP.
+/// Settings of an agent that speaks ACP.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AcpSettings {
-    /// The id of the login that is made before a session is opened.
+    /// The id of the login method that is used before a session is opened; `None` for no login.
     pub auth: Option<String>,
-    /// It logs out when it is said goodbye to.
+    /// Whether the agent is logged out at a graceful stop.
     pub logout: bool,
     /// The mode that every session is set to.
     pub mode: Option<String>,
@@ -65,15 +66,15 @@ pub struct AcpSettings {
     pub model: Option<String>,
     /// Further options that every session is set to, by their ids.
     pub options: BTreeMap<String, OptionValue>,
-    /// A mode that skips permission requests is meant.
+    /// Whether the configuration accepts a mode that skips permission requests.
     pub mode_skips_requests: bool,
-    /// Which modes those are.
+    /// The modes that skip permission requests.
     pub auto_approve_modes: AutoApproveModes,
-    /// Tool servers (MCP) that the agent is handed with every session.
+    /// Tool servers (MCP) that the agent gets with every session.
     pub mcp_servers: Vec<McpServer>,
-    /// The form of answers.
+    /// The form of answers to permission requests.
     pub permission_reply: PermissionReply,
-    /// How it hears why it was denied.
+    /// How it gets the reason of a denial.
     pub report_denials: DenialFeedback,
 }
 
@@ -124,18 +125,18 @@ pub struct McpServer {
 /// How a tool server is reached.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum McpTransport {
-    /// The agent starts this program, inside its own walls.
+    /// The agent starts this program, inside its own sandbox.
     Program {
         /// The program, as the agent sees it.
         command: String,
         /// Its arguments.
         args: Vec<String>,
-        /// What is added to its environment; never a secret.
+        /// Variables added to its environment; never a secret.
         env: BTreeMap<String, String>,
     },
     /// Through a route of the pool.
     Route {
-        /// [`ServerKind::HttpConfig`] or [`ServerKind::Sse`].
+        /// [`ServerKind::Http`] or [`ServerKind::Sse`].
         kind: ServerKind,
         /// The route's name.
         route: String,
@@ -164,10 +165,10 @@ struct Modes {
 const MODES: &str = include_str!("presets/modes.toml");
 
 impl AutoApproveModes {
-    /// The modes of the agent of that preset; of any other agent the names that say so themselves.
+    /// The modes of the preset's agent; for any other agent the modes whose names imply it.
     #[must_use]
     pub fn for_agent(agent: &str) -> Self {
-        // A list that cannot be read would let every mode pass: a test reads it.
+        // An unreadable list would let every mode pass, so a test reads it.
         static KNOWN: LazyLock<(Modes, Arc<Names>)> = LazyLock::new(|| {
             let modes: Modes = toml::from_str(MODES).unwrap_or_default();
             let names = Names {
@@ -203,7 +204,7 @@ impl AutoApproveModes {
     }
 }
 
-/// A name without what its spellings differ in.
+/// A normalised name: lower case, letters and digits only.
 fn normalize_name(name: &str) -> String {
     let kept = name.chars().filter(|c| c.is_alphanumeric());
     kept.flat_map(char::to_lowercase).collect()
@@ -216,17 +217,17 @@ const NAME_PATTERN: &str = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$";
 /// What the schema says of a path on a route.
 const PATH_PATTERN: &str = "^/[A-Za-z0-9._~/-]{0,255}$";
 
-/// The keys, and where those stand that a check of the whole pool may blame.
+/// The keys, with the places that a check of the whole pool may report.
 #[derive(Debug)]
 pub(super) struct Draft {
     pub(super) acp: AcpSettings,
     /// Keys that do something only in ACP.
     acp_keys: Vec<Place>,
-    /// The key that does something where modes that skip questions are known.
+    /// The key that has an effect only where the modes that skip permission requests are known.
     skips_place: Option<Place>,
     /// The tool servers.
     pub(super) servers: Option<Place>,
-    /// Tool servers that are reached through a route.
+    /// The tool servers at a URL, which need a route.
     route_refs: Vec<(Place, String)>,
     logout: Option<Place>,
 }
@@ -245,7 +246,8 @@ pub(super) fn read(pool: &Section<'_>, found: bool) -> Draft {
         .boolean("mode_skips_requests")
         .filter(|skips| skips.value);
     if found && let Some(skips) = &skips {
-        let message = "a supervisor.toml that was found may not use a mode that skips questions";
+        let message =
+            "a discovered supervisor.toml may not use a mode that skips permission requests";
         let help = Some("name the file with --config if you trust it".to_owned());
         pool.diagnostics.report(&skips.place, message, help);
     }
@@ -305,14 +307,13 @@ impl Draft {
         if let Some(place) = &self.logout
             && self.acp.auth.is_none()
         {
-            let message = "logout = true without auth would end a login that was not made here";
+            let message = "logout = true needs auth: without it, the logout would end a login that marshal did not make";
             ledger.report(place, message, None);
         }
         if let Some(place) = &self.logout
             && goodbye.is_zero()
         {
-            let message =
-                "logout = true needs a goodbye, and stop.goodbye is 0s: nobody would wait for it";
+            let message = "logout = true needs a goodbye: stop.goodbye is 0s, so the supervisor would not wait for the logout";
             let help = "for example: stop = { goodbye = \"2s\" }";
             ledger.report(place, message, Some(help.to_owned()));
         }
@@ -329,7 +330,7 @@ impl Draft {
                     (message, format!("add {} to routes", quote(route)))
                 }
                 None => {
-                    let message = "a tool server at a URL is reached only through a route, and the pool's network has none".to_owned();
+                    let message = "a tool server at a URL needs a route, and the pool's network has no routes".to_owned();
                     let help = "start it as a program, { name = …, command = … }, or set network = \"routes\"";
                     (message, help.to_owned())
                 }
@@ -339,14 +340,14 @@ impl Draft {
     }
 }
 
-/// A mode that skips permission requests must be meant.
+/// A mode that skips permission requests needs `mode_skips_requests = true`.
 pub(super) fn check_mode(ledger: &Diagnostics, mode: Option<(&str, &Place)>, acp: &AcpSettings) {
     if let Some((mode, place)) = mode
         && !acp.mode_skips_requests
         && acp.auto_approve_modes.contains(mode)
     {
         let message = format!("the mode {} skips permission requests", quote(mode));
-        let help = "choose one that asks, or say mode_skips_requests = true if that is meant";
+        let help = "choose a mode that asks, or set mode_skips_requests = true to accept this";
         ledger.report(place, message, Some(help.to_owned()));
     }
 }
@@ -398,7 +399,7 @@ fn read_mcp_servers(pool: &Section<'_>, routed: &mut Vec<(Place, String)>) -> Ve
         .unwrap_or_default();
     if items.len() > limits::MCP_SERVERS {
         let most = limits::MCP_SERVERS;
-        list.report(format!("at most {most} tool servers can be"), None);
+        list.report(format!("a pool has at most {most} tool servers"), None);
     }
     let mut servers: Vec<McpServer> = Vec::new();
     for item in items {
@@ -406,7 +407,7 @@ fn read_mcp_servers(pool: &Section<'_>, routed: &mut Vec<(Place, String)>) -> Ve
             continue;
         };
         if servers.iter().any(|other| other.name == server.name) {
-            item.report(format!("{} is there twice", quote(&server.name)), None);
+            item.report(format!("{} is listed twice", quote(&server.name)), None);
         }
         servers.push(server);
     }
@@ -458,7 +459,7 @@ fn read_mcp_server(item: &Entry<'_>, routed: &mut Vec<(Place, String)>) -> Optio
     }
     let reach = if kind == ServerKind::Stdio {
         if let Some(route) = &route {
-            let message = "a program is not reached by a route";
+            let message = "a tool server that is a program takes no route";
             let help = Some("set type = \"http\" or \"sse\"".to_owned());
             section.diagnostics.report(&route.place, message, help);
         }
@@ -482,7 +483,7 @@ fn read_mcp_server(item: &Entry<'_>, routed: &mut Vec<(Place, String)>) -> Optio
         }
         let route = route.or_else(|| {
             item.report(
-                "a tool server at a URL is reached only through a route of the pool",
+                "a tool server at a URL needs a route of the pool",
                 Some("for example: { name = \"x\", type = \"http\", route = \"x\", path = \"/mcp\" }".to_owned()),
             );
             None
@@ -500,7 +501,7 @@ fn read_mcp_server(item: &Entry<'_>, routed: &mut Vec<(Place, String)>) -> Optio
     })
 }
 
-/// The environment of a tool server: never a secret, because the agent is handed it in the clear.
+/// The environment of a tool server: never a secret, because the agent gets it in plain text.
 fn read_env(section: &Section<'_>) -> BTreeMap<String, String> {
     let mut env = BTreeMap::new();
     for (name, item) in section
@@ -520,11 +521,10 @@ fn read_env(section: &Section<'_>) -> BTreeMap<String, String> {
             .any(|of| value.value.starts_with(of));
         if is_secret || is_likely_secret(&name) {
             let message = format!(
-                "{} would hand a secret to the agent: a tool server's environment has none",
+                "{} would give the agent a secret: the environment of a tool server may not contain one",
                 quote(&name)
             );
-            let help =
-                "let the server reach what needs a key through a route, which adds it outside";
+            let help = "use a route where a key is needed: the model proxy adds the key outside the sandbox";
             item.report(message, Some(help.to_owned()));
         }
         env.insert(name, value.value);

@@ -1,5 +1,5 @@
-//! Which agent a pool runs: its command or preset, what it speaks, what it asks for, and how its
-//! tool calls are read.
+//! The agent of a pool: its command or preset, its protocol, the calls it asks for, and how its
+//! tool calls are parsed.
 //!
 //! Must not know pools' other keys, or what an extractor's table means.
 
@@ -29,17 +29,17 @@ pub(super) struct Agent {
     pub(super) name: String,
     /// The file names a preset.
     pub(super) is_preset: bool,
-    /// The file has a command of its own.
+    /// Whether the file has its own command.
     pub(super) has_own_command: bool,
     pub(super) command: Vec<String>,
     pub(super) resume_args: Vec<String>,
-    /// Where its program stands, if the file names it.
+    /// The place of its program, if the file names it.
     pub(super) program_place: Option<Place>,
     /// Files of a new home, from its preset.
     pub(super) home_texts: BTreeMap<String, String>,
     pub(super) model: Option<String>,
     pub(super) mode: Option<String>,
-    /// Of these, what stands in no argument: the protocol sets it.
+    /// Of `model` and `mode`, those that no argument carries: the protocol sets them.
     pub(super) model_by_protocol: bool,
     pub(super) mode_by_protocol: bool,
     pub(super) dialect: DialectName,
@@ -49,8 +49,8 @@ pub(super) struct Agent {
     pub(super) extractor: Extractor,
 }
 
-/// Reads the keys of a pool that are about its agent; `preset` is the one that it names, whose
-/// keys hold where the file has none. `is_routed`: its network is one of routes.
+/// Reads the keys of a pool that are about its agent. `preset` is the one that it names, whose keys
+/// apply where the file has none. `is_routed`: its network has routes.
 pub(super) fn read(
     pool: &Section<'_>,
     preset: Option<&'static Preset>,
@@ -88,7 +88,7 @@ pub(super) fn read(
         set_mode = check_placeholder_used(pool, &words, &place, "mode", mode.as_ref(), speaks);
     }
     let script = command::is_script_agent(&words);
-    // What a table knows of, nobody knows yet.
+    // The table's capabilities are unknown until its file is read.
     let inferred = match speaks.can_request_permission() {
         false => PermissionCoverage::Never,
         true if script && custom.is_none() => PermissionCoverage::All,
@@ -121,7 +121,7 @@ pub(super) fn read(
     }
 }
 
-/// The command as the file gives it, checked word by word.
+/// The command of the file, checked word by word.
 fn read_command(pool: &Section<'_>, dir: &Path) -> Option<Vec<Located<String>>> {
     let mut words = pool.texts("command")?;
     let ledger = pool.diagnostics;
@@ -133,11 +133,11 @@ fn read_command(pool: &Section<'_>, dir: &Path) -> Option<Vec<Located<String>>> 
     if program.value.trim().is_empty() {
         ledger.report(&program.place, "the program's name is empty", None);
     } else if program.value.contains(['{', '}']) {
-        let message = "the program must be named in full: placeholders are for its arguments";
+        let message = "the program's name takes no placeholder: placeholders are for its arguments";
         ledger.report(&program.place, message, None);
     } else if program.value.contains(char::is_whitespace) {
         let message = format!(
-            "the program {} has a blank in its name: each argument is a string of its own",
+            "the program {} has a space in its name: write each argument as its own string",
             quote(&program.value)
         );
         ledger.report(&program.place, message, None);
@@ -151,7 +151,7 @@ fn read_command(pool: &Section<'_>, dir: &Path) -> Option<Vec<Located<String>>> 
     Some(words.value)
 }
 
-/// What the command gets to load a session again: useless without the session's id.
+/// The arguments that load a session again; useless without the session's id.
 fn read_resume_args(pool: &Section<'_>) -> Option<Vec<String>> {
     let words = pool.texts("resume_args")?;
     for word in &words.value {
@@ -162,7 +162,8 @@ fn read_resume_args(pool: &Section<'_>) -> Option<Vec<String>> {
         pieces.any(|piece| matches!(piece, Piece::Placeholder("session", _)))
     });
     if !words.value.is_empty() && !names_session {
-        let message = "one of resume_args must hold {session}, the agent's own id of the session";
+        let message =
+            "one of resume_args must contain {session}, the agent's own id of the session";
         let help = "for example: resume_args = [\"--resume\", \"{session}\"]";
         pool.diagnostics
             .report(&words.place, message, Some(help.to_owned()));
@@ -170,7 +171,7 @@ fn read_resume_args(pool: &Section<'_>) -> Option<Vec<String>> {
     Some(words.value.into_iter().map(|word| word.value).collect())
 }
 
-/// Refuses what looks like a misspelt placeholder. Other words in braces stand for themselves.
+/// Refuses what looks like a misspelt placeholder. Other words in braces stay literal.
 fn check_placeholders(pool: &Section<'_>, word: &Located<String>) {
     for piece in command::split_placeholders(&word.value) {
         let Piece::Placeholder(name, _) = piece else {
@@ -197,7 +198,7 @@ pub(super) fn is_model_or_mode(text: &str) -> bool {
             .all(|b| b.is_ascii_alphanumeric() || b"._:/@+[]-".contains(&b))
 }
 
-/// `model` and `mode`: they become arguments, so they must not look like flags or paths upwards.
+/// `model` and `mode` become arguments, so they must not look like flags or paths with `..`.
 fn read_model_or_mode(pool: &Section<'_>, key: &'static str) -> Option<Located<String>> {
     let found = pool.get(key)?.text_like(MODEL_PATTERN)?;
     if is_model_or_mode(&found.value) {
@@ -211,8 +212,8 @@ fn read_model_or_mode(pool: &Section<'_>, key: &'static str) -> Option<Located<S
     None
 }
 
-/// A value needs its placeholder and a placeholder its value. `true`: it has none, but a message
-/// of the protocol takes it.
+/// A value needs its placeholder, and a placeholder needs its value. Returns `true` if there is no
+/// placeholder, but a message of the protocol carries the value.
 fn check_placeholder_used(
     pool: &Section<'_>,
     words: &[String],
@@ -243,7 +244,7 @@ fn check_placeholder_used(
     false
 }
 
-/// What the agent asks for: nothing, in a protocol that has no words for it.
+/// Which calls the agent asks for: none, in a protocol without permission requests.
 fn read_permission_coverage(pool: &Section<'_>, speaks: DialectName) -> Option<PermissionCoverage> {
     let found: Located<PermissionCoverage> = pool.keyword("permission_requests", &[])?;
     let is_below = pool
@@ -254,9 +255,9 @@ fn read_permission_coverage(pool: &Section<'_>, speaks: DialectName) -> Option<P
     }
     if !speaks.can_request_permission() && found.value != PermissionCoverage::Never {
         let message = format!(
-            "an agent that speaks {speaks} asks for nothing: the protocol has no words for it"
+            "an agent that speaks {speaks} never asks: the protocol has no permission requests"
         );
-        let help = Some("leave asks out, or set permission_requests = \"never\"".to_owned());
+        let help = Some("leave the key out, or set permission_requests = \"never\"".to_owned());
         pool.diagnostics.report(&found.place, message, help);
         return None;
     }
@@ -296,7 +297,7 @@ fn plain_value(value: &DeValue<'_>) -> toml::Value {
     use toml::Value;
     match value {
         DeValue::String(text) => Value::String(text.to_string()),
-        // What does not fit keeps its text, which no reader of an extractor accepts.
+        // An unknown value keeps its text, which no reader of an extractor accepts.
         DeValue::Integer(integer) => i64::from_str_radix(integer.as_str(), integer.radix())
             .map_or_else(|_| Value::String(integer.to_string()), Value::Integer),
         DeValue::Float(float) => float

@@ -1,6 +1,7 @@
-//! `ask`: who is asked what the policy wants a person to decide, and for how long that holds.
+//! `approval`: who answers permission requests that the policy asks a person about, and for how
+//! long an answer applies.
 //!
-//! Must not know a clock, nor how people are reached.
+//! Must not know a clock, nor how approvers are notified.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -15,12 +16,12 @@ use marshal_model::{OnTimeout, RememberScope, string_enum};
 word!(OnTimeout, RememberScope, WhenWaiting);
 
 string_enum!(
-    /// What becomes of the child of a session that waits for a person.
+    /// What happens to the child of a session with a pending approval.
     WhenWaiting {
-        /// It waits, too.
+        /// It keeps running.
         Hold = "hold",
-        /// It is stopped; when the answer has come, the session is loaded again and its prompt is
-        /// sent again.
+        /// It is stopped. After the answer, the session is loaded again and its prompt is sent
+        /// again.
         Release = "release",
     }
 );
@@ -28,28 +29,28 @@ string_enum!(
 /// `approval = { … }`.
 #[derive(Debug, Clone)]
 pub struct ApprovalConfig {
-    /// How long a person may take to answer.
+    /// How long an approval stays pending.
     pub timeout: Duration,
-    /// How long the agent waits for an answer; `None`: for ever.
+    /// How long the agent waits for an answer; `None` means forever.
     pub agent_waits: Option<Duration>,
-    /// What follows when nobody answers: at once, where nobody can be asked.
+    /// What follows when nobody answers; it follows at once if there is no approver.
     pub on_timeout: OnTimeout,
-    /// What becomes of the child meanwhile.
+    /// What happens to the child in the meantime.
     pub when_waiting: WhenWaiting,
-    /// For how long an answer may hold at most.
+    /// The longest scope that an answer may have.
     pub remember: RememberScope,
-    /// Who may answer; nobody: nobody is asked.
+    /// The approvers; if empty, nobody is asked.
     pub approvers: Vec<Approver>,
-    /// How many asks of the pool wait at the same time, from 1; one more is denied.
+    /// The limit of the pool's pending approvals, from 1; one more is denied.
     pub max_pending: usize,
 }
 
-/// Who may answer.
+/// An approver.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Approver {
-    /// The supervisor's user and root, by the command line, and whoever has its own token.
+    /// The supervisor's user and root on the command line, and any client with the owner's token.
     Owner,
-    /// Whoever has the token of this name.
+    /// Any client with the token of this name.
     Named(String),
 }
 
@@ -84,10 +85,10 @@ impl fmt::Display for Approver {
     }
 }
 
-/// Any time that is one: the shortest is what a timer can tell apart.
+/// Any positive time: the shortest is the resolution of a timer.
 const ANY: RangeInclusive<Duration> = Duration::from_millis(1)..=limits::CONFIG_DURATION;
 
-/// What an agent may wait: the answer is given some seconds before that.
+/// How long an agent may wait; the answer is sent some seconds before that.
 const LONGER_THAN_MARGIN: RangeInclusive<Duration> =
     Duration::from_secs(limits::APPROVAL_MARGIN.as_secs() + 1)..=limits::CONFIG_DURATION;
 
@@ -95,7 +96,7 @@ fn value_or<T>(found: Option<Located<T>>, default: T) -> T {
     found.map_or(default, |found| found.value)
 }
 
-/// Reads `ask`.
+/// Reads `approval`.
 pub(super) fn read(section: &Section<'_>) -> ApprovalConfig {
     let ask = ApprovalConfig {
         timeout: value_or(section.duration("timeout", ANY), Duration::from_secs(900)),
@@ -116,22 +117,22 @@ pub(super) fn read(section: &Section<'_>) -> ApprovalConfig {
     ask
 }
 
-/// A child is stopped only where another one can take its session up. `place` is where the pool says
-/// so.
+/// A child is stopped only if another one can load its session. `place` is that of `when_waiting`.
 pub(super) fn check_release_resumes(ledger: &Diagnostics, pool: &Pool, place: &Place) {
     if pool.approval.when_waiting != WhenWaiting::Release {
         return;
     }
     let is_kept = pool.session == SessionScope::Slot && pool.restart.on_crash == OnCrash::Resume;
     if !is_kept || pool.restart.kind != RestartKind::Transient {
-        let message = "a child is stopped while a person is waited for only where its session is loaded again";
+        let message =
+            "a child can be stopped during an approval only if its session is loaded again";
         let help = "set session = \"slot\", restart.on_crash = \"resume\" and restart.kind = \"transient\"";
         ledger.report(place, message, Some(help.to_owned()));
     }
 }
 
-/// A group of the system would have to reach the control socket, which is its owner's alone.
-const GROUPS: &str = "the control socket is the supervisor's user's alone, so no group of the system reaches it: put a token into the directory approvers of the state directory, give it to the group's members, and name that";
+/// Help for `group:NAME`: a system group cannot reach the control socket, which only its owner can.
+const GROUPS: &str = "the control socket belongs to the supervisor's user alone, so a system group cannot reach it: put a token into the directory approvers of the state directory, give it to the members of the group, and name the token here";
 
 fn read_approvers(section: &Section<'_>) -> Vec<Approver> {
     let Some(found) = section.texts_like("approvers", PATTERN) else {
@@ -142,13 +143,13 @@ fn read_approvers(section: &Section<'_>) -> Vec<Approver> {
         match Approver::new(&name.value) {
             None => {
                 let message = format!(
-                    "approver {} must be \"owner\" or the name of a token, of small letters, digits and \"-\"",
+                    "approver {} must be \"owner\" or the name of a token, of lower-case letters, digits and \"-\"",
                     quote(&name.value)
                 );
                 let help = name.value.starts_with("group:").then(|| GROUPS.to_owned());
                 section.diagnostics.report(&name.place, message, help);
             }
-            // Twice says no more than once.
+            // A repeated name has no further effect.
             Some(approver) if approvers.contains(&approver) => {}
             Some(approver) => approvers.push(approver),
         }

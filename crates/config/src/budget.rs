@@ -1,6 +1,6 @@
 //! `budget` of a pool and `[price.MODEL]`: how much may be spent, and what a token costs.
 //!
-//! Must not count anything, nor know where an amount is kept.
+//! Must not count anything, nor know where an amount is stored.
 
 use std::collections::BTreeMap;
 
@@ -20,13 +20,13 @@ word!(BudgetAction);
 /// `budget = { … }` of a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PoolBudget {
-    /// Of one session.
+    /// The limit for one session.
     pub session: BudgetLimits,
-    /// Of all sessions of the pool on one day, by UTC.
+    /// The limit for all sessions of the pool in one UTC day.
     pub day: BudgetLimits,
-    /// Of all sessions of the pool, for ever.
+    /// The limit for all sessions of the pool over its lifetime.
     pub pool: BudgetLimits,
-    /// What follows when one is spent.
+    /// What follows when a budget runs out.
     pub then: BudgetAction,
 }
 
@@ -42,13 +42,13 @@ impl Default for PoolBudget {
 }
 
 impl PoolBudget {
-    /// Whether it bounds anything.
+    /// Whether it limits anything.
     #[must_use]
     pub const fn is_set(&self) -> bool {
         self.session.is_set() || self.day.is_set() || self.pool.is_set()
     }
 
-    /// Whether it bounds a cost.
+    /// Whether it limits a cost.
     #[must_use]
     pub const fn has_cost(&self) -> bool {
         self.session.nanodollars.is_some()
@@ -60,29 +60,29 @@ impl PoolBudget {
 /// What a model's tokens cost, in billionths of a US dollar a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Price {
-    /// A token that it reads.
+    /// An input token.
     pub input: u64,
-    /// A token that it writes.
+    /// An output token.
     pub output: u64,
-    /// A token that it reads from a cache.
+    /// An input token read from a cache.
     pub cache_read: u64,
-    /// A token that it reads and writes into a cache.
+    /// An input token written to a cache.
     pub cache_write: u64,
 }
 
-/// `[price]`: by a model's name, or its beginning and `*`.
+/// `[price]`: by a model's name, or a prefix and `*`.
 pub type Prices = BTreeMap<String, Price>;
 
 /// What the schema says of a model's name.
 const MODEL: &str = "^[A-Za-z0-9][A-Za-z0-9._:/@-]{0,127}\\*?$";
 
-/// US dollars for a million tokens, at most.
+/// The highest price, in US dollars per million tokens.
 const MAX_PRICE_PER_MILLION: f64 = 100_000.0;
 
-/// Tokens that a price is for.
+/// The number of tokens that a price is for.
 const MILLION: u64 = 1_000_000;
 
-/// What a model's tokens cost: the row of its name, else the longest row with `*` that fits.
+/// The price of a model: the row of its name, otherwise the longest matching row with `*`.
 #[must_use]
 pub fn find_price<'p>(prices: &'p Prices, model: &str) -> Option<&'p Price> {
     let begins = |name: &str| {
@@ -97,8 +97,7 @@ pub fn find_price<'p>(prices: &'p Prices, model: &str) -> Option<&'p Price> {
 }
 
 impl Price {
-    /// The cost of so many tokens; what was read from a cache or written into it is a part of
-    /// `input`.
+    /// The cost of these tokens. Tokens read from a cache or written to it are part of `input`.
     #[must_use]
     pub fn cost(&self, input: u64, output: u64, cache_read: u64, cache_write: u64) -> Amount {
         let plain = input.saturating_sub(cache_read).saturating_sub(cache_write);
@@ -163,7 +162,7 @@ fn read_number(item: &Entry<'_>) -> Option<f64> {
     }
 }
 
-/// US dollars, more than none.
+/// A positive amount of US dollars.
 fn read_cost(item: &Entry<'_>) -> Option<u64> {
     item.record_type(ValueType::Number {
         least: "0.000001",
@@ -175,7 +174,7 @@ fn read_cost(item: &Entry<'_>) -> Option<u64> {
     read.or_else(|| item.report_unexpected("a number from 0.000001 to 1000000000"))
 }
 
-/// US dollars for a million tokens.
+/// US dollars per million tokens.
 fn read_price_per_million(section: &Section<'_>, name: &'static str) -> Option<u64> {
     let item = section.get(name)?;
     item.record_type(ValueType::Number {
@@ -184,7 +183,7 @@ fn read_price_per_million(section: &Section<'_>, name: &'static str) -> Option<u
     });
     let read = read_number(&item).filter(|amount| (0.0..=MAX_PRICE_PER_MILLION).contains(amount));
     let nano = read.and_then(nanos_from_dollars);
-    // Less than a billionth a token counts as one: never too little.
+    // Rounded up to a billionth per token, so that the cost is never too low.
     nano.map(|nano| nano.div_ceil(MILLION))
         .or_else(|| item.report_unexpected("a number from 0 to 100000"))
 }
@@ -202,7 +201,7 @@ pub(super) fn read_prices(section: &Section<'_>) -> Prices {
         };
         if !is_name(&name) {
             let message = format!(
-                "{} is no name of a model: letters, digits and . _ : / @ -, with * at its end for every model that begins so",
+                "{} is not a model name: use letters, digits and . _ : / @ -, and * at the end for every model with that prefix",
                 quote(&name)
             );
             item.report(message, None);
@@ -216,7 +215,7 @@ pub(super) fn read_prices(section: &Section<'_>) -> Prices {
         let (read, write) = (cached("cache_read"), cached("cache_write"));
         row.reject_unknown_keys(&[], &[("in", "input"), ("out", "output")]);
         if row.get("input").is_none() || row.get("output").is_none() {
-            let message = "a price needs input and output, US dollars for a million tokens";
+            let message = "a price needs input and output, in US dollars per million tokens";
             item.report(message, None);
         }
         let (Some(input), Some(output)) = (input, output) else {
@@ -229,7 +228,7 @@ pub(super) fn read_prices(section: &Section<'_>) -> Prices {
             cache_write: write.unwrap_or(input),
         };
         if prices.len() >= PRICES {
-            item.report(format!("at most {PRICES} prices"), None);
+            item.report(format!("there can be at most {PRICES} prices"), None);
             break;
         }
         prices.insert(name, price);
@@ -237,21 +236,21 @@ pub(super) fn read_prices(section: &Section<'_>) -> Prices {
     prices
 }
 
-/// Whether the cost of a pool's work can become known: a route counts the tokens and there are
-/// prices, or its agent may say what it costs, or how many tokens it used of a model with a price.
+/// Whether the cost of a pool's work can be known: a route counts the tokens and there are prices,
+/// or its agent may report a cost, or the tokens it used of a model with a price.
 #[must_use]
 pub fn can_know_cost(pool: &Pool, prices: &Prices) -> bool {
     !prices.is_empty() || pool.dialect.reports_cost()
 }
 
-/// Whether what a pool costs is only what its agent reports, and an agent of its dialect need not
-/// report any: one that does not costs nothing for us.
+/// Whether the cost of a pool is known only from its agent's reports, which its dialect does not
+/// require. Without reports such an agent seems to cost nothing.
 #[must_use]
 pub fn may_report_no_cost(pool: &Pool) -> bool {
     pool.routes.is_empty() && pool.dialect.reports_cost()
 }
 
-/// A cost that nobody could count bounds nothing: that is a fault, not a budget without an end.
+/// A cost budget that cannot be counted limits nothing, so it is a fault.
 pub(super) fn check_costs_known(root: &Section<'_>, drafts: &[PoolDraft], prices: &Prices) {
     let table = root.section("pool");
     for (name, item) in table.named_entries(super::sandbox::NAME_PATTERN) {
@@ -264,9 +263,8 @@ pub(super) fn check_costs_known(root: &Section<'_>, drafts: &[PoolDraft], prices
         }
         let is_routed = !pool.routes.is_empty();
         if is_routed || !can_know_cost(pool, prices) {
-            let message =
-                "the pool has a budget of cost, and no model has a price: it could not be held";
-            let help = "write what the pool's models cost: [price.\"MODEL\"] with input and output, US dollars for a million tokens; or use a budget of tokens";
+            let message = "the pool has a cost budget, but no model has a price: marshal cannot enforce the budget";
+            let help = "add [price.\"MODEL\"] with input and output, in US dollars per million tokens, for the pool's models, or use a token budget";
             let place = item.section().and_then(|of| of.get("budget"));
             let place = place.unwrap_or(item);
             place.report(message, Some(help.to_owned()));
@@ -274,7 +272,7 @@ pub(super) fn check_costs_known(root: &Section<'_>, drafts: &[PoolDraft], prices
     }
 }
 
-/// A price as the file has it: US dollars for a million tokens.
+/// A price as the file has it: US dollars per million tokens.
 pub(super) fn dollars_per_million(nano: u64) -> f64 {
     (nano.saturating_mul(MILLION)) as f64 / NANOS_PER_DOLLAR as f64
 }

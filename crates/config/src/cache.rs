@@ -1,7 +1,7 @@
-//! `[cache]` and `cache` of a pool: which package managers' caches of this host agents see, and where
-//! those are.
+//! `[cache]` and `cache` of a pool: which package manager caches of this host agents see, and their
+//! directories.
 //!
-//! Must not know what is in a cache, nor where one is that the file does not say.
+//! Must not know the content of a cache, nor its default directory.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -16,20 +16,20 @@ use marshal_model::string_enum;
 string_enum!(
     /// A package manager whose cache can be shared.
     Cache {
-        /// Rust's: `registry` and `git` of its home.
+        /// Cargo: `registry` and `git` of its home.
         Cargo = "cargo",
-        /// That of Node: `_cacache` of its directory.
+        /// npm: `_cacache` of its directory.
         Npm = "npm",
-        /// That of Python: its whole directory.
+        /// The cache of Python packages: its whole directory.
         Pip = "pip",
     }
 );
 
-/// Where all of them are inside.
+/// The directory of all caches inside the sandbox.
 const SANDBOX_CACHE_DIR: &str = "/run/marshal/cache";
 
 impl Cache {
-    /// What of its directory is shared, by name; empty: all of it.
+    /// The shared entries of its directory; empty: the whole directory.
     #[must_use]
     pub const fn shared_subdirs(self) -> &'static [&'static str] {
         match self {
@@ -45,7 +45,7 @@ impl Cache {
         format!("{SANDBOX_CACHE_DIR}/{self}")
     }
 
-    /// The variable by which its programs find their directory.
+    /// The variable that tells its programs the directory.
     #[must_use]
     pub const fn variable(self) -> &'static str {
         match self {
@@ -62,7 +62,7 @@ const PATTERN: &str = "^(cargo|npm|pip)$";
 /// Directories of caches that the file names, absolute.
 pub type CacheDirs = BTreeMap<Cache, PathBuf>;
 
-/// Reads `[cache]`. `is_found`: the file was found, not named.
+/// Reads `[cache]`. `is_found`: the file was discovered, not named.
 pub(super) fn read_dirs(section: &Section<'_>, dir: &Path, is_found: bool) -> CacheDirs {
     let mut dirs = CacheDirs::new();
     for (name, cache) in [
@@ -77,9 +77,8 @@ pub(super) fn read_dirs(section: &Section<'_>, dir: &Path, is_found: bool) -> Ca
         if let Some(fault) = paths::path_error(&found.value) {
             section.diagnostics.report(&found.place, fault, None);
         } else if is_found {
-            // Its own directory may hold links to anywhere.
-            let message =
-                "a supervisor.toml that was found may not say which directories are caches";
+            // The directory of a discovered file may contain links to anywhere.
+            let message = "a discovered supervisor.toml may not set cache directories";
             let help = Some(TRUST_HELP.to_owned());
             section.diagnostics.report(&found.place, message, help);
         }
@@ -117,14 +116,14 @@ pub(super) fn read_pool_caches(
     }
     if is_found && !list.value.is_empty() {
         let message =
-            "a supervisor.toml that was found may not share caches of this host with its agents";
+            "a discovered supervisor.toml may not share caches of this host with its agents";
         let help = Some(TRUST_HELP.to_owned());
         section.diagnostics.report(&list.place, message, help);
     }
     caches
 }
 
-/// What a pool's caches need of its other keys.
+/// Checks a pool's caches against its other keys.
 pub(super) fn check_consistency(section: &Section<'_>, pool: &Pool) {
     let Some(item) = section.get("cache") else {
         return;
@@ -134,18 +133,18 @@ pub(super) fn check_consistency(section: &Section<'_>, pool: &Pool) {
     }
     if !pool.launcher.has_built_in_sandbox() {
         let message = format!(
-            "a cache needs a sandbox of this host: with launcher = \"{}\" nothing keeps what is written apart from it",
+            "a cache needs a sandbox on this host: with launcher = \"{}\" nothing keeps the agent's writes out of it",
             pool.launcher
         );
         section.diagnostics.report(&item.place, message, None);
     } else if pool.session == SessionScope::Slot && !pool.check.is_empty() {
-        let message = "cache and session = \"slot\" do not go with a check: it would work beside the agent on the same files";
+        let message = "cache with session = \"slot\" excludes a check: the check would run beside the agent on the same files";
         let help = Some("use session = \"task\"".to_owned());
         section.diagnostics.report(&item.place, message, help);
     }
 }
 
-/// What everybody's programs are built from is no place that an agent may write.
+/// Other agents' programs are built from a cache, so no agent may write it.
 pub(super) fn check_outside_workspaces(root: &Section<'_>, drafts: &[PoolDraft], dirs: &CacheDirs) {
     for draft in drafts {
         let pool = &draft.pool;
@@ -155,7 +154,7 @@ pub(super) fn check_outside_workspaces(root: &Section<'_>, drafts: &[PoolDraft],
         }
         if let Some(dir) = dirs.values().find(|dir| dir.starts_with(&workspace.path)) {
             let message = format!(
-                "the agent could write the cache {}, from which others take packages",
+                "the agent could write the cache {}, which other agents take packages from",
                 quote(&dir.to_string_lossy())
             );
             let help = Some("keep it outside of every workspace with mode \"rw\"".to_owned());
@@ -166,7 +165,7 @@ pub(super) fn check_outside_workspaces(root: &Section<'_>, drafts: &[PoolDraft],
 }
 
 impl Pool {
-    /// Variables by which programs inside find the caches.
+    /// The variables that tell programs inside where the caches are.
     pub fn cache_variables(&self) -> impl Iterator<Item = (&'static str, String)> {
         let caches = self.caches.keys();
         caches.map(|cache| (cache.variable(), cache.sandbox_dir()))

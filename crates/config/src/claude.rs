@@ -1,12 +1,12 @@
-//! What a pool's command may not hold where its agent is Claude Code: an option that the supervisor
-//! gives itself, because it keeps settings from answering in its place.
+//! Checks the command of a pool whose agent is Claude Code: it must not have `--settings`, which
+//! the supervisor passes itself so that no settings answer permission requests.
 //!
 //! Must not know messages.
 
 use super::table::{Diagnostics, Place};
 use super::types::{DialectName, Pool};
 
-/// Holds settings; of two the last one counts, which is the supervisor's.
+/// The option with settings. Claude Code uses the last one, which is the supervisor's.
 const SETTINGS: &str = "--settings";
 
 /// Refuses the option; `program` is the place of the command.
@@ -20,8 +20,8 @@ pub(super) fn check_consistency(ledger: &Diagnostics, pool: &Pool, program: Opti
         rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('='))
     };
     if words.into_iter().any(is_it) {
-        let message = "the supervisor gives --settings itself, to switch hooks of settings off that would answer permission requests";
-        let help = "hand the settings over as .claude/settings.json by home_files";
+        let message = "the supervisor passes --settings itself, to disable hooks that would answer permission requests";
+        let help = "pass the settings as .claude/settings.json with home_files";
         ledger.report(place, message, Some(help.to_owned()));
     }
 }

@@ -1,5 +1,4 @@
-//! What a pool wants of `codex app-server`: when it asks, its model, and how strict its own sandbox
-//! is.
+//! Settings of `codex app-server`: when it asks, its model, and its own sandbox.
 //!
 //! Must not know messages. The keys are the pool's: `mode` is the approval policy.
 
@@ -10,26 +9,26 @@ use super::types::{DialectName, Launcher, Pool};
 use marshal_model::string_enum;
 
 string_enum!(
-    /// When it asks, in its own words. It has one more, `never`, which is none of these: it would
-    /// run whatever its model says.
+    /// Codex' approval policies. Its policy `never` is missing on purpose: it would run whatever
+    /// its model says.
     ApprovalPolicy {
-        /// For whatever would run or be written.
+        /// It asks for every command and every write.
         Untrusted = "untrusted",
-        /// For what its model, or a rule of its own, says that it must ask for.
+        /// It asks where its model or one of its own rules requires it.
         OnRequest = "on-request",
     }
 );
 
-/// What a pool wants of Codex.
+/// Settings of Codex.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CodexSettings {
-    /// When it asks.
+    /// Codex' approval policy.
     pub approval_policy: ApprovalPolicy,
-    /// The model of every thread; `None`: the one that its own configuration names.
+    /// The model of every thread; `None` means the one in its own configuration.
     pub model: Option<String>,
-    /// There are walls around it, inside of which its own sandbox does not start.
+    /// Whether it runs in a sandbox of marshal, inside of which its own sandbox cannot start.
     pub has_sandbox: bool,
-    /// It hears before its next prompt why it was denied.
+    /// Whether it gets the reason of a denial with its next prompt.
     pub reports_denials: bool,
 }
 
@@ -45,7 +44,7 @@ impl Default for CodexSettings {
 }
 
 impl CodexSettings {
-    /// What a session of a pool wants, by what its keys set every session to.
+    /// The settings of a session, from the pool's keys.
     #[must_use]
     pub fn from_acp(wants: &AcpSettings, launcher: Launcher) -> Self {
         let mode = wants.mode.as_deref();
@@ -60,8 +59,8 @@ impl CodexSettings {
     }
 }
 
-/// What Codex takes: a mode that is a permission request policy that asks, tool servers that it can name and
-/// reach. The places are those of the mode and of the servers.
+/// Checks what Codex accepts: a mode that is an approval policy that asks, and tool servers that it
+/// can name and reach. The places are those of the mode and of the servers.
 pub(super) fn check_consistency(
     ledger: &Diagnostics,
     pool: &Pool,
@@ -87,7 +86,7 @@ pub(super) fn check_consistency(
     }
 }
 
-/// Whether Codex takes the tool servers.
+/// Checks whether Codex accepts the tool servers.
 fn check_mcp_servers(ledger: &Diagnostics, pool: &Pool, place: &Place) {
     for server in &pool.acp.mcp_servers {
         let name = quote(&server.name);
@@ -101,7 +100,7 @@ fn check_mcp_servers(ledger: &Diagnostics, pool: &Pool, place: &Place) {
             && *kind == ServerKind::Sse
         {
             let message = format!(
-                "an agent that speaks codex reaches no tool servers by sse, and {name} is one"
+                "an agent that speaks codex cannot use tool servers of type sse, and {name} is one"
             );
             let help = "set type = \"http\", or start it as a program";
             ledger.report(place, message, Some(help.to_owned()));

@@ -1,4 +1,4 @@
-//! A pool's command line: its program, its placeholders, and what fills them.
+//! A pool's command line: its program, its placeholders and their values.
 //!
 //! Must not know TOML or processes.
 
@@ -6,10 +6,10 @@ use std::path::Path;
 
 use super::types::Pool;
 
-/// The placeholders that a command may hold.
+/// The placeholders that a command may contain.
 pub(super) const PLACEHOLDERS: &[&str] = &["session", "workspace", "model", "mode"];
 
-/// What fills the placeholders of one child's command.
+/// The values of the placeholders for one child.
 #[derive(Debug, Clone, Copy)]
 pub struct PlaceholderValues<'a> {
     /// The session's id.
@@ -21,8 +21,8 @@ pub struct PlaceholderValues<'a> {
 }
 
 impl Pool {
-    /// The command with its placeholders filled. Every word stays one word: what fills a
-    /// placeholder is never split, and what it holds is never read as a placeholder.
+    /// The command with its placeholders filled. Every word stays one word: a value is never split,
+    /// and a placeholder inside a value is never expanded.
     #[must_use]
     pub fn argv(&self, fill: PlaceholderValues<'_>) -> Vec<String> {
         let found = self.program.iter().flat_map(|program| program.argv.iter());
@@ -32,8 +32,8 @@ impl Pool {
         found.cloned().chain(rest).collect()
     }
 
-    /// The command that loads an earlier session again: [`Pool::with_loader`] and the pool's
-    /// `read_resume_args`, in which `{session}` is the agent's own id of that session.
+    /// The command that loads an earlier session again: [`Pool::argv`] and the pool's
+    /// `resume_args`, in which `{session}` is the agent's own id of that session.
     #[must_use]
     pub fn resume_argv(&self, fill: PlaceholderValues<'_>, agent_session: &str) -> Vec<String> {
         let theirs = PlaceholderValues {
@@ -53,7 +53,7 @@ impl Pool {
         self.command.first().is_some_and(|word| word == OWN_PROGRAM)
     }
 
-    /// Whether its command says which model to take.
+    /// Whether its command has the placeholder `{model}`.
     #[must_use]
     pub fn names_model(&self) -> bool {
         let mut pieces = self
@@ -92,14 +92,14 @@ pub(super) fn is_script_agent(command: &[String]) -> bool {
 /// A part of one word of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Piece<'w> {
-    /// Text that stands for itself.
+    /// Literal text.
     Literal(&'w str),
     /// `{name}`: the name, and the whole with its braces.
     Placeholder(&'w str, &'w str),
 }
 
 /// Splits a word at what looks like a placeholder: `{name}`, lower-case letters and `_`. `${name}`
-/// is a shell's own and stands for itself.
+/// is a shell's own and stays literal.
 pub(super) fn split_placeholders(word: &str) -> Vec<Piece<'_>> {
     let mut pieces = Vec::new();
     let mut rest = word;
@@ -134,8 +134,8 @@ pub(super) fn is_path(program: &str) -> bool {
     program.contains('/')
 }
 
-/// Directories that every sandbox has and that hold something, whatever its profile binds: a
-/// program below them may exist inside.
+/// Directories that every sandbox has with content, whatever its profile binds: a program below
+/// them may exist inside.
 const SANDBOX_DIRS: &[&str] = &[
     "/usr",
     "/bin",

@@ -1,7 +1,7 @@
-//! `[container]`: the container engine, its image, and options that leave the walls as they are.
+//! `[container]`: the container engine, its image, and options that leave the sandbox unchanged.
 //!
-//! An image is named so that it cannot become another between two starts. Of the engine's options
-//! only those are taken that are known here: a list of what is forbidden would miss the next one.
+//! An image is pinned, so that it cannot change between two starts. Only known options of the
+//! engine are accepted: a deny list would miss the next dangerous option.
 //! Must not know pools or how a container is started.
 
 use super::error::quote;
@@ -11,7 +11,7 @@ use super::types::{Container, ContainerEngine};
 
 word!(ContainerEngine);
 
-/// Options that stand before the command: where the engine keeps things and how it works.
+/// Global options of the engine: its storage and how it works.
 const GLOBAL_OPTIONS: &[&str] = &[
     "--cgroup-manager",
     "--config",
@@ -49,7 +49,7 @@ const RUN_OPTIONS: &[&str] = &[
     "--ulimit",
 ];
 
-/// Options of which it is worth saying why they are not taken.
+/// Refused options with a specific reason.
 const FORBIDDEN_OPTIONS: &[&str] = &[
     "--add-host",
     "--cap-add",
@@ -100,7 +100,7 @@ const RUNTIME: &str = r"^[A-Za-z0-9/][A-Za-z0-9._/-]*$";
 /// What the schema says of an option.
 const OPTION: &str = r"^--[a-z-]+=[^\n]+$";
 
-/// Reads the table. `found`: the file was found, not named.
+/// Reads the table. `found`: the file was discovered, not named.
 pub(super) fn read(section: &Section<'_>, is_there: bool, found: bool) -> Container {
     let engine = section.keyword::<ContainerEngine>("engine", &[]);
     let runtime = section.get("runtime").and_then(|item| {
@@ -124,7 +124,7 @@ pub(super) fn read(section: &Section<'_>, is_there: bool, found: bool) -> Contai
     let (before, of_run) = read_extra_options(section);
     section.reject_unknown_keys(&["env", "volumes"], &[("network", "pool.NAME.network")]);
     if found && is_there {
-        let message = "a supervisor.toml that was found may not have the table container: it names programs that run without walls";
+        let message = "a discovered supervisor.toml may not have the table container: it names programs that run without a sandbox";
         let help = Some(TRUST_HELP.to_owned());
         section.diagnostics.report(&section.place, message, help);
     }
@@ -148,7 +148,7 @@ pub(super) fn read_image(section: &Section<'_>) -> Option<String> {
     Some(found.value)
 }
 
-/// What is wrong with the name of an image, and what helps.
+/// What is wrong with the name of an image, and the help.
 fn image_error(image: &str) -> Option<(String, String)> {
     let plain = |text: &str| {
         !text.is_empty()
@@ -165,7 +165,7 @@ fn image_error(image: &str) -> Option<(String, String)> {
                 .all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
     };
     if let Some(id) = image.strip_prefix("sha256:") {
-        let message = || format!("{} is no id of an image", quote(image));
+        let message = || format!("{} is not an image id", quote(image));
         return (!is_digest(id)).then(|| {
             (
                 message(),
@@ -174,7 +174,7 @@ fn image_error(image: &str) -> Option<(String, String)> {
         });
     }
     if let Some((name, digest)) = image.split_once("@sha256:") {
-        let message = || format!("{} is no image with its digest", quote(image));
+        let message = || format!("{} is not an image with a digest", quote(image));
         return (!plain(name) || !is_digest(digest)).then(|| {
             let help = "expected NAME@sha256: and 64 hexadecimal digits";
             (message(), help.to_owned())
@@ -184,12 +184,12 @@ fn image_error(image: &str) -> Option<(String, String)> {
         return None;
     }
     let message = format!(
-        "the image {} is not pinned: tomorrow its name may mean another one",
+        "the image {} is not pinned: its name can refer to another image later",
         quote(image)
     );
     let help = if plain(image) {
         format!(
-            "name it with its digest, NAME@sha256:…; podman image inspect --format '{{{{index .RepoDigests 0}}}}' {image} prints it; only images of localhost/ may go without, whose id is taken at the start"
+            "name it with its digest, NAME@sha256:…; podman image inspect --format '{{{{index .RepoDigests 0}}}}' {image} prints it; only localhost/ images need no digest: marshal reads their id at the start"
         )
     } else {
         "expected NAME@sha256:…, sha256:… or localhost/NAME".to_owned()
@@ -197,7 +197,7 @@ fn image_error(image: &str) -> Option<(String, String)> {
     Some((message, help))
 }
 
-/// The options that stand before the command, and those of `run`.
+/// The global options, and those of `run`.
 fn read_extra_options(section: &Section<'_>) -> (Vec<String>, Vec<String>) {
     let (mut before, mut of_run) = (Vec::new(), Vec::new());
     let found = section.texts_like("extra", OPTION);
@@ -211,22 +211,22 @@ fn read_extra_options(section: &Section<'_>) -> (Vec<String>, Vec<String>) {
     (before, of_run)
 }
 
-/// Whether an option stands before the command; `None` for one that is refused.
+/// Whether an option is a global one; `None` for a refused option.
 fn classify_option(ledger: &Diagnostics, option: &str, place: &Place) -> Option<bool> {
     let (name, value) = option
         .split_once('=')
         .map_or((option, None), |(name, value)| (name, Some(value)));
     let message = if FORBIDDEN_OPTIONS.contains(&name) {
-        format!("{name} would change the walls, which are marshal's to make")
+        format!("{name} would change the sandbox, which marshal builds")
     } else if !GLOBAL_OPTIONS.contains(&name) && !RUN_OPTIONS.contains(&name) {
         let known: Vec<&str> = GLOBAL_OPTIONS.iter().chain(RUN_OPTIONS).copied().collect();
         format!(
-            "{} is none of the options that are known to leave the walls as they are: {}",
+            "{} is not one of the options that are known to leave the sandbox unchanged: {}",
             quote(option),
             one_of(&known)
         )
     } else if value.is_none_or(str::is_empty) {
-        format!("{name} needs its value behind a \"=\"")
+        format!("{name} needs its value after a \"=\"")
     } else if option.contains(char::is_control) {
         format!("{name} has a control character in its value")
     } else {

@@ -1,4 +1,4 @@
-//! `[delegate.NAME]`: deciders of the site's own, which may only be stricter than the policy.
+//! `[delegate.NAME]`: external deciders of a site, which can only be stricter than the policy.
 //!
 //! Must not know pools, HTTP or processes.
 
@@ -18,30 +18,31 @@ use super::types::Secret;
 use marshal_model::ToolClass;
 use marshal_model::limits;
 
-/// A decider.
+/// A delegate.
 #[derive(Debug, Clone)]
 pub struct Delegate {
-    /// Its name.
+    /// The delegate's name.
     pub name: String,
-    /// How it is asked.
+    /// The program or URL that is consulted.
     pub target: DelegateTarget,
-    /// How long it may take, the wait for its turn included; then the request is denied.
+    /// How long a decision may take, including the wait in its queue; after that the request is
+    /// denied.
     pub timeout: Duration,
-    /// What goes with a request to a URL, as `Authorization: Bearer …`.
+    /// The token of requests to a URL, sent as `Authorization: Bearer …`.
     pub token: Option<Secret>,
-    /// Requests of one pool that are under way to it at the same time.
+    /// The limit of concurrent requests of one pool.
     pub at_once: u16,
-    /// What it is asked about; nothing: everything.
+    /// The kinds of tools that it is consulted about; empty: all kinds.
     pub tools: Vec<ToolClass>,
 }
 
-/// How a decider is asked.
+/// How a delegate is consulted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DelegateTarget {
     /// A program of this host: absolute, with its arguments. The request is its stdin, the answer
     /// its stdout.
     Command(Vec<String>),
-    /// By POST.
+    /// A URL, by POST.
     Url(Upstream),
 }
 
@@ -54,7 +55,7 @@ impl fmt::Display for DelegateTarget {
     }
 }
 
-/// A time that a program can begin and end in, up to what an agent waits.
+/// Bounds of the timeout: long enough to start a program, and no longer than an agent waits.
 const TIMES: RangeInclusive<Duration> = Duration::from_millis(10)..=limits::DELEGATE_TIMEOUT_MAX;
 
 /// What the schema says of the URL.
@@ -63,7 +64,7 @@ const URL_PATTERN: &str = r"^(https://|http://(localhost|127\.[0-9.]+|\[::1\])(:
 /// What the schema says of a kind of tool.
 const TOOL_PATTERN: &str = "^(shell|read|write|edit|delete|move|fetch|mcp|unknown)$";
 
-/// Reads the table `delegate`. `found`: the file was found, not named, so it may have none.
+/// Reads the table `delegate`. `found`: the file was discovered, not named, so it may have none.
 pub(super) fn read_all(
     section: &Section<'_>,
     found: bool,
@@ -78,7 +79,7 @@ pub(super) fn read_all(
             continue;
         }
         if found {
-            let message = "a supervisor.toml that was found may not have delegates";
+            let message = "a discovered supervisor.toml may not have delegates";
             section
                 .diagnostics
                 .report(&item.place, message, Some(TRUST_HELP.to_owned()));
@@ -147,7 +148,7 @@ fn read_target(section: &Section<'_>) -> Option<DelegateTarget> {
             "the program must be an absolute path, found {}",
             quote(program.unwrap_or_default())
         );
-        let help = "it has no environment, and so no PATH to be looked up in";
+        let help = "a delegate runs without an environment, so there is no PATH to search";
         section
             .diagnostics
             .report(&words.place, message, Some(help.to_owned()));
@@ -160,12 +161,13 @@ fn read_target(section: &Section<'_>) -> Option<DelegateTarget> {
 fn read_token(section: &Section<'_>, how: Option<&DelegateTarget>, dir: &Path) -> Option<Secret> {
     let value = section.get("token")?.text_like(SECRET_PATTERN)?;
     if let Some(DelegateTarget::Command(_)) = how {
-        let message = "a token goes with a url: a command gets none";
+        let message = "a token is for a delegate with a url: a command gets none";
         section.diagnostics.report(&value.place, message, None);
         return None;
     }
     let Some(source) = environment::require_secret_source(section, &value, dir) else {
-        let message = "expected \"env:NAME\" or \"file:PATH\": a token never stands in the file";
+        let message =
+            "expected \"env:NAME\" or \"file:PATH\": the file never contains the token itself";
         section.diagnostics.report(&value.place, message, None);
         return None;
     };
@@ -203,7 +205,7 @@ pub(super) fn read_pool_delegate(
 }
 
 impl Delegate {
-    /// Whether it is asked about requests of one of these kinds.
+    /// Whether it is consulted about requests of one of these kinds.
     #[must_use]
     pub fn covers(&self, classes: &[ToolClass]) -> bool {
         self.tools.is_empty() || classes.iter().any(|class| self.tools.contains(class))

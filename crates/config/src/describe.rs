@@ -1,5 +1,4 @@
-//! A checked configuration in a few lines for people: what runs, behind which walls, and where
-//! those are weak.
+//! A summary of a checked configuration: what runs, in which sandbox, and the gaps of that sandbox.
 //!
 //! Must not know terminals. Everything here is safe to show.
 
@@ -11,11 +10,11 @@ use super::units::{show_duration, show_size};
 use marshal_model::limits::EGRESS_PORT;
 use marshal_model::untrusted;
 
-/// How wide a text of the file may be in a line.
+/// The most columns of a text of the file in a line.
 const WIDTH: usize = 100;
 
 impl Config {
-    /// The configuration as lines: file, fleet, then each pool with its walls and weaknesses.
+    /// The configuration as lines: file, fleet, then each pool with its sandbox and its gaps.
     #[must_use]
     pub fn describe(&self) -> Vec<String> {
         let supervisor = &self.supervisor;
@@ -52,7 +51,7 @@ impl Config {
 }
 
 impl Pool {
-    /// How many slots it has; where it can be resized to more, how many.
+    /// The number of slots, and the limit if it can be resized to more.
     fn describe_slots(&self) -> String {
         let slots = plural(usize::from(self.size), "slot");
         if self.max_size == self.size {
@@ -62,30 +61,29 @@ impl Pool {
         }
     }
 
-    /// Where this pool's walls are weak, one phrase each; empty: nowhere that the configuration
-    /// knows of.
+    /// The gaps of this pool's sandbox, one phrase each; empty if the configuration shows none.
     #[must_use]
     pub fn sandbox_gaps(&self) -> Vec<String> {
-        let mut weak = Vec::new();
+        let mut gaps = Vec::new();
         if self.launcher == Launcher::None {
-            weak.push("launcher none: no sandbox".to_owned());
+            gaps.push("launcher none: no sandbox".to_owned());
         }
-        weak.extend(self.launcher_gap());
+        gaps.extend(self.launcher_gap());
         if let Some(ssh) = &self.ssh {
-            weak.push("launcher ssh: unsandboxed here".to_owned());
+            gaps.push("launcher ssh: unsandboxed here".to_owned());
             if ssh.sandbox.is_none() {
-                weak.push(format!(
-                    "a plain process at {}: nothing ends there what does not end by itself",
+                gaps.push(format!(
+                    "a plain process at {}: when the connection ends, nothing ends a process that ignores it",
                     ssh.display_name()
                 ));
             }
-            weak.push("the policy does not see links of the far end".to_owned());
+            gaps.push("the policy does not see symbolic links on the remote host".to_owned());
         }
         match self.network {
             Network::None => {}
             Network::Host if self.launcher == Launcher::Ssh => {}
             Network::Host => {
-                weak.push("network host: reaches whatever this host reaches".to_owned());
+                gaps.push("network host: reaches whatever this host reaches".to_owned());
             }
             Network::Proxy => {
                 let model = if self.routes.is_empty() {
@@ -93,40 +91,40 @@ impl Pool {
                 } else {
                     ", and to a model,"
                 };
-                weak.push(format!(
-                    "network proxy: what the agent sends to hosts of its allow-list{model} leaves this host"
+                gaps.push(format!(
+                    "network proxy: what the agent sends to hosts on its allow-list{model} leaves this host"
                 ));
             }
             Network::Routes => {
-                weak.push(
+                gaps.push(
                     "network routes: what the agent sends to a model leaves this host".to_owned(),
                 );
             }
         }
         match self.permission_requests {
             PermissionCoverage::All => {}
-            PermissionCoverage::Some => weak.push("the agent does not ask for every tool call".to_owned()),
-            PermissionCoverage::Never if !self.dialect.can_request_permission() => weak.push(format!(
-                "{} has no words to ask for permission: only the walls hold the agent, the policy judges what it did",
+            PermissionCoverage::Some => gaps.push("the agent does not ask for every tool call".to_owned()),
+            PermissionCoverage::Never if !self.dialect.can_request_permission() => gaps.push(format!(
+                "{} has no permission requests: only the sandbox confines the agent, and the policy is evaluated afterwards",
                 self.dialect
             )),
-            PermissionCoverage::Never => weak.push("the agent never asks".to_owned()),
+            PermissionCoverage::Never => gaps.push("the agent never asks".to_owned()),
         }
         if self.guard == Guard::Sandbox {
-            weak.push("guard sandbox: the policy answers what the agent asks, but only the walls are counted on".to_owned());
+            gaps.push("guard sandbox: the policy answers permission requests, but only the sandbox is relied on".to_owned());
         }
         if self.guard_off {
-            weak.push("guard off: the policy lacks the built-in guard".to_owned());
+            gaps.push("guard off: the policy lacks the built-in guard".to_owned());
         }
-        weak
+        gaps
     }
 
-    /// What walls of another program's making lack beside our own.
+    /// What the sandbox of another program lacks compared with marshal's own.
     fn launcher_gap(&self) -> Option<String> {
         let lacks = match self.launcher {
-            Launcher::Bwrap => "its /proc shows what this host tells everybody",
+            Launcher::Bwrap => "its /proc shows this host's public information",
             Launcher::Container => {
-                "its /proc shows what this host tells everybody, and the engine runs without walls"
+                "its /proc shows this host's public information, and the engine runs without a sandbox"
             }
             Launcher::Unshare | Launcher::Pty | Launcher::None | Launcher::Ssh => return None,
         };
@@ -135,7 +133,7 @@ impl Pool {
 
     fn describe(&self, config: &Config) -> Vec<String> {
         let command = untrusted::escape_for_display(&self.command.join(" "), WIDTH);
-        let walls = match (self.launcher, config.sandboxes.get(&self.sandbox)) {
+        let sandbox = match (self.launcher, config.sandboxes.get(&self.sandbox)) {
             (launcher, Some(profile)) if launcher.has_sandbox() => format!(
                 "{launcher}{}, sandbox {}, network {}, home {}, /tmp {}",
                 self.container_image(&config.container)
@@ -157,7 +155,7 @@ impl Pool {
         let routes = self.routes.iter().filter_map(|port| {
             let route = config.routes.get(&port.name)?;
             Some(format!(
-                "{} leads to {}",
+                "{} forwards to {}",
                 route.base_url(),
                 untrusted::escape_for_display(&route.upstream.to_string(), WIDTH)
             ))
@@ -183,9 +181,9 @@ impl Pool {
             (Launcher::Ssh, Guard::PolicyAndSandbox) => "policy (there is no sandbox here)",
             (_, guard) => guard.word(),
         };
-        let weak = match &self.sandbox_gaps()[..] {
+        let gaps = match &self.sandbox_gaps()[..] {
             [] => "none known".to_owned(),
-            weak => weak.join("; "),
+            gaps => gaps.join("; "),
         };
         let mut lines = vec![
             format!("pool {:<5} {}: {command}", self.name, self.describe_slots()),
@@ -199,11 +197,11 @@ impl Pool {
                     PermissionCoverage::Never => "nothing",
                 }
             ),
-            format!("  walls    {walls}"),
+            format!("  sandbox  {sandbox}"),
             format!("  policy   {}, guard {guard}", self.policy),
             match &self.ssh {
                 Some(ssh) => format!(
-                    "  work in  {} at the far end",
+                    "  work in  {} on the remote host",
                     untrusted::escape_for_display(&ssh.workspace, WIDTH)
                 ),
                 None => format!(
@@ -219,25 +217,25 @@ impl Pool {
                 show_duration(restart.window),
                 plural(self.attempts as usize, "attempt")
             ),
-            format!("  weak     {weak}"),
+            format!("  weak     {gaps}"),
         ];
-        // After the walls.
+        // After the sandbox line.
         lines.splice(3..3, routes);
         lines
     }
 }
 
-/// What stands around an agent at a far end.
+/// The sandbox of an agent on a remote host.
 fn describe_remote(ssh: &Ssh) -> String {
     let there = match &ssh.sandbox {
-        Some(walls) => format!(
+        Some(sandbox) => format!(
             "{} sandbox exec, mode {}, network {}",
-            walls.marshal, walls.mode, walls.network
+            sandbox.marshal, sandbox.mode, sandbox.network
         ),
         None => "none".to_owned(),
     };
     format!(
-        "launcher ssh: none here; at {}: {there}",
+        "launcher ssh: no sandbox here; at {}: {there}",
         ssh.display_name()
     )
 }
@@ -247,14 +245,14 @@ fn plural(number: usize, word: &str) -> String {
     format!("{number} {word}{s}")
 }
 
-/// What a reader should know before the configuration is used.
+/// Notes for the operator before the configuration is used.
 pub(super) fn collect_notes(config: &Config) -> Vec<String> {
     let mut notes = Vec::new();
     for pool in &config.pools {
         let name = &pool.name;
         for (variable, _) in pool.env.set.iter().filter(|(_, value)| *value == REDACTED) {
             notes.push(format!(
-                "pool {name}: env.set.{variable} is the words {REDACTED}, which stand for a secret that was not shown"
+                "pool {name}: env.set.{variable} is {REDACTED}, the placeholder for a secret that was not shown"
             ));
         }
         if pool.launcher == Launcher::None {
@@ -265,11 +263,11 @@ pub(super) fn collect_notes(config: &Config) -> Vec<String> {
         if let Some(ssh) = &pool.ssh {
             notes.push(match ssh.sandbox {
                 Some(_) => format!(
-                    "pool {name}: unsandboxed here: it runs at {} behind the walls of marshal there, which ends everything when its connection does",
+                    "pool {name}: unsandboxed here: it runs at {} in the sandbox of marshal there, which ends every process when the connection ends",
                     ssh.display_name()
                 ),
                 None => format!(
-                    "pool {name}: unsandboxed here: it runs at {} as a plain process; when the connection is cut, an agent that ignores the end of its input goes on there",
+                    "pool {name}: unsandboxed here: it runs at {} as a plain process; when the connection is cut, an agent that ignores the end of its input keeps running there",
                     ssh.display_name()
                 ),
             });
@@ -287,20 +285,20 @@ pub(super) fn collect_notes(config: &Config) -> Vec<String> {
             let hidden = route.secret.as_ref();
             if hidden.is_some_and(|secret| secret.source == SecretSource::Redacted) {
                 notes.push(format!(
-                    "pool {name}: route.{}.secret is the words {REDACTED}, which stand for a secret that was not shown",
+                    "pool {name}: route.{}.secret is {REDACTED}, the placeholder for a secret that was not shown",
                     route.name
                 ));
             }
             if route.server_tools {
                 notes.push(format!(
-                    "pool {name}: by the route {} the agent may use tools that the provider runs: what they reach, it reaches",
+                    "pool {name}: through the route {} the agent may use tools that the provider runs: it reaches whatever they reach",
                     route.name
                 ));
             }
         }
         if pool.permission_requests != PermissionCoverage::All {
             notes.push(format!(
-                "pool {name}: what the agent does without asking is judged afterwards, not before"
+                "pool {name}: the policy evaluates actions that the agent does not ask for only after they happen"
             ));
         }
         if pool.attempts > 1 && pool.restart.on_crash == OnCrash::Report && pool.check.is_empty() {

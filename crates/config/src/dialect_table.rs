@@ -1,7 +1,8 @@
-//! The table of a custom dialect: what an agent's messages mean and what it is told, as data.
+//! The table of a custom dialect: the meaning of an agent's messages and the messages sent to it,
+//! as data.
 //!
-//! Owns what such a file may say, its bounds and its faults with their places, by the same reader as
-//! the configuration. Pure. Must not know in which order messages come, or what becomes of an event:
+//! Owns the keys of such a file, its bounds and its faults with their places, with the same reader
+//! as the configuration. Pure. Must not know the order of messages, or how an event is handled:
 //! that is `dialect/custom/`.
 
 mod path;
@@ -32,18 +33,17 @@ pub const TABLE_BYTES: usize = 64 << 10;
 const RULES: usize = 128;
 
 string_enum!(
-    /// What becomes of messages of a type that the table does not have.
+    /// How messages of an unknown type are handled.
     UnlistedTypes {
-        /// They are kept as events.
+        /// They are recorded as events.
         Record = "tell",
-        /// They are passed over.
+        /// They are ignored.
         Ignore = "ignore",
     }
 );
 
 string_enum!(
-    /// What becomes of a permission request that nobody is asked about any more, because its turn is
-    /// being cancelled.
+    /// How a pending permission request is answered when its turn is cancelled.
     UnansweredPolicy {
         /// It is denied.
         Deny = "deny",
@@ -59,71 +59,71 @@ super::table::word!(UnlistedTypes, UnansweredPolicy);
 pub struct CustomDialect {
     /// The file of its table, absolute.
     pub file: PathBuf,
-    /// The table, once whoever looks for files has read it.
+    /// The table; `None` until the command line has read its file.
     pub table: Option<Arc<DialectTable>>,
 }
 
-/// What the agent is answered when it asks for permission.
+/// The answers to permission requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PermissionReplies {
-    /// That it may.
+    /// The answer that allows.
     pub allow: Template,
-    /// That it may not.
+    /// The answer that denies.
     pub deny: Template,
-    /// What becomes of requests of a turn that is cancelled.
+    /// How requests of a cancelled turn are answered.
     pub unanswered: UnansweredPolicy,
 }
 
-/// A version that is spoken.
+/// An accepted protocol version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AcceptedVersion {
     /// This integer.
     Integer(i64),
     /// This text.
     Text(String),
-    /// A text that begins so.
+    /// A text with this prefix.
     Prefix(String),
 }
 
 /// The whole table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DialectTable {
-    /// What the protocol is called.
+    /// The protocol's name.
     pub name: String,
     /// The SHA-256 of the file, in hexadecimal.
     pub digest: String,
-    /// Where a message has its type.
+    /// The path of a message's type.
     pub type_path: DataPath,
-    /// Where a message names its turn.
+    /// The path of a message's turn.
     pub turn_path: Option<DataPath>,
-    /// Types of which nothing is wanted.
+    /// Types of messages that are ignored.
     pub ignored_types: Vec<String>,
-    /// What becomes of all others.
+    /// How all other types are handled.
     pub unlisted_types: UnlistedTypes,
-    /// The versions that are spoken; empty: no version is looked at.
+    /// The accepted versions; empty: no version is checked.
     pub accepted_versions: Vec<AcceptedVersion>,
-    /// Whether a message that is no greeting may come before it.
+    /// Whether other messages may come before the ready message.
     pub allows_early: bool,
-    /// What is said first.
+    /// The first messages to the agent.
     pub open: Vec<Template>,
-    /// What is said first to an agent that is to go on with a session; empty: it has no message for
-    /// that.
+    /// The first messages to an agent that continues a session; empty if the protocol has none for
+    /// it.
     pub resume: Vec<Template>,
-    /// A prompt.
+    /// The message that carries a prompt.
     pub prompt: Template,
-    /// One file that belongs to a prompt.
+    /// The form of one file attached to a prompt.
     pub attachment: Option<Template>,
-    /// The end of a turn from our side; `None`: there is no message for that.
+    /// The message that cancels a turn; `None` if there is none.
     pub cancel: Option<Template>,
-    /// A slash command.
+    /// The message of a slash command; `None` if there is none.
     pub slash: Option<Template>,
-    /// A goodbye.
+    /// The messages of a graceful stop.
     pub goodbye: Option<Template>,
-    /// Whether its stdin is closed at a goodbye.
+    /// Whether its stdin is closed at a graceful stop.
     pub close_input: bool,
     /// The answers to its permission requests.
     pub permission: Option<PermissionReplies>,
-    /// What its messages mean.
+    /// The rules for the agent's messages.
     pub rules: Vec<Rule>,
 }
 
@@ -148,7 +148,7 @@ impl DialectTable {
         let root = Section::root(&ledger, tree.get_ref());
         if bytes.len() > TABLE_BYTES {
             let message = format!(
-                "the file has {} bytes, a table can have {TABLE_BYTES}",
+                "the file has {} bytes, a table can have at most {TABLE_BYTES}",
                 bytes.len()
             );
             ledger.report(&root.place, message, None);
@@ -178,14 +178,14 @@ impl DialectTable {
         self.has_rule_for(RuleEvent::Ready)
     }
 
-    /// Whether a rule brings this about.
+    /// Whether a rule produces this event.
     #[must_use]
     pub fn has_rule_for(&self, event: RuleEvent) -> bool {
         self.rules.iter().any(|rule| rule.event == event)
     }
 }
 
-/// What a table may say, for its schema.
+/// The keys of a table, for its schema.
 pub(super) fn key_types() -> KeyTypes {
     KeyTypes::collect_from(|root| drop(read::read_table(root)))
 }

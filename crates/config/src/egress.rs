@@ -1,7 +1,7 @@
-//! `[egress]` and `[pool.NAME.egress]`: which hosts a sandbox with `network = "proxy"` reaches, and
-//! how much it may carry there.
+//! `[egress]` and `[pool.NAME.egress]`: the hosts that a sandbox with `network = "proxy"` reaches,
+//! and the limits of its connections.
 //!
-//! Must not know sockets, names' servers or TLS.
+//! Must not know sockets, DNS or TLS.
 
 use std::fmt;
 use std::time::Duration;
@@ -14,30 +14,30 @@ use marshal_model::limits;
 /// The rules of an egress proxy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Egress {
-    /// What is reached; empty: nothing.
+    /// The allowed hosts; if empty, none is reached.
     pub allow: Vec<AllowedHost>,
-    /// Connections of one slot at the same time.
+    /// The limit of concurrent connections of one slot.
     pub connections: u16,
-    /// Connections of one slot that are opened in a minute.
+    /// The limit of new connections of one slot per minute.
     pub per_minute: u32,
-    /// Bytes that one connection may send out.
+    /// The limit of bytes that one connection sends.
     pub sent_max: u64,
-    /// Bytes that one connection may bring in.
+    /// The limit of bytes that one connection receives.
     pub received_max: u64,
-    /// How long what may take.
+    /// The timeouts of a connection.
     pub timeouts: EgressTimeouts,
 }
 
-/// How long the steps of a connection may take.
+/// The timeouts of a connection's steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EgressTimeouts {
-    /// Until a CONNECT has come whole, and from its answer until the first message of TLS has.
+    /// Until a CONNECT is read completely, and from its response until the first TLS message is.
     pub request: Duration,
-    /// Until the host's name is looked up and the connection to it stands.
+    /// Until the host's name is resolved and the connection is established.
     pub connect: Duration,
-    /// Without a byte in either direction.
+    /// The longest time without a byte in either direction.
     pub idle: Duration,
-    /// From the first byte that passes to the end.
+    /// From the first transferred byte to the end.
     pub total: Duration,
 }
 
@@ -74,48 +74,48 @@ pub struct AllowedHost {
     port: u16,
 }
 
-/// The port of a line that names none.
+/// The default port of a line.
 const PORT: u16 = 443;
 
 /// What the schema says of a line.
 const ALLOW_PATTERN: &str = r"^(\*\.)?([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z]([a-z0-9-]{0,61}[a-z0-9])?(:[1-9][0-9]{0,4})?$";
 
-/// Why a text is no host that could be on a list.
+/// Why a text is not a host for an allow-list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HostNameError {
-    /// Nothing.
+    /// It is empty.
     Empty,
     /// More than 253 bytes, or a part of more than 63.
     TooLong,
-    /// An address, in any of the forms that some program takes for one.
+    /// An address, in any notation that some program accepts.
     Address,
     /// A dot at its end.
     TrailingDot,
-    /// A part that is no part of a host's name.
+    /// A part that is not valid in a host name.
     InvalidLabel,
     /// A name of one part.
     SingleLabel,
 }
 
 impl HostNameError {
-    /// A sentence without any text of the host.
+    /// The message; it contains no text of the host.
     #[must_use]
     pub const fn message(self) -> &'static str {
         match self {
             Self::Empty => "the host is empty",
             Self::TooLong => "the host is longer than a name can be",
-            Self::Address => "the host is an address or a number: only names are taken",
+            Self::Address => "the host is an address or a number: only names are allowed",
             Self::TrailingDot => "the host ends with a dot",
             Self::InvalidLabel => {
-                "the host is no plain name: parts of letters, digits and \"-\", with a dot between them"
+                "the host is not a plain name: use letters, digits and \"-\" in parts separated by dots"
             }
             Self::SingleLabel => "the host is a name of one part: expected a full name",
         }
     }
 }
 
-/// Whether a text, in lower case, is the full name of a host: at least two parts, none of them odd,
-/// the last one with a letter first, so that nothing takes it for an address in any notation.
+/// Checks that a lower-case text is a full host name: at least two valid parts, the last one
+/// starting with a letter, so that no program reads it as an address in any notation.
 ///
 /// # Errors
 /// What it is instead.
@@ -163,7 +163,10 @@ impl AllowedHost {
                 let is_plain = port.bytes().all(|byte| byte.is_ascii_digit());
                 let port = port.parse::<u16>().ok().filter(|port| *port > 0);
                 let port = port.filter(|_| is_plain && !text.contains(":0"));
-                (host, port.ok_or("the port is no number from 1 to 65535")?)
+                (
+                    host,
+                    port.ok_or("the port is not a number from 1 to 65535")?,
+                )
             }
         };
         let (is_suffix, host) = match host.strip_prefix("*.") {
@@ -174,13 +177,13 @@ impl AllowedHost {
             return Err(HostNameError::Address.message());
         }
         if host.contains('*') {
-            return Err("a \"*\" stands only at the begin, with a dot behind it");
+            return Err("a \"*\" is allowed only at the start, followed by a dot");
         }
         if host.starts_with('.') {
-            return Err("hosts below another one are written \"*.example.com\"");
+            return Err("write the hosts below a domain as \"*.example.com\"");
         }
         if host.bytes().any(|byte| byte.is_ascii_uppercase()) {
-            return Err("a host is written in lower case");
+            return Err("write the host in lower case");
         }
         check_host_name(host).map_err(HostNameError::message)?;
         Ok(Self {
@@ -210,7 +213,7 @@ impl fmt::Display for AllowedHost {
     }
 }
 
-/// Reads the keys of a table; what it does not say is as in `base`.
+/// Reads the keys of a table; `base` has the defaults.
 pub(super) fn read(section: &Section<'_>, base: &Egress) -> Egress {
     let mut egress = base.clone();
     if let Some(list) = section.texts_like("allow", ALLOW_PATTERN) {
@@ -264,7 +267,7 @@ pub(super) fn read(section: &Section<'_>, base: &Egress) -> Egress {
 }
 
 impl Network {
-    /// Whether the supervisor serves ports inside.
+    /// Whether the supervisor listens on ports inside the sandbox.
     #[must_use]
     pub const fn serves_ports(self) -> bool {
         matches!(self, Self::Routes | Self::Proxy)
@@ -272,8 +275,8 @@ impl Network {
 }
 
 impl Pool {
-    /// Ports inside that the supervisor serves: those of the routes in their order, then the
-    /// proxy's.
+    /// The ports inside the sandbox that the supervisor listens on: those of the routes in their
+    /// order, then the proxy's.
     #[must_use]
     pub fn sandbox_ports(&self) -> Vec<u16> {
         let routes = self.routes.iter().map(|route| route.port);
@@ -281,7 +284,7 @@ impl Pool {
         routes.chain(proxy).collect()
     }
 
-    /// Variables by which programs inside find the proxy; none without it.
+    /// The variables that tell programs inside where the proxy is; empty without a proxy.
     #[must_use]
     pub fn proxy_variables(&self) -> Vec<(&'static str, String)> {
         if self.network != Network::Proxy {

@@ -1,4 +1,4 @@
-//! Which tools of the supervisor's own the agents of a pool get.
+//! `engine_tools` of a pool: the supervisor's own tools that its agents get.
 //!
 //! Must not know what the tools do.
 
@@ -14,7 +14,7 @@ word!(EngineTool);
 /// The word for all of them.
 const ALL: &str = "all";
 
-/// Reads the key, and says where it stands.
+/// Reads the key, and returns its place.
 pub(super) fn read(pool: &Section<'_>) -> (Vec<EngineTool>, Option<Place>) {
     let Some(item) = pool.get("engine_tools") else {
         return (Vec::new(), None);
@@ -40,14 +40,14 @@ pub(super) fn read(pool: &Section<'_>) -> (Vec<EngineTool>, Option<Place>) {
             continue;
         };
         if tools.contains(&found.value) {
-            item.report(format!("{} is there twice", found.value), None);
+            item.report(format!("{} is listed twice", found.value), None);
         }
         tools.push(found.value);
     }
     (tools, place)
 }
 
-/// What the key must agree on with the rest of the pool.
+/// Checks the key against the rest of the pool.
 pub(super) fn check_consistency(ledger: &Diagnostics, pool: &Pool, place: Option<&Place>) {
     let (Some(place), false) = (place, pool.engine_tools.is_empty()) else {
         return;
@@ -61,7 +61,7 @@ pub(super) fn check_consistency(ledger: &Diagnostics, pool: &Pool, place: Option
     }
     if !pool.launcher.has_sandbox() {
         let message = format!(
-            "engine_tools needs a sandbox of this host: with launcher = \"{}\" no socket is the agent's alone",
+            "engine_tools needs a sandbox on this host: with launcher = \"{}\" other processes could reach the agent's socket",
             pool.launcher
         );
         ledger.report(place, message, None);
@@ -71,16 +71,16 @@ pub(super) fn check_consistency(ledger: &Diagnostics, pool: &Pool, place: Option
     if let Some(tool) = writes
         && pool.workspace.mode == WorkspaceMode::Ro
     {
-        let message = format!("{tool} needs a workspace that can be written");
+        let message = format!("{tool} needs a writable workspace");
         let help = "leave it out of engine_tools, or use mode \"copy\"";
         ledger.report(place, message, Some(help.to_owned()));
     }
     let is_taken = |name: &str| name == ENGINE_SERVER;
     if pool.acp.mcp_servers.iter().any(|of| is_taken(&of.name)) {
         let message = format!(
-            "the server of engine_tools is called {ENGINE_SERVER:?}, and one of mcp_servers is, too"
+            "the server of engine_tools is named {ENGINE_SERVER:?}, and one of mcp_servers has the same name"
         );
-        let help = "give the other one another name".to_owned();
+        let help = "rename the one in mcp_servers".to_owned();
         ledger.report(place, message, Some(help));
     }
 }

@@ -1,4 +1,4 @@
-//! `env = { pass, set, path_add }`: what a child's environment holds.
+//! `env = { pass, set, path_add }`: a child's environment.
 //!
 //! Must not know the supervisor's own environment.
 
@@ -9,7 +9,8 @@ use super::paths;
 use super::table::{Located, Place, Section};
 use super::types::{Env, Secret, SecretSource};
 
-/// Names that the supervisor gives every child itself, with what to do instead.
+/// Variables that the supervisor sets for every child itself, each with the reason or the
+/// alternative.
 const SUPERVISOR_VARIABLES: &[(&str, &str)] = &[
     ("TERM", "TERM is never passed: no child has a terminal"),
     (
@@ -20,7 +21,7 @@ const SUPERVISOR_VARIABLES: &[(&str, &str)] = &[
     ("USER", "USER is set for the child"),
     ("LOGNAME", "LOGNAME is set for the child"),
     ("PWD", "PWD is the workspace"),
-    ("OLDPWD", "OLDPWD says nothing to a new child"),
+    ("OLDPWD", "OLDPWD has no meaning for a new child"),
     ("TMPDIR", "TMPDIR is the child's own /tmp"),
 ];
 
@@ -32,10 +33,10 @@ const RESERVED_PREFIXES: &[&str] = &[
     "GIT_CONFIG_VALUE_",
 ];
 
-/// What stands for the child's home at the beginning of a directory of `path_add`.
+/// The placeholder for the child's home at the start of a directory of `path_add`.
 pub const HOME_PLACEHOLDER: &str = "$HOME";
 
-/// Parts of names that usually hold a secret.
+/// Parts of names of variables that usually contain a secret.
 const SECRET_NAME_PARTS: &[&str] = &[
     "KEY",
     "TOKEN",
@@ -53,7 +54,7 @@ pub(super) const NAME_PATTERN: &str = "^[A-Za-z_][A-Za-z0-9_]{0,127}$";
 /// What the schema says of a directory of `path_add`.
 const DIRECTORY_PATTERN: &str = r"^(\$HOME)?/(?!(.*/)?\.\.(/|$))[^:]*$";
 
-/// Reads the table. `found`: the file was found, not named, so it may not reach for secrets.
+/// Reads the table. `found`: the file was discovered, not named, so it may not use secrets.
 pub(super) fn read(section: &Section<'_>, found: bool, dir: &Path) -> Env {
     let mut env = Env::default();
     for name in section
@@ -63,7 +64,7 @@ pub(super) fn read(section: &Section<'_>, found: bool, dir: &Path) -> Env {
         check_name(section, &name.place, &name.value);
         if found && is_likely_secret(&name.value) {
             let message = format!(
-                "{} looks like a secret, and a supervisor.toml that was found may not pass secrets",
+                "{} looks like a secret, and a discovered supervisor.toml may not pass secrets",
                 quote(&name.value)
             );
             let help = Some("name the file with --config if you trust it".to_owned());
@@ -89,7 +90,7 @@ pub(super) fn read(section: &Section<'_>, found: bool, dir: &Path) -> Env {
         match parse_secret_source(section, &value, dir) {
             Some(source) if found => {
                 let message = format!(
-                    "a supervisor.toml that was found may not use secrets, found {}",
+                    "a discovered supervisor.toml may not use secrets, found {}",
                     quote(source.kind())
                 );
                 let help = Some("name the file with --config if you trust it".to_owned());
@@ -107,7 +108,7 @@ pub(super) fn read(section: &Section<'_>, found: bool, dir: &Path) -> Env {
         .texts_like("path_add", DIRECTORY_PATTERN)
         .map_or(Vec::new(), |list| list.value)
     {
-        // The child's home is not known here: whoever makes its PATH fills it in.
+        // The child's home is not known here: the code that makes its PATH fills it in.
         let path = Path::new(
             dir.value
                 .strip_prefix(HOME_PLACEHOLDER)
@@ -130,10 +131,10 @@ pub(super) fn read(section: &Section<'_>, found: bool, dir: &Path) -> Env {
     env
 }
 
-/// What the schema says of a secret that must stand elsewhere.
+/// The schema's pattern of a secret, which is never in the file itself.
 pub(super) const SECRET_PATTERN: &str = "^(env:[A-Za-z_][A-Za-z0-9_]{0,127}|file:.+|‹secret›)$";
 
-/// Where a value comes from, if it stands elsewhere: `env:NAME` or `file:PATH`.
+/// The source of a value that is not in the file: `env:NAME` or `file:PATH`.
 fn parse_secret_source(
     section: &Section<'_>,
     value: &Located<String>,
@@ -159,14 +160,14 @@ fn parse_secret_source(
 /// What is shown instead of a secret.
 pub(super) const REDACTED: &str = "‹secret›";
 
-/// Whether a variable's name says that it holds a secret.
+/// Whether a variable's name suggests that it contains a secret.
 #[must_use]
 pub fn is_likely_secret(name: &str) -> bool {
     let name = name.to_ascii_uppercase().replace("AUTHOR", "");
     SECRET_NAME_PARTS.iter().any(|part| name.contains(part))
 }
 
-/// Reads a value that must be a secret: the words of one that was not shown are one too.
+/// Reads a value that must be a secret; the placeholder of a hidden secret counts as one too.
 pub(super) fn require_secret_source(
     section: &Section<'_>,
     value: &Located<String>,

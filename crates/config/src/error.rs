@@ -1,6 +1,6 @@
-//! What is wrong with a configuration: every fault with its place, its key and what was expected.
+//! Faults of a configuration: each with its place, its key and what was expected.
 //!
-//! Must not know how a fault is drawn; the command line renders it with the offending line.
+//! Must not know how a fault is displayed; the command line renders it with the offending line.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,7 +16,7 @@ pub struct ConfigError {
     /// The key, as a dotted path from the root (`pool.demo.size`); empty for the file as a whole.
     /// Safe to show.
     pub key: String,
-    /// Where the offending text stands: bytes of [`ConfigErrors::parse_text`].
+    /// The offending text, as bytes of [`ConfigErrors::text`].
     pub span: Range<usize>,
     /// Its line, from 1.
     pub line: usize,
@@ -47,11 +47,11 @@ impl fmt::Display for ConfigError {
 pub struct ConfigErrors {
     /// The file's name for people. Safe to show.
     pub file: String,
-    /// The text that the spans point into. It is foreign: escape it before it reaches a terminal.
+    /// The text that the spans point into. It is untrusted: escape it before it reaches a terminal.
     pub text: Arc<str>,
     /// The faults; never empty.
     pub errors: Vec<ConfigError>,
-    /// Faults that were left out because there were too many.
+    /// The number of faults that were omitted because there were too many.
     pub omitted: usize,
 }
 
@@ -91,7 +91,7 @@ impl fmt::Display for ConfigErrors {
     }
 }
 
-/// A text and where things stand in it; makes faults.
+/// A text with its line starts; builds faults.
 #[derive(Debug, Clone)]
 pub(super) struct SourceText {
     /// The file's name for people.
@@ -123,7 +123,7 @@ impl SourceText {
         (line, before.chars().count() + 1)
     }
 
-    /// A fault at `span`; `key` and `message` may hold the file's own words, which are escaped.
+    /// A fault at `span`; `key` and `message` may contain text of the file, which is escaped here.
     pub(super) fn build_error(
         key: &str,
         span: Range<usize>,
@@ -133,7 +133,7 @@ impl SourceText {
         ConfigError {
             key: untrusted::escape_for_display(key, 200),
             span,
-            // Found only for the faults that are shown: a line may be long.
+            // Computed only for the faults that are shown: a line may be long.
             line: 0,
             column: 0,
             message: untrusted::escape_for_display(message, 600),
@@ -141,14 +141,14 @@ impl SourceText {
         }
     }
 
-    /// The faults, as the answer to whoever asked for a configuration.
+    /// The faults, as the error of the parser.
     pub(super) fn into_errors(self, errors: Vec<ConfigError>) -> ConfigErrors {
         ConfigErrors::new(self, errors)
     }
 }
 
-/// Where each key of a checked configuration stands, so that a fault that only the file system
-/// shows (no such workspace, an unreadable policy) points at its line like every other.
+/// The place of each key of a checked configuration. A fault that only the file system reveals (a
+/// missing workspace, an unreadable policy) then points at its line like every other.
 #[derive(Clone)]
 pub struct SourceMap {
     text: SourceText,
@@ -191,7 +191,7 @@ impl fmt::Debug for SourceMap {
     }
 }
 
-/// A word of the file, in quotes, cut so that a message stays readable.
+/// A word of the file in quotes, truncated so that a message stays readable.
 pub(super) fn quote(text: &str) -> String {
     format!("\"{}\"", untrusted::escape_for_display(text, 60))
 }

@@ -1,7 +1,8 @@
-//! `file_plane_place` of a pool: a directory by which it is worked where only files travel.
+//! `file_plane` of a pool: a directory through which it receives tasks where only files can be
+//! exchanged.
 //!
-//! Owns that such a directory is named by a trusted file, and that no agent works in it. Must not
-//! know what is in it, nor look at it: who owns it is checked where it is opened.
+//! Owns that only a trusted file names such a directory, and that no agent works in it. Must not
+//! access the directory: its owner is checked where it is opened.
 
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -22,25 +23,25 @@ use marshal_model::limits;
 pub struct FilePlane {
     /// The directory, absolute.
     pub dir: PathBuf,
-    /// Whether files in it answer asks.
+    /// Whether files in it answer permission requests.
     pub answers: bool,
-    /// As whom they do.
+    /// The approver that these answers are recorded as.
     pub answers_as: Approver,
-    /// Whose it is, where that is not the supervisor's own user.
+    /// The owner of the directory; `None` means the supervisor's own user.
     pub owner: Option<u32>,
-    /// Requests that are taken and not ended, from 1.
+    /// The limit of accepted requests that have not ended, from 1.
     pub max_open: usize,
-    /// How often it is looked at where the kernel tells of no change.
+    /// How often the directory is read where the kernel does not report changes.
     pub poll: Duration,
 }
 
-/// How often a directory is looked at where the file does not say.
+/// The default of `poll`.
 const POLL: Duration = Duration::from_secs(5);
-/// How often it may be.
+/// The bounds of `poll`.
 const POLLS: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(3600);
 
-/// Reads the table; `None`: the pool has none. What is taken can be worked at once, where the file
-/// says nothing else: what is not, waits in the directory, also over the end of the supervisor.
+/// Reads the table; `None` if the pool has none. By default, only as many requests are accepted as
+/// can run at once: the others wait in the directory, even across a restart of the supervisor.
 pub(super) fn read(pool: &Section<'_>, context: &PoolContext<'_>, size: u16) -> Option<FilePlane> {
     let is_there = pool.get("file_plane").is_some();
     let section = pool.section("file_plane");
@@ -57,7 +58,7 @@ pub(super) fn read(pool: &Section<'_>, context: &PoolContext<'_>, size: u16) -> 
         if let Some(fault) = fault {
             section.diagnostics.report(&found.place, fault, None);
         } else if context.is_discovered {
-            let message = "a supervisor.toml that was found may not take requests from a directory";
+            let message = "a discovered supervisor.toml may not take requests from a directory";
             let help = Some(TRUST_HELP.to_owned());
             section.diagnostics.report(&found.place, message, help);
         }
@@ -99,7 +100,7 @@ pub(super) fn read(pool: &Section<'_>, context: &PoolContext<'_>, size: u16) -> 
     })
 }
 
-/// Whoever answers must be somebody whom the pool lets answer.
+/// The file plane's answers must come from one of the pool's approvers.
 pub(super) fn check_consistency(section: &Section<'_>, pool: &Pool) {
     let Some(plane) = pool.file_plane.as_ref().filter(|plane| plane.answers) else {
         return;
@@ -110,15 +111,16 @@ pub(super) fn check_consistency(section: &Section<'_>, pool: &Pool) {
     let place = section.section("file_plane").get("answers");
     let place = place.map_or(section.place.clone(), |item| item.place);
     let message = format!(
-        "its answers are given as \"{}\", and approval.approvers of the pool has not that name",
+        "the file plane answers as \"{}\", which is not in approval.approvers of the pool",
         plane.answers_as
     );
-    let help = "add it to approval.approvers, or say otherwise in file_plane.answers_as".to_owned();
+    let help = "add the name to approval.approvers, or set another one in file_plane.answers_as"
+        .to_owned();
     section.diagnostics.report(&place, message, Some(help));
 }
 
-/// No agent works in such a directory, and no two pools have the same: who can write it is the
-/// pool's client.
+/// No agent works in such a directory, and no two pools share one: whoever can write to it is a
+/// client of the pool.
 pub(super) fn check_separate_directories<'w>(
     root: &Section<'_>,
     drafts: &[PoolDraft],
@@ -141,7 +143,7 @@ pub(super) fn check_separate_directories<'w>(
         for workspace in worked {
             if meet(&plane.dir, workspace) {
                 let message = format!(
-                    "agents work in {}, and could give themselves tasks here",
+                    "agents work in {}, and could submit tasks to themselves here",
                     quote(&workspace.to_string_lossy())
                 );
                 fault(

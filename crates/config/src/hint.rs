@@ -1,7 +1,7 @@
-//! `[[hint]]`: what the messages of agents mean, and what helps.
+//! `[[hint]]`: explanations of agents' messages, and what to do about them.
 //!
-//! A table of data: the built-in rows (`hint/builtin.toml`), and before them those of the file, read
-//! by the same reader. Pure. Must not know where a message came from, or how a hint is shown.
+//! A table of data: the rows of the file, then the built-in rows (`hint/builtin.toml`), parsed by
+//! the same reader. Pure. Must not know the source of a message, or how a hint is displayed.
 
 use std::sync::{Arc, LazyLock};
 
@@ -17,7 +17,7 @@ use marshal_model::{ExitStatus, UntrustedText, string_enum};
 word!(HintTarget, HintClass);
 
 string_enum!(
-    /// Where a hint's pattern is looked for.
+    /// Where a hint's pattern is searched.
     HintTarget {
         /// In the error's message.
         Message = "message",
@@ -29,44 +29,44 @@ string_enum!(
 );
 
 string_enum!(
-    /// What a hint's message brings about, beside the hint itself.
+    /// What follows from a hint's message, besides the hint itself.
     HintClass {
         /// The provider limits requests.
         RateLimited = "rate_limited",
-        /// Another start would end the same: a slot whose child was not ready yet is parked.
+        /// Another start would fail the same way: a slot whose child was not ready yet is parked.
         Configuration = "configuration",
-        /// The far end was not reached, so that nothing ran there.
+        /// The remote host was not reached, so nothing ran there.
         Unreachable = "unreachable",
     }
 );
 
-/// One row.
+/// One row of the table.
 #[derive(Debug, Clone)]
 pub struct Hint {
-    /// What is looked for in each line.
+    /// The pattern that is searched in each line.
     pub pattern: Regex,
-    /// Where it is looked for.
+    /// Where the pattern is searched.
     pub target: HintTarget,
-    /// Only of this agent, by the name of its preset.
+    /// Applies only to this agent, by the name of its preset.
     pub agent: Option<String>,
-    /// Only with this launcher.
+    /// Applies only with this launcher.
     pub launcher: Option<Launcher>,
-    /// Only where the child ended with this exit code.
+    /// Applies only if the child ended with this exit code.
     pub code: Option<i32>,
-    /// What helps.
+    /// The text of the hint.
     pub text: String,
-    /// What else follows.
+    /// What follows besides the hint.
     pub class: Option<HintClass>,
 }
 
-/// What went wrong, as far as is known.
+/// The known facts about a failure.
 #[derive(Debug, Clone, Copy)]
 pub struct Evidence<'a> {
     /// The name of the agent's preset, or `custom`.
     pub agent: &'a str,
-    /// How it was started.
+    /// The launcher.
     pub launcher: Launcher,
-    /// How it ended, if it did.
+    /// How the child ended; `None` if it has not.
     pub status: Option<ExitStatus>,
     /// The error's messages.
     pub messages: &'a [&'a str],
@@ -80,7 +80,7 @@ pub struct Hints {
     own: Arc<[Hint]>,
 }
 
-/// What every configuration knows.
+/// The built-in rows.
 static BUILT_IN: LazyLock<Vec<Hint>> = LazyLock::new(|| parse_built_in().unwrap_or_default());
 
 impl Hints {
@@ -90,16 +90,15 @@ impl Hints {
         &self.own
     }
 
-    /// The first row that fits. Looks at a bounded number of bytes of what is foreign.
+    /// The first matching row. Searches a bounded number of bytes of foreign text.
     #[must_use]
     pub fn find(&self, evidence: &Evidence<'_>) -> Option<&Hint> {
         let mut rows = self.own.iter().chain(BUILT_IN.iter());
         rows.find(|hint| hint.matches(evidence))
     }
 
-    /// Whether a line says what this class is about: the first row that fits the line has it. So a
-    /// row of the file without a class takes words back that a built-in one would take for it, and
-    /// noise in another line hides nothing.
+    /// Whether the first row that matches some line has this class. So a row of the file without a
+    /// class overrides a built-in row for its line, and noise in another line hides nothing.
     #[must_use]
     pub fn matches_class(&self, evidence: &Evidence<'_>, class: HintClass) -> bool {
         let rows: Vec<&Hint> = self
@@ -128,7 +127,7 @@ impl Hints {
 }
 
 impl Hint {
-    /// Whether its conditions hold; its pattern is another matter.
+    /// Whether the row's conditions apply, apart from its pattern.
     fn applies_to(&self, evidence: &Evidence<'_>) -> bool {
         self.agent
             .as_deref()
@@ -162,7 +161,7 @@ impl Hint {
     }
 }
 
-/// As much of a text as is looked at.
+/// The part of a text that is searched.
 #[must_use]
 pub fn truncate_for_matching(text: &str) -> &str {
     let mut end = text.len().min(limits::HINT_MESSAGE_BYTES);

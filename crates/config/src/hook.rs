@@ -1,7 +1,6 @@
-//! `[hook.NAME]`: who is told what happens, by an address or a command.
+//! `[hook.NAME]`: notifications about events, to a URL or a command.
 //!
-//! Owns that an address and a command stand in a file that was named. Must not know how anybody is
-//! told.
+//! Owns that only a named file has hooks. Must not know how a message is delivered.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -22,50 +21,50 @@ use marshal_model::{NotificationKind, PoolName};
 /// One hook.
 #[derive(Debug, Clone)]
 pub struct Hook {
-    /// Its name.
+    /// The hook's name.
     pub name: String,
-    /// Who is told.
+    /// The URL or the command that gets the messages.
     pub target: HookTarget,
-    /// What it hears; never empty.
+    /// The events that it gets; never empty.
     pub events: Vec<NotificationKind>,
-    /// Of which pools; empty: of all.
+    /// The pools whose events it gets; empty: all pools.
     pub pools: Vec<PoolName>,
 }
 
-/// Who is told.
+/// The receiver of a hook's messages.
 #[derive(Debug, Clone)]
 pub enum HookTarget {
-    /// An address that messages are posted to.
+    /// A URL that messages are posted to.
     Address(HookAddress),
     /// A command that gets them on its stdin.
     Command(HookCommand),
 }
 
-/// Where messages are posted.
+/// A URL and how messages are posted to it.
 #[derive(Debug, Clone)]
 pub struct HookAddress {
-    /// The address.
+    /// The URL.
     pub url: HookUrl,
-    /// What messages are signed with.
+    /// The key that signs messages.
     pub secret: Secret,
     /// Certificate authorities instead of the built-in ones.
     pub ca: Option<CertificateAuthorities>,
 }
 
-/// What gets messages on its stdin.
+/// A command that gets messages on its stdin.
 #[derive(Debug, Clone)]
 pub struct HookCommand {
     /// Program, an absolute path, and its arguments.
     pub argv: Vec<String>,
-    /// Its environment, all of it but its secrets.
+    /// Its whole environment, except its secrets.
     pub env: BTreeMap<String, String>,
-    /// Variables whose values stand elsewhere.
+    /// Variables whose values are secrets, which are never in the file.
     pub secrets: BTreeMap<String, Secret>,
-    /// How long it may take, until it is killed.
+    /// How long it may run before it is killed.
     pub timeout: Duration,
 }
 
-/// An address: `http` or `https`, a host, a port if given, a path and a query.
+/// A URL: `http` or `https`, a host, an optional port, a path and a query.
 #[derive(Clone, PartialEq, Eq)]
 pub struct HookUrl(String);
 
@@ -102,13 +101,13 @@ impl HookUrl {
         Ok(Self(text.to_owned()))
     }
 
-    /// As it is written.
+    /// The URL as the file has it.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// Whether others on the way could read what is sent: plain HTTP to another host.
+    /// Whether others on the network path could read the messages: plain HTTP to another host.
     #[must_use]
     pub fn is_unencrypted(&self) -> bool {
         let Some(rest) = self.0.strip_prefix("http://") else {
@@ -119,24 +118,24 @@ impl HookUrl {
     }
 }
 
-/// A part of some addresses is a secret.
+/// Redacted, because a part of some URLs is a secret.
 impl fmt::Debug for HookUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("HookUrl")
     }
 }
 
-/// What the schema says of an address: as near as a pattern comes.
+/// The schema's pattern of a URL; a pattern cannot express all checks.
 const URL_PATTERN: &str = "^https?://[^/?#@]+(/[^#]*)?$";
 /// What the schema says of a pool's name.
 const POOL_PATTERN: &str = "^[a-z0-9][a-z0-9-]{0,31}$";
-/// What it says of an event.
+/// The schema's pattern of an event.
 const EVENT_PATTERN: &str = "^(approval|parked|run_ended|budget_spent)$";
 
-/// How long a command may take where the file does not say.
+/// The default of `timeout` of a command.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Reads the table `hook`. `found`: the file was found, not named.
+/// Reads the table `hook`. `found`: the file was discovered, not named.
 pub(super) fn read_all(
     section: &Section<'_>,
     found: bool,
@@ -145,7 +144,7 @@ pub(super) fn read_all(
 ) -> Vec<Hook> {
     let named = section.named_entries(NAME_PATTERN);
     if let Some((_, item)) = named.first().filter(|_| found) {
-        let message = "a supervisor.toml that was found may not use hooks";
+        let message = "a discovered supervisor.toml may not use hooks";
         let help = "name the file with --config if you trust it";
         section
             .diagnostics
@@ -194,7 +193,7 @@ fn read(name: &str, item: &Entry<'_>, dir: &Path, drafts: &[PoolDraft]) -> Optio
             let message = if is_of_url {
                 "the key is for a hook with a url"
             } else {
-                "the key is for a hook with a command; an address has 5 seconds"
+                "the key is for a hook with a command; a url has 5 seconds"
             };
             item.report(message, None);
         }
@@ -222,7 +221,7 @@ fn read(name: &str, item: &Entry<'_>, dir: &Path, drafts: &[PoolDraft]) -> Optio
     })
 }
 
-/// The address, if the hook has one.
+/// Reads the URL, if the hook has one.
 fn read_address(section: &Section<'_>, dir: &Path, has_url: bool) -> Option<HookAddress> {
     let ledger = section.diagnostics;
     let url = section.get("url");
@@ -236,7 +235,8 @@ fn read_address(section: &Section<'_>, dir: &Path, has_url: bool) -> Option<Hook
     });
     let secret = section.get("secret");
     if secret.is_none() && has_url {
-        let message = "the hook needs a secret: by it a receiver knows that a message is ours";
+        let message =
+            "the hook needs a secret: the receiver uses it to verify that marshal sent a message";
         let help = "for example: secret = \"env:HOOK_SECRET\", or \"file:hook.secret\"";
         ledger.report(&section.place, message, Some(help.to_owned()));
     }
@@ -245,7 +245,7 @@ fn read_address(section: &Section<'_>, dir: &Path, has_url: bool) -> Option<Hook
         let source = environment::require_secret_source(section, &value, dir);
         if source.is_none() {
             let message =
-                "expected \"env:NAME\" or \"file:PATH\": a secret never stands in the file";
+                "expected \"env:NAME\" or \"file:PATH\": the file never contains the secret itself";
             ledger.report(&value.place, message, None);
         }
         source.map(Secret::new)
@@ -268,7 +268,7 @@ fn read_address(section: &Section<'_>, dir: &Path, has_url: bool) -> Option<Hook
     })
 }
 
-/// The command, if the hook has one.
+/// Reads the command, if the hook has one.
 fn read_command(section: &Section<'_>, dir: &Path) -> Option<HookCommand> {
     let ledger = section.diagnostics;
     let argv = section.texts("command");
@@ -349,8 +349,8 @@ fn read_events(section: &Section<'_>) -> Vec<NotificationKind> {
 
 fn reject_empty_list(section: &Section<'_>, is_empty: bool, place: &Place) {
     if is_empty {
-        let message = "the list is empty: the hook would hear nothing";
-        let help = "leave it out for everything".to_owned();
+        let message = "the list is empty: the hook would receive nothing";
+        let help = "leave the key out to receive everything".to_owned();
         section.diagnostics.report(place, message, Some(help));
     }
 }
@@ -375,7 +375,7 @@ fn read_pools(section: &Section<'_>, drafts: &[PoolDraft]) -> Vec<PoolName> {
     pools
 }
 
-/// What a reader of the file should know.
+/// Notes for the operator.
 pub(super) fn collect_notes(hooks: &[Hook]) -> impl Iterator<Item = String> {
     let open = hooks.iter().filter(|hook| match &hook.target {
         HookTarget::Address(to) => to.url.is_unencrypted(),
@@ -383,7 +383,7 @@ pub(super) fn collect_notes(hooks: &[Hook]) -> impl Iterator<Item = String> {
     });
     open.map(|hook| {
         format!(
-            "hook {}: plain http to another host: anybody on the way can read what is told",
+            "hook {}: plain http to another host: anybody on the network path can read its messages",
             hook.name
         )
     })

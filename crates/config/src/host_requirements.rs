@@ -1,5 +1,5 @@
-//! What a profile demands of its host beyond its keys' values: what it may do without, and whose
-//! ids its agents have.
+//! What a profile requires of its host beyond its keys' values: what may be missing, and the uids
+//! of its agents.
 //!
 //! `on_missing`, `allow_degrade`, `uid_per_slot`, `limits_held` and `uid_range` of `[sandbox.NAME]`. Must not know
 //! what a host has.
@@ -23,27 +23,27 @@ string_enum!(
 );
 
 string_enum!(
-    /// What a profile may do without, if it says so. Closed on purpose: what is not in it is what
-    /// the other walls stand on.
+    /// What may be missing for a profile that allows it. The set is closed on purpose: the other
+    /// layers of the sandbox depend on everything that is not in it.
     Degradable {
         /// Landlock, or the version of it that the profile names.
         Landlock = "landlock",
-        /// The bound of memory and swap by a cgroup.
+        /// The limit of memory and swap by a cgroup.
         Memory = "cgroup.memory",
-        /// The bound of processes by a cgroup.
+        /// The limit of processes by a cgroup.
         Pids = "cgroup.pids",
-        /// The bound of processor time by a cgroup.
+        /// The limit of CPU time by a cgroup.
         Cpu = "cgroup.cpu",
     }
 );
 
 word!(OnMissing);
 
-/// What can never be done without, and why.
+/// What can never be missing, and why.
 const NOT_DEGRADABLE: &[(&str, &str)] = &[
     (
         "uid",
-        "an agent with another's uid reaches what is the other's",
+        "agents with the same uid could reach each other's files and processes",
     ),
     (
         "user",
@@ -55,15 +55,15 @@ const NOT_DEGRADABLE: &[(&str, &str)] = &[
     ),
     (
         "pid",
-        "without a pid namespace nothing ends all of an agent's processes",
+        "without a pid namespace nothing can end all of an agent's processes",
     ),
     (
         "net",
-        "without a network namespace an agent reaches what the host reaches; if that is meant, say network = \"host\"",
+        "without a network namespace an agent reaches what the host reaches; to allow that, set network = \"host\"",
     ),
     (
         "ipc",
-        "without a namespace of its own an agent reaches the host's shared memory",
+        "without an ipc namespace an agent reaches the host's shared memory",
     ),
     ("uts", "the namespaces are made together"),
     (
@@ -72,15 +72,15 @@ const NOT_DEGRADABLE: &[(&str, &str)] = &[
     ),
     (
         "seccomp",
-        "the other walls are built on what it refuses; a profile that is meant without it says seccomp = \"off\"",
+        "the other layers of the sandbox rely on the calls that it refuses; to run without it, set seccomp = \"off\" in the profile",
     ),
     (
         "caps",
-        "with capabilities an agent takes the other walls down",
+        "with capabilities an agent could undo the other layers of the sandbox",
     ),
     (
         "no_new_privs",
-        "without it a set-uid program undoes the other walls",
+        "without it a set-uid program could undo the other layers of the sandbox",
     ),
     (
         "pivot_root",
@@ -88,38 +88,38 @@ const NOT_DEGRADABLE: &[(&str, &str)] = &[
     ),
 ];
 
-/// What a profile demands.
+/// What a profile requires of its host.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct HostRequirements {
     /// What follows when something is missing.
     pub on_missing: OnMissing,
-    /// What may be missing, with [`OnMissing::Degrade`]; else empty.
+    /// What may be missing, with [`OnMissing::Degrade`]; otherwise empty.
     pub allow_degrade: Vec<Degradable>,
     /// Whether every slot must have a uid of its own on the host.
     pub uid_per_slot: bool,
-    /// Whether every limit of the profile must be held by something.
+    /// Whether something must enforce every limit of the profile.
     pub limits_held: bool,
-    /// Where a root supervisor takes the slots' uids from.
+    /// The uids that a root supervisor assigns to slots.
     pub uid_range: UidRange,
-    /// What it does without on this host; empty in a configuration as it was read.
+    /// What is missing on this host; empty until the host was probed.
     pub missing: Vec<Degradable>,
 }
 
 impl HostRequirements {
-    /// Whether the profile may do without this.
+    /// Whether this may be missing.
     #[must_use]
     pub fn may_degrade(&self, what: Degradable) -> bool {
         self.on_missing == OnMissing::Degrade && self.allow_degrade.contains(&what)
     }
 }
 
-/// Where uids come from.
+/// The source of uids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum UidRange {
-    /// The entry `marshal` of /etc/subuid, else above all that is given away.
+    /// The entry `marshal` of /etc/subuid, otherwise uids above all assigned ranges.
     #[default]
     Auto,
-    /// These, which nobody else may have.
+    /// This range, which nobody else may use.
     Ids {
         /// The first, from 1000.
         first: u32,
@@ -129,7 +129,7 @@ pub enum UidRange {
 }
 
 impl UidRange {
-    /// Reads what it is shown as; bounds are not looked at.
+    /// Parses the displayed form without checking bounds.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         if text == "auto" {
@@ -161,7 +161,7 @@ const RANGE_PATTERN: &str = "^(auto|[0-9]{4,10}-[0-9]{4,10})$";
 /// What the schema says of a word of `allow_degrade`.
 const DEGRADABLE_PATTERN: &str = "^(landlock|cgroup\\.memory|cgroup\\.pids|cgroup\\.cpu)$";
 
-/// Reads the keys; `base` is what holds without them.
+/// Reads the keys; `base` has the defaults.
 pub(super) fn read(
     section: &Section<'_>,
     is_found: bool,
@@ -180,7 +180,7 @@ pub(super) fn read(
         None => base.allow_degrade,
         Some(list) => {
             if !is_degrade && !list.value.is_empty() {
-                let message = "allow_degrade does nothing without on_missing = \"degrade\"";
+                let message = "allow_degrade has no effect without on_missing = \"degrade\"";
                 section.diagnostics.report(&list.place, message, None);
             }
             let words = list.value.iter();
@@ -211,13 +211,13 @@ pub(super) fn read(
 }
 
 fn dedup(words: Vec<Degradable>) -> Vec<Degradable> {
-    let mut kept: Vec<Degradable> = Vec::new();
+    let mut unique: Vec<Degradable> = Vec::new();
     for word in words {
-        if !kept.contains(&word) {
-            kept.push(word);
+        if !unique.contains(&word) {
+            unique.push(word);
         }
     }
-    kept
+    unique
 }
 
 fn parse_degradable(section: &Section<'_>, found: &Located<String>) -> Option<Degradable> {
@@ -226,7 +226,7 @@ fn parse_degradable(section: &Section<'_>, found: &Located<String>) -> Option<De
         let never = NOT_DEGRADABLE.iter().find(|(word, _)| *word == found.value);
         let words: Vec<_> = Degradable::ALL.iter().map(|word| word.word()).collect();
         let message = match never {
-            Some((word, why)) => format!("{} can never be done without: {why}", quote(word)),
+            Some((word, why)) => format!("{} can never be left out: {why}", quote(word)),
             None => format!("expected {}, found {}", one_of(&words), quote(&found.value)),
         };
         section.diagnostics.report(&found.place, message, None);
@@ -240,7 +240,7 @@ fn read_uid_range(section: &Section<'_>, is_found: bool) -> Option<UidRange> {
     let message = match range {
         Some(UidRange::Auto) => return range,
         _ if is_found => {
-            "a supervisor.toml that was found may not choose the uids of its agents; name the file with --config if you trust it".to_owned()
+            "a discovered supervisor.toml may not choose the uids of its agents; name the file with --config if you trust it".to_owned()
         }
         Some(UidRange::Ids { first, last })
             if (MIN_UID..=last).contains(&first) && last <= MAX_UID =>
@@ -261,10 +261,10 @@ fn read_uid_range(section: &Section<'_>, is_found: bool) -> Option<UidRange> {
 }
 
 impl super::Sandbox {
-    /// Takes out what the host has not, or lowers it to what there is.
+    /// Removes what the host lacks, or lowers it to the host's level.
     pub fn degrade(&mut self, what: Degradable) {
         if what == Degradable::Landlock {
-            // The highest that there is, also if that is none.
+            // The highest ABI of this host, 0 if it has no Landlock.
             self.landlock_min_abi = 0;
         }
         if !self.requirements.missing.contains(&what) {

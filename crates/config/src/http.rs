@@ -1,8 +1,8 @@
-//! `[http]` and `[token.NAME]`: where the HTTP door may be, by which names it is asked, and who
-//! comes in with what.
+//! `[http]` and `[token.NAME]`: the HTTP listener's TLS and host names, and the tokens of its
+//! clients.
 //!
-//! Owns that what passes is read by nobody else, or that the file says in so many words that it may
-//! be. Must not know files: owners and links are looked at by whoever opens them.
+//! Owns that traffic beyond loopback is encrypted, unless the file explicitly allows plain HTTP.
+//! Must not know files: owners and links are checked where the files are opened.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -24,33 +24,33 @@ word!(Role);
 /// `[http]`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct HttpConfig {
-    /// The certificate by which it speaks TLS.
+    /// The certificate for TLS; `None` for plain HTTP.
     pub tls: Option<TlsFiles>,
-    /// Names by which it may be asked, beside its address: `NAME_FORM` or `NAME:PORT`, in small letters.
+    /// Names accepted in `Host`, besides its address: `NAME` or `NAME:PORT`, in lower case.
     pub hosts: Vec<String>,
-    /// It may be reached from other hosts without TLS.
+    /// Whether other hosts may reach it without TLS.
     pub plain_http_beyond_loopback: bool,
 }
 
 /// `tls = { … }`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// The chain, in PEM.
+    /// The file of the certificate chain, in PEM.
     pub certificate: PathBuf,
-    /// Its key, in PEM.
+    /// The file of its key, in PEM.
     pub key: PathBuf,
 }
 
 /// `[token.NAME]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NamedToken {
-    /// Where it stands.
+    /// The file with the token.
     pub file: PathBuf,
-    /// What it is good for.
+    /// The role that it grants.
     pub role: Role,
 }
 
-/// The one file of the door that holds no secret.
+/// The key of the listener's only file without a secret.
 const CERTIFICATE: &str = "http.tls.certificate";
 
 /// What the schema says of a name of this server.
@@ -59,10 +59,10 @@ const HOST_PATTERN: &str = r"^[A-Za-z0-9.-]{1,253}(:[0-9]{1,5})?$";
 /// What the schema says of a token's name, and its words for people.
 const NAME_PATTERN: &str = "^[a-z0-9][a-z0-9-]{0,31}$";
 
-/// What the schema says of an address: as near as a pattern comes.
+/// The schema's pattern of an address; a pattern cannot express all checks.
 const LISTEN: &str = r"^([0-9]{1,3}(\.[0-9]{1,3}){3}|\[[0-9a-fA-F:.]+\]):[0-9]{1,5}$";
 
-/// Reads `[http]`. `found`: the file was found, not named, so it opens nothing.
+/// Reads `[http]`. `found`: the file was discovered, not named, so it cannot set this.
 pub(super) fn read(section: &Section<'_>, found: bool, dir: &Path) -> HttpConfig {
     let tls = section
         .get("tls")
@@ -87,7 +87,7 @@ pub(super) fn read(section: &Section<'_>, found: bool, dir: &Path) -> HttpConfig
     if let Some(plain) = plain.as_ref().filter(|plain| plain.value) {
         reject_discovered(section, plain, found);
         if tls.is_some() {
-            let message = "with a certificate nothing is served without TLS";
+            let message = "with http.tls the supervisor serves no plain HTTP";
             let help = Some("leave one of the two out".to_owned());
             section.diagnostics.report(&plain.place, message, help);
         }
@@ -110,7 +110,7 @@ pub(super) fn read(section: &Section<'_>, found: bool, dir: &Path) -> HttpConfig
 
 fn reject_discovered<T>(section: &Section<'_>, what: &Located<T>, found: bool) {
     if found {
-        let message = "a supervisor.toml that was found may not say who reaches this supervisor";
+        let message = "a discovered supervisor.toml may not set who reaches this supervisor";
         let help = Some(TRUST_HELP.to_owned());
         section.diagnostics.report(&what.place, message, help);
     }
@@ -153,7 +153,7 @@ fn parse_host(section: &Section<'_>, name: &Located<String>) -> Option<String> {
         None => (small.as_str(), None),
     };
     let is_port = port.is_none_or(|port| port.parse::<u16>().is_ok_and(|port| port > 0));
-    // At home a host has one name.
+    // In a home network a host's name has a single part.
     let is_name = matches!(
         check_host_name(host),
         Ok(()) | Err(HostNameError::SingleLabel)
@@ -183,11 +183,11 @@ pub(super) fn read_tokens(
             Some("the owner's token is http.token in the state directory".to_owned())
         } else if !is_name {
             Some(format!(
-                "the token name {} must be of small letters, digits and \"-\"",
+                "the token name {} must be of lower-case letters, digits and \"-\"",
                 quote(&name)
             ))
         } else if found {
-            Some("a supervisor.toml that was found may not have tokens".to_owned())
+            Some("a discovered supervisor.toml may not have tokens".to_owned())
         } else if tokens.len() >= limits::TOKEN_FILES {
             Some(format!(
                 "there are more than {} tokens",
@@ -238,7 +238,7 @@ fn read_token(section: &Section<'_>, dir: &Path) -> Option<NamedToken> {
     })
 }
 
-/// Who reads a token or a key can use it, so none lies where agents work.
+/// A reader of a token or key can use it, so none may be where agents work.
 pub(super) fn check_credentials_hidden(
     root: &Section<'_>,
     drafts: &[PoolDraft],
@@ -248,10 +248,10 @@ pub(super) fn check_credentials_hidden(
     for draft in drafts {
         let seen: Vec<&Path> = working_dirs(&draft.pool).map(|(dir, _)| dir).collect();
         for (key, path) in credential_files(http, tokens) {
-            // A certificate is for everybody.
+            // A certificate is public.
             if key != CERTIFICATE && seen.iter().any(|dir| path.starts_with(dir)) {
                 let message = format!(
-                    "the agent could read {}, by which people come in ({key})",
+                    "the agent could read {}, which grants access to the supervisor ({key})",
                     quote(&path.to_string_lossy())
                 );
                 let help = Some("keep it outside of every workspace".to_owned());
@@ -277,7 +277,7 @@ fn credential_files<'c>(
 }
 
 impl Config {
-    /// Those of them that nobody else may read.
+    /// The credential files that must stay private: all except the certificate.
     #[must_use]
     pub fn private_credential_files(&self) -> Vec<(String, &Path)> {
         let mut files = self.credential_files();
@@ -285,7 +285,7 @@ impl Config {
         files
     }
 
-    /// The files by which people come in, each with its key.
+    /// The files that grant access to the supervisor, each with its key.
     #[must_use]
     pub fn credential_files(&self) -> Vec<(String, &Path)> {
         credential_files(&self.http, &self.tokens)
@@ -307,7 +307,7 @@ impl HttpConfig {
         };
         if !address.ip().is_loopback() && self.tls.is_none() && !self.plain_http_beyond_loopback {
             let message = format!("{} is not a loopback address", quote(text));
-            let help = "others could read what passes, tokens too: use 127.0.0.1 or [::1], or give a certificate with http.tls, or say http.plain_http_beyond_loopback = true";
+            let help = "others on the network could read the traffic and its tokens: use 127.0.0.1 or [::1], set a certificate with http.tls, or set http.plain_http_beyond_loopback = true";
             ledger.report(&found.place, message, Some(help.to_owned()));
             return None;
         }

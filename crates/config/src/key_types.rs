@@ -1,8 +1,8 @@
-//! What each key of the file may hold, as the reader itself asks for it.
+//! The types of the file's keys, recorded from the reader itself.
 //!
-//! The reader notes the form of every value that it takes. Read with a file that has every key, it
-//! thereby tells the whole format, so that the schema cannot say something else than the reader
-//! does. Must not know what any key means, or how a schema is written.
+//! The reader records the type of every value that it accepts. A file that has every key therefore
+//! yields the whole format, so the schema cannot differ from the reader. Must not know what any key
+//! means, or how a schema is written.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -15,20 +15,20 @@ use super::error::SourceText;
 use super::table::{Diagnostics, Section};
 use super::{Origin, read_config};
 
-/// What stands for a name that the file chooses.
+/// The placeholder for a name that the file chooses.
 pub(super) const NAME: &str = "NAME";
 
 /// What is added to an array's key for its elements.
 pub(super) const ELEMENT: &str = "[]";
 
-/// One form that a value may have. Patterns are regular expressions as JSON Schema has them.
+/// One type that a value may have. Patterns are regular expressions as JSON Schema has them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum ValueType {
     /// A table with keys of its own.
     Table,
     /// A table whose keys the file chooses, by this pattern; empty: any.
     NamedTable(&'static str),
-    /// A table that somebody else reads.
+    /// A table that another reader parses.
     OpenTable,
     /// An array.
     Array,
@@ -53,20 +53,20 @@ pub(super) enum ValueType {
     Size(RangeInclusive<u64>),
 }
 
-/// Every key that a reader looked for, as a dotted path with [`NAME_FORM`] and [`ELEMENT`], with the
-/// forms that it would have taken.
+/// Every key that a reader requested, as a dotted path with [`NAME`] and [`ELEMENT`], with the
+/// types that it accepts.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct KeyTypes {
     keys: BTreeMap<String, Vec<ValueType>>,
 }
 
 impl KeyTypes {
-    /// The reader looked for a key by its name.
+    /// Records that the reader requested a key by its name.
     pub(super) fn add_key(&mut self, key: String) {
         self.keys.entry(key).or_default();
     }
 
-    /// The reader would have taken this form.
+    /// Records that the reader accepts this type.
     pub(super) fn add_type(&mut self, key: &str, form: ValueType) {
         let forms = self.keys.entry(key.to_owned()).or_default();
         if !forms.contains(&form) {
@@ -96,7 +96,7 @@ impl KeyTypes {
         names
     }
 
-    /// The keys that hold a value: neither tables nor elements.
+    /// The keys with a value: neither tables nor elements.
     #[cfg(test)]
     pub(super) fn values(&self) -> std::collections::BTreeSet<String> {
         let is_value =
@@ -111,8 +111,8 @@ impl KeyTypes {
             .collect()
     }
 
-    /// The whole format. The reader is given files in which every key that it asked for has a value
-    /// of a type that no key takes, until it asks for nothing new.
+    /// Collects the whole format. The reader gets files in which every key that it requested has a
+    /// value of a type that no key accepts, until it requests no new key.
     pub(super) fn collect() -> Self {
         Self::collect_from(|root| drop(read_config(root, &Origin::built_in("/".into()))))
     }
@@ -178,7 +178,7 @@ impl KeyTypes {
     }
 }
 
-/// The type of no key.
+/// A value of a type that no key accepts.
 const DATE: &str = "2026-01-01";
 
 /// A name that every reader of names takes.

@@ -1,9 +1,9 @@
 //! TOML text -> checked configuration.
 //!
-//! Owns what `supervisor.toml` may say, its defaults, and its faults with their places: all faults
-//! of a file are found, not only the first. Unknown keys are faults, and no key is accepted before
-//! it does something. Must not know files, the environment or the host: links are followed, owners
-//! checked and state directories found at the command line.
+//! Owns the keys of `supervisor.toml`, their defaults, and the faults with their places: all faults
+//! of a file are reported, not only the first. Unknown keys are faults, and no key is accepted
+//! before it has an effect. Must not know files, the environment or the host: the command line
+//! follows links, checks owners and finds state directories.
 //!
 //! A new key: its reader here, its field in `types.rs`, its line in `show.rs`, its row in
 //! `docs/configuration.md`, and then whoever acts on it. Then run
@@ -102,13 +102,13 @@ use table::{Diagnostics, Section, word};
 
 word!(LogFormat);
 
-/// The configuration that is used where no file is.
+/// The configuration that is used without a file.
 pub const DEFAULT: &str = include_str!("../supervisor.toml");
 
-/// Tables of the format that this version has not.
+/// Tables of the format that this version does not support.
 const UNSUPPORTED_TABLES: &[&str] = &["dialect", "remote"];
 
-/// Tables that people look for, and where what they want stands.
+/// Tables that people expect, and the key that has what they want.
 const MISPLACED_TABLES: &[(&str, &str)] = &[
     ("pools", "pool"),
     ("caches", "cache"),
@@ -133,7 +133,7 @@ pub struct Origin {
     pub file: Option<PathBuf>,
     /// The directory that relative paths are relative to; absolute.
     pub dir: PathBuf,
-    /// The file was named with `--config`. One that was only found may not weaken the walls.
+    /// Whether the file was named with `--config`. A discovered file may not weaken the sandbox.
     pub is_explicit: bool,
 }
 
@@ -175,8 +175,8 @@ impl Config {
         let source = decode_source(bytes, origin)?;
         let ledger = Diagnostics::new(SourceText::new(origin.display_name(), Arc::from(source)));
         let (tree, errors) = DeTable::parse_recoverable(source);
-        // A tree with holes would only bring more faults that are none; one with a key too many is
-        // as good as any.
+        // After a syntax error the tree is incomplete and would yield false faults; one with a
+        // duplicate key is as good as any.
         let whole = errors.iter().all(|error| error.message() == DUPLICATE);
         for error in errors {
             ledger.report_all(vec![syntax_error(source, &error)]);
@@ -193,8 +193,8 @@ impl Config {
         }
     }
 
-    /// The pool whose workspace holds `path` (the state directory must lie in none), looking at
-    /// the texts only.
+    /// The pool whose workspace contains `path`, by the paths alone (the state directory must be in
+    /// no workspace).
     #[must_use]
     pub fn pool_containing(&self, path: &Path) -> Option<&Pool> {
         let mut pools = self.pools.iter();
@@ -204,7 +204,7 @@ impl Config {
         })
     }
 
-    /// The pool that a task without a pool's name goes to: the only one.
+    /// The default pool of a task: the only pool, if there is just one.
     #[must_use]
     pub fn only_pool(&self) -> Option<&Pool> {
         match self.pools.as_slice() {
@@ -220,7 +220,7 @@ impl Config {
     }
 }
 
-/// The parser's word for a key that is there twice.
+/// The parser's message for a duplicate key.
 const DUPLICATE: &str = "duplicate key";
 
 /// The bytes as text that the parser can take.
@@ -266,13 +266,13 @@ fn syntax_error(source: &str, error: &toml::de::Error) -> ConfigError {
     let message = error.message();
     if message == DUPLICATE {
         let key = source.get(span.clone()).unwrap_or_default();
-        let message = format!("the key {} is there twice", quote(key));
+        let message = format!("the key {} is defined twice", quote(key));
         return SourceText::build_error("", span, &message, None);
     }
     SourceText::build_error("", span, message, None)
 }
 
-/// Reads the whole tree. What is faulty has its default; the ledger knows.
+/// Reads the whole tree. A faulty value gets its default, and the diagnostics record the fault.
 fn read_config(root: &Section<'_>, origin: &Origin) -> Config {
     let ledger = root.diagnostics;
     let sandboxes = sandbox::read_all(
@@ -465,7 +465,7 @@ fn read_policies(
     (policies, site, uses)
 }
 
-/// All pools together must fit into the fleet.
+/// The slots of all pools together must not exceed `max_children`.
 fn check_slot_total(root: &Section<'_>, drafts: &[PoolDraft], most: u16) {
     let mut sum = 0_u32;
     for draft in drafts {
@@ -513,7 +513,7 @@ fn check_outside_workspaces(
                 "runner.dir"
             };
             let message = format!(
-                "{holder} holds the state directory {}",
+                "{holder} contains the state directory {}",
                 quote(&state.to_string_lossy())
             );
             let help = Some("move supervisor.state_dir out of every workspace".to_owned());
@@ -536,7 +536,7 @@ fn check_outside_workspaces(
                 "the agent could write {}, which decides what agents may do",
                 quote(&file.to_string_lossy())
             );
-            let help = "with mode \"rw\", and in a runner.dir, this file and the policies must lie outside of it; mode \"copy\" needs no such care";
+            let help = "with mode \"rw\", and in a runner.dir, this file and the policies must be outside of it; mode \"copy\" has no such limit";
             root.diagnostics
                 .report(&draft.workspace_place, message, Some(help.to_owned()));
         }

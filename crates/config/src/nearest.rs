@@ -1,8 +1,8 @@
 //! "Did you mean": the known word nearest to one that is not known.
 //!
-//! Must not know what the words stand for.
+//! Must not know what the words mean.
 
-/// The longest word that is compared: the cost grows with the square of the length.
+/// The longest word that is compared, because the cost grows with the square of the length.
 const LONGEST: usize = 40;
 
 /// The known word nearest to `word`, if one is near enough to be meant.

@@ -1,6 +1,6 @@
 //! Paths as texts: made absolute, cleaned of `.` and `..`, compared.
 //!
-//! Must not know files: links are followed by whoever opens the path.
+//! Must not know files: links are followed where the path is opened.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -19,7 +19,7 @@ pub(super) fn absolute(dir: &Path, text: &str) -> PathBuf {
     out
 }
 
-/// What the schema says of a path on the host: [`fault`] as a pattern.
+/// The schema's pattern of a path on the host: [`path_error`] as a pattern.
 pub(super) const PATTERN: &str = r"^(?!~(/|$))(?!\$)(?!.*\$\{).+$";
 
 /// The same, or empty.

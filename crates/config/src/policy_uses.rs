@@ -1,5 +1,5 @@
-//! What the policies that the file brings are for: judging pools, lying below all of them, lying on
-//! top of a session's; and the labelled requests that they are tried on.
+//! How the policies of the file are used: for pools, as the site's policy below all of them, as
+//! layers on top of a session's policy; and the labelled requests that test them.
 //!
 //! Must not read a policy.
 
@@ -12,16 +12,17 @@ use super::sandbox;
 use super::table::{Section, one_of};
 use marshal_model::limits::POLICY_LAYERS;
 
-/// What `[policy.NAME]` says beside the file.
+/// The keys of `[policy.NAME]` besides the file.
 #[derive(Debug, Clone, Default)]
 pub struct PolicyUses {
-    /// Those that a task may put on top of its pool's.
+    /// The policies that a task may add as a layer on top of its pool's policy.
     pub layers: BTreeSet<String>,
-    /// Directories of labelled requests: a policy that is wrong about one of its own is not used.
+    /// Directories of labelled requests: a policy that decides one of its own otherwise is not
+    /// used.
     pub test_dirs: BTreeMap<String, PathBuf>,
 }
 
-/// Reads the keys of one policy's table; `is_site`: it is the site's.
+/// Reads the keys of one policy's table; `is_site`: it is the site's policy.
 pub(super) fn read(
     table: &Section<'_>,
     name: &str,
@@ -31,9 +32,9 @@ pub(super) fn read(
 ) {
     if let Some(found) = table.boolean("layer").filter(|found| found.value) {
         let message = if is_site {
-            "the site's policy lies below every pool's already".to_owned()
+            "the site's policy already applies below every pool's policy".to_owned()
         } else if uses.layers.len() >= POLICY_LAYERS {
-            format!("there are at most {POLICY_LAYERS} policies with `layer = true`")
+            format!("at most {POLICY_LAYERS} policies can have `layer = true`")
         } else {
             String::new()
         };

@@ -50,16 +50,16 @@ word!(
     ClientFs
 );
 
-/// Policies that are built in.
+/// The built-in policies.
 pub(super) const BUILT_IN_POLICIES: &[&str] = &["developer", "ci", "reviewer"];
 
-/// Built-in policies of the format that this version has not.
+/// Built-in policies of the format that this version does not have.
 pub(super) const UNSUPPORTED_POLICIES: &[&str] = &[];
 
 /// Keys of the format that do nothing in this version.
 const UNSUPPORTED_KEYS: &[&str] = &[];
 
-/// Keys that a reader may look for beside their table.
+/// Keys that people write outside of their table.
 const MISPLACED_KEYS: &[(&str, &str)] = &[
     ("hooks", "hook.NAME.pools"),
     ("path", "workspace.path"),
@@ -84,11 +84,11 @@ const MISPLACED_KEYS: &[(&str, &str)] = &[
     ("args", "command"),
 ];
 
-/// What the rest of the file says that a pool may name.
+/// The parts of the file that a pool may refer to.
 pub(super) struct PoolContext<'a> {
     /// The directory that relative paths are relative to.
     pub(super) dir: &'a Path,
-    /// The file was found, not named: it may not weaken the walls.
+    /// Whether the file was discovered, not named: it may not weaken the sandbox.
     pub(super) is_discovered: bool,
     /// The table `container`.
     pub(super) container: &'a Container,
@@ -112,7 +112,7 @@ pub(super) struct PoolContext<'a> {
     pub(super) delegate_names: Vec<String>,
 }
 
-/// A pool and where its size stands.
+/// A pool and the place of its size.
 pub(super) struct PoolDraft {
     pub(super) pool: Pool,
     pub(super) size_place: Place,
@@ -120,7 +120,7 @@ pub(super) struct PoolDraft {
     pub(super) file_plane_place: Place,
 }
 
-/// Where the keys stand that a check of the whole pool may blame.
+/// The places of the keys that a check of the whole pool may report.
 struct KeyPlaces {
     program: Option<Place>,
     launcher: Place,
@@ -132,7 +132,7 @@ struct KeyPlaces {
     env: Place,
     guard: Option<Place>,
     guard_off: Option<Place>,
-    /// Of `client_fs` and `handle_terminal_call`.
+    /// The places of `client_fs` and `client_terminal`.
     client: [Option<Place>; 2],
     engine_tools: Option<Place>,
     mode: Place,
@@ -143,7 +143,7 @@ struct KeyPlaces {
     acp_mode: Option<Place>,
 }
 
-/// Reads one pool. `None` if it has no name that could be used.
+/// Reads one pool. `None` if its name is invalid.
 #[expect(clippy::too_many_lines, reason = "one line a key")]
 pub(super) fn read(name: &str, item: &Entry<'_>, context: &PoolContext<'_>) -> Option<PoolDraft> {
     let section = item.section()?;
@@ -152,7 +152,7 @@ pub(super) fn read(name: &str, item: &Entry<'_>, context: &PoolContext<'_>) -> O
     let size = sized.as_ref().map_or(1, |found| found.value);
     let most = section.integer("max_size", 1..=limits::POOL_SLOTS);
     if let Some(most) = most.as_ref().filter(|most| most.value < size) {
-        let message = format!("the most slots are fewer than its size, which is {size}");
+        let message = format!("max_size is smaller than the pool's size, which is {size}");
         let help = Some("leave max_size out, or make it at least the size".to_owned());
         section.diagnostics.report(&most.place, message, help);
     }
@@ -270,7 +270,7 @@ fn parse_pool_name(section: &Section<'_>, name: &str) -> Option<PoolName> {
     PoolName::new(name).map_err(fault).ok()
 }
 
-/// What the keys must agree on.
+/// Checks the keys against each other.
 fn check_consistency(
     section: &Section<'_>,
     pool: &Pool,
@@ -289,7 +289,7 @@ fn check_consistency(
     approval::check_release_resumes(section.diagnostics, pool, &place);
 }
 
-/// Whether the pool has routes, and what its proxy does, if it has one.
+/// The network: whether the pool has routes, and its egress proxy, if it has one.
 fn read_egress(
     section: &Section<'_>,
     network: Option<&Located<Network>>,
@@ -303,14 +303,14 @@ fn read_egress(
     }
 }
 
-/// The deadlines, and where that of an idle child stands.
+/// The deadlines, and the place of the idle deadline.
 fn read_timeouts(section: &Section<'_>) -> (Timeouts, Option<Place>) {
     let timeouts = section.section("timeouts");
     let idle = timeouts.get("idle").map(|item| item.place);
     (timing::read_timeouts(&timeouts), idle)
 }
 
-/// What an agent that speaks ACP is told, with what its preset says of it.
+/// The settings of an agent that speaks ACP, with its preset's defaults.
 fn acp_settings(agent: &Agent, draft: &AcpSettings) -> Arc<AcpSettings> {
     Arc::new(AcpSettings {
         mode: agent.mode.clone().filter(|_| agent.mode_by_protocol),
@@ -320,7 +320,7 @@ fn acp_settings(agent: &Agent, draft: &AcpSettings) -> Arc<AcpSettings> {
     })
 }
 
-/// What a pool reaches that does not say.
+/// The default network of a pool.
 const fn default_network(launcher: Launcher) -> Network {
     match launcher {
         Launcher::Unshare | Launcher::Pty | Launcher::Bwrap | Launcher::Container => Network::None,
@@ -328,7 +328,7 @@ const fn default_network(launcher: Launcher) -> Network {
     }
 }
 
-/// What an agent may have its client do, and where the keys stand.
+/// The client methods that an agent may use, and the places of the keys.
 fn read_client_methods(section: &Section<'_>) -> (ClientFs, bool, [Option<Place>; 2]) {
     let files = section.keyword("client_fs", &[]);
     let terminal = section.boolean("client_terminal");
@@ -351,7 +351,7 @@ fn place_or<T>(found: Option<&Located<T>>, above: &Place) -> Place {
     found.map_or(above, |found| &found.place).clone()
 }
 
-/// The workspace, and where its path and its mode stand.
+/// The workspace, and the places of its path and its mode.
 fn read_workspace(
     section: &Section<'_>,
     context: &PoolContext<'_>,
@@ -441,7 +441,7 @@ fn read_policy(section: &Section<'_>, context: &PoolContext<'_>) -> String {
     policy_uses::read_policy_name(section, "policy", context).unwrap_or_else(usual)
 }
 
-/// Where an agent that is built in is installed, if the file says that.
+/// The directory of a built-in agent, if the file names it.
 fn read_agent_dir(
     section: &Section<'_>,
     agent: &Agent,
@@ -453,7 +453,7 @@ fn read_agent_dir(
     if let Some(fault) = paths::path_error(&found.value) {
         section.diagnostics.report(&found.place, fault, None);
     } else if !agent.is_preset || agent.has_own_command || !looked_for {
-        let message = "agent_dir is for agents that are built in and looked for on this host";
+        let message = "agent_dir is for built-in agents that marshal looks for on this host";
         let help = "name the program in command, and its directory in ro_bind of the sandbox";
         let help = Some(help.to_owned());
         section.diagnostics.report(&found.place, message, help);
@@ -461,7 +461,7 @@ fn read_agent_dir(
         && !path.starts_with(context.dir)
         && !sandbox::is_in_system_program_dir(&path)
     {
-        let message = "a supervisor.toml that was found may name agents only in its own directory or where programs of the system are";
+        let message = "a discovered supervisor.toml may name agents only in its own directory or where programs of the system are";
         let help = Some(TRUST_HELP.to_owned());
         section.diagnostics.report(&found.place, message, help);
     }
@@ -502,7 +502,7 @@ fn read_routes(section: &Section<'_>, context: &PoolContext<'_>) -> Vec<RoutePor
     routes
 }
 
-/// Files for a new home: where they lie in it, and where they come from.
+/// Files for a new home: path inside the home -> file on the host.
 fn read_home_files(section: &Section<'_>, context: &PoolContext<'_>) -> BTreeMap<String, PathBuf> {
     let mut files = BTreeMap::new();
     for (inside, item) in section
@@ -521,8 +521,7 @@ fn read_home_files(section: &Section<'_>, context: &PoolContext<'_>) -> BTreeMap
         }
         let path = paths::absolute(context.dir, &source.value);
         if context.is_discovered && !path.starts_with(context.dir) {
-            let message =
-                "a supervisor.toml that was found may take files only from its own directory";
+            let message = "a discovered supervisor.toml may take files only from its own directory";
             section
                 .diagnostics
                 .report(&source.place, message, Some(TRUST_HELP.to_owned()));
@@ -544,5 +543,5 @@ fn read_check(section: &Section<'_>) -> Vec<String> {
     words.into_iter().map(|word| word.value).collect()
 }
 
-/// How a file may do what one that was found may not.
+/// The help for what a discovered file may not do.
 pub(super) const TRUST_HELP: &str = "name the file with --config if you trust it";

@@ -1,6 +1,6 @@
-//! What a pool says of its dialect: one that is built in, or the file of a table.
+//! The dialect of a pool: a built-in one, or the file of a table.
 //!
-//! Must not know what stands in a table, or read files: whoever looks for them gives the table
+//! Must not know the keys of a table, or read files: the command line reads them and sets the table
 //! ([`Pool::set_dialect_table`]).
 
 use std::path::Path;
@@ -16,7 +16,7 @@ use super::pool::TRUST_HELP;
 use super::table::{Entry, Section, Word, one_of};
 use super::types::{DialectName, OnCrash, PermissionCoverage, Pool};
 
-/// Every dialect that has a name of its own.
+/// Every built-in dialect.
 const BUILT_IN_DIALECTS: [DialectName; DialectName::ALL.len() - 1] = {
     let mut named = [DialectName::Scaiflux; DialectName::ALL.len() - 1];
     let (mut from, mut to) = (0, 0);
@@ -64,14 +64,14 @@ impl Pool {
         self.dialect == DialectName::Acp || table.is_some_and(|table| table.attachment.is_some())
     }
 
-    /// The table of its dialect, if that is a custom one.
+    /// The table of its dialect, if that is custom and its file was read.
     #[must_use]
     pub fn dialect_table(&self) -> Option<Arc<DialectTable>> {
         self.custom_dialect.as_ref()?.table.clone()
     }
 
-    /// Takes the table of its dialect, with what follows from it; gives what the pool and the table
-    /// do not agree on.
+    /// Sets the table of its dialect, with what follows from it. Returns the faults where the pool
+    /// and the table disagree.
     #[must_use]
     pub fn set_dialect_table(&mut self, table: Arc<DialectTable>) -> Vec<KeyError> {
         let mut faults = Vec::new();
@@ -103,7 +103,7 @@ impl Pool {
         faults
     }
 
-    /// What it speaks, for people.
+    /// The dialect, for display.
     #[must_use]
     pub fn describe_dialect(&self) -> String {
         let Some(own) = &self.custom_dialect else {
@@ -174,11 +174,12 @@ fn read_custom(item: &Entry<'_>, dir: &Path) -> Option<CustomDialect> {
     })
 }
 
-/// A table decides what counts as a question and what as an answer.
+/// A discovered file may not have a table: the table decides what counts as a permission request
+/// and as an answer.
 pub(super) fn check_consistency(section: &Section<'_>, pool: &Pool, found: bool) {
     if let (true, true, Some(item)) = (found, pool.custom_dialect.is_some(), section.get("dialect"))
     {
-        let message = "a supervisor.toml that was found may not use a custom dialect";
+        let message = "a discovered supervisor.toml may not use a custom dialect";
         item.report(message, Some(TRUST_HELP.to_owned()));
     }
 }

@@ -1,8 +1,8 @@
-//! Agents that this program knows: how to find and start them, what they speak, ask for and need.
+//! The built-in agents: how to find and start them, what they speak, ask for and need.
 //!
-//! A preset is data (`presets/*.toml`): `[pool]` has keys as `[pool.NAME]` has them, which hold
+//! A preset is data (`presets/*.toml`): `[pool]` has keys as `[pool.NAME]` has them, which apply
 //! where the file has none; `[routed]` has more of them, for a pool whose network is `routes`;
-//! `[home]` and `[routed_home]` have files for a new home; the rest is told to people. Must not
+//! `[home]` and `[routed_home]` have files for a new home; the rest is shown to people. Must not
 //! know what a pool's keys mean.
 //!
 //! A new built-in agent is a file `presets/NAME.toml`, its name here, its table of calls in
@@ -34,7 +34,7 @@ const PRESETS: &[(&str, &str)] = &[
     ("script", include_str!("presets/script.toml")),
 ];
 
-/// Agents that the format names and this version has no preset for.
+/// Agents of the format that this version has no preset for.
 pub(super) const UNSUPPORTED_AGENTS: &[&str] = &["cursor", "goose"];
 
 /// The built-in extractors (`policy` owns their tables).
@@ -50,18 +50,18 @@ const PROXY: &str = "proxy";
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Preset {
-    /// Its name, as a pool says it.
+    /// Its name, as in a pool's `agent`.
     #[serde(skip)]
     pub name: &'static str,
-    /// What it is, in a few words.
+    /// A short description.
     pub title: String,
-    /// Why the preset says of it what it asks for.
+    /// The evidence for its `permission_requests`.
     pub evidence: String,
-    /// How `/proc` has to look for it.
+    /// The view of `/proc` that it needs.
     pub proc: String,
-    /// Whether it goes through the proxy that its environment names, and how that is known.
+    /// Whether it uses the proxy of its environment, and the evidence.
     pub proxies: String,
-    /// What it needs of memory, its whole tree.
+    /// The memory that its whole process tree needs.
     pub memory: Option<String>,
     /// The model that its files name where the pool names none.
     pub model: Option<String>,
@@ -82,7 +82,7 @@ pub struct Preset {
     /// `[pool]`.
     #[serde(skip)]
     pool_table: DeTable<'static>,
-    /// `plain` without what only this host can give: for a far end.
+    /// `plain` without what only this host can provide: for a remote host.
     #[serde(skip)]
     remote_table: DeTable<'static>,
     /// `[pool]` and `[routed]`.
@@ -96,13 +96,13 @@ pub struct Preset {
 pub struct ProgramLookup {
     /// The program's name.
     pub program: String,
-    /// Programs to be taken instead, where they stand below the same `node_modules`; `{arch}` is
+    /// Programs to use instead, if they are below the same `node_modules`; `{arch}` is
     /// `x64` or `arm64`.
     #[serde(default)]
     pub native: Vec<String>,
-    /// The package that has it, as its own files name it: its version is read there.
+    /// The package that contains it; its files have the version.
     pub package: String,
-    /// What installs it.
+    /// The command that installs it.
     pub install: String,
     /// The version that it was tested with.
     pub tested: String,
@@ -110,7 +110,7 @@ pub struct ProgramLookup {
 
 static ALL: LazyLock<BTreeMap<&'static str, Preset>> = LazyLock::new(|| {
     let read = |(name, text): &(&'static str, &'static str)| Some((*name, read(name, text).ok()?));
-    // One that cannot be read is none: a test reads them all.
+    // An unreadable preset is skipped, so a test reads them all.
     PRESETS.iter().filter_map(read).collect()
 });
 
@@ -168,7 +168,7 @@ fn string_value(value: &DeValue<'_>) -> Option<String> {
 }
 
 impl Preset {
-    /// Whether its network is one of routes, where the pool does not say.
+    /// Whether its default network has routes.
     fn is_routed(&self) -> bool {
         let network = self.pool_table.get("network").map(toml::Spanned::get_ref);
         network
@@ -193,7 +193,7 @@ impl Preset {
         files
     }
 
-    /// A word of its pool.
+    /// A string value of its `[pool]`.
     #[must_use]
     pub fn pool_text_or_default(&self, key: &str) -> String {
         self.pool_text(key).unwrap_or_default()
@@ -260,7 +260,7 @@ impl Preset {
     }
 }
 
-/// Keys that a pool at a far end has not.
+/// Keys that a pool on a remote host does not have.
 const HOST_ONLY_KEYS: &[&str] = &["home_files", "network", "routes", "sandbox", "workspace"];
 
 fn read(name: &'static str, text: &'static str) -> Result<Preset, String> {
@@ -284,7 +284,7 @@ fn read(name: &'static str, text: &'static str) -> Result<Preset, String> {
     Ok(preset)
 }
 
-/// Lays a table over another: its values win, tables are joined.
+/// Merges a table over another: its values win, and sub-tables are merged.
 fn merge_tables(base: &mut DeTable<'static>, over: DeTable<'static>) {
     for (key, value) in over {
         let name: &str = key.get_ref();

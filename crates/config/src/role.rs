@@ -1,7 +1,7 @@
-//! `[chat]`, `[role.NAME]` and `[workspace.NAME]`: what chats are begun with, by names that a client
-//! may say.
+//! `[chat]`, `[role.NAME]` and `[workspace.NAME]`: the settings of new chats, by names that a
+//! client can use.
 //!
-//! Must not know chats, HTTP or files: whoever looks at the tree finds what is at a path.
+//! Must not know chats, HTTP or files: the code that opens a path checks what is there.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -23,11 +23,11 @@ use marshal_model::{IdError, PoolName, RoleName, WorkspaceName};
 /// `[chat]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChatConfig {
-    /// How long a chat that nobody uses keeps its agent.
+    /// How long an idle chat keeps its agent.
     pub idle: Duration,
-    /// How long a chat that nobody uses stays open.
+    /// How long an idle chat stays open.
     pub close_after: Duration,
-    /// Turns of a chat of the mode `autonomous` that names no limit.
+    /// The default limit of turns of a chat of the mode `autonomous`.
     pub rounds: u32,
 }
 
@@ -41,14 +41,14 @@ impl Default for ChatConfig {
     }
 }
 
-/// What the agent of a chat is for.
+/// A role of an agent in chats.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Role {
     /// The pool that works its chats.
     pub pool: PoolName,
-    /// The model of its sessions, instead of the pool's.
+    /// The model of its sessions; `None` means the pool's.
     pub model: Option<String>,
-    /// What its agents are told before anything else.
+    /// The text in front of the first prompt of its agents.
     pub instructions: Option<String>,
 }
 
@@ -57,7 +57,7 @@ pub struct Role {
 pub struct RegisteredWorkspace {
     /// Absolute, without `.` and `..`.
     pub path: PathBuf,
-    /// It is one directory on all hosts whose supervisors have one store.
+    /// Whether it is the same directory on all hosts whose supervisors share a store.
     pub shared: bool,
 }
 
@@ -137,7 +137,7 @@ fn read_role(section: &Section<'_>, drafts: &[PoolDraft], names: &[String]) -> O
     let pool = pool?;
     let mut all = drafts.iter().map(|draft| &draft.pool);
     let Some(of) = all.find(|of| of.name.as_str() == pool.value) else {
-        // One that is faulty itself was told.
+        // A faulty role was reported already.
         if !names.contains(&pool.value) {
             let names: Vec<&str> = names.iter().map(String::as_str).collect();
             let message = format!(
@@ -172,7 +172,7 @@ fn read_role(section: &Section<'_>, drafts: &[PoolDraft], names: &[String]) -> O
     })
 }
 
-/// A model that a session of the pool can be given.
+/// Checks the model of a role against its pool.
 fn check_model(section: &Section<'_>, model: &Located<String>, pool: &Pool) {
     if !is_model_or_mode(&model.value) {
         let message = format!(
@@ -182,7 +182,7 @@ fn check_model(section: &Section<'_>, model: &Located<String>, pool: &Pool) {
         section.diagnostics.report(&model.place, message, None);
     } else if !accepts_session_model(pool) {
         let message = format!(
-            "pool {} cannot take a model for each session: its command has no {{model}}, and its protocol sets none",
+            "pool {} cannot set a model per session: its command has no {{model}}, and its protocol sets no model",
             pool.name
         );
         let help =
@@ -212,7 +212,7 @@ fn accepts_session_model(pool: &Pool) -> bool {
     pool.dialect.sets_model() && !preset.is_some_and(|of| of.writes_model(is_routed))
 }
 
-/// Reads the table `workspace`. `found`: the file was found, not named.
+/// Reads the table `workspace`. `found`: the file was discovered, not named.
 pub(super) fn read_workspaces(
     section: &Section<'_>,
     dir: &Path,
@@ -237,7 +237,8 @@ pub(super) fn read_workspaces(
         if let Some(fault) = paths::path_error(&path.value) {
             section.diagnostics.report(&path.place, fault, None);
         } else if found && !absolute.starts_with(dir) {
-            let message = "a supervisor.toml that was found may not use a workspace outside its own directory";
+            let message =
+                "a discovered supervisor.toml may not use a workspace outside its own directory";
             section
                 .diagnostics
                 .report(&path.place, message, Some(TRUST_HELP.to_owned()));

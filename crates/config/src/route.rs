@@ -1,5 +1,5 @@
-//! A checked `[route.NAME]`: one upstream that a sandbox reaches by a loopback port, and what may
-//! be asked of it.
+//! A checked `[route.NAME]`: one upstream that a sandbox reaches through a loopback port, and the
+//! requests that are allowed.
 //!
 //! Must not know TOML, HTTP libraries or sockets.
 
@@ -10,20 +10,20 @@ use std::time::Duration;
 
 use super::types::Secret;
 
-/// One route.
+/// One route of the model proxy.
 #[derive(Debug, Clone)]
 pub struct Route {
-    /// Its name.
+    /// The route's name.
     pub name: String,
-    /// Where requests go.
+    /// The upstream that requests are sent to.
     pub upstream: Upstream,
     /// The header that carries the key, in lower case.
     pub header: String,
-    /// What stands before the key in that header.
+    /// The prefix of the key in that header, such as `Bearer `.
     pub prefix: String,
     /// The key; `None` only for a loopback upstream.
     pub secret: Option<Secret>,
-    /// What may be asked; never empty.
+    /// The allowed requests; never empty.
     pub allow: Vec<AllowedRequest>,
     /// Names of query parameters that pass; a request with any other is refused.
     pub query: Vec<String>,
@@ -31,7 +31,7 @@ pub struct Route {
     pub port: u16,
     /// The longest request body, in bytes.
     pub body_max: u64,
-    /// Bodies may name tools that the provider runs, remote servers and remote files.
+    /// Whether bodies may name tools that the provider runs, remote servers and remote files.
     pub server_tools: bool,
     /// Certificate authorities instead of the built-in ones.
     pub ca: Option<CertificateAuthorities>,
@@ -52,42 +52,44 @@ impl Route {
 /// `[route.NAME] timeouts = { … }`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RouteTimeouts {
-    /// Until the upstream's connection stands, TLS included.
+    /// Until the connection to the upstream is established, including TLS.
     pub connect: Duration,
-    /// Until a request has come whole from inside.
+    /// Until a request from the sandbox is read completely.
     pub request: Duration,
-    /// From the request being sent until the head of the answer.
+    /// From sending the request until the head of the response.
     pub answer: Duration,
-    /// Between two pieces of the answer.
+    /// Between two pieces of the response.
     pub idle: Duration,
 }
 
-/// Where a route leads.
+/// The address of an upstream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Upstream {
     /// TLS; without it only to a loopback address.
     pub tls: bool,
     /// Host and, if given, port, as a URL has them.
     pub authority: String,
-    /// What stands before every path; empty, or `/` and more without a `/` at its end.
+    /// The prefix of every path: empty, or starting with `/` and not ending with it.
     pub base_path: String,
 }
 
-/// Why a text is no upstream.
+/// Why a text is not an upstream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum UpstreamError {
-    /// Another scheme.
+    /// The scheme is not supported.
     #[error("an upstream begins with https://, or with http:// where it is on a loopback address")]
     Scheme,
-    /// Plain HTTP to somewhere else.
-    #[error("http:// is only for a loopback address: anybody on the way could read the key")]
+    /// Plain HTTP to an address that is not loopback.
+    #[error(
+        "http:// is only for a loopback address: anybody on the network path could read the key"
+    )]
     PlainHttp,
-    /// A host or port that is none.
+    /// The host or port is invalid.
     #[error(
         "expected a host name or address, with a port or without, and nothing else before the path"
     )]
     Authority,
-    /// A path that is none.
+    /// The path is not plain.
     #[error("expected a path of plain segments: no query, no \"%\", no \"..\", no \"//\"")]
     Path,
 }
@@ -137,7 +139,7 @@ impl fmt::Display for Upstream {
     }
 }
 
-/// Host and port, if both are such.
+/// Host and port, if both are valid.
 pub(super) fn split_port(authority: &str) -> Option<(&str, Option<&str>)> {
     let (host, port) = if let Some(rest) = authority.strip_prefix('[') {
         let (inside, after) = rest.split_once(']')?;
@@ -170,7 +172,7 @@ pub(super) fn is_loopback(host: &str) -> bool {
             .is_ok_and(|address| address.is_loopback())
 }
 
-/// Whether a byte may stand in a path as itself. No `%` (an encoded slash or dot is read
+/// Whether a byte may be in a path without escapes. No `%` (an encoded slash or dot is read
 /// differently by different servers), no `;` (parameters of a segment, to some), no `\`.
 #[must_use]
 pub const fn is_path_byte(byte: u8) -> bool {
@@ -203,7 +205,7 @@ pub fn is_plain_path(path: &str) -> bool {
         .is_some_and(|rest| rest.split('/').all(is_segment))
 }
 
-/// One line of `allow`: a method and a path, in which a `*` stands for one or more characters of
+/// One line of `allow`: a method and a path, in which a `*` matches one or more characters of
 /// one segment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AllowedRequest {
@@ -238,7 +240,7 @@ impl AllowedRequest {
         })
     }
 
-    /// Whether it allows this request. A path that is no plain one matches nothing.
+    /// Whether it allows this request. A path that is not plain matches nothing.
     #[must_use]
     pub fn matches(&self, method: &str, path: &str) -> bool {
         if self.method != method || !is_plain_path(path) {
@@ -275,7 +277,7 @@ impl fmt::Display for AllowedRequest {
 pub struct CertificateAuthorities {
     /// The file, absolute.
     pub path: PathBuf,
-    /// Its content, as whoever reads files found it.
+    /// Its content; `None` until the command line has read it.
     pub pem: Option<Arc<[u8]>>,
 }
 
@@ -285,7 +287,7 @@ impl fmt::Debug for CertificateAuthorities {
     }
 }
 
-/// A route of a pool: what its environment and its home's files need of it.
+/// A route of a pool, with what its environment and the files of its home refer to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RoutePort {
     /// The route's name.
@@ -306,8 +308,8 @@ fn base_url(port: u16) -> String {
     format!("http://127.0.0.1:{port}")
 }
 
-/// Puts base URLs in the place of `{route.NAME}`. What names none of these routes stands for
-/// itself: see [`unknown_route`].
+/// Replaces `{route.NAME}` by base URLs. A placeholder of another route stays literal:
+/// see [`unknown_route`].
 #[must_use]
 pub fn fill_routes(text: &str, routes: &[RoutePort]) -> String {
     let mut out = String::with_capacity(text.len());
@@ -324,7 +326,7 @@ pub fn fill_routes(text: &str, routes: &[RoutePort]) -> String {
     out
 }
 
-/// The first `{route.NAME}` of a text that names none of these routes.
+/// The first `{route.NAME}` of a text that is not one of these routes.
 #[must_use]
 pub fn unknown_route<'t>(text: &'t str, routes: &[RoutePort]) -> Option<&'t str> {
     let mut rest = text;

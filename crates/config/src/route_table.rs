@@ -82,14 +82,14 @@ const UPSTREAM_PATTERN: &str =
     r"^(https://|http://(localhost|127\.[0-9.]+|\[::1\])(:[0-9]+)?(/|$)).*$";
 /// What the schema says of a header's name.
 const HEADER_PATTERN: &str = "^[A-Za-z][A-Za-z0-9-]{0,63}$";
-/// What the schema says of what stands before a key.
+/// The schema's pattern of a key's prefix.
 const PREFIX_PATTERN: &str = "^[ -~]{0,64}$";
 /// What the schema says of a line of `allow`.
 const ALLOW_PATTERN: &str = r"^(GET|HEAD|POST|PUT|PATCH|DELETE) (?!.*/\.\.?(/|$))(?!.*\*[^/]*\*)(/[A-Za-z0-9._~:@!$&'()+,=*-]+)+$";
 /// What the schema says of a query parameter's name.
 const QUERY_PATTERN: &str = r"^[A-Za-z0-9$._-]{1,64}$";
 
-/// Headers that the proxy makes itself, so that none of them can carry a key.
+/// Headers that the proxy sets itself, so none of them can carry a key.
 const PROXY_HEADERS: &[&str] = &[
     "host",
     "connection",
@@ -108,13 +108,13 @@ const SECOND: Duration = Duration::from_secs(1);
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
-/// The longest request body that may be asked for, in bytes: several are held at the same time.
+/// The highest `max_body`, in bytes; the proxy holds several bodies in memory at the same time.
 const MAX_BODY_BYTES: u64 = limits::ROUTE_BODIES_BYTES as u64 / 4;
 
-/// The first of the ports that are given by name, and how many there are.
+/// The first port that is derived from a route's name, and the number of such ports.
 const ASSIGNED_PORTS: (u16, u16) = (20_000, 10_000);
 
-/// Reads the table `route`. `found`: the file was found, not named, so it may not reach for
+/// Reads the table `route`. `found`: the file was discovered, not named, so it may not use
 /// secrets.
 pub(super) fn read_all(section: &Section<'_>, found: bool, dir: &Path) -> BTreeMap<String, Route> {
     let mut routes: BTreeMap<String, Route> = PROVIDERS
@@ -146,8 +146,8 @@ pub(super) fn read_all(section: &Section<'_>, found: bool, dir: &Path) -> BTreeM
     routes
 }
 
-/// Gives a port to every route that has none: by its name, so that an agent's files from an
-/// earlier start still lead there when other routes come or go.
+/// Assigns a port to every route that has none. The port depends on the route's name, so an agent's
+/// files from an earlier start stay valid when other routes are added or removed.
 fn assign_ports(routes: &mut BTreeMap<String, Route>, mut taken: BTreeMap<u16, String>) {
     for (name, route) in routes.iter_mut().filter(|(_, route)| route.port == 0) {
         let (first, count) = ASSIGNED_PORTS;
@@ -189,14 +189,14 @@ fn built_in_route(provider: &Provider) -> Route {
     }
 }
 
-/// Whether a route is just what is built in.
+/// Whether a route equals the built-in one.
 pub(super) fn is_built_in(route: &Route) -> bool {
     let mut known = BTreeMap::new();
     if let Some(provider) = PROVIDERS.iter().find(|known| known.name == route.name) {
         known.insert(provider.name.to_owned(), built_in_route(provider));
     }
     assign_ports(&mut known, BTreeMap::new());
-    // A key's value is in no such text.
+    // The value of a key is never in this text.
     known
         .get(&route.name)
         .is_some_and(|known| format!("{known:?}") == format!("{route:?}"))
@@ -237,7 +237,7 @@ fn default_prefix(header: &str) -> &'static str {
     }
 }
 
-/// The route, and the port that it asks for.
+/// The route, and the port that its table has.
 fn read(
     name: &str,
     section: &Section<'_>,
@@ -249,7 +249,7 @@ fn read(
     let mut route = base.unwrap_or_else(|| default_route(name));
     let elsewhere = read_upstream(section, &mut route, is_known);
     if elsewhere {
-        // A key goes only where it was said to go.
+        // The built-in secret is sent only to the built-in upstream.
         route.secret = None;
     }
     if let Some(found) = section
@@ -380,7 +380,7 @@ fn read_secret(section: &Section<'_>, route: &mut Route, found: bool, dir: &Path
         match environment::require_secret_source(section, &value, dir) {
             Some(source) if found && source != SecretSource::Redacted => {
                 let message = format!(
-                    "a supervisor.toml that was found may not use secrets, found {}",
+                    "a discovered supervisor.toml may not use secrets, found {}",
                     quote(source.kind())
                 );
                 let help = Some("name the file with --config if you trust it".to_owned());
@@ -388,8 +388,7 @@ fn read_secret(section: &Section<'_>, route: &mut Route, found: bool, dir: &Path
             }
             Some(source) => route.secret = Some(Secret::new(source)),
             None => {
-                let message =
-                    "expected \"env:NAME\" or \"file:PATH\": a key never stands in the file";
+                let message = "expected \"env:NAME\" or \"file:PATH\": the file never contains the key itself";
                 section.diagnostics.report(&value.place, message, None);
             }
         }
@@ -423,7 +422,7 @@ fn read_allow(section: &Section<'_>, route: &mut Route) {
     }
     let Some(list) = list else { return };
     if list.value.is_empty() {
-        let message = "the list is empty: nothing could be asked";
+        let message = "the list is empty: no request could pass";
         section.diagnostics.report(&list.place, message, None);
     }
     route.allow.clear();

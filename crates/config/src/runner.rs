@@ -1,6 +1,6 @@
 //! `[pool.NAME.runner]`: how a tool at a terminal is driven by files.
 //!
-//! Owns the keys of that table and what they exclude. Must not know what becomes of a command.
+//! Owns the keys of that table and what they exclude. Must not know how a command is executed.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -15,11 +15,11 @@ use super::types::{DialectName, Launcher, Pool};
 use marshal_wire::skillpilot::marker::{MarkerTemplate, PayloadTemplate, ToolKind};
 use marshal_wire::skillpilot::{CancelPolicy, TIMEOUT_MAX_S, TIMEOUT_S};
 
-/// Where a Runner's directory is inside, if the file names one of the host's.
+/// The Runner's directory inside the sandbox, if the file names one of the host.
 const DIR_INSIDE: &str = "/run/marshal/session";
-/// Where it is below the session's home, if not.
+/// Its directory below the session's home otherwise.
 const DIR_OF_HOME: &str = "session";
-/// How long a Runner of ours goes on without a word of its Master's, who renews that in time.
+/// How long marshal's Runner keeps running without a renewal of its lease by the Master.
 pub const LEASE: Duration = Duration::from_secs(60);
 
 /// The key's word.
@@ -28,26 +28,26 @@ const KIND_PATTERN: &str = "^[a-z][a-z0-9_-]{0,31}$";
 /// How a tool is driven.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Runner {
-    /// What the tool is, in the words of a command's `kind`.
+    /// The kind of the tool, as in a command's `kind`.
     pub kind: String,
-    /// How it prints a marker, where the kind does not say it.
+    /// How it prints a marker; `None` uses the kind's template.
     pub marker: Option<String>,
-    /// How it is given a payload as one line, where the kind does not say it.
+    /// How a payload is wrapped into one line; `None` uses the kind's template.
     pub unit: Option<String>,
-    /// What it is told first.
+    /// The first line that is sent to it.
     pub init: Option<String>,
-    /// A directory of this host for the session's files; `None`: one in the session's home.
+    /// A directory of this host for the session's files; `None` means one in the session's home.
     pub dir: Option<PathBuf>,
-    /// How long a command may take.
+    /// The timeout of a command.
     pub timeout: Duration,
-    /// How a command is ended before its time.
+    /// How a command is cancelled.
     pub cancel: CancelPolicy,
-    /// How long the Runner goes on without a word of ours; `None`: [`LEASE`], and none for a Runner that is
-    /// somebody else's.
+    /// How long the Runner keeps running without a renewal of its lease; `None` means [`LEASE`], or
+    /// no lease for a Runner that marshal does not start.
     pub lease: Option<Duration>,
-    /// How often it gives a sign of life.
+    /// The interval of its heartbeat.
     pub heartbeat: Duration,
-    /// How often the directory is looked at where the kernel tells nothing.
+    /// How often the directory is read where the kernel does not report changes.
     pub poll: Duration,
 }
 
@@ -158,9 +158,9 @@ pub(super) fn read(pool: &Section<'_>, dir: &Path) -> Runner {
     }
 }
 
-/// What launcher, dialect and the table must agree on.
+/// Checks launcher, dialect and the table against each other.
 ///
-/// `found`: the file was found, not named, in that directory.
+/// `found`: the file was discovered in that directory, not named.
 pub(super) fn check_consistency(section: &Section<'_>, pool: &Pool, found: Option<&Path>) {
     let ledger = section.diagnostics;
     let place = |key: &'static str| -> Place {
@@ -183,14 +183,14 @@ pub(super) fn check_consistency(section: &Section<'_>, pool: &Pool, found: Optio
     }
     if pool.runner.dir.is_some() && pool.launcher != Launcher::Pty {
         let message =
-            "runner.dir is for launcher = \"pty\"; a carrier's directory stands in its command";
+            "runner.dir is for launcher = \"pty\"; a carrier's directory is part of its command";
         ledger.report(&place("runner"), message, None);
     }
     if let (Some(dir), Some(own)) = (&pool.runner.dir, found)
         && !dir.starts_with(own)
     {
         let message =
-            "a supervisor.toml that was found may not use a runner.dir outside its own directory";
+            "a discovered supervisor.toml may not use a runner.dir outside its own directory";
         ledger.report(&place("runner"), message, Some(TRUST_HELP.to_owned()));
     }
     if pool.runner.dir.is_some() && pool.max_size > 1 {
@@ -244,7 +244,8 @@ impl Pool {
     }
 }
 
-/// Nobody but its own tool works in a Runner's directory: who writes there has the tool run commands.
+/// Only its own tool works in a Runner's directory: a writer there could make the tool run
+/// commands.
 pub(super) fn check_separate_directories<'w>(
     root: &Section<'_>,
     drafts: &[PoolDraft],
@@ -258,7 +259,7 @@ pub(super) fn check_separate_directories<'w>(
         };
         let others = drafts.iter().enumerate().filter(|(other, _)| *other != at);
         let written = others.flat_map(|(other, draft)| {
-            // Of two Runners the later one is told.
+            // Of two Runners the fault is reported at the later one.
             let is_told = move |(dir, _): &(&Path, _)| {
                 other < at || draft.pool.runner_dir().is_none_or(|(own, _)| own != *dir)
             };
@@ -272,7 +273,7 @@ pub(super) fn check_separate_directories<'w>(
             continue;
         };
         let message = format!(
-            "runner.dir is {}, and other agents work in {}: they could have its tool run commands",
+            "runner.dir is {}, and other agents work in {}: they could make its tool run commands",
             quote(&dir.to_string_lossy()),
             quote(&other.to_string_lossy())
         );

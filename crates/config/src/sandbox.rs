@@ -1,6 +1,6 @@
 //! `[sandbox.NAME]`: the profiles, with `standard` and `strict` built in.
 //!
-//! Must not know pools or how walls are built.
+//! Must not know pools or how a sandbox is built.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -15,13 +15,13 @@ use marshal_model::limits;
 
 word!(ProcMode);
 
-/// The built-in profile that everybody can have. Both may be changed key by key.
+/// The built-in profile that works on every host. The file may change both profiles key by key.
 pub(super) const STANDARD: &str = "standard";
 
-/// The built-in profile with every wall, or none at all.
+/// The built-in profile with every layer; without one of them the fleet does not start.
 pub(super) const STRICT: &str = "strict";
 
-/// Places that the sandbox makes itself: nothing of the host can be bound over them.
+/// Paths that the sandbox makes itself: nothing of the host can be bound over them.
 const SANDBOX_MOUNTS: &[&str] = &[
     "/dev",
     "/proc",
@@ -31,7 +31,7 @@ const SANDBOX_MOUNTS: &[&str] = &[
     "/home/agent",
 ];
 
-/// Places that the sandbox makes itself, with room for binds below them.
+/// Paths that the sandbox makes itself, and that may have binds below them.
 const SANDBOX_PARENT_DIRS: &[&str] = &["/", "/tmp", "/run", "/home"];
 
 /// Files of `/etc` that no profile shows, or that the sandbox writes itself.
@@ -57,7 +57,7 @@ const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 const TIB: u64 = 1 << 40;
 
-/// The profile `standard` as it is built in.
+/// The built-in profile `standard`.
 pub(super) fn standard() -> Sandbox {
     let etc = [
         "alternatives",
@@ -82,7 +82,7 @@ pub(super) fn standard() -> Sandbox {
     }
 }
 
-/// The profile `strict` as it is built in: what `standard` takes where it can be had, it needs.
+/// The built-in profile `strict`: it requires what `standard` uses only if it is available.
 fn strict() -> Sandbox {
     Sandbox {
         landlock_min_abi: MAX_LANDLOCK_ABI,
@@ -124,7 +124,7 @@ pub(super) fn read_all(
     profiles
 }
 
-/// The form of names that the file gives to profiles and policies.
+/// The form of the names of profiles and policies.
 pub(super) const NAME_FORM: &str = "[a-z0-9][a-z0-9-]{0,31}";
 
 /// The same as a pattern of the schema.
@@ -174,7 +174,7 @@ fn value_or<T>(found: Option<Located<T>>, default: T) -> T {
     found.map_or(default, |found| found.value)
 }
 
-/// Whether and what system calls are filtered: one of two words, or a file.
+/// The filter of system calls: one of two words, or a file.
 fn read_seccomp(section: &Section<'_>, dir: &Path) -> Option<Seccomp> {
     let found = section.get("seccomp")?.text_like(paths::PATTERN)?;
     if let Some(fault) = paths::path_error(&found.value) {
@@ -184,13 +184,13 @@ fn read_seccomp(section: &Section<'_>, dir: &Path) -> Option<Seccomp> {
     Some(match found.value.as_str() {
         SECCOMP_DEFAULT => Seccomp::Default,
         SECCOMP_OFF => Seccomp::Off,
-        // What has no slash is sooner a slip of the pen than a file.
+        // A word without a slash is more likely a typo than a file.
         word if !word.contains('/') => {
             let message = format!(
                 "expected \"{SECCOMP_DEFAULT}\", \"{SECCOMP_OFF}\" or the path of a profile in OCI form, found {}",
                 quote(word)
             );
-            let help = format!("a file beside this one is written \"./{word}\"");
+            let help = format!("for a file beside this one, write \"./{word}\"");
             section
                 .diagnostics
                 .report(&found.place, message, Some(help));
@@ -203,13 +203,13 @@ fn read_seccomp(section: &Section<'_>, dir: &Path) -> Option<Seccomp> {
 /// The word for the built-in filter.
 pub(super) const SECCOMP_DEFAULT: &str = "default";
 
-/// The word for none.
+/// The word for no filter.
 pub(super) const SECCOMP_OFF: &str = "off";
 
-/// Where programs of the system are: they hold nobody's data.
+/// Directories of system programs, which contain no user data.
 const SYSTEM_PROGRAM_DIRS: &[&str] = &["/usr", "/opt", "/nix/store"];
 
-/// Whether a path lies there.
+/// Whether a path is below one of them.
 pub(super) fn is_in_system_program_dir(path: &Path) -> bool {
     SYSTEM_PROGRAM_DIRS
         .iter()
@@ -226,7 +226,7 @@ fn read_ro_bind(section: &Section<'_>, dir: &Path, is_found: bool) -> Option<Vec
             fault.to_owned()
         } else if is_found && !path.starts_with(dir) && !is_in_system_program_dir(&path) {
             format!(
-                "a supervisor.toml that was found may bind only programs of the system ({}) and what is below its own directory; name the file with --config if you trust it",
+                "a discovered supervisor.toml may bind only programs of the system ({}) and what is below its own directory; name the file with --config if you trust it",
                 SYSTEM_PROGRAM_DIRS.join(", ")
             )
         } else if let Some(place) = SANDBOX_MOUNTS.iter().find(own) {
@@ -240,7 +240,7 @@ fn read_ro_bind(section: &Section<'_>, dir: &Path, is_found: bool) -> Option<Vec
                 path.display()
             )
         } else if path.starts_with("/etc") {
-            "files of /etc are named by the key etc".to_owned()
+            "use the key etc for files of /etc".to_owned()
         } else {
             if !binds.contains(&path) {
                 binds.push(path);
@@ -268,7 +268,7 @@ fn read_etc(section: &Section<'_>) -> Option<Vec<String>> {
         } else if let Some(fault) = paths::sandbox_path_error(name) {
             fault.replace("the home", "/etc")
         } else if HIDDEN_ETC_FILES.contains(&first) || name.starts_with("ssl/private") {
-            format!("/etc/{} is never shown as the host has it", quote(name))
+            format!("the sandbox never shows {} of the host's /etc", quote(name))
         } else {
             if !names.iter().any(|known| known == name) {
                 names.push(name.to_owned());

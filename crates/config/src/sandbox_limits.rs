@@ -1,6 +1,6 @@
-//! `[sandbox.NAME.limits]`: what a child may take of the host with everything that it starts.
+//! `[sandbox.NAME.limits]`: the resource limits of a child together with its descendants.
 //!
-//! Must not know by what such a limit is held.
+//! Must not know what enforces such a limit.
 
 use std::ops::RangeInclusive;
 
@@ -16,20 +16,20 @@ const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 const TIB: u64 = 1 << 40;
 
-/// Fewer would not take the helpers and one agent with its threads.
+/// Fewer would be too few for the helpers and one agent with its threads.
 const PIDS: RangeInclusive<u32> = 16..=4_194_304;
 /// Less would not start any agent.
 const MEMORY: RangeInclusive<u64> = 16 * MIB..=64 * TIB;
 const SWAP: RangeInclusive<u64> = 0..=64 * TIB;
-/// In thousandths: the kernel gives no less than a hundredth of a processor.
+/// In thousandths of a CPU: the kernel's minimum is a hundredth.
 const CPU_MILLIS: RangeInclusive<u32> = 10..=1_024_000;
 const CPU: &str = "a number from 0.01 to 1024, or \"none\"";
 
-/// What the file says: a limit, or that there is none.
+/// The value of the file: a limit, or `none`.
 #[derive(Clone, Copy)]
 struct Limit<T>(Option<T>);
 
-/// What the profile `standard` has.
+/// The limits of the profile `standard`.
 pub(super) const STANDARD: ResourceLimits = ResourceLimits {
     pids: Some(1024),
     memory: Some(4 * GIB),
@@ -38,7 +38,7 @@ pub(super) const STANDARD: ResourceLimits = ResourceLimits {
     backend: LimitBackend::Auto,
 };
 
-/// What the profile `strict` has.
+/// The limits of the profile `strict`.
 pub(super) const STRICT: ResourceLimits = ResourceLimits {
     pids: Some(256),
     memory: Some(2 * GIB),
@@ -47,7 +47,7 @@ pub(super) const STRICT: ResourceLimits = ResourceLimits {
     backend: LimitBackend::Auto,
 };
 
-/// Reads these keys of `limits`; what is not said is as in `base`.
+/// Reads these keys of `limits`; `base` has the defaults.
 pub(super) fn read(section: &Section<'_>, base: ResourceLimits) -> ResourceLimits {
     let pids = section.get("pids").and_then(|item| read_pids(&item));
     let memory = section.get("memory").and_then(|item| read_memory(&item));
@@ -59,7 +59,7 @@ pub(super) fn read(section: &Section<'_>, base: ResourceLimits) -> ResourceLimit
     let limits = ResourceLimits {
         pids: pids.map_or(base.pids, |limit| limit.0),
         memory,
-        // Without a limit of memory there is none of swap.
+        // Swap is limited only together with memory.
         swap: wants_swap
             .map_or(base.swap, |limit| limit.0)
             .filter(|_| memory.is_some()),
@@ -73,7 +73,7 @@ pub(super) fn read(section: &Section<'_>, base: ResourceLimits) -> ResourceLimit
     limits
 }
 
-/// Whether it says that there is no limit.
+/// Whether the value is `none`.
 fn is_none(item: &Entry<'_>) -> bool {
     item.record_type(ValueType::Enum(vec!["none"]));
     matches!(item.value(), DeValue::String(text) if text == "none")
@@ -131,7 +131,7 @@ fn read_cpu(item: &Entry<'_>) -> Option<Limit<u32>> {
         DeValue::Float(text) => text.as_str().parse::<f64>().ok(),
         _ => None,
     };
-    // NaN and what is infinite are within no bounds.
+    // NaN and infinities are outside of all bounds.
     let millis = millis.map(|cpus| (cpus * 1000.0).round());
     let bounds = f64::from(*CPU_MILLIS.start())..=f64::from(*CPU_MILLIS.end());
     match millis.filter(|millis| bounds.contains(millis)) {

@@ -1,6 +1,6 @@
 //! The JSON Schema of the file, for editors and for checks before a file reaches this program.
 //!
-//! Its keys, types, words and bounds are what the reader asks for ([`Forms::collect`]); its
+//! Its keys, types, words and bounds are what the reader asks for ([`KeyTypes::collect`]); its
 //! descriptions and defaults are those of `docs/configuration.md`. Must not know the reader's keys by
 //! name, but for the few rules below that bind keys together. What a schema cannot say (bounds of
 //! durations, names that must lead somewhere, keys that must agree) only `config check` finds.

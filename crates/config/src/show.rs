@@ -1,8 +1,8 @@
 //! A checked configuration as a file: every key with the value that it has, secrets hidden.
 //!
-//! What is written is read again as the same configuration, but for the secrets. Must not know
-//! where it is shown; everything here is safe to show. Every structure is taken apart in full, so
-//! that no new key can be forgotten.
+//! The output parses to the same configuration, except for the secrets. Must not know where it is
+//! shown; everything here is safe to show. Every structure is destructured in full, so that no new
+//! key can be forgotten.
 
 mod acp;
 mod approval;
@@ -42,7 +42,7 @@ use super::units::{show_duration, show_size};
 use marshal_model::untrusted;
 use toml_text::{format_path, write_value};
 
-/// A configuration with all its values.
+/// A configuration with all its values, as tables.
 #[derive(Debug)]
 pub struct EffectiveConfig {
     tables: Vec<RenderedTable>,
@@ -53,7 +53,7 @@ pub struct EffectiveConfig {
 struct RenderedTable {
     /// The header's parts.
     header: Vec<String>,
-    /// What its reader should know, a line each.
+    /// Comments above it, one line each.
     remarks: Vec<String>,
     /// Dotted keys, by their parts, and their values.
     entries: Vec<(Vec<String>, Value)>,
@@ -74,7 +74,7 @@ impl RenderedTable {
         self.entries.push((parts, value.into()));
     }
 
-    /// Adds a key that need not be there.
+    /// Adds a key if it has a value.
     fn put_optional(&mut self, key: &str, value: Option<impl Into<Value>>) {
         if let Some(value) = value {
             self.put(key, value);
@@ -157,7 +157,7 @@ impl Config {
         EffectiveConfig { tables }
     }
 
-    /// The routes that a pool uses, and those that are not just built in.
+    /// The routes that a pool uses, and those that differ from the built-in ones.
     fn routes_to_show<'c>(
         &'c self,
         routes: &'c BTreeMap<String, Route>,
@@ -214,7 +214,7 @@ impl EffectiveConfig {
     }
 }
 
-/// The table at this path, made where it is not yet.
+/// The table at this path, created if it does not exist.
 fn table_at<'t>(root: &'t mut Table, path: &[String]) -> Option<&'t mut Table> {
     let mut table = root;
     for part in path {
@@ -271,7 +271,7 @@ fn pool_table(pool: &Pool) -> RenderedTable {
         is_preset,
         has_own_command: own_command,
         agent_dir,
-        // Found anew wherever the file is read.
+        // The program is searched again wherever the file is used.
         program: _,
         model,
         mode,
@@ -388,7 +388,7 @@ fn extractor_value(extractor: &Extractor) -> Value {
     }
 }
 
-/// What is the preset's own is left out: it is no secret, whatever it is called.
+/// Values of the preset are omitted: they are no secrets, whatever their names.
 fn put_env(table: &mut RenderedTable, env: &Env, preset: Option<&Preset>) {
     let Env {
         pass,

@@ -1,10 +1,10 @@
-//! Which of the policies that the file brings is the site's.
+//! The site's policy: which policy of the file it is.
 //!
 //! Owns that a site has one policy. Must not read a policy.
 
 use super::table::Section;
 
-/// Notes that a policy is the site's, if its table says so. There is at most one.
+/// Records that a policy is the site's, if its table says so. At most one can be.
 pub(super) fn read(table: &Section<'_>, name: &str, site: &mut Option<String>) {
     let Some(found) = table.boolean("site").filter(|found| found.value) else {
         return;

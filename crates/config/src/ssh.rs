@@ -1,7 +1,7 @@
-//! `ssh = { … }` of a pool: the far end that its agents run at, and how it is reached.
+//! `ssh = { … }` of a pool: the remote host that its agents run on, and how it is reached.
 //!
-//! Owns the keys of that table and what they exclude: with `launcher = "ssh"` nothing of this host
-//! is around the agent, so nothing of this host can be given to it. Must not know the client's
+//! Owns the keys of that table and what they exclude: with `launcher = "ssh"` the agent has no
+//! sandbox on this host, so it can get nothing of this host. Must not know the client's
 //! command line.
 
 use std::path::{Path, PathBuf};
@@ -16,67 +16,67 @@ use marshal_model::limits;
 word!(RemoteMode, RemoteNetwork);
 
 marshal_model::string_enum!(
-    /// How `marshal` at the far end shows the agent its workspace.
+    /// How `marshal` on the remote host shows the agent its workspace.
     RemoteMode {
         /// The directory itself.
         Rw = "rw",
         /// The directory itself, read-only.
         Ro = "ro",
-        /// A copy, which stays at the far end.
+        /// A copy, which stays on the remote host.
         Copy = "copy",
     }
 );
 
 marshal_model::string_enum!(
-    /// What an agent reaches behind the walls of the far end.
+    /// The network of an agent in the sandbox on the remote host.
     RemoteNetwork {
-        /// A loopback of its own.
+        /// Its own loopback only.
         None = "none",
         /// The network of that host.
         Host = "host",
     }
 );
 
-/// Where the agents of a pool run, if not here.
+/// The remote host that the agents of a pool run on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ssh {
     /// The host's name or address: `[A-Za-z0-9.:-]`, not beginning with `-`.
     pub host: String,
-    /// Whom to be there, in the same characters; `None`: as the client has it.
+    /// The user there, in the same characters; `None` means the client's choice.
     pub user: Option<String>,
-    /// The port; `None`: as the client has it, which is 22.
+    /// The port; `None` means the client's choice, by default 22.
     pub port: Option<u16>,
-    /// The private key to log in with, and no other; `None`: the agent's and the user's own.
+    /// The only private key to log in with; `None` means those of the ssh-agent and the user.
     pub identity_file: Option<PathBuf>,
-    /// The keys that hosts must have; `None`: the user's own list.
+    /// The file of known host keys; `None` means the user's own.
     pub known_hosts: Option<PathBuf>,
-    /// A configuration file of the client; `None`: none at all is read.
+    /// A configuration file of the client; `None` means that the client reads none.
     pub config_file: Option<PathBuf>,
     /// How long the connection may take.
     pub connect_timeout: Duration,
-    /// How long the far end may give no sign of life before the connection counts as lost.
+    /// How long the remote host may not respond before the connection counts as lost.
     pub alive_timeout: Duration,
     /// The workspace there, absolute.
     pub workspace: String,
-    /// The walls there.
+    /// The sandbox there; `None` if the agent is a plain process.
     pub sandbox: Option<RemoteSandbox>,
 }
 
-/// `marshal sandbox exec` at the far end.
+/// `marshal sandbox exec` on the remote host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RemoteSandbox {
     /// The program there: a name in its PATH, or an absolute path.
     pub marshal: String,
     /// How the agent sees the workspace.
     pub mode: RemoteMode,
-    /// What it reaches.
+    /// The network that it reaches.
     pub network: RemoteNetwork,
-    /// A directory there that is its home; `None`: one in memory, gone with each child.
+    /// A directory there that is its home; `None` means one in memory that ends with each child.
     pub home: Option<String>,
 }
 
 impl Ssh {
-    /// The far end for people: `user@host:port`.
+    /// The remote host for display: `user@host:port`.
     #[must_use]
     pub fn display_name(&self) -> String {
         let mut shown = match &self.user {
@@ -92,20 +92,19 @@ impl Ssh {
 
 /// What the schema says of host and user.
 const NAME_PATTERN: &str = "^[A-Za-z0-9.:][A-Za-z0-9.:-]{0,254}$";
-/// What the schema says of a path at the far end.
+/// What the schema says of a path on the remote host.
 const REMOTE_PATH_PATTERN: &str = r"^/(?!(.*/)?\.\.(/|$)).*$";
 /// What the schema says of the program there.
 const PROGRAM_PATTERN: &str = r"^[A-Za-z0-9._/][A-Za-z0-9._/+-]{0,254}$";
 
-/// Directories that are put before PATH at the far end where the pool names none: a shell that no
-/// person logged in to reads no profile, so that what was installed for a user or by a package
-/// manager is not found.
+/// The default directories in front of PATH on the remote host. A shell without a login reads no
+/// profile, so it would not find programs of the user or of a package manager.
 const DEFAULT_PATH_ADD: &[&str] = &["$HOME/.local/bin", "/opt/homebrew/bin", "/usr/local/bin"];
 
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Reads the table, if the pool has one and it says enough.
+/// Reads the table, if the pool has one and it is complete.
 pub(super) fn read(pool: &Section<'_>, dir: &Path, launcher: Launcher) -> Option<Box<Ssh>> {
     let item = pool.get("ssh");
     let table = pool.section("ssh");
@@ -119,7 +118,7 @@ pub(super) fn read(pool: &Section<'_>, dir: &Path, launcher: Launcher) -> Option
             ledger.report(&found.place, fault, None);
         }
         if found.value.contains(['"', '%']) || found.value.contains(char::is_whitespace) {
-            let message = "the ssh client takes no path with a blank, \" or % in it";
+            let message = "the ssh client accepts no path with a space, \" or %";
             ledger.report(&found.place, message, None);
         }
         Some(paths::absolute(dir, &found.value))
@@ -186,7 +185,7 @@ pub(super) fn read(pool: &Section<'_>, dir: &Path, launcher: Launcher) -> Option
     }))
 }
 
-/// The keys of `ssh` that are about `marshal` at the far end.
+/// The keys of `ssh` about `marshal` on the remote host.
 fn read_remote_sandbox(table: &Section<'_>) -> Option<RemoteSandbox> {
     let ledger = table.diagnostics;
     let marshal = table.get("marshal").and_then(|item| {
@@ -218,7 +217,8 @@ fn read_remote_sandbox(table: &Section<'_>) -> Option<RemoteSandbox> {
             let place = table
                 .get(key)
                 .map_or_else(|| table.place.clone(), |item| item.place);
-            let message = format!("ssh.{key} is for marshal at the far end: set ssh.marshal too");
+            let message =
+                format!("ssh.{key} is for marshal on the remote host: set ssh.marshal too");
             let help = Some("for example: marshal = \"marshal\"".to_owned());
             ledger.report(&place, message, help);
         }
@@ -263,7 +263,7 @@ fn read_remote_path(item: Option<Entry<'_>>) -> Option<String> {
     });
     if !found.value.starts_with('/') || !is_plain || found.value.contains(char::is_control) {
         let message = format!(
-            "expected an absolute path at the far end, without \"..\", found {}",
+            "expected an absolute path on the remote host, without \"..\", found {}",
             quote(&found.value)
         );
         let help = "\"~\" and variables are not expanded: write the whole path".to_owned();
@@ -273,7 +273,7 @@ fn read_remote_path(item: Option<Entry<'_>>) -> Option<String> {
     Some(if path.is_empty() { "/" } else { path }.to_owned())
 }
 
-/// What a pool with `launcher = "ssh"` may not have beside it. `found`: the file was found, not
+/// Refuses what a pool with `launcher = "ssh"` may not have. `found`: the file was discovered, not
 /// named.
 pub(super) fn check_consistency(section: &Section<'_>, pool: &Pool, found: bool) {
     if pool.launcher != Launcher::Ssh {
@@ -288,42 +288,42 @@ pub(super) fn check_consistency(section: &Section<'_>, pool: &Pool, found: bool)
     };
     refuse(
         "network",
-        "with launcher = \"ssh\" an agent has the far end's network: remove this key",
-        Some("with marshal at the far end: ssh.network"),
+        "with launcher = \"ssh\" an agent has the remote host's network: remove this key",
+        Some("with marshal on the remote host: ssh.network"),
     );
     refuse(
         "workspace",
-        "with launcher = \"ssh\" the workspace is at the far end: ssh.workspace",
+        "with launcher = \"ssh\" the workspace is on the remote host: ssh.workspace",
         None,
     );
     refuse(
         "home_files",
-        "with launcher = \"ssh\" the home is at the far end: files of this host are not sent there",
+        "with launcher = \"ssh\" the home is on the remote host: files of this host are not sent there",
         None,
     );
     if pool.guard == Guard::Sandbox && pool.ssh.as_ref().is_none_or(|ssh| ssh.sandbox.is_none()) {
         refuse(
             "guard",
-            "guard = \"sandbox\" with launcher = \"ssh\" needs ssh.marshal: without it there are no walls",
+            "guard = \"sandbox\" with launcher = \"ssh\" needs ssh.marshal: without it there is no sandbox",
             None,
         );
     }
     if let Some(program) = pool.command.first().filter(|word| word.contains('=')) {
         let message = format!(
-            "the program {} has a \"=\" in its name, which the far end would take for a variable",
+            "the program {} has a \"=\" in its name, which the remote shell would read as a variable",
             quote(program)
         );
         refuse("command", &message, None);
     }
     if found {
         let fault: Place = place("launcher").unwrap_or_else(|| section.place.clone());
-        let message = "a supervisor.toml that was found may not use launcher = \"ssh\"";
+        let message = "a discovered supervisor.toml may not use launcher = \"ssh\"";
         ledger.report(&fault, message, Some(super::pool::TRUST_HELP.to_owned()));
     }
 }
 
-/// What a pool at a far end has in the place of a workspace of this host, of which nothing is read or
-/// written here, and the PATH that it has if it does not say.
+/// Sets what a pool on a remote host has instead of a workspace of this host, which is neither read
+/// nor written here, and the default PATH.
 pub(super) fn remote_workspace_and_env(
     section: &Section<'_>,
     far: Option<&Ssh>,
@@ -348,6 +348,6 @@ pub(super) fn remote_workspace_and_env(
 /// The profile's name, which such a pool must not have.
 pub(super) fn refuse_profile(ledger: &super::table::Diagnostics, found: &Located<String>) {
     let message = "with launcher = \"ssh\" there is no sandbox here: remove this key";
-    let help = Some("with marshal at the far end: ssh.marshal".to_owned());
+    let help = Some("with marshal on the remote host: ssh.marshal".to_owned());
     ledger.report(&found.place, message, help);
 }

@@ -1,6 +1,6 @@
-//! `[store]`: where the versions of workspaces' files are kept, and for how long.
+//! `[store]`: the database of the versions of workspaces' files, and their retention.
 //!
-//! Must not know databases: whoever opens one reads the connection string.
+//! Must not know databases: the code that opens one parses the connection string.
 
 use std::ops::RangeInclusive;
 use std::path::Path;
@@ -17,15 +17,15 @@ use marshal_model::limits;
 /// `[store]`.
 #[derive(Debug, Clone)]
 pub struct StoreConfig {
-    /// The connection string of a PostgreSQL server; none: SQLite in the state directory.
+    /// The connection string of a PostgreSQL server; `None` means SQLite in the state directory.
     pub postgres: Option<Secret>,
-    /// Certificate authorities that are believed of that server in place of the built-in ones.
+    /// Certificate authorities for that server instead of the built-in ones.
     pub ca: Option<CertificateAuthorities>,
-    /// The newest versions of each file that are always kept.
+    /// The number of newest versions of each file that are always kept.
     pub newest: u64,
-    /// How long others are kept.
+    /// How long older versions are kept.
     pub keep: Duration,
-    /// Bytes of content beyond which these go before their time.
+    /// The size of all content in bytes above which older versions are removed early.
     pub max_size: u64,
 }
 
@@ -43,7 +43,8 @@ impl Default for StoreConfig {
 
 const KEPT: RangeInclusive<Duration> = Duration::from_secs(1)..=limits::CONFIG_DURATION;
 
-/// Reads the table `store`. `found`: the file was found, not named, so it may not say where files go.
+/// Reads the table `store`. `found`: the file was discovered, not named, so it may not set the
+/// server.
 pub(super) fn read(section: &Section<'_>, dir: &Path, found: bool) -> StoreConfig {
     let mut store = StoreConfig::default();
     if let Some(value) = section
@@ -52,13 +53,12 @@ pub(super) fn read(section: &Section<'_>, dir: &Path, found: bool) -> StoreConfi
     {
         let source = environment::require_secret_source(section, &value, dir);
         if found {
-            let message =
-                "a supervisor.toml that was found may not say on which server files are kept";
+            let message = "a discovered supervisor.toml may not set the server of the file store";
             section
                 .diagnostics
                 .report(&value.place, message, Some(TRUST_HELP.to_owned()));
         } else if source.is_none() {
-            let message = "expected \"env:NAME\" or \"file:PATH\": a connection string has a password, and never stands in the file";
+            let message = "expected \"env:NAME\" or \"file:PATH\": a connection string has a password, so the file never contains it";
             section.diagnostics.report(&value.place, message, None);
         }
         store.postgres = source.map(Secret::new);
@@ -70,7 +70,7 @@ pub(super) fn read(section: &Section<'_>, dir: &Path, found: bool) -> StoreConfi
         if let Some(fault) = paths::path_error(&value.value) {
             section.diagnostics.report(&value.place, fault, None);
         } else if section.get("postgres").is_none() {
-            let message = "the certificate authorities are those of a server: there is no postgres";
+            let message = "ca is for a PostgreSQL server, and store.postgres is not set";
             section.diagnostics.report(&value.place, message, None);
         }
         store.ca = Some(CertificateAuthorities {

@@ -1,5 +1,5 @@
-//! Reads values out of the parsed TOML tree: each with its type, its bounds and its place, and
-//! notes every fault instead of stopping at the first.
+//! Reads values from the parsed TOML tree with their types, bounds and places, and records every
+//! fault instead of stopping at the first.
 //!
 //! Must not know what any key means.
 
@@ -47,11 +47,11 @@ macro_rules! word {
 }
 pub(super) use word;
 
-/// A table, or the place where one could be: keys of an absent table are all absent.
+/// A table that may be absent: all keys of an absent table are absent.
 pub(super) struct Section<'a> {
     pub(super) diagnostics: &'a Diagnostics,
     table: Option<&'a DeTable<'a>>,
-    /// What holds where the table has no such key.
+    /// Another table whose keys apply where this table has none.
     fallback: Option<Fallback<'a>>,
     /// The table's header or braces.
     pub(super) place: Place,
@@ -60,7 +60,8 @@ pub(super) struct Section<'a> {
     known: RefCell<Vec<&'static str>>,
 }
 
-/// A table of another text, and what in this one brought it: faults of it are shown there.
+/// A table of another text, and the span in this text that refers to it: its faults are shown
+/// there.
 #[derive(Clone)]
 struct Fallback<'a> {
     table: &'a DeTable<'a>,
@@ -91,9 +92,9 @@ pub(super) struct Entry<'a> {
     pub(super) place: Place,
     generic: String,
     value: &'a DeValue<'a>,
-    /// It stands in another text.
+    /// Whether it comes from another text.
     is_fallback: bool,
-    /// What holds where this, a table, has no such key.
+    /// Another table whose keys apply where this one, a table, has none.
     fallback: Option<Fallback<'a>>,
 }
 
@@ -142,8 +143,8 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// The same table, in which keys of another text hold where it has none. `span` is what
-    /// brought them.
+    /// The same table with keys of another text as defaults. `span` is the place in this text that
+    /// refers to them.
     pub(super) fn with_fallback(mut self, table: &'a DeTable<'a>, span: Range<usize>) -> Self {
         self.fallback = Some(Fallback { table, span });
         self
@@ -154,7 +155,7 @@ impl<'a> Section<'a> {
         self.table.is_some()
     }
 
-    /// The entry of that name in what is below.
+    /// The entry of that name in the fallback.
     fn fallback_entry(&self, name: &str, generic: &str) -> Option<Entry<'a>> {
         let below = self.fallback.as_ref()?;
         let value = below.get(name)?;
@@ -191,7 +192,7 @@ impl<'a> Section<'a> {
     }
 
     /// Every entry of a table whose keys the file chooses, in the order of the file. `names` is the
-    /// pattern of the keys, for the schema; whoever reads them checks them.
+    /// pattern of the keys, for the schema; the caller checks them.
     pub(super) fn named_entries(&self, names: &'static str) -> Vec<(String, Entry<'a>)> {
         self.diagnostics
             .record_type(&self.generic, ValueType::NamedTable(names));
@@ -272,7 +273,7 @@ impl<'a> Section<'a> {
         self.get(name)?.size(&bounds)
     }
 
-    /// A word of a closed set; `later` are words that the format has and this version has not.
+    /// A word of a closed set; `later` are words of the format that this version does not support.
     pub(super) fn keyword<W: Word>(
         &self,
         name: &'static str,
@@ -285,7 +286,7 @@ impl<'a> Section<'a> {
         self.get(name)?.texts(&ValueType::Text)
     }
 
-    /// Strings that whoever reads them checks; `pattern` is what the schema says of each.
+    /// Strings that the caller checks; `pattern` is the schema's pattern of each.
     pub(super) fn texts_like(
         &self,
         name: &'static str,
@@ -294,8 +295,8 @@ impl<'a> Section<'a> {
         self.get(name)?.texts(&ValueType::Pattern(pattern))
     }
 
-    /// Refuses every entry that nobody asked for. `later` are keys that the format has and this
-    /// version has not; `elsewhere` are keys that belong into another table, with their place.
+    /// Refuses every entry that was not requested. `later` are keys of the format that this version
+    /// does not support; `elsewhere` are keys of another table, with their path.
     pub(super) fn reject_unknown_keys(&self, later: &[&str], elsewhere: &[(&str, &str)]) {
         let known = self.known.borrow();
         for (key, value) in self.table.into_iter().flat_map(DeTable::iter) {
@@ -333,7 +334,7 @@ impl<'a> Entry<'a> {
         }
     }
 
-    /// Notes that the value is not what was expected.
+    /// Records that the value is not what was expected.
     pub(super) fn report_unexpected<T>(&self, expected: &str) -> Option<T> {
         let found = match self.value {
             DeValue::String(text) => quote(text),
@@ -349,7 +350,7 @@ impl<'a> Entry<'a> {
         None
     }
 
-    /// Notes a fault of the value.
+    /// Records a fault of the value.
     pub(super) fn report(&self, message: impl Display, help: Option<String>) {
         self.diagnostics.report(&self.place, message, help);
     }
@@ -360,12 +361,12 @@ impl<'a> Entry<'a> {
         source.get(self.place.span.clone()).unwrap_or("")
     }
 
-    /// The value itself, for what has a form of its own.
+    /// The raw value, for a key with a special form.
     pub(super) fn value(&self) -> &'a DeValue<'a> {
         self.value
     }
 
-    /// Whether it stands in another text, which says what holds where the file says nothing.
+    /// Whether it comes from the fallback, not from the file.
     pub(super) fn is_fallback(&self) -> bool {
         self.is_fallback
     }
@@ -375,12 +376,12 @@ impl<'a> Entry<'a> {
         matches!(self.value, DeValue::Table(_))
     }
 
-    /// Notes for the schema what the value may be.
+    /// Records a type of the value for the schema.
     pub(super) fn record_type(&self, form: ValueType) {
         self.diagnostics.record_type(&self.generic, form);
     }
 
-    /// The table whose keys somebody else reads, if it is one.
+    /// The table, if it is one; another reader parses its keys.
     pub(super) fn open_table(&self) -> Option<&'a DeTable<'a>> {
         self.record_type(ValueType::OpenTable);
         match self.value {
@@ -414,12 +415,12 @@ impl<'a> Entry<'a> {
         self.text_as(ValueType::Text)
     }
 
-    /// A string that whoever reads it checks; `pattern` is what the schema says of it.
+    /// A string that the caller checks; `pattern` is the schema's pattern of it.
     pub(super) fn text_like(&self, pattern: &'static str) -> Option<Located<String>> {
         self.text_as(ValueType::Pattern(pattern))
     }
 
-    /// A string that whoever reads it looks up among `words`.
+    /// A string that the caller looks up in `words`.
     pub(super) fn text_among(&self, words: &[&'static str]) -> Option<Located<String>> {
         self.text_as(ValueType::Enum(words.to_vec()))
     }
@@ -436,7 +437,10 @@ impl<'a> Entry<'a> {
         }
         if text.len() > limits::CONFIG_TEXT_BYTES {
             let most = limits::CONFIG_TEXT_BYTES;
-            let message = format!("the text has {} bytes, at most {most} can be", text.len());
+            let message = format!(
+                "the text has {} bytes, at most {most} are allowed",
+                text.len()
+            );
             self.diagnostics.report(&self.place, message, None);
             return None;
         }
@@ -542,7 +546,7 @@ impl<'a> Entry<'a> {
         None
     }
 
-    /// Notes a word outside of its set: one that comes later, a slip, or something else.
+    /// Records a word outside of its set: one of a later version, a typo, or something else.
     pub(super) fn report_unknown(
         &self,
         word: &str,
@@ -563,7 +567,7 @@ impl<'a> Entry<'a> {
         self.diagnostics.report(&self.place, message, help);
     }
 
-    /// An array of strings. What is no string in it is noted and left out.
+    /// An array of strings. An element that is not a string is reported and omitted.
     fn texts(&self, form: &ValueType) -> Option<Located<Vec<Located<String>>>> {
         let items = self.elements("an array of strings")?;
         let texts = items.iter().filter_map(|item| item.text_as(form.clone()));
@@ -578,7 +582,7 @@ impl<'a> Entry<'a> {
         };
         if array.len() > limits::CONFIG_LIST {
             let (has, most) = (array.len(), limits::CONFIG_LIST);
-            let message = format!("the array has {has} elements, at most {most} can be");
+            let message = format!("the array has {has} elements, at most {most} are allowed");
             self.diagnostics.report(&self.place, message, None);
             return None;
         }

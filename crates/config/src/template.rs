@@ -1,6 +1,6 @@
-//! `[template.NAME]`: work for several agents that a client begins by one name.
+//! `[template.NAME]`: work for several agents that a client starts by one name.
 //!
-//! Must not know chats or plans: only which roles there are, and what a path in a workspace may be.
+//! Must not know chats or plans: only the names of roles, and which paths in a workspace are valid.
 
 use std::collections::BTreeMap;
 
@@ -12,32 +12,32 @@ use marshal_model::limits;
 use marshal_model::{RoleName, TemplateName, string_enum};
 
 string_enum!(
-    /// The modes that have a plan and members who work it.
+    /// The modes with a plan and members that work on it.
     TemplateMode {
-        /// All of them at once.
+        /// All members work at the same time.
         ParallelAgents = "parallel_agents",
-        /// The first one alone, after an approval.
+        /// The first member works alone, after an approval of the plan.
         PlanThenExecute = "plan_then_execute",
     }
 );
 word!(TemplateMode);
 
-/// What a client begins by a name.
+/// What a client starts by a name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Template {
-    /// How it goes on.
+    /// The mode.
     pub mode: TemplateMode,
-    /// Who works the plan.
+    /// The roles of the members that work on the plan.
     pub roles: Vec<RoleName>,
-    /// Who writes it.
+    /// The role that writes the plan.
     pub planner: Option<RoleName>,
-    /// Its path in the workspace.
+    /// The plan's path in the workspace.
     pub plan: Option<String>,
-    /// What all agents are told before anything else.
+    /// The text in front of the first prompt of all its agents.
     pub instructions: Option<String>,
-    /// The command that says whether the goal is met.
+    /// The command that checks whether the goal is met.
     pub check: Option<String>,
-    /// Items that agents add are worked, too.
+    /// Whether items that agents add are worked on, too.
     pub agent_items: bool,
 }
 
@@ -86,7 +86,7 @@ fn read_template(
     let known = |of: &Located<String>| {
         let name = RoleName::new(&of.value).ok();
         let name = name.filter(|name| roles.contains_key(name));
-        // One that is faulty itself was told.
+        // A faulty role was reported already.
         if name.is_none() && !names.contains(&of.value) {
             let names: Vec<&str> = names.iter().map(String::as_str).collect();
             let message = format!(
@@ -102,7 +102,7 @@ fn read_template(
     let is_told = found.is_none() && section.get("roles").is_some();
     if !is_told && (listed.is_empty() || listed.len() > limits::PLAN_MEMBERS) {
         let message = format!(
-            "the template needs roles, 1 to {} of them, who work its plan",
+            "the template needs 1 to {} roles, which work on its plan",
             limits::PLAN_MEMBERS
         );
         let place = found.as_ref().map_or(&section.place, |found| &found.place);
@@ -146,16 +146,16 @@ fn read_template(
     })
 }
 
-/// Whether a text can be the path of a plan: a file in the workspace, from its top, ending in `.md`.
+/// Checks the path of a plan: a file relative to the workspace, ending in `.md`.
 ///
 /// # Errors
-/// Why it cannot be one.
+/// Why the path is invalid.
 pub fn check_plan_path(path: &str) -> Result<(), String> {
     let most = limits::CHAT_FILE_BYTES;
     let is_plain = path.split('/').all(|part| !matches!(part, "" | "." | ".."));
     if !is_plain || path.len() > most || path.chars().any(char::is_control) {
         return Err(format!(
-            "the plan {} is no path in the workspace: give one from its top, without \"..\"",
+            "the plan {} is not a path in the workspace: give a path relative to the workspace, without \"..\"",
             quote(path)
         ));
     }
@@ -166,7 +166,7 @@ pub fn check_plan_path(path: &str) -> Result<(), String> {
         Ok(())
     } else {
         Err(format!(
-            "the plan {} is no Markdown file: its name ends in .md",
+            "the plan {} is not a Markdown file: its name must end in .md",
             quote(path)
         ))
     }

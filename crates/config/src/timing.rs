@@ -1,5 +1,5 @@
-//! `restart`, `timeouts`, `stop` and `read_rate_limit`: everything of a pool that is counted in time; and how
-//! long the journal keeps what.
+//! `restart`, `timeouts`, `stop` and `rate_limit`: the times of a pool, and the journal's
+//! retention.
 //!
 //! Must not know a clock.
 
@@ -16,7 +16,7 @@ use marshal_model::limits;
 
 word!(RestartKind, OnCrash);
 
-/// Any time that is one: the shortest is what a timer can tell apart.
+/// Any positive time: the shortest is the resolution of a timer.
 const ANY: RangeInclusive<Duration> = Duration::from_millis(1)..=limits::CONFIG_DURATION;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -28,7 +28,7 @@ fn value_or<T>(found: Option<Located<T>>, default: T) -> T {
 /// Reads `[supervisor.journal]`.
 pub(super) fn read_journal(section: &Section<'_>) -> JournalRetention {
     let usual = JournalRetention::default();
-    // A database cannot be smaller than what it keeps for its own work.
+    // A database cannot be smaller than its own overhead.
     let sizes = (1 << 20)..=(1 << 50);
     let rules = JournalRetention {
         keep: value_or(
@@ -43,7 +43,7 @@ pub(super) fn read_journal(section: &Section<'_>) -> JournalRetention {
     rules
 }
 
-/// Reads `restart`; also says where `on_crash` stands, if the file has it.
+/// Reads `restart`; also returns the place of `on_crash`, if the file has it.
 pub(super) fn read_restart(section: &Section<'_>) -> (Restart, Option<Place>) {
     let base = section.duration("base", ANY);
     let max = section.duration("max", ANY);
@@ -106,15 +106,15 @@ pub(super) fn read_timeouts(section: &Section<'_>) -> Timeouts {
     timeouts
 }
 
-/// A child that is stopped because nobody needs it must come back with its session. Where each task
-/// has its own, only conversations have children that wait, and their sessions always come back.
+/// An idle child that is stopped must come back with its session. With a session for each task,
+/// only chats have idle children, and their sessions are always loaded again.
 pub(super) fn check_idle_resumes(ledger: &Diagnostics, pool: &Pool, idle: Option<&Place>) {
     let is_kept = pool.timeouts.idle.is_some() && pool.session == SessionScope::Slot;
     let Some(place) = idle.filter(|_| is_kept) else {
         return;
     };
     if pool.restart.on_crash != OnCrash::Resume {
-        let message = "an idle child is stopped only where its session is loaded again";
+        let message = "an idle child is stopped only if its session is loaded again";
         let help = "set session = \"slot\" and restart.on_crash = \"resume\"";
         ledger.report(place, message, Some(help.to_owned()));
     } else if pool.restart.kind != RestartKind::Transient {
@@ -142,7 +142,7 @@ pub(super) fn read_stop(section: &Section<'_>) -> StopTimeouts {
     stop
 }
 
-/// Reads `read_rate_limit`.
+/// Reads `rate_limit`.
 pub(super) fn read_rate_limit(section: &Section<'_>) -> RateLimit {
     let max = section.duration("max", ANY);
     let place = max.as_ref().map(|found| found.place.clone());

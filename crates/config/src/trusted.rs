@@ -1,8 +1,9 @@
-//! What the supervisor runs outside of every sandbox or believes without asking: programs of hooks
-//! and delegates with whatever their arguments and environments name, and the files that decide.
+//! What the supervisor runs outside of every sandbox or trusts: programs of hooks and delegates
+//! with all that their arguments and environments name, and the files that decide what agents may
+//! do.
 //!
-//! Owns that no agent is given one of them to write, as far as texts show it. Must not know files:
-//! links are followed by whoever looks at the tree (`cli/programs.rs`, `fleet/path_lookup.rs`).
+//! Owns that no agent can write one of them, as far as the paths show it. Must not know files:
+//! links are followed by the code that accesses them (`cli/programs.rs`, `fleet/path_lookup.rs`).
 
 use std::path::{Path, PathBuf};
 
@@ -19,44 +20,46 @@ use super::types::{Config, Pool, Seccomp, WorkspaceMode};
 pub struct TrustedPath {
     /// The key that names it.
     pub key: String,
-    /// It, absolute, without `.` and `..`.
+    /// The path, absolute, without `.` and `..`.
     pub path: PathBuf,
-    /// What it is for.
+    /// The use of the path.
     pub purpose: PathPurpose,
 }
 
-/// What a path that no agent may write is for.
+/// The use of a path that no agent may write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PathPurpose {
     /// A program that the supervisor runs.
     Program,
-    /// A whole argument of one: perhaps a script.
+    /// A whole argument of such a program: it may be a script.
     Argument,
     /// Named somewhere in an argument, or in the environment of a program.
     Mentioned,
-    /// A file that decides: the configuration, a policy, a filter, what ssh goes by.
+    /// A file that decides: the configuration, a policy, a seccomp profile, ssh's configuration.
     DecisionFile,
-    /// A file by which people come in: a token, a certificate, its key.
+    /// A file that grants access to the supervisor: a token, a certificate, its key.
     CredentialFile,
 }
 
 impl PathPurpose {
-    /// The end of a sentence that begins with the agent that could write it.
+    /// The end of the message about an agent that could write the path.
     #[must_use]
     pub const fn reason(self) -> &'static str {
         match self {
             Self::Program => "which the supervisor runs",
-            Self::Argument | Self::Mentioned => "which a program that the supervisor runs is given",
+            Self::Argument | Self::Mentioned => {
+                "which is an argument of a program that the supervisor runs"
+            }
             Self::DecisionFile => "which decides what agents may do",
-            Self::CredentialFile => "by which people come in",
+            Self::CredentialFile => "which grants access to the supervisor",
         }
     }
 }
 
-/// What programs are started in, so what a relative argument begins at.
+/// The directory that programs start in, which a relative argument is relative to.
 const WORKING_DIR: &str = "/";
 
-/// What may stand around a path in an argument, as in `--script=/srv/x` or `. /srv/x; y`.
+/// Characters that can surround a path in an argument, as in `--script=/srv/x` or `. /srv/x; y`.
 const DELIMITERS: &[char] = &[
     ' ', '\t', '\n', '"', '\'', '`', '=', ':', ';', ',', '|', '&', '<', '>', '(', ')', '@',
 ];
@@ -144,8 +147,8 @@ fn pool_paths(pool: &Pool) -> impl Iterator<Item = TrustedPath> {
 }
 
 impl Config {
-    /// Every path of the configuration that no agent may write, but for what policies extend and
-    /// secrets.
+    /// Every path of the configuration that no agent may write, except files that policies extend
+    /// and secrets.
     #[must_use]
     pub fn trusted_paths(&self) -> Vec<TrustedPath> {
         let decides = |key: String, path: &PathBuf| TrustedPath {
@@ -179,7 +182,7 @@ impl Config {
     }
 }
 
-/// What a directory is called in which agents work.
+/// The name for a directory in which agents work.
 const WORKSPACE: &str = "the workspace";
 const RUNNER_DIR: &str = "the runner.dir";
 
@@ -189,7 +192,7 @@ pub fn working_dirs(pool: &Pool) -> impl Iterator<Item = (&Path, &'static str)> 
     workspace.into_iter().chain(runner_dir(pool))
 }
 
-/// Those that they change in place.
+/// The directories that they change in place.
 pub fn writable_dirs(pool: &Pool) -> impl Iterator<Item = (&Path, &'static str)> {
     let is_written = pool.workspace.mode == WorkspaceMode::Rw;
     let workspace = pool.local_workspace().filter(|_| is_written);
@@ -201,7 +204,7 @@ fn runner_dir(pool: &Pool) -> Option<(&Path, &'static str)> {
     pool.runner_dir().map(|(dir, _)| (dir, RUNNER_DIR))
 }
 
-/// No agent may write what the supervisor runs, as far as the texts show it.
+/// No agent may write what the supervisor runs, as far as the paths show it.
 pub(super) fn check_outside_workspaces<'c>(
     root: &Section<'_>,
     drafts: &[PoolDraft],
@@ -228,7 +231,7 @@ pub(super) fn check_outside_workspaces<'c>(
                 of.purpose.reason(),
                 of.key
             );
-            let help = "with mode \"rw\", and in a runner.dir, all that the supervisor runs must lie outside of it; mode \"copy\" needs no such care";
+            let help = "with mode \"rw\", and in a runner.dir, all that the supervisor runs must be outside of it; mode \"copy\" has no such limit";
             root.diagnostics
                 .report(&draft.workspace_place, message, Some(help.to_owned()));
         }

@@ -1,7 +1,7 @@
 //! The checked configuration: what the rest of the program sees of `supervisor.toml`.
 //!
-//! Everything here is complete and consistent: defaults filled in, units read, names resolved,
-//! relative paths made absolute. Must not know TOML, spans or files.
+//! Everything here is complete and consistent: defaults are filled in, units are parsed, names are
+//! resolved and relative paths are absolute. Must not know TOML, spans or files.
 
 mod container;
 mod dialect;
@@ -56,27 +56,28 @@ pub struct Config {
     pub pools: Vec<Pool>,
     /// `[sandbox.NAME]`, `standard` and `strict` included.
     pub sandboxes: BTreeMap<String, Sandbox>,
-    /// `[container]`; what it says counts for pools with [`Launcher::Container`] only.
+    /// `[container]`; it applies only to pools with [`Launcher::Container`].
     pub container: Container,
     /// `[route.NAME]`, those of well-known providers included.
     pub routes: BTreeMap<String, Route>,
-    /// `[egress]`: what a pool's proxy does where the pool says nothing else.
+    /// `[egress]`: the defaults for the egress proxy of every pool.
     pub egress: Egress,
-    /// `[cache]`: caches of this host whose place the file names.
+    /// `[cache]`: caches of this host whose directory the file names.
     pub caches: CacheDirs,
     /// `[delegate.NAME]`.
     pub delegates: BTreeMap<String, Delegate>,
-    /// What models cost.
+    /// `[price.MODEL]`: what models cost.
     pub prices: Prices,
     /// `[policy.NAME]` files; the names of the built-in ones are not in it.
     pub policies: BTreeMap<String, PathBuf>,
-    /// The one of them that lies below every pool's, if there is one.
+    /// The name of the site's policy, which applies below every pool's policy; `None` if there is
+    /// none.
     pub site_policy: Option<String>,
-    /// What else they are for.
+    /// How else the policies are used: as layers, and with labelled requests.
     pub policy_uses: PolicyUses,
-    /// `[hook.NAME]`: who is told what happens.
+    /// `[hook.NAME]`: who is notified of events.
     pub hooks: Vec<Hook>,
-    /// `[[hint]]`: what messages mean, the file's own rows and the built-in ones.
+    /// `[[hint]]`: explanations of known messages, the file's own rows and the built-in ones.
     pub hints: Hints,
     /// `[chat]`.
     pub chat: ChatConfig,
@@ -88,9 +89,9 @@ pub struct Config {
     pub store: StoreConfig,
     /// `[template.NAME]`.
     pub templates: BTreeMap<TemplateName, Template>,
-    /// What its reader should know: promises that a choice narrows, keys without effect. Safe to show.
+    /// Notes for the operator: guarantees that a choice weakens, keys without effect. Safe to show.
     pub notes: Vec<String>,
-    /// Where each key stands in the file, for faults that are found later.
+    /// The place of each key in the file, for faults that are found after parsing.
     pub source_map: SourceMap,
 }
 
@@ -100,27 +101,27 @@ pub struct Supervisor {
     /// Where the journal, homes and copies live; `None`: `$STATE_DIRECTORY`, else
     /// `$XDG_STATE_HOME/marshal`, else `~/.local/state/marshal`, resolved at the command line.
     pub state_dir: Option<PathBuf>,
-    /// The address of the HTTP door: a loopback address, unless `[http]` says how others are kept
-    /// out of what passes.
+    /// The address of the HTTP listener: a loopback address, unless `[http]` has a certificate or
+    /// allows plain HTTP.
     pub listen: std::net::SocketAddr,
-    /// How logs look.
+    /// The format of the logs.
     pub log: LogFormat,
-    /// The most children at the same time, 1 to 4096.
+    /// The limit of children at the same time, 1 to 4096.
     pub max_children: u16,
-    /// How much of the past is kept.
+    /// The journal's retention and limits.
     pub journal: JournalRetention,
 }
 
 /// `[supervisor.journal]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct JournalRetention {
-    /// How long a session is kept after its end; `None`: for ever.
+    /// How long a session is kept after its end; `None` keeps it forever.
     pub keep: Option<Duration>,
-    /// The database's size, in bytes, beyond which the oldest sessions go before their time.
+    /// The size of the database in bytes above which the oldest sessions are removed early.
     pub max_size: u64,
-    /// What one session may journal, in bytes of event bodies.
+    /// The limit of event bodies of one session, in bytes.
     pub session_max: u64,
-    /// Free space, in bytes, below which nothing new is taken in.
+    /// Free disk space in bytes below which no new work is accepted.
     pub min_free: u64,
 }
 
@@ -136,11 +137,11 @@ impl Default for JournalRetention {
 }
 
 string_enum!(
-    /// How logs look.
+    /// The format of the logs.
     LogFormat {
-        /// Human on a terminal, else JSON.
+        /// `human` on a terminal, otherwise JSON.
         Auto = "auto",
-        /// For people.
+        /// Plain lines for people.
         Human = "human",
         /// One JSON object a line.
         Json = "json",
@@ -154,13 +155,13 @@ string_enum!(
         Unshare = "unshare",
         /// In namespaces made by bubblewrap.
         Bwrap = "bwrap",
-        /// In a container of podman's or docker's.
+        /// In a container of podman or docker.
         Container = "container",
-        /// As a plain process, with nothing around it.
+        /// As a plain process, without a sandbox.
         None = "none",
-        /// At a terminal, driven by files, in namespaces made by this binary.
+        /// At a pseudo-terminal, driven by files, in namespaces made by this binary.
         Pty = "pty",
-        /// At another host, by the system's ssh client.
+        /// On another host, through the system's ssh client.
         Ssh = "ssh",
     }
 );
@@ -170,12 +171,11 @@ string_enum!(
     Network {
         /// Its own loopback only.
         None = "none",
-        /// Its own loopback, with ports that lead to one upstream each.
+        /// Its own loopback, with one port for each route.
         Routes = "routes",
-        /// Its own loopback, with ports that lead to one upstream each, if it has routes, and one
-        /// for the hosts of an allow-list.
+        /// Its own loopback, with one port for each route and one for the egress proxy.
         Proxy = "proxy",
-        /// The host's network: a weakness, shown as such.
+        /// The host's network; `sandbox_gaps` lists it.
         Host = "host",
     }
 );
@@ -187,36 +187,36 @@ string_enum!(
         Copy = "copy",
         /// The directory itself, read-only.
         Ro = "ro",
-        /// The directory itself.
+        /// The directory itself, writable.
         Rw = "rw",
-        /// A writable view of the directory; what is written stays beside it.
+        /// An overlay: a writable view of the directory whose changes are stored elsewhere.
         Overlay = "overlay",
-        /// Each task works in its own clone, and its branch comes back.
+        /// Each task works in its own clone, which returns a branch as a bundle.
         Worktree = "worktree",
     }
 );
 
 string_enum!(
-    /// What restarts a slot's child.
+    /// Which ends restart a slot's child.
     RestartKind {
         /// Every end.
         Permanent = "permanent",
-        /// Every end that nobody asked for.
+        /// Every unexpected end.
         Transient = "transient",
-        /// Nothing.
+        /// No end.
         Temporary = "temporary",
     }
 );
 
 string_enum!(
-    /// What becomes of a task whose child died in its turn.
+    /// What happens to a task whose child died during its turn.
     OnCrash {
         /// It ends `lost`.
         Report = "report",
         /// It ends `lost`, and the slot's session is loaded again in a new child, for the slot's
         /// next task.
         Resume = "resume",
-        /// It is sent again in a fresh session, as often as `attempts` says.
+        /// It is sent again in a fresh session, up to `attempts` times in all.
         Retry = "retry",
     }
 );
@@ -232,7 +232,7 @@ string_enum!(
 );
 
 string_enum!(
-    /// What stands between an agent and the host.
+    /// What protects the host from an agent.
     Guard {
         /// Only the policy: needs an agent that asks for everything.
         Policy = "policy",
@@ -244,19 +244,19 @@ string_enum!(
 );
 
 string_enum!(
-    /// In which directory an agent's shell begins a command that names none.
+    /// The directory in which an agent's shell starts a command that names none.
     ShellCwd {
-        /// Every one in the workspace's root.
+        /// Every command starts in the workspace's root.
         Workspace = "workspace",
-        /// Where the one before it in the same turn ended; every turn begins in the root.
+        /// Where the previous command of the same turn ended; every turn starts in the root.
         Turn = "turn",
-        /// Where the one before it ended.
+        /// Where the previous command ended.
         Sticky = "sticky",
     }
 );
 
 string_enum!(
-    /// What a tool call that ran without a request, and that the policy denies, brings about.
+    /// What follows when a tool call ran without a permission request and the policy denies it.
     OnUnaskedDeny {
         /// It is recorded.
         Report = "report",
@@ -268,19 +268,19 @@ string_enum!(
 );
 
 string_enum!(
-    /// What an agent asks permission for, as its preset says with evidence.
+    /// Which tool calls an agent requests permission for. Each preset documents its evidence.
     PermissionCoverage {
-        /// Everything.
+        /// Every tool call.
         All = "all",
-        /// Some calls.
+        /// Some tool calls.
         Some = "some",
-        /// Nothing.
+        /// No tool call.
         Never = "never",
     }
 );
 
 string_enum!(
-    /// Which protocol an agent speaks.
+    /// The protocol that an agent speaks.
     DialectName {
         /// Agent Client Protocol, version 1.
         Acp = "acp",
@@ -288,7 +288,7 @@ string_enum!(
         Claude = "claude",
         /// `codex app-server`.
         Codex = "codex",
-        /// What a table of the configuration's says.
+        /// A custom dialect, defined by a table of the configuration.
         Custom = "custom",
         /// loaf's RPC, protocol 1.
         Loaf = "loaf",
@@ -300,7 +300,7 @@ string_enum!(
 );
 
 impl Pool {
-    /// What its agents' client offers them.
+    /// The client methods that the supervisor offers to its agents.
     #[must_use]
     pub fn client_offers(&self) -> ClientCapabilities {
         ClientCapabilities {
@@ -310,7 +310,7 @@ impl Pool {
         }
     }
 
-    /// Whether anything is done for its agents inside their walls.
+    /// Whether the supervisor does anything for its agents inside their sandbox.
     #[must_use]
     pub fn needs_sandbox_entry(&self) -> bool {
         self.client_offers().supports_any() || !self.engine_tools.is_empty()
@@ -320,7 +320,7 @@ impl Pool {
 string_enum!(
     /// Which files an agent may have its client read and write.
     ClientFs {
-        /// None: the methods are not offered.
+        /// No files: the methods are not offered.
         None = "none",
         /// Reading is offered.
         Read = "read",
@@ -342,32 +342,32 @@ string_enum!(
 /// `[pool.NAME]`.
 #[derive(Debug, Clone)]
 pub struct Pool {
-    /// Its name.
+    /// The pool's name.
     pub name: PoolName,
-    /// In how many slots its tasks begin at the start, from 1.
+    /// The number of slots that receive tasks at the start, from 1.
     pub size: u16,
-    /// How many slots it has, `size` or more: the most that it can be resized to.
+    /// The number of slots it has, at least `size`: the limit for a resize.
     pub max_size: u16,
     /// The agent: program and arguments. `marshal` as first word is this very binary.
     /// Placeholders (`{session}`, `{workspace}`, `{model}`, `{mode}`) are still in it:
-    /// [`Pool::with_loader`] fills them.
+    /// [`Pool::argv`] fills them.
     pub command: Vec<String>,
-    /// What is added to the command to load an earlier session again; `{session}` in it is the
+    /// Arguments added to the command to load an earlier session; `{session}` in it is the
     /// agent's own id of that session. Empty where the protocol loads sessions itself, or cannot.
     pub resume_args: Vec<String>,
     /// How long a session lasts.
     pub session: SessionScope,
     /// The protocol it speaks.
     pub dialect: DialectName,
-    /// Its table, with [`DialectName::Custom`], and only then.
+    /// The table of a custom dialect; `None` unless the dialect is [`DialectName::Custom`].
     pub custom_dialect: Option<super::CustomDialect>,
     /// The preset's name, or `custom`.
     pub agent: String,
-    /// The file names a preset; else the name above only says what the command is.
+    /// Whether the file names a preset; otherwise the name above is derived from the command.
     pub is_preset: bool,
-    /// The file has a command of its own, not the preset's.
+    /// Whether the file has its own command instead of the preset's.
     pub has_own_command: bool,
-    /// Where the preset's program is installed, if the file says so.
+    /// Where the preset's program is installed; `None` if the file does not say it.
     pub agent_dir: Option<PathBuf>,
     /// The preset's program as it was found on this host, by whoever looks for files.
     pub program: Option<Program>,
@@ -376,87 +376,89 @@ pub struct Pool {
     pub model: Option<String>,
     /// The same for `{mode}`.
     pub mode: Option<String>,
-    /// What is wanted of an agent that speaks ACP.
+    /// Settings of an agent that speaks ACP.
     pub acp: Arc<super::acp::AcpSettings>,
-    /// How its tool is driven, where that is done by files.
+    /// How its tool is driven by files; `None` for other agents.
     pub runner: Arc<super::runner::Runner>,
-    /// What the agent asks for, by its preset or by the pool's own word.
+    /// Which tool calls the agent asks for, from its preset or the pool.
     pub permission_requests: PermissionCoverage,
     /// Which fields of a tool call hold command, path and directory.
     pub extractor: Extractor,
-    /// In which directory its shell begins a command.
+    /// The directory in which its shell starts a command.
     pub shell_cwd: ShellCwd,
     /// How it is started.
     pub launcher: Launcher,
-    /// Where it runs, with [`Launcher::Ssh`], and only then.
+    /// The remote host; `None` unless the launcher is [`Launcher::Ssh`].
     pub ssh: Option<Box<Ssh>>,
-    /// Its own image, with [`Launcher::Container`]; `None`: that of `[container]`.
+    /// Its own image, with [`Launcher::Container`]; `None` means that of `[container]`.
     pub image: Option<String>,
     /// The name of its sandbox profile (a key of [`Config::sandboxes`]). With [`Launcher::None`]
-    /// there are no walls, and only the profile's limits apply.
+    /// there is no sandbox, and only the profile's limits apply.
     pub sandbox: String,
     /// What it reaches.
     pub network: Network,
-    /// Its routes; empty but for [`Network::RouteRoles`] and [`Network::EgressProxy`].
+    /// Its routes; empty unless the network is [`Network::Routes`] or [`Network::Proxy`].
     pub routes: Vec<RoutePort>,
-    /// What it reaches by the egress proxy, with [`Network::EgressProxy`], and only then.
+    /// What it reaches through the egress proxy; `None` unless the network is [`Network::Proxy`].
     pub egress: Option<Arc<Egress>>,
-    /// How it waits when a provider limits its requests.
+    /// The pauses when a provider limits its requests.
     pub rate_limit: RateLimit,
-    /// The name of its policy: a built-in one (`developer`) or a key of [`Config::read_policies`].
+    /// The name of its policy: a built-in one (`developer`) or a key of [`Config::policies`].
     pub policy: String,
-    /// The name of one that is tried beside it and decides nothing.
+    /// The name of its shadow policy, which is evaluated beside it and decides nothing.
     pub shadow_policy: Option<String>,
     /// The name of its delegate (a key of [`Config::delegates`]), if it has one.
     pub delegate: Option<String>,
-    /// Its workspace; with [`Launcher::Ssh`] the one at the far end ([`Pool::local_workspace`]).
+    /// Its workspace; with [`Launcher::Ssh`] the one on the remote host
+    /// ([`Pool::local_workspace`]).
     pub workspace: Workspace,
-    /// Caches of this host that are seen inside, with the directory that the file names; `None`: the
-    /// usual one of the user that runs this. Only with [`Launcher::Unshare`].
+    /// Caches of this host that are visible inside, with the directory that the file names; `None`
+    /// means the default one of the supervisor's user. Only with [`Launcher::Unshare`].
     pub caches: BTreeMap<Cache, Option<PathBuf>>,
     /// Files that fill a new home: path inside the home -> file on the host.
     pub home_files: BTreeMap<String, PathBuf>,
-    /// Files that the preset puts into a new home, where `read_home_files` has none: path inside the
+    /// Files that the preset puts into a new home, where `home_files` has none: path inside the
     /// home -> text.
     pub home_texts: BTreeMap<String, String>,
-    /// How many sendings of a task's prompt may be made, from 1.
+    /// How often a task's prompt may be sent, from 1.
     pub attempts: u32,
     /// An argv that must exit 0 after a completed turn; empty: none.
     pub check: Vec<String>,
     /// The child's environment.
     pub env: Env,
-    /// Restarts.
+    /// When and how a child is restarted.
     pub restart: Restart,
     /// Deadlines.
     pub timeouts: Timeouts,
     /// The stop ladder's waits.
     pub stop: StopTimeouts,
-    /// Asks.
+    /// Approvals.
     pub approval: ApprovalConfig,
-    /// What may be spent.
+    /// The pool's budget.
     pub budget: PoolBudget,
-    /// What stands between agent and host.
+    /// What protects the host from the agent.
     pub guard: Guard,
-    /// The pool's policy lacks `builtin:guard`, and the configuration says that this is meant.
+    /// Whether the configuration accepts that the pool's policy lacks `builtin:guard`.
     pub guard_off: bool,
-    /// What a denied unasked call brings about.
+    /// What follows when an unrequested call would have been denied.
     pub on_unasked_deny: OnUnaskedDeny,
-    /// Which files the agent may have us read and write for it.
+    /// Which files the agent may read and write through the supervisor.
     pub client_fs: ClientFs,
-    /// Whether it may have us run commands for it.
+    /// Whether it may run commands through the supervisor.
     pub client_terminal: bool,
-    /// The tools of ours that it gets, in their order.
+    /// The supervisor's own tools that it gets, in their order.
     pub engine_tools: Vec<EngineTool>,
-    /// The directory by which it is worked with files, if it has one.
+    /// Its file plane, if it has one.
     pub file_plane: Option<FilePlane>,
 }
 
-/// A program that was found on this host.
+/// A program on this host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Program {
-    /// What takes the place of the command's first word: the program, or its interpreter and it.
+    /// The words that replace the command's first word: the program, or its interpreter and the
+    /// program.
     pub argv: Vec<String>,
-    /// What of the host it needs to see, read-only, beside the profile's own.
+    /// Paths of the host that it needs, read-only, besides those of the profile.
     pub binds: Vec<PathBuf>,
 }
 
@@ -484,22 +486,22 @@ pub struct Workspace {
     pub path: PathBuf,
     /// How the child sees it.
     pub mode: WorkspaceMode,
-    /// Patterns of names that are hidden: see [`DEFAULT_MASK`]. Empty: nothing is.
+    /// Patterns of names that are hidden: see [`DEFAULT_MASK`]. Empty: nothing is hidden.
     pub mask: Vec<String>,
-    /// What alone is seen of it, paths below it; empty: all of it. Only with [`WorkspaceMode::Ro`].
+    /// The only visible paths below it; empty: all of it. Only with [`WorkspaceMode::Ro`].
     pub slice: Vec<String>,
 }
 
 impl WorkspaceMode {
-    /// Whether each session has a tree of its own below the state directory.
+    /// Whether each session has its own directory below the state directory.
     #[must_use]
     pub const fn is_per_session(self) -> bool {
         matches!(self, Self::Copy | Self::Worktree)
     }
 }
 
-/// What a mask hides that is not said otherwise: the names of secrets that the policies built in
-/// deny to every tool. Certificates of authorities are public, and programs need them.
+/// The default mask: the names of secrets that the built-in policies deny to every tool.
+/// Certificates of authorities are public, and programs need them.
 pub const DEFAULT_MASK: [&str; 5] = [
     "**/.env",
     "**/*.pem",
@@ -515,7 +517,7 @@ pub struct Env {
     pub pass: Vec<String>,
     /// Values set.
     pub set: BTreeMap<String, String>,
-    /// Values set that stand elsewhere, never in the file.
+    /// Secrets to set; their values are never in the file.
     pub secrets: BTreeMap<String, Secret>,
     /// Directories put before the child's PATH.
     pub path_add: Vec<PathBuf>,
@@ -536,7 +538,7 @@ pub struct Restart {
     pub max: Duration,
     /// A child that lived this long resets the backoff.
     pub reset_after: Duration,
-    /// What becomes of the task.
+    /// What happens to the task.
     pub on_crash: OnCrash,
     /// Exit codes that park the slot instead of restarting it.
     pub never_codes: Vec<i32>,
@@ -549,15 +551,16 @@ pub struct Timeouts {
     pub handshake: Option<Duration>,
     /// A whole turn.
     pub turn: Option<Duration>,
-    /// No byte, no open tool call, no open ask for this long in a turn.
+    /// The longest time in a turn without output, open tool call or pending request.
     pub silence: Option<Duration>,
     /// From a cancel to the stop ladder.
     pub cancel: Duration,
-    /// From a request of ours to its reply, where it is no prompt.
+    /// From a request of the supervisor, except a prompt, to its reply.
     pub control: Option<Duration>,
-    /// Between turns, from the last word of the agent to a request that it must answer.
+    /// Between turns, from the agent's last output to a request that it must answer.
     pub keepalive: Option<Duration>,
-    /// From the end of a slot's last turn until its child is stopped; the next task brings it back.
+    /// From the end of a slot's last turn until its idle child is stopped; the next task starts it
+    /// again.
     pub idle: Option<Duration>,
 }
 
@@ -581,6 +584,6 @@ pub struct RateLimit {
     pub pause: Duration,
     /// The longest pause, where the provider announces none.
     pub max: Duration,
-    /// For how long, in a row, tasks go back to their queue; then they end `failed`.
+    /// How long in a row tasks return to their queue; after that they end `failed`.
     pub give_up: Duration,
 }

@@ -1,6 +1,6 @@
 //! Durations and sizes as people write them: a whole number and a unit.
 //!
-//! Must not know where in a file they stand.
+//! Must not know their place in a file.
 
 use std::time::Duration;
 
@@ -28,11 +28,11 @@ pub(super) fn size_units() -> Vec<&'static str> {
     SIZES.iter().map(|(name, _)| *name).collect()
 }
 
-/// What a duration looks like, for messages.
+/// The form of a duration, for messages.
 pub(super) const DURATION_EXPECTED: &str =
     "a duration such as \"500ms\", \"30s\", \"5m\", \"2h\" or \"1d\"";
 
-/// What a size looks like, for messages.
+/// The form of a size, for messages.
 pub(super) const SIZE_EXPECTED: &str = "a size such as \"64K\", \"256M\" or \"4G\"";
 
 /// Splits `30s` into its number and its unit.

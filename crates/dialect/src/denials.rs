@@ -1,14 +1,14 @@
-//! What a dialect without words for a denial's reason keeps of it, to tell it before the next prompt.
+//! Denials whose reason a dialect cannot send. They are reported before the next prompt.
 //!
-//! Bounded, and each line marked as a remark. Must not know a protocol.
+//! Bounded, and each line is marked as a remark. Must not know a protocol.
 
 use std::fmt::Write as _;
 
 use marshal_model::UntrustedText;
 use marshal_model::limits;
 
-/// Denials of which the agent was told nothing but that they are. They outlive a child: the next one
-/// that goes on with the session is told.
+/// Denials whose reasons the agent has not been sent. They outlive a child: the next child that
+/// resumes the session gets them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PendingDenials {
     lines: Vec<String>,
@@ -33,7 +33,7 @@ impl PendingDenials {
         self.lines.push(line);
     }
 
-    /// Puts back what a prompt was to tell that was never taken.
+    /// Restores the denials of a prompt that the agent never accepted.
     pub(super) fn restore(&mut self, earlier: Self) {
         let later = std::mem::replace(self, earlier);
         for line in later.lines {
@@ -46,7 +46,7 @@ impl PendingDenials {
         self.omitted += later.omitted;
     }
 
-    /// The words before the next prompt, each line marked as a remark; none if nothing was denied.
+    /// The text before the next prompt, each line marked as a remark; `None` if nothing was denied.
     pub(super) fn prompt_prefix(&self) -> Option<String> {
         let (lines, more) = (&self.lines, self.omitted);
         if lines.is_empty() {

@@ -1,8 +1,8 @@
 //! What makes a JSON object a message of JSON-RPC 2.0: a request, a notification or a reply.
 //!
 //! Must not know any method. Reading is lenient (`jsonrpc` may be missing, unknown members are
-//! ignored), but a member that comes twice makes the shape bad, and so does an id that is neither
-//! an integer nor a string: nothing that we write could name it without doubt.
+//! ignored). But a duplicate member makes the shape bad, and so does an id that is neither an
+//! integer nor a string: no answer of ours could name it without doubt.
 
 use std::borrow::Cow;
 
@@ -17,18 +17,18 @@ use marshal_wire::json::{BadFrame, JsonString};
 /// A message of the agent.
 #[derive(Debug)]
 pub(crate) enum Message<'a> {
-    /// It wants an answer.
+    /// A request, which needs an answer.
     Request {
         id: RequestId,
         method: Cow<'a, str>,
         params: Option<&'a RawValue>,
     },
-    /// It wants none.
+    /// A notification, which needs none.
     Notification {
         method: Cow<'a, str>,
         params: Option<&'a RawValue>,
     },
-    /// The answer to a request of ours; `id` is `Idle` if it names none that could be ours.
+    /// The answer to a request of ours; `id` is `None` if it names none that could be ours.
     Reply {
         id: Option<u64>,
         outcome: Result<&'a RawValue, ErrorReply>,
@@ -45,8 +45,9 @@ impl RequestId {
         &self.0
     }
 
-    /// The id that a JSON value is. A string is written anew, so that two spellings of one id are
-    /// the same id. One longer than [`limits::FOREIGN_ID_BYTES`] is none: no answer repeats it.
+    /// Reads the id from a JSON value. A string is written anew, so that two spellings of one id
+    /// are the same id. An id longer than [`limits::FOREIGN_ID_BYTES`] is rejected, because no
+    /// answer repeats it.
     pub(crate) fn read(raw: &RawValue) -> Option<Self> {
         #[derive(Deserialize)]
         #[serde(untagged)]
@@ -64,18 +65,18 @@ impl RequestId {
     }
 }
 
-/// An error that the agent answered with.
+/// An error reply of the agent.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct ErrorReply {
-    /// Its code as JSON text; empty if there is none.
+    /// The code as JSON text; empty if there is none.
     pub(crate) code: String,
     pub(crate) message: String,
-    /// What `data` adds, as JSON text.
+    /// The member `data`, as JSON text.
     pub(crate) data: Option<String>,
 }
 
 impl ErrorReply {
-    /// An error of any shape; what cannot be read is left out.
+    /// Reads an error of any shape. Unreadable parts are skipped.
     fn read(raw: &RawValue) -> Self {
         #[derive(Deserialize)]
         struct Shape<'a> {
@@ -106,7 +107,7 @@ impl ErrorReply {
     }
 }
 
-/// Everything that a message may have. A member that is `null` is there all the same.
+/// The members of a message. A member that is `null` counts as present.
 #[derive(Deserialize)]
 struct Envelope<'a> {
     #[serde(borrow, default, deserialize_with = "present")]

@@ -1,5 +1,5 @@
-//! Lenient reading of members: numbers that may be anything numeric, lists of which the front is
-//! enough, values that may have another type.
+//! Lenient reading of members: numbers of any numeric form, lists that are read only up to a bound,
+//! and values that may have another type.
 //!
 //! Must not know any protocol's messages.
 
@@ -12,7 +12,7 @@ use serde_json::value::RawValue;
 use marshal_model::UntrustedText;
 use marshal_wire::json;
 
-/// A number of things: any JSON number, negative ones as 0, fractions cut; `null` is 0.
+/// A count: any JSON number; negative ones become 0, fractions are cut, `null` is 0.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Count(pub(super) u64);
 
@@ -51,11 +51,11 @@ impl<'de> Deserialize<'de> for Count {
     }
 }
 
-/// The first `N` items of a list, so that a long one does not cost a multiple of its bytes.
+/// The first `N` items of a list, so that a long list does not cost a multiple of its bytes.
 #[derive(Debug, Default)]
 pub(super) struct BoundedList<'a, const N: usize> {
     pub(super) items: Vec<&'a RawValue>,
-    /// How many more there are.
+    /// How many further items the list has.
     pub(super) omitted: usize,
 }
 
@@ -87,13 +87,13 @@ impl<'de: 'a, 'a, const N: usize> Deserialize<'de> for BoundedList<'a, N> {
     }
 }
 
-/// A raw value of that type; `Idle` if it has another.
+/// A raw value of that type; `None` if it has another type.
 pub(super) fn parse<'a, T: Deserialize<'a>>(raw: &'a RawValue) -> Option<T> {
     serde_json::from_str(raw.get()).ok()
 }
 
-/// A raw value that is an object, by its members: a list of their values in the right order, which
-/// the reader of a struct would take as well, is none.
+/// A raw value that is an object, read by its members. A list of their values in the right order,
+/// which serde would also accept for a struct, is rejected.
 pub(super) fn parse_object<'a, T: Deserialize<'a>>(raw: &'a RawValue) -> Option<T> {
     raw.get().starts_with('{').then(|| parse(raw))?
 }
@@ -103,7 +103,7 @@ pub(super) fn parse_string(raw: Option<&RawValue>) -> Option<UntrustedText> {
     parse::<String>(raw?).map(UntrustedText::new)
 }
 
-/// A raw value to be passed on; `null` if there is none.
+/// A raw value to pass on; `null` if there is none.
 pub(super) fn raw_or_null(raw: Option<&RawValue>) -> Box<RawValue> {
     raw.map_or_else(json::null_value, ToOwned::to_owned)
 }

@@ -1,30 +1,32 @@
 //! Agent protocols, each as a state machine without IO and without a clock of its own.
 //!
-//! Floor 2. Owns what each protocol says on the wire and in which order. Must not know processes,
-//! files, tokio, or the time of day: `now` is a parameter, bytes go in, [`Effect`]s come out.
+//! Layer 2. Owns the messages of each protocol and their order. Must not know processes, files,
+//! tokio, or the time of day: `now` is a parameter, bytes go in, [`Effect`]s come out.
 //!
-//! A dialect writes strictly what its protocol lists and reads leniently: an unknown field is
-//! ignored, an unknown variant becomes [`Event::Unknown`], never a crash.
+//! A dialect writes exactly what its protocol defines and reads leniently. An unknown field is
+//! ignored, an unknown variant becomes [`Event::Unknown`]; neither is ever a crash.
 //!
-//! What every line protocol of a child has in common:
+//! Every line protocol of a child has these rules:
 //!
-//! - A line over `limits::LINE_BYTES_BUCKETS` is a `report_bad_line` (`reject_long_line`) and fails the channel. The reader holds
-//!   at most the cap and one chunk.
-//! - Bad UTF-8, bad JSON and a line that is no message are a `report_bad_line` event with its first bytes. It is
-//!   counted and skipped. More than `limits::BAD_LINES` of them in one channel fail it.
+//! - A line over `limits::LINE_BYTES` is a `bad_line` event (`too_long`) and fails the channel. The
+//!   reader buffers at most the limit and one chunk.
+//! - Bad UTF-8, bad JSON and a line that is not a message are a `bad_line` event with the line's
+//!   first bytes. It is counted and skipped. More than `limits::BAD_LINES` of them in one channel
+//!   fail it.
 //! - A line without a newline at the end of the stream is a line. Blank lines are ignored.
-//! - An event outside its turn is a `report_bad_line` (`report_out_of_state`): text is dropped, tool calls are reported
-//!   and judged all the same.
-//! - A request with a used id is a `report_bad_line` (`duplicate_id`) and is denied.
-//! - The end of stdout, or a closed stdin, while the process lives starts the stop ladder at closing
-//!   stdin. The class is then `protocol_fault`.
+//! - An event outside its turn is a `bad_line` event (`out_of_state`): text is dropped, tool calls
+//!   are still reported and evaluated.
+//! - A request with a used id is a `bad_line` event (`duplicate_id`) and is denied.
+//! - The end of stdout, or a closed stdin, while the process lives starts the stop ladder at
+//!   closing stdin. The exit class is then `protocol_fault`.
 //!
-//! A new protocol is a folder here, a name in `DialectName`, an arm in `build` and, where its command
-//! needs words, in `arguments`. The journal's words stay. `docs/dialects.md` is the guide. What every
-//! dialect must show is a column of the conformance table (`tests/drills/conformance/column.rs`, cells in
-//! `agent.rs` and `tool.rs`, rows in `row.rs`); `MARSHAL_CONFORMANCE_TABLE=write tests/run conformance`
-//! writes `docs/conformance.md`. What must hold whatever an agent says is in
-//! `tests/quick/fuzz/harness/talk.rs` and `parties.rs`.
+//! To add a protocol, add a folder here, a name in `DialectName`, an arm in `build` and, where its
+//! command needs arguments, one in `extra_arguments`. The journal's words stay the same.
+//! `docs/dialects.md` is the guide. A column of the conformance table lists what every dialect must
+//! show (`tests/drills/conformance/column.rs`, cells in `agent.rs` and `tool.rs`, rows in
+//! `row.rs`). `MARSHAL_CONFORMANCE_TABLE=write tests/run conformance` writes `docs/conformance.md`.
+//! The rules that must hold whatever an agent writes are in `tests/quick/fuzz/harness/talk.rs` and
+//! `parties.rs`.
 
 pub mod acp;
 pub mod claude;
@@ -59,74 +61,74 @@ use marshal_model::{
     PermissionRequestKey, PermissionResponse, Setting, UntrustedText,
 };
 
-/// How a session begins in a new channel.
+/// The parameters with which a session begins in a new channel.
 #[derive(Debug, Clone, Default)]
 pub struct OpenParams {
     /// The workspace as the agent sees it (`/workspace` in a sandbox).
     pub workspace: String,
-    /// The agent's own id of an earlier session, which this channel goes on with. What the agent
-    /// replays of it is not reported again.
+    /// The agent's own id of an earlier session to resume. The history that the agent replays of it
+    /// is not reported again.
     pub resume: Option<UntrustedText>,
-    /// What the pool wants of an agent that speaks ACP; of one that speaks loaf only the model.
+    /// The pool's settings for an agent that speaks ACP; for one that speaks loaf, only the model.
     pub acp: Arc<config::AcpSettings>,
-    /// What it wants of Codex.
+    /// The pool's settings for Codex.
     pub codex: config::CodexSettings,
-    /// The mode that the agent is begun in, as far as it is known; any other may ask for less.
+    /// The agent's mode at its start, if it is known. Any other mode may ask for less.
     pub initial_mode: Option<String>,
-    /// The agent may go into any mode: its pool does not count on being asked.
+    /// Whether the agent may enter any mode: its pool does not rely on being asked.
     pub allows_any_mode: bool,
-    /// How a command is to be run, where a Runner is driven by files.
+    /// How a command is run, where files drive a Runner.
     pub runner: Arc<config::Runner>,
     /// The base URL of each route of the pool, as the agent reaches it.
     pub routes: BTreeMap<String, String>,
-    /// How long the agent may take for a request of ours that is no prompt.
+    /// How long the agent may take to answer a request of ours that is not a prompt; `None`: no
+    /// limit.
     pub control_timeout: Option<Duration>,
-    /// How long it may say nothing between turns before it is asked whether it is there.
+    /// How long the agent may be silent between turns before it gets a ping; `None`: no pings.
     pub keepalive_interval: Option<Duration>,
     /// The table of a custom dialect.
     pub dialect_table: Option<Arc<config::DialectTable>>,
-    /// What we do for the agent, where the protocol has words for it.
+    /// The client capabilities that we offer the agent, where the protocol has them.
     pub client_capabilities: ClientCapabilities,
-    /// What an earlier channel of the session did not come to tell.
+    /// Denials that an earlier channel of the session could not report.
     pub denials: PendingDenials,
-    /// An id that nothing else has: what a session is called whose agent is told that, and what ids of
-    /// ours in its conversation are made of. Empty where the dialect needs none.
+    /// A unique id. It names the session of an agent that takes the name from us, and is a part of
+    /// our ids in its conversation. Empty where the dialect needs none.
     pub fresh_id: String,
 }
 
-/// A file of the workspace that belongs to a prompt.
+/// A file of the workspace that is attached to a prompt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attachment {
-    /// Where the agent finds it: an absolute path.
+    /// The file's absolute path, as the agent sees it.
     pub path: String,
-    /// Its text, where the prompt is to hold it and not only to name it.
+    /// The file's text, where the prompt contains it and does not only name the file.
     pub text: Option<UntrustedText>,
 }
 
-/// What comes from the child.
+/// Input from the child.
 #[derive(Debug, Clone, Copy)]
 pub enum Input<'a> {
     /// One line, without its newline.
     Frame(&'a [u8]),
-    /// A line was longer than [`limits::LINE_BYTES_BUCKETS`]; these are its first bytes. Nothing can come
-    /// after it.
+    /// The first bytes of a line longer than [`limits::LINE_BYTES`]. No input can follow it.
     TooLong(&'a [u8]),
     /// The child closed its stdout.
     Eof,
 }
 
-/// What the supervisor wants.
+/// A command of the supervisor to the dialect.
 #[derive(Debug, Clone)]
 pub enum Command {
     /// Start a turn.
     Prompt {
         /// The user's text.
         text: UntrustedText,
-        /// Files that belong to it. Only for protocols that have a place for them.
+        /// The attached files. Only for protocols that have a field for them.
         attachments: Arc<[Attachment]>,
     },
-    /// Run a slash command, where the protocol has them. One that is not refused ends with an
-    /// [`Effect::Commanded`], or with the channel.
+    /// Run a slash command, where the protocol has them. A command that is not rejected ends with
+    /// an [`Effect::SlashEnded`], or with the channel.
     Slash {
         /// The name, without its slash.
         command: String,
@@ -137,23 +139,23 @@ pub enum Command {
     Cancel,
     /// Answer a permission request.
     AnswerPermission {
-        /// Which one.
+        /// The request to answer.
         key: PermissionRequestKey,
-        /// What to say.
+        /// The answer.
         answer: PermissionResponse,
     },
     /// Answer a request to the client.
     AnswerClientRequest {
-        /// Which one.
+        /// The request to answer.
         key: PermissionRequestKey,
-        /// What to say.
+        /// The answer.
         answer: ClientResult,
     },
-    /// Set something in the open session, where the protocol has that. [`Effect::SettingResult`] says what
-    /// came of it.
+    /// Apply a setting in the open session, where the protocol supports that.
+    /// [`Effect::SettingResult`] reports the outcome.
     Set(Setting),
-    /// Say goodbye: the first step of the stop ladder. The dialect may also ask for its stdin to
-    /// be closed.
+    /// Begin the shutdown: the first step of the stop ladder. The dialect may also request that its
+    /// stdin is closed.
     Goodbye,
 }
 
@@ -167,18 +169,18 @@ pub enum DialectError {
     #[error("a turn is running")]
     Busy,
     /// A slash command has no result yet.
-    #[error("the agent has not answered the command before")]
+    #[error("the agent has not answered the previous command")]
     CommandPending,
-    /// No ask of that key is open.
+    /// No permission request of that key is open.
     #[error("no open permission request has this id")]
     UnknownRequest,
     /// The protocol has no such command.
     #[error("the protocol has no such command")]
     Unsupported,
-    /// Something else is being set, or is not answered yet.
-    #[error("something else is being set: try again")]
+    /// Another setting has no result yet.
+    #[error("another setting is being changed: try again")]
     SettingPending,
-    /// What is to be set cannot be, in our words.
+    /// The setting cannot be applied; the reason in our words.
     #[error("{0}")]
     NotOffered(String),
     /// The channel has failed or is closing.
@@ -186,59 +188,60 @@ pub enum DialectError {
     Closed,
 }
 
-/// What came of [`Command::Slash`].
+/// The result of [`Command::Slash`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SlashOutcome {
     /// The agent answered.
     Answered {
-        /// It did not say that it failed, or that it does not know it.
+        /// Whether the agent reported neither a failure nor an unknown command.
         ok: bool,
-        /// Its words.
+        /// The agent's answer.
         text: UntrustedText,
     },
-    /// It did not in its time: in our words.
+    /// The agent did not answer in time; a description in our words.
     Unanswered(String),
-    /// It was not sent.
+    /// The command was not sent.
     Rejected(DialectError),
 }
 
-/// Why a channel cannot go on.
+/// Why a channel cannot continue.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ChannelError {
     /// The agent speaks another version: a fault of the configuration, never retried.
     #[error("the agent speaks protocol version {theirs}, this supervisor speaks version {ours}")]
     Version {
-        /// What the agent said, shown safely; `none` if it said nothing.
+        /// The version that the agent reported, escaped for display; `none` if it reported none.
         theirs: String,
-        /// What we speak.
+        /// The version that this supervisor supports.
         ours: &'static str,
     },
-    /// The same, where a table says what we speak.
+    /// The same, where a dialect table defines the supported version.
     #[error("the agent speaks protocol version {theirs}, this supervisor speaks version {ours}")]
     TableVersion {
-        /// What the agent said, shown safely; `none` if it said nothing.
+        /// The version that the agent reported, escaped for display; `none` if it reported none.
         theirs: String,
-        /// What we speak.
+        /// The version that the table defines.
         ours: String,
     },
-    /// The agent broke its protocol.
+    /// The agent violated its protocol.
     #[error("{0}")]
     Protocol(String),
-    /// The agent cannot load the session that it was to go on with.
-    #[error("the agent cannot load its session again: {0}")]
+    /// The agent cannot resume the session.
+    #[error("the agent cannot resume its session: {0}")]
     NotResumed(String),
-    /// The agent cannot be used as it is configured: a person must look.
+    /// The agent cannot be used as it is configured; a person must act.
     #[error("{0}")]
     NeedsSetup(String),
     /// The agent does not answer.
     #[error("{0}")]
     Unanswered(String),
-    /// The agent went into a state in which it is not to run: its child ends without a ladder.
+    /// The agent entered a state in which it must not run. Its child is killed without a stop
+    /// ladder.
     #[error("{0}")]
     UnsafeState(String),
 }
 
-/// What a dialect wants done, in order.
+/// The actions that a dialect requests, in order.
 #[derive(Debug)]
 pub enum Effect {
     /// Something happened.
@@ -247,33 +250,34 @@ pub enum Effect {
     Ready(AgentInfo),
     /// The agent asks for permission.
     PermissionRequest(PermissionRequest),
-    /// The agent wants us to do something for it.
+    /// The agent requests an action from its client.
     ClientRequest {
-        /// The request: what its answer must carry.
+        /// The request's key, which its answer must carry.
         key: PermissionRequestKey,
-        /// What it wants.
+        /// The requested action.
         call: ClientCall,
-        /// What is judged and put on record first; `Idle`: it is about what was judged before.
+        /// The permission request that is evaluated and recorded first; `None` if the action
+        /// concerns what was evaluated before.
         permission_request: Option<Box<PermissionRequest>>,
     },
     /// The agent withdrew a request: it must not be answered any more.
     RequestWithdrawn(PermissionRequestKey),
-    /// What was to be set is set, or why it is not.
+    /// The outcome of a setting.
     SettingResult(Result<(), String>),
-    /// What came of a slash command, behind the event that tells it.
+    /// The result of a slash command, after the event that reports it.
     SlashEnded(SlashOutcome),
-    /// The dialect itself ends the running turn: the agent could not be told otherwise that
-    /// something is denied. The time that a cancelled turn has begins now.
+    /// The dialect itself ends the running turn, because the protocol has no other way to deny a
+    /// request. The time limit of a cancelled turn begins now.
     Cancelling,
-    /// Write these bytes, newline included, to the child's stdin.
+    /// Write these bytes, including the newline, to the child's stdin.
     Write(Vec<u8>),
-    /// Close the child's stdin after what was written. What is written later is dropped.
+    /// Close the child's stdin after the writes so far. Later writes are dropped.
     CloseInput,
-    /// The agent will exit, and that is wanted.
+    /// The agent will exit, and that is expected.
     ExitExpected,
     /// The agent began a new session of its own; the old one cannot be resumed by its id.
     SessionCleared,
-    /// The channel cannot go on; nothing more may be sent to it.
+    /// The channel cannot continue; nothing more may be sent to it.
     ChannelFailed(ChannelError),
 }
 
@@ -282,16 +286,16 @@ pub type Effects = Vec<Effect>;
 
 /// One agent protocol. No IO, no clock of its own.
 pub trait Dialect: Send {
-    /// The channel is open: says what must be said first, if anything.
+    /// The channel is open: writes the first message, if the protocol has one.
     fn open(&mut self, opening: &OpenParams, now: Instant, out: &mut Effects);
 
-    /// Something came from the child.
+    /// Handles input from the child.
     fn handle_input(&mut self, input: Input<'_>, now: Instant, out: &mut Effects);
 
-    /// The supervisor wants something.
+    /// Handles a command of the supervisor.
     ///
     /// # Errors
-    /// [`Refused`] if the protocol's state does not allow it; nothing was written then.
+    /// [`DialectError`] if the protocol's state does not allow it; then nothing was written.
     fn handle_command(
         &mut self,
         command: Command,
@@ -299,13 +303,14 @@ pub trait Dialect: Send {
         out: &mut Effects,
     ) -> Result<(), DialectError>;
 
-    /// When [`Dialect::tick`] must be called next, if at all.
+    /// When [`Dialect::tick`] must be called next; `None` if it need not be.
     fn deadline(&self) -> Option<Instant>;
 
-    /// A deadline passed.
+    /// Handles a passed deadline.
     fn tick(&mut self, now: Instant, out: &mut Effects);
 
-    /// The channel is over: denials that no prompt told, for the session's next channel.
+    /// The channel has ended: returns the denials that no prompt reported, for the session's next
+    /// channel.
     fn take_pending_denials(&mut self) -> PendingDenials {
         PendingDenials::default()
     }
@@ -339,7 +344,7 @@ pub fn create_dialect(name: DialectName) -> Box<dyn Dialect> {
     }
 }
 
-/// What the command of a child gets behind the pool's own words, where its dialect begins there.
+/// The arguments after those of the pool's command, where the dialect begins there.
 #[must_use]
 pub fn extra_arguments(name: DialectName, opening: &OpenParams) -> Vec<String> {
     match name {
@@ -353,7 +358,7 @@ pub fn extra_arguments(name: DialectName, opening: &OpenParams) -> Vec<String> {
     }
 }
 
-/// Reports a line that is no message, or none that is expected, by its first bytes.
+/// Reports a line that is not a message, or not an expected one, with its first bytes.
 fn report_bad_line(reason: &'static str, line: &[u8], out: &mut Effects) {
     let head = line.get(..limits::BAD_LINE_HEAD_BYTES).unwrap_or(line);
     out.push(Effect::Event(Event::BadLine {
@@ -363,53 +368,53 @@ fn report_bad_line(reason: &'static str, line: &[u8], out: &mut Effects) {
 }
 
 /// Merges adjacent pieces of text, and of thought, up to [`limits::MERGED_TEXT_BYTES`] each, so
-/// that a streamed answer does not cost one row a word. The order of everything else stays.
+/// that a streamed answer does not cost one row per word. The order of all other effects stays.
 pub fn merge_text(effects: &mut Effects) {
-    effects.dedup_by(|next, kept| try_merge(kept, next));
+    effects.dedup_by(|next, last| try_merge(last, next));
 }
 
-/// Puts what one frame brought behind what came before it, merged like [`merge_text`]. A piece of
+/// Appends the effects of one frame to the earlier ones, merged like [`merge_text`]. A piece of
 /// text is dropped while it is still in the cache, and a batch of a thousand pieces needs no room
 /// for a thousand effects.
 pub fn append_merged(effects: &mut Effects, fresh: &mut Effects) {
     for next in fresh.drain(..) {
         let merged = effects
             .last_mut()
-            .is_some_and(|kept| try_merge(kept, &next));
+            .is_some_and(|last| try_merge(last, &next));
         if !merged {
             effects.push(next);
         }
     }
 }
 
-/// Merges the next effect into the one before it, if both are pieces of the same; says whether it
-/// did.
-fn try_merge(kept: &mut Effect, next: &Effect) -> bool {
-    match (next, kept) {
+/// Merges the next effect into the previous one, if both are pieces of the same text; returns
+/// whether it did.
+fn try_merge(last: &mut Effect, next: &Effect) -> bool {
+    match (next, last) {
         (
             Effect::Event(Event::Text { delta: next }),
-            Effect::Event(Event::Text { delta: kept }),
+            Effect::Event(Event::Text { delta: last }),
         )
         | (
             Effect::Event(Event::Thought { delta: next }),
-            Effect::Event(Event::Thought { delta: kept }),
-        ) => append(kept, next),
+            Effect::Event(Event::Thought { delta: last }),
+        ) => append(last, next),
         _ => false,
     }
 }
 
-/// Appends a piece where there is room; says whether it did.
-fn append(kept: &mut UntrustedText, next: &UntrustedText) -> bool {
-    let fits = kept.len() + next.len() <= limits::MERGED_TEXT_BYTES;
+/// Appends a piece if there is room; returns whether it did.
+fn append(last: &mut UntrustedText, next: &UntrustedText) -> bool {
+    let fits = last.len() + next.len() <= limits::MERGED_TEXT_BYTES;
     if fits {
-        let mut text = std::mem::take(kept).into_raw();
+        let mut text = std::mem::take(last).into_raw();
         text.push_str(next.raw());
-        *kept = UntrustedText::new(text);
+        *last = UntrustedText::new(text);
     }
     fits
 }
 
-/// Whether what a permission request has as its input stands for one that was too large to be kept.
+/// Whether a permission request's input is a placeholder for one that was too large to store.
 #[must_use]
 pub fn is_input_omitted(input: &RawValue) -> bool {
     acp::is_input_omitted(input)

@@ -1,6 +1,6 @@
-//! A permission request that is for a tool of a tool server: of which server, for which tool, with what.
+//! A permission request for a tool of a tool server: which server, which tool, which arguments.
 //!
-//! Must not know how each protocol says so, nor what is granted.
+//! Must not know each protocol's form of it, nor what is granted.
 
 use serde_json::Value;
 
@@ -8,16 +8,16 @@ use super::{acp, claude, codex};
 use marshal_config::DialectName;
 use marshal_model::PermissionRequest;
 
-/// A tool of a tool server for which an agent asks.
+/// A tool of a tool server for which an agent requests permission.
 #[derive(Debug, Clone, PartialEq)]
 pub struct McpToolCall {
-    /// The tool's name with its server.
+    /// The tool's name, including its server.
     pub tool: String,
-    /// What it is to be called with.
+    /// The arguments of the call.
     pub arguments: Value,
 }
 
-/// The tool of that server for which a permission is asked in that dialect.
+/// The tool of that server for which permission is requested in that dialect.
 #[must_use]
 pub fn parse_mcp_tool_call(
     name: DialectName,

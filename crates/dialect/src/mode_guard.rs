@@ -1,7 +1,8 @@
-//! Whether a mode that an agent says it is in asks for less than the one that it was begun in.
+//! Checks whether the agent's reported mode asks for less than the mode that it started in.
 //!
-//! Then the policy would not be asked about what the agent does, though the pool counts on that. Must
-//! not know by what the mode changed: a command, a person at the agent, the agent itself.
+//! In that case the policy would not be asked about what the agent does, although the pool relies
+//! on it. Must not know what changed the mode: a command, a person at the agent, or the agent
+//! itself.
 
 use std::sync::Arc;
 
@@ -9,16 +10,16 @@ use super::{ChannelError, OpenParams};
 use marshal_config::AcpSettings;
 use marshal_model::UntrustedText;
 
-/// See the head of this file.
+/// See the module documentation.
 #[derive(Debug, Default)]
 pub(super) struct ModeGuard {
-    /// The mode that it was begun in, as far as that is known.
+    /// The mode at the start, as far as it is known.
     initial: Option<String>,
     /// Has the names of modes that skip requests.
     acp: Arc<AcpSettings>,
-    /// Modes whose order is known, from the one that asks for the most.
+    /// Modes in a known order, beginning with the one that asks the most.
     order: &'static [&'static str],
-    /// The pool does not count on being asked.
+    /// Whether the pool does not rely on being asked.
     allows_any: bool,
 }
 
@@ -32,7 +33,7 @@ impl ModeGuard {
         }
     }
 
-    /// The handshake names a mode: what it was begun in, unless it was to be another.
+    /// Checks the mode of the handshake: it is the mode at the start, unless another was expected.
     pub(super) fn check_initial(&mut self, mode: Option<&UntrustedText>) -> Option<ChannelError> {
         let mode = mode?;
         if self.initial.is_none() {
@@ -41,20 +42,20 @@ impl ModeGuard {
         self.check_change(mode)
     }
 
-    /// It is in this mode, by its own word: why it must end for that, if so.
+    /// Checks a reported mode; returns an error if the agent must end because of it.
     pub(super) fn check_change(&mut self, mode: &UntrustedText) -> Option<ChannelError> {
         if self.allows_any || !self.is_less_strict(mode.raw()) {
-            // The first one that it tells is what it began in.
+            // The first mode that it reports is the one at the start.
             self.initial.get_or_insert_with(|| mode.raw().to_owned());
             return None;
         }
         let began = self.initial.as_deref().map(UntrustedText::from);
         let began = began.map_or_else(
-            || "the one it was begun in".to_owned(),
+            || "the mode it started in".to_owned(),
             |mode| mode.escape_for_display(80),
         );
         Some(ChannelError::UnsafeState(format!(
-            "the agent went into the mode {}, in which it asks for less than in {began}: it was ended; begin it in that mode if that is meant",
+            "the agent switched to the mode {}, in which it asks for less than in {began}, so the supervisor stopped it; start it in that mode if this is intended",
             mode.escape_for_display(80)
         )))
     }
@@ -101,7 +102,7 @@ mod tests {
         check(Some("read-only"), "prompt", false);
         check(Some("prompt"), "danger-full-access", true);
         check(Some("danger-full-access"), "danger-full-access", false);
-        // Of others the name says it.
+        // For other modes the name decides.
         check(Some("prompt"), "plan", false);
         check(Some("plan"), "yolo", true);
         check(Some("yolo"), "yolo", false);
@@ -115,7 +116,7 @@ mod tests {
         assert_eq!(drift.check_initial(None), None);
         assert_eq!(drift.check_initial(Some(&"read-only".into())), None);
         assert!(drift.check_change(&"danger-full-access".into()).is_some());
-        // One that names none begins in the first that it tells.
+        // An agent that names no mode at the start begins in the first one that it reports.
         let mut drift = ModeGuard::new(&OpenParams::default(), ORDER);
         assert_eq!(drift.check_change(&"prompt".into()), None);
         assert!(drift.check_change(&"read-only".into()).is_some());

@@ -1,11 +1,12 @@
 //! The requests of one channel: which are open, and which ids were used.
 //!
-//! An answer carries nothing but a request's id, so an id that comes twice makes it unclear what
-//! an answer is for. Must not know what a request asks.
+//! An answer has nothing but a request's id, so a duplicate id makes it unclear what an answer is
+//! for. Must not know what a request is about.
 //!
-//! A request beyond `limits::OPEN_PERMISSION_REQUESTS` and one with a used id are denied by the dialect at once. An id
-//! names no request without doubt, so a channel and its dialect know a request by `PermissionRequestKey`, which adds a
-//! serial number. The session knows it by `PermissionRequestId`. A verdict is for one request, not for an id.
+//! The dialect denies a request beyond `limits::OPEN_PERMISSION_REQUESTS`, and one with a used id,
+//! at once. An id does not identify a request for certain. So a channel and its dialect identify a
+//! request by `PermissionRequestKey`, which adds a serial number, and the session by
+//! `PermissionRequestId`. A verdict is for one request, not for an id.
 
 use std::collections::{HashSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -13,7 +14,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use marshal_model::PermissionRequestKey;
 use marshal_model::limits;
 
-/// Why a request is denied without being asked about.
+/// Why a request is denied without asking anybody.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RejectReason {
     /// Its id was used before, by a request that may still be open.
@@ -24,13 +25,13 @@ pub(super) enum RejectReason {
     LongId,
 }
 
-/// The ids that the requests of one channel have had, whatever they were for.
+/// The ids that the requests of one channel have used, of any kind.
 #[derive(Debug, Default)]
 pub(super) struct RequestIds {
     /// Hashes of the ids used so far, oldest first. A collision denies one request, no more.
     oldest_first: VecDeque<u64>,
     hashes: HashSet<u64>,
-    /// How many requests there were.
+    /// The serial number of the last request.
     last_serial: u64,
 }
 
@@ -39,7 +40,7 @@ impl RequestIds {
         self.hashes.contains(&hash(id))
     }
 
-    /// Notes that this id was used.
+    /// Records that this id is used.
     fn insert(&mut self, id: &str) {
         let hash = hash(id);
         if !self.hashes.insert(hash) {
@@ -60,7 +61,7 @@ fn hash(id: &str) -> u64 {
     hasher.finish()
 }
 
-/// Open requests by id; `T` is what an answer to one needs.
+/// Open requests by id; `T` is the data for the answer.
 #[derive(Debug)]
 pub(super) struct OpenRequests<T> {
     open: Vec<(PermissionRequestKey, T)>,
@@ -73,7 +74,7 @@ impl<T> Default for OpenRequests<T> {
 }
 
 impl<T> OpenRequests<T> {
-    /// Takes a new request in.
+    /// Adds a new request.
     pub(super) fn open(
         &mut self,
         ids: &mut RequestIds,
@@ -99,7 +100,7 @@ impl<T> OpenRequests<T> {
         Ok(key)
     }
 
-    /// Ends a request, if it is open: exactly this one, not another that has its id by now.
+    /// Ends this very request, if it is open, and not a later one with the same id.
     pub(super) fn close_by_key(&mut self, of: &PermissionRequestKey) -> Option<T> {
         let at = self.open.iter().position(|(key, _)| key == of)?;
         Some(self.open.remove(at).1)
@@ -111,8 +112,8 @@ impl<T> OpenRequests<T> {
         Some(self.open.remove(at))
     }
 
-    /// Ends the request whose id another one comes with, which is a duplicate whatever is
-    /// remembered of ids.
+    /// Ends the open request whose id a new request repeats. The new one is a duplicate, whatever
+    /// is remembered of ids.
     pub(super) fn close_duplicate(
         &mut self,
         ids: &mut RequestIds,
@@ -142,7 +143,7 @@ mod tests {
         assert_eq!(asks.close("a"), Some((key, ())));
         assert_eq!(asks.close("a"), None);
         assert_eq!(asks.open(&mut ids, "a", ()), Err(RejectReason::Duplicate));
-        // Whatever it was used for.
+        // For any kind of request.
         let mut others: OpenRequests<()> = OpenRequests::default();
         assert_eq!(others.open(&mut ids, "a", ()), Err(RejectReason::Duplicate));
     }
@@ -156,7 +157,7 @@ mod tests {
             let of = others.open(&mut ids, &format!("{n}"), ()).unwrap();
             others.close_by_key(&of).unwrap();
         }
-        // Forgotten, but open: it closes the first one and is none itself.
+        // Forgotten, but open: it closes the first request and is itself rejected.
         assert_eq!(
             asks.close_duplicate(&mut ids, "a"),
             Some((first.clone(), ()))

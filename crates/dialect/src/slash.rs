@@ -1,7 +1,7 @@
-//! The slash command that has no result yet, in protocols that have one at a time and say nothing of
-//! how long it may take.
+//! The slash command without a result yet, in protocols that allow one at a time and set no time
+//! limit for it.
 //!
-//! Must not know what a command is, or how it is written.
+//! Must not know what a command does, or how it is written.
 
 use std::time::{Duration, Instant};
 
@@ -9,39 +9,40 @@ use super::{DialectError, Effect, Effects, SlashOutcome};
 use marshal_model::limits::COMMAND_TIMEOUT;
 use marshal_model::{ErrorOrigin, Event, UntrustedText};
 
-/// See the head of this file.
+/// See the module documentation.
 #[derive(Debug, Default)]
 pub(super) struct SlashTracker {
     state: SlashState,
-    /// How long it may take.
+    /// How long a command may take.
     timeout: Duration,
 }
 
 #[derive(Debug, Default)]
 enum SlashState {
-    /// There is none.
+    /// No command.
     #[default]
     Idle,
-    /// It is waited for, until then.
+    /// A command waits for its result, until that time.
     Pending(Option<Instant>),
-    /// Nobody waits for it any more. Its result may come all the same, and would be taken for that of
-    /// the next one: there is none before.
+    /// The command has timed out. Its result may still come, and would be mistaken for the next
+    /// one's, so no other command is accepted before it.
     Late,
 }
 
-/// Of which command a result is.
+/// The command that a result belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SlashReply {
-    /// Of none.
+    /// No command.
     Unsolicited,
-    /// Of the one that somebody waits for.
+    /// The command that somebody waits for.
     Expected,
-    /// Of one that was given up: nobody is told, lest it be taken for the answer to the next one.
+    /// A command that timed out. Its result is not reported, so that it is not mistaken for the
+    /// next one's.
     Late,
 }
 
 impl SlashTracker {
-    /// With that much time for each.
+    /// A state in which each command has that much time.
     pub(super) fn new(control: Option<Duration>) -> Self {
         Self {
             state: SlashState::Idle,
@@ -49,15 +50,15 @@ impl SlashTracker {
         }
     }
 
-    /// Whether one has no result yet.
+    /// Whether a command has no result yet.
     pub(super) const fn is_open(&self) -> bool {
         !matches!(self.state, SlashState::Idle)
     }
 
-    /// One is about to be written.
+    /// Records that a command is about to be written.
     ///
     /// # Errors
-    /// [`Refused`] while a turn runs, and while another has no result.
+    /// [`DialectError`] while a turn runs, and while another command has no result.
     pub(super) fn start(&mut self, in_turn: bool, now: Instant) -> Result<(), DialectError> {
         if in_turn {
             return Err(DialectError::Busy);
@@ -69,7 +70,7 @@ impl SlashTracker {
         Ok(())
     }
 
-    /// Its result came.
+    /// Records the result of the command.
     pub(super) fn finish(&mut self) -> SlashReply {
         match std::mem::take(&mut self.state) {
             SlashState::Idle => SlashReply::Unsolicited,
@@ -78,7 +79,7 @@ impl SlashTracker {
         }
     }
 
-    /// When it was waited for long enough.
+    /// When the open command times out.
     pub(super) const fn due(&self) -> Option<Instant> {
         match self.state {
             SlashState::Pending(due) => due,
@@ -86,7 +87,7 @@ impl SlashTracker {
         }
     }
 
-    /// Nobody waits for longer than the bound.
+    /// Ends the wait for a command after its time limit.
     pub(super) fn tick(&mut self, now: Instant, out: &mut Effects) {
         if self.due().is_some_and(|due| due <= now) {
             self.state = SlashState::Late;
@@ -95,18 +96,18 @@ impl SlashTracker {
     }
 }
 
-/// Tells that something a person waits for was not answered.
+/// Reports that something a person waits for was not answered.
 pub(super) fn report_timeout(what: &str, most: Duration, out: &mut Effects) {
-    let said = format!("the agent did not answer {what} within {most:?} (timeouts.control)");
+    let text = format!("the agent did not answer {what} within {most:?} (timeouts.control)");
     out.push(Effect::Event(Event::AgentError {
         code: "unanswered".into(),
-        message: said.as_str().into(),
+        message: text.as_str().into(),
         origin: ErrorOrigin::Local,
     }));
-    out.push(Effect::SlashEnded(SlashOutcome::Unanswered(said)));
+    out.push(Effect::SlashEnded(SlashOutcome::Unanswered(text)));
 }
 
-/// What the agent says to a command, or why it does not do it.
+/// The event for the agent's answer to a command, or for its failure.
 pub(super) fn answer_effect(ok: bool, text: &UntrustedText) -> Effect {
     Effect::SlashEnded(SlashOutcome::Answered {
         ok,

@@ -1,7 +1,7 @@
-//! The policies in force: which version judges, and how newer ones take their place.
+//! The policies in force, and how newer versions replace them.
 //!
-//! Owns that all pools change together, and that whoever judges holds one version for the whole of
-//! a request. Must not know where policies come from or what a request is.
+//! Owns that all pools change together, and that a request is evaluated with one version from start
+//! to end. Must not know where policies come from or what a request is.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -15,23 +15,23 @@ use super::shadow::Shadow;
 use marshal_config::{Config, Pool};
 use marshal_policy::Policy;
 
-/// A policy with the digest of its text.
+/// A policy with its digest and files.
 #[derive(Debug, Clone)]
 pub struct LoadedPolicy {
     /// The policy.
     pub policy: Arc<Policy>,
-    /// SHA-256 of its text and of what it extends, hexadecimal.
+    /// SHA-256 of its text and of the policies that it extends, hexadecimal.
     pub sha256: String,
-    /// The files that it was made of; none of a policy that is built in.
+    /// The files that it was read from; empty for a built-in policy.
     pub files: Vec<PathBuf>,
 }
 
-/// All policies that a configuration's pools use, read and checked together.
+/// All policies that the configuration's pools use, read and checked together.
 #[derive(Debug, Clone, Default)]
 pub struct Policies {
-    /// By the names that pools use, for judging and as shadows.
+    /// The policies of pools and their shadow policies, by name.
     pub by_name: BTreeMap<String, LoadedPolicy>,
-    /// With the layer of a session on top, by the pool's name for its policy and that of the layer.
+    /// Policies with a session's layer on top, by the names of policy and layer.
     pub layered: BTreeMap<(String, String), LoadedPolicy>,
 }
 
@@ -44,22 +44,22 @@ impl From<BTreeMap<String, LoadedPolicy>> for Policies {
     }
 }
 
-/// One version of what judges a pool's requests. Immutable.
+/// One version of a pool's policy. Immutable.
 #[derive(Debug)]
 pub(crate) struct PolicyVersion {
-    /// The policy, for sessions without a layer of their own.
+    /// The policy for sessions without a layer.
     pub(crate) base: LoadedPolicy,
-    /// The same with the layer of a session on top, by the layer's name.
+    /// The policy with a session's layer on top, by the layer's name.
     pub(crate) layered: BTreeMap<String, LoadedPolicy>,
-    /// What is tried beside it.
+    /// The shadow policy, which is evaluated but decides nothing.
     pub(crate) shadow: Option<Shadow>,
-    /// Since when it is in force, in microseconds since 1970.
+    /// When it came into force, in microseconds since the Unix epoch.
     pub(crate) loaded_at_us: i64,
 }
 
 impl PolicyVersion {
-    /// What judges a session with this layer; `None`: there is no such layer, so nothing may be
-    /// allowed.
+    /// The policy for a session with this layer. `None` if the layer does not exist; the caller
+    /// must then deny every request.
     pub(crate) fn for_layer(&self, layer: Option<&str>) -> Option<&LoadedPolicy> {
         match layer {
             None => Some(&self.base),
@@ -79,7 +79,7 @@ impl PolicyVersion {
     }
 }
 
-/// The versions of all pools, in the configuration's order of pools. Clones are the same.
+/// The versions of all pools, in the configuration's order. Clones share the same versions.
 #[derive(Debug, Clone)]
 pub(crate) struct ActivePolicies(Arc<ArcSwap<Vec<Arc<PolicyVersion>>>>);
 
@@ -89,13 +89,14 @@ impl ActivePolicies {
         Ok(Self(Arc::new(ArcSwap::from_pointee(versions))))
     }
 
-    /// All versions, of one moment.
+    /// A consistent snapshot of all versions.
     pub(crate) fn all(&self) -> Arc<Vec<Arc<PolicyVersion>>> {
         self.0.load_full()
     }
 
-    /// Puts newer policies in force, for all pools at once; a pool whose policies have not changed
-    /// keeps its version. Gives how many pools have another one. One at a time.
+    /// Replaces the policies of all pools at once and returns how many pools changed. A pool whose
+    /// policies have the same digests keeps its version. The caller must not call this
+    /// concurrently.
     pub(crate) fn replace(
         &self,
         config: &Config,
@@ -146,7 +147,7 @@ fn versions(config: &Config, policies: &Policies) -> Result<Vec<Arc<PolicyVersio
     config.pools.iter().map(of_pool).collect()
 }
 
-/// What is in force for one pool.
+/// Access to the policy in force for one pool.
 #[derive(Debug, Clone)]
 pub(crate) struct PoolPolicy {
     all: ActivePolicies,
@@ -154,7 +155,7 @@ pub(crate) struct PoolPolicy {
 }
 
 impl PoolPolicy {
-    /// Of the pool at this place in the configuration.
+    /// For the pool at this index of the configuration.
     pub(crate) fn new(all: &ActivePolicies, place: usize) -> Self {
         Self {
             all: all.clone(),
@@ -162,7 +163,7 @@ impl PoolPolicy {
         }
     }
 
-    /// The newest version. Take it once for a decision: two calls may give two versions.
+    /// The current version. Call it once for a decision: two calls may return two versions.
     pub(crate) fn current(&self) -> Arc<PolicyVersion> {
         Arc::clone(&self.all.0.load()[self.place])
     }

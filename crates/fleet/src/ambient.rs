@@ -1,11 +1,11 @@
-//! What the fleet takes from its surroundings beside time, children and disk: chance, and threads
-//! that may block.
+//! Random numbers and blocking threads for the fleet.
 //!
-//! A simulation gives it a seed: then every number follows from that, and what may block runs in
-//! place, because threads have no order. Must not know what it is used for.
+//! With a seed, for simulations, all numbers follow from the seed, and blocking work runs on the
+//! caller's thread, because the order of threads is not deterministic. Must not know what it is
+//! used for.
 //!
-//! One exception: `files/agent.rs` makes an id of its own, which marks the start of this process among the
-//! ids of sessions.
+//! One exception: `files/agent.rs` makes an id of its own, which marks the start of this process
+//! among the ids of sessions.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -17,15 +17,15 @@ use uuid::Uuid;
 use super::clock;
 use marshal_model::limits::CONCURRENT_BLOCKING;
 
-/// Chance and threads. Clones share the seed's row of numbers, and the threads.
+/// Random numbers and blocking threads. Clones share the generator and the thread limit.
 #[derive(Debug, Clone)]
 pub struct Ambient(Source);
 
 #[derive(Debug, Clone)]
 enum Source {
-    /// The host's chance, and its threads, of which so many are for the fleet.
+    /// The host's random numbers, and a limit of blocking threads for the fleet.
     Host(Arc<Semaphore>),
-    /// Everything from one row of numbers, on the caller's thread.
+    /// One seeded generator; blocking work runs on the caller's thread.
     Seeded(Arc<Mutex<StdRng>>),
 }
 
@@ -35,54 +35,54 @@ impl Default for Ambient {
     }
 }
 
-/// The work was interrupted: its thread panicked, or the runtime ends.
+/// The work did not finish: its thread panicked, or the runtime ends.
 #[derive(Debug)]
 pub(crate) struct Interrupted;
 
 impl Ambient {
-    /// Everything from this seed, on this thread.
+    /// All numbers from this seed, and blocking work on the caller's thread.
     #[doc(hidden)]
     #[must_use]
     pub fn seeded(seed: u64) -> Self {
-        let row = StdRng::seed_from_u64(seed);
-        Self(Source::Seeded(Arc::new(Mutex::new(row))))
+        let generator = StdRng::seed_from_u64(seed);
+        Self(Source::Seeded(Arc::new(Mutex::new(generator))))
     }
 
-    /// A number from 0 to below 1.
+    /// A random number from 0 to less than 1.
     pub(crate) fn random_fraction(&self) -> f64 {
         match &self.0 {
-            Source::Seeded(row) => row.lock().unwrap_or_else(PoisonError::into_inner).random(),
+            Source::Seeded(rng) => rng.lock().unwrap_or_else(PoisonError::into_inner).random(),
             Source::Host(_) => rand::random(),
         }
     }
 
-    /// A fresh id, which sorts by its time.
+    /// A new id; ids sort by time.
     pub(crate) fn new_id(&self) -> Uuid {
-        let Source::Seeded(row) = &self.0 else {
+        let Source::Seeded(rng) = &self.0 else {
             return Uuid::now_v7();
         };
-        let random: [u8; 10] = row.lock().unwrap_or_else(PoisonError::into_inner).random();
+        let random: [u8; 10] = rng.lock().unwrap_or_else(PoisonError::into_inner).random();
         let ms = u64::try_from(clock::now_us() / 1000).unwrap_or(0);
         uuid::Builder::from_unix_timestamp_millis(ms, &random).into_uuid()
     }
 
-    /// Does work that may block, where that is allowed; waits for one of a few places there, so
-    /// that a fleet which starts, or is measured, all at once needs no thread for each child.
+    /// Runs blocking work on a blocking thread. At most [`CONCURRENT_BLOCKING`] run at the same
+    /// time, so that a fleet needs no thread for each child when all start or are measured at once.
     pub(crate) async fn run_blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Interrupted> {
-        let Source::Host(places) = &self.0 else {
+        let Source::Host(permits) = &self.0 else {
             return Ok(work());
         };
-        let place = Arc::clone(places).acquire_owned().await;
-        let place = place.map_err(|_| Interrupted)?;
-        let done = tokio::task::spawn_blocking(move || {
-            // Given back by the thread: who waits for it may be gone long before.
-            let _place = place;
+        let permit = Arc::clone(permits).acquire_owned().await;
+        let permit = permit.map_err(|_| Interrupted)?;
+        let task = tokio::task::spawn_blocking(move || {
+            // Returned by the thread: the caller may be cancelled long before the work ends.
+            let _permit = permit;
             work()
         });
-        done.await.map_err(|_| Interrupted)
+        task.await.map_err(|_| Interrupted)
     }
 }
 

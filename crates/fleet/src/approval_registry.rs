@@ -1,8 +1,8 @@
-//! The questions to people that are open, and the answers that are remembered: a table that sessions
-//! write and answers are looked up in.
+//! The open approvals and the remembered answers, in memory. Sessions insert approvals, and answers
+//! are looked up here.
 //!
-//! What is here may not be durable yet; people are shown what the journal has. Must not decide
-//! anything, and must not know how a person is reached.
+//! An entry may not be durable yet; people see only what the journal has. Must not decide anything,
+//! and must not know how a person is reached.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,63 +13,62 @@ use marshal_journal::{ApprovalAnswer, StoredApproval};
 use marshal_model::limits::ANSWERS_REMEMBERED;
 use marshal_model::{ApprovalState, PermissionRequestId, PoolName, SessionId};
 
-/// What is open, and what is remembered.
+/// The open approvals and the remembered answers.
 #[derive(Debug, Default)]
 pub(crate) struct ApprovalRegistry(Mutex<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
     open: BTreeMap<PermissionRequestId, OpenApproval>,
-    /// Answers that hold until their session ends, by digest; at most [`ANSWERS_REMEMBERED`] of a
-    /// session.
+    /// Answers that are remembered until their session ends, by digest; at most
+    /// [`ANSWERS_REMEMBERED`] a session.
     remembered: HashMap<SessionId, HashMap<String, RememberedAnswer>>,
 }
 
-/// One question.
+/// One open approval.
 #[derive(Debug, Clone)]
 pub(crate) struct OpenApproval {
     pub(crate) pool: PoolName,
     pub(crate) session: SessionId,
     pub(crate) digest: String,
-    /// Until when it can be answered whether an agent waits or not, in microseconds since the Unix
-    /// epoch.
+    /// When it expires, whether an agent waits or not: microseconds since the Unix epoch.
     pub(crate) deadline_us: i64,
-    /// Where its paths lead, as it was shown.
+    /// The resolved targets of its paths, as they were shown.
     pub(crate) paths: String,
     pub(crate) recipient: AnswerRecipient,
 }
 
-/// An answer that is remembered, with where the paths led when it was given: where they lead
-/// elsewhere it is another request.
+/// A remembered answer, with the resolved paths at the time of the answer. If the paths resolve
+/// differently later, it is another request.
 #[derive(Debug, Clone)]
 pub(crate) struct RememberedAnswer {
     pub(crate) paths: String,
     pub(crate) answer: ApprovalAnswer,
 }
 
-/// Who would hear the answer.
+/// Who receives the answer.
 #[derive(Debug, Clone)]
 pub(crate) enum AnswerRecipient {
-    /// A session, whose agent waits.
+    /// A session whose agent waits.
     Session(SessionRef),
-    /// Nobody now; what was said is kept.
+    /// No session now; an answer is stored here until the agent comes back.
     Orphaned(Option<ApprovalAnswer>),
 }
 
-/// What is known of a request before a person is asked about it.
+/// What the registry knows about a request before a person is asked.
 #[derive(Debug)]
 pub(crate) enum KnownApproval {
-    /// Nothing.
+    /// No earlier approval and no remembered answer.
     None,
-    /// It was asked before its agent went, and nobody has answered: the agent waits again, until
-    /// that deadline at most.
+    /// An approval from before its agent went away is still unanswered: the agent waits again, at
+    /// most until this deadline.
     Orphaned(PermissionRequestId, i64),
-    /// It was, and this is the answer: for this once.
+    /// An approval from before its agent went away was answered; the answer applies once.
     Answered(PermissionRequestId, ApprovalAnswer),
-    /// It was, and led elsewhere then, or whoever answered it may not any more: it is asked anew,
-    /// and this one is over.
+    /// The earlier approval does not apply any more: its paths resolve differently, or its approver
+    /// may no longer answer. It ends, and a new one is needed.
     Outdated(PermissionRequestId),
-    /// An answer holds for the whole session.
+    /// An answer is remembered for the whole session.
     Remembered(ApprovalAnswer),
 }
 
@@ -78,7 +77,7 @@ impl ApprovalRegistry {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes over what earlier starts left.
+    /// Restores the approvals and answers of earlier starts.
     pub(crate) fn restore(&self, open: &[StoredApproval], remembered: Vec<StoredApproval>) {
         for of in open.iter().filter(|of| of.state == ApprovalState::Orphaned) {
             let question = OpenApproval {
@@ -99,8 +98,8 @@ impl ApprovalRegistry {
         }
     }
 
-    /// What is known of a request. What was kept for it is given once; what `rules` do not let hold
-    /// any more is forgotten.
+    /// Looks up a request. A stored answer is returned once. A remembered answer that `rules` do
+    /// not permit any more is removed.
     pub(crate) fn look_up(
         &self,
         session: &SessionId,
@@ -151,22 +150,22 @@ impl ApprovalRegistry {
         }
     }
 
-    /// A question is put, or put again.
+    /// Adds an approval, or adds it again.
     pub(crate) fn insert(&self, id: PermissionRequestId, open: OpenApproval) {
         self.lock().open.insert(id, open);
     }
 
-    /// It is over.
+    /// Removes an approval that has ended.
     pub(crate) fn remove(&self, id: &PermissionRequestId) -> Option<OpenApproval> {
         self.lock().open.remove(id)
     }
 
-    /// An open question.
+    /// An open approval.
     pub(crate) fn get(&self, id: &PermissionRequestId) -> Option<OpenApproval> {
         self.lock().open.get(id).cloned()
     }
 
-    /// How many wait for people in a pool.
+    /// How many approvals of a pool wait for a person.
     pub(crate) fn pending_count(&self, pool: &PoolName) -> usize {
         let inner = self.lock();
         let waits = |of: &&OpenApproval| {
@@ -175,7 +174,8 @@ impl ApprovalRegistry {
         inner.open.values().filter(waits).count()
     }
 
-    /// Keeps an answer for a question that no agent waits for, if it is such a one and has none.
+    /// Stores an answer for an orphaned approval without one; `false` if it is not such an
+    /// approval.
     pub(crate) fn store_answer(&self, id: &PermissionRequestId, answer: &ApprovalAnswer) -> bool {
         match self.lock().open.get_mut(id).map(|of| &mut of.recipient) {
             Some(kept @ AnswerRecipient::Orphaned(None)) => {
@@ -186,7 +186,7 @@ impl ApprovalRegistry {
         }
     }
 
-    /// What was kept is not durable: it is taken back.
+    /// Removes a stored answer that could not be made durable.
     pub(crate) fn discard_answer(&self, id: &PermissionRequestId) {
         if let Some(of) = self.lock().open.get_mut(id)
             && let AnswerRecipient::Orphaned(kept) = &mut of.recipient
@@ -195,8 +195,8 @@ impl ApprovalRegistry {
         }
     }
 
-    /// Takes out what no agent waits for and whose time is over; `None` if it is something else
-    /// by now.
+    /// Removes an orphaned approval whose deadline has passed; `None` if an agent waits again or
+    /// the deadline has not passed.
     pub(crate) fn remove_expired(
         &self,
         id: &PermissionRequestId,
@@ -226,7 +226,7 @@ impl ApprovalRegistry {
         fits
     }
 
-    /// A session has ended for good.
+    /// Removes everything of a session that has ended for good.
     pub(crate) fn remove_session(&self, session: &SessionId) {
         let mut inner = self.lock();
         inner.remembered.remove(session);
@@ -357,7 +357,7 @@ mod tests {
             remember: RememberScope::Turn,
             ..rules()
         };
-        let held = || RememberedAnswer {
+        let for_session = || RememberedAnswer {
             paths: "[]".to_owned(),
             answer: ApprovalAnswer {
                 remember: RememberScope::Session,
@@ -365,18 +365,18 @@ mod tests {
             },
         };
         for stricter in [&ops, &short] {
-            assert!(all.remember_answer(&session("s"), "d".to_owned(), held()));
+            assert!(all.remember_answer(&session("s"), "d".to_owned(), for_session()));
             assert!(matches!(known("d", &rules()), KnownApproval::Remembered(_)));
             assert!(matches!(known("d", stricter), KnownApproval::None));
-            // It does not come back when that is taken back.
+            // The stricter rules removed it: it is not restored with the milder ones.
             assert!(matches!(known("d", &rules()), KnownApproval::None));
         }
         all.insert(id("a"), orphan("s", "e"));
-        assert!(all.store_answer(&id("a"), &held().answer));
+        assert!(all.store_answer(&id("a"), &for_session().answer));
         assert!(matches!(known("e", &ops), KnownApproval::Outdated(of) if of == id("a")));
         all.insert(id("b"), orphan("s", "f"));
-        assert!(all.store_answer(&id("b"), &held().answer));
-        // Once it holds: only how long is cut.
+        assert!(all.store_answer(&id("b"), &for_session().answer));
+        // A shorter remember scope does not invalidate an answer that applies once.
         assert!(matches!(known("f", &short), KnownApproval::Answered(..)));
     }
 }

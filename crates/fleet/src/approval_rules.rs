@@ -1,4 +1,4 @@
-//! What holds of the asks of a pool: its own keys and its policy together, the stricter of both.
+//! The approval settings of a pool: its own keys and those of its policy, the stricter of both.
 //!
 //! Must not decide anything.
 
@@ -8,65 +8,65 @@ use marshal_journal::ApprovalAnswer;
 use marshal_model::RememberScope;
 use marshal_model::limits::APPROVALS_PER_POOL;
 
-/// The stricter of pool and policy.
+/// The approval settings in force, the stricter of pool and policy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ApprovalRules {
-    /// Who may answer; nobody: nobody is asked.
+    /// Who may answer; if empty, nobody is asked.
     pub(crate) approvers: Vec<Approver>,
-    /// For how long an answer may hold at most.
+    /// The longest time for which an answer may be remembered.
     pub(crate) remember: RememberScope,
-    /// How many asks of the pool wait at the same time.
+    /// How many approvals of the pool may be pending at the same time.
     pub(crate) max_pending: usize,
 }
 
 impl ApprovalRules {
-    /// Whether whoever gave an answer may still answer. Of somebody who is not known nothing holds.
+    /// Whether the approver of an answer may still answer. An unknown approver may not.
     pub(crate) fn permits_approver_of(&self, answer: &ApprovalAnswer) -> bool {
         parse_approver(&answer.approver).is_some_and(|of| self.approvers.contains(&of))
     }
 
-    /// Whether an answer that was given before may still hold for that long.
+    /// Whether an earlier answer may still be remembered for its scope.
     pub(crate) fn accepts_remembered(&self, answer: &ApprovalAnswer) -> bool {
         self.permits_approver_of(answer) && answer.remember <= self.remember
     }
 }
 
-/// As whom an answer was given, by what its record says.
+/// The approver role of a recorded approver.
 fn parse_approver(who: &str) -> Option<Approver> {
     if let Some(name) = who.strip_prefix("token ") {
         return Approver::new(name);
     }
-    // The control socket and the client of a conversation are the owner's.
+    // The control socket and a conversation's client act as the owner.
     let uid = who.strip_prefix("uid ").map(str::parse::<u32>);
     let is_owner =
         matches!(uid, Some(Ok(_))) || ["control socket", CONVERSATION_CLIENT].contains(&who);
     is_owner.then_some(Approver::Owner)
 }
 
-/// What the record says of the client of a conversation.
+/// The recorded approver for a conversation's client.
 pub(crate) const CONVERSATION_CLIENT: &str = "in the client";
 
 impl PoolShared {
-    /// What holds of its approvals now.
+    /// The pool's approval settings now; a policy reload may change them.
     pub(crate) fn approval_rules(&self) -> ApprovalRules {
         let own = &self.config.approval;
         let version = self.policy.current();
-        let asking = version.base.policy.approval_settings();
+        let settings = version.base.policy.approval_settings();
         let mut approvers = own.approvers.clone();
-        if let Some(names) = &asking.approvers {
+        if let Some(names) = &settings.approvers {
             approvers.retain(|own| {
                 names
                     .iter()
                     .any(|name| Approver::new(name).as_ref() == Some(own))
             });
         }
-        let most = asking.max_pending.unwrap_or(APPROVALS_PER_POOL);
+        let max_pending = settings.max_pending.unwrap_or(APPROVALS_PER_POOL);
         ApprovalRules {
             approvers,
-            remember: asking
+            remember: settings
                 .remember
                 .map_or(own.remember, |of| of.min(own.remember)),
-            max_pending: most.min(own.max_pending).min(APPROVALS_PER_POOL),
+            max_pending: max_pending.min(own.max_pending).min(APPROVALS_PER_POOL),
         }
     }
 }

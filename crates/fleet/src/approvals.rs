@@ -1,7 +1,7 @@
-//! What people do with the questions that wait for them: see them, answer them.
+//! Approvals for people: list them, show one, answer one.
 //!
-//! Owns who may answer what. Shows only what is durable. Must not know how a person is reached, and
-//! decides nothing about a request: that is its session's.
+//! Owns who may answer which approval. Shows only durable approvals. Must not know how a person is
+//! reached. It does not decide about a request; the request's session does.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,95 +21,99 @@ use marshal_journal::{
 use marshal_model::limits;
 use marshal_model::{ApprovalState, Decision, PermissionRequestId, RememberScope, UntrustedText};
 
-/// An answer, as it comes in.
+/// An approver's answer to an approval.
 #[derive(Debug, Clone)]
 pub struct AnswerRequest {
-    /// To which question.
+    /// The approval's id.
     pub request_id: PermissionRequestId,
-    /// To what: the digest that was shown, or nothing happens; `None`: to whatever has that id, which
-    /// is of one digest for as long as it is there.
+    /// The digest that the approver saw. If it differs from the approval's, the answer is rejected.
+    /// `None` skips the check; an id never changes its digest.
     pub digest: Option<String>,
-    /// `Allow` or `Deny`.
+    /// [`Decision::Allow`] or [`Decision::Deny`].
     pub decision: Decision,
-    /// Why; the model is told of a denial.
+    /// The approver's reason; of a denial, the model sees it.
     pub reason: Option<UntrustedText>,
-    /// For how long it holds.
+    /// For how long the answer is remembered.
     pub remember: RememberScope,
-    /// As whom.
+    /// The role that the approver answers as.
     pub approver: Approver,
-    /// Who that is, for the record.
+    /// The approver's identity, for the journal.
     pub who: String,
 }
 
-/// What came of an answer. Durable.
+/// The result of an accepted answer. Durable.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AnswerReceipt {
-    /// What the question is now: `Approved` or `Rejected`, or `Orphaned` if the answer is kept for an
-    /// agent that is to come back.
+    /// The approval's new state: `Approved` or `Rejected`, or `Orphaned` if the answer is stored
+    /// until the agent comes back.
     pub state: ApprovalState,
-    /// For how long it holds.
+    /// For how long the answer is remembered.
     pub remember: RememberScope,
 }
 
-/// Why an answer changed nothing, or not what was wanted.
+/// Why an answer was not applied.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AnswerError {
-    /// No such question.
+    /// No approval has this id.
     #[error("there is no approval {0}")]
     NoSuchApproval(PermissionRequestId),
-    /// It is over.
+    /// The approval has ended.
     #[error("approval {0} has ended ({1}): nothing was changed")]
     AlreadyEnded(PermissionRequestId, String),
-    /// The answer is for something else.
+    /// The answer's digest is not the approval's.
     #[error(
-        "approval {0} is of another digest than the answer: look at it again; nothing was changed"
+        "approval {0} has another digest than the answer; nothing was changed: read the approval again"
     )]
     Digest(PermissionRequestId),
-    /// Somebody else is to answer.
+    /// This approver may not answer it.
     #[error(
-        "approval {approval} of pool {pool} is not for {who} to answer; approval.approvers has {approvers}"
+        "{who} may not answer approval {approval} of pool {pool}: approval.approvers has {approvers}"
     )]
     NotPermitted {
-        /// Which.
+        /// The approval's id.
         approval: PermissionRequestId,
         /// Its pool.
         pool: String,
-        /// Who tried.
+        /// The approver that was rejected.
         who: String,
-        /// Who may.
+        /// The approvers that may answer, separated by commas.
         approvers: String,
     },
-    /// It would hold for too long.
+    /// The answer would be remembered for too long.
     #[error(
-        "pool {pool} remembers an answer for {most} at most (approval.remember of pool and policy); nothing was changed"
+        "pool {pool} remembers an answer for at most {most} (approval.remember of pool and policy); nothing was changed"
     )]
     Remember {
         /// Its pool.
         pool: String,
-        /// For how long one may hold.
+        /// The longest scope that pool and policy permit.
         most: RememberScope,
     },
-    /// A rule denies it by now: no person overrules that. The agent was denied.
-    #[error("a rule denies this, and no answer overrules a rule: it was denied ({0})")]
+    /// A rule of the current policy denies the request. The request was denied.
+    #[error(
+        "a rule denies this request, and no answer overrules a rule: the request was denied ({0})"
+    )]
     Denied(String),
-    /// The pool's delegate denies it, or gave no decision. The agent was denied.
+    /// The pool's delegate denied it or gave no decision. The request was denied.
     #[error("{0}")]
     Delegate(String),
-    /// It is not what was shown any more. The agent was denied.
-    #[error("{0}: it was denied, and can be asked for again")]
+    /// The request changed after it was shown. The request was denied.
+    #[error("{0}: the request was denied, and the agent may send it again")]
     Changed(String),
-    /// The journal takes nothing: nothing can be allowed.
-    #[error("the journal takes nothing now, so nothing can be allowed; deny it, or try again")]
+    /// The journal accepts no writes, so nothing can be allowed.
+    #[error(
+        "the journal cannot write now, so nothing can be allowed: deny the request, or try again later"
+    )]
     ReadOnly,
     /// The journal could not be read.
     #[error("{0}")]
     Journal(String),
-    /// The disk has not taken it yet.
-    #[error("the answer was given and the disk has not taken it yet; look at the ask again")]
+    /// The answer was accepted and is not durable yet.
+    #[error("the answer is accepted and not durable yet: read the approval again to see its state")]
     Slow,
 }
 
-/// The one reply to an answer; one that is lost on the way replies itself.
+/// The one reply to an answer. If it is dropped unused, it replies that the approval has ended.
 #[derive(Debug)]
 pub(crate) struct AnswerReply {
     approval: PermissionRequestId,
@@ -125,18 +129,18 @@ impl AnswerReply {
         (Self { approval, tell }, told)
     }
 
-    /// Replies.
+    /// Sends the result to the caller.
     pub(crate) fn send(mut self, result: Result<AnswerReceipt, AnswerError>) {
         if let Some(tell) = self.tell.take() {
             let _ = tell.send(result);
         }
     }
 
-    /// Replies that it is over.
+    /// Replies that the approval has ended.
     pub(crate) fn reject_as_ended(self) {
         let error = AnswerError::AlreadyEnded(
             self.approval.clone(),
-            "somebody or something was faster".into(),
+            "another answer or event came first".into(),
         );
         self.send(Err(error));
     }
@@ -145,27 +149,27 @@ impl AnswerReply {
 impl Drop for AnswerReply {
     fn drop(&mut self) {
         if let Some(tell) = self.tell.take() {
-            let why = "it ended otherwise before the answer held".to_owned();
+            let why = "it ended before the answer took effect".to_owned();
             let _ = tell.send(Err(AnswerError::AlreadyEnded(self.approval.clone(), why)));
         }
     }
 }
 
 impl FleetHandle {
-    /// The questions that wait for people, oldest first; with `over` the newest of those that are
-    /// over instead. At most [`limits::APPROVALS_LISTED`].
+    /// The open approvals, oldest first; with `over` the ended ones instead, newest first. At most
+    /// [`limits::APPROVALS_LISTED`].
     ///
     /// # Errors
-    /// What the journal says.
+    /// The journal's error, as text.
     pub async fn approvals(&self, over: bool) -> Result<Vec<StoredApproval>, String> {
         let read = move |reader: &Reader| reader.approvals(over, limits::APPROVALS_LISTED);
         self.read_approvals(read).await
     }
 
-    /// One question, also one that is over; `None` if there is none.
+    /// One approval, open or ended; `None` if there is none.
     ///
     /// # Errors
-    /// What the journal says.
+    /// The journal's error, as text.
     pub async fn approval(
         &self,
         approval: PermissionRequestId,
@@ -189,10 +193,10 @@ impl FleetHandle {
         }
     }
 
-    /// Answers a question; returns when that is durable.
+    /// Answers an approval; returns when the answer is durable.
     ///
     /// # Errors
-    /// [`AnswerError`]. Nothing is allowed then.
+    /// [`AnswerError`]. Nothing was allowed.
     pub async fn answer_approval(
         &self,
         order: AnswerRequest,
@@ -202,8 +206,8 @@ impl FleetHandle {
             return Err(self.explain_not_open(order.request_id).await);
         };
         self.check_answer_allowed(&order, &open)?;
-        let said = order.reason.map(|said| {
-            let short: String = said
+        let comment = order.reason.map(|reason| {
+            let short: String = reason
                 .raw()
                 .chars()
                 .take(limits::ANSWER_REASON_CHARS)
@@ -213,7 +217,7 @@ impl FleetHandle {
         let row = ApprovalAnswer {
             decision: order.decision,
             approver: order.who,
-            comment: said,
+            comment,
             remember: order.remember,
         };
         if row.decision == Decision::Allow && shared.journal.health().borrow().is_read_only() {
@@ -221,36 +225,36 @@ impl FleetHandle {
         }
         match open.recipient {
             AnswerRecipient::Session(actor) => {
-                let (reply, told) = AnswerReply::new(order.request_id.clone());
+                let (reply, receipt) = AnswerReply::new(order.request_id.clone());
                 let decide = SessionMsg::ApproverAnswered {
                     request_id: order.request_id.clone(),
                     answer: Box::new(row),
                     reply,
                 };
-                // One that is gone drops the reply, which says so.
+                // A session that is gone drops the reply, and the reply then answers by itself.
                 let _ = actor.send_message(decide);
-                match tokio::time::timeout(limits::ANSWER_TIMEOUT, told).await {
-                    Ok(Ok(told)) => told,
+                match tokio::time::timeout(limits::ANSWER_TIMEOUT, receipt).await {
+                    Ok(Ok(receipt)) => receipt,
                     Ok(Err(_)) => Err(self.explain_not_open(order.request_id).await),
                     Err(_) => Err(AnswerError::Slow),
                 }
             }
             AnswerRecipient::Orphaned(_) => {
-                let kept = self
+                let receipt = self
                     .store_answer(&order.request_id, open.deadline_us, row)
                     .await;
-                // A task may wait for it.
+                // A task in the pool's queue may wait for this answer.
                 if let Some(entry) = self.0.pools.get(&open.pool) {
                     let _ = entry
                         .actor
                         .send_message(PoolMsg::ApprovalEnded { expired: None });
                 }
-                kept
+                receipt
             }
         }
     }
 
-    /// Why a question cannot be answered that is not open.
+    /// The error for an approval that is not open.
     async fn explain_not_open(&self, approval: PermissionRequestId) -> AnswerError {
         match self.approval(approval.clone()).await {
             Ok(Some(found)) if found.state.is_open() => {
@@ -262,17 +266,17 @@ impl FleetHandle {
         }
     }
 
-    /// Whether this answer may be given at all.
+    /// Checks that this approver may give this answer.
     fn check_answer_allowed(
         &self,
         order: &AnswerRequest,
         open: &OpenApproval,
     ) -> Result<(), AnswerError> {
-        let is_other = |said: &String| *said != open.digest;
+        let is_other = |digest: &String| *digest != open.digest;
         if order.digest.as_ref().is_some_and(is_other) {
             return Err(AnswerError::Digest(order.request_id.clone()));
         }
-        // A pool that is gone from the configuration has only its owner.
+        // For a pool that is no longer configured, only the owner may answer.
         let entry = self.0.pools.get(&open.pool);
         let rules = entry.map(|entry| entry.shared.approval_rules());
         let owner = [Approver::Owner];
@@ -304,7 +308,7 @@ impl FleetHandle {
         Ok(())
     }
 
-    /// Keeps an answer for an agent that is to come back.
+    /// Stores an answer for an agent that may come back.
     async fn store_answer(
         &self,
         approval: &PermissionRequestId,
@@ -312,12 +316,12 @@ impl FleetHandle {
         answer: ApprovalAnswer,
     ) -> Result<AnswerReceipt, AnswerError> {
         let shared = &self.0.shared;
-        let over = |why: &str| Err(AnswerError::AlreadyEnded(approval.clone(), why.to_owned()));
+        let ended = |why: &str| Err(AnswerError::AlreadyEnded(approval.clone(), why.to_owned()));
         if deadline_us <= now_us() {
-            return over("expired");
+            return ended("expired");
         }
         if !shared.approvals.store_answer(approval, &answer) {
-            return over("it has an answer, or its agent is back: look at it again");
+            return ended("it has an answer, or its agent is back: read it again");
         }
         let remember = answer.remember;
         let write = Write::ApprovalChanged {
@@ -340,13 +344,13 @@ impl FleetHandle {
             }),
             Ok(_) => {
                 shared.approvals.discard_answer(approval);
-                over("its session ended, or the answer was used at once: look at it again")
+                ended("its session ended, or the answer was used at once: read it again")
             }
             Err(_) => Err(AnswerError::Slow),
         }
     }
 
-    /// Returns when everything that was journalled so far is durable, or cannot be.
+    /// Returns when every commit submitted so far is durable or has failed.
     pub async fn flush_journal(&self) {
         let (done, durable) = oneshot::channel();
         let barrier = Commit::default().with_callback(move |_| {
@@ -357,10 +361,10 @@ impl FleetHandle {
         }
     }
 
-    /// Takes over the questions that earlier starts left, and ends each at its deadline.
+    /// Restores the approvals that earlier starts left open, and ends each at its deadline.
     pub(super) async fn restore_approvals(&self) {
         let shared = &self.0.shared;
-        // What was ended a moment ago is durable then, and not taken over.
+        // First, so that an approval that ended a moment ago is durable and not restored.
         self.flush_journal().await;
         let read = |reader: &Reader| {
             let open = reader.approvals(false, limits::APPROVALS_RESTORED)?;
@@ -375,12 +379,15 @@ impl FleetHandle {
                     spawn_approval_expiry(shared, of.id, of.deadline_us, pool);
                 }
             }
-            Err(why) => tracing::warn!(why, "the asks of earlier starts cannot be read"),
+            Err(why) => tracing::warn!(
+                why,
+                "cannot read the approvals of earlier starts: none is restored"
+            ),
         }
     }
 }
 
-/// Ends a question that no agent waits for at its deadline.
+/// Ends an orphaned approval at its deadline.
 pub(crate) fn spawn_approval_expiry(
     shared: &Arc<Shared>,
     approval: PermissionRequestId,
@@ -389,7 +396,7 @@ pub(crate) fn spawn_approval_expiry(
 ) {
     let shared = Arc::downgrade(shared);
     tokio::spawn(async move {
-        // The time of day may be set back meanwhile.
+        // In a loop: the wall clock may be set back during the sleep.
         while now_us() < deadline_us {
             let left = deadline_us.saturating_sub(now_us()).max(1).unsigned_abs();
             tokio::time::sleep(Duration::from_micros(left)).await;
@@ -404,7 +411,7 @@ pub(crate) fn spawn_approval_expiry(
         {
             return;
         }
-        tracing::info!(%approval, "nobody came back for an ask in time");
+        tracing::info!(%approval, "an approval expired: its agent did not come back in time");
         let write = Write::ApprovalChanged {
             approval: approval.clone(),
             at_us: now_us(),
@@ -414,7 +421,7 @@ pub(crate) fn spawn_approval_expiry(
             },
         };
         if let Err(refused) = shared.journal.submit(Commit::new(vec![write])) {
-            tracing::warn!(%refused, "the end of an ask was not journalled; the next start does it");
+            tracing::warn!(%refused, "the end of an approval was not journalled; the next start ends it");
         }
         if let Some(pool) = pool {
             let expired = Some(approval);

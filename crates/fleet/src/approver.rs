@@ -1,9 +1,9 @@
-//! What a person is asked on behalf of a conversation, and what may come back.
+//! The approval requests of a conversation to its client, and the client's replies.
 //!
 //! Must not know how a person is reached.
 //!
-//! The verdict is by `human` where a person chose, by `gone` where the request was cancelled, and by
-//! `timeout` where no answer came. Where nobody can be told, the request is denied.
+//! The verdict is by `human` if a person chose, by `gone` if the request was cancelled, and by
+//! `timeout` if no answer came. If no client can be notified, the request is denied.
 
 use std::time::Duration;
 
@@ -12,59 +12,59 @@ use tokio::sync::mpsc;
 use marshal_model::{DecidedBy, Decision, PermissionRequestId, ToolClass, UntrustedText};
 use marshal_policy::Part;
 
-/// A request that the policy wants a person to decide, as the approver hears of it.
+/// A permission request that a person must decide, as the client receives it.
 #[derive(Debug, Clone)]
 pub struct ApprovalRequest {
-    /// Its id: what an answer names.
+    /// Its id; the answer refers to it.
     pub id: PermissionRequestId,
     /// The seq of its event.
     pub seq: u64,
-    /// The tool call that it belongs to, where the agent said so.
+    /// The tool call that it belongs to, if the agent named one.
     pub tool_id: Option<UntrustedText>,
     /// The tool's name, as the agent calls it.
     pub tool: UntrustedText,
-    /// What kind of tool that is.
+    /// The tool's class.
     pub class: ToolClass,
-    /// What is judged: words or paths, each with what the policy says of it.
+    /// What the policy evaluated: words or paths, each with its decision.
     pub parts: Vec<Part>,
-    /// Why a command text is not plain.
+    /// Why a command text could not be parsed completely; `None` if it could.
     pub not_plain: Option<String>,
-    /// The rules that want a person.
+    /// The rules that require a person.
     pub rules: Vec<String>,
-    /// Why, in our words.
+    /// The policy's reason.
     pub reason: String,
-    /// How long an answer is waited for; then it is denied.
+    /// How long the session waits for an answer; after that the request is denied.
     pub within: Duration,
 }
 
-/// What an approver hears.
+/// A notification to the client about a permission request.
 #[derive(Debug, Clone)]
 pub enum ApprovalUpdate {
-    /// A person is to decide. Durable.
+    /// A person must decide. Durable.
     Requested(Box<ApprovalRequest>),
-    /// It is decided: an answer that comes now changes nothing.
+    /// The request has a verdict: a later answer is ignored.
     Ended {
-        /// Which.
+        /// The request's id.
         id: PermissionRequestId,
-        /// How.
+        /// The final decision.
         decision: Decision,
-        /// By whom.
+        /// What made the decision.
         by: DecidedBy,
     },
 }
 
-/// Where a conversation's asks go.
+/// Where a conversation's approval updates are sent.
 pub(crate) type ApprovalSender = mpsc::Sender<ApprovalUpdate>;
 
-/// What comes back of a permission request.
+/// The client's reply to a permission request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ApproverReply {
-    /// A person allows it, once.
+    /// A person allows it once.
     Allow,
     /// A person refuses it.
     Reject,
     /// The turn was cancelled before a person decided.
     Cancelled,
-    /// No person could be asked, or what came back is no answer.
+    /// No person could be asked, or the client's reply is not valid.
     NoAnswer,
 }

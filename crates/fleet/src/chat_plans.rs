@@ -1,5 +1,5 @@
-//! What the work of a chat needs of the fleet: events of the supervisor's own beside rows, and what a
-//! policy says of a plan.
+//! Support for the plans of chats: events of the supervisor in one commit with rows, and policy
+//! decisions about the supervisor's own actions.
 //!
 //! Must not know what a plan is.
 
@@ -16,20 +16,19 @@ use marshal_model::{
 use marshal_policy::{FsContext, OpaqueFs, PolicyDecision, Request};
 
 impl FleetHandle {
-    /// Puts events of the supervisor's own at the end of a session that has no agent, together with
-    /// rows: all of it is durable when this returns, or nothing. Whoever calls is the only one who
-    /// writes to that session.
+    /// Appends events of the supervisor to a session without an agent, in one commit with rows;
+    /// returns when it is durable. The caller must be the only writer of that session.
     ///
     /// # Errors
-    /// [`SubmitError`]: of [`SubmitError::Journal`] it may be tried again.
+    /// [`SubmitError`]; after [`SubmitError::Journal`] the caller may try again.
     pub async fn append_events(
         &self,
         session: &SessionId,
         events: Vec<Event>,
         with: Vec<Write>,
     ) -> Result<(), SubmitError> {
-        let of = session.clone();
-        let last = self.read_journal(move |reader| reader.last_seq(&of)).await;
+        let id = session.clone();
+        let last = self.read_journal(move |reader| reader.last_seq(&id)).await;
         let last = last.map_err(|error| SubmitError::Rejected(error.to_string()))?;
         let epoch = self.0.shared.journal.epoch();
         let at_us = now_us();
@@ -52,8 +51,8 @@ impl FleetHandle {
         Ok(())
     }
 
-    /// What the policy of a pool says of one of the supervisor's own doings, as of a call of a tool
-    /// of its server; `None`: there is no such pool. With the policy's name.
+    /// The decision of a pool's policy about an action of the supervisor itself, evaluated like a
+    /// call of a tool of its server. With the policy's name; `None` if there is no such pool.
     #[must_use]
     pub fn decide_own_action(
         &self,
@@ -75,7 +74,7 @@ impl FleetHandle {
         };
         let version = entry.shared.policy.current();
         let policy = &version.base.policy;
-        let judgement = policy.decide(&request, &AgentClaims::default(), &at);
-        Some((policy.name().to_owned(), judgement))
+        let decision = policy.decide(&request, &AgentClaims::default(), &at);
+        Some((policy.name().to_owned(), decision))
     }
 }

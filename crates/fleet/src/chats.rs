@@ -1,7 +1,6 @@
-//! What chats need of the fleet: ids, rows that are durable before anybody is told, loading, and
-//! events of a session that is not loaded.
+//! Support for chats: ids, durable rows, loading, and events of a session that is not loaded.
 //!
-//! Must not know what a turn of a chat is, or who says it.
+//! Must not know what a turn of a chat is, or who sends it.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,25 +16,26 @@ use marshal_journal::{ChatWrite, Write};
 use marshal_model::{Event, EventId, PoolName, RunId, SessionId, SlotState, StampedEvent};
 use marshal_sandbox::workspace::copy;
 
-/// Why a turn ended that a person stopped before its agent had it.
+/// The detail of a turn that a person stopped before its agent got it.
 pub const STOPPED_UNSENT: &str = "a person stopped it before it was sent";
 
 impl Conversation {
-    /// Puts an event of the supervisor's own into the stream, in one commit with what goes with it;
-    /// returns when it is durable. `false`: it may be so or not, and whoever has left the
-    /// conversation can see it.
+    /// Appends an event of the supervisor to the stream, in one commit with `rows`; returns `true`
+    /// when it is durable. `false`: it is unknown whether it is durable; the journal shows it after
+    /// the conversation is left.
     pub async fn append_event(&self, event: Event, rows: Vec<Write>) -> bool {
-        let (done, noted) = oneshot::channel();
-        let note = PoolMsg::Conversation(ConversationMsg::AppendEvent {
+        let (done, durable) = oneshot::channel();
+        let message = PoolMsg::Conversation(ConversationMsg::AppendEvent {
             session: self.grant.session.clone(),
             event: Box::new(event),
             rows,
             done,
         });
-        self.grant.pool.send_message(note).is_ok() && noted.await.is_ok()
+        self.grant.pool.send_message(message).is_ok() && durable.await.is_ok()
     }
 
-    /// Whether its slot is to get nothing more, once its turn is over.
+    /// Whether the conversation must be left when its turn has ended, because its slot receives no
+    /// work any more.
     #[must_use]
     pub fn must_release_slot(&self) -> bool {
         let entry = self.fleet.pool_entry(&self.pool);
@@ -44,13 +44,13 @@ impl Conversation {
 }
 
 impl FleetHandle {
-    /// The time of the rows of chats: milliseconds since the Unix epoch.
+    /// The current time for rows of chats: milliseconds since the Unix epoch.
     #[must_use]
     pub fn now_ms(&self) -> i64 {
         now_us().div_euclid(1000)
     }
 
-    /// Fresh ids for a chat: its session, which is its own id, and its run.
+    /// New ids for a chat: its session, whose id is the chat's id, and its run.
     ///
     /// # Errors
     /// [`OpenError`]
@@ -58,21 +58,21 @@ impl FleetHandle {
         self.fresh_ids()
     }
 
-    /// Makes rows of a chat durable.
+    /// Commits rows of a chat; returns when they are durable.
     ///
     /// # Errors
-    /// [`SubmitError`]; nothing of them was kept then.
+    /// [`SubmitError`]; none of the rows was stored.
     pub async fn commit_rows(&self, writes: Vec<Write>) -> Result<(), SubmitError> {
         self.commit_durably(writes).await
     }
 
-    /// A fresh id, which sorts by its time.
+    /// A new id; ids sort by time.
     #[must_use]
     pub fn fresh_id(&self) -> String {
         self.0.shared.ambient.new_id().to_string()
     }
 
-    /// Checks that a directory is one that a pool's agents can work in.
+    /// Checks that a pool's agents can work in a directory.
     ///
     /// # Errors
     /// [`OpenError`]
@@ -88,8 +88,8 @@ impl FleetHandle {
         self.resolve_directory(entry, directory).await.map(|_| ())
     }
 
-    /// Loads a chat's session into a slot, or says why that cannot
-    /// be done now. An agent that does not remember it is told what was said.
+    /// Loads a chat's session into a slot. An agent that cannot load its own session gets the
+    /// earlier messages as text.
     ///
     /// # Errors
     /// [`OpenError`]
@@ -109,7 +109,7 @@ impl FleetHandle {
             .await
     }
 
-    /// Whether a client could have a slot of the pool now.
+    /// Whether a client could get a slot of the pool now.
     #[must_use]
     pub fn has_free_slot(&self, pool: &PoolName) -> bool {
         let slots = self.0.shared.slots.of_pool(pool);
@@ -117,14 +117,14 @@ impl FleetHandle {
         slots.any(|view| view.session.is_none() && view.state != SlotState::Parked)
     }
 
-    /// Ends a chat's session that is not loaded, for good: its run and what waited in it with it.
-    /// Its home goes, and the time of its copy runs. Whoever loads sessions must keep this one from
-    /// being loaded meanwhile.
+    /// Ends a chat whose session is not loaded, for good, with its run and its queued messages. Its
+    /// home is removed, and the retention time of its copy begins. The caller must prevent that the
+    /// session is loaded meanwhile.
     ///
     /// # Errors
-    /// [`SubmitError`]; it goes on then.
+    /// [`SubmitError`]; the chat has not ended.
     pub async fn close_chat(&self, session: SessionId) -> Result<(), SubmitError> {
-        // What an earlier slot of it was writing goes first.
+        // A barrier: events that an earlier slot of the session submitted become durable first.
         self.commit_durably(Vec::new()).await?;
         let close = Write::Chat(ChatWrite::Close {
             chat: session.clone(),
@@ -134,7 +134,7 @@ impl FleetHandle {
         let shared = Arc::clone(&self.0.shared);
         shared.approvals.remove_session(&session);
         let ambient = shared.ambient.clone();
-        // What cannot be removed now goes with the next sweep.
+        // If this fails, the next sweep removes the rest.
         let work = move || {
             let has_copy = copy::path(&shared.state, &session).exists();
             discard_session(&shared, &session, has_copy);
@@ -143,36 +143,37 @@ impl FleetHandle {
         Ok(())
     }
 
-    /// Whether the pool begins anything now: one that was paused or drained does not.
+    /// Whether the pool starts work now; a paused or drained pool does not.
     #[must_use]
     pub fn is_accepting_work(&self, pool: &PoolName) -> bool {
         let entry = self.0.pools.get(pool);
         entry.is_some_and(|entry| entry.shared.is_slot_enabled(0))
     }
 
-    /// Whether nothing can be begun in the pool until a person has looked.
+    /// Whether all slots of the pool are parked, so that nothing starts until a person restarts
+    /// one.
     #[must_use]
     pub fn is_parked(&self, pool: &PoolName) -> bool {
         let slots = self.0.shared.slots.of_pool(pool);
         slots.iter().all(|view| view.state == SlotState::Parked)
     }
 
-    /// Puts an event of the supervisor's own at the end of a session that is not loaded, in one
-    /// commit with what goes with it; returns when it is durable. Whoever loads sessions must keep
-    /// this one from being loaded meanwhile.
+    /// Appends an event of the supervisor to a session that is not loaded, in one commit with
+    /// `rows`; returns when it is durable. The caller must prevent that the session is loaded
+    /// meanwhile.
     ///
     /// # Errors
-    /// [`SubmitError`]: of [`SubmitError::Journal`] it may be tried again.
+    /// [`SubmitError`]; after [`SubmitError::Journal`] the caller may try again.
     pub async fn append_event(
         &self,
         session: &SessionId,
         event: Event,
         rows: Vec<Write>,
     ) -> Result<(), SubmitError> {
-        // What an earlier slot of it was writing goes first.
+        // A barrier: events that an earlier slot of the session submitted become durable first.
         self.commit_durably(Vec::new()).await?;
-        let of = session.clone();
-        let last = self.read_journal(move |reader| reader.last_seq(&of)).await;
+        let id = session.clone();
+        let last = self.read_journal(move |reader| reader.last_seq(&id)).await;
         let last = last.map_err(|error| SubmitError::Rejected(error.to_string()))?;
         let seq = last + 1;
         let stamped = StampedEvent {

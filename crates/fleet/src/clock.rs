@@ -1,7 +1,7 @@
-//! The fleet's clock: every deadline, measured time and stamp of the actors comes from here.
+//! The fleet's clock: the source of all deadlines, durations and timestamps of the actors.
 //!
-//! It is tokio's clock, so that what is measured and what is slept agree, and both stand still
-//! when a test pauses it. Must not know what the time is for.
+//! It is tokio's clock, so that measured times and sleeps agree, and both stand still when a test
+//! pauses it. Must not know what the time is for.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -9,22 +9,23 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use marshal_policy::TimeOfDay;
 
 thread_local! {
-    /// On a thread that simulates: a wall-clock time, and the moment at which it was that.
+    /// On a simulating thread: a wall-clock time in microseconds, and the instant that it belongs
+    /// to.
     static STAMPS: Cell<Option<(i64, Instant)>> = const { Cell::new(None) };
 }
 
-/// Now.
+/// The current instant of tokio's clock.
 pub(crate) fn now() -> Instant {
     tokio::time::Instant::now().into_std()
 }
 
-/// How long ago it was.
+/// The time since `then`; zero if `then` is later.
 pub(crate) fn since(then: Instant) -> Duration {
     now().saturating_duration_since(then)
 }
 
-/// What this thread has computed so far: unlike the time of day, other work does not lengthen it. On
-/// a thread that simulates it stands still.
+/// The CPU time of this thread. Unlike wall-clock time, it does not grow while other threads run.
+/// On a simulating thread it is zero.
 pub(crate) fn thread_cpu_time() -> Duration {
     if STAMPS.get().is_some() {
         return Duration::ZERO;
@@ -34,7 +35,7 @@ pub(crate) fn thread_cpu_time() -> Duration {
     Duration::new(seconds, u32::try_from(now.tv_nsec).unwrap_or_default())
 }
 
-/// Microseconds since the Unix epoch: the time that stamps carry.
+/// The wall-clock time for timestamps: microseconds since the Unix epoch.
 pub(crate) fn now_us() -> i64 {
     let whole = |time: Duration| i64::try_from(time.as_micros()).unwrap_or(i64::MAX);
     if let Some((at_us, at)) = STAMPS.get() {
@@ -44,18 +45,18 @@ pub(crate) fn now_us() -> i64 {
     since.map_or(0, whole)
 }
 
-/// The time of day of a moment, in microseconds since the Unix epoch: here, by the host's own zone,
-/// and in UTC.
+/// The time of day at `at_us`, microseconds since the Unix epoch, in the host's time zone and in
+/// UTC.
 pub fn day_time(at_us: i64) -> TimeOfDay {
     let unix = at_us.div_euclid(1_000_000);
     let at = jiff::Timestamp::from_second(unix).unwrap_or(jiff::Timestamp::UNIX_EPOCH);
-    // The zone is remembered for some minutes, and looked up again then.
+    // jiff caches the time zone for some minutes.
     let offset = jiff::tz::TimeZone::system().to_offset(at);
     TimeOfDay::from_unix(unix, offset.seconds())
 }
 
-/// From now on the stamps that this thread makes count from `at_us` by tokio's clock: for
-/// simulations, whose whole fleet runs on one thread.
+/// Makes the timestamps of this thread count from `at_us` by tokio's clock. For simulations, whose
+/// whole fleet runs on one thread.
 #[doc(hidden)]
 pub fn simulate_stamps(at_us: i64) {
     STAMPS.set(Some((at_us, now())));
@@ -74,7 +75,8 @@ mod tests {
         tokio::time::sleep(Duration::from_millis(3)).await;
         let after = now_us();
         STAMPS.set(None);
-        // Of this clock, however late it is looked at: the real one says a thousand million times as much.
+        // A range, because the clock may be read late. The real clock is a thousand million times
+        // larger.
         assert!((1_000..600_000_000).contains(&before), "{before}");
         assert!(after >= before + 3_000, "{before} {after}");
     }

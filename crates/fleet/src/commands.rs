@@ -1,17 +1,19 @@
-//! An agent's own commands: what may be ordered, and what came of one.
+//! An agent's own slash commands: what may be sent, and the result of one.
 //!
-//! Must not know who orders, nor how a protocol writes a command. A reply that is lost on the way says
-//! so itself.
+//! Must not know who sends a command, nor how a protocol writes it. A reply that is dropped answers
+//! with an error itself.
 //!
-//! The path of a command: `engine/api/v1/sessions.rs` or `cli/daemon_commands.rs`, then this file, then the pool
-//! (`pool/operator.rs`), then the session (`session/commands.rs`), which journals `command_sent`. When that
-//! is durable the dialect writes it, or refuses. The dialect reports the result, an error, or that
-//! `timeouts.control` is over (`dialect/slash.rs`; loaf's requests have their time in
-//! `dialect/loaf/keepalive.rs`). Whoever ordered it hears that when it is durable.
+//! The path of a command: `engine/api/v1/sessions.rs` or `cli/daemon_commands.rs`, then this file,
+//! then the pool (`pool/operator.rs`), then the session (`session/commands.rs`), which journals
+//! `command_sent`. When that is durable the dialect writes it, or refuses. The dialect reports the
+//! result, an error, or that `timeouts.control` has expired (`dialect/slash.rs`; loaf's requests
+//! have their timeout in `dialect/loaf/keepalive.rs`). The caller gets the reply when it is
+//! durable.
 //!
-//! An agent that says it exits by a command is stopped by the ladder; that is no crash. A command after
-//! which the agent asks for less ends the child at once (`dialect/mode_guard.rs`). Which protocols have commands
-//! says `DialectName::has_commands`. Tests: `tests/drills/fleet/agent_commands.rs`.
+//! If an agent says that a command makes it exit, the stop ladder stops it; that is no crash. If
+//! the agent asks for fewer permissions after a command, the child is ended at once
+//! (`dialect/mode_guard.rs`). `DialectName::has_commands` lists the protocols that have commands.
+//! Tests: `tests/drills/fleet/agent_commands.rs`.
 
 use std::sync::Arc;
 
@@ -23,95 +25,97 @@ use marshal_config::Pool;
 use marshal_model::limits::{COMMAND_NAME_BYTES, TURN_BYTES};
 use marshal_model::{PoolName, SessionId, UntrustedText};
 
-/// A command as somebody gives it.
+/// A command for an agent, as a caller sends it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CommandRequest {
-    /// Its name, without a slash.
+    /// The command's name, without a slash.
     pub command: String,
-    /// The rest of the line.
+    /// The rest of the line; at most [`TURN_BYTES`].
     pub args: String,
-    /// Who gives it.
+    /// The caller, for the journal.
     pub by: String,
 }
 
 impl CommandRequest {
-    /// Looks at name and arguments.
+    /// Checks name and arguments.
     ///
     /// # Errors
-    /// What is wrong, in a sentence that names it.
+    /// A sentence that names the invalid field and what it accepts.
     pub fn check(&self) -> Result<(), String> {
         let is_part = |c: char| c.is_ascii_alphanumeric() || "-_.:".contains(c);
         let length = self.command.len();
         if !(1..=COMMAND_NAME_BYTES).contains(&length) || !self.command.chars().all(is_part) {
             return Err(format!(
-                "command is no name: give 1 to {COMMAND_NAME_BYTES} letters, digits, '-', '_', '.' or ':', without a slash"
+                "command is not a name: give 1 to {COMMAND_NAME_BYTES} letters, digits, '-', '_', '.' or ':', without a slash"
             ));
         }
         if self.args.len() > TURN_BYTES {
             return Err(format!(
-                "args has {} bytes; at most {TURN_BYTES} fit",
+                "args has {} bytes; at most {TURN_BYTES} bytes are allowed",
                 self.args.len()
             ));
         }
         let is_odd = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
         if self.args.contains(is_odd) {
             return Err(
-                "args has a control character; of these only newline and tab are taken".to_owned(),
+                "args has a control character; only newline and tab are allowed".to_owned(),
             );
         }
         Ok(())
     }
 }
 
-/// What the agent said to a command.
+/// The agent's reply to a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CommandOutput {
-    /// It did not say that it failed, or that it does not know it.
+    /// False if the agent reported a failure or an unknown command.
     pub ok: bool,
-    /// Its words, without secrets.
+    /// The agent's text, with known secrets masked.
     pub text: UntrustedText,
-    /// They go on.
+    /// Whether the text was truncated.
     pub cut: bool,
 }
 
-/// Why a command has no answer of the agent's.
+/// Why a command got no reply from the agent.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CommandError {
-    /// The pool's protocol has none.
+    /// The pool's protocol has no commands.
     #[error("agents of pool {0} take no commands: {1}")]
     NoCommands(PoolName, &'static str),
     /// Name or arguments cannot be sent.
     #[error("{0}")]
     Bad(String),
-    /// Nothing of this name is in a slot of the pool.
-    #[error("it is in no slot now: it has ended, or is not taken up yet")]
+    /// No slot of the pool has this session.
+    #[error("the session is in no slot of the pool: it has ended, or is not resumed yet")]
     NotInPool,
     /// No child runs.
     #[error("no agent runs in the session now: its next prompt or task starts one")]
     NoAgent,
-    /// What the session does does not allow it now.
+    /// The session is in a state that does not allow a command.
     #[error("{0}: try again")]
     Busy(String),
-    /// The agent was not told.
+    /// The dialect refused the command; the agent did not get it.
     #[error("{0}")]
     Refused(String),
-    /// The agent does not answer.
+    /// The agent did not answer in time.
     #[error("{0}")]
     Unanswered(String),
-    /// The child ended first.
+    /// The child ended before it answered.
     #[error("the agent ended before it answered: {0}")]
     Ended(String),
-    /// What was ordered cannot be put on record.
-    #[error("the journal takes nothing now: no command is given that would not be on record")]
+    /// The journal cannot record the command, so it is not sent.
+    #[error(
+        "the journal cannot write now, and a command must be journalled first: try again later"
+    )]
     ReadOnly,
-    /// The fleet is stopping, or the session is.
+    /// The fleet or the session is stopping.
     #[error("the session is ending")]
     Stopping,
 }
 
-/// What came of a command.
+/// The result of a command.
 pub(crate) type CommandResult = Result<CommandOutput, CommandError>;
-/// Where that is told.
+/// Where the result is sent.
 pub(crate) type CommandReply = oneshot::Sender<CommandResult>;
 
 /// Whether the protocol of a pool has commands, or why not.
@@ -127,7 +131,7 @@ fn takes_commands(pool: &Pool) -> Result<(), &'static str> {
 }
 
 impl FleetHandle {
-    /// Gives a session's agent one of its own commands; returns when its answer is durable.
+    /// Sends a session's agent one of its own commands; returns when the reply is durable.
     ///
     /// # Errors
     /// [`CommandError`]
@@ -141,18 +145,18 @@ impl FleetHandle {
         takes_commands(&entry.shared.config)
             .map_err(|why| CommandError::NoCommands(pool.clone(), why))?;
         order.check().map_err(CommandError::Bad)?;
-        let (reply, heard) = oneshot::channel();
+        let (reply, output) = oneshot::channel();
         let order = OperatorRequest::Command {
             session,
             order: Arc::new(order),
             reply,
         };
-        let (done, followed) = oneshot::channel();
+        let (done, accepted) = oneshot::channel();
         let sent = entry.actor.send_message(PoolMsg::Operator { order, done });
         sent.map_err(|_| CommandError::Stopping)?;
-        match followed.await {
-            Ok(Ok(())) => heard.await.unwrap_or(Err(CommandError::Stopping)),
-            // Whoever it was for is there no more.
+        match accepted.await {
+            Ok(Ok(())) => output.await.unwrap_or(Err(CommandError::Stopping)),
+            // The session left its slot before the pool got the order.
             Ok(Err(_)) => Err(CommandError::NotInPool),
             Err(_) => Err(CommandError::Stopping),
         }
@@ -170,11 +174,11 @@ mod tests {
             args: args.to_owned(),
             by: "owner".to_owned(),
         };
-        let said = order.check().err();
-        match (says, said) {
+        let error = order.check().err();
+        match (says, error) {
             (None, None) => {}
-            (Some(says), Some(said)) if said.contains(says) => {}
-            (_, said) => panic!("{command:?} {args:?}: {said:?}"),
+            (Some(says), Some(error)) if error.contains(says) => {}
+            (_, error) => panic!("{command:?} {args:?}: {error:?}"),
         }
     }
 
@@ -188,9 +192,9 @@ mod tests {
             None,
         );
         for bad in ["", "/compact", "a b", "a\n", "\u{e4}"] {
-            check(bad, "", Some("no name"));
+            check(bad, "", Some("not a name"));
         }
-        check(&"x".repeat(COMMAND_NAME_BYTES + 1), "", Some("no name"));
+        check(&"x".repeat(COMMAND_NAME_BYTES + 1), "", Some("not a name"));
         check("x", &"y".repeat(TURN_BYTES + 1), Some("at most"));
         for bad in ["\0", "\u{1b}[2J", "\r", "\u{7f}", "\u{9b}"] {
             check("x", bad, Some("control character"));

@@ -1,9 +1,10 @@
-//! Conversations: sessions that belong to a client and not to a list of tasks.
+//! Conversations: sessions that belong to a client instead of a list of tasks.
 //!
-//! Opening one takes a slot of its pool, for as long as the client stays; its prompts are tasks of a
-//! run of its own, worked one after another in the same session, home and copy. When the client
-//! goes, the running turn is cancelled and the child stopped; the session stays, for whoever loads
-//! it by its id. Owns what a client may do. Must not know how a client is reached.
+//! An open conversation occupies a slot of its pool until the client leaves. Its prompts are tasks
+//! of a run of its own. They run one after another in the same session, home and copy. When the
+//! client leaves, the running turn is cancelled and the child stopped. The session stays, and a
+//! client can load it again by its id. Owns what a client may do. Must not know how a client is
+//! reached.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -32,41 +33,41 @@ use marshal_model::{
 use marshal_sandbox::workspace::copy;
 use marshal_telemetry::event::task::TaskQueued;
 
-/// What a client asks for.
+/// A client's request to open a conversation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConversationRequest {
-    /// Whose slot.
+    /// The pool that provides the slot.
     pub pool: PoolName,
-    /// The directory that the client works in, on the host: the pool's workspace, or in it.
+    /// The client's directory on the host: the pool's workspace, or a directory below it.
     pub directory: PathBuf,
-    /// The conversation to go on with; a new one if none is named.
+    /// The conversation to load; `None` opens a new one.
     pub session: Option<SessionId>,
 }
 
-/// Why there is no conversation. Nothing was begun then.
+/// Why a conversation was not opened. Nothing was started.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// The configuration has no such pool.
-    #[error("there is no pool {pool}; there are: {there}")]
+    #[error("there is no pool {pool}; the pools are: {there}")]
     NoPool {
-        /// What was asked for.
+        /// The requested pool.
         pool: PoolName,
-        /// What there is.
+        /// The names of the configured pools, separated by commas.
         there: String,
     },
-    /// The directory is none of the pool's.
+    /// The directory is outside the pool's workspace.
     #[error("{0}")]
     Directory(String),
-    /// No slot can be had now.
+    /// No slot is available now.
     #[error("{0}")]
     NoSlot(String),
-    /// No conversation has this id, or it is over.
-    #[error("there is no conversation {0} in this pool that could be loaded")]
+    /// No conversation has this id, or it has ended.
+    #[error("this pool has no conversation {0} that can be loaded")]
     NoSuchSession(SessionId),
-    /// Another client is in it.
+    /// Another client has it open.
     #[error("conversation {0} is open in another client; close it there first")]
     AlreadyOpen(SessionId),
-    /// The journal does not say what there is, or takes nothing new.
+    /// The journal cannot be read, or accepts no writes.
     #[error("{0}")]
     Journal(String),
     /// The fleet is stopping.
@@ -74,18 +75,19 @@ pub enum OpenError {
     Stopping,
 }
 
-/// Why a prompt was not taken in.
+/// Why a prompt was not accepted.
 #[derive(Debug, thiserror::Error)]
 pub enum PromptError {
-    /// Too many wait already.
-    #[error("{most} prompts of this conversation wait already; wait for one of them to end", most = limits::CONVERSATION_QUEUE)]
+    /// The conversation's queue is full.
+    #[error("{most} prompts of this conversation are queued already; wait until one of them ends", most = limits::CONVERSATION_QUEUE)]
     Full,
-    /// The journal or the fleet takes nothing new.
+    /// The journal or the fleet does not accept the prompt.
     #[error(transparent)]
     Submit(#[from] SubmitError),
 }
 
-/// A slot that is a conversation's. Dropping it gives it back, wherever it has got to.
+/// A slot that belongs to a conversation. Dropping the grant returns the slot, even while the grant
+/// is still on its way to the client.
 #[derive(Debug)]
 pub(crate) struct SlotGrant {
     pub(crate) session: SessionId,
@@ -102,7 +104,7 @@ impl SlotGrant {
         let session = self.session.clone();
         let leave = PoolMsg::Conversation(ConversationMsg::Leave { session, done });
         let _ = self.pool.send_message(leave);
-        tracing::debug!(session = %self.session, slot = %self.slot, "a client leaves its conversation");
+        tracing::debug!(session = %self.session, slot = %self.slot, "the client leaves its conversation");
     }
 }
 
@@ -112,7 +114,7 @@ impl Drop for SlotGrant {
     }
 }
 
-/// An open conversation. Dropping it leaves it.
+/// An open conversation. Dropping it is the same as leaving it.
 #[derive(Debug)]
 pub struct Conversation {
     pub(super) grant: SlotGrant,
@@ -122,51 +124,51 @@ pub struct Conversation {
     last_seq: u64,
     /// The number of the next prompt.
     next: u32,
-    /// Prompts that were taken in and whose reports were not given.
+    /// Accepted prompts whose reports were not returned yet.
     open: usize,
     pub(super) fleet: FleetHandle,
     tasks: Arc<OpenTasks>,
     tell: mpsc::Sender<Arc<TaskReport>>,
     reports: mpsc::Receiver<Arc<TaskReport>>,
     approvals: mpsc::Receiver<ApprovalUpdate>,
-    /// Where it is told what came of what was to be set.
+    /// Sessions send the results of setting changes here.
     setting_sender: mpsc::Sender<SettingResult>,
     setting_results: mpsc::Receiver<SettingResult>,
-    /// Its first child is ready, or will not be; `None` when that was told.
+    /// Resolves when the first child is ready or cannot become ready; `None` once it was reported.
     child_ready: Option<(oneshot::Receiver<()>, Instant)>,
 }
 
-/// What a conversation brings beside its events.
+/// What a conversation reports to its client besides the session's events.
 #[derive(Debug)]
 pub enum ConversationUpdate {
-    /// A prompt ended; durable, and its events before it.
+    /// A prompt ended. It is durable, and so are all its events.
     PromptEnded(Arc<TaskReport>),
-    /// Something about a permission request.
+    /// A permission request needs a decision, or has one.
     Approval(ApprovalUpdate),
-    /// What was to be set is set, or why it is not; its events were told before.
+    /// The result of a setting change; the client got its events before.
     Setting(SettingResult),
-    /// Its first child is ready and what it said of itself was told, or it is not going to be
-    /// ready before there is a prompt.
+    /// The first child is ready and the client has its capabilities, or the child will not be ready
+    /// before the first prompt.
     ChildReady,
 }
 
 impl Conversation {
-    /// Its session: what loads it again.
+    /// The session's id, which loads the conversation again.
     #[must_use]
     pub const fn session(&self) -> &SessionId {
         &self.grant.session
     }
 
-    /// The durable end of what was there before it was opened: 0 for a new one.
+    /// The seq of the last durable event before it was opened; 0 for a new one.
     #[must_use]
     pub const fn last_seq(&self) -> u64 {
         self.last_seq
     }
 
-    /// Takes a prompt in; returns when it is durable. It waits for those before it.
+    /// Queues a prompt behind the earlier ones; returns when it is durable.
     ///
     /// # Errors
-    /// [`PromptError`]; nothing was taken in then.
+    /// [`PromptError`]; nothing was queued.
     pub async fn prompt(&mut self, text: UntrustedText) -> Result<TaskId, PromptError> {
         let name = format!("p-{}", self.next);
         let id = TaskId::new(&name).unwrap_or_else(|_| unreachable!("a safe token"));
@@ -175,11 +177,11 @@ impl Conversation {
         Ok(id)
     }
 
-    /// The same under a name of the caller's, in one commit with what goes with it. A check that is
-    /// not empty runs in the same walls after a turn that completed.
+    /// Like [`Self::prompt`], with an id of the caller's, in one commit with the writes `with`. A
+    /// `check` that is not empty runs in the same sandbox after a turn that completed.
     ///
     /// # Errors
-    /// [`PromptError`]; nothing was taken in then.
+    /// [`PromptError`]; nothing was queued.
     pub async fn submit_turn(
         &mut self,
         id: TaskId,
@@ -196,7 +198,7 @@ impl Conversation {
             pool: Some(self.pool.clone()),
             workspace: Some(self.directory.clone()),
             attempts: Some(1),
-            // The pool's is for tasks: nobody waits for one in a conversation.
+            // The pool's check is for tasks; a conversation does not use it.
             check: Some(check),
             files: Vec::new(),
             embedded_files: Vec::new(),
@@ -249,7 +251,7 @@ impl Conversation {
         Ok(())
     }
 
-    /// Ends the running turn for a person: a tool call that runs may end first, for at most
+    /// Interrupts the running turn for a person. A running tool call may finish first, for at most
     /// [`limits::TOOL_GRACE`].
     pub fn interrupt(&self) {
         let session = self.grant.session.clone();
@@ -257,26 +259,27 @@ impl Conversation {
         let _ = self.grant.pool.send_message(message);
     }
 
-    /// Cancels the running turn and every prompt that waits; each still gets its end.
+    /// Cancels the running turn and every queued prompt; each is still reported.
     pub fn cancel(&self) {
         let message = PoolMsg::Cancel(Some(self.run.clone()));
         let _ = self.grant.pool.send_message(message);
     }
 
-    /// What came back of a permission request. One that is over, or that is none, is passed over.
-    pub fn answer_approval(&self, approval: PermissionRequestId, said: ApproverReply) {
+    /// Passes on the client's reply to a permission request. A reply to a request that has ended or
+    /// does not exist is ignored.
+    pub fn answer_approval(&self, approval: PermissionRequestId, reply: ApproverReply) {
         let _ = self
             .grant
             .pool
             .send_message(PoolMsg::Conversation(ConversationMsg::Answer {
                 session: self.grant.session.clone(),
                 request_id: approval,
-                reply: said,
+                reply,
             }));
     }
 
-    /// Sets something in the session, for as long as the conversation is open; what came of it is
-    /// told under the number.
+    /// Changes a setting of the session for as long as the conversation is open. The result comes
+    /// as [`ConversationUpdate::Setting`] with the same number.
     pub fn change_setting(&self, number: u64, setting: Setting) {
         let reply = SettingReply::new(number, self.setting_sender.clone());
         let _ = self
@@ -289,11 +292,11 @@ impl Conversation {
             }));
     }
 
-    /// What it brings beside its events, or `None` when the fleet is gone. Cancel-safe.
+    /// The next update, or `None` when the fleet has stopped. Cancel-safe.
     pub async fn next(&mut self) -> Option<ConversationUpdate> {
         tokio::select! {
             biased;
-            asking = self.approvals.recv() => asking.map(ConversationUpdate::Approval),
+            approval = self.approvals.recv() => approval.map(ConversationUpdate::Approval),
             Some(done) = self.setting_results.recv() => Some(ConversationUpdate::Setting(done)),
             () = wait_until_child_ready(&mut self.child_ready) => {
                 self.child_ready = None;
@@ -306,10 +309,10 @@ impl Conversation {
         }
     }
 
-    /// What it brings and is there already.
+    /// The next update, if one is available without waiting.
     pub fn try_next_update(&mut self) -> Option<ConversationUpdate> {
-        if let Ok(asking) = self.approvals.try_recv() {
-            return Some(ConversationUpdate::Approval(asking));
+        if let Ok(approval) = self.approvals.try_recv() {
+            return Some(ConversationUpdate::Approval(approval));
         }
         if let Ok(done) = self.setting_results.try_recv() {
             return Some(ConversationUpdate::Setting(done));
@@ -319,13 +322,13 @@ impl Conversation {
         Some(ConversationUpdate::PromptEnded(report))
     }
 
-    /// The slot that it has.
+    /// The conversation's slot.
     #[must_use]
     pub const fn slot(&self) -> &SlotId {
         &self.grant.slot
     }
 
-    /// The workspace's root as the agent names it, and as the client does.
+    /// The workspace's root as the agent sees it, and as the client sees it.
     #[must_use]
     pub fn roots(&self) -> (String, String) {
         let Some(entry) = self.fleet.pool_entry(&self.pool) else {
@@ -351,20 +354,20 @@ impl Conversation {
         (inside, outside)
     }
 
-    /// The number of its next prompt, which no other has.
+    /// The number of the next prompt; unique in the conversation.
     #[must_use]
     pub const fn next_number(&self) -> u32 {
         self.next
     }
 
-    /// Whether it was left.
+    /// Whether the client has left.
     #[must_use]
     pub const fn is_released(&self) -> bool {
         self.grant.is_released
     }
 
-    /// Leaves it: its turn is cancelled, its child stopped; returns when that is done. It can be
-    /// loaded again.
+    /// Leaves the conversation: cancels its turn and stops its child; returns when both have ended.
+    /// It can be loaded again.
     pub async fn leave(&mut self) {
         let (done, left) = oneshot::channel();
         self.grant.release(Some(done));
@@ -373,9 +376,9 @@ impl Conversation {
 }
 
 impl FleetHandle {
-    /// Opens a conversation in a free slot of its pool; waits for one, at most
-    /// [`limits::CONVERSATION_SLOT_TIMEOUT`]. Its child is started at once, so that it can be said what the
-    /// agent offers; one that fails is tried again with the first prompt.
+    /// Opens a conversation in a free slot of its pool; waits for a slot for at most
+    /// [`limits::CONVERSATION_SLOT_TIMEOUT`]. Its child is started at once, so that the client
+    /// learns the agent's capabilities. If that fails, the first prompt starts the child again.
     ///
     /// # Errors
     /// [`OpenError`]
@@ -386,7 +389,7 @@ impl FleetHandle {
         self.open_conversation_or_chat(order, None).await
     }
 
-    /// The same for a client, or for a chat.
+    /// Like [`Self::open_conversation`], for a client or, with `chat`, for a chat.
     pub(super) async fn open_conversation_or_chat(
         &self,
         order: ConversationRequest,
@@ -436,7 +439,8 @@ impl FleetHandle {
             Ok(Err(_)) => return Err(OpenError::Stopping),
             Err(_) => return Err(self.no_free_slot_error(name)),
         };
-        // Of an earlier client also what was still on its way to the disk when it left.
+        // For a loaded conversation the empty commit is a barrier: it waits until the events of an
+        // earlier client are durable, so that the stream position read below is final.
         let writes = if begins {
             conversation_begun_rows(run.clone(), session.clone(), grant.slot.clone())
         } else {
@@ -486,13 +490,13 @@ impl FleetHandle {
         Ok((session, RunId::new(&fresh()).map_err(is_token)?))
     }
 
-    /// Why no slot came free.
+    /// The error if no slot became free in time.
     fn no_free_slot_error(&self, pool: &PoolName) -> OpenError {
         let slots = self.0.shared.slots.of_pool(pool);
         let busy = slots.iter().filter(|view| view.session.is_some()).count();
         let waited = limits::CONVERSATION_SLOT_TIMEOUT.as_secs();
         OpenError::NoSlot(format!(
-            "no slot of pool {pool} came free in {waited} s: {busy} of {} have a session; close a conversation, wait for a task to end, or give the pool a larger size",
+            "no slot of pool {pool} became free within {waited} s: {busy} of {} have a session; close a conversation, wait for a task to end, or increase the pool's size",
             slots.len()
         ))
     }
@@ -501,7 +505,7 @@ impl FleetHandle {
         self.0.pools.get(pool)
     }
 
-    /// The client's directory with its links followed, and the way to it from the workspace.
+    /// The client's directory with its links resolved, and its path relative to the workspace.
     pub(super) async fn resolve_directory(
         &self,
         entry: &PoolEntry,
@@ -509,20 +513,20 @@ impl FleetHandle {
     ) -> Result<(PathBuf, PathBuf), OpenError> {
         let shown = untrusted::escape_for_display(&directory.to_string_lossy(), 300);
         if let Some(ssh) = &entry.shared.config.ssh {
-            // A path of the far end: here it leads nowhere.
+            // A path on the remote host: it cannot be resolved here.
             let is_far = directory == Path::new(&ssh.workspace);
             let far = (directory.to_owned(), PathBuf::new());
             return is_far.then_some(far).ok_or_else(|| {
                 OpenError::Directory(format!(
-                    "the directory {shown} is not the workspace of pool {}, which is {} at {}: open that one",
+                    "the directory {shown} is not the workspace of pool {}: open {} at {} instead",
                     entry.shared.config.name,
                     untrusted::escape_for_display(&ssh.workspace, 300),
                     ssh.display_name()
                 ))
             });
         }
-        let asked = directory.to_owned();
-        let resolve = move || std::fs::canonicalize(asked);
+        let path = directory.to_owned();
+        let resolve = move || std::fs::canonicalize(path);
         let resolved = self.0.shared.ambient.run_blocking(resolve).await;
         let resolved = resolved.map_err(|_| OpenError::Stopping)?;
         let resolved = resolved
@@ -531,7 +535,7 @@ impl FleetHandle {
         let within = resolved.strip_prefix(workspace).map_err(|_| {
             let workspace = untrusted::escape_for_display(&workspace.to_string_lossy(), 300);
             OpenError::Directory(format!(
-                "the directory {shown} is not in the workspace of pool {}, {workspace}: open that one, or point the pool at yours",
+                "the directory {shown} is outside the workspace of pool {}: open {workspace}, or change the pool's workspace",
                 entry.shared.config.name
             ))
         })?;
@@ -539,7 +543,7 @@ impl FleetHandle {
         Ok((resolved, within))
     }
 
-    /// Whether a session is the daemon's own, which no other client may take from it.
+    /// Whether a session belongs to a chat of the daemon; no other client may load it.
     async fn is_chat_session(&self, session: &SessionId) -> Result<bool, OpenError> {
         let wanted = session.clone();
         self.read_journal(move |reader| Ok(reader.chat(&wanted)?.is_some()))
@@ -587,7 +591,7 @@ impl FleetHandle {
     }
 }
 
-/// When the first child is ready or will not be; never, when that was told.
+/// Resolves when the first child is ready or cannot become ready; never, once that was reported.
 async fn wait_until_child_ready(warmed: &mut Option<(oneshot::Receiver<()>, Instant)>) {
     match warmed {
         Some((warmed, until)) => {
@@ -597,7 +601,7 @@ async fn wait_until_child_ready(warmed: &mut Option<(oneshot::Receiver<()>, Inst
     }
 }
 
-/// The rows of a new conversation.
+/// The journal rows of a new conversation.
 fn conversation_begun_rows(run: RunId, session: SessionId, slot: SlotId) -> Vec<Write> {
     let at_us = now_us();
     vec![

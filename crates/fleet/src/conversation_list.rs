@@ -1,10 +1,10 @@
-//! Conversations that can be loaded: their list, and the end of those that nobody uses.
+//! Conversations that can be loaded: their list, and the end of unused ones.
 //!
-//! Must not know an open one.
+//! Must not know open conversations.
 //!
-//! In the journal a conversation is a run of the command `conversation` that stays open, with one session
-//! and a task for each prompt. So a prompt is as durable as a task. Nobody has used a conversation when it
-//! is unused for `CONVERSATION_RETENTION`.
+//! In the journal a conversation is a run of the command `conversation` that stays open, with one
+//! session and a task for each prompt. So a prompt is as durable as a task. A conversation counts
+//! as unused when it has had no prompt for `CONVERSATION_RETENTION`.
 
 use std::path::PathBuf;
 
@@ -18,19 +18,19 @@ use marshal_model::{PoolName, SessionId, UntrustedText};
 /// A conversation that can be loaded, as lists show it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConversationView {
-    /// Its session.
+    /// The session's id, which loads it.
     pub session: SessionId,
-    /// The directory that its client worked in last.
+    /// The directory of its last prompt's client, on the host.
     pub directory: PathBuf,
-    /// The beginning of its first prompt.
+    /// The beginning of its first prompt; `None` before the first one.
     pub title: Option<UntrustedText>,
-    /// When it last had a prompt, or began: microseconds since the Unix epoch.
+    /// The time of its last prompt, else of its creation: microseconds since the Unix epoch.
     pub at_us: i64,
 }
 
 impl FleetHandle {
-    /// The conversations of a pool that can be loaded, the one used last first: at most
-    /// [`limits::CONVERSATION_PAGE`], after so many.
+    /// The conversations of a pool that can be loaded, the most recently used first: at most
+    /// [`limits::CONVERSATION_PAGE`], after the first `after`.
     ///
     /// # Errors
     /// [`OpenError::NoPool`], [`OpenError::Journal`]
@@ -73,7 +73,9 @@ impl FleetHandle {
         let read = move |reader: &Reader| reader.conversations_unused_since(before);
         let found = match self.read_journal(read).await {
             Ok(found) => found,
-            Err(error) => return tracing::warn!(%error, "old conversations stay"),
+            Err(error) => {
+                return tracing::warn!(%error, "cannot read old conversations: none is ended now");
+            }
         };
         for old in found
             .into_iter()

@@ -1,8 +1,9 @@
-//! Credits: how much of a child's output may be under way between its stdout and the disk.
+//! Credits: how much of a child's output may be in flight between its stdout and the disk.
 //!
-//! A pump takes credits before it reads on; the permits travel with the batch through Channel and
-//! Session into the journal and drop when the batch is durable. An exhausted session stops
-//! reading, the pipe fills, the child blocks. Answers, stops and exits take no credit.
+//! A pump takes credits before it reads more. The permits travel with the batch through Channel and
+//! Session into the journal, and are dropped when the batch is durable. If a session's credits are
+//! exhausted, the pump stops reading, the pipe fills and the child blocks. Answers, stops and exits
+//! take no credits.
 
 use std::sync::Arc;
 
@@ -17,7 +18,7 @@ pub(crate) struct Credits {
     bytes: Arc<Semaphore>,
 }
 
-/// Credits in use; dropping it gives them back.
+/// Credits in use; dropping the permit returns them.
 #[derive(Debug)]
 pub(crate) struct CreditPermit {
     _frames: Option<OwnedSemaphorePermit>,
@@ -25,7 +26,7 @@ pub(crate) struct CreditPermit {
 }
 
 impl CreditPermit {
-    /// The room that a call of a tool takes, which is counted apart.
+    /// The permit of a tool call, which has a budget of its own.
     pub(crate) const fn for_tool_call(room: OwnedSemaphorePermit) -> Self {
         Self {
             _frames: None,
@@ -35,7 +36,7 @@ impl CreditPermit {
 }
 
 impl Credits {
-    /// All credits free.
+    /// A session's credits, all free.
     pub(crate) fn new() -> Self {
         Self {
             frames: Arc::new(Semaphore::new(CREDIT_FRAMES)),
@@ -43,20 +44,21 @@ impl Credits {
         }
     }
 
-    /// Waits until `frames` frames of together `bytes` bytes may be under way. A request beyond
-    /// all credits waits for all of them, so that a very long line passes alone.
+    /// Waits until `frames` frames with `bytes` bytes in total may be in flight. A request for more
+    /// than all credits waits for all of them, so that a very long line passes alone.
     ///
-    /// `None` if the credits were closed: nobody takes the batch any more.
+    /// `None` if the credits were closed: nobody receives the batch any more.
     pub(crate) async fn take(&self, frames: usize, bytes: usize) -> Option<CreditPermit> {
-        if let Some(hold) = self.take_now(frames, bytes) {
-            return Some(hold);
+        if let Some(permit) = self.take_now(frames, bytes) {
+            return Some(permit);
         }
         let frames = clamp(frames, CREDIT_FRAMES);
         let bytes = clamp(bytes, CREDIT_BYTES);
         self.wait(frames, bytes).await
     }
 
-    /// The same without waiting; `None` if it would have to wait, or if they were closed.
+    /// Like [`Self::take`], without waiting; `None` if it would have to wait, or if the credits
+    /// were closed.
     pub(crate) fn take_now(&self, frames: usize, bytes: usize) -> Option<CreditPermit> {
         self.try_take(clamp(frames, CREDIT_FRAMES), clamp(bytes, CREDIT_BYTES))
     }
@@ -69,7 +71,7 @@ impl Credits {
     }
 
     async fn wait(&self, frames: u32, bytes: u32) -> Option<CreditPermit> {
-        // Always in this order, and one taker a session: two holders cannot wait for each other.
+        // No deadlock: the order is always the same, and each session has only one pump that waits.
         let frames = self.frames.clone().acquire_many_owned(frames).await.ok()?;
         let bytes = self.bytes.clone().acquire_many_owned(bytes).await.ok()?;
         Some(CreditPermit {
@@ -78,7 +80,7 @@ impl Credits {
         })
     }
 
-    /// Wakes a pump that waits, for ever.
+    /// Closes the credits: wakes a waiting pump, and every later request returns `None`.
     pub(crate) fn close(&self) {
         self.frames.close();
         self.bytes.close();
@@ -96,12 +98,12 @@ mod tests {
     #[tokio::test]
     async fn a_line_beyond_all_credits_passes_alone() {
         let credits = Credits::new();
-        let hold = credits.take(1, CREDIT_BYTES * 10).await;
-        assert!(hold.is_some());
+        let permit = credits.take(1, CREDIT_BYTES * 10).await;
+        assert!(permit.is_some());
         let waiting =
             tokio::time::timeout(std::time::Duration::from_millis(20), credits.take(1, 1)).await;
         assert!(waiting.is_err(), "a second batch must wait");
-        drop(hold);
+        drop(permit);
         assert!(credits.take(1, 1).await.is_some());
     }
 

@@ -1,7 +1,7 @@
-//! A pool's delegate: a decider of the site's own, asked by command or by HTTP.
+//! A pool's delegate: an external decider of the site, queried by command or by HTTP.
 //!
-//! Owns that at most so many requests are under way to it, and that it has its time. Whatever goes
-//! wrong is an error with a word, never a decision. Must not know what follows from what it says.
+//! Owns the limit of concurrent queries and their timeout. Every failure is an error with a code,
+//! never a decision. Must not know what follows from an answer.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use marshal_policy::delegation::{self, DelegateAnswer};
 use marshal_proxy::delegate::{DelegateClient, QueryError, SetupError};
 use marshal_telemetry::event::delegate::DelegateQueried;
 
-/// What a decider's process may have.
+/// The resource limits of a delegate's process.
 const LIMITS: ProcessLimits = ProcessLimits {
     nofile: 1024,
     fsize: 1 << 20,
@@ -25,10 +25,10 @@ const LIMITS: ProcessLimits = ProcessLimits {
     group: ResourceLimits::NONE,
 };
 
-/// Columns of what is logged of its last words.
+/// The maximum width of a delegate's output in logs, in columns.
 const LOG_COLUMNS: usize = 300;
 
-/// A decider, as one pool asks it.
+/// A delegate of one pool.
 #[derive(Debug)]
 pub(crate) struct Delegate {
     pub(crate) config: Config,
@@ -58,26 +58,23 @@ impl Delegate {
         })
     }
 
-    /// Asks, and waits for the answer for as long as the configuration says. Dropping the future
-    /// ends it.
+    /// Queries the delegate, with the configured timeout. Dropping the future cancels the query.
     pub(crate) async fn ask(
         &self,
         host: Arc<dyn Host>,
         text: String,
     ) -> Result<DelegateAnswer, DelegateError> {
         let began = clock::now();
-        let asked = tokio::time::timeout(self.config.timeout, self.send(host, text));
-        let said = asked.await.unwrap_or_else(|_| {
+        let query = tokio::time::timeout(self.config.timeout, self.send(host, text));
+        let answer = query.await.unwrap_or_else(|_| {
             let why = format!("no answer within {:?}", self.config.timeout);
             Err(QueryError::new(DelegateError::Timeout, why))
         });
-        let said = said.and_then(|answer| {
-            delegation::parse_answer(&answer).map_err(|error| {
-                let head = answer
-                    .get(..answer.len().min(LOG_COLUMNS))
-                    .unwrap_or_default();
+        let answer = answer.and_then(|text| {
+            delegation::parse_answer(&text).map_err(|error| {
+                let head = text.get(..text.len().min(LOG_COLUMNS)).unwrap_or_default();
                 let why = format!(
-                    "it said {}",
+                    "its answer is {}",
                     escape_for_display(&String::from_utf8_lossy(head), LOG_COLUMNS)
                 );
                 QueryError::new(error, why)
@@ -87,20 +84,20 @@ impl Delegate {
             pool: &self.pool,
             delegate: &self.config.name,
             took: clock::since(began),
-            error: said
+            error: answer
                 .as_ref()
                 .err()
-                .map(|none| (none.error, none.why.as_str())),
+                .map(|failure| (failure.error, failure.why.as_str())),
         }
         .emit();
-        said.map_err(|none| none.error)
+        answer.map_err(|failure| failure.error)
     }
 
     async fn send(&self, host: Arc<dyn Host>, text: String) -> Result<Vec<u8>, QueryError> {
         let closed = |_| QueryError::new(DelegateError::Internal, "the supervisor is ending");
-        let _place = self.permits.acquire().await.map_err(closed)?;
+        let _permit = self.permits.acquire().await.map_err(closed)?;
         match &self.transport {
-            Transport::Url(asker) => asker.query(text, DELEGATE_ANSWER_BYTES).await,
+            Transport::Url(client) => client.query(text, DELEGATE_ANSWER_BYTES).await,
             Transport::Command(argv) => self.run_command(host, argv.clone(), text).await,
         }
     }
@@ -119,8 +116,8 @@ impl Delegate {
             sandbox: SandboxSpec::None,
             preamble: text.into_bytes(),
         };
-        let ran = host.run_to_end(plan, self.config.timeout, DELEGATE_ANSWER_BYTES);
-        let finished = ran.await.map_err(|error| {
+        let run = host.run_to_end(plan, self.config.timeout, DELEGATE_ANSWER_BYTES);
+        let finished = run.await.map_err(|error| {
             let kind = match &error {
                 RunError::Spawn(_) => DelegateError::Spawn,
                 RunError::TimedOut { .. } => DelegateError::Timeout,
@@ -129,17 +126,17 @@ impl Delegate {
             QueryError::new(kind, error.to_string())
         })?;
         if finished.status != ExitStatus::Code(0) {
-            let said = String::from_utf8_lossy(&finished.stderr);
-            let last = said.trim_end().rsplit('\n').next().unwrap_or_default();
+            let stderr = String::from_utf8_lossy(&finished.stderr);
+            let last = stderr.trim_end().rsplit('\n').next().unwrap_or_default();
             let why = format!(
-                "it ended with {}: {}",
+                "its command ended with {}: {}",
                 finished.status,
                 escape_for_display(last, LOG_COLUMNS)
             );
             return Err(QueryError::new(DelegateError::Exit, why));
         }
         if finished.is_truncated {
-            let why = format!("it wrote more than {DELEGATE_ANSWER_BYTES} bytes");
+            let why = format!("its command wrote more than {DELEGATE_ANSWER_BYTES} bytes");
             return Err(QueryError::new(DelegateError::TooLong, why));
         }
         Ok(finished.stdout)

@@ -1,7 +1,7 @@
-//! What the fleet tells those who watch it: notices while it works, a report for each task.
+//! The events that the fleet sends to its subscribers, and the report of a task.
 //!
-//! Plain data. Must not know who watches. An event, a verdict and a task's end are told only
-//! once they are durable; a slot's state is told as it changes.
+//! Plain data. Must not know the subscribers. Session events, verdicts and ends of tasks are sent
+//! only once they are durable; slot states are sent as they change.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,88 +14,88 @@ use marshal_model::{
     UntrustedText, Usage,
 };
 
-/// One thing that a watcher may want to show.
+/// One event for subscribers.
 #[derive(Debug, Clone)]
 pub enum FleetEvent {
-    /// A task was taken in; durable.
+    /// A task was queued; durable.
     TaskQueued {
-        /// Its run.
+        /// The task's run.
         run: RunId,
-        /// Its id.
+        /// The task's id.
         task: TaskId,
-        /// Its pool.
+        /// The task's pool.
         pool: PoolName,
     },
-    /// A task was given to a slot.
+    /// A task was assigned to a slot.
     TaskAssigned {
-        /// Its run.
+        /// The task's run.
         run: RunId,
-        /// Its id.
+        /// The task's id.
         task: TaskId,
-        /// Where.
+        /// The slot.
         slot: SlotId,
-        /// The session made for it.
+        /// The session that runs it.
         session: SessionId,
-        /// Which sending, from 1.
+        /// The number of the attempt, from 1.
         attempt: u32,
     },
     /// Durable events of a session, in order.
     SessionEvents {
-        /// Where it happened.
+        /// The session's slot.
         slot: SlotId,
-        /// The session.
+        /// The session's id.
         session: SessionId,
         /// The task that runs in it.
         task: Option<TaskId>,
         /// The events with their ids.
         events: Arc<Vec<StampedEvent>>,
-        /// Their share of what live notices may hold.
+        /// Their share of the broadcast budget, returned when the last subscriber has read them.
         permit: Option<BroadcastPermit>,
     },
-    /// Durable events of a session that are not carried here, because live notices hold as much
-    /// as they may: they are read from the journal.
+    /// Durable events of a session that are not included, because unread events have used up
+    /// the broadcast budget: subscribers read them from the journal.
     EventsSkipped {
-        /// Where it happened.
+        /// The session's slot.
         slot: SlotId,
-        /// The session.
+        /// The session's id.
         session: SessionId,
         /// The task that runs in it.
         task: Option<TaskId>,
-        /// The seq of the first one.
+        /// The seq of the first event.
         first: u64,
-        /// The seq of the last one.
+        /// The seq of the last event.
         last: u64,
     },
     /// A slot's state changed.
     SlotChanged {
-        /// Which.
+        /// The slot.
         slot: SlotId,
-        /// Its state now.
+        /// The new state.
         state: SlotState,
-        /// Why, in our words: the reason of a backoff or of parking.
+        /// The reason for a backoff or for parking.
         note: Option<String>,
     },
-    /// A pool starts no tasks for a while, because its provider limits requests; or it does again.
+    /// A pool pauses because of a rate limit of its provider, or the pause has ended.
     PoolPaused {
-        /// Which.
+        /// The pool.
         pool: PoolName,
-        /// For how long from now; `None`: the pause is over.
+        /// How long it pauses from now; `None`: the pause has ended.
         wait: Option<Duration>,
     },
     /// A task ended; durable.
     TaskEnded(Arc<TaskReport>),
 }
 
-/// The bytes that live notices hold, all together; bounded.
+/// Counts the bytes of all events that subscribers have not read, up to [`BROADCAST_BYTES`].
 #[derive(Debug, Clone, Default)]
 pub(crate) struct BroadcastBudget(Arc<AtomicUsize>);
 
 impl BroadcastBudget {
-    /// Takes a share; `None` if too much is held already.
+    /// Reserves a share; `None` if the budget would be exceeded.
     pub(crate) fn reserve(&self, bytes: usize) -> Option<BroadcastPermit> {
         let relaxed = Ordering::Relaxed;
-        let add = |held: usize| {
-            held.checked_add(bytes)
+        let add = |used: usize| {
+            used.checked_add(bytes)
                 .filter(|sum| *sum <= BROADCAST_BYTES)
         };
         self.0.fetch_update(relaxed, relaxed, add).ok()?;
@@ -106,7 +106,7 @@ impl BroadcastBudget {
     }
 }
 
-/// A share of what live notices may hold; given back with its last clone.
+/// A share of the broadcast budget; returned when its last clone is dropped.
 #[derive(Debug, Clone)]
 pub struct BroadcastPermit(#[expect(dead_code, reason = "held for its drop")] Arc<Share>);
 
@@ -122,33 +122,33 @@ impl Drop for Share {
     }
 }
 
-/// The end of a task: one row of the table, one line of the results.
+/// The report of an ended task: one row of the table, one line of the results.
 #[derive(Debug, Clone)]
 pub struct TaskReport {
-    /// Its run.
+    /// The task's run.
     pub run: RunId,
-    /// Its id.
+    /// The task's id.
     pub task: TaskId,
-    /// Its pool.
+    /// The task's pool.
     pub pool: PoolName,
-    /// The slot that worked it last; `None` if none did.
+    /// The slot of its last attempt; `None` if it had none.
     pub slot: Option<SlotId>,
-    /// The session of its last attempt.
+    /// The session of its last attempt; `None` if it had none.
     pub session: Option<SessionId>,
-    /// How it ended.
+    /// The task's outcome.
     pub outcome: TaskOutcome,
-    /// Sendings made.
+    /// How often its prompt was sent.
     pub attempts: u32,
     /// Requests allowed, over all attempts.
     pub allowed: u32,
     /// Requests denied, over all attempts.
     pub denied: u32,
-    /// Requests that the policy wanted a person to answer (denied in the end where nobody could
-    /// be asked, and then counted in `denied` too).
+    /// Requests for which the policy required a person. If nobody could be asked, the request is
+    /// denied and also counted in `denied`.
     pub approvals: u32,
-    /// Tool calls that ran without a request, and that the policy would have denied.
+    /// Tool calls that ran without a permission request and that the policy would have denied.
     pub unasked_denied: u32,
-    /// The rules that denied, without repetition, in order of appearance.
+    /// The rules that denied a request, without duplicates, in the order of their first denial.
     pub denied_by: Vec<String>,
     /// Tokens, as the agent reports them, over all attempts.
     pub usage: Usage,
@@ -158,24 +158,24 @@ pub struct TaskReport {
     pub changes: Vec<FileChange>,
     /// Whether `changes` was cut at its bound.
     pub changes_cut: bool,
-    /// The task's own copy of the workspace, on the host, where there is one.
+    /// The host path of the task's copy of the workspace, if it has one.
     pub copy: Option<PathBuf>,
-    /// The bundle of its branch, on the host, where it worked in a clone and something came of it.
+    /// The host path of its branch's bundle, if it worked in a clone and made commits.
     pub bundle: Option<PathBuf>,
-    /// Failures of its slot's children while it was worked: each one delayed the slot by backoff.
+    /// Failures of its slot's children during its attempts; each one delayed the slot by a backoff.
     pub restarts: u32,
-    /// The sum of those delays.
+    /// The sum of these backoffs.
     pub backoff: Duration,
-    /// Why it did not end well, in our words; may hold foreign text.
+    /// The reason for an outcome other than `done`, or a note; may contain untrusted text.
     pub detail: Option<UntrustedText>,
-    /// The last piece of the agent's answer, at most 4 KiB.
+    /// The end of the agent's answer, at most 4 KiB.
     pub answer: UntrustedText,
 }
 
 /// One changed file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileChange {
-    /// Its path, relative to the workspace.
+    /// The file's path, relative to the workspace.
     pub path: UntrustedText,
     /// `added`, `modified` or `deleted`.
     pub kind: ChangeKind,
@@ -184,35 +184,35 @@ pub struct FileChange {
 marshal_model::string_enum!(
     /// How a file changed.
     ChangeKind {
-        /// It is new.
+        /// The file is new.
         Added = "added",
-        /// Its content, mode or type changed.
+        /// The file's content, mode or type changed.
         Modified = "modified",
-        /// It is gone.
+        /// The file is deleted.
         Deleted = "deleted",
     }
 );
 
-/// One slot, as it is now.
+/// The current state of one slot.
 #[derive(Debug, Clone)]
 pub struct SlotView {
-    /// Which.
+    /// The slot's id.
     pub slot: SlotId,
-    /// Its state.
+    /// The slot's state.
     pub state: SlotState,
-    /// The process of its child.
+    /// The process id of its child, while one runs.
     pub pid: Option<u32>,
-    /// The task that it works.
+    /// The task that it runs.
     pub task: Option<TaskId>,
-    /// The session that works it.
+    /// The session in it.
     pub session: Option<SessionId>,
     /// Why it is parked or backing off.
     pub note: Option<String>,
     /// When its child was started: seconds since the Unix epoch.
     pub started_at: Option<f64>,
-    /// Whether its child has passed its handshake.
+    /// Whether its child has completed the handshake.
     pub up: bool,
-    /// Exit code of its last child, 128 plus the signal when one ended it.
+    /// The exit code of its last child; 128 plus the signal's number if a signal ended it.
     pub last_exit_code: Option<i32>,
 }
 

@@ -1,13 +1,13 @@
-//! The fleet: pools of slots, their sessions and channels, and the tasks that they work.
+//! The fleet: pools of slots, their sessions and channels, and the tasks that they run.
 //!
-//! Floor 4. Owns the actors. An actor owns a decision; a plain task owns a descriptor or a
+//! Layer 4. Owns the actors. An actor owns a decision; a plain task owns a descriptor or a
 //! process. No actor awaits IO, a turn or a person inside a handler.
 //!
-//! Actors: one [`pool::Pool`] a pool, of ractor's; one [`session`] an attempt at a task and one
-//! [`channel`] a child, tasks with a [`mailbox`]. Plain tasks of a Channel: stdout pump, stdin pump,
-//! stderr ring, keeper; one for the fleet measures homes and copies. Mailboxes are unbounded, so
-//! what a child writes enters them only against [`credit::Credits`]; all else is a bounded number of
-//! messages a task or a turn.
+//! Each pool is a ractor actor, [`pool::Pool`]. Each attempt at a task has a [`session`] and each
+//! child a [`channel`]; both are tokio tasks with a [`mailbox`]. A Channel also has plain tasks:
+//! stdout pump, stdin pump, stderr ring and keeper. One task of the fleet measures homes and
+//! copies. Mailboxes are unbounded. So output of a child enters them only with [`credit::Credits`],
+//! and everything else is a bounded number of messages a task or a turn.
 
 mod active_policies;
 mod ambient;
@@ -107,24 +107,26 @@ use pool_setup::{build_pools, initial_slot_views};
 use setup::{PoolShared, Shared, SlotTable};
 pub use start_error::StartError;
 
-/// Why tasks were not taken in.
+/// Why tasks were not accepted.
 #[derive(Debug, thiserror::Error)]
 pub enum SubmitError {
-    /// A task names a pool that does not exist, or none where there are several.
+    /// A task cannot run in its pool, names an unknown pool, or names none of several.
     #[error("task {task}: {why}")]
     Pool {
         /// The task's id.
         task: String,
-        /// What is wrong and what to do.
+        /// The reason, and what to change.
         why: String,
     },
-    /// The queue would be longer than it may.
-    #[error("more than {POOL_QUEUE} tasks of one pool at the same time: submit fewer, or wait")]
+    /// The pool's queue is full.
+    #[error(
+        "a pool accepts at most {POOL_QUEUE} tasks at the same time: submit fewer, or wait until some end"
+    )]
     TooMany,
-    /// The journal takes nothing new.
+    /// The journal accepts no writes.
     #[error("{0}")]
     Journal(Refusal),
-    /// The journal could not take them: a run twice under the same id, or its end.
+    /// The journal rejected the commit: the run id is used already, or the journal is closed.
     #[error("the tasks were not journalled: {0}")]
     Rejected(String),
     /// The fleet is stopping.
@@ -132,7 +134,7 @@ pub enum SubmitError {
     Stopping,
 }
 
-/// No such slot.
+/// No slot has this id.
 #[derive(Debug, thiserror::Error)]
 #[error("there is no slot {0}")]
 pub struct NoSuchSlot(pub SlotId);
@@ -140,18 +142,18 @@ pub struct NoSuchSlot(pub SlotId);
 /// How children are stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stop {
-    /// By the stop ladder.
+    /// With the stop ladder: an end of input, then signals, then a kill.
     Graceful,
-    /// By a kill of their whole trees.
+    /// With a kill of each child and all its descendants.
     Now,
 }
 
-/// Whether the fleet can work.
+/// Whether the fleet can run tasks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Readiness {
-    /// It can.
+    /// It accepts and runs tasks.
     Ready,
-    /// It cannot, and why.
+    /// It cannot; one sentence for each reason.
     NotReady(Vec<String>),
 }
 
@@ -166,7 +168,7 @@ struct Inner {
     ended: tokio::sync::Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// The running fleet. Clones are the same fleet.
+/// A handle to the running fleet. Clones refer to the same fleet.
 #[derive(Clone)]
 pub struct FleetHandle(Arc<Inner>);
 
@@ -177,31 +179,31 @@ impl std::fmt::Debug for FleetHandle {
 }
 
 impl FleetHandle {
-    /// Starts the pools. No child is started before a task needs one.
+    /// Starts the pools. A child is started only when a task needs one.
     ///
     /// # Errors
-    /// [`StartError`] if the parts do not fit together.
+    /// [`StartError`] if the setup is inconsistent or stored state cannot be read.
     pub async fn start(mut setup: Setup) -> Result<Self, StartError> {
         let in_force = ActivePolicies::new(&setup.config, &setup.policies)?;
         let parts = build_pools(&setup, &in_force)?;
-        let mut memories = slot_history::load_slot_histories(
+        let mut histories = slot_history::load_slot_histories(
             &setup.journal,
             &setup.config.pools,
             &setup.resume_scope,
         )?;
-        let memory_of = |pool: &PoolShared| memories.get(&pool.config.name);
+        let history_of = |pool: &PoolShared| histories.get(&pool.config.name);
         let views = parts
             .iter()
-            .flat_map(|pool| initial_slot_views(pool, memory_of(pool)));
+            .flat_map(|pool| initial_slot_views(pool, history_of(pool)));
         let slots = SlotTable::new(views);
         let mut stored = resume_sessions::choose_stored_sessions(&setup).await;
         for (pool, sessions) in &stored {
-            for (index, of) in sessions {
+            for (index, restored) in sessions {
                 let slot = SlotId {
                     pool: pool.clone(),
                     index: *index,
                 };
-                slots.update(&slot, |view| view.session = Some(of.session.clone()));
+                slots.update(&slot, |view| view.session = Some(restored.session.clone()));
             }
         }
         let hooks = Hooks::start(&setup.config, &setup.host, &setup.ambient)?;
@@ -226,7 +228,7 @@ impl FleetHandle {
                 .config
                 .routes
                 .iter()
-                .map(|of| of.name.as_str())
+                .map(|route| route.name.as_str())
                 .collect();
             initialise_routes(&pool.config.name, &routes);
             for view in shared.slots.of_pool(&pool.config.name) {
@@ -238,7 +240,7 @@ impl FleetHandle {
                 .emit();
             }
             let args = PoolArgs {
-                memory: memories.remove(&pool.config.name).unwrap_or_default(),
+                memory: histories.remove(&pool.config.name).unwrap_or_default(),
                 shared: Arc::clone(&shared),
                 pool: Arc::clone(&pool),
                 stored: stored.remove(&pool.config.name).unwrap_or_default(),
@@ -267,10 +269,10 @@ impl FleetHandle {
         Ok(fleet)
     }
 
-    /// Takes tasks in; returns when they are durable. Each of them will be reported once.
+    /// Accepts the tasks of a new run; returns when they are durable. Each task is reported once.
     ///
     /// # Errors
-    /// [`SubmitError`]; none of the tasks was taken in then.
+    /// [`SubmitError`]; none of the tasks was accepted.
     pub async fn submit(
         &self,
         run: RunId,
@@ -280,7 +282,7 @@ impl FleetHandle {
         if tasks.len() > POOL_QUEUE {
             return Err(SubmitError::TooMany);
         }
-        let (tell, reports) = mpsc::channel(tasks.len().max(1));
+        let (report_sender, reports) = mpsc::channel(tasks.len().max(1));
         let bounds = self.0.shared.run_bounds.take(&run);
         let limits = self.start_run_limits(&run, bounds, 0);
         let open = OpenTasks::with_limits(tasks.len(), false, limits);
@@ -297,13 +299,13 @@ impl FleetHandle {
             if spec.workspace.is_some() && entry.shared.config.session == SessionScope::Slot {
                 return Err(SubmitError::Pool {
                     task: spec.id.to_string(),
-                    why: "a task of a pool with session = \"slot\" works in the session's workspace: leave out its own".to_owned(),
+                    why: "a task of a pool with session = \"slot\" works in the session's workspace: remove workspace from the task".to_owned(),
                 });
             }
             if spec.workspace.is_some() && entry.shared.config.ssh.is_some() {
                 return Err(SubmitError::Pool {
                     task: spec.id.to_string(),
-                    why: "a task of a pool with launcher = \"ssh\" works in ssh.workspace at the far end: leave out its own".to_owned(),
+                    why: "a task of a pool with launcher = \"ssh\" works in ssh.workspace on the remote host: remove workspace from the task".to_owned(),
                 });
             }
             entry.shared.check_prompt_files(&spec)?;
@@ -329,7 +331,7 @@ impl FleetHandle {
                 Arc::clone(&open),
                 self.resolve_dependencies(&spec, true).await?,
             );
-            let task = ActiveTask::new(run.clone(), spec, attempts, tell.clone(), open);
+            let task = ActiveTask::new(run.clone(), spec, attempts, report_sender.clone(), open);
             by_pool
                 .entry(name)
                 .or_default()
@@ -364,8 +366,8 @@ impl FleetHandle {
         Ok(reports)
     }
 
-    /// Resolves a task's own workspace now, before an agent works: later no link is followed. In a
-    /// workspace that agents write, none is followed at all.
+    /// Resolves the links of a task's own workspace before an agent runs, because an agent could
+    /// change them later. Inside a workspace that agents write, a path with a link is rejected.
     async fn resolve_workspace(
         &self,
         spec: &TaskSpec,
@@ -376,43 +378,43 @@ impl FleetHandle {
             why,
         };
         let shown = marshal_model::untrusted::escape_for_display(&path.to_string_lossy(), 300);
-        let written = |path: &Path| {
+        let is_agent_writable = |path: &Path| {
             let mut pools = self.0.pools.values();
             pools.any(|entry| {
                 entry.shared.config.workspace.mode == WorkspaceMode::Rw
                     && path.starts_with(&entry.shared.workspace)
             })
         };
-        let is_written = written(&path);
-        let asked = path.clone();
+        let is_writable = is_agent_writable(&path);
+        let requested = path.clone();
         let ambient = &self.0.shared.ambient;
         let resolved = ambient
-            .run_blocking(move || std::fs::canonicalize(asked))
+            .run_blocking(move || std::fs::canonicalize(requested))
             .await;
         let resolved = resolved
             .map_err(|_| SubmitError::Stopping)?
             .map_err(|error| bad(format!("workspace {shown}: {error}")))?;
-        if is_written && resolved != path {
+        if is_writable && resolved != path {
             return Err(bad(format!(
-                "workspace {shown} leads through a link, or `..`, in a directory that agents write: name it directly"
+                "workspace {shown} has a symbolic link or `..` inside a directory that agents can write: give the resolved path"
             )));
         }
         Ok(resolved)
     }
 
-    /// Takes places in the queues of all pools, or in none.
+    /// Reserves queue places in all pools, or in none.
     fn reserve_queue_places(
         &self,
         by_pool: &BTreeMap<PoolName, Vec<ActiveTask>>,
     ) -> Result<(), SubmitError> {
-        let mut taken = Vec::new();
+        let mut reserved = Vec::new();
         for (pool, tasks) in by_pool {
             let entry = self.0.pools.get(pool);
             if entry.is_some_and(|entry| entry.shared.reserve_tasks(tasks.len())) {
-                taken.push((pool, tasks.len()));
+                reserved.push((pool, tasks.len()));
                 continue;
             }
-            for (pool, count) in taken {
+            for (pool, count) in reserved {
                 self.release_queue_places(pool, count);
             }
             if let Some(first) = tasks.first() {
@@ -434,15 +436,15 @@ impl FleetHandle {
         }
     }
 
-    /// Brings the gauges up to date that only change with time.
+    /// Updates the gauges that change with time alone.
     pub fn update_gauges(&self) {
         for entry in self.0.pools.values() {
             entry.shared.update_gauges();
         }
     }
 
-    /// What each slot's children used, as it is now: reads a handful of small files for each child
-    /// that runs.
+    /// The resource usage of each slot's children now. Reads a few small files for each running
+    /// child.
     #[must_use]
     pub fn slot_usage(&self) -> Vec<SlotUsage> {
         self.0.shared.slots.sample_usage()
@@ -472,53 +474,55 @@ impl FleetHandle {
             names.join(", ")
         };
         match &spec.pool {
-            Some(name) => self
-                .0
-                .pools
-                .get(name)
-                .ok_or_else(|| bad(format!("there is no pool {name}; there are: {}", names()))),
+            Some(name) => self.0.pools.get(name).ok_or_else(|| {
+                bad(format!(
+                    "there is no pool {name}; the pools are: {}",
+                    names()
+                ))
+            }),
             None if self.0.pools.len() == 1 => {
                 let only = self.0.pools.values().next();
                 only.ok_or_else(|| bad("there is no pool".to_owned()))
             }
             None => Err(bad(format!(
-                "there are several pools, say which one works it: {}",
+                "there are several pools, and the task names none: set its pool to one of {}",
                 names()
             ))),
         }
     }
 
-    /// Everything that happens from now on. A watcher that lags is told so by the channel.
+    /// Subscribes to all events from now on. The channel reports a lag to a slow subscriber.
     #[must_use]
     pub fn subscribe(&self) -> broadcast::Receiver<FleetEvent> {
         self.0.shared.subscribers.subscribe()
     }
 
-    /// The journal that everything durable is in.
+    /// The journal.
     #[must_use]
     pub fn journal(&self) -> &Journal {
         &self.0.shared.journal
     }
 
-    /// The slots, as they are now.
+    /// The current state of all slots.
     #[must_use]
     pub fn slots(&self) -> Vec<SlotView> {
         self.0.shared.slots.views()
     }
 
-    /// Whether a session is being worked on now.
+    /// Whether a slot has this session now.
     #[must_use]
     pub fn is_session_active(&self, session: &SessionId) -> bool {
         self.0.shared.slots.has_session(session)
     }
 
-    /// The configuration that the fleet runs with.
+    /// The configuration with which the fleet was started.
     #[must_use]
     pub fn config(&self) -> &Config {
         &self.0.shared.config
     }
 
-    /// The stderr of a slot's children: the last lines, and what follows.
+    /// The stderr of a slot's children: the last lines, then new ones; `None` if there is no such
+    /// slot.
     #[must_use]
     pub fn logs(&self, slot: &SlotId) -> Option<LogTail> {
         self.0
@@ -528,14 +532,14 @@ impl FleetHandle {
             .map(channel::stderr::StderrLog::follow)
     }
 
-    /// Ends a slot's child, if one runs, and unparks the slot; returns when the child and its
-    /// whole tree are gone.
+    /// Stops a slot's child, if one runs, and unparks the slot. Returns when the child and all its
+    /// descendants have ended.
     ///
     /// # Errors
-    /// [`NoSuchSlot`].
+    /// [`NoSuchSlot`]
     pub async fn restart(&self, slot: SlotId) -> Result<(), NoSuchSlot> {
-        let known = self.0.pools.get(&slot.pool);
-        let Some(entry) = known.filter(|entry| slot.index < entry.shared.config.max_size) else {
+        let pool = self.0.pools.get(&slot.pool);
+        let Some(entry) = pool.filter(|entry| slot.index < entry.shared.config.max_size) else {
             return Err(NoSuchSlot(slot));
         };
         let (done, gone) = oneshot::channel();
@@ -550,7 +554,7 @@ impl FleetHandle {
         Ok(())
     }
 
-    /// Whether the journal takes new work and every pool has a slot that is not parked.
+    /// Whether the journal is writable and every pool has a slot that is not parked.
     #[must_use]
     pub fn readiness(&self) -> Readiness {
         let mut reasons = Vec::new();
@@ -572,13 +576,13 @@ impl FleetHandle {
         }
     }
 
-    /// Starts no further task of this run and cancels its running turns. Every task is still
+    /// Starts no further task of this run, and cancels its running turns. Every task is still
     /// reported.
     pub fn cancel(&self, run: &RunId) {
         self.send_cancel(Some(run));
     }
 
-    /// Starts no new task of any run any more and cancels running turns. Every task is still
+    /// Starts no further task of any run, and cancels all running turns. Every task is still
     /// reported.
     pub fn cancel_all(&self) {
         self.send_cancel(None);
@@ -590,8 +594,8 @@ impl FleetHandle {
         }
     }
 
-    /// Stops every child and ends the fleet; returns when nothing of it is left, and hooks have told
-    /// what waited or their time is over. `Now` waits for no hook.
+    /// Stops every child and ends the fleet. Returns when all actors have ended and the hooks have
+    /// sent their pending messages or timed out. [`Stop::Now`] does not wait for hooks.
     pub async fn stop(&self, how: Stop) {
         let now = how == Stop::Now;
         if now {

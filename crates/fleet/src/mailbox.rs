@@ -1,11 +1,11 @@
-//! A mailbox: what one plain task is told, in the order in which it was said.
+//! A mailbox: the messages to one plain task, in the order in which they were sent.
 //!
-//! Holds no bound of its own: who sends has one (credits, or a bounded number of messages a turn).
-//! Costs a hundred bytes while nothing waits, where a channel of the runtime's keeps places for 32
-//! messages. Must not know what a message means.
+//! It has no bound of its own, because every sender has one: credits, or a bounded number of
+//! messages a turn. An empty mailbox takes about a hundred bytes, while a tokio channel keeps room
+//! for 32 messages. Must not know what a message means.
 //!
-//! An actor of ractor has four ports, which take about 5 KB even while nothing waits. That is why
-//! Sessions and Channels are tasks with a mailbox and only Pools are actors.
+//! A ractor actor has four ports, which take about 5 KB even while they are empty. So Sessions and
+//! Channels are tasks with a mailbox, and only Pools are actors.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -14,14 +14,14 @@ use std::task::{Context, Poll, Waker, ready};
 
 use tokio::task::coop;
 
-/// Whoever was to be told is gone.
+/// The mailbox is closed, or its reader is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct MailboxClosed;
 
-/// The reading end. When it is dropped, what waits is dropped with it.
+/// The receiving end. Dropping it drops the unread messages.
 pub(crate) struct Mailbox<M>(Arc<Post<M>>);
 
-/// Where to send to. Holds nobody alive.
+/// The sending end. It does not keep the reader alive.
 pub(crate) struct Address<M>(Arc<Post<M>>);
 
 struct Post<M>(Mutex<MessageQueue<M>>);
@@ -32,7 +32,7 @@ struct MessageQueue<M> {
     closed: bool,
 }
 
-/// A mailbox and its address.
+/// Creates a mailbox and its address.
 pub(crate) fn mailbox<M>() -> (Address<M>, Mailbox<M>) {
     let post = Arc::new(Post(Mutex::new(MessageQueue {
         messages: VecDeque::new(),
@@ -47,25 +47,25 @@ impl<M> Post<M> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Nothing is taken any more; who reads is told so, and what waits is given back.
+    /// Closes the mailbox: wakes its reader and returns the unread messages.
     fn close(&self) -> VecDeque<M> {
         let mut waiting = self.lock();
         waiting.closed = true;
-        let left = std::mem::take(&mut waiting.messages);
+        let unread = std::mem::take(&mut waiting.messages);
         let reader = waiting.reader.take();
         drop(waiting);
         if let Some(reader) = reader {
             reader.wake();
         }
-        left
+        unread
     }
 }
 
 impl<M> Address<M> {
-    /// Puts a message behind all others.
+    /// Adds a message behind all others.
     ///
     /// # Errors
-    /// [`Gone`]: nobody will read it.
+    /// [`MailboxClosed`]: nobody will read it.
     pub(crate) fn send_message(&self, message: M) -> Result<(), MailboxClosed> {
         let mut waiting = self.0.lock();
         if waiting.closed {
@@ -80,14 +80,15 @@ impl<M> Address<M> {
         Ok(())
     }
 
-    /// Whether both lead to the same mailbox.
+    /// Whether both are addresses of the same mailbox.
     pub(crate) fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Ends the reading at once: what waits is not read any more.
+    /// Closes the mailbox at once: the reader does not get the unread messages.
     pub(crate) fn close(&self) {
-        // Dropped here, outside of the lock: a message may hold a process, or credits.
+        // Dropped here, outside of the lock: the drop of a message may end a process or return
+        // credits.
         drop(self.0.close());
     }
 }
@@ -105,9 +106,9 @@ impl<M> fmt::Debug for Address<M> {
 }
 
 impl<M> Mailbox<M> {
-    /// The next message; `None` once it is closed.
+    /// Polls for the next message; `None` once the mailbox is closed.
     pub(crate) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<M>> {
-        // A reader who always finds something lets others run from time to time.
+        // Uses tokio's budget, so that a reader that always finds a message yields to other tasks.
         let budget = ready!(coop::poll_proceed(context));
         let mut waiting = self.0.lock();
         let next = waiting.messages.pop_front();
@@ -115,11 +116,11 @@ impl<M> Mailbox<M> {
             budget.made_progress();
             return Poll::Ready(next);
         }
-        // An idle reader keeps nothing of a busy time.
+        // Frees the memory of a busy time.
         waiting.messages = VecDeque::new();
         match &mut waiting.reader {
             Some(reader) => reader.clone_from(context.waker()),
-            none => *none = Some(context.waker().clone()),
+            empty => *empty = Some(context.waker().clone()),
         }
         Poll::Pending
     }
@@ -173,10 +174,16 @@ mod tests {
     #[tokio::test]
     async fn a_closed_mailbox_ends_its_reader_and_drops_what_waits() {
         let (address, mut mailbox) = mailbox();
-        let held = Arc::new(());
-        address.send_message(Arc::clone(&held)).expect("a reader");
+        let message = Arc::new(());
+        address
+            .send_message(Arc::clone(&message))
+            .expect("a reader");
         address.close();
-        assert_eq!(Arc::strong_count(&held), 1, "what waited is gone");
+        assert_eq!(
+            Arc::strong_count(&message),
+            1,
+            "the unread message is dropped"
+        );
         assert_eq!(mailbox.next().await, None);
 
         let (address, mut mailbox) = super::mailbox::<u8>();
@@ -189,11 +196,13 @@ mod tests {
     #[tokio::test]
     async fn what_waits_goes_with_the_reader() {
         let (address, mailbox) = mailbox();
-        let held = Arc::new(());
-        address.send_message(Arc::clone(&held)).expect("a reader");
+        let message = Arc::new(());
+        address
+            .send_message(Arc::clone(&message))
+            .expect("a reader");
         drop(mailbox);
-        assert_eq!(Arc::strong_count(&held), 1);
-        assert_eq!(address.send_message(held), Err(MailboxClosed));
+        assert_eq!(Arc::strong_count(&message), 1);
+        assert_eq!(address.send_message(message), Err(MailboxClosed));
     }
 
     #[tokio::test]

@@ -1,7 +1,7 @@
-//! What people are told of when they are not looking: one value for each thing that happened.
+//! Notifications to people through hooks: one value for each occurrence.
 //!
-//! Plain data. Whoever sees it happen hands it to [`super::hooks::Hooks::tell`], once it is durable,
-//! and never waits. Must not know how people are reached.
+//! Plain data. The actor that sees the occurrence passes it to [`super::hooks::Hooks::notify`] once
+//! it is durable, and never waits. Must not know how people are reached.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,71 +10,71 @@ use marshal_model::{
     TaskOutcome, UntrustedText,
 };
 
-/// One thing that happened.
+/// One occurrence that hooks may report.
 #[derive(Debug, Clone)]
 pub(crate) enum Notification {
     /// A permission request waits for a person; durable.
     ApprovalPending {
-        /// Whose agent asks.
+        /// The slot whose agent sent the request.
         slot: SlotId,
-        /// In which session.
+        /// The agent's session.
         session: SessionId,
-        /// What an answer names.
+        /// The approval's id.
         request_id: PermissionRequestId,
         /// The tool, as the agent calls it.
         tool: UntrustedText,
-        /// What is asked: the words of what is judged.
+        /// A summary of the request: the words that the policy evaluated.
         about: UntrustedText,
-        /// The rules that want a person.
+        /// The rules that require a person.
         rules: Vec<String>,
-        /// Until when it can be answered, in microseconds since the Unix epoch.
+        /// When it expires, in microseconds since the Unix epoch.
         deadline_us: i64,
-        /// The client of a conversation is asked as well.
+        /// Whether a conversation's client is asked as well.
         in_editor: bool,
     },
     /// A slot was parked.
     SlotParked {
-        /// Which.
+        /// The parked slot.
         slot: SlotId,
         /// How its last child ended.
         class: ExitClass,
-        /// Why, in our words; may hold foreign text.
+        /// The reason; may contain untrusted text of the agent.
         reason: UntrustedText,
     },
     /// A run ended; durable.
     RunEnded {
-        /// Which.
+        /// The run's id.
         run: RunId,
-        /// What it came to: 0 if every task is done.
+        /// The run's exit code: 0 if every task is done.
         code: u8,
-        /// The pools that worked it.
+        /// The pools that had tasks of it.
         pools: BTreeSet<PoolName>,
-        /// How many of its tasks ended how, since this start of the supervisor.
+        /// The number of tasks by outcome, since this start of the supervisor.
         tasks: BTreeMap<TaskOutcome, u64>,
     },
     /// A budget is spent.
     BudgetSpent {
-        /// Whose.
+        /// The pool that spent it.
         pool: PoolName,
-        /// In which slot, where it is one slot's doing.
+        /// The slot, if one slot caused it.
         slot: Option<SlotId>,
-        /// In which session, likewise.
+        /// The session, if one session caused it.
         session: Option<SessionId>,
-        /// What the budget is of, in one word: `turn`, `session`, `pool`, `day`, `run`.
+        /// The budget's scope: `turn`, `session`, `pool`, `day` or `run`.
         scope: &'static str,
-        /// Which budget: the name of its key.
+        /// The budget's configuration key.
         budget: String,
-        /// How much there was, with its unit.
+        /// The limit, with its unit.
         limit: String,
-        /// How much is spent, with its unit.
+        /// The amount spent, with its unit.
         spent: String,
-        /// What follows, in one word.
+        /// The action that follows, as a word of the configuration.
         then: &'static str,
     },
 }
 
 impl Notification {
-    /// Its kind.
+    /// The kind by which hooks select notifications.
     pub(crate) const fn kind(&self) -> NotificationKind {
         match self {
             Self::ApprovalPending { .. } => NotificationKind::Approval,
@@ -84,7 +84,7 @@ impl Notification {
         }
     }
 
-    /// The one pool that it happened in; `None` for what several had a part in.
+    /// The pool that it happened in; `None` if several pools took part.
     pub(crate) fn pool(&self) -> Option<&PoolName> {
         match self {
             Self::ApprovalPending { slot, .. } | Self::SlotParked { slot, .. } => Some(&slot.pool),
@@ -94,7 +94,7 @@ impl Notification {
         }
     }
 
-    /// Whether one of these pools had a part in it; an empty list has every pool.
+    /// Whether one of these pools took part; an empty list stands for every pool.
     pub(crate) fn concerns_any_of(&self, among: &[PoolName]) -> bool {
         match self {
             _ if among.is_empty() => true,

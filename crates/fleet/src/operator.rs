@@ -1,7 +1,7 @@
-//! What people order of a running fleet: how tasks flow in a pool, how many of its slots work, the end
-//! of one task, turn or session.
+//! Orders of an operator to a running fleet: pause, drain or resize a pool, and end one task, turn
+//! or session.
 //!
-//! Must not know who orders. Flow and width last until the supervisor ends.
+//! Must not know who the caller is. A pool's phase and width last until the supervisor ends.
 
 use tokio::sync::oneshot;
 
@@ -10,21 +10,24 @@ use super::pool::{OperatorRequest, PoolMsg};
 use super::setup::PoolShared;
 use marshal_model::{PoolName, PoolPhase, RunId, SessionId, TaskId};
 
-/// Why an order is not followed.
+/// Why an order was not carried out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum OperatorError {
-    /// Nothing of this name is in a slot or a queue of the pool.
-    #[error("it is in no slot and no queue now: it has ended, or is not taken up yet")]
+    /// No slot and no queue of the pool has the task or session.
+    #[error("it is in no slot and no queue of the pool: it has ended, or is not resumed yet")]
     NotInPool,
-    /// The session waits.
+    /// The session is idle.
     #[error("the session has no turn now")]
     NoTurn,
     /// The session belongs to a client.
-    #[error("the session is a client's conversation: interrupt its turn, or have its client leave")]
-    OwnedByClient,
-    /// Each slot has its uid, its groups and its share of memory from the start on.
     #[error(
-        "the pool has {0} slots: give a number from 1 to that, or raise its max_size and start again"
+        "the session belongs to a client's conversation: interrupt its turn, or close it in the client"
+    )]
+    OwnedByClient,
+    /// The width is not from 1 to `max_size`. A resize cannot exceed `max_size`, because each
+    /// slot's uid, control groups and memory share are assigned when the supervisor starts.
+    #[error(
+        "the pool has {0} slots: give a number from 1 to {0}, or raise max_size and restart the supervisor"
     )]
     InvalidSize(u16),
     /// The fleet is stopping.
@@ -32,27 +35,27 @@ pub enum OperatorError {
     Stopping,
 }
 
-/// What came of an order.
+/// The result of an order.
 pub(crate) type OperatorResult = Result<(), OperatorError>;
 
 impl PoolShared {
-    /// How tasks flow.
+    /// Whether the pool runs, pauses or drains.
     pub(crate) fn phase(&self) -> PoolPhase {
         self.phase_and_width().0
     }
 
-    /// How many slots get tasks.
+    /// How many slots receive tasks, counted from the first one.
     pub(crate) fn width(&self) -> u16 {
         self.phase_and_width().1
     }
 
-    /// Whether a slot gets tasks.
+    /// Whether a slot receives tasks now.
     pub(crate) fn is_slot_enabled(&self, index: usize) -> bool {
         let (flow, width) = self.phase_and_width();
         flow == PoolPhase::Running && index < usize::from(width)
     }
 
-    /// Whether a slot's child has to go when it has nothing to do.
+    /// Whether a slot's child must be stopped when it is idle.
     pub(crate) fn must_unload(&self, index: u16) -> bool {
         let (flow, width) = self.phase_and_width();
         flow == PoolPhase::Draining || index >= width
@@ -76,7 +79,7 @@ impl PoolShared {
 }
 
 impl FleetHandle {
-    /// Has a pool's tasks begin, or wait.
+    /// Sets a pool's phase: whether its tasks begin.
     ///
     /// # Errors
     /// [`OperatorError`]
@@ -87,7 +90,8 @@ impl FleetHandle {
             .await
     }
 
-    /// Has so many of a pool's slots get tasks: the first ones. Others end what they work.
+    /// Only the first `width` slots of a pool receive tasks from now on. The others finish their
+    /// current task.
     ///
     /// # Errors
     /// [`OperatorError`]
@@ -102,7 +106,7 @@ impl FleetHandle {
             .await
     }
 
-    /// Ends one task that waits or is worked; it is still reported.
+    /// Cancels one queued or running task; it is still reported.
     ///
     /// # Errors
     /// [`OperatorError`]
@@ -116,7 +120,7 @@ impl FleetHandle {
             .await
     }
 
-    /// Ends a session's turn.
+    /// Interrupts a session's turn.
     ///
     /// # Errors
     /// [`OperatorError`]
@@ -129,7 +133,7 @@ impl FleetHandle {
             .await
     }
 
-    /// Ends a session, its turn first.
+    /// Cancels a session's turn and ends the session.
     ///
     /// # Errors
     /// [`OperatorError`]
@@ -148,9 +152,9 @@ impl FleetHandle {
         order: OperatorRequest,
     ) -> Result<(), OperatorError> {
         let entry = self.0.pools.get(pool).ok_or(OperatorError::NotInPool)?;
-        let (done, heard) = oneshot::channel();
+        let (done, result) = oneshot::channel();
         let sent = entry.actor.send_message(PoolMsg::Operator { order, done });
         sent.map_err(|_| OperatorError::Stopping)?;
-        heard.await.unwrap_or(Err(OperatorError::Stopping))
+        result.await.unwrap_or(Err(OperatorError::Stopping))
     }
 }

@@ -1,17 +1,17 @@
-//! Whether the way to a file leads through a directory, all links followed: then whoever may write
-//! there may put another file in its place.
+//! Checks whether resolving a path passes through a directory, with all links followed. If it does,
+//! a writer of that directory can put another file in place of the path's file.
 //!
 //! Must not know what the file is for.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// As many links as the kernel follows.
+/// The maximum number of links, as in the kernel.
 const LINKS: usize = 40;
 
-/// Whether any part of the absolute `path` is looked up in `root`, or below it, links followed; what
-/// does not exist is taken as it is written. `root` is absolute, and the real directory is meant
-/// whatever links lead there. A path that cannot be followed does.
+/// Whether any component of the absolute `path` is looked up in `root` or below it, with links
+/// followed. Components that do not exist are taken literally. `root` is absolute and its links are
+/// resolved. A path with too many links returns `true`, because the caller must not trust it.
 #[must_use]
 pub fn path_enters_directory(path: &Path, root: &Path) -> bool {
     let real = std::fs::canonicalize(root).unwrap_or_else(|_| root.to_owned());
@@ -26,7 +26,7 @@ pub fn path_enters_directory(path: &Path, root: &Path) -> bool {
             at.pop();
             continue;
         }
-        // The root, which a link may name too, begins anew.
+        // If `part` is `/`, from an absolute link, `join` starts at the root again.
         let entry = at.join(&part);
         if entry.starts_with(&real) {
             return true;
@@ -39,7 +39,7 @@ pub fn path_enters_directory(path: &Path, root: &Path) -> bool {
                 }
                 rest.extend(parts(&to));
             }
-            // No link, or nothing.
+            // Not a link, or missing.
             Err(_) => at = entry,
         }
     }
@@ -60,8 +60,8 @@ mod tests {
 
     #[test]
     fn a_way_through_a_directory_is_seen_from_both_sides_of_every_link() {
-        let kept = tempfile::tempdir().expect("directory");
-        let dir = fs::canonicalize(kept.path()).expect("real");
+        let temp_dir = tempfile::tempdir().expect("directory");
+        let dir = fs::canonicalize(temp_dir.path()).expect("real");
         for name in ["real/bin", "elsewhere", "real2"] {
             fs::create_dir_all(dir.join(name)).expect("made");
         }
@@ -70,7 +70,7 @@ mod tests {
         }
         symlink("real", dir.join("root")).expect("linked");
         symlink("real/bin", dir.join("bin")).expect("linked");
-        // Out of it again, by a link that stands in it.
+        // A link inside the directory that leads out of it.
         symlink(dir.join("elsewhere"), dir.join("real/out")).expect("linked");
         symlink("real/out", dir.join("through")).expect("linked");
         symlink("loop", dir.join("loop")).expect("linked");

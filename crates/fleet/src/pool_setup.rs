@@ -1,5 +1,5 @@
-//! What a fleet is put together from at its start: what each pool's sessions share, what its routes
-//! lead to, how its slots look.
+//! Builds the parts of each pool when a fleet starts: shared state, upstreams, delegate and slot
+//! views.
 
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
@@ -16,7 +16,7 @@ use marshal_model::{PoolPhase, SlotId, SlotState};
 use marshal_proxy::model_proxy::Upstream;
 use marshal_telemetry::PoolMeters;
 
-/// Puts together what each pool's sessions share.
+/// Builds the shared state of each pool.
 pub(super) fn build_pools(
     setup: &Setup,
     in_force: &ActivePolicies,
@@ -48,7 +48,7 @@ pub(super) fn build_pools(
             upstreams: build_upstreams(&setup.config, config)?,
             ambient: setup.ambient.clone(),
             config: config.clone(),
-            // One that is missing is an error where it is used.
+            // A missing workspace is reported when a session is prepared.
             workspace: config
                 .local_workspace()
                 .and_then(|path| std::fs::canonicalize(path).ok())
@@ -66,21 +66,21 @@ pub(super) fn build_pools(
     Ok(pools)
 }
 
-/// What a pool's routes lead to.
+/// Builds the upstreams of a pool's routes.
 fn build_upstreams(config: &Config, pool: &Pool) -> Result<Vec<Arc<Upstream>>, StartError> {
     let routes = pool.routes.iter();
     let routes = routes.filter_map(|port| config.routes.get(&port.name));
-    let made = routes.map(|route| {
+    let upstreams = routes.map(|route| {
         let upstream = Upstream::new(route).map_err(|source| StartError::Route {
             pool: pool.name.clone(),
             source,
         })?;
         Ok(Arc::new(upstream))
     });
-    made.collect()
+    upstreams.collect()
 }
 
-/// Who may be stricter than the pool's policy.
+/// Builds a pool's delegate, if it has one.
 fn build_delegate(config: &Config, pool: &Pool) -> Result<Option<Arc<Delegate>>, StartError> {
     let Some(name) = &pool.delegate else {
         return Ok(None);
@@ -90,13 +90,13 @@ fn build_delegate(config: &Config, pool: &Pool) -> Result<Option<Arc<Delegate>>,
         delegate: name.clone(),
         why,
     };
-    let of = config.delegates.get(name);
-    let of = of.ok_or_else(|| bad("it does not exist".to_owned()))?;
-    let made = Delegate::new(&pool.name, of).map_err(|error| bad(error.to_string()))?;
-    Ok(Some(Arc::new(made)))
+    let settings = config.delegates.get(name);
+    let settings = settings.ok_or_else(|| bad("it does not exist".to_owned()))?;
+    let delegate = Delegate::new(&pool.name, settings).map_err(|error| bad(error.to_string()))?;
+    Ok(Some(Arc::new(delegate)))
 }
 
-/// How a pool's slots look before anything was started.
+/// The views of a pool's slots before anything is started.
 pub(super) fn initial_slot_views(
     pool: &PoolShared,
     memory: Option<&Vec<SlotHistory>>,

@@ -1,10 +1,12 @@
-//! Reading the policies again while the fleet runs, and what is told of it.
+//! Reloading the policies while the fleet runs, and the status of the last reload.
 //!
-//! Owns that they are read one at a time, all of them or none, and what is remembered of a reading
-//! that failed. Must not know where policies come from: whoever starts the fleet gives it a reader.
+//! Owns that reloads run one at a time, that a reload activates all policies or none, and the state
+//! of a failed reload. Must not know where policies come from; [`super::Setup`] provides the
+//! reader.
 //!
-//! `active_policies.rs` swaps the policies, `cli/policies.rs` checks them, and `cli/policy_watch.rs`, SIGHUP (`cli/up.rs`)
-//! and `engine/api/policy_routes.rs` ask for a reload. Tests: `tests/drills/fleet/reload.rs`.
+//! `active_policies.rs` swaps the policies, `cli/policies.rs` checks them, and
+//! `cli/policy_watch.rs`, SIGHUP (`cli/up.rs`) and `engine/api/policy_routes.rs` ask for a reload.
+//! Tests: `tests/drills/fleet/reload.rs`.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -23,21 +25,21 @@ use marshal_model::{PoolName, TaskSpec};
 use marshal_telemetry::event::policy::{PoliciesLoaded, PolicyReloadFailed};
 use marshal_telemetry::labels::{ReloadCause, ShadowVerdict};
 
-/// What came of reading all policies.
+/// The result of reading all policies.
 #[derive(Debug)]
 pub struct PolicyReadResult {
-    /// They, or what is wrong with them: made to be shown.
+    /// The policies, or an error text for display.
     pub policies: Result<Policies, String>,
-    /// Every file that was looked for, whatever became of it.
+    /// Every file that the reader looked for, including missing and invalid ones.
     pub files: BTreeSet<PathBuf>,
 }
 
-/// Reads and checks all policies of a configuration; runs on a thread that may block.
+/// Reads and checks all policies of a configuration; runs on a blocking thread.
 #[derive(Clone)]
 pub struct PolicyReader(Arc<dyn Fn() -> PolicyReadResult + Send + Sync>);
 
 impl PolicyReader {
-    /// One that does this.
+    /// A reader that calls this function.
     pub fn new(read: impl Fn() -> PolicyReadResult + Send + Sync + 'static) -> Self {
         Self(Arc::new(read))
     }
@@ -49,75 +51,76 @@ impl fmt::Debug for PolicyReader {
     }
 }
 
-/// The last time that the policies were read again.
+/// The last policy reload.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LastReload {
-    /// When, in microseconds since 1970.
+    /// Its time, in microseconds since the Unix epoch.
     pub at_us: i64,
-    /// Why.
+    /// What triggered it.
     pub cause: ReloadCause,
-    /// How many pools got another version; or what is wrong, made to be shown.
+    /// How many pools changed their version, or an error text for display.
     pub result: Result<usize, String>,
 }
 
-/// What judges now, and what came of the last reading.
+/// The policies in force, and the result of the last reload.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PolicyStatus {
     /// The pools, in the configuration's order.
     pub pools: Vec<PolicyView>,
-    /// `None`: nothing was read since the start.
+    /// The last reload; `None` if there was none since the start.
     pub last: Option<LastReload>,
-    /// Since when older policies are in force than the files have, in microseconds since 1970.
+    /// The time of the first reload that failed since the last success, in microseconds since the
+    /// Unix epoch. Since then, the policies in force are older than the files.
     pub stale_since_us: Option<i64>,
-    /// The files are watched: a change is seen by itself.
+    /// Whether the files are watched, so that a change triggers a reload.
     pub is_watched: bool,
 }
 
-/// The policy of one pool, as others see it.
+/// The policy in force for one pool, for display.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PolicyView {
-    /// The pool.
+    /// The pool's name.
     pub pool: PoolName,
-    /// What the configuration calls the policy.
+    /// The policy's name in the configuration.
     pub policy: String,
-    /// SHA-256 of its text and of what it extends, hexadecimal.
+    /// SHA-256 of its text and of the policies that it extends, hexadecimal.
     pub sha256: String,
-    /// Since when it is in force, in microseconds since 1970.
+    /// When it came into force, in microseconds since the Unix epoch.
     pub loaded_at_us: i64,
-    /// The files that it was made of; none of one that is built in.
+    /// The files that it was read from; empty for a built-in policy.
     pub files: Vec<PathBuf>,
-    /// Its rules, those of what it extends included.
+    /// The number of its rules, including those of the policies that it extends.
     pub rules: usize,
-    /// It extends the built-in guard.
+    /// Whether it extends the built-in guard.
     pub has_guard: bool,
-    /// It is tried only: it allows nothing.
+    /// Whether it is a dry run, which allows nothing.
     pub is_dry: bool,
-    /// Layers that a session may put on top of it.
+    /// The layers that a session may put on top of it.
     pub layers: Vec<String>,
-    /// What is tried beside it.
+    /// Its shadow policy, if it has one.
     pub shadow: Option<ShadowView>,
 }
 
-/// What is tried beside a policy.
+/// A shadow policy and its results.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShadowView {
-    /// What the configuration calls it.
+    /// Its name in the configuration.
     pub policy: String,
-    /// SHA-256 of its text and of what it extends, hexadecimal.
+    /// SHA-256 of its text and of the policies that it extends, hexadecimal.
     pub sha256: String,
-    /// Requests that it judged since this version is in force.
+    /// Requests that it evaluated since this version came into force.
     pub judged: u64,
-    /// From the decision to what it says, how often.
+    /// Different verdicts: the policy's, the shadow's, and how often.
     pub differences: Vec<(ShadowVerdict, ShadowVerdict, u64)>,
 }
 
-/// What the fleet remembers of its policies.
+/// The state of policy reloads.
 #[derive(Debug)]
 pub(crate) struct PolicyReloads {
     reader: Option<PolicyReader>,
     reload_lock: tokio::sync::Mutex<()>,
     state: Mutex<ReloadState>,
-    /// Files that were looked for the last time.
+    /// The files that the last reload looked for, and those of the policies in force.
     files: watch::Sender<BTreeSet<PathBuf>>,
 }
 
@@ -167,21 +170,25 @@ fn all_files(version: &PolicyVersion) -> impl Iterator<Item = &PathBuf> {
     loaded(version).flat_map(|of| &of.files)
 }
 
-/// Rules of all policies that decide, each policy counted once.
+/// The number of rules of all base policies; each policy counts once.
 fn count_rules(versions: &[Arc<PolicyVersion>]) -> usize {
     let mut seen = BTreeSet::new();
-    let new = versions.iter().filter(|of| seen.insert(&of.base.sha256));
-    new.map(|of| of.base.policy.rule_count()).sum()
+    let distinct = versions
+        .iter()
+        .filter(|version| seen.insert(&version.base.sha256));
+    distinct
+        .map(|version| version.base.policy.rule_count())
+        .sum()
 }
 
 fn view(pool: &Pool, version: &PolicyVersion) -> PolicyView {
     let shadow = version.shadow.as_ref().map(|shadow| {
-        let seen = shadow.stats();
-        let differences = seen.differences.into_iter();
+        let stats = shadow.stats();
+        let differences = stats.differences.into_iter();
         ShadowView {
             policy: shadow.name.clone(),
             sha256: shadow.loaded.sha256.clone(),
-            judged: seen.judged,
+            judged: stats.judged,
             differences: differences
                 .map(|((from, to), count)| (from, to, count))
                 .collect(),
@@ -202,32 +209,33 @@ fn view(pool: &Pool, version: &PolicyVersion) -> PolicyView {
 }
 
 impl FleetHandle {
-    /// What judges each pool's requests now, and what came of the last reading.
+    /// The policies in force, and the result of the last reload.
     #[must_use]
     pub fn policy_status(&self) -> PolicyStatus {
         let shared = &self.0.shared;
         let versions = shared.active_policies.all();
         let pools = shared.config.pools.iter().zip(versions.iter());
-        let told = shared.reloads.state();
+        let reload = shared.reloads.state();
         PolicyStatus {
             pools: pools.map(|(pool, version)| view(pool, version)).collect(),
-            last: told.last.clone(),
-            stale_since_us: told.stale_since_us,
-            is_watched: told.is_watched,
+            last: reload.last.clone(),
+            stale_since_us: reload.stale_since_us,
+            is_watched: reload.is_watched,
         }
     }
 
-    /// Reads the policies again. Those of all pools come into force together, or none: then it is
-    /// logged, counted and told by [`FleetHandle::policy_status`] that older ones are in force. A
-    /// request that is being judged is judged to its end by the version that it began with.
+    /// Reloads the policies of all pools, or of none if one is invalid. A failed reload is logged,
+    /// counted and shown by [`FleetHandle::policy_status`]. A request that is being evaluated keeps
+    /// its version to the end. Returns how many pools changed.
     ///
     /// # Errors
-    /// What is wrong with them, made to be shown; nothing changed then.
+    /// An error text for display; the policies in force did not change.
     pub async fn reload_policies(&self, cause: ReloadCause) -> Result<usize, String> {
         self.read_policies(cause, false).await
     }
 
-    /// Reads them because a change may have been missed: where there was none, nothing is told.
+    /// Reloads the policies because the file watch may have missed a change. If nothing changed,
+    /// nothing is logged.
     pub async fn catch_up_policies(&self) {
         let _ = self.read_policies(ReloadCause::File, true).await;
     }
@@ -235,9 +243,11 @@ impl FleetHandle {
     async fn read_policies(&self, cause: ReloadCause, is_quiet: bool) -> Result<usize, String> {
         let shared = &self.0.shared;
         let reloads = &shared.reloads;
-        let _one = reloads.reload_lock.lock().await;
+        let _guard = reloads.reload_lock.lock().await;
         let Some(reader) = reloads.reader.clone() else {
-            return Err("this supervisor cannot read its policies again".to_owned());
+            return Err(
+                "this supervisor cannot reload its policies: restart it instead".to_owned(),
+            );
         };
         let reading = shared.ambient.run_blocking(move || (reader.0)()).await;
         let reading = reading.unwrap_or_else(|_| PolicyReadResult {
@@ -246,16 +256,16 @@ impl FleetHandle {
         });
         let result = self.activate_policies(reading);
         let at_us = now_us();
-        let mut told = reloads.state();
-        if is_quiet && result == Ok(0) && told.stale_since_us.is_none() {
+        let mut state = reloads.state();
+        if is_quiet && result == Ok(0) && state.stale_since_us.is_none() {
             return result;
         }
         self.log_reload(cause, &result);
-        told.stale_since_us = match &result {
+        state.stale_since_us = match &result {
             Ok(_) => None,
-            Err(_) => told.stale_since_us.or(Some(at_us)),
+            Err(_) => state.stale_since_us.or(Some(at_us)),
         };
-        told.last = Some(LastReload {
+        state.last = Some(LastReload {
             at_us,
             cause,
             result: result.clone(),
@@ -271,11 +281,11 @@ impl FleetHandle {
             changed.map_err(|error| error.to_string())
         });
         let versions = shared.active_policies.all();
-        // Of a reading that failed: what was good may become good again.
+        // After a failed reload too: the files of the policies in force may become valid again.
         files.extend(versions.iter().flat_map(|of| all_files(of)).cloned());
-        shared.reloads.files.send_if_modified(|known| {
-            let is_new = *known != files;
-            *known = files;
+        shared.reloads.files.send_if_modified(|current| {
+            let is_new = *current != files;
+            *current = files;
             is_new
         });
         changed
@@ -294,8 +304,9 @@ impl FleetHandle {
         }
     }
 
-    /// Whether a task's own workspace holds none of the files by which people come in; and, where its
-    /// agent writes in place, none that the supervisor runs, and none that decide what agents may do.
+    /// Checks that a task's own workspace contains no credential file. If its agent writes in
+    /// place, the workspace must also contain no program of the supervisor and no file that decides
+    /// what agents may do.
     pub(super) async fn check_no_trusted_files(
         &self,
         pool: &PoolShared,
@@ -314,12 +325,12 @@ impl FleetHandle {
         let trusted = trusted.map(|of| (of.path, of.purpose.reason()));
         let all: Vec<_> = files.chain(trusted).collect();
         let root = workspace.to_owned();
-        let look = move || {
+        let find = move || {
             let mut all = all.into_iter();
             all.find(|(file, _)| path_enters_directory(file, &root))
         };
-        let found = self.0.shared.ambient.run_blocking(look).await;
-        match found.map_err(|_| SubmitError::Stopping)? {
+        let conflict = self.0.shared.ambient.run_blocking(find).await;
+        match conflict.map_err(|_| SubmitError::Stopping)? {
             None => Ok(()),
             Some((file, why)) => Err(SubmitError::Pool {
                 task: spec.id.to_string(),
@@ -331,41 +342,42 @@ impl FleetHandle {
         }
     }
 
-    /// Whatever the mode: a workspace that is shown or copied is read.
+    /// Checks that a task's own workspace contains no credential file. This applies to every
+    /// workspace mode, because the agent can read also a read-only or copied workspace.
     async fn check_no_secret_files(
         &self,
         spec: &TaskSpec,
         workspace: &Path,
     ) -> Result<(), SubmitError> {
         let config = self.0.shared.files.config();
-        // The owner's token is in the state directory, which no workspace may hold anyway.
+        // The owner's token is in the state directory, which no workspace may contain anyway.
         let files = config.private_credential_files().into_iter();
         let all: Vec<PathBuf> = files.map(|(_, path)| path.to_owned()).collect();
         let root = workspace.to_owned();
-        let look = move || {
+        let find = move || {
             all.into_iter()
                 .find(|file| path_enters_directory(file, &root))
         };
-        let found = self.0.shared.ambient.run_blocking(look).await;
-        match found.map_err(|_| SubmitError::Stopping)? {
+        let conflict = self.0.shared.ambient.run_blocking(find).await;
+        match conflict.map_err(|_| SubmitError::Stopping)? {
             None => Ok(()),
             Some(file) => Err(SubmitError::Pool {
                 task: spec.id.to_string(),
                 why: format!(
-                    "its agent could read {}, by which people come in: give the task another workspace",
+                    "its agent could read {}, which is a credential of the supervisor: give the task another workspace",
                     marshal_model::untrusted::escape_for_display(&file.to_string_lossy(), 300)
                 ),
             }),
         }
     }
 
-    /// The files of the policies, as they are looked for; changes with them.
+    /// The policy files to watch; updated with each reload.
     #[must_use]
     pub fn policy_files(&self) -> watch::Receiver<BTreeSet<PathBuf>> {
         self.0.shared.reloads.files.subscribe()
     }
 
-    /// Somebody sees changes of the files of the policies by itself; or no longer does.
+    /// Sets whether the policy files are watched, for [`PolicyStatus::is_watched`].
     pub fn set_policies_watched(&self, is_watched: bool) {
         self.0.shared.reloads.state().is_watched = is_watched;
     }

@@ -1,4 +1,4 @@
-//! A task's report and its stored form, both ways.
+//! Conversion between a task's report and its stored form.
 //!
 //! Plain conversion. Must not know where it is stored or shown.
 
@@ -15,15 +15,15 @@ use marshal_model::{
     PoolName, RunId, SessionId, SlotId, TaskId, TaskOutcome, UntrustedText, Usage, untrusted,
 };
 
-/// Why a stored report is none.
+/// Why a stored report is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum ReportError {
-    /// A word or an id in it is none.
-    #[error("{text:?} is no {what}")]
+    /// A word or an id in it is invalid.
+    #[error("{text:?} is not a valid {what}")]
     InvalidValue {
-        /// What was expected.
+        /// The expected kind of value.
         what: &'static str,
-        /// What is there, made printable.
+        /// The stored value, escaped for display.
         text: String,
     },
     /// Its text cannot be read.
@@ -32,7 +32,7 @@ pub enum ReportError {
 }
 
 impl TaskReport {
-    /// The form that is stored, and that a line of `--results` is.
+    /// The stored form, which is also a line of `--results`.
     #[must_use]
     pub fn to_stored(&self) -> Report<'_> {
         Report {
@@ -66,12 +66,12 @@ impl TaskReport {
         }
     }
 
-    /// The column that keeps it over a start.
+    /// The value of the journal's `result` column.
     pub(super) fn as_column(&self) -> String {
         write_report(&self.to_stored())
     }
 
-    /// From its stored form.
+    /// Parses a stored report.
     ///
     /// # Errors
     /// [`ReportError::InvalidValue`]
@@ -119,8 +119,8 @@ impl TaskReport {
         })
     }
 
-    /// The report of a task that ended, from its row. A row of an earlier version has no report:
-    /// then it is what the other columns say.
+    /// The report of an ended task, from its row. A row of an earlier version has no report; then
+    /// it is built from the other columns.
     ///
     /// # Errors
     /// [`ReportError`]

@@ -1,7 +1,7 @@
-//! What the children of a slot used: of the one that runs by a look at its groups, of those before it
-//! as it was at their ends.
+//! The resource usage of a slot's children: of the running one from its control groups, of earlier
+//! ones as recorded at their ends.
 //!
-//! The look is made only when somebody asks, once for each slot.
+//! The control groups are read only on request, once a slot.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -9,18 +9,18 @@ use marshal_launch::cgroup::{Group, GroupOutcome, Usage};
 use marshal_model::SlotId;
 use marshal_telemetry::SlotUsage;
 
-/// One slot's.
+/// The resource usage of one slot.
 #[derive(Debug, Default)]
 pub(crate) struct ResourceUsage(Mutex<UsageState>);
 
 #[derive(Debug, Default)]
 struct UsageState {
-    /// The groups of the child that runs.
+    /// The control groups of the running child.
     group: Option<Group>,
     before: UsageTotals,
 }
 
-/// What only grows.
+/// Sums that only grow.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct UsageTotals {
     cpu_micros: Option<u64>,
@@ -28,7 +28,7 @@ struct UsageTotals {
     stalls: [[Option<u64>; 2]; 3],
 }
 
-/// What is known of either; a sum of nothing known is not known.
+/// The sum of the known values; `None` if both are unknown.
 fn plus(a: Option<u64>, b: Option<u64>) -> Option<u64> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a.saturating_add(b)),
@@ -53,25 +53,25 @@ impl ResourceUsage {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A child runs.
+    /// Sets the control groups of a child that has started.
     pub(crate) fn child_started(&self, group: Option<Group>) {
         self.state().group = group;
     }
 
-    /// It is gone.
-    pub(crate) fn child_ended(&self, over: Option<&GroupOutcome>) {
-        let mut known = self.state();
-        known.group = None;
-        if let Some(over) = over {
-            known.before = known.before.with(&over.usage);
+    /// Adds the usage of a child that has ended.
+    pub(crate) fn child_ended(&self, outcome: Option<&GroupOutcome>) {
+        let mut state = self.state();
+        state.group = None;
+        if let Some(outcome) = outcome {
+            state.before = state.before.with(&outcome.usage);
         }
     }
 
-    /// Looks: a handful of small files, if a child runs.
+    /// The current usage. Reads a few small files if a child runs.
     pub(crate) fn sample(&self, slot: &SlotId) -> SlotUsage {
         let (group, before) = {
-            let known = self.state();
-            (known.group.clone(), known.before)
+            let state = self.state();
+            (state.group.clone(), state.before)
         };
         let now = group.as_ref().map(Group::usage).unwrap_or_default();
         let sum = before.with(&now);
@@ -115,9 +115,12 @@ mod tests {
                 ..GroupOutcome::default()
             }));
         }
-        let look = used.sample(&slot);
-        assert_eq!((look.cpu_seconds, look.oom_kills), (Some(1.25), Some(3)));
-        assert_eq!(look.stalls[0], [Some(1.0), None]);
-        assert_eq!(look.memory, [None; 3], "nobody is there");
+        let sample = used.sample(&slot);
+        assert_eq!(
+            (sample.cpu_seconds, sample.oom_kills),
+            (Some(1.25), Some(3))
+        );
+        assert_eq!(sample.stalls[0], [Some(1.0), None]);
+        assert_eq!(sample.memory, [None; 3], "no child runs");
     }
 }

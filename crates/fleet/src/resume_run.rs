@@ -1,11 +1,10 @@
-//! Going on with a run that an earlier start of the supervisor left unfinished.
+//! Resuming a run that an earlier start of the supervisor left unfinished.
 //!
-//! What completed is reported as it was; what waited is queued again; what was in flight is
-//! treated as its pool's `on_crash` says, because the end of a supervisor is a crash of what it
-//! did. One commit writes all of that down before a slot is given anything. Must not know what a
-//! slot does with a task.
+//! Ended tasks are reported again. Queued tasks are queued again. A task in flight is handled by
+//! its pool's `on_crash`, because the end of the supervisor counts as a crash. One commit records
+//! all of this before a slot gets a task. Must not know what a slot does with a task.
 //!
-//! The reports of tasks that had ended come from their rows (`fleet/report.rs`), and a watcher gets them
+//! The reports of ended tasks come from their rows (`fleet/report.rs`). A subscriber gets them
 //! before everything else (`engine/api/run_stream.rs`).
 
 use std::collections::BTreeMap;
@@ -30,39 +29,39 @@ use marshal_model::{
 };
 use marshal_telemetry::event::task::{TaskEnded, TaskLocation, TaskQueued};
 
-/// Why a task in flight is lost, if its stream does not say.
+/// The detail of a task that was lost in flight, if its events give none.
 const LOST: &str = "the supervisor ended while this ran";
 
-/// A run that this fleet goes on with.
+/// A run that this fleet has resumed.
 #[derive(Debug)]
 pub struct ResumedRun {
-    /// All tasks of the run, in their order.
+    /// All tasks of the run, in their original order.
     pub tasks: Vec<TaskId>,
-    /// The reports of those that had ended, or did not outlive the supervisor, in the order of
-    /// their ends.
+    /// The reports of tasks that had ended before or end with this resume, in the order of their
+    /// ends.
     pub ended: Vec<Arc<TaskReport>>,
-    /// The reports of the others, each once; it closes after the last.
+    /// The reports of the other tasks, each once; the channel closes after the last.
     pub reports: mpsc::Receiver<Arc<TaskReport>>,
 }
 
-/// Why a run was not taken up.
+/// Why a run was not resumed.
 #[derive(Debug, thiserror::Error)]
 pub enum ResumeRunError {
-    /// The journal does not know it.
+    /// The journal has no such run.
     #[error("there is no run {0} in the journal")]
     NoSuchRun(RunId),
     /// Each of its tasks has ended.
-    #[error("run {0} is over: each of its tasks has ended")]
+    #[error("run {0} has ended: it has no unfinished task")]
     Finished(RunId),
-    /// This very start of the supervisor works it.
-    #[error("run {0} is being worked already")]
+    /// This start of the supervisor runs it already.
+    #[error("run {0} is running already")]
     AlreadyRunning(RunId),
-    /// What is stored of it cannot be read.
+    /// Its stored form cannot be read.
     #[error("run {run} cannot be read: {why}")]
     Unreadable {
-        /// The run.
+        /// The run's id.
         run: RunId,
-        /// Why.
+        /// The cause.
         why: String,
     },
     /// Its tasks do not fit into the queues, or could not be journalled.
@@ -70,17 +69,17 @@ pub enum ResumeRunError {
     Submit(#[from] SubmitError),
 }
 
-/// What becomes of one task.
+/// How one task is resumed.
 enum ResumeAction {
-    /// It waits for a slot.
+    /// It was queued and is queued again.
     Queue,
     /// It was in flight and is sent again.
     Retry,
-    /// It is over.
+    /// It ends now, with this outcome and detail.
     End(TaskOutcome, Option<String>),
 }
 
-/// A task that is not over: its row and its attempts, and what they add up to.
+/// A task that has not ended: its row, and the sum of its attempts.
 struct UnfinishedTask {
     pool: PoolName,
     spec: TaskSpec,
@@ -90,24 +89,24 @@ struct UnfinishedTask {
     last_at_us: Option<i64>,
 }
 
-/// Everything that taking up comes to, before any of it is done.
+/// Everything that a resume will do, before any of it is done.
 #[derive(Default)]
 struct ResumePlan {
     tasks: Vec<TaskId>,
-    /// With the times of their ends.
+    /// Tasks that had ended, with the times of their ends in microseconds since the Unix epoch.
     ended: Vec<(i64, Arc<TaskReport>)>,
-    /// Those that end now.
+    /// Tasks that end with this resume.
     over: Vec<Arc<TaskReport>>,
     waiting: Vec<UnfinishedTask>,
     writes: Vec<Write>,
 }
 
 impl FleetHandle {
-    /// Goes on with an unfinished run; returns when what was in flight is written down. Each of
-    /// the run's tasks is reported once, those that had ended too.
+    /// Resumes an unfinished run; returns when its plan is durable. Each task of the run is
+    /// reported once, including those that had ended.
     ///
     /// # Errors
-    /// [`ResumeRunError`]; nothing was changed then.
+    /// [`ResumeRunError`]; nothing was changed.
     pub async fn resume_run(&self, run: RunId) -> Result<ResumedRun, ResumeRunError> {
         let shared = &self.0.shared;
         let (journal, state, wanted) = (
@@ -118,22 +117,22 @@ impl FleetHandle {
         let epoch = journal.epoch();
         let reading = move || run_history::read_run_history(&journal, &state, &wanted);
         let read = shared.ambient.run_blocking(reading).await;
-        let found = read.map_err(|_| SubmitError::Stopping)?;
-        let found = found.map_err(|error| unreadable(&run, error))?;
-        let found = found.ok_or_else(|| ResumeRunError::NoSuchRun(run.clone()))?;
-        if found.run.epoch == epoch {
+        let history = read.map_err(|_| SubmitError::Stopping)?;
+        let history = history.map_err(|error| unreadable(&run, error))?;
+        let history = history.ok_or_else(|| ResumeRunError::NoSuchRun(run.clone()))?;
+        if history.run.epoch == epoch {
             return Err(ResumeRunError::AlreadyRunning(run));
         }
-        let is_over = found.tasks.iter().all(|(row, _)| row.state == ENDED);
-        if is_over && found.run.ended_at_us.is_some() {
+        let has_ended = history.tasks.iter().all(|(row, _)| row.state == ENDED);
+        if has_ended && history.run.ended_at_us.is_some() {
             return Err(ResumeRunError::Finished(run));
         }
         let (bounds, spent) = self.resume_run_bounds(&run).await?;
         let limits = self.start_run_limits(&run, bounds, spent);
-        let mut plan = self.plan_resume(&run, found)?;
+        let mut plan = self.plan_resume(&run, history)?;
         plan.writes.push(run_bounds::to_row(&run, &bounds));
-        let (tell, reports) = mpsc::channel(plan.waiting.len().max(1));
-        let mut waiting = self.take_queued_tasks(&run, &mut plan, &tell, limits.clone());
+        let (report_sender, reports) = mpsc::channel(plan.waiting.len().max(1));
+        let mut waiting = self.take_queued_tasks(&run, &mut plan, &report_sender, limits.clone());
         for task in waiting.values_mut().flatten() {
             task.dependencies = self.resolve_dependencies(&task.spec, false).await?;
         }
@@ -162,11 +161,11 @@ impl FleetHandle {
         })
     }
 
-    /// Decides about every task.
-    fn plan_resume(&self, run: &RunId, found: RunHistory) -> Result<ResumePlan, ResumeRunError> {
+    /// Chooses the action for every task of the run.
+    fn plan_resume(&self, run: &RunId, history: RunHistory) -> Result<ResumePlan, ResumeRunError> {
         let mut plan = ResumePlan::default();
         plan.writes.push(Write::RunResumed { run: run.clone() });
-        for (row, attempts) in found.tasks {
+        for (row, attempts) in history.tasks {
             let id = TaskId::new(&row.id).map_err(|error| unreadable(run, error))?;
             plan.tasks.push(id);
             if row.state == ENDED {
@@ -178,16 +177,17 @@ impl FleetHandle {
             let spec = codec::read_spec(&row.id, &row.prompt, &row.spec);
             let spec = spec.map_err(|error| unreadable(run, error))?;
             let pool = PoolName::new(&row.pool).map_err(|error| unreadable(run, error))?;
-            let fate = choose_resume_action(self.0.pools.get(&pool), &spec, &row, attempts.last());
-            let left = UnfinishedTask::new(pool, spec, row, attempts);
-            match fate {
-                ResumeAction::Queue => plan.waiting.push(left),
+            let action =
+                choose_resume_action(self.0.pools.get(&pool), &spec, &row, attempts.last());
+            let task = UnfinishedTask::new(pool, spec, row, attempts);
+            match action {
+                ResumeAction::Queue => plan.waiting.push(task),
                 ResumeAction::Retry => {
-                    let attempts = left.row.attempts;
-                    plan.change(run, &left.spec.id, TaskChange::Requeued { attempts });
-                    plan.waiting.push(left);
+                    let attempts = task.row.attempts;
+                    plan.change(run, &task.spec.id, TaskChange::Requeued { attempts });
+                    plan.waiting.push(task);
                 }
-                ResumeAction::End(outcome, why) => plan.end(left.into_report(run, outcome, why)),
+                ResumeAction::End(outcome, why) => plan.end(task.into_report(run, outcome, why)),
             }
         }
         if plan.waiting.is_empty() {
@@ -200,42 +200,43 @@ impl FleetHandle {
         Ok(plan)
     }
 
-    /// The tasks that wait, as their pools take them.
+    /// Moves the waiting tasks out of the plan, grouped by pool.
     fn take_queued_tasks(
         &self,
         run: &RunId,
         plan: &mut ResumePlan,
-        tell: &mpsc::Sender<Arc<TaskReport>>,
+        report_sender: &mpsc::Sender<Arc<TaskReport>>,
         limits: Option<Arc<RunLimits>>,
     ) -> BTreeMap<PoolName, Vec<ActiveTask>> {
         let open = OpenTasks::with_limits(plan.waiting.len(), plan.has_failed(), limits);
         let mut by_pool: BTreeMap<PoolName, Vec<ActiveTask>> = BTreeMap::new();
-        for left in std::mem::take(&mut plan.waiting) {
-            let entry = self.0.pools.get(&left.pool);
-            let attempts = attempts_of(entry, &left.spec);
+        for unfinished in std::mem::take(&mut plan.waiting) {
+            let entry = self.0.pools.get(&unfinished.pool);
+            let attempts = attempts_of(entry, &unfinished.spec);
             let open = Arc::clone(&open);
-            let task = ActiveTask::new(run.clone(), left.spec, attempts, tell.clone(), open);
-            let task = task.with_prior_attempts(left.past);
-            by_pool.entry(left.pool).or_default().push(task);
+            let reports = report_sender.clone();
+            let task = ActiveTask::new(run.clone(), unfinished.spec, attempts, reports, open);
+            let task = task.with_prior_attempts(unfinished.past);
+            by_pool.entry(unfinished.pool).or_default().push(task);
         }
         by_pool
     }
 
-    /// The run ended with what was in flight when the supervisor did.
+    /// Notifies people that the run ended, because no task of it is left to run.
     fn notify_run_ended(
         &self,
         run: &RunId,
         ended: &[(i64, Arc<TaskReport>)],
         over: &[Arc<TaskReport>],
     ) {
-        let mut told = RunSummary::default();
+        let mut summary = RunSummary::default();
         for report in ended.iter().map(|(_, report)| report).chain(over) {
-            told.add(&report.pool, report.outcome);
+            summary.add(&report.pool, report.outcome);
         }
         self.0
             .shared
             .hooks
-            .notify(&told.into_notification(run.clone()));
+            .notify(&summary.into_notification(run.clone()));
     }
 
     fn notify_tasks_ended(&self, over: &[Arc<TaskReport>]) {
@@ -353,27 +354,27 @@ impl UnfinishedTask {
         }
     }
 
-    /// Its report, if it ends now.
+    /// The report of this task, which ends now.
     fn into_report(self, run: &RunId, outcome: TaskOutcome, why: Option<String>) -> TaskReport {
-        let (tell, _) = mpsc::channel(1);
+        let (unused_sender, _) = mpsc::channel(1);
         let open = OpenTasks::new(1, false);
         let worked = self.row.begun_at_us.zip(self.last_at_us);
         let worked = worked.and_then(|(from, to)| u64::try_from(to.saturating_sub(from)).ok());
-        let task =
-            ActiveTask::new(run.clone(), self.spec, 1, tell, open).with_prior_attempts(self.past);
+        let task = ActiveTask::new(run.clone(), self.spec, 1, unused_sender, open)
+            .with_prior_attempts(self.past);
         let (mut report, _) = task.into_report(&self.pool, outcome, why);
         report.took = Duration::from_micros(worked.unwrap_or(0));
         report
     }
 }
 
-/// How many sendings a task may have.
+/// How often a task's prompt may be sent.
 fn attempts_of(entry: Option<&PoolEntry>, spec: &TaskSpec) -> u32 {
     let configured = entry.map(|entry| entry.shared.config.attempts);
     spec.attempts.or(configured).unwrap_or(1)
 }
 
-/// What becomes of a task that has not ended. `entry` is its pool, if it still exists.
+/// Chooses the action for a task that has not ended. `entry` is its pool, if it still exists.
 fn choose_resume_action(
     entry: Option<&PoolEntry>,
     spec: &TaskSpec,
@@ -404,9 +405,9 @@ fn choose_resume_action(
     }
 }
 
-/// What a task had come to whose prompt was accepted: its outcome as far as it is known, whether
-/// its check failed, and why. A turn whose end is durable is over, whatever was left to be done
-/// after it; only a check that did not end leaves it open.
+/// The state of a task whose prompt was accepted: its known outcome, whether its check failed, and
+/// the detail. A turn whose end is durable counts as ended, whatever was left to do after it. Only
+/// a check that did not end makes the task lost.
 fn last_outcome(
     last: Option<&AttemptRecord>,
     has_check: bool,
@@ -419,7 +420,9 @@ fn last_outcome(
         return lost(why.clone().or_else(|| Some(LOST.to_owned())));
     }
     if *turn == TurnOutcome::Completed && has_check && last.check.is_none() {
-        return lost(Some("the supervisor ended before the check did".to_owned()));
+        return lost(Some(
+            "the supervisor ended before the check ended".to_owned(),
+        ));
     }
     let check_failed = last.check.as_ref().filter(|check| !check.passed());
     let passed = last.check.as_ref().map(CheckResult::passed);

@@ -1,6 +1,6 @@
-//! Which sessions of earlier starts of the supervisor the slots go on with.
+//! Chooses which sessions of earlier starts of the supervisor the slots resume.
 //!
-//! Decides once, at the start. Must not load anything: a session is loaded when a task needs it.
+//! Decides once, at the start. Must not load sessions: a session is loaded when a task needs it.
 
 use std::collections::BTreeMap;
 
@@ -11,16 +11,16 @@ use marshal_config::{Config, OnCrash, Pool, SessionScope};
 use marshal_journal::{Commit, Journal, ResumableSession, Write};
 use marshal_model::{PoolName, SlotId, ids};
 
-/// The sessions for each pool's slots.
+/// The sessions to resume, by pool and slot index.
 pub(super) type Stored = BTreeMap<PoolName, Vec<(u16, StoredSession)>>;
 
-/// Chooses, and ends for good what nobody will go on with. A journal that cannot be read gives
-/// none: then new sessions begin.
+/// Chooses the sessions to resume, and ends those that cannot be resumed. If the journal cannot be
+/// read, no session is chosen and new sessions begin.
 pub(super) async fn choose_stored_sessions(setup: &Setup) -> Stored {
     let Setup {
         journal,
         config,
-        resume_scope: go_on,
+        resume_scope: scope,
         ..
     } = setup;
     let reading = journal.clone();
@@ -30,16 +30,19 @@ pub(super) async fn choose_stored_sessions(setup: &Setup) -> Stored {
             .resumable_sessions()
             .map_err(|error| error.to_string())
     });
-    let kept = match read.await {
-        Ok(Ok(kept)) => kept,
+    let sessions = match read.await {
+        Ok(Ok(sessions)) => sessions,
         Ok(Err(why)) => {
-            tracing::warn!(why, "the sessions of earlier starts cannot be read");
+            tracing::warn!(
+                why,
+                "cannot read the sessions of earlier starts: none is resumed"
+            );
             return Stored::new();
         }
         Err(_) => return Stored::new(),
     };
-    let (wanted, over) = select_sessions(kept, config, go_on);
-    end_sessions(journal, over);
+    let (wanted, obsolete) = select_sessions(sessions, config, scope);
+    end_sessions(journal, obsolete);
     let mut stored = Stored::new();
     for (slot, session) in wanted {
         stored
@@ -50,24 +53,24 @@ pub(super) async fn choose_stored_sessions(setup: &Setup) -> Stored {
     stored
 }
 
-/// Pure. The newest session of a slot that can be loaded is wanted; what could have been and is
-/// not, is over.
+/// Pure. Returns the newest loadable session of each slot, and the sessions in scope that are
+/// obsolete.
 fn select_sessions(
-    kept: Vec<ResumableSession>,
+    sessions: Vec<ResumableSession>,
     config: &Config,
-    go_on: &ResumeScope,
+    scope: &ResumeScope,
 ) -> (BTreeMap<SlotId, StoredSession>, Vec<ResumableSession>) {
     let mut wanted: BTreeMap<SlotId, (ResumableSession, StoredSession)> = BTreeMap::new();
-    let mut over = Vec::new();
-    for session in kept {
+    let mut obsolete = Vec::new();
+    for session in sessions {
         if session.is_conversation && !session.run_ended {
-            continue; // Its client goes on with it, or its time ends it.
+            continue; // Its client may load it; otherwise its retention time ends it.
         }
         if session.run_ended {
-            over.push(session);
+            obsolete.push(session);
             continue;
         }
-        let is_ours = match (go_on, &session.run) {
+        let is_ours = match (scope, &session.run) {
             (ResumeScope::None, _) | (ResumeScope::Run(_), None) => false,
             (ResumeScope::Run(ours), Some(run)) => ours == run,
             (ResumeScope::All, _) => true,
@@ -83,19 +86,19 @@ fn select_sessions(
             Some(stored) => {
                 let slot = session.slot.clone();
                 let older = wanted.insert(slot, (session, stored));
-                over.extend(older.map(|(session, _)| session));
+                obsolete.extend(older.map(|(session, _)| session));
             }
-            None => over.push(session),
+            None => obsolete.push(session),
         }
     }
     let wanted = wanted
         .into_iter()
         .map(|(slot, (_, stored))| (slot, stored))
         .collect();
-    (wanted, over)
+    (wanted, obsolete)
 }
 
-/// The session, as far as this pool can load it.
+/// The session in the form in which this pool loads it; `None` if it cannot.
 fn to_loadable(pool: &Pool, session: &ResumableSession) -> Option<StoredSession> {
     let resumes = pool.session == SessionScope::Slot
         && pool.restart.on_crash == OnCrash::Resume
@@ -115,9 +118,9 @@ fn to_loadable(pool: &Pool, session: &ResumableSession) -> Option<StoredSession>
     })
 }
 
-/// Their homes go with the next sweep.
-fn end_sessions(journal: &Journal, over: Vec<ResumableSession>) {
-    let writes: Vec<_> = over
+/// Ends sessions in the journal. The next sweep removes their homes.
+fn end_sessions(journal: &Journal, obsolete: Vec<ResumableSession>) {
+    let writes: Vec<_> = obsolete
         .into_iter()
         .map(|session| Write::SessionEnded {
             session: session.session,
@@ -168,8 +171,8 @@ restart = { on_crash = "resume" }
         }
     }
 
-    fn chosen(kept: Vec<ResumableSession>, go_on: &ResumeScope) -> (Vec<String>, Vec<String>) {
-        let (wanted, over) = select_sessions(kept, &config(POOL), go_on);
+    fn chosen(sessions: Vec<ResumableSession>, scope: &ResumeScope) -> (Vec<String>, Vec<String>) {
+        let (wanted, over) = select_sessions(sessions, &config(POOL), scope);
         (
             wanted.values().map(|of| of.session.to_string()).collect(),
             over.iter().map(|of| of.session.to_string()).collect(),
@@ -206,7 +209,7 @@ restart = { on_crash = "resume" }
         let mut left = resumable_session("left", 0, Some("t"));
         left.run_ended = true;
         let over = chosen(vec![left], &ResumeScope::None).1;
-        assert_eq!(over, ["left"], "nobody goes on with a run that is over");
+        assert_eq!(over, ["left"], "no fleet resumes a run that has ended");
     }
 
     #[test]

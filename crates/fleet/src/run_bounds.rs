@@ -1,4 +1,4 @@
-//! Runs with bounds, as they are taken in and gone on with.
+//! The bounds of runs that are submitted or resumed.
 //!
 //! Must not know what follows when a bound is reached.
 
@@ -13,13 +13,13 @@ use marshal_journal::Write;
 use marshal_model::{RunId, TaskSpec};
 
 impl FleetHandle {
-    /// Says what bounds a run whose tasks are then submitted, or that is then taken up. Needed only
-    /// for a run with bounds.
+    /// Sets the bounds of a run, before it is submitted or resumed. Not needed for a run without
+    /// bounds.
     pub fn set_run_bounds(&self, run: &RunId, bounds: RunBounds) {
         self.0.shared.run_bounds.insert(run, bounds);
     }
 
-    /// Begins to hold a run to its bounds.
+    /// Begins to enforce a run's bounds; `None` if it has none.
     pub(super) fn start_run_limits(
         &self,
         run: &RunId,
@@ -31,7 +31,7 @@ impl FleetHandle {
         RunLimits::start(run, bounds, spent, pools)
     }
 
-    /// Whether what a task costs can become known, where that is bounded.
+    /// Checks that a task's cost can be known, if the run has a cost limit.
     pub(super) fn check_cost_is_known(
         &self,
         pool: &PoolShared,
@@ -46,13 +46,13 @@ impl FleetHandle {
         Err(SubmitError::Pool {
             task: spec.id.to_string(),
             why: format!(
-                "the run's cost is bounded (--max-cost), and nobody could say what pool {name} costs: write what its models cost, [price.\"MODEL\"]"
+                "the run has a cost limit (--max-cost), and the cost of pool {name} is unknown: add prices for its models, [price.\"MODEL\"]"
             ),
         })
     }
 
-    /// What bounds a run that is gone on with, and what it cost so far: what was said now, and
-    /// where that says nothing what was said when it began.
+    /// The bounds of a resumed run, and its cost so far in billionths of a US dollar. Bounds that
+    /// are not set now are those of its earlier start.
     pub(super) async fn resume_run_bounds(
         &self,
         run: &RunId,
@@ -73,16 +73,19 @@ impl FleetHandle {
         let (stored, spent) = read.map_err(SubmitError::Rejected)?;
         let stored = stored.map(|text| serde_json::from_str::<RunBounds>(&text));
         let stored = stored.transpose().map_err(|error| {
-            SubmitError::Rejected(format!("what bounds the run cannot be read: {error}"))
+            SubmitError::Rejected(format!(
+                "the run's bounds cannot be read from the journal: {error}"
+            ))
         })?;
-        let said = shared.run_bounds.take(run);
-        // A daemon goes on by itself, and what was to end at a time has ended.
+        let bounds = shared.run_bounds.take(run);
+        // A person who resumes a run after its deadline drops the deadline. A daemon resumes by
+        // itself, so there the deadline stays.
         let past = (!shared.keeps_sessions).then(now_us);
-        Ok((said.or_stored(stored, past), spent))
+        Ok((bounds.or_stored(stored, past), spent))
     }
 }
 
-/// What bounds a run, as the journal keeps it.
+/// The journal row with a run's bounds.
 pub(super) fn to_row(run: &RunId, bounds: &RunBounds) -> Write {
     Write::RunLimitsChanged {
         run: run.clone(),

@@ -1,7 +1,7 @@
-//! What an unfinished run had come to, read back from the journal: its tasks, and for those that
-//! had been begun the sums and ends of their attempts.
+//! The state of an unfinished run, read from the journal: its tasks, and the sums and ends of their
+//! attempts.
 //!
-//! Only reads. Must not decide what becomes of a task.
+//! Only reads. Must not decide how a task is resumed.
 
 use std::path::PathBuf;
 
@@ -12,15 +12,15 @@ use marshal_model::{Event, IdError, RunId, SessionId, TaskId, TurnOutcome};
 use marshal_sandbox::state_dir::StateDir;
 use marshal_sandbox::workspace::{branch, copy, overlay};
 
-/// Events that are read at once.
+/// How many events are read at once.
 const PAGE: u32 = 1000;
 
-/// The state of a task that is over.
+/// The journal's word for a task that has ended.
 pub(super) const ENDED: &str = "ended";
-/// The state of a task whose prompt was accepted.
+/// The journal's word for a task whose prompt was accepted.
 pub(super) const RUNNING: &str = "running";
 
-/// Why a run cannot be read back.
+/// Why a run cannot be read from the journal.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum RunHistoryError {
     #[error(transparent)]
@@ -33,27 +33,27 @@ pub(super) enum RunHistoryError {
     Id(#[from] IdError),
 }
 
-/// A run with its tasks, in their order, each with its attempts if it has not ended.
+/// A run with its tasks in their order, each with its attempts if it has not ended.
 #[derive(Debug)]
 pub(super) struct RunHistory {
     pub(super) run: StoredRun,
     pub(super) tasks: Vec<(StoredTask, Vec<AttemptRecord>)>,
 }
 
-/// An attempt of an earlier start, as far as it is durable.
+/// An attempt of an earlier start, reconstructed from its durable events.
 #[derive(Debug)]
 pub(super) struct AttemptRecord {
     pub(super) session: SessionId,
     pub(super) tally: Tally,
-    /// How its turn ended, and why.
+    /// The outcome and detail of its turn, if the turn has ended.
     pub(super) turn: Option<(TurnOutcome, Option<String>)>,
-    /// How its check ended, if one did.
+    /// The result of its check, if one has ended.
     pub(super) check: Option<CheckResult>,
     /// The time of its last event, in microseconds since the Unix epoch.
     pub(super) last_at_us: Option<i64>,
-    /// Its copy of the workspace, if it is there.
+    /// Its copy of the workspace, if it exists.
     pub(super) copy: Option<PathBuf>,
-    /// The bundle of its branch, if it is there.
+    /// The bundle of its branch, if it exists.
     pub(super) bundle: Option<PathBuf>,
 }
 
@@ -84,15 +84,15 @@ pub(super) fn read_run_history(
     Ok(Some(RunHistory { run: stored, tasks }))
 }
 
-/// Where the past stands.
+/// The sources of the history.
 struct HistoryReader<'a> {
     reader: &'a Reader,
     state: &'a StateDir,
-    /// This start: what it prompts is not the past.
+    /// The epoch of this start, whose events are not part of the history.
     epoch: u64,
 }
 
-/// The attempts of a task, oldest first.
+/// Reads the attempts of a task, oldest first.
 fn attempts(
     past: &HistoryReader<'_>,
     run: &RunId,
@@ -103,9 +103,9 @@ fn attempts(
         .reader
         .sessions_of_task(run, &task)?
         .into_iter()
-        .map(|of| of.session)
+        .map(|row| row.session)
         .collect();
-    // A slot's own session belongs to no task.
+    // With `session = "slot"`, the session belongs to no task and is found only by the task's row.
     if let Some(last) = &row.session
         && !names.contains(last)
     {
@@ -119,20 +119,20 @@ fn attempts(
     Ok(attempts)
 }
 
-/// Replays what one session did for a task. In a slot's session that is what follows on the last
-/// prompt of the task, up to the next task's.
+/// Replays the events of one session for a task. In a slot's session, these are the events from the
+/// task's last prompt to the next task's prompt.
 fn replay_attempt(
     past: &HistoryReader<'_>,
     session: &SessionId,
     task: &TaskId,
 ) -> Result<AttemptRecord, RunHistoryError> {
-    let written = overlay::upper_path(past.state.overlays(), session);
-    let place = if written.symlink_metadata().is_ok() {
-        written
+    let upper = overlay::upper_path(past.state.overlays(), session);
+    let place = if upper.symlink_metadata().is_ok() {
+        upper
     } else {
         copy::path(past.state, session)
     };
-    let nothing = || AttemptRecord {
+    let empty = || AttemptRecord {
         session: session.clone(),
         tally: Tally::default(),
         turn: None,
@@ -141,7 +141,7 @@ fn replay_attempt(
         copy: None,
         bundle: None,
     };
-    let mut of_task = nothing();
+    let mut record = empty();
     let mut is_ours = false;
     let mut after = 0;
     'read: loop {
@@ -149,26 +149,26 @@ fn replay_attempt(
         for stored in &page {
             after = stored.id.seq;
             let event = stored.decode()?.event;
-            if let Event::PromptAccepted { task: of, .. } = &event {
+            if let Event::PromptAccepted { task: prompted, .. } = &event {
                 if stored.id.epoch >= past.epoch {
-                    break 'read; // Another run has begun to use the session.
+                    break 'read; // This start uses the session for another run already.
                 }
-                is_ours = of.as_ref() == Some(task);
+                is_ours = prompted.as_ref() == Some(task);
                 if is_ours {
-                    of_task = nothing();
+                    record = empty();
                 }
             }
             if !is_ours {
                 continue;
             }
-            of_task.last_at_us = Some(stored.at_us);
-            of_task.tally.replay(&event);
+            record.last_at_us = Some(stored.at_us);
+            record.tally.replay(&event);
             match event {
                 Event::TurnEnded {
                     outcome, detail, ..
-                } => of_task.turn = Some((outcome, detail)),
+                } => record.turn = Some((outcome, detail)),
                 Event::CheckEnded { status, output } => {
-                    of_task.check = Some(CheckResult::from_event(status, output));
+                    record.check = Some(CheckResult::from_event(status, output));
                 }
                 _ => {}
             }
@@ -178,7 +178,7 @@ fn replay_attempt(
         }
     }
     let bundle = branch::bundle_path(past.state, session);
-    of_task.bundle = bundle.symlink_metadata().is_ok().then_some(bundle);
-    of_task.copy = place.symlink_metadata().is_ok().then_some(place);
-    Ok(of_task)
+    record.bundle = bundle.symlink_metadata().is_ok().then_some(bundle);
+    record.copy = place.symlink_metadata().is_ok().then_some(place);
+    Ok(record)
 }

@@ -1,19 +1,20 @@
-//! What came of something that a client wants to be set in its conversation.
+//! The result of a client's change of a setting in its conversation.
 //!
-//! Whoever carries a [`SettingReply`] answers it; one that is lost on the way answers itself.
+//! The owner of a [`SettingReply`] answers it; one that is dropped unanswered sends an error
+//! itself.
 
 use tokio::sync::mpsc;
 
-/// What came of it, under the client's number.
+/// The result, under the client's number.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SettingResult {
     /// The client's number.
     pub number: u64,
-    /// Set and durable, or why it is not.
+    /// `Ok` if the setting is changed and durable, otherwise the reason.
     pub result: Result<(), String>,
 }
 
-/// The one answer that a client waits for.
+/// The single reply to a client's setting change.
 #[derive(Debug)]
 pub(crate) struct SettingReply {
     number: u64,
@@ -21,25 +22,25 @@ pub(crate) struct SettingReply {
 }
 
 impl SettingReply {
-    pub(crate) const fn new(number: u64, tell: mpsc::Sender<SettingResult>) -> Self {
+    pub(crate) const fn new(number: u64, sender: mpsc::Sender<SettingResult>) -> Self {
         Self {
             number,
-            sender: Some(tell),
+            sender: Some(sender),
         }
     }
 
-    /// Answers.
+    /// Sends the result to the client.
     pub(crate) fn send(mut self, result: Result<(), String>) {
         self.send_once(result);
     }
 
     fn send_once(&mut self, result: Result<(), String>) {
-        let Some(tell) = self.sender.take() else {
+        let Some(sender) = self.sender.take() else {
             return;
         };
         let number = self.number;
-        // A client that asks for more than the channel holds without reading loses the rest.
-        let _ = tell.try_send(SettingResult { number, result });
+        // A client that sends many changes without reading the results loses those that do not fit.
+        let _ = sender.try_send(SettingResult { number, result });
     }
 }
 
@@ -55,13 +56,13 @@ mod tests {
 
     #[test]
     fn a_reply_is_given_once_also_when_it_is_lost() {
-        let (tell, mut told) = mpsc::channel(4);
-        SettingReply::new(1, tell.clone()).send(Ok(()));
-        drop(SettingReply::new(2, tell));
-        let first = told.try_recv().expect("one");
+        let (sender, mut results) = mpsc::channel(4);
+        SettingReply::new(1, sender.clone()).send(Ok(()));
+        drop(SettingReply::new(2, sender));
+        let first = results.try_recv().expect("one");
         assert_eq!((first.number, first.result), (1, Ok(())));
-        let second = told.try_recv().expect("two");
+        let second = results.try_recv().expect("two");
         assert!(second.result.is_err() && second.number == 2);
-        assert!(told.try_recv().is_err());
+        assert!(results.try_recv().is_err());
     }
 }

@@ -1,11 +1,11 @@
-//! What the fleet is made of, and what every actor shares.
+//! The inputs of a fleet, and the state that its actors share.
 //!
-//! Plain data and handles, built once at start. Must not decide anything.
+//! Plain data and handles, built once at the start. Must not decide anything.
 //!
-//! `ResumeScope` says what a start goes on with. `super::FleetHandle::start` first reads the failures and
-//! parks of the slots (`slot_history.rs`), then their sessions (`resume_sessions.rs`). Runs are taken up only after that
-//! (`resume_run.rs`). The configuration is that of the new start: the journal keeps only the names of the
-//! pools.
+//! `ResumeScope` says what a start resumes. `super::FleetHandle::start` first reads the failures
+//! and parks of the slots (`slot_history.rs`), then their sessions (`resume_sessions.rs`). Runs are
+//! resumed after that (`resume_run.rs`). The configuration is the one of the new start, because the
+//! journal keeps only the names of the pools.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -47,14 +47,14 @@ use marshal_store::Store;
 use marshal_telemetry::event::task::PoolSampled;
 use marshal_telemetry::{PoolMeters, SlotUsage};
 
-/// What a fleet is started with.
+/// The inputs of [`super::FleetHandle::start`].
 #[derive(Debug)]
 pub struct Setup {
     /// The checked configuration.
     pub config: Arc<Config>,
-    /// The policies of the pools.
+    /// The pools' policies.
     pub policies: Policies,
-    /// Reads them again; `None`: they stay as they are.
+    /// Reloads the policies; `None`: they cannot be reloaded.
     pub policy_reader: Option<PolicyReader>,
     /// The extractor of each pool, by the pool's name.
     pub extractors: BTreeMap<String, Arc<Extractor>>,
@@ -62,48 +62,51 @@ pub struct Setup {
     pub state: Arc<StateDir>,
     /// The journal, open.
     pub journal: Journal,
-    /// The store of workspaces' files, open; `None`: no versions of them are kept.
+    /// The store of file versions, open; `None`: no versions are kept.
     pub store: Option<Store>,
-    /// Where children run: the permanent spawner.
+    /// The permanent spawner, which starts children.
     pub host: Arc<dyn Host>,
-    /// Chance and threads; its default is what a supervisor takes.
+    /// Random numbers and blocking threads; the default is the host's.
     pub ambient: Ambient,
-    /// The host uids of the slots, where the supervisor is root.
+    /// The host uids of the slots; `None` if the supervisor is not root.
     pub uids: Option<SlotUids>,
-    /// What puts walls up for pools whose launcher is not marshal itself, by the pool's name.
+    /// The launchers of pools whose sandbox is not built by marshal itself, by the pool's name.
     pub engines: BTreeMap<PoolName, Arc<Engine>>,
-    /// This very binary, as a path on the host: what `marshal` as a first word means.
+    /// The host path of this binary; it replaces `marshal` as the first word of a command.
     pub marshal: PathBuf,
-    /// The environment that `env.pass` takes from.
+    /// The environment from which `env.pass` copies variables.
     pub environment: BTreeMap<String, String>,
-    /// Which sessions of earlier starts its slots go on with.
+    /// Which sessions of earlier starts the slots resume.
     pub resume_scope: ResumeScope,
-    /// Somebody may look at the permission requests and answer them; else what wants a person is denied.
+    /// Whether people can see and answer approvals. If not, a request that needs a person is
+    /// denied.
     pub has_approvers: bool,
-    /// Finds the secrets that are taken out of what is kept.
+    /// Masks known secrets in everything that is stored.
     pub mask: Arc<Mask>,
 }
 
-/// What a fleet goes on with of what earlier starts of the supervisor left: which sessions, where a
-/// pool says `session = "slot"` and `on_crash = "resume"`, and whether parked slots stay parked.
+/// What a fleet resumes from earlier starts of the supervisor: which sessions of pools with
+/// `session = "slot"` and `on_crash = "resume"`, and whether parked slots stay parked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ResumeScope {
-    /// No session, and its own ones end with it; parked slots are tried again. For one new run.
+    /// No session; sessions of this fleet end with it; parked slots are started again. For one new
+    /// run.
     None,
-    /// The sessions of one run, which it finishes; they end with it. Parked slots stay parked.
+    /// The sessions of one run, which this fleet finishes; they end with it. Parked slots stay
+    /// parked.
     Run(RunId),
-    /// All sessions that belong to no run, or to one that is not over; its own sessions are left to
-    /// the next start. Parked slots stay parked.
+    /// All sessions without a run or with an unfinished one. Sessions of this fleet are left to the
+    /// next start. Parked slots stay parked.
     All,
 }
 
-/// What every actor shares.
+/// State that all actors share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) config: Arc<Config>,
     /// The policies of all pools.
     pub(crate) active_policies: ActivePolicies,
-    /// What is remembered of reading them again.
+    /// The state of policy reloads.
     pub(crate) reloads: PolicyReloads,
     pub(crate) state: Arc<StateDir>,
     pub(crate) journal: Journal,
@@ -115,31 +118,31 @@ pub(crate) struct Shared {
     pub(crate) engines: BTreeMap<PoolName, Arc<Engine>>,
     pub(crate) marshal: PathBuf,
     pub(crate) environment: BTreeMap<String, String>,
-    /// Sessions of slots are left to the next start.
+    /// Whether sessions of slots are left to the next start instead of ended.
     pub(crate) keeps_sessions: bool,
-    /// At most so many processes are being started at the same time.
+    /// Limits concurrent process starts to [`CONCURRENT_SPAWNS`].
     pub(crate) spawning: Semaphore,
-    /// At most so many workspaces are being copied at the same time.
+    /// Limits concurrent workspace copies to [`CONCURRENT_COPIES`].
     pub(crate) copying: Semaphore,
     pub(crate) subscribers: broadcast::Sender<FleetEvent>,
-    /// Who follows single sessions.
+    /// Subscribers of single sessions.
     pub(crate) subscriptions: SessionSubscriptions,
-    /// What the notices to watchers hold.
+    /// Bounds the bytes of events that subscribers have not read yet.
     pub(crate) broadcast_budget: BroadcastBudget,
     pub(crate) slots: SlotTable,
-    /// Measures homes and copies.
+    /// Measures the sizes of homes and copies.
     pub(crate) disk_usage_monitor: DiskUsageMonitor,
-    /// What people are asked.
+    /// Open approvals and remembered answers.
     pub(crate) approvals: ApprovalRegistry,
-    /// There are people to ask beside the clients of conversations.
+    /// Whether people besides the clients of conversations can answer approvals.
     pub(crate) has_approvers: bool,
-    /// Finds known secrets.
+    /// Masks known secrets.
     pub(crate) mask: Arc<Mask>,
-    /// What bounds the runs that are about to be taken in.
+    /// Bounds of runs that are about to be submitted or resumed.
     pub(crate) run_bounds: PendingRunBounds,
-    /// What tasks come after.
+    /// The tasks that other tasks depend on.
     pub(crate) dependencies: Arc<TaskDependencies>,
-    /// Who is told what happens.
+    /// Notifies people.
     pub(crate) hooks: Arc<Hooks>,
 }
 
@@ -151,7 +154,7 @@ impl Shared {
         hooks: Arc<Hooks>,
         files: WorkspaceFiles,
     ) -> Self {
-        let scales = DiskUsageMonitor::new(setup.ambient.clone(), setup.state.path().to_owned());
+        let monitor = DiskUsageMonitor::new(setup.ambient.clone(), setup.state.path().to_owned());
         Self {
             config: setup.config,
             reloads: PolicyReloads::new(setup.policy_reader, &in_force),
@@ -172,7 +175,7 @@ impl Shared {
             subscriptions: SessionSubscriptions::default(),
             broadcast_budget: BroadcastBudget::default(),
             slots,
-            disk_usage_monitor: scales,
+            disk_usage_monitor: monitor,
             approvals: ApprovalRegistry::default(),
             has_approvers: setup.has_approvers,
             mask: setup.mask,
@@ -182,55 +185,56 @@ impl Shared {
         }
     }
 
-    /// Tells everybody who watches. Nobody watching is no error.
-    pub(crate) fn notify_subscribers(&self, notice: FleetEvent) {
-        let _ = self.subscribers.send(notice);
+    /// Sends an event to all subscribers. It is no error if there are none.
+    pub(crate) fn notify_subscribers(&self, event: FleetEvent) {
+        let _ = self.subscribers.send(event);
     }
 }
 
-/// What the sessions of one pool share.
+/// State that the sessions of one pool share.
 #[derive(Debug)]
 pub(crate) struct PoolShared {
     pub(crate) config: PoolConfig,
     pub(crate) sandbox: Sandbox,
-    /// What judges its requests; it changes while the fleet runs.
+    /// The policy that evaluates its requests; a reload changes it.
     pub(crate) policy: PoolPolicy,
     pub(crate) extractor: Arc<Extractor>,
-    /// Finds known secrets.
+    /// Masks known secrets.
     pub(crate) mask: Arc<Mask>,
-    /// Who may be stricter than the policy.
+    /// An external decider that may be stricter than the policy.
     pub(crate) delegate: Option<Arc<Delegate>>,
     pub(crate) meters: PoolMeters,
-    /// What it spent, and may spend.
+    /// What the pool has spent, and its budgets.
     pub(crate) ledger: Arc<Ledger>,
-    /// What its routes lead to, in their order.
+    /// The upstreams of its routes, in the order of the routes.
     pub(crate) upstreams: Vec<Arc<Upstream>>,
     pub(crate) ambient: Ambient,
-    /// The pool's workspace, its links resolved at the start: an agent that can write it, or
-    /// something above it, does not choose what a later task sees.
+    /// The pool's workspace, with its links resolved at the start. Otherwise an agent that can
+    /// write the workspace or a parent could redirect a later task by changing a link.
     pub(crate) workspace: PathBuf,
-    /// Tasks that were taken in and are not over.
+    /// Accepted tasks that have not ended; at most [`POOL_QUEUE`].
     pub(crate) tasks: AtomicUsize,
-    /// Since when the first of the waiting tasks waits.
+    /// When the first queued task was queued; `None` if the queue is empty.
     pub(crate) oldest_queued_at: Mutex<Option<Instant>>,
-    /// Approvals that wait for a person, with the time of their question.
+    /// Pending approvals, by the time at which they were requested.
     pub(crate) pending_approvals: Mutex<BTreeSet<(Instant, PermissionRequestId)>>,
-    /// What the newest child's walls lack; `None` before there was one.
+    /// The sandbox layers that the newest child lacks; `None` before the first child.
     pub(crate) sandbox_gaps: Mutex<Option<Vec<SandboxGap>>>,
-    /// Whether its tasks begin, and in how many of its slots.
+    /// The pool's phase, and how many of its slots receive tasks.
     pub(crate) phase_and_width: Mutex<(PoolPhase, u16)>,
-    /// The number of the pool's first slot in the fleet: slot `i` uses uid `first_slot + i`.
+    /// The index of the pool's first slot in the fleet: slot `i` has the uid with index
+    /// `first_slot + i`.
     pub(crate) first_slot: u16,
 }
 
 impl PoolShared {
-    /// Whether a task's files can belong to its prompt here.
+    /// Checks that this pool supports a task's attached files.
     pub(crate) fn check_prompt_files(&self, spec: &TaskSpec) -> Result<(), SubmitError> {
         let has_files = !(spec.files.is_empty() && spec.embedded_files.is_empty());
         let why = if !self.config.accepts_attachments() {
-            "only a prompt to an agent that speaks acp, or by a table with prompt.attached, can have files: name them in the prompt"
+            "a prompt can have files only if the agent speaks acp, or if its dialect table has prompt.attached: name the files in the prompt's text instead"
         } else if self.config.ssh.is_some() {
-            "the workspace is at a far end, and its files are not looked up: name them in the prompt"
+            "the workspace is on a remote host, and marshal cannot read its files: name the files in the prompt's text instead"
         } else {
             return Ok(());
         };
@@ -243,21 +247,21 @@ impl PoolShared {
         })
     }
 
-    /// Whether a task can have the policy on top of the pool's that it names.
+    /// Checks that this pool has the policy layer that a task names.
     pub(crate) fn check_policy_layer(&self, spec: &TaskSpec) -> Result<(), SubmitError> {
         let Some(layer) = &spec.policy_layer else {
             return Ok(());
         };
         let version = self.policy.current();
         let why = if self.config.session == SessionScope::Slot {
-            "a task of a pool with session = \"slot\" works in a session that is not its own: leave out policy_layer".to_owned()
+            "a task of a pool with session = \"slot\" shares the slot's session: remove policy_layer from the task".to_owned()
         } else if version.for_layer(Some(layer)).is_none() {
             let there: Vec<&str> = version.layered.keys().map(String::as_str).collect();
             format!(
                 "there is no policy layer {:?}; {}",
                 marshal_model::untrusted::escape_for_display(layer, 40),
                 if there.is_empty() {
-                    "set layer = true at a [policy.NAME] of the configuration".to_owned()
+                    "set layer = true in a [policy.NAME] table of the configuration".to_owned()
                 } else {
                     format!("the layers are {}", there.join(", "))
                 }
@@ -271,19 +275,19 @@ impl PoolShared {
         })
     }
 
-    /// Makes room for more tasks; `false` if there is none.
+    /// Reserves places for `count` tasks; `false` if the queue would exceed [`POOL_QUEUE`].
     pub(crate) fn reserve_tasks(&self, count: usize) -> bool {
         let add = |now: usize| now.checked_add(count).filter(|sum| *sum <= POOL_QUEUE);
         let relaxed = Ordering::Relaxed;
         self.tasks.fetch_update(relaxed, relaxed, add).is_ok()
     }
 
-    /// So many tasks are over.
+    /// Returns the places of `count` ended tasks.
     pub(crate) fn release_tasks(&self, count: usize) {
         self.tasks.fetch_sub(count, Ordering::Relaxed);
     }
 
-    /// Notes since when the first waiting task waits.
+    /// Sets when the first queued task was queued.
     pub(crate) fn set_oldest_queued(&self, since: Option<Instant>) {
         *self
             .oldest_queued_at
@@ -291,7 +295,7 @@ impl PoolShared {
             .unwrap_or_else(PoisonError::into_inner) = since;
     }
 
-    /// A permission request waits for a person, or no longer does.
+    /// Records that an approval is pending, or no longer is.
     pub(crate) fn set_approval_pending(
         &self,
         since: Instant,
@@ -319,7 +323,7 @@ impl PoolShared {
         oldest.map_or(Duration::ZERO, clock::since)
     }
 
-    /// Shows how long the first waiting task has waited.
+    /// Updates the gauges of the oldest queued task and the oldest pending approval.
     pub(crate) fn update_gauges(&self) {
         let since = *self
             .oldest_queued_at
@@ -334,7 +338,7 @@ impl PoolShared {
     }
 }
 
-/// One slot's entry: how it looks now, and its log.
+/// One slot's current view, log and resource usage.
 #[derive(Debug)]
 struct SlotEntry {
     view: Mutex<SlotView>,
@@ -342,7 +346,7 @@ struct SlotEntry {
     usage: Arc<ResourceUsage>,
 }
 
-/// The slots as others see them: written by their Pool, read by API, progress and metrics.
+/// The views of all slots: written by their Pools, read by the API, progress display and metrics.
 #[derive(Debug, Clone)]
 pub(crate) struct SlotTable(Arc<BTreeMap<SlotId, SlotEntry>>);
 
@@ -396,10 +400,10 @@ impl SlotTable {
         })
     }
 
-    /// What is used there; of a slot that does not exist it goes nowhere.
+    /// The resource usage of a slot. For an unknown slot, a value that nobody reads.
     pub(crate) fn usage(&self, slot: &SlotId) -> Arc<ResourceUsage> {
-        let known = self.0.get(slot);
-        known.map_or_else(Arc::default, |entry| Arc::clone(&entry.usage))
+        let entry = self.0.get(slot);
+        entry.map_or_else(Arc::default, |entry| Arc::clone(&entry.usage))
     }
 
     pub(crate) fn sample_usage(&self) -> Vec<SlotUsage> {

@@ -1,7 +1,7 @@
-//! A policy that is tried beside the one that decides.
+//! A shadow policy, which is evaluated in addition to the policy that decides.
 //!
-//! Owns the counts of what it would have decided otherwise, and how often that is said. It decides
-//! nothing: what it says, or that it cannot say anything, changes no answer.
+//! Owns the counts of different decisions, and how often a difference is logged. The shadow's
+//! result, or its failure, never changes an answer.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,20 +20,21 @@ use marshal_telemetry::labels::ShadowVerdict;
 #[derive(Debug)]
 pub(crate) struct Shadow {
     pool: PoolName,
-    /// What the configuration calls it.
+    /// Its name in the configuration.
     pub(crate) name: String,
     pub(crate) loaded: LoadedPolicy,
     stats: Mutex<ShadowStats>,
 }
 
-/// What became of it since this version is in force.
+/// The results since this version came into force.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct ShadowStats {
-    /// Requests that both judged.
+    /// Requests that both policies evaluated.
     pub(crate) judged: u64,
-    /// Those that it judged otherwise: from the decision to what it says.
+    /// Counts of different verdicts, by the policy's verdict and the shadow's.
     pub(crate) differences: BTreeMap<(ShadowVerdict, ShadowVerdict), u64>,
     logged_at: Option<Instant>,
+    /// Differences since the last log line.
     unlogged: u64,
 }
 
@@ -47,68 +48,69 @@ impl Shadow {
         }
     }
 
-    /// What was seen until now.
+    /// The results so far.
     pub(crate) fn stats(&self) -> ShadowStats {
-        let seen = self.stats.lock().unwrap_or_else(PoisonError::into_inner);
-        seen.clone()
+        let stats = self.stats.lock().unwrap_or_else(PoisonError::into_inner);
+        stats.clone()
     }
 
-    /// Judges what was judged already; `judge` does it by the policy that it is given. Whatever
-    /// happens in there stays in there.
+    /// Evaluates a request that the policy has decided. `judge` evaluates it with a given policy. A
+    /// panic in there is caught and counted as an error.
     pub(crate) fn evaluate(
         &self,
         real: &PolicyDecision,
         judge: impl Fn(&Policy) -> PolicyDecision,
     ) {
-        let tried = catch_unwind(AssertUnwindSafe(|| judge(&self.loaded.policy)));
-        let said = match &tried {
-            Ok(judgement) => to_shadow_verdict(judgement),
+        let decision = catch_unwind(AssertUnwindSafe(|| judge(&self.loaded.policy)));
+        let verdict = match &decision {
+            Ok(decision) => to_shadow_verdict(decision),
             Err(_) => ShadowVerdict::Error,
         };
-        let rules = tried.map(|judgement| judgement.rules).unwrap_or_default();
-        self.record(real, said, &rules);
+        let rules = decision.map(|decision| decision.rules).unwrap_or_default();
+        self.record(real, verdict, &rules);
     }
 
-    fn record(&self, real: &PolicyDecision, said: ShadowVerdict, rules: &[String]) {
-        let was = to_shadow_verdict(real);
+    fn record(&self, real: &PolicyDecision, verdict: ShadowVerdict, rules: &[String]) {
+        let real_verdict = to_shadow_verdict(real);
         ShadowEvaluated { pool: &self.pool }.emit();
         let now = clock::now();
-        let untold = {
-            let mut seen = self.stats.lock().unwrap_or_else(PoisonError::into_inner);
-            seen.judged += 1;
-            if was == said {
+        let suppressed = {
+            let mut stats = self.stats.lock().unwrap_or_else(PoisonError::into_inner);
+            stats.judged += 1;
+            if real_verdict == verdict {
                 return;
             }
-            *seen.differences.entry((was, said)).or_default() += 1;
-            let is_due = seen
+            let pair = (real_verdict, verdict);
+            *stats.differences.entry(pair).or_default() += 1;
+            let is_due = stats
                 .logged_at
                 .is_none_or(|at| now.saturating_duration_since(at) >= SHADOW_LOG_INTERVAL);
             if is_due {
-                seen.logged_at = Some(now);
-                Some(std::mem::take(&mut seen.unlogged))
+                stats.logged_at = Some(now);
+                Some(std::mem::take(&mut stats.unlogged))
             } else {
-                seen.unlogged += 1;
+                stats.unlogged += 1;
                 None
             }
         };
         ShadowDiffered {
             pool: &self.pool,
             shadow: &self.name,
-            from: was,
-            to: said,
+            from: real_verdict,
+            to: verdict,
             from_rules: &real.rules,
             to_rules: rules,
-            suppressed: untold,
+            suppressed,
         }
         .emit();
     }
 }
 
-fn to_shadow_verdict(judgement: &PolicyDecision) -> ShadowVerdict {
-    if judgement.decided_by == DecidedBy::Error {
+fn to_shadow_verdict(decision: &PolicyDecision) -> ShadowVerdict {
+    if decision.decided_by == DecidedBy::Error {
         ShadowVerdict::Error
     } else {
-        judgement.decision.into()
+        decision.decision.into()
     }
 }
 
@@ -145,14 +147,14 @@ mod tests {
         for _ in 0..3 {
             shadow.evaluate(&allow, |_| judgement(Decision::Deny));
         }
-        let seen = shadow.stats();
-        assert_eq!(seen.judged, 4);
+        let stats = shadow.stats();
+        assert_eq!(stats.judged, 4);
         let pair = (ShadowVerdict::Allow, ShadowVerdict::Deny);
         assert_eq!(
-            seen.differences.into_iter().collect::<Vec<_>>(),
+            stats.differences.into_iter().collect::<Vec<_>>(),
             [(pair, 3)]
         );
-        assert_eq!(seen.unlogged, 2);
+        assert_eq!(stats.unlogged, 2);
     }
 
     #[test]

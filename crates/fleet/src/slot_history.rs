@@ -1,7 +1,8 @@
-//! What slots remember over a start of the supervisor: their failures, and that they are parked.
+//! The history of slots from earlier starts of the supervisor: their failures, and whether they are
+//! parked.
 //!
-//! Reads it from the journal before the pools start, and decides which parks still hold. Must not
-//! decide what follows on a failure.
+//! It is read from the journal before the pools start. This module decides which slots stay parked.
+//! It must not decide what follows after a failure.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,31 +13,31 @@ use marshal_config::Pool as PoolConfig;
 use marshal_journal::{Commit, Journal, OpenError, ParkedSlot, ReadError, Write};
 use marshal_model::{PoolName, SlotId};
 
-/// Why the journal did not say what the slots remember.
+/// Why the slots' history or a pool's spend cannot be read from the journal.
 #[derive(Debug, thiserror::Error)]
 pub enum SlotHistoryError {
-    /// It could not be opened for reading.
+    /// The journal could not be opened for reading.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// It could not be read.
+    /// The journal could not be read.
     #[error(transparent)]
     Read(#[from] ReadError),
 }
 
-/// What one slot remembers.
+/// The history of one slot.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct SlotHistory {
-    /// How long ago it failed, oldest first, within the window of its pool.
+    /// The ages of its failures within the restart window of its pool, oldest first.
     pub(crate) ages: Vec<Duration>,
-    /// Why it is parked, if it is.
+    /// Why it is parked; `None` if it is not.
     pub(crate) parked: Option<String>,
 }
 
-/// What the slots of these pools remember, in the order of the slots. Blocks on the disk.
+/// Reads the histories of the slots of these pools, in the order of the slots. Blocks on the disk.
 pub(super) fn load_slot_histories(
     journal: &Journal,
     pools: &[PoolConfig],
-    go_on: &ResumeScope,
+    scope: &ResumeScope,
 ) -> Result<BTreeMap<PoolName, Vec<SlotHistory>>, SlotHistoryError> {
     let reader = journal.reader()?;
     let mut parks: BTreeMap<SlotId, ParkedSlot> = BTreeMap::new();
@@ -62,7 +63,7 @@ pub(super) fn load_slot_histories(
                 ages: ages.collect(),
                 parked: parks
                     .remove(&slot)
-                    .and_then(|park| kept_park_reason(journal, park, go_on)),
+                    .and_then(|park| park_reason_after_start(journal, park, scope)),
             });
         }
         all.insert(pool.name.clone(), slots);
@@ -70,18 +71,22 @@ pub(super) fn load_slot_histories(
     Ok(all)
 }
 
-/// The reason, if the slot stays parked. Work that goes on finds the slots as they were. A new run
-/// tries each parked slot once more, because somebody who types it may have mended what was broken
-/// and has no daemon to tell so; the failures still count, so the next one may park the slot again.
-fn kept_park_reason(journal: &Journal, park: ParkedSlot, go_on: &ResumeScope) -> Option<String> {
-    if *go_on != ResumeScope::None {
-        tracing::warn!(slot = %park.slot, reason = park.reason, "the slot stays parked");
+/// The park's reason, if the slot stays parked. When work is resumed, slots stay parked. A new run
+/// starts each parked slot once more, because its user may have fixed the cause and has no daemon
+/// for `marshal restart`. The failures still count, so the next failure may park the slot again.
+fn park_reason_after_start(
+    journal: &Journal,
+    park: ParkedSlot,
+    scope: &ResumeScope,
+) -> Option<String> {
+    if *scope != ResumeScope::None {
+        tracing::warn!(slot = %park.slot, reason = park.reason, "the slot stays parked: fix the cause, then restart it");
         return Some(park.reason);
     }
-    tracing::info!(slot = %park.slot, reason = park.reason, "a parked slot is tried again");
-    let again = Write::SlotUnparked { slot: park.slot };
-    if let Err(refused) = journal.submit(Commit::new(vec![again])) {
-        tracing::warn!(%refused, "the slot is tried again by this start only");
+    tracing::info!(slot = %park.slot, reason = park.reason, "a parked slot is started again");
+    let unpark = Write::SlotUnparked { slot: park.slot };
+    if let Err(refused) = journal.submit(Commit::new(vec![unpark])) {
+        tracing::warn!(%refused, "the end of a slot's park was not journalled: the next start may find it parked");
     }
     None
 }

@@ -8,21 +8,21 @@ use marshal_store::StoreError;
 /// Why a fleet did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The policy that a pool names was not given.
+    /// A policy that a pool names is missing from the setup.
     #[error("pool {pool}: policy {policy:?} is not loaded")]
     NoPolicy {
-        /// The pool.
+        /// The pool's name.
         pool: PoolName,
-        /// Its policy's name.
+        /// The policy's name.
         policy: String,
     },
-    /// The extractor of a pool was not given.
+    /// A pool's extractor is missing from the setup.
     #[error("pool {0}: no extractor is loaded")]
     NoExtractor(PoolName),
     /// A sandbox profile that a pool names does not exist.
     #[error("pool {pool}: sandbox profile {profile:?} does not exist")]
     NoSandbox {
-        /// The pool.
+        /// The pool's name.
         pool: PoolName,
         /// The profile's name.
         profile: String,
@@ -30,29 +30,29 @@ pub enum StartError {
     /// A route cannot be served.
     #[error("pool {pool}: {source}")]
     Route {
-        /// The pool.
+        /// The pool's name.
         pool: PoolName,
-        /// Why.
+        /// The cause.
         source: UpstreamError,
     },
-    /// A delegate cannot be asked.
+    /// A delegate cannot be used.
     #[error("pool {pool}: delegate {delegate}: {why}")]
     Delegate {
-        /// The pool.
+        /// The pool's name.
         pool: PoolName,
         /// The delegate's name.
         delegate: String,
-        /// Why.
+        /// The cause.
         why: String,
     },
     /// A hook cannot be used.
     #[error(transparent)]
     Hook(#[from] WebhookSetupError),
-    /// The journal does not say what the slots remember.
-    #[error("what the slots remember of earlier starts: {0}")]
+    /// The slots' history or the pool's spend cannot be read from the journal.
+    #[error("the journal's records of earlier starts cannot be read: {0}")]
     SlotHistory(#[from] SlotHistoryError),
-    /// The store of workspaces' files takes no workspaces.
-    #[error("the versions of files: {0}")]
+    /// The store of file versions cannot register the workspaces.
+    #[error("the versions of files cannot be stored: {0}")]
     Store(#[from] StoreError),
     /// An actor could not be started.
     #[error("an actor could not be started: {0}")]

@@ -1,7 +1,8 @@
-//! Tasks that come after other tasks: who waits for what, and what became of it.
+//! Dependencies between tasks: which task waits for which, and their outcomes.
 //!
-//! A task that is waited for has an entry as long as somebody holds it, so this is bounded by the tasks
-//! that wait and by how many each may name. An outcome is told only when it is durable. Must not know slots.
+//! A task has an entry as long as another task depends on it. So the number of entries is bounded
+//! by the waiting tasks and the dependencies that each may name. An outcome is published only when
+//! it is durable. Must not know slots.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -13,23 +14,23 @@ use super::setup::Shared;
 use super::{FleetHandle, SubmitError};
 use marshal_model::{RunId, TaskId, TaskOutcome, TaskRef, TaskSpec};
 
-/// What is waited for.
+/// The state of a task that others depend on.
 #[derive(Debug, Default)]
 struct DependencyState {
     holders: usize,
-    /// How it ended.
+    /// Its outcome, if it has ended.
     outcome: Option<TaskOutcome>,
 }
 
-/// See the head of this file.
+/// The registry of dependencies; see the head of this file.
 #[derive(Debug, Default)]
 pub(crate) struct TaskDependencies {
     tasks: Mutex<HashMap<TaskRef, DependencyState>>,
-    /// Who hears of an end.
+    /// The pools that are notified of an end.
     pools: OnceLock<Vec<ActorRef<PoolMsg>>>,
 }
 
-/// One task's share in what it waits for.
+/// One dependency of one waiting task; keeps the entry alive.
 #[derive(Debug)]
 pub(crate) struct TaskDependency {
     of: TaskRef,
@@ -49,7 +50,7 @@ impl Drop for TaskDependency {
 }
 
 impl TaskDependency {
-    /// How it ended, if it has.
+    /// The outcome of the other task, if it has ended.
     fn outcome(&self) -> Option<TaskOutcome> {
         self.registry
             .lock()
@@ -58,25 +59,25 @@ impl TaskDependency {
     }
 }
 
-/// What a task that comes after others may do.
+/// The state of a task's dependencies.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum DependencyStatus {
-    /// Begin.
+    /// All are done: the task may begin.
     Met,
-    /// Wait.
+    /// At least one has not ended: the task waits.
     Waiting,
-    /// Never begin, and why.
+    /// One ended without being done: the task never begins, for this reason.
     Failed(String),
 }
 
-/// Looks at what a task waits for; what is done is let go.
+/// Checks a task's dependencies, and removes those that are done.
 pub(crate) fn check_dependencies(needs: &mut Vec<TaskDependency>) -> DependencyStatus {
     for need in needs.iter() {
         if let Some(outcome) = need
             .outcome()
             .filter(|outcome| *outcome != TaskOutcome::Done)
         {
-            let why = format!("it comes after task {}, which ended {outcome}", need.of);
+            let why = format!("it depends on task {}, which ended {outcome}", need.of);
             return DependencyStatus::Failed(why);
         }
     }
@@ -93,7 +94,7 @@ impl TaskDependencies {
         self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Who hears of an end from now on.
+    /// Sets the pools that are notified of an end.
     pub(crate) fn set_pools(&self, pools: Vec<ActorRef<PoolMsg>>) {
         let _ = self.pools.set(pools);
     }
@@ -106,7 +107,7 @@ impl TaskDependencies {
         }
     }
 
-    /// A task's end is durable.
+    /// Records the durable end of a task, and notifies the pools if another task depends on it.
     pub(crate) fn record_outcome(&self, run: &RunId, task: &TaskId, outcome: TaskOutcome) {
         let of = TaskRef {
             run: run.clone(),
@@ -127,7 +128,7 @@ impl TaskDependencies {
     }
 }
 
-/// What a task that waits for this one finds in the journal.
+/// The state of a task in the journal.
 enum DependencyLookup {
     Unfinished,
     Ended(TaskOutcome),
@@ -135,8 +136,8 @@ enum DependencyLookup {
 }
 
 impl FleetHandle {
-    /// What a task comes after, as far as it is not done. A task that is not known is an error where
-    /// the task is new, and the end of one that waited already.
+    /// Resolves a task's dependencies. An unknown dependency is an error for a new task. For a
+    /// resumed task it counts as lost.
     ///
     /// # Errors
     /// [`SubmitError`]
@@ -146,9 +147,9 @@ impl FleetHandle {
         is_new: bool,
     ) -> Result<Vec<TaskDependency>, SubmitError> {
         let shared = &self.0.shared;
-        let mut held = Vec::with_capacity(spec.depends_on.len());
+        let mut dependencies = Vec::with_capacity(spec.depends_on.len());
         for of in &spec.depends_on {
-            // Held before it is looked up: an end between the two is heard.
+            // Registered before the lookup, so that an end between the two is not missed.
             let need = TaskDependencies::register(&shared.dependencies, of);
             match look_up_task(shared, of).await? {
                 DependencyLookup::Unfinished => {}
@@ -158,17 +159,17 @@ impl FleetHandle {
                 DependencyLookup::NotFound if is_new => {
                     return Err(SubmitError::Pool {
                         task: spec.id.to_string(),
-                        why: format!("it comes after task {of}, which the journal does not have"),
+                        why: format!("it depends on task {of}, which is not in the journal"),
                     });
                 }
-                // It was removed because of its age: nobody knows any more how it ended.
+                // It was removed because of its age, so its outcome is unknown.
                 DependencyLookup::NotFound => {
                     let _ = shared.dependencies.set_outcome(of, TaskOutcome::Lost);
                 }
             }
-            held.push(need);
+            dependencies.push(need);
         }
-        Ok(held)
+        Ok(dependencies)
     }
 }
 
@@ -200,20 +201,20 @@ mod tests {
             task: TaskId::new(id).expect("an id"),
         };
         let end = |id: &str, outcome| needs.record_outcome(&run, &task(id).task, outcome);
-        let mut held = vec![
+        let mut both = vec![
             TaskDependencies::register(&needs, &task("a")),
             TaskDependencies::register(&needs, &task("b")),
         ];
         let mut other = vec![TaskDependencies::register(&needs, &task("a"))];
-        assert_eq!(check_dependencies(&mut held), DependencyStatus::Waiting);
+        assert_eq!(check_dependencies(&mut both), DependencyStatus::Waiting);
         end("a", TaskOutcome::Done);
         end("nobody", TaskOutcome::Failed);
-        assert_eq!(check_dependencies(&mut held), DependencyStatus::Waiting);
+        assert_eq!(check_dependencies(&mut both), DependencyStatus::Waiting);
         assert_eq!(check_dependencies(&mut other), DependencyStatus::Met);
         end("b", TaskOutcome::Failed);
-        let why = "it comes after task r:b, which ended failed".to_owned();
-        assert_eq!(check_dependencies(&mut held), DependencyStatus::Failed(why));
-        drop((held, other));
-        assert!(needs.lock().is_empty(), "nothing is kept for nobody");
+        let why = "it depends on task r:b, which ended failed".to_owned();
+        assert_eq!(check_dependencies(&mut both), DependencyStatus::Failed(why));
+        drop((both, other));
+        assert!(needs.lock().is_empty(), "no entry is left");
     }
 }

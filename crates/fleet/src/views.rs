@@ -1,36 +1,36 @@
-//! The fleet's pools as others see them. Plain data; must not know who looks.
+//! Views of the fleet's pools for display. Plain data; must not know the caller.
 
 use super::FleetHandle;
 use super::session::current_sandbox_gaps;
 use marshal_config::{Launcher, Network};
 use marshal_model::{PoolName, PoolPhase, SandboxGap};
 
-/// One pool: what was settled when the fleet started, and what waits for it now.
+/// One pool: its settings from the start of the fleet, and its current state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PoolView {
-    /// Its name.
+    /// The pool's name.
     pub name: PoolName,
     /// How its children are started.
     pub launcher: Launcher,
-    /// The profile of their walls; `None` where it has none here.
+    /// The sandbox profile; `None` if the launcher builds no sandbox on this host.
     pub sandbox: Option<String>,
-    /// What they reach.
+    /// Their network access.
     pub network: Network,
-    /// The policy that judges them.
+    /// The policy's name.
     pub policy: String,
-    /// Whether its tasks begin.
+    /// Whether the pool runs, pauses or drains.
     pub phase: PoolPhase,
-    /// In how many of its slots, from the first one.
+    /// How many slots receive tasks, counted from the first one.
     pub width: u16,
-    /// How many it has.
+    /// How many slots the pool has.
     pub size: u16,
-    /// Tasks that were taken in and are not over.
+    /// Accepted tasks that have not ended.
     pub tasks: usize,
     /// Approvals that wait for a person.
     pub pending_approvals: usize,
-    /// Layers that its children do without on this host.
+    /// Sandbox layers that its children lack on this host.
     pub sandbox_gaps: Vec<SandboxGap>,
-    /// Where its walls are weak by configuration, one phrase each.
+    /// Weak points of the sandbox by configuration, one phrase each.
     pub configured_gaps: Vec<String>,
 }
 

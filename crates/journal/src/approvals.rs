@@ -1,7 +1,8 @@
-//! Questions to people: their rows, from before anybody is shown one until it is over.
+//! Approvals: the rows of permission requests that wait for a person.
 //!
-//! The request itself is in `permission_requests`, whose row is the audit record of one request; a question may be
-//! of several requests, and outlive the agent that asked. Must not know who is asked, or how.
+//! The request itself is in `permission_requests`, where each row is the audit record of one
+//! request. One approval may cover several identical requests and may outlive the agent that made
+//! them. Must not know who the approvers are or how they are notified.
 
 use rusqlite::{OptionalExtension as _, Row, params};
 
@@ -13,67 +14,68 @@ use marshal_model::{
     ApprovalState, Decision, PermissionRequestId, PoolName, RememberScope, SessionId, UntrustedText,
 };
 
-/// A question as it is put. Times are microseconds since the Unix epoch.
+/// A new approval. Times are microseconds since the Unix epoch.
 #[derive(Debug, Clone)]
 pub struct ApprovalRow {
-    /// The first request, whose `PermissionRequested` event comes before it in the same commit.
+    /// The first request. Its `PermissionRequested` event comes earlier in the same commit.
     pub request: PermissionRequestId,
-    /// Whose agent asks.
+    /// The session of the requesting agent.
     pub session: SessionId,
-    /// In which pool.
+    /// The session's pool.
     pub pool: PoolName,
-    /// What an answer is bound to: SHA-256 of tool and canonical input, hexadecimal.
+    /// What an answer is bound to: SHA-256 of the tool and the canonical input, in hexadecimal.
     pub digest: String,
-    /// The rules that want a person.
+    /// The rules that require a person.
     pub rules: Vec<String>,
-    /// Why, in our words.
+    /// The policy's reason, in the supervisor's own words (never foreign text).
     pub why: String,
-    /// Where the paths in it lead, as JSON.
+    /// The resolved paths of the input, as JSON.
     pub paths: String,
-    /// When.
+    /// When the request arrived.
     pub at_us: i64,
-    /// Until when it can be answered, whether its agent lives or not.
+    /// The deadline for an answer. It applies whether or not the agent still runs.
     pub deadline_us: i64,
-    /// Until when its agent waits, if that is known.
+    /// Until when the agent waits; `None` if that is unknown.
     pub agent_until_us: Option<i64>,
 }
 
-/// What a person said.
+/// An approver's answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ApprovalAnswer {
     /// `Allow` or `Deny`.
     pub decision: Decision,
-    /// Who, in our words.
+    /// The approver's name as the supervisor knows it.
     pub approver: String,
-    /// Why, in theirs.
+    /// The approver's comment; foreign text.
     pub comment: Option<UntrustedText>,
-    /// For how long it holds.
+    /// The scope in which the answer is reused.
     pub remember: RememberScope,
 }
 
-/// A change of a question that is open.
+/// A change of an approval.
 #[derive(Debug, Clone)]
 pub enum ApprovalChange {
-    /// The same was asked once more; an agent waits for the answer.
+    /// An identical request arrived, and its agent waits for the answer.
     RequestedAgain {
-        /// Until when the agent waits, if that is known.
+        /// Until when the agent waits; `None` if that is unknown.
         agent_until_us: Option<i64>,
     },
-    /// A person answered one that no agent waits for. A fault if it is over, or answered.
+    /// A person answered an orphaned approval. It is a violation if the approval is not orphaned or
+    /// has an answer already.
     Answered(ApprovalAnswer),
-    /// It is over.
+    /// The approval ended.
     Ended {
-        /// How; none of the open states.
+        /// The final state; never `pending` or `orphaned`.
         state: ApprovalState,
-        /// What a person said, if one did.
+        /// The person's answer; `None` if nobody answered.
         answer: Option<ApprovalAnswer>,
     },
-    /// Its agent is gone, and its session can be resumed.
+    /// The agent is gone, but its session can be resumed.
     Orphaned,
 }
 
 impl RowWriter<'_> {
-    /// Rows of questions.
+    /// Writes the rows of approvals.
     pub(super) fn write_approval(&self, write: &Write) -> Result<(), WriteError> {
         match write {
             Write::ApprovalOpened(row) => self.insert_approval(row),
@@ -121,7 +123,7 @@ impl RowWriter<'_> {
         Ok(())
     }
 
-    /// A question that is over does not change: its end may come by two ways, and one is enough.
+    /// Ended approvals do not change: two code paths may end the same one, and the first wins.
     fn update_approval(
         &self,
         id: &PermissionRequestId,
@@ -179,7 +181,7 @@ impl RowWriter<'_> {
         Ok(())
     }
 
-    /// The end of a session is the end of its questions: nobody will ask them again.
+    /// Ends the approvals of an ended session: no agent can make those requests again.
     pub(super) fn end_approvals_of_session(
         &self,
         session: &SessionId,
@@ -195,46 +197,46 @@ impl RowWriter<'_> {
     }
 }
 
-/// A question with its first request. Times are microseconds since the Unix epoch.
+/// An approval with its first request. Times are microseconds since the Unix epoch.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StoredApproval {
-    /// What an answer names.
+    /// The approval's id, which is the id of its first request.
     pub id: PermissionRequestId,
-    /// Whose agent asked.
+    /// The session of the requesting agent.
     pub session: SessionId,
-    /// In which pool.
+    /// The session's pool.
     pub pool: PoolName,
-    /// In which slot.
+    /// The session's slot.
     pub slot: u16,
-    /// What an answer is bound to.
+    /// What an answer is bound to; see [`ApprovalRow::digest`].
     pub digest: String,
-    /// The rules that want a person.
+    /// The rules that require a person.
     pub rules: Vec<String>,
-    /// Why, in our words.
+    /// The policy's reason, in the supervisor's own words.
     pub why: String,
-    /// Where the paths in it lead, as JSON.
+    /// The resolved paths of the input, as JSON.
     pub paths: String,
-    /// How many requests it is of.
+    /// How many identical requests it covers.
     pub request_count: u64,
-    /// When it was put.
+    /// When the first request arrived.
     pub requested_at_us: i64,
-    /// Until when it can be answered.
+    /// The deadline for an answer.
     pub deadline_us: i64,
-    /// Where it stands.
+    /// The approval's state.
     pub state: ApprovalState,
-    /// What a person said.
+    /// The person's answer; `None` if nobody has answered.
     pub answer: Option<ApprovalAnswer>,
-    /// When it ended.
+    /// When it ended; `None` while it is open.
     pub ended_at_us: Option<i64>,
-    /// The tool, as the agent calls it.
+    /// The tool's name, as the agent gives it.
     pub tool: UntrustedText,
-    /// The input as it came, JSON; `None` once it was removed.
+    /// The input as received, JSON; `None` after retention has removed it.
     pub input: Option<UntrustedText>,
-    /// What the agent claims beside it, as JSON.
+    /// The agent's other claims about the request, as JSON.
     pub claimed: UntrustedText,
-    /// What the rules saw, as JSON.
+    /// The facts that the rules saw, as JSON.
     pub facts: UntrustedText,
-    /// The policy that judged it.
+    /// The name of the policy that evaluated it.
     pub policy: Option<String>,
 }
 
@@ -247,39 +249,38 @@ const SELECT: &str = "SELECT q.id, q.session, q.pool, coalesce(sessions.slot, 0)
     LEFT JOIN sessions ON sessions.session = q.session";
 
 impl Reader {
-    /// The open questions, oldest first, at most so many; with `over` the newest of the others
-    /// instead.
+    /// At most `limit` open approvals, oldest first. With `ended`, the newest ended ones instead.
     ///
     /// # Errors
     /// [`ReadError`]
-    pub fn approvals(&self, over: bool, most: u32) -> Result<Vec<StoredApproval>, ReadError> {
-        let which = if over {
+    pub fn approvals(&self, ended: bool, limit: u32) -> Result<Vec<StoredApproval>, ReadError> {
+        let which = if ended {
             "q.state NOT IN ('pending', 'orphaned') ORDER BY q.requested_at_us DESC, q.id DESC"
         } else {
             "q.state IN ('pending', 'orphaned') ORDER BY q.requested_at_us, q.id"
         };
         let sql = format!("{SELECT} WHERE {which} LIMIT ?1");
         let mut statement = self.conn().prepare_cached(&sql)?;
-        let rows = statement.query_map([most], |row| Ok(approval_from_row(row)))?;
+        let rows = statement.query_map([limit], |row| Ok(approval_from_row(row)))?;
         rows.map(|row| row?).collect()
     }
 
-    /// One question; `None` if there is none of this id.
+    /// One approval; `None` if the id is unknown.
     ///
     /// # Errors
     /// [`ReadError`]
     pub fn approval(&self, id: &PermissionRequestId) -> Result<Option<StoredApproval>, ReadError> {
         let sql = format!("{SELECT} WHERE q.id = ?1");
-        let found = self
+        let approval_row = self
             .conn()
             .prepare_cached(&sql)?
             .query_row([id.as_str()], |row| Ok(approval_from_row(row)))
             .optional()?;
-        found.transpose()
+        approval_row.transpose()
     }
 
-    /// The question from before its agent went that a request has put to people again; `None` if it
-    /// has not.
+    /// The orphaned approval that a new request of a resumed session continues; `None` if there is
+    /// none.
     ///
     /// # Errors
     /// [`ReadError`]
@@ -287,7 +288,7 @@ impl Reader {
         &self,
         id: &PermissionRequestId,
     ) -> Result<Option<PermissionRequestId>, ReadError> {
-        let found: Option<String> = self
+        let original: Option<String> = self
             .conn()
             .prepare_cached(
                 "SELECT json_extract(facts, '$.approval') FROM permission_requests WHERE id = ?1 \
@@ -296,25 +297,25 @@ impl Reader {
             .query_row([id.as_str()], |row| row.get(0))
             .optional()?
             .flatten();
-        Ok(found.and_then(|question| PermissionRequestId::new(&question).ok()))
+        Ok(original.and_then(|id_text| PermissionRequestId::new(&id_text).ok()))
     }
 
-    /// The questions of sessions that have not ended whose answers hold until they do; the newest
-    /// so many, oldest first.
+    /// Approvals of open sessions whose answers apply until the session ends: the newest `limit`,
+    /// oldest first.
     ///
     /// # Errors
     /// [`ReadError`]
-    pub fn remembered_approvals(&self, most: u32) -> Result<Vec<StoredApproval>, ReadError> {
+    pub fn remembered_approvals(&self, limit: u32) -> Result<Vec<StoredApproval>, ReadError> {
         let sql = format!(
             "{SELECT} WHERE q.remember = 'session' AND q.state IN ('approved', 'rejected') \
              AND sessions.ended_at_us IS NULL AND sessions.session IS NOT NULL \
              ORDER BY q.requested_at_us DESC LIMIT ?1"
         );
         let mut statement = self.conn().prepare_cached(&sql)?;
-        let rows = statement.query_map([most], |row| Ok(approval_from_row(row)))?;
-        let mut found = rows.map(|row| row?).collect::<Result<Vec<_>, _>>()?;
-        found.reverse();
-        Ok(found)
+        let rows = statement.query_map([limit], |row| Ok(approval_from_row(row)))?;
+        let mut approvals = rows.map(|row| row?).collect::<Result<Vec<_>, _>>()?;
+        approvals.reverse();
+        Ok(approvals)
     }
 }
 

@@ -1,8 +1,9 @@
 //! The chain of audit records: what a record's hash covers and how the chain is checked.
 //!
-//! A record is the row of a decided permission request. Its format says which columns its hash covers. An
-//! unknown format proves nothing, so such a record is a broken one. A chain alone shows neither a cut tail
-//! nor a rewrite of everything, so its head also goes to the log.
+//! A record is the row of a decided permission request. Its format says which columns its hash
+//! covers. A record of an unknown format cannot be verified, so it counts as broken. The chain
+//! alone shows neither a cut tail nor a rewrite of the whole chain, so its head also goes to the
+//! log.
 
 use rusqlite::{Connection, OptionalExtension, Row};
 use sha2::{Digest, Sha256};
@@ -14,7 +15,7 @@ use marshal_model::{DecidedBy, EventKind};
 /// The end of the chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChainHead {
-    /// How many records there are.
+    /// The number of records, which is the last one's link.
     pub link: u64,
     /// The hash of the last, hexadecimal; 64 zeros when there is none.
     pub hash: String,
@@ -43,11 +44,11 @@ macro_rules! covered {
 
 /// The number of columns in `covered!`.
 const COVERED_COUNT: usize = 25;
-/// Where the format stands in them, with pool, slot, run and task behind it.
+/// The index of `format` among the covered columns. Pool, slot, run and task follow it.
 const FORMAT_COLUMN: usize = 19;
-/// Where the session stands in them.
+/// The index of `session` among the covered columns.
 const SESSION_COLUMN: usize = 1;
-/// Where it stands in them who decided.
+/// The index of `decided_by` among the covered columns.
 const DECIDED_BY_COLUMN: usize = 15;
 
 /// Reads one permission request's covered columns.
@@ -68,18 +69,18 @@ pub(super) fn sha256_hex(bytes: &[u8]) -> String {
     hex::encode(Sha256::digest(bytes))
 }
 
-/// Refuses a record of an unknown format, whose covered columns begin at `first` in `row`.
+/// Rejects a record of an unknown format. Its covered columns begin at `first` in `row`.
 fn check_format(row: &Row<'_>, first: usize) -> Result<(), String> {
     match row.get::<_, i64>(first + FORMAT_COLUMN) {
         Ok(FORMAT) => Ok(()),
         Ok(other) => Err(format!(
             "its format is {other}, and this marshal knows only {FORMAT}: verify it with the marshal that wrote it"
         )),
-        Err(_) => Err("its format is no number".to_owned()),
+        Err(_) => Err("its format is not a number".to_owned()),
     }
 }
 
-/// The hash of a record whose covered columns begin at `first` in `row`.
+/// The hash of a record. Its covered columns begin at `first` in `row`.
 pub(super) fn hash_row(
     link: u64,
     prev_hash: &str,
@@ -104,7 +105,7 @@ pub(super) fn hash_row(
     ))
 }
 
-/// The last record that retention removed: where the chain that is still here begins.
+/// The last record that retention removed, where the stored chain begins.
 pub(super) fn read_chain_start(conn: &Connection) -> rusqlite::Result<ChainHead> {
     let cut = conn
         .prepare_cached("SELECT link, hash FROM audit_cut")?
@@ -135,19 +136,19 @@ pub(super) fn read_chain_head(conn: &Connection) -> rusqlite::Result<ChainHead> 
     head.map_or_else(|| read_chain_start(conn), Ok)
 }
 
-/// Checks every record against the one before it, and stored inputs against their digests, from
-/// the last removed record on.
+/// Checks every record against its predecessor, and stored inputs against their digests. Begins
+/// after the last removed record.
 pub(super) fn verify_chain(conn: &Connection) -> Result<ChainHead, ReadError> {
     walk_chain(conn, &mut |_| {}).map(|(_, head)| head)
 }
 
-/// The same; gives where the chain begins, and its end. `seen` hears of the begin and of every
-/// record that fits.
+/// [`verify_chain`] with a callback: `seen` gets the chain's begin and every valid record. Returns
+/// the begin and the end of the chain.
 pub(super) fn walk_chain(
     conn: &Connection,
     seen: &mut dyn FnMut(&ChainHead),
 ) -> Result<(ChainHead, ChainHead), ReadError> {
-    // All from the same state of the database: retention may go on meanwhile.
+    // One read transaction: retention may remove records at the same time.
     let conn = conn.unchecked_transaction()?;
     let begin = read_chain_start(&conn)?;
     let mut head = begin.clone();
@@ -161,10 +162,10 @@ pub(super) fn walk_chain(
             link,
             detail: detail.to_owned(),
         };
-        // A column that was emptied is a broken record, not a broken database.
+        // An emptied column makes the record broken, but is no error of the database.
         let text = |column| row.get::<_, Option<String>>(column);
         if number < 1 {
-            return Err(broken("its place in the chain is no number from 1 on"));
+            return Err(broken("its link is not a number from 1 on"));
         }
         if link != head.link + 1 {
             return Err(broken("a record before it is missing"));
@@ -175,30 +176,31 @@ pub(super) fn walk_chain(
         check_format(row, 5).map_err(|detail| broken(&detail))?;
         let hash = hash_row(link, &head.hash, row, 5)?;
         if text(2)?.as_ref() != Some(&hash) {
-            return Err(broken("its columns do not give its hash"));
+            return Err(broken("its hash does not match its columns"));
         }
         match text(3)? {
             Some(input) if text(4)? != Some(sha256_hex(input.as_bytes())) => {
-                return Err(broken("its input does not give its digest"));
+                return Err(broken("its digest does not match its input"));
             }
-            // What was refused unread may have been too large to be kept.
+            // A request that was rejected unread may have had an input too large to store.
             None if text(5 + DECIDED_BY_COLUMN)?.as_deref() != Some(DecidedBy::Error.word())
                 && session_exists(&conn, text(5 + SESSION_COLUMN)?.as_deref())? =>
             {
-                return Err(broken("its input was taken out of it"));
+                return Err(broken("its input was removed"));
             }
             _ => {}
         }
         if !matches_session(&conn, row, 5)? {
             return Err(broken(
-                "pool, slot, run or task of its session are not those that it was written with",
+                "the pool, slot, run or task of its session differ from those in the record",
             ));
         }
         head = ChainHead { link, hash };
         seen(&head);
     }
     drop(rows);
-    // A verdict outside of the chain is one that was taken out of it: both are one commit.
+    // A verdict and its link are written in one commit. A verdict without a link was removed from
+    // the chain.
     let loose: Option<String> = conn
         .prepare("SELECT id FROM permission_requests WHERE decision IS NOT NULL AND link IS NULL LIMIT 1")?
         .query_row([], |row| row.get(0))
@@ -207,7 +209,7 @@ pub(super) fn walk_chain(
         return Err(ReadError::Chain {
             link: head.link + 1,
             detail: format!(
-                "the verdict on {} was taken out of it",
+                "the verdict on {} was removed from the chain",
                 escape_for_display(&id, 128)
             ),
         });
@@ -216,7 +218,7 @@ pub(super) fn walk_chain(
         return Err(ReadError::Chain {
             link: begin.link + 1,
             detail: format!(
-                "the record of the verdict at {} of session {} is not there, though its session is: records before this one were taken away",
+                "the verdict at {} of session {} has no audit record, though the session exists: records before this one were removed",
                 seq,
                 escape_for_display(&session, 128)
             ),
@@ -225,14 +227,14 @@ pub(super) fn walk_chain(
     Ok((begin, head))
 }
 
-/// Whether a session is there, so that all of its records are.
+/// Whether the session's row exists; if it does, all its records must exist too.
 fn session_exists(conn: &Connection, session: Option<&str>) -> rusqlite::Result<bool> {
     conn.prepare_cached("SELECT 1 FROM sessions WHERE session = ?1")?
         .exists([session])
 }
 
-/// Whether a record's pool, slot, run and task are those of its session; of one that is gone they
-/// cannot differ. They are written once, when a session begins.
+/// Whether a record's pool, slot, run and task match its session. They are written once, when the
+/// session begins. The record of a removed session has nothing to compare with, so it matches.
 fn matches_session(conn: &Connection, row: &Row<'_>, first: usize) -> rusqlite::Result<bool> {
     type SessionOwner = (String, i64, Option<String>, Option<String>);
     let session = row.get::<_, Option<String>>(first + SESSION_COLUMN)?;
@@ -252,8 +254,8 @@ fn matches_session(conn: &Connection, row: &Row<'_>, first: usize) -> rusqlite::
         && row.get::<_, Option<String>>(at + 3)? == task)
 }
 
-/// A verdict in the stream of a session that is there, whose record is not: retention takes both or
-/// none.
+/// Finds a verdict in an existing session's stream that has no audit record. Retention removes both
+/// or neither.
 fn find_missing_record(conn: &Connection) -> rusqlite::Result<Option<(String, i64)>> {
     conn.prepare(
         "SELECT session, seq FROM events WHERE kind = ?1 \

@@ -1,8 +1,9 @@
 //! Chats: conversations that the daemon keeps, and the turns that were accepted for them.
 //!
-//! A chat's run and session are rows like every conversation's; its turns are accepted before
-//! there is an agent, and carried by tasks of that run later, one at a time. Owns how a turn's row
-//! follows its task's: it ends in the same transaction. Must not know who sends messages, or when.
+//! A chat has a run and a session, stored like those of every conversation. Its turns are accepted
+//! before an agent exists. Tasks of the run carry them later, one at a time. Owns how a turn's row
+//! follows its task's row: both end in the same transaction. Must not know who sends messages, or
+//! when.
 
 mod plan;
 mod queries;
@@ -25,108 +26,109 @@ pub use queries::{ChatMessage, Speaker, StoredChat, StoredTurn};
 /// A change of a chat or of one of its turns. Times are milliseconds since the Unix epoch.
 #[derive(Debug, Clone)]
 pub enum ChatWrite {
-    /// A chat begins: with it its run, which is a conversation, and its session, which has no
-    /// events yet.
+    /// A chat begins, together with its run (which is a conversation) and its session (which has no
+    /// events yet).
     Create(ChatRow),
     /// A message is accepted.
     Accept(TurnRow),
-    /// A task carries a waiting turn. One turn of a chat at a time.
+    /// A task begins to carry a waiting turn. At most one turn of a chat runs at a time.
     Begin {
-        /// Which.
+        /// The turn.
         turn: TurnId,
-        /// The task, of the chat's run.
+        /// The task, which belongs to the chat's run.
         task: TaskId,
-        /// When.
+        /// When the task took the turn.
         at_ms: i64,
     },
-    /// Its task never began, so no agent has it: it waits again. One that is over stays so.
+    /// The turn's task never began, so no agent received it: the turn waits again. An ended turn
+    /// does not change.
     Requeue {
-        /// Which.
+        /// The turn.
         turn: TurnId,
     },
-    /// A person stopped a turn. One that waits is sent to no agent any more: it is over with its `End`,
-    /// which goes with the event that says so. One that runs is cancelled, whoever ends it. One that is
-    /// over stays as it is.
+    /// A person stopped a turn. A waiting turn is not sent to an agent any more; its `End` follows,
+    /// in the commit of the event that reports it. A running turn ends as cancelled, whoever ends
+    /// it. An ended turn does not change.
     Stop {
-        /// Which.
+        /// The turn.
         turn: TurnId,
     },
-    /// A turn ended. One that is over stays as it is. Not needed for a running turn whose session
-    /// said how it ended: the end of its task is the end of the turn.
+    /// A turn ended. An ended turn does not change. Not needed for a running turn whose session
+    /// reported the end: that turn ends with its task.
     End {
-        /// Which.
+        /// The turn.
         turn: TurnId,
-        /// How.
+        /// How it ended.
         outcome: TurnOutcome,
-        /// When.
+        /// When it ended.
         at_ms: i64,
     },
-    /// A chat is to be closed for good, by the next start if not before.
+    /// A chat is to be closed for good, at the next start at the latest.
     RequestClose {
-        /// Which.
+        /// The chat.
         chat: SessionId,
     },
-    /// A chat is closed: so are its turns (as cancelled), its session and its run. One that is
-    /// closed stays as it is.
+    /// A chat is closed, and with it its turns (as cancelled), its session and its run. A closed
+    /// chat does not change.
     Close {
-        /// Which.
+        /// The chat.
         chat: SessionId,
-        /// When.
+        /// When it was closed.
         at_ms: i64,
     },
-    /// Of the work of a chat that goes on by itself.
+    /// A change of an autonomous chat's plan or progress.
     Plan(PlanWrite),
 }
 
-/// A chat as it begins.
+/// A chat at its creation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChatRow {
-    /// Its session, and its own id.
+    /// Its session, whose id is also the chat's id.
     pub session: SessionId,
     /// The run whose tasks carry its turns.
     pub run: RunId,
-    /// The registered workspace that it works in.
+    /// The registered workspace of the chat.
     pub workspace: WorkspaceName,
-    /// Its role.
+    /// The name of the chat's role.
     pub role: RoleName,
-    /// The model that was asked for.
+    /// The model that its creator or its role selects; `None` if neither does.
     pub model: Option<String>,
-    /// What it is for.
+    /// The chat's goal, as its creator wrote it.
     pub goal: UntrustedText,
-    /// Files of the workspace that it begins with.
+    /// Files of the workspace that it begins with, as paths in the workspace.
     pub files: Vec<String>,
-    /// The pool that works it.
+    /// The pool whose agents work on it.
     pub pool: PoolName,
-    /// How it goes on.
+    /// How the chat proceeds after a turn.
     pub mode: ChatMode,
-    /// The chat whose work it does.
+    /// The chat that it works for; `None` if it is no member of another chat.
     pub parent: Option<SessionId>,
-    /// Where its work stands, if that goes on by itself.
+    /// The phase of its work; `None` if the chat is not autonomous.
     pub phase: Option<ChatPhase>,
-    /// What its mode is begun with.
+    /// The settings of its mode; `None` for the defaults.
     pub settings: Option<ChatSettings>,
-    /// When, in milliseconds since the Unix epoch.
+    /// When it was created, in milliseconds since the Unix epoch.
     pub created_ms: i64,
 }
 
-/// A message as it is accepted.
+/// A message at its acceptance.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TurnRow {
-    /// Its id.
+    /// The turn's id.
     pub turn: TurnId,
-    /// Its chat.
+    /// The turn's chat.
     pub chat: SessionId,
-    /// Its place in the chat: the last one's + 1, from 1.
+    /// Its number in the chat: the last one's + 1, from 1.
     pub seq: u64,
-    /// What was written.
+    /// The message's text.
     pub content: UntrustedText,
-    /// By what its sender may send it again: at most one turn of a chat has it.
+    /// The idempotency key, with which the sender may repeat the message. Unique in a chat.
     pub key: Option<UntrustedText>,
-    /// When, in milliseconds since the Unix epoch.
+    /// When it was accepted, in milliseconds since the Unix epoch.
     pub accepted_ms: i64,
 }
 
-/// What a chat does not allow. Said to whoever sent it.
+/// A write that a chat does not allow. The message goes to the sender.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ChatViolation {
     /// The message is too long.
@@ -139,44 +141,44 @@ pub enum ChatViolation {
     #[error("{0} files are named; name at most {most}", most = limits::CHAT_FILES)]
     TooManyFiles(usize),
     /// A file's path is too long.
-    #[error("a file's path has {0} bytes; it may have {most}", most = limits::CHAT_FILE_BYTES)]
+    #[error("a file's path has {0} bytes; use at most {most}", most = limits::CHAT_FILE_BYTES)]
     FilePathTooLong(usize),
     /// The key is empty or too long.
     #[error("the idempotency key has {0} bytes; give 1 to {most}", most = limits::TURN_KEY_BYTES)]
     InvalidKey(usize),
-    /// There is no such chat.
-    #[error("there is none of this id")]
+    /// No chat has this id.
+    #[error("no chat has this id")]
     Unknown,
-    /// It was closed.
-    #[error("it is closed and takes no messages")]
+    /// The chat is closed.
+    #[error("it is closed and accepts no messages")]
     Closed,
-    /// Too many messages wait.
-    #[error("{most} messages wait already; wait for the end of one", most = limits::CHAT_QUEUE)]
+    /// Too many messages wait in the chat.
+    #[error("{most} messages wait already; send again when one has ended", most = limits::CHAT_QUEUE)]
     Full,
-    /// A message that does not continue its chat.
-    #[error("it has {last} messages, the next has number {got}")]
+    /// The message's number does not continue the chat.
+    #[error("it has {last} messages, so the next number is not {got}")]
     Gap {
-        /// The last one's number.
+        /// The last turn's number.
         last: u64,
-        /// The number that was given.
+        /// The number in the write.
         got: u64,
     },
-    /// An item of its plan that was to be taken is not open.
+    /// A claim names an item of the plan that is not open.
     #[error("item {0} of its plan is not open")]
     ItemNotOpen(String),
-    /// The key was used.
-    #[error("turn {0} has this idempotency key")]
+    /// Another turn has the key.
+    #[error("turn {0} already has this idempotency key")]
     KeyTaken(String),
-    /// A turn that was to begin is running, stopped or over.
-    #[error("turn {0} does not wait")]
+    /// The turn to begin is running, stopped or ended.
+    #[error("turn {0} is not waiting")]
     NotWaiting(TurnId),
-    /// A turn was to begin while another one runs.
-    #[error("turn {0} is running")]
+    /// A turn was to begin while another turn runs.
+    #[error("turn {0} is still running")]
     Running(String),
 }
 
 impl ChatRow {
-    /// Whether it is within bounds.
+    /// Checks the sizes against the limits.
     ///
     /// # Errors
     /// [`ChatViolation`]
@@ -196,7 +198,7 @@ impl ChatRow {
 }
 
 impl TurnRow {
-    /// Whether it is within bounds.
+    /// Checks the sizes against the limits.
     ///
     /// # Errors
     /// [`ChatViolation`]
@@ -214,7 +216,7 @@ impl TurnRow {
 }
 
 impl RowWriter<'_> {
-    /// Rows of chats and turns.
+    /// Writes the rows of chats and turns.
     pub(super) fn write_chat(&mut self, write: &ChatWrite) -> Result<(), WriteError> {
         match write {
             ChatWrite::Create(row) => self.create_chat(row),
@@ -269,7 +271,7 @@ impl RowWriter<'_> {
         })?;
         self.write(&Write::SessionBegun(SessionRow {
             session: row.session.clone(),
-            // It has none until it is loaded; a conversation is loaded into whichever is free.
+            // The chat has no slot until it is loaded; any free slot may load it.
             slot: SlotId {
                 pool: row.pool.clone(),
                 index: 0,
@@ -401,7 +403,8 @@ impl RowWriter<'_> {
         }
     }
 
-    /// The end of a session is the end of its chat and of what was to be done in it.
+    /// Ends a chat with its session. Turns that have not ended end as cancelled, unless an outcome
+    /// is stored already.
     pub(super) fn end_chat(&self, session: &SessionId, at_us: i64) -> Result<(), WriteError> {
         let at_ms = at_us.div_euclid(1000);
         let closed = self.execute(
@@ -418,7 +421,7 @@ impl RowWriter<'_> {
         Ok(())
     }
 
-    /// A turn of a session ended; what its task comes to ends the turn's row.
+    /// Stores the outcome of a turn of a session. The end of its task then ends the turn's row.
     pub(super) fn record_turn_outcome(
         &self,
         session: &SessionId,
@@ -431,8 +434,8 @@ impl RowWriter<'_> {
         Ok(())
     }
 
-    /// A task ended, and the turn that it carried with it, as its session said. One of which the
-    /// session said nothing is left to whoever sent it off, who ends it with an event that says so.
+    /// Ends a task's turn with the outcome that its session reported. Without a reported outcome
+    /// the turn stays open: its sender ends it, together with the event that reports the end.
     pub(super) fn end_turn_of_task(
         &self,
         run: &RunId,
@@ -452,7 +455,7 @@ impl RowWriter<'_> {
         Ok(())
     }
 
-    /// A change of a turn that changed nothing is one of a turn that is over.
+    /// Reports an unknown turn. A known turn that did not change has ended, which is no violation.
     fn require_known_turn(&self, changed: usize, turn: &TurnId) -> Result<(), WriteError> {
         let is_known = changed == 1
             || self

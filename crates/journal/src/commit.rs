@@ -1,4 +1,4 @@
-//! What callers hand to the journal: commits, their writes and what comes back.
+//! What callers submit to the journal: commits, their writes and the results.
 //!
 //! Must not know SQLite.
 
@@ -14,8 +14,8 @@ use marshal_model::{
     TaskOutcome, TaskSpec,
 };
 
-/// `command` of a run that is a conversation: it holds one session, and its tasks are the prompts of a
-/// client. It ends when nobody may load it any more.
+/// The `command` of a run that is a conversation. It has one session, and its tasks are the prompts
+/// of a client. It ends when nobody may load it any more.
 pub const CONVERSATION_COMMAND: &str = "conversation";
 
 /// Rows that become durable together or not at all.
@@ -23,7 +23,7 @@ pub const CONVERSATION_COMMAND: &str = "conversation";
 pub struct Commit {
     /// The rows, in order.
     pub writes: Vec<Write>,
-    /// Dropped when the rows are durable (credits, permits), or when they never will be.
+    /// Dropped when the rows are durable, or when they never will be. Returns credits or permits.
     pub permit: Option<Box<dyn Any + Send>>,
     /// Called on the writer's thread when the rows are durable or were left out, in the order of
     /// submission. Must be short and must not block. Dropped uncalled if the journal ends first.
@@ -31,7 +31,7 @@ pub struct Commit {
 }
 
 impl Commit {
-    /// A commit of these rows that tells nobody.
+    /// A commit of these rows without permit and callback.
     #[must_use]
     pub fn new(writes: Vec<Write>) -> Self {
         Self {
@@ -40,30 +40,30 @@ impl Commit {
         }
     }
 
-    /// Keeps `hold` until the rows are durable.
+    /// Keeps `hold` until the rows are durable or were left out.
     #[must_use]
     pub fn with_permit(mut self, hold: impl Any + Send) -> Self {
         self.permit = Some(Box::new(hold));
         self
     }
 
-    /// Calls `done` when the rows are durable.
+    /// Calls `done` when the rows are durable or were left out.
     #[must_use]
     pub fn with_callback(mut self, done: impl FnOnce(CommitResult) + Send + 'static) -> Self {
         self.callback = Some(Box::new(done));
         self
     }
 
-    /// How many rows it has: each event is one.
+    /// The number of rows; each event is one row.
     pub(super) fn row_count(&self) -> usize {
-        let of = |write: &Write| match write {
+        let rows_of = |write: &Write| match write {
             Write::Events { events, .. } => events.len(),
             _ => 1,
         };
-        self.writes.iter().map(of).sum()
+        self.writes.iter().map(rows_of).sum()
     }
 
-    /// Whether it has a row of a question.
+    /// Whether it writes a row of an approval.
     pub(super) fn changes_approvals(&self) -> bool {
         let mut writes = self.writes.iter();
         writes.any(|write| {
@@ -76,7 +76,7 @@ impl Commit {
         })
     }
 
-    /// Whether it begins work that did not exist before.
+    /// Whether it begins new work, which a read-only journal refuses.
     pub(super) fn begins_new_work(&self) -> bool {
         let is_new = |write: &Write| match write {
             Write::RunBegun { .. } | Write::TaskQueued(_) => true,
@@ -93,13 +93,14 @@ impl std::fmt::Debug for Commit {
     }
 }
 
-/// A commit that was not accepted, given back as it was.
+/// A commit that was not accepted, returned unchanged.
 #[derive(Debug, thiserror::Error)]
 #[error("{reason}")]
 pub struct RefusedCommit {
-    /// Nothing of it was written; `done` was not called and `hold` is still in it.
+    /// The commit, with its callback not called and its permit not dropped. Nothing of it was
+    /// written.
     pub commit: Box<Commit>,
-    /// Why.
+    /// Why it was not accepted.
     pub reason: Refusal,
 }
 
@@ -112,199 +113,204 @@ impl RefusedCommit {
     }
 }
 
-/// What became of a commit.
+/// The result of a commit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CommitResult {
-    /// On the disk.
+    /// All rows are durable.
     Durable {
-        /// Bytes of the event bodies in it, for the session's quota.
+        /// The size of its event bodies in bytes, for the session's quota.
         bytes: u64,
     },
-    /// Left out, as a whole: a fault of this program.
+    /// The whole commit was left out because of a bug in this program.
     Rejected(Violation),
 }
 
 /// One row, or one change of a row. Times are microseconds since the Unix epoch.
 #[derive(Debug, Clone)]
 pub enum Write {
-    /// Events of one session, in order. `PermissionRequested` also makes the permission request's row, `PermissionDecided` ends it and
-    /// links it into the audit chain.
+    /// Events of one session, in order. `PermissionRequested` also inserts the permission request's
+    /// row. `PermissionDecided` completes that row and links it into the audit chain.
     Events {
-        /// Their session, begun before or in the same commit.
+        /// The session, begun earlier or in the same commit.
         session: SessionId,
-        /// The events, shared with those who are told of them; the first one's seq is the
-        /// session's last + 1.
+        /// The events, shared with the session's subscribers. The first one's seq is the session's
+        /// last + 1.
         events: Arc<Vec<StampedEvent>>,
     },
     /// A session begins.
     SessionBegun(SessionRow),
     /// A session ends for good.
     SessionEnded {
-        /// Which.
+        /// The session.
         session: SessionId,
-        /// When.
+        /// When it ended.
         at_us: i64,
-        /// How its last child ended, if it had one.
+        /// The exit class of its last child; `None` if it had no child.
         class: Option<ExitClass>,
     },
-    /// How an open permission request was judged; part of its audit record. Comes before the `PermissionDecided` event.
+    /// The policy's evaluation of an open permission request, which becomes part of its audit
+    /// record. Comes before the `PermissionDecided` event.
     RequestEvaluated {
-        /// Which.
+        /// The permission request.
         request: PermissionRequestId,
-        /// By what.
+        /// The policy and its result.
         evaluation: PolicyEvaluation,
     },
-    /// A question to people is put, in the commit of its `PermissionRequested` event.
+    /// A permission request waits for a person. Belongs in the commit of its `PermissionRequested`
+    /// event.
     ApprovalOpened(Box<ApprovalRow>),
-    /// A question changed. One that is over stays as it is.
+    /// An approval changed. An ended approval stays as it is.
     ApprovalChanged {
-        /// Which.
+        /// The approval's id, which is the id of its first request.
         approval: PermissionRequestId,
-        /// When.
+        /// When it changed.
         at_us: i64,
-        /// How.
+        /// The change.
         change: ApprovalChange,
     },
-    /// A start: no agent waits for an answer any more, and what is late has expired.
+    /// The supervisor has started: pending approvals become orphaned, and those past their deadline
+    /// expire.
     ApprovalsOrphaned {
-        /// When.
+        /// When it started.
         at_us: i64,
     },
-    /// A run, or the life of a daemon, begins.
+    /// A run begins, or a daemon starts.
     RunBegun {
-        /// Its id.
+        /// The run's id.
         run: RunId,
         /// `run`, `up` or [`CONVERSATION_COMMAND`].
         command: &'static str,
-        /// When.
+        /// When it began.
         at_us: i64,
     },
-    /// What bounds a run, as JSON; `None`: nothing does any more.
+    /// The limits of a run, as JSON; `None` removes them.
     RunLimitsChanged {
-        /// Its id.
+        /// The run's id.
         run: RunId,
-        /// The bounds.
+        /// The limits.
         limits: Option<String>,
     },
-    /// Of a chat or one of its turns.
+    /// A change of a chat or of one of its turns.
     Chat(ChatWrite),
-    /// So much more was spent.
+    /// An increase of what was spent.
     SpendRecorded(SpendRow),
-    /// This start of the supervisor goes on with a run of an earlier one.
+    /// This start of the supervisor continues a run of an earlier one.
     RunResumed {
-        /// Its id.
+        /// The run's id.
         run: RunId,
     },
-    /// It ends: with the end of its last task, or because there is nothing left to do.
+    /// The run ends: with the end of its last task, or because nothing is left to do.
     RunEnded {
-        /// Its id.
+        /// The run's id.
         run: RunId,
-        /// When.
+        /// When it ended.
         at_us: i64,
-        /// 0 if every task of it is done, else 1.
+        /// The exit code: 0 if all its tasks are done, else 1.
         code: u8,
     },
     /// A task waits for a slot.
     TaskQueued(TaskRow),
     /// A task changed.
     TaskUpdated {
-        /// Its run.
+        /// The task's run.
         run: RunId,
-        /// Its id in the run.
+        /// The task's id in the run.
         task: TaskId,
-        /// When.
+        /// When it changed.
         at_us: i64,
-        /// How.
+        /// The change.
         change: TaskChange,
     },
-    /// An end that nobody asked for: spends the slot's restart budget.
+    /// A child ended unexpectedly, which counts against the slot's restart budget.
     SlotFailure {
-        /// Whose.
+        /// The slot.
         slot: SlotId,
-        /// Its class.
+        /// The exit class.
         class: ExitClass,
-        /// When.
+        /// When the child ended.
         at_us: i64,
-        /// Why, in our words.
+        /// The reason, in the supervisor's own words.
         detail: String,
     },
-    /// Nothing starts in the slot until a person has looked, over every start of the supervisor.
+    /// The slot is parked: nothing starts in it until a person unparks it, also after a restart of
+    /// the supervisor.
     SlotParked {
-        /// Which.
+        /// The slot.
         slot: SlotId,
-        /// The class of the end that parked it.
+        /// The exit class that parked it.
         class: ExitClass,
-        /// When.
+        /// When it was parked.
         at_us: i64,
-        /// Why, in our words.
+        /// The reason, in the supervisor's own words.
         reason: String,
     },
-    /// The slot is tried again; its failures still count.
+    /// The slot is unparked for another attempt; its failures still count.
     SlotUnparked {
-        /// Which.
+        /// The slot.
         slot: SlotId,
     },
     /// A person unparked the slot: its failures no longer count.
     SlotFailuresCleared {
-        /// Whose.
+        /// The slot.
         slot: SlotId,
     },
 }
 
-/// A session as it begins.
+/// A session at its begin.
 #[derive(Debug, Clone)]
 pub struct SessionRow {
-    /// Its id.
+    /// The session's id.
     pub session: SessionId,
-    /// Where it runs.
+    /// The slot that it runs in.
     pub slot: SlotId,
-    /// The run that it belongs to; `None` for a session that outlives its runs.
+    /// The session's run; `None` for a session that outlives its runs.
     pub run: Option<RunId>,
-    /// The task that it works; with `session = "slot"` there is none.
+    /// The session's task; `None` with `session = "slot"`.
     pub task: Option<TaskId>,
-    /// Which attempt of the task, from 1.
+    /// The number of the task's attempt, from 1.
     pub attempt: u32,
-    /// When.
+    /// When it began.
     pub at_us: i64,
 }
 
-/// A task as it is queued.
+/// A task when it is queued.
 #[derive(Debug, Clone)]
 pub struct TaskRow {
-    /// Its run.
+    /// The task's run.
     pub run: RunId,
-    /// Its place in the run, from 0.
+    /// The task's position in the run, from 0.
     pub place: u32,
-    /// What the user asked for.
+    /// The task as the user specified it.
     pub spec: TaskSpec,
-    /// The pool that works it.
+    /// The pool whose slots may work on it.
     pub pool: PoolName,
-    /// When.
+    /// When it was queued.
     pub at_us: i64,
 }
 
 /// A change of a task.
 #[derive(Debug, Clone)]
 pub enum TaskChange {
-    /// A slot works it.
+    /// A slot begins to work on the task.
     Begun {
-        /// Which sending, from 1.
+        /// The number of the attempt, from 1.
         attempt: u32,
-        /// Where.
+        /// The slot.
         slot: SlotId,
-        /// In which session.
+        /// The session.
         session: SessionId,
     },
-    /// It waits again.
+    /// The task waits again.
     Requeued {
-        /// Sendings made so far: a prompt that was accepted and never written is none.
+        /// Attempts made so far. A prompt that was accepted but never written to an agent does not
+        /// count.
         attempts: u32,
     },
-    /// It ended.
+    /// The task ended.
     Ended {
-        /// How.
+        /// The outcome.
         outcome: TaskOutcome,
-        /// Why, in our words.
+        /// The reason, in the supervisor's own words.
         detail: String,
         /// Its report, as [`codec::write_report`](super::codec::write_report) writes it; empty if
         /// there is none.
@@ -312,12 +318,12 @@ pub enum TaskChange {
     },
 }
 
-/// How a permission request was judged: what the audit record says beside the verdict.
+/// How the policy evaluated a permission request: what the audit record adds to the verdict.
 #[derive(Debug, Clone, Default)]
 pub struct PolicyEvaluation {
     /// The policy's name.
     pub policy: String,
-    /// The digest of its text, hexadecimal.
+    /// The SHA-256 of the policy's text, in hexadecimal.
     pub policy_sha256: String,
     /// The facts that the rules saw, as JSON.
     pub facts: String,

@@ -1,4 +1,4 @@
-//! Conversations that can be loaded again: runs of a client, each with its one session.
+//! Conversations that can be loaded again: runs of a client, each with one session.
 //!
 //! Only reads. Must not know who may load them.
 
@@ -9,27 +9,27 @@ use super::error::ReadError;
 use super::reader::Reader;
 use marshal_model::{PoolName, RunId, SessionId, UntrustedText};
 
-/// A conversation that is not over.
+/// A conversation that has not ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredConversation {
     /// Its session.
     pub session: SessionId,
     /// The run whose tasks are its prompts.
     pub run: RunId,
-    /// The pool that works it.
+    /// The pool whose agents work on it.
     pub pool: PoolName,
-    /// How many prompts were taken in.
+    /// The number of accepted prompts.
     pub prompts: u32,
-    /// The beginning of its first prompt.
+    /// The first characters of its first prompt; `None` before the first prompt.
     pub first_prompt: Option<UntrustedText>,
-    /// Of its last prompt, what its client asked for beside the text, as
+    /// What the client specified beside the text of its last prompt.
     /// [`codec::read_spec`](super::codec::read_spec) reads it.
     pub last_spec: Option<String>,
-    /// When it last had a prompt, or began: microseconds since the Unix epoch.
+    /// When its last prompt came, or its begin if there is none: microseconds since the Unix epoch.
     pub at_us: i64,
 }
 
-/// What is kept of a first prompt, in characters.
+/// The length of a stored first prompt, in characters.
 const TITLE: u32 = 200;
 
 const COLUMNS: &str = "SELECT sessions.session, sessions.run, sessions.pool, \
@@ -41,14 +41,15 @@ const COLUMNS: &str = "SELECT sessions.session, sessions.run, sessions.pool, \
     FROM sessions JOIN runs ON runs.run = sessions.run \
     WHERE command = ?1 AND sessions.ended_at_us IS NULL AND runs.ended_at_us IS NULL ";
 
-/// Those that clients open, and not the daemon.
+/// Excludes chats, which the daemon opens.
 const NO_CHAT: &str = "NOT EXISTS (SELECT 1 FROM chats WHERE chats.session = sessions.session)";
 
 impl Reader {
-    /// At most `limit` conversations of a pool that are no chats, after so many, the one that was used last first.
+    /// At most `limit` conversations of a pool that are no chats, most recently used first. Skips
+    /// the first `after` of them.
     ///
     /// # Errors
-    /// [`ReadError::Backend`]
+    /// [`ReadError::Database`]
     pub fn conversations(
         &self,
         pool: &PoolName,
@@ -59,16 +60,16 @@ impl Reader {
             "{COLUMNS} AND {NO_CHAT} AND sessions.pool = ?3 ORDER BY at_us DESC, sessions.session \
              LIMIT ?4 OFFSET ?5"
         ))?;
-        let given = params![CONVERSATION_COMMAND, TITLE, pool.as_str(), limit, after];
-        let rows = statement.query_map(given, conversation_from_row)?;
-        let found: Vec<_> = rows.collect::<Result<_, _>>()?;
-        Ok(found.into_iter().flatten().collect())
+        let values = params![CONVERSATION_COMMAND, TITLE, pool.as_str(), limit, after];
+        let rows = statement.query_map(values, conversation_from_row)?;
+        let stored: Vec<_> = rows.collect::<Result<_, _>>()?;
+        Ok(stored.into_iter().flatten().collect())
     }
 
     /// One conversation, whether it is a chat or not.
     ///
     /// # Errors
-    /// [`ReadError::Backend`]
+    /// [`ReadError::Database`]
     pub fn conversation(
         &self,
         session: &SessionId,
@@ -76,18 +77,18 @@ impl Reader {
         let mut statement = self
             .conn()
             .prepare_cached(&format!("{COLUMNS} AND sessions.session = ?3"))?;
-        let given = params![CONVERSATION_COMMAND, TITLE, session.as_str()];
+        let values = params![CONVERSATION_COMMAND, TITLE, session.as_str()];
         Ok(statement
-            .query_row(given, conversation_from_row)
+            .query_row(values, conversation_from_row)
             .optional()?
             .flatten())
     }
 
-    /// Those that nobody has used since `before_us`. A chat is not among them: it stays until it is
-    /// closed.
+    /// Conversations that were last used before `before_us`. Chats are excluded: they stay until
+    /// they are closed.
     ///
     /// # Errors
-    /// [`ReadError::Backend`]
+    /// [`ReadError::Database`]
     pub fn conversations_unused_since(
         &self,
         before_us: i64,
@@ -99,14 +100,14 @@ impl Reader {
             params![CONVERSATION_COMMAND, TITLE, before_us],
             conversation_from_row,
         )?;
-        let found: Vec<_> = rows.collect::<Result<_, _>>()?;
-        Ok(found.into_iter().flatten().collect())
+        let stored: Vec<_> = rows.collect::<Result<_, _>>()?;
+        Ok(stored.into_iter().flatten().collect())
     }
 
-    /// Where a session's stream stands: the agent's own id of it, its durable end, its bytes.
+    /// A session's stream: the agent's own id of the session, its last durable seq, its bytes.
     ///
     /// # Errors
-    /// [`ReadError::Backend`]
+    /// [`ReadError::Database`]
     pub fn stream_position(
         &self,
         session: &SessionId,

@@ -1,41 +1,43 @@
-//! What can go wrong with the journal, as each caller meets it.
+//! The journal's errors, one type for each kind of caller.
 
 use std::path::PathBuf;
 
 use super::chats::ChatViolation;
 use marshal_model::{EventId, PermissionRequestId, RunId, SessionId, TaskId, TurnId};
 
-/// Why a journal cannot be opened.
+/// An error when a journal is opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// The directory is missing, or cannot be made or read.
+    /// The directory is missing, or cannot be created or read.
     #[error("state directory {path}: {source}")]
     Directory {
-        /// Which.
+        /// The state directory.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: std::io::Error,
     },
-    /// The directory or a file of the journal is open to others.
+    /// Other users can access the directory or a file of the journal.
     #[error(
         "{path} has mode {mode:04o}: others could read or change the journal; run `chmod {wanted:o} {path}`"
     )]
     InsecureMode {
-        /// Which.
+        /// The directory or file.
         path: PathBuf,
         /// Its permission bits.
         mode: u32,
-        /// What they should be.
+        /// The required permission bits.
         wanted: u32,
     },
-    /// The directory belongs to somebody else.
-    #[error("{path} belongs to uid {owner}, this supervisor runs as uid {own}")]
+    /// The directory belongs to another user.
+    #[error(
+        "{path} belongs to uid {owner}, but this supervisor runs as uid {own}: chown it, or run as its owner"
+    )]
     Owner {
-        /// Which.
+        /// The directory or file.
         path: PathBuf,
-        /// Whose it is.
+        /// The user id of its owner.
         owner: u32,
-        /// Who we are.
+        /// The user id of this process.
         own: u32,
     },
     /// An older program wrote the database.
@@ -45,9 +47,9 @@ pub enum OpenError {
     Older {
         /// The database.
         path: PathBuf,
-        /// Its version.
+        /// The schema version in the file.
         found: i64,
-        /// Ours.
+        /// The schema version of this program.
         known: i64,
     },
     /// A newer program wrote the database.
@@ -57,12 +59,12 @@ pub enum OpenError {
     Newer {
         /// The database.
         path: PathBuf,
-        /// Its version.
+        /// The schema version in the file.
         found: i64,
-        /// Ours.
+        /// The schema version of this program.
         known: i64,
     },
-    /// The file is a database of something else.
+    /// The file is a database of another program.
     #[error("{path} is a database of another program: move it away")]
     ForeignDatabase {
         /// The file.
@@ -75,25 +77,25 @@ pub enum OpenError {
     Corrupt {
         /// The database.
         path: PathBuf,
-        /// What SQLite found.
+        /// SQLite's description of the damage.
         detail: String,
     },
-    /// Another process holds the database.
+    /// Another process has the database locked.
     #[error(
         "{path} is locked by another process ({detail}): end it, for example an open sqlite3 transaction"
     )]
     Locked {
         /// The database.
         path: PathBuf,
-        /// What SQLite said.
+        /// SQLite's error text.
         detail: String,
     },
-    /// Everything else that SQLite refuses.
+    /// Any other error of SQLite.
     #[error("{path}: {source}")]
     Database {
         /// The database.
         path: PathBuf,
-        /// What SQLite said.
+        /// SQLite's error.
         source: rusqlite::Error,
     },
     /// The writer's thread could not be started.
@@ -104,93 +106,95 @@ pub enum OpenError {
 /// Why a commit was not accepted. Nothing of it was written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// As many commits wait as may: the caller outran its credits.
+    /// The queue is at its limit: the caller exceeded its credits.
     #[error("the journal's queue is full")]
     Full,
     /// The commit begins new work and the journal is read-only.
-    #[error("the journal is read-only and takes no new work")]
+    #[error("the journal is read-only and accepts no new work")]
     ReadOnly,
     /// The journal is closed, or its database is damaged.
     #[error("the journal is closed")]
     Closed,
 }
 
-/// Why an accepted commit was left out: a fault of this program, never of the disk. Nothing of
-/// the commit was written, and the rest of its batch was.
+/// Why an accepted commit was left out. This is always a bug in this program, never a fault of the
+/// disk. Nothing of the commit was written; the rest of its batch was.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
     /// An event does not continue its session's stream.
-    #[error("session {session} has {last} events, the next has seq {got}: it writes no more")]
+    #[error(
+        "session {session} has {last} events, but the next has seq {got}: no further events are written"
+    )]
     Gap {
-        /// The session; every later commit with an event of it is refused as [`Self::Broken`].
+        /// The session. Every later commit with an event of it is rejected as [`Self::Broken`].
         session: SessionId,
-        /// The last durable seq.
+        /// The session's last durable seq.
         last: u64,
         /// The seq of the event.
         got: u64,
     },
-    /// An event with the id of another start of the supervisor.
+    /// An event has the epoch of another start of the supervisor.
     #[error("event {0} does not belong to epoch {1}")]
     Epoch(EventId, u64),
-    /// An earlier event of the session was a [`Self::Gap`].
-    #[error("session {0} lost its order and writes no more")]
+    /// An earlier event of the session caused a [`Self::Gap`].
+    #[error("session {0} has a gap in its events: no further events are written")]
     Broken(SessionId),
     /// An event of a session that was never begun.
     #[error("session {0} was never begun")]
     NoSession(SessionId),
-    /// A verdict without its permission request, or a second one.
-    #[error("ask {0} is not open")]
+    /// A verdict without an open permission request.
+    #[error("permission request {0} is not open")]
     RequestNotOpen(PermissionRequestId),
     /// A change of a task that was never queued.
     #[error("task {task} of run {run} was never queued")]
     NoTask {
-        /// Its run.
+        /// The task's run.
         run: RunId,
-        /// Its id.
+        /// The task's id.
         task: TaskId,
     },
     /// The end of a run that was never begun.
     #[error("run {0} was never begun")]
     NoRun(RunId),
-    /// What a chat does not allow.
+    /// A write that the chat does not allow.
     #[error("chat {chat}: {fault}")]
     Chat {
-        /// Which.
+        /// The chat.
         chat: SessionId,
-        /// What.
+        /// The violation.
         fault: ChatViolation,
     },
     /// A change of a turn that was never accepted.
     #[error("turn {0} was never accepted")]
     NoTurn(TurnId),
-    /// A row that exists already, or is larger than the database can hold.
-    #[error("the database refuses a row: {0}")]
+    /// The database rejects a row: it exists already, or it is too large.
+    #[error("the database rejects a row: {0}")]
     Row(String),
 }
 
-/// Why a reader could not answer.
+/// An error when the journal is read.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    /// SQLite refused.
+    /// SQLite failed.
     #[error("the journal cannot be read: {0}")]
     Database(#[from] rusqlite::Error),
-    /// A stored event cannot be understood.
+    /// A stored event cannot be decoded.
     #[error(transparent)]
     Codec(#[from] super::codec::CodecError),
-    /// A column holds what no version of this program wrote.
+    /// A column has a value that no version of this program writes.
     #[error("the journal has {text:?} where a {what} should be")]
     InvalidValue {
-        /// What was expected.
+        /// A description of the expected value.
         what: &'static str,
-        /// What is there.
+        /// The value in the column.
         text: String,
     },
     /// The chain of audit records is broken.
     #[error("audit record {link} does not continue the chain: {detail}")]
     Chain {
-        /// The first record that does not fit.
+        /// The link of the first record that does not fit.
         link: u64,
-        /// What does not fit.
+        /// The mismatch.
         detail: String,
     },
 }

@@ -1,41 +1,41 @@
-//! How the journal is, and how much room its file system has.
+//! The journal's health and the free space of its file system.
 
 use std::path::Path;
 
 use marshal_model::limits;
 
-/// What callers must know before they take on new work.
+/// The journal's state, which callers must check before they begin new work.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Health {
     /// Commits become durable.
     #[default]
     Ok,
-    /// Another process holds the database. What was submitted is kept and retried.
+    /// Another process has the database locked. Submitted commits are kept and retried.
     Stalled {
-        /// What SQLite says.
+        /// SQLite's error text.
         reason: String,
     },
-    /// The disk refuses or is nearly full. What was submitted is kept and retried; nothing new
-    /// is taken. Recovers by itself.
+    /// The disk fails or is nearly full. Submitted commits are kept and retried; new work is
+    /// refused. Recovers by itself.
     ReadOnly {
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// The database is damaged or gone: the process must end.
+    /// The database is damaged or was removed: the process must end.
     Corrupt {
-        /// What was found.
+        /// The damage.
         reason: String,
     },
 }
 
 impl Health {
-    /// Whether new work may begin: `/readyz` asks this.
+    /// Whether new work may begin. `/readyz` uses this.
     #[must_use]
     pub const fn is_ok(&self) -> bool {
         matches!(self, Self::Ok)
     }
 
-    /// Why new work may not begin.
+    /// Why new work may not begin; `None` if it may.
     #[must_use]
     pub fn reason(&self) -> Option<&str> {
         match self {
@@ -46,7 +46,8 @@ impl Health {
         }
     }
 
-    /// Whether the disk is the trouble: asks are denied and children held.
+    /// Whether the disk or the database is at fault. Permission requests are then denied, and new
+    /// work is refused.
     #[must_use]
     pub const fn is_read_only(&self) -> bool {
         matches!(self, Self::ReadOnly { .. } | Self::Corrupt { .. })
@@ -64,20 +65,20 @@ impl std::fmt::Display for Health {
     }
 }
 
-/// A file system's room, in bytes.
+/// The space of a file system, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DiskSpace {
-    /// What an ordinary user may still write.
+    /// Bytes that an unprivileged user may still write.
     pub free: u64,
-    /// Its size.
+    /// The size of the file system.
     pub total: u64,
 }
 
 impl DiskSpace {
-    /// Asks the kernel (statvfs(3)).
+    /// Measures the file system of `path` with statvfs(3).
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The error of the system call.
     pub fn measure(path: &Path) -> std::io::Result<Self> {
         let stat = rustix::fs::statvfs(path)?;
         Ok(Self {
@@ -86,15 +87,15 @@ impl DiskSpace {
         })
     }
 
-    /// Why there is too little room, if there is: less than `least` bytes, or than
-    /// [`limits::JOURNAL_FREE_PERCENT`].
+    /// Describes a lack of space: less than `least` bytes free, or less than
+    /// [`limits::JOURNAL_FREE_PERCENT`]. `None` if there is enough.
     #[must_use]
     pub fn shortage(self, least: u64) -> Option<String> {
         let percent_of = self.total / 100 * limits::JOURNAL_FREE_PERCENT;
         let wanted = least.max(percent_of);
         (self.free < wanted).then(|| {
             format!(
-                "{} MiB free on the journal's file system, {} MiB wanted ({} MiB and {} %)",
+                "{} MiB free on the journal's file system, {} MiB required ({} MiB and {} %)",
                 self.free >> 20,
                 wanted >> 20,
                 least >> 20,

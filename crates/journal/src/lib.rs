@@ -1,13 +1,14 @@
-//! The SQLite store: events, asks with their verdicts, tasks, runs, chats, slot failures.
+//! The SQLite store: events, permission requests with their verdicts, tasks, runs, chats, slot
+//! failures.
 //!
-//! Floor 3. Owns everything that must survive the process, and the promise that a commit is
-//! reported durable only when it is (WAL, synchronous FULL). Must not know children, protocols
-//! or actors: callers hand over [`Commit`]s without waiting, one thread writes them in groups and
-//! tells each caller, in the order of submission.
+//! Layer 3. Owns all state that must survive the process. A commit is reported durable only when it
+//! is (WAL, synchronous FULL). Must not know children, protocols or actors. Callers submit
+//! [`Commit`]s without waiting. One thread writes them in groups and notifies each caller, in the
+//! order of submission.
 //!
-//! A failed write loses nothing: the batch is kept and retried, [`Journal::health`] says so, and
-//! callers are held by their credits, which drop only when a commit is durable. Only damage ends
-//! the journal; whoever sees [`Health::Corrupt`] must end the process.
+//! A failed write loses nothing: the batch is kept and retried, and [`Journal::health`] reports the
+//! failure. Callers are limited by their credits, which return only when a commit is durable. Only
+//! damage ends the journal; a caller that sees [`Health::Corrupt`] must end the process.
 
 mod approvals;
 mod audit;
@@ -75,8 +76,8 @@ pub use turn_queries::{LastCheck, LastTurn};
 pub use unfinished::{ParkedSlot, TaskMatch};
 pub use writer::SpaceProbe;
 
-/// The front of the journal; clones share it. When the last clone is dropped, the writer
-/// finishes what waits and ends.
+/// A handle of the journal; clones share it. When the last clone is dropped, the writer finishes
+/// the queue and ends.
 #[derive(Clone)]
 pub struct Journal(Arc<Inner>);
 
@@ -107,12 +108,12 @@ impl Drop for Inner {
     }
 }
 
-/// What the journal keeps, and when it takes nothing new.
+/// The journal's limits: how long rows stay, and how much free space it requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct JournalOptions {
-    /// What is kept; `None`: everything, for ever.
+    /// The limits of retention; `None` keeps everything for ever.
     pub retention: Option<RetentionLimits>,
-    /// Free space, in bytes, below which nothing new is taken in.
+    /// The free space, in bytes, below which the journal refuses new work.
     pub min_free: u64,
 }
 
@@ -125,20 +126,20 @@ impl Default for JournalOptions {
     }
 }
 
-/// What a close left behind.
+/// A close that ended before all rows were durable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{writes} journal rows could not be made durable in time")]
 pub struct CloseTimeout {
-    /// Rows that were accepted and are not durable.
+    /// Accepted rows that are not durable.
     pub writes: usize,
 }
 
 impl Journal {
-    /// Opens the journal in a state directory, which is made (0700) if it is missing, gives the
-    /// process a new epoch and writes down what became of the turns, asks and sessions that former
-    /// epochs left open. Tasks and the sessions of slots stay as they are.
+    /// Opens the journal in a state directory. Creates the directory (0700) if it is missing, gives
+    /// the process a new epoch, and writes the missing ends of turns, permission requests and
+    /// sessions that earlier epochs left open. Tasks and the sessions of slots stay as they are.
     ///
-    /// The caller holds the directory's lock: one supervisor a state directory.
+    /// The caller must own the directory's lock: one supervisor a state directory.
     ///
     /// # Errors
     /// [`OpenError`]
@@ -146,7 +147,7 @@ impl Journal {
         Self::open_with_probe(dir, Box::new(DiskSpace::measure))
     }
 
-    /// [`Self::open`] with another way to ask for free space.
+    /// [`Self::open`] with another probe for free space.
     ///
     /// # Errors
     /// [`OpenError`]
@@ -154,7 +155,7 @@ impl Journal {
         Self::open_with_options(dir, JournalOptions::default(), space)
     }
 
-    /// [`Self::open_with_probe`] with rules of its own.
+    /// [`Self::open_with_probe`] with other limits.
     ///
     /// # Errors
     /// [`OpenError`]
@@ -171,7 +172,7 @@ impl Journal {
         Ok(journal)
     }
 
-    /// [`Self::open_with_probe`] without the thread, for simulations: nothing becomes durable unless
+    /// [`Self::open_with_probe`] without the thread, for simulations: nothing becomes durable until
     /// the [`Stepper`] makes a step. `at_us` is the time of this start.
     ///
     /// # Errors
@@ -186,7 +187,7 @@ impl Journal {
         Ok((journal, Stepper::new(writer)))
     }
 
-    /// Opens the database, ends what former epochs left open, and puts the parts together.
+    /// Opens the database, ends what earlier epochs left open, and connects the parts.
     fn prepare(
         dir: &Path,
         rules: JournalOptions,
@@ -237,19 +238,18 @@ impl Journal {
         Ok((journal, writer))
     }
 
-    /// This start of the supervisor: larger than that of every start before it.
+    /// The epoch of this start of the supervisor: greater than that of every earlier start.
     #[must_use]
     pub fn epoch(&self) -> u64 {
         self.0.epoch
     }
 
-    /// Hands over a commit without waiting. What is accepted becomes durable, in the order of
-    /// submission, however long the disk refuses; only damage or the end of the process prevents
-    /// it.
+    /// Submits a commit without waiting. An accepted commit becomes durable, in the order of
+    /// submission, however long the disk fails. Only damage or the end of the process prevents it.
     ///
     /// # Errors
-    /// [`RefusedCommit`], with the commit in it. `ReadOnly` only meets commits that begin new work
-    /// (`RunBegun`, `TaskQueued`, a chat's `Create` and `Accept`).
+    /// [`RefusedCommit`], with the commit in it. [`Refusal::ReadOnly`] affects only commits that
+    /// begin new work (`RunBegun`, `TaskQueued`, a chat's `Create` and `Accept`).
     pub fn submit(&self, commit: Commit) -> Result<(), RefusedCommit> {
         if commit.begins_new_work() && self.0.health.borrow().is_read_only() {
             return Err(RefusedCommit::new(commit, Refusal::ReadOnly));
@@ -257,25 +257,25 @@ impl Journal {
         self.0.queue.push(commit)
     }
 
-    /// How the journal is, now and at every change.
+    /// The journal's health, now and at every change.
     #[must_use]
     pub fn health(&self) -> watch::Receiver<Health> {
         self.0.health.clone()
     }
 
-    /// A number that grows each time that questions changed and the change is durable.
+    /// A counter that grows whenever a change of approvals becomes durable.
     #[must_use]
     pub fn approvals_changed(&self) -> watch::Receiver<u64> {
         self.0.approvals.clone()
     }
 
-    /// Rows accepted and not yet durable.
+    /// The number of rows that are accepted and not yet durable.
     #[must_use]
     pub fn backlog(&self) -> usize {
         self.0.queue.backlog()
     }
 
-    /// The end of the audit chain, as far as it is durable.
+    /// The durable end of the audit chain.
     #[must_use]
     pub fn audit_head(&self) -> ChainHead {
         self.0
@@ -285,7 +285,7 @@ impl Journal {
             .clone()
     }
 
-    /// What opening found left open by former epochs.
+    /// Counts of what earlier epochs left open, as found when the journal was opened.
     #[must_use]
     pub fn recovery_report(&self) -> RecoveryReport {
         self.0.recovered
@@ -305,11 +305,11 @@ impl Journal {
         &self.0.file
     }
 
-    /// Takes nothing more in, waits until everything is durable and the database is closed.
-    /// Blocks the thread, at most for `timeout`.
+    /// Refuses further commits and waits until everything is durable and the database is closed.
+    /// Blocks the thread, for at most `timeout`.
     ///
     /// # Errors
-    /// [`CloseTimeout`] if something was left; it is then given up.
+    /// [`CloseTimeout`] if rows were not durable in time; they are given up.
     pub fn close(&self, timeout: Duration) -> Result<(), CloseTimeout> {
         self.0.queue.close();
         self.0

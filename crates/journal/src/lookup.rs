@@ -1,4 +1,4 @@
-//! Single rows and places in the past: what the commands that read the journal ask for.
+//! Single rows and positions in a stream, for the commands that read the journal.
 //!
 //! Only reads. Must not know how anything is shown.
 
@@ -12,10 +12,10 @@ const SESSION: &str = "SELECT session, epoch, pool, slot, run, task, attempt, be
                        ended_at_us, class FROM sessions";
 
 impl Reader {
-    /// One session; `None` if there is none of this name, or it was removed.
+    /// One session; `None` if the id is unknown or the session was removed.
     ///
     /// # Errors
-    /// [`ReadError::Backend`]
+    /// [`ReadError::Database`]
     pub fn session(&self, session: &SessionId) -> Result<Option<StoredSession>, ReadError> {
         Ok(self
             .conn()
@@ -24,11 +24,11 @@ impl Reader {
             .optional()?)
     }
 
-    /// The sessions that have not ended, or ended at this time or later (microseconds since the
-    /// Unix epoch), oldest first.
+    /// The sessions that are open, or ended at or after `at_us` (microseconds since the Unix
+    /// epoch), oldest first.
     ///
     /// # Errors
-    /// [`ReadError::Backend`]
+    /// [`ReadError::Database`]
     pub fn sessions_since(&self, at_us: i64) -> Result<Vec<StoredSession>, ReadError> {
         let mut statement = self.conn().prepare_cached(&format!(
             "{SESSION} WHERE ended_at_us IS NULL OR ended_at_us >= ?1 \
@@ -38,10 +38,10 @@ impl Reader {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// The sessions that worked one task, oldest first.
+    /// The sessions that worked on one task, oldest first.
     ///
     /// # Errors
-    /// [`ReadError::Backend`]
+    /// [`ReadError::Database`]
     pub fn attempts(&self, run: &RunId, task: &TaskId) -> Result<Vec<StoredSession>, ReadError> {
         let mut statement = self.conn().prepare_cached(&format!(
             "{SESSION} WHERE run = ?1 AND task = ?2 ORDER BY begun_at_us, session"
@@ -50,11 +50,11 @@ impl Reader {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// The tasks that a session worked last, in the order of their begin: with a session of a
-    /// slot there may be many.
+    /// The tasks that a session worked on last, in the order in which they began. A session of a
+    /// slot may have many.
     ///
     /// # Errors
-    /// [`ReadError::Backend`]
+    /// [`ReadError::Database`]
     pub fn tasks_of_session(&self, session: &StoredSession) -> Result<Vec<StoredTask>, ReadError> {
         const TASK: &str = "SELECT id, pool, prompt, spec, state, outcome, detail, attempts, slot, \
                             session, queued_at_us, begun_at_us, ended_at_us, result FROM tasks";
@@ -69,24 +69,24 @@ impl Reader {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// The last event of a session that was stamped before a time (microseconds since the Unix
-    /// epoch): its seq, 0 if there is none.
+    /// The seq of a session's last event before a time (microseconds since the Unix epoch); 0 if
+    /// there is none.
     ///
     /// # Errors
-    /// [`ReadError::Backend`]
+    /// [`ReadError::Database`]
     pub fn seq_before(&self, session: &SessionId, at_us: i64) -> Result<u64, ReadError> {
         let mut stamp = self
             .conn()
             .prepare_cached("SELECT at_us FROM events WHERE session = ?1 AND seq = ?2")?;
-        // Times grow with the seq, so a few looks find the place.
+        // Times grow with the seq, so a binary search finds the position in a few reads.
         let (mut before, mut beyond) = (0, self.last_seq(session)? + 1);
         while before + 1 < beyond {
             let middle = before + (beyond - before) / 2;
             let seq = i64::try_from(middle).unwrap_or(i64::MAX);
-            let found: Option<i64> = stamp
+            let stamped_us: Option<i64> = stamp
                 .query_row(params![session.as_str(), seq], |row| row.get(0))
                 .optional()?;
-            if found.is_some_and(|found| found < at_us) {
+            if stamped_us.is_some_and(|stamped_us| stamped_us < at_us) {
                 before = middle;
             } else {
                 beyond = middle;
@@ -95,18 +95,18 @@ impl Reader {
         Ok(before)
     }
 
-    /// The last event at or before a cursor that the session has in common with whoever holds
-    /// the cursor: the cursor itself, unless it lies beyond the durable end of its epoch.
+    /// The last event at or before a cursor that both the session and the cursor's holder have: the
+    /// cursor itself, unless it lies beyond the durable end of its epoch.
     ///
     /// # Errors
-    /// [`ReadError::Backend`]
+    /// [`ReadError::Database`]
     pub fn last_common_event(
         &self,
         session: &SessionId,
         cursor: EventId,
     ) -> Result<EventId, ReadError> {
         let signed = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
-        let found = self
+        let event_id = self
             .conn()
             .prepare_cached(
                 "SELECT epoch, seq FROM events WHERE session = ?1 AND seq <= ?2 AND epoch <= ?3 \
@@ -123,13 +123,13 @@ impl Reader {
                 },
             )
             .optional()?;
-        Ok(found.unwrap_or(EventId { epoch: 0, seq: 0 }))
+        Ok(event_id.unwrap_or(EventId { epoch: 0, seq: 0 }))
     }
 
-    /// A number that changes when somebody else has written.
+    /// A number that changes when another connection has written.
     ///
     /// # Errors
-    /// [`ReadError::Backend`]
+    /// [`ReadError::Database`]
     pub fn data_version(&self) -> Result<i64, ReadError> {
         let version = self
             .conn()

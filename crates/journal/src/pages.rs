@@ -1,4 +1,4 @@
-//! Sessions and tasks in pages, the newest first: what lists over HTTP are made of.
+//! Sessions and tasks in pages, newest first, for lists over HTTP.
 //!
 //! Only reads. Must not know how anything is shown.
 
@@ -9,38 +9,38 @@ use super::error::ReadError;
 use super::reader::{Reader, StoredSession, StoredTask, task_from_row};
 use marshal_model::{RunId, TaskId};
 
-/// Tasks of a page: without results, and of prompts only the beginning.
+/// Tasks of a page: without results, and with only the beginning of each prompt.
 const LISTED: &str = "SELECT id, pool, substr(prompt, 1, 4096), spec, state, outcome, detail, attempts, slot, \
                       session, queued_at_us, begun_at_us, ended_at_us, NULL, run FROM tasks";
 
 const TASK: &str = "SELECT id, pool, prompt, spec, state, outcome, detail, attempts, slot, session, \
                     queued_at_us, begun_at_us, ended_at_us, result, run FROM tasks";
 
-/// Which sessions are wanted; everything that is given must fit.
+/// A filter for sessions; a session must match every field that is set.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SessionQuery {
-    /// Of this pool.
+    /// The session's pool.
     pub pool: Option<String>,
-    /// Not ended, or ended.
+    /// Whether the session is open; `Some(false)` selects ended ones.
     pub open: Option<bool>,
-    /// Older than this one.
+    /// A session id; selects the sessions created before it.
     pub before: Option<String>,
 }
 
-/// Which tasks are wanted; everything that is given must fit.
+/// A filter for tasks; a task must match every field that is set.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TaskQuery {
-    /// Of this pool.
+    /// The task's pool.
     pub pool: Option<String>,
-    /// Of this run.
+    /// The task's run.
     pub run: Option<String>,
-    /// In this state.
+    /// The task's state.
     pub state: Option<String>,
-    /// Older than this one: when it was queued, its run, its id.
+    /// A task's position in the list (time of queueing, run, id); selects the older ones.
     pub before: Option<(i64, String, String)>,
 }
 
-/// Conditions, and the values in them.
+/// The conditions of a statement, and their values.
 #[derive(Default)]
 struct WhereClause {
     text: Vec<String>,
@@ -48,7 +48,7 @@ struct WhereClause {
 }
 
 impl WhereClause {
-    /// `condition` has one `?` for each value.
+    /// Adds a condition, which has one `?` for each value.
     fn and(&mut self, condition: &str, values: impl IntoIterator<Item = Value>) {
         self.text.push(condition.to_owned());
         self.values.extend(values);
@@ -63,50 +63,50 @@ impl WhereClause {
 }
 
 impl Reader {
-    /// At most `limit` sessions, the newest first.
+    /// At most `limit` sessions, newest first.
     ///
     /// # Errors
-    /// [`ReadError::Backend`]
+    /// [`ReadError::Database`]
     pub fn sessions_page(
         &self,
         query: &SessionQuery,
         limit: usize,
     ) -> Result<Vec<StoredSession>, ReadError> {
-        let mut wanted = WhereClause::default();
+        let mut conditions = WhereClause::default();
         if let Some(pool) = &query.pool {
-            wanted.and("pool = ?", [pool.clone().into()]);
+            conditions.and("pool = ?", [pool.clone().into()]);
         }
         match query.open {
-            Some(true) => wanted.and("ended_at_us IS NULL", []),
-            Some(false) => wanted.and("ended_at_us IS NOT NULL", []),
+            Some(true) => conditions.and("ended_at_us IS NULL", []),
+            Some(false) => conditions.and("ended_at_us IS NOT NULL", []),
             None => {}
         }
         if let Some(before) = &query.before {
-            wanted.and("session < ?", [before.clone().into()]);
+            conditions.and("session < ?", [before.clone().into()]);
         }
-        // An id begins with the time at which it was made.
+        // An id begins with its time of creation, so ids order by age.
         let sql = format!(
             "SELECT session, epoch, pool, slot, run, task, attempt, begun_at_us, ended_at_us, class \
              FROM sessions{} ORDER BY session DESC LIMIT ?",
-            wanted.sql()
+            conditions.sql()
         );
         let mut statement = self.conn().prepare_cached(&sql)?;
         let limit = Value::from(i64::try_from(limit).unwrap_or(i64::MAX));
-        let values = params_from_iter(wanted.values.into_iter().chain([limit]));
+        let values = params_from_iter(conditions.values.into_iter().chain([limit]));
         let rows = statement.query_map(values, StoredSession::from_row)?;
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// At most `limit` tasks with their runs, the newest first.
+    /// At most `limit` tasks with their runs, newest first.
     ///
     /// # Errors
-    /// [`ReadError::Backend`]
+    /// [`ReadError::Database`]
     pub fn tasks_page(
         &self,
         query: &TaskQuery,
         limit: usize,
     ) -> Result<Vec<(String, StoredTask)>, ReadError> {
-        let mut wanted = WhereClause::default();
+        let mut conditions = WhereClause::default();
         let columns = [
             ("pool = ?", &query.pool),
             ("run = ?", &query.run),
@@ -114,28 +114,28 @@ impl Reader {
         ];
         for (condition, value) in columns {
             if let Some(value) = value {
-                wanted.and(condition, [value.clone().into()]);
+                conditions.and(condition, [value.clone().into()]);
             }
         }
         if let Some((at_us, run, id)) = &query.before {
             let values = [(*at_us).into(), run.clone().into(), id.clone().into()];
-            wanted.and("(queued_at_us, run, id) < (?, ?, ?)", values);
+            conditions.and("(queued_at_us, run, id) < (?, ?, ?)", values);
         }
         let sql = format!(
             "{LISTED}{} ORDER BY queued_at_us DESC, run DESC, id DESC LIMIT ?",
-            wanted.sql()
+            conditions.sql()
         );
         let mut statement = self.conn().prepare_cached(&sql)?;
         let limit = Value::from(i64::try_from(limit).unwrap_or(i64::MAX));
-        let values = params_from_iter(wanted.values.into_iter().chain([limit]));
+        let values = params_from_iter(conditions.values.into_iter().chain([limit]));
         let rows = statement.query_map(values, |row| Ok((row.get(14)?, task_from_row(row)?)))?;
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// One task; `None` if there is none, or it was removed.
+    /// One task; `None` if it is unknown or was removed.
     ///
     /// # Errors
-    /// [`ReadError::Backend`]
+    /// [`ReadError::Database`]
     pub fn task(&self, run: &RunId, task: &TaskId) -> Result<Option<StoredTask>, ReadError> {
         Ok(self
             .conn()

@@ -1,7 +1,7 @@
 //! The bounded queue between the callers and the writer's thread.
 //!
-//! A mutex and a condition variable: callers never wait, the writer takes everything that waits
-//! in one go, so that commits group themselves while the disk is busy.
+//! A mutex and a condition variable. Callers never wait. The writer takes all waiting commits at
+//! once, so that commits form groups while the disk is busy.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -12,28 +12,28 @@ use tokio::sync::Notify;
 use super::commit::{Commit, RefusedCommit};
 use super::error::Refusal;
 
-/// What the writer gets.
+/// What [`Queue::take_batch`] returns.
 #[derive(Debug)]
 pub(super) enum NextBatch {
     /// At least one commit, in the order of submission.
     Batch(Vec<Commit>),
-    /// Nothing came in time.
+    /// No commit came in time.
     Idle,
-    /// Closed, and nothing is left.
+    /// The queue is closed and empty.
     Closed,
 }
 
 #[derive(Default)]
 struct State {
     waiting: VecDeque<Commit>,
-    /// Writes in `waiting`.
+    /// Rows in `waiting`.
     writes: usize,
-    /// Writes that the writer took and did not finish.
+    /// Rows that the writer took and did not finish.
     in_progress: usize,
     closing: bool,
     /// The writer must stop retrying.
     abandoned: bool,
-    /// The writer is gone.
+    /// The writer has ended.
     finished: bool,
 }
 
@@ -42,9 +42,9 @@ pub(super) struct Queue {
     state: Mutex<State>,
     /// Wakes the writer.
     commit_waiting: Condvar,
-    /// Wakes a writer that is no thread.
+    /// Wakes the [`Stepper`](super::Stepper), which is no thread.
     commit_arrived: Notify,
-    /// Wakes who waits for the writer's end.
+    /// Wakes the caller that waits for the writer's end.
     writer_ended: Condvar,
 }
 
@@ -83,13 +83,14 @@ impl Queue {
         Ok(())
     }
 
-    /// Waits until the first commit waits, or did since the last call.
+    /// Waits until a commit is in the queue, or was added since the last call.
     pub(super) async fn wait_for_commit(&self) {
         self.commit_arrived.notified().await;
     }
 
-    /// Waits at most `wait` for commits and takes up to `most` writes, at least one commit.
-    pub(super) fn take_batch(&self, most: usize, wait: Duration) -> NextBatch {
+    /// Waits at most `wait` for commits and takes up to `max_rows` rows, but always at least one
+    /// commit.
+    pub(super) fn take_batch(&self, max_rows: usize, wait: Duration) -> NextBatch {
         let until = Instant::now() + wait;
         let mut state = self.lock();
         while state.waiting.is_empty() {
@@ -109,7 +110,7 @@ impl Queue {
         let mut batch = Vec::new();
         let mut writes = 0;
         while let Some(next) = state.waiting.front() {
-            if !batch.is_empty() && writes + next.row_count() > most {
+            if !batch.is_empty() && writes + next.row_count() > max_rows {
                 break;
             }
             writes += next.row_count();
@@ -118,30 +119,30 @@ impl Queue {
         state.writes -= writes;
         state.in_progress = writes;
         if state.waiting.is_empty() {
-            // A stall may have made it large.
+            // A stall may have made the queue large; this returns the memory.
             state.waiting.shrink_to(1024);
         }
         NextBatch::Batch(batch)
     }
 
-    /// The writer finished what it took.
+    /// The writer finished its batch.
     pub(super) fn finish_batch(&self) {
         self.lock().in_progress = 0;
     }
 
-    /// Writes that were accepted and are not yet durable.
+    /// Rows that were accepted and are not yet durable.
     pub(super) fn backlog(&self) -> usize {
         let state = self.lock();
         state.writes + state.in_progress
     }
 
-    /// Lets nothing in any more; the writer finishes what waits.
+    /// Refuses further commits; the writer finishes the queue.
     pub(super) fn close(&self) {
         self.lock().closing = true;
         self.commit_waiting.notify_all();
     }
 
-    /// Waits before a retry. Gives `false` if the writer must give up.
+    /// Waits before a retry. Returns `false` if the writer must give up.
     pub(super) fn wait_before_retry(&self, wait: Duration) -> bool {
         let until = Instant::now() + wait;
         let mut state = self.lock();
@@ -161,19 +162,19 @@ impl Queue {
         }
     }
 
-    /// The writer is gone: nothing comes in any more and what waits is dropped.
+    /// The writer has ended: further commits are refused and waiting ones are dropped.
     pub(super) fn finish(&self) {
         let mut state = self.lock();
         state.finished = true;
         let dropped = std::mem::take(&mut state.waiting);
         drop(state);
-        // Outside the lock: what a commit holds may do anything when it is dropped.
+        // Outside the lock: dropping a commit's permit may run any code.
         drop(dropped);
         self.writer_ended.notify_all();
     }
 
-    /// Waits for the writer's end; after `timeout` tells it to give up. Gives the number of
-    /// writes that are not durable.
+    /// Waits for the writer's end; after `timeout` it makes the writer give up. Returns the number
+    /// of rows that are not durable.
     pub(super) fn wait_for_writer(&self, timeout: Duration) -> Result<(), usize> {
         let until = Instant::now() + timeout;
         let mut state = self.lock();

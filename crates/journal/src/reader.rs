@@ -1,7 +1,7 @@
-//! Reading back, on a connection of its own that never blocks the writer.
+//! Reads the journal on a connection of its own, which never blocks the writer.
 //!
-//! Sees what is durable and nothing else. Rows come as they are stored; an event is decoded only
-//! when asked, so that one that a newer program wrote does not hide the others.
+//! Sees only durable rows. Rows are returned as stored. An event is decoded only on demand, so that
+//! an event of a newer program does not hide the others.
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +14,7 @@ use super::schema;
 use marshal_model::limits;
 use marshal_model::{Event, EventId, ExitClass, RunId, SessionId, SlotId, StampedEvent};
 
-/// A connection for reading. May be sent to another thread, not shared.
+/// A connection for reading. It may move to another thread, but not be shared.
 pub struct Reader {
     conn: Connection,
 }
@@ -24,20 +24,20 @@ pub struct Reader {
 pub struct StoredEvent {
     /// Its session.
     pub session: String,
-    /// Its address.
+    /// Its id: epoch and seq.
     pub id: EventId,
     /// When it was stamped: microseconds since the Unix epoch.
     pub at_us: i64,
-    /// A word of [`marshal_model::EventKind`], or of a newer program.
+    /// A word of [`marshal_model::EventKind`], or an unknown word of a newer program.
     pub kind: String,
-    /// The body's version.
+    /// The version of the body's format.
     pub version: u32,
     /// The body, JSON.
     pub body: String,
 }
 
 impl StoredEvent {
-    /// The event.
+    /// Decodes the body.
     ///
     /// # Errors
     /// [`CodecError`] if a newer program wrote it or the row is damaged.
@@ -50,7 +50,7 @@ impl StoredEvent {
         })
     }
 
-    /// The same line that [`codec::to_json`] writes.
+    /// The event as a line, the same as [`codec::to_json`] writes.
     #[must_use]
     pub fn into_json(self) -> String {
         codec::format_line(
@@ -69,23 +69,23 @@ impl StoredEvent {
 pub struct StoredSession {
     /// Its id.
     pub session: String,
-    /// The start of the supervisor that began it.
+    /// The epoch that began it.
     pub epoch: u64,
     /// Its pool.
     pub pool: String,
     /// Its slot.
     pub slot: u16,
-    /// The run that it belongs to.
+    /// The session's run; `None` if it outlives its runs.
     pub run: Option<String>,
-    /// The task that it works.
+    /// The session's task; `None` with `session = "slot"`.
     pub task: Option<String>,
-    /// Which attempt.
+    /// The number of the task's attempt, from 1.
     pub attempt: u32,
     /// When it began, in microseconds since the Unix epoch.
     pub begun_at_us: i64,
-    /// When it ended.
+    /// When it ended; `None` while it is open.
     pub ended_at_us: Option<i64>,
-    /// How its last child ended.
+    /// The exit class of its last child.
     pub class: Option<String>,
 }
 
@@ -94,15 +94,15 @@ pub struct StoredSession {
 pub struct StoredRun {
     /// Its id.
     pub run: String,
-    /// The start of the supervisor that worked it last.
+    /// The epoch that worked on it last.
     pub epoch: u64,
-    /// `run` or `up`.
+    /// `run`, `up` or [`CONVERSATION_COMMAND`](super::CONVERSATION_COMMAND).
     pub command: String,
     /// When it began, in microseconds since the Unix epoch.
     pub begun_at_us: i64,
-    /// When it ended.
+    /// When it ended; `None` while it is open.
     pub ended_at_us: Option<i64>,
-    /// 0 if every task of it is done, else 1.
+    /// The exit code: 0 if all its tasks are done, else 1.
     pub code: Option<u8>,
 }
 
@@ -143,23 +143,23 @@ impl StoredRun {
 pub struct StoredTask {
     /// Its id in the run.
     pub id: String,
-    /// The pool that works it.
+    /// The pool whose slots may work on it.
     pub pool: String,
-    /// The prompt, as given; foreign.
+    /// The prompt as the user gave it; foreign text.
     pub prompt: marshal_model::UntrustedText,
-    /// Its own wishes, JSON.
+    /// The task's options beside the prompt, as JSON.
     pub spec: String,
     /// `queued`, `running`, `ended`.
     pub state: String,
-    /// How it ended.
+    /// The word of its outcome; `None` until it has ended.
     pub outcome: Option<String>,
-    /// Why.
+    /// The reason for the outcome.
     pub detail: Option<String>,
-    /// Sendings so far.
+    /// Attempts so far.
     pub attempts: u32,
-    /// The slot that worked it last.
+    /// The slot that worked on it last.
     pub slot: Option<u16>,
-    /// The session that worked it last.
+    /// The session that worked on it last.
     pub session: Option<String>,
     /// When it was queued, began and ended, in microseconds since the Unix epoch.
     pub queued_at_us: i64,
@@ -182,29 +182,29 @@ pub struct StoredPermissionRequest {
     pub requested_seq: u64,
     /// The seq of its `PermissionDecided` event.
     pub decided_seq: Option<u64>,
-    /// The agent's name of the request; foreign.
+    /// The agent's own id of the request; foreign text.
     pub request_key: marshal_model::UntrustedText,
-    /// The tool; foreign.
+    /// The tool's name; foreign text.
     pub tool: marshal_model::UntrustedText,
-    /// The input as it came, JSON; `None` if it was too large.
+    /// The input as received, JSON; `None` if it was too large.
     pub input: Option<String>,
-    /// Its digest.
+    /// The SHA-256 of the input, in hexadecimal.
     pub input_sha256: String,
-    /// The verdict's word.
+    /// The word of the verdict; `None` until it is decided.
     pub decision: Option<String>,
-    /// Who decided.
+    /// The source of the verdict, a word of [`marshal_model::DecidedBy`].
     pub decided_by: Option<String>,
-    /// The rules, a JSON array of texts.
+    /// The rules that decided, as a JSON array of names.
     pub rules: Option<String>,
-    /// The reason.
+    /// The reason of the verdict.
     pub reason: Option<String>,
-    /// The policy.
+    /// The name of the policy that evaluated it.
     pub policy: Option<String>,
-    /// Its place in the audit chain.
+    /// Its link in the audit chain.
     pub link: Option<u64>,
 }
 
-/// A session, as the stream of one run sees it.
+/// A session, as part of one run's stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunSession {
     /// Its id.
@@ -213,19 +213,20 @@ pub struct RunSession {
     pub pool: String,
     /// Its slot.
     pub slot: u16,
-    /// The task of the run that it works, or worked first.
+    /// The task of the run that it works on, or worked on first.
     pub task: Option<String>,
-    /// Which attempt.
+    /// The number of the task's attempt, from 1.
     pub attempt: u32,
     /// Whether it has ended.
     pub has_ended: bool,
     /// The seq after which its events belong to the run.
     pub after: u64,
-    /// Its durable end.
+    /// The seq of its last durable event.
     pub last: u64,
 }
 
-/// A slot's failures since some time, oldest first.
+/// A slot's failures since a time, oldest first: time in microseconds since the Unix epoch, and
+/// class.
 pub type SlotFailures = Vec<(i64, ExitClass)>;
 
 impl std::fmt::Debug for Reader {
@@ -247,7 +248,7 @@ impl Reader {
         Self::open_file(&dir.join(schema::FILE_NAME))
     }
 
-    /// The connection.
+    /// The connection, for the queries of other modules.
     pub(super) const fn conn(&self) -> &Connection {
         &self.conn
     }
@@ -259,10 +260,10 @@ impl Reader {
         Ok(Self { conn })
     }
 
-    /// At most `limit` events of a session after a seq, in order.
+    /// At most `limit` events of a session after `after`, in order.
     ///
     /// # Errors
-    /// [`ReadError::Backend`]
+    /// [`ReadError::Database`]
     pub fn events(
         &self,
         session: &SessionId,
@@ -278,11 +279,11 @@ impl Reader {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// At most `limit` events of a session after a seq, in order, whose bodies have together at
-    /// most `bytes` bytes; the first one always, however long.
+    /// At most `limit` events of a session after `after`, in order. Their bodies have at most
+    /// `bytes` bytes in total, but the first event is always returned.
     ///
     /// # Errors
-    /// [`ReadError::Backend`]
+    /// [`ReadError::Database`]
     pub fn events_page(
         &self,
         session: &SessionId,
@@ -308,11 +309,12 @@ impl Reader {
         Ok(events)
     }
 
-    /// The sessions that work or worked tasks of a run, in the order of their begin. A session
-    /// of a slot, which works tasks of several runs, counts from the first task of this one.
+    /// The sessions that work or worked on tasks of a run, in the order in which they began. A
+    /// session of a slot works on tasks of several runs, so it belongs to this run from the run's
+    /// first task on.
     ///
     /// # Errors
-    /// [`ReadError::Backend`]
+    /// [`ReadError::Database`]
     pub fn sessions_of_run(&self, run: &RunId) -> Result<Vec<RunSession>, ReadError> {
         let mut statement = self.conn.prepare_cached(
             "SELECT session, pool, slot, task, attempt, ended_at_us IS NOT NULL, 0, \
@@ -343,10 +345,10 @@ impl Reader {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// The durable end of a session: its last seq, 0 if it has no events.
+    /// The seq of a session's last durable event; 0 if it has none.
     ///
     /// # Errors
-    /// [`ReadError::Backend`]
+    /// [`ReadError::Database`]
     pub fn last_seq(&self, session: &SessionId) -> Result<u64, ReadError> {
         Ok(self
             .conn
@@ -354,10 +356,10 @@ impl Reader {
             .query_row([session.as_str()], |row| number(row, 0))?)
     }
 
-    /// What a session has journalled, in bytes of bodies.
+    /// The size of a session's event bodies, in bytes.
     ///
     /// # Errors
-    /// [`ReadError::Backend`]
+    /// [`ReadError::Database`]
     pub fn session_bytes(&self, session: &SessionId) -> Result<u64, ReadError> {
         Ok(self
             .conn
@@ -370,7 +372,7 @@ impl Reader {
     /// All sessions, oldest first.
     ///
     /// # Errors
-    /// [`ReadError::Backend`]
+    /// [`ReadError::Database`]
     pub fn sessions(&self) -> Result<Vec<StoredSession>, ReadError> {
         let mut statement = self.conn.prepare_cached(
             "SELECT session, epoch, pool, slot, run, task, attempt, begun_at_us, ended_at_us, \
@@ -383,7 +385,7 @@ impl Reader {
     /// All runs, oldest first.
     ///
     /// # Errors
-    /// [`ReadError::Backend`]
+    /// [`ReadError::Database`]
     pub fn runs(&self) -> Result<Vec<StoredRun>, ReadError> {
         let mut statement = self.conn.prepare_cached(
             "SELECT run, epoch, command, begun_at_us, ended_at_us, code FROM runs \
@@ -393,10 +395,10 @@ impl Reader {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// The tasks of a run, in the order given.
+    /// The tasks of a run, in the order of the run's plan.
     ///
     /// # Errors
-    /// [`ReadError::Backend`]
+    /// [`ReadError::Database`]
     pub fn tasks(&self, run: &RunId) -> Result<Vec<StoredTask>, ReadError> {
         let mut statement = self.conn.prepare_cached(
             "SELECT id, pool, prompt, spec, state, outcome, detail, attempts, slot, session, \
@@ -407,10 +409,10 @@ impl Reader {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// The asks of a session, in the order of asking.
+    /// The permission requests of a session, in the order in which they arrived.
     ///
     /// # Errors
-    /// [`ReadError::Backend`]
+    /// [`ReadError::Database`]
     pub fn permission_requests(
         &self,
         session: &SessionId,
@@ -441,8 +443,8 @@ impl Reader {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// A slot's failures since a time in microseconds since the Unix epoch: what its restart
-    /// budget was spent on, also by former starts of the supervisor.
+    /// A slot's failures since a time (microseconds since the Unix epoch), also those of earlier
+    /// starts of the supervisor. They count against the slot's restart budget.
     ///
     /// # Errors
     /// [`ReadError`]
@@ -466,7 +468,7 @@ impl Reader {
         .collect()
     }
 
-    /// Checks the audit chain from its first record and gives its end.
+    /// Checks the audit chain from its first record and returns its end.
     ///
     /// # Errors
     /// [`ReadError::Chain`] at the first record that does not fit.
@@ -508,7 +510,7 @@ pub(super) fn event_from_row(row: &Row<'_>) -> rusqlite::Result<StoredEvent> {
     })
 }
 
-/// An unsigned column; SQLite's integers are signed.
+/// Reads an unsigned column; SQLite's integers are signed.
 fn number(row: &Row<'_>, column: usize) -> rusqlite::Result<u64> {
     row.get::<_, i64>(column).map(i64::unsigned_abs)
 }

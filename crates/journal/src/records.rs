@@ -1,6 +1,6 @@
-//! Audit records as they are stored, and the proof of their chain: what people ask of the past.
+//! Audit records as they are stored, and the check of their chain.
 //!
-//! Only reads, in pages. Must not know how a record is shown, nor judge anything.
+//! Only reads, in pages. Must not know how a record is shown, nor evaluate anything.
 
 use std::fmt::Write as _;
 
@@ -13,10 +13,10 @@ use super::reader::Reader;
 use marshal_model::UntrustedText;
 use marshal_model::limits;
 
-/// A decided request, as its row has it. Times are microseconds since the Unix epoch.
+/// The row of a decided permission request. Times are microseconds since the Unix epoch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AuditRecord {
-    /// Its place in the chain, from 1.
+    /// Its link: its position in the chain, from 1.
     pub link: u64,
     /// The hash of the record before it; 64 zeros for the first.
     pub prev_hash: String,
@@ -26,94 +26,94 @@ pub struct AuditRecord {
     pub id: String,
     /// Its session.
     pub session: String,
-    /// What its hash covers.
+    /// The format, which says what the hash covers; `None` in a damaged row.
     pub format: Option<i64>,
     /// The session's pool.
     pub pool: Option<String>,
     /// The session's slot in it.
     pub slot: Option<u16>,
-    /// The run that the session belongs to.
+    /// The session's run.
     pub run: Option<String>,
-    /// The task that it works.
+    /// The session's task.
     pub task: Option<String>,
     /// The seq of its `permission_requested` event.
     pub requested_seq: u64,
     /// The seq of its `permission_decided` event.
     pub decided_seq: Option<u64>,
-    /// The agent's name of the request; foreign.
+    /// The agent's own id of the request; foreign text.
     pub request_key: UntrustedText,
-    /// The tool call that it belongs to; foreign.
+    /// The id of the tool call; foreign text.
     pub tool_id: Option<UntrustedText>,
-    /// The tool; foreign.
+    /// The tool's name; foreign text.
     pub tool: UntrustedText,
-    /// The input, JSON; `None` if it was too large, or was removed because of its age.
+    /// The input, JSON; `None` if it was too large or retention removed it.
     pub input: Option<UntrustedText>,
-    /// Its digest.
+    /// The SHA-256 of the input, in hexadecimal.
     pub input_sha256: String,
-    /// What the agent claimed beside it, JSON.
+    /// The agent's other claims about the request, as JSON.
     pub claimed: UntrustedText,
-    /// When it was asked.
+    /// When the request arrived.
     pub requested_at_us: i64,
-    /// The policy that judged it.
+    /// The name of the policy that evaluated it.
     pub policy: Option<String>,
-    /// That policy's digest.
+    /// The SHA-256 of that policy's text, in hexadecimal.
     pub policy_sha256: Option<String>,
-    /// What the rules saw, JSON.
+    /// The facts that the rules saw, as JSON.
     pub facts: Option<UntrustedText>,
-    /// How long it was judged, in microseconds.
+    /// How long the evaluation took, in microseconds.
     pub eval_us: Option<u64>,
-    /// The verdict's word.
+    /// The word of the verdict.
     pub decision: String,
-    /// Who decided.
+    /// The source of the verdict, a word of [`marshal_model::DecidedBy`].
     pub decided_by: String,
     /// The rules that decided.
     pub rules: Vec<String>,
-    /// The reason.
+    /// The reason of the verdict.
     pub reason: String,
-    /// Who answered, as it was written with it.
+    /// The approver as recorded with the verdict; `None` if no person answered.
     pub approver: Option<String>,
     /// When it was decided.
     pub decided_at_us: i64,
 }
 
-/// Which records are wanted; everything that is given must fit.
+/// A filter for records; a record must match every field that is set.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AuditQuery {
-    /// Of this session.
+    /// The record's session.
     pub session: Option<String>,
-    /// Of sessions of this pool.
+    /// The session's pool.
     pub pool: Option<String>,
-    /// With this verdict.
+    /// The word of the verdict.
     pub decision: Option<String>,
-    /// Decided by this.
+    /// The source of the verdict.
     pub decided_by: Option<String>,
-    /// For this tool, by the agent's name of it.
+    /// The tool's name as the agent gives it.
     pub tool: Option<String>,
-    /// Decided by this rule.
+    /// The name of a rule that decided.
     pub rule: Option<String>,
-    /// Decided at this time or later, in microseconds since the Unix epoch.
+    /// The earliest time of the verdict, in microseconds since the Unix epoch.
     pub since_us: Option<i64>,
 }
 
-/// The chain, proved.
+/// The result of a successful check of the chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChainProof {
-    /// Its end.
+    /// The end of the chain.
     pub head: ChainHead,
-    /// Where it begins: the last record that was removed because of its age, or none.
+    /// The chain's begin: the last record that retention removed, or the zero head.
     pub begin: ChainHead,
-    /// The place of the record that was asked for, if it is there.
+    /// The link of the record with the wanted hash; `None` if the chain lacks it.
     pub found: Option<u64>,
 }
 
-/// Who a record is, for people, whatever is wrong with it.
+/// Identifies a record for people, even if the record is broken.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RecordIdentity {
     /// The request's id.
     pub id: UntrustedText,
     /// Its session.
     pub session: UntrustedText,
-    /// When it was decided, in microseconds since the Unix epoch.
+    /// When it was decided, in microseconds since the Unix epoch; `None` in a damaged row.
     pub decided_at_us: Option<i64>,
 }
 
@@ -123,7 +123,7 @@ const SELECT_RECORDS: &str = "SELECT link, prev_hash, hash, id, session, pool, s
     FROM permission_requests WHERE link IS NOT NULL";
 
 impl AuditQuery {
-    /// The conditions that SQL can look at, and their values.
+    /// The conditions that SQL can check, and their values. [`Self::has_rule`] checks the rest.
     fn conditions(&self) -> (String, Vec<Value>) {
         let (mut sql, mut values) = (String::new(), Vec::new());
         let texts = [
@@ -154,8 +154,8 @@ impl AuditQuery {
 }
 
 impl Reader {
-    /// Gives every record after a link that is wanted, in the order of the chain, until `each`
-    /// says `false`. Gives the link of the last record that was looked at.
+    /// Passes every matching record after a link to `each`, in the order of the chain, until `each`
+    /// returns `false`. Returns the link of the last record that was read.
     ///
     /// # Errors
     /// [`ReadError`]
@@ -187,14 +187,14 @@ impl Reader {
         }
     }
 
-    /// The last `most` records that are wanted, in the order of the chain.
+    /// The last `limit` matching records, in the order of the chain.
     ///
     /// # Errors
     /// [`ReadError`]
     pub fn last_audit_records(
         &self,
         query: &AuditQuery,
-        most: usize,
+        limit: usize,
     ) -> Result<Vec<AuditRecord>, ReadError> {
         let (conditions, values) = query.conditions();
         let link = values.len() + 1;
@@ -202,22 +202,22 @@ impl Reader {
             "{SELECT_RECORDS}{conditions} AND link < ?{link} ORDER BY link DESC LIMIT {}",
             limits::AUDIT_PAGE
         );
-        let (mut found, mut before) = (Vec::new(), i64::MAX.unsigned_abs());
-        while found.len() < most {
+        let (mut records, mut before) = (Vec::new(), i64::MAX.unsigned_abs());
+        while records.len() < limit {
             let page = self.audit_page(&sql, &values, before)?;
             let is_last = page.len() < limits::AUDIT_PAGE;
             for record in page {
                 before = record.link;
-                if query.has_rule(&record) && found.len() < most {
-                    found.push(record);
+                if query.has_rule(&record) && records.len() < limit {
+                    records.push(record);
                 }
             }
             if is_last {
                 break;
             }
         }
-        found.reverse();
-        Ok(found)
+        records.reverse();
+        Ok(records)
     }
 
     fn audit_page(
@@ -233,10 +233,10 @@ impl Reader {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// Checks the whole chain, from its first record or the last that was removed because of its
-    /// age, and looks for the record with the hash `wanted`. A chain alone shows neither a cut
-    /// tail nor a rewrite of everything: that `wanted`, told by a log, is still in it shows both
-    /// up to there.
+    /// Checks the whole chain, from its first record or the last one that retention removed, and
+    /// searches for the record with the hash `wanted`. The chain alone shows neither a cut tail nor
+    /// a rewrite of the whole chain. If a hash from the log is still in the chain, neither happened
+    /// before that record.
     ///
     /// # Errors
     /// [`ReadError::Chain`] at the first record that does not fit.
@@ -250,12 +250,12 @@ impl Reader {
         Ok(ChainProof { head, begin, found })
     }
 
-    /// The record at a place of the chain, as far as it can be told: it may be the broken one.
+    /// The identity of the record at a link, as far as the row shows it: the record may be broken.
     ///
     /// # Errors
-    /// [`ReadError::Backend`]
+    /// [`ReadError::Database`]
     pub fn audit_record_identity(&self, link: u64) -> Result<Option<RecordIdentity>, ReadError> {
-        let found = self
+        let identity = self
             .conn()
             .prepare_cached(
                 "SELECT id, session, decided_at_us FROM permission_requests WHERE link = ?1",
@@ -268,13 +268,13 @@ impl Reader {
                 })
             })
             .optional()?;
-        Ok(found)
+        Ok(identity)
     }
 
-    /// The places in a session's stream at which its turns began.
+    /// The seqs of a session's `turn_started` events.
     ///
     /// # Errors
-    /// [`ReadError::Backend`]
+    /// [`ReadError::Database`]
     pub fn turn_starts(&self, session: &str) -> Result<Vec<u64>, ReadError> {
         let mut statement = self.conn().prepare_cached(
             "SELECT seq FROM events WHERE session = ?1 AND kind = 'turn_started' ORDER BY seq",
@@ -321,7 +321,7 @@ fn record_from_row(row: &Row<'_>) -> rusqlite::Result<AuditRecord> {
         eval_us: row.get::<_, Option<i64>>(21)?.map(i64::unsigned_abs),
         decision: or_empty(22)?,
         decided_by: or_empty(23)?,
-        // A damaged list is an empty one here; `prove_audit` names its record.
+        // A damaged list reads as an empty one here; `prove_audit` reports the record.
         rules: serde_json::from_str(&rules).unwrap_or_default(),
         reason: or_empty(25)?,
         approver: row.get(28)?,

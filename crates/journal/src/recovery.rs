@@ -1,16 +1,16 @@
-//! What a start finds open from the starts before it: the facts of it are written down at once.
+//! What earlier starts left open: this start writes the missing ends at once.
 //!
-//! A supervisor that was killed leaves asks without a verdict, turns without an end and sessions
-//! without a process. Their streams get the missing events, under the new epoch and with the next
-//! seq: the permission request is denied because everybody is gone, the turn is lost. A session that was made for
-//! one task ends with it. A slot's own session (one without a task) stays open, its stream whole:
-//! whether it is gone on with is its pool's decision. A turn of a chat that ran is lost; one that
-//! waited, or whose task never began, waits to be sent. So are tasks: those that waited or ran stay as
-//! they are until their run is continued.
+//! A killed supervisor leaves permission requests without a verdict, turns without an end and
+//! sessions without a process. Their streams get the missing events, under the new epoch and with
+//! the next seq: the permission request is denied because neither agent nor approver waits any
+//! more, and the turn is lost. A session of a single task ends with it. A slot's own session (one
+//! without a task) stays open with its whole stream; its pool decides whether to resume it. A
+//! running turn of a chat is lost. A turn that waited, or whose task never began, waits to be sent.
+//! Tasks that waited or ran stay as they are until their run is continued.
 //!
-//! An approval that was pending becomes orphaned: whoever goes on with its session may ask again. An
-//! orphaned one whose deadline is over expires. The approvals of a session that ends here end with it
-//! (`approvals.rs`).
+//! A pending approval becomes orphaned: a resumed session may make the same request again. An
+//! orphaned approval expires after its deadline. The approvals of a session that ends here end with
+//! it (`approvals.rs`).
 
 use std::sync::Arc;
 
@@ -26,28 +26,28 @@ use marshal_model::{
 const DENY_REASON: &str = "the supervisor ended before this was decided";
 const LOST_DETAIL: &str = "the supervisor ended while this ran";
 
-/// How much was left open.
+/// Counts of what earlier epochs left open.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RecoveryReport {
-    /// Sessions of one task that had not ended, and now have.
+    /// Sessions of one task that were open and have been ended.
     pub sessions: u64,
     /// Sessions of slots, which stay open.
     pub open_slot_sessions: u64,
-    /// Turns that had not ended.
+    /// Turns that had no end.
     pub turns: u64,
-    /// Asks without a verdict.
+    /// Permission requests without a verdict.
     pub permission_requests: u64,
 }
 
-/// The commits that end what epochs before `epoch` left open.
+/// Plans the commits that end what epochs before `epoch` left open.
 pub(super) fn plan_recovery(
     conn: &Connection,
     epoch: u64,
     at_us: i64,
 ) -> rusqlite::Result<(Vec<Commit>, RecoveryReport)> {
-    let mut found = RecoveryReport::default();
+    let mut report = RecoveryReport::default();
     let mut commits = Vec::new();
-    // Before sessions are ended: the end of one is the end of its questions.
+    // Before sessions are ended, because the end of a session ends its approvals.
     let is_open = "SELECT EXISTS (SELECT 1 FROM approvals WHERE state IN ('pending', 'orphaned'))";
     if conn.query_row(is_open, [], |row| row.get(0))? {
         commits.push(Commit::new(vec![Write::ApprovalsOrphaned { at_us }]));
@@ -62,30 +62,30 @@ pub(super) fn plan_recovery(
         })?
         .collect::<Result<Vec<_>, _>>()?;
     for (name, is_of_a_task) in sessions {
-        // Only ids that passed this check were ever written.
+        // Only valid ids are ever written.
         let Ok(session) = SessionId::new(&name) else {
             continue;
         };
-        let mut writes = missing_events(conn, &session, epoch, at_us, &mut found)?;
+        let mut writes = missing_events(conn, &session, epoch, at_us, &mut report)?;
         if is_of_a_task {
-            found.sessions += 1;
+            report.sessions += 1;
             writes.push(Write::SessionEnded {
                 session,
                 at_us,
                 class: None,
             });
         } else {
-            found.open_slot_sessions += 1;
+            report.open_slot_sessions += 1;
         }
         if !writes.is_empty() {
             commits.push(Commit::new(writes));
         }
     }
     commits.extend(end_conversation_prompts(conn, at_us)?);
-    Ok((commits, found))
+    Ok((commits, report))
 }
 
-/// Ends the prompts of conversations: their clients are gone with the supervisor.
+/// Ends the prompts of conversations: their clients lost their connection with the supervisor.
 fn end_conversation_prompts(conn: &Connection, at_us: i64) -> rusqlite::Result<Option<Commit>> {
     let mut open = conn.prepare(
         "SELECT tasks.run, id, state FROM tasks JOIN runs ON runs.run = tasks.run \
@@ -120,8 +120,8 @@ fn end_conversation_prompts(conn: &Connection, at_us: i64) -> rusqlite::Result<O
     Ok((!writes.is_empty()).then(|| Commit::new(writes)))
 }
 
-/// What becomes of the turns of chats that were running: what their end says, if it is durable; they
-/// wait again, if no agent has seen them; else they are lost.
+/// Settles the turns of chats that were running. A turn with a durable end gets that outcome. A
+/// turn that no agent received waits again. Any other turn is lost.
 fn settle_interrupted_turns(conn: &Connection, at_us: i64) -> rusqlite::Result<Vec<Write>> {
     let mut running = conn.prepare(
         "SELECT turn, coalesce(tasks.attempts = 0 AND (tasks.state = 'queued' \
@@ -151,7 +151,7 @@ fn settle_interrupted_turns(conn: &Connection, at_us: i64) -> rusqlite::Result<V
         writes.push(Write::Chat(if is_unsent {
             ChatWrite::Requeue { turn }
         } else {
-            // How it ended may be durable while its task was not over.
+            // The turn's outcome may be durable although its task had not ended.
             let ended = ended.as_deref().and_then(TurnOutcome::from_word);
             let outcome = ended.unwrap_or(if stopped {
                 TurnOutcome::Cancelled
@@ -175,9 +175,9 @@ fn missing_events(
     session: &SessionId,
     epoch: u64,
     at_us: i64,
-    found: &mut RecoveryReport,
+    report: &mut RecoveryReport,
 ) -> rusqlite::Result<Vec<Write>> {
-    // From the end, as far as the newest turn goes: a chat is open for months.
+    // Newest first, and only back to the newest turn: a chat's stream may span months.
     let (mut seq, is_running, stopped): (u64, bool, bool) = conn
         .prepare_cached(
             "SELECT coalesce((SELECT max(seq) FROM events WHERE session = ?1), 0), \
@@ -207,7 +207,7 @@ fn missing_events(
     let mut asks = open.query([session.as_str()])?;
     while let Some(row) = asks.next()? {
         if let Ok(ask) = PermissionRequestId::new(&row.get::<_, String>(0)?) {
-            found.permission_requests += 1;
+            report.permission_requests += 1;
             event(Event::PermissionDecided(Verdict {
                 request: ask,
                 decision: Decision::Deny,
@@ -218,8 +218,8 @@ fn missing_events(
         }
     }
     if is_running {
-        found.turns += 1;
-        // Whoever stopped it was told so.
+        report.turns += 1;
+        // A turn that a person stopped was reported to them as stopped, so it ends as cancelled.
         let (outcome, why) = if stopped {
             (TurnOutcome::Cancelled, STOPPED_BY_PERSON)
         } else {

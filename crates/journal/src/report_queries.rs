@@ -1,4 +1,4 @@
-//! What the report of the last hours is made of: tasks, ends of children, costs, what waits.
+//! Queries for the report of the last hours: tasks, ends of children, costs, open approvals.
 //!
 //! Only reads. Must not know how anything is shown.
 
@@ -6,25 +6,25 @@ use super::error::ReadError;
 use super::reader::{Reader, StoredTask, task_from_row};
 use marshal_model::UntrustedText;
 
-/// Ends of children that nobody asked for, of one pool and class.
+/// Unexpected ends of children, of one pool and one exit class.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CrashCount {
     /// The pool.
     pub pool: String,
-    /// The class of the end.
+    /// The exit class.
     pub class: String,
-    /// How many.
+    /// The number of ends.
     pub count: u64,
-    /// The last one's own words.
+    /// The detail of the last one.
     pub detail: UntrustedText,
 }
 
 impl Reader {
-    /// Gives every task that ended at a time or later (microseconds since the Unix epoch), or has
-    /// not ended, with its run, in the order of their queueing.
+    /// Passes every task that is open, or ended at or after `at_us` (microseconds since the Unix
+    /// epoch), with its run, in the order of queueing.
     ///
     /// # Errors
-    /// [`ReadError::Backend`]
+    /// [`ReadError::Database`]
     pub fn tasks_since(
         &self,
         at_us: i64,
@@ -42,12 +42,12 @@ impl Reader {
         Ok(())
     }
 
-    /// Ends of children that nobody asked for, since a time, the most frequent first.
+    /// Unexpected ends of children since a time, most frequent first.
     ///
     /// # Errors
-    /// [`ReadError::Backend`]
+    /// [`ReadError::Database`]
     pub fn crashes_since(&self, at_us: i64) -> Result<Vec<CrashCount>, ReadError> {
-        // With one max() the other columns are of the row that has it.
+        // With a single max(), SQLite takes the other columns from the row with the maximum.
         let mut statement = self.conn().prepare_cached(
             "SELECT pool, class, count(*), detail, max(at_us) FROM slot_failures WHERE at_us >= ?1 \
              GROUP BY pool, class ORDER BY 3 DESC, pool, class",
@@ -63,11 +63,11 @@ impl Reader {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// What agents said last of the costs of each session with events since a time: amount and
-    /// currency, as they say it.
+    /// The last costs that agents reported for each session with events since a time: amount and
+    /// currency, as the agent gives them.
     ///
     /// # Errors
-    /// [`ReadError::Backend`]
+    /// [`ReadError::Database`]
     pub fn costs_since(&self, at_us: i64) -> Result<Vec<(f64, UntrustedText)>, ReadError> {
         let mut statement = self.conn().prepare_cached(
             "SELECT json_extract(body, '$.cost.amount'), json_extract(body, '$.cost.currency') \

@@ -1,4 +1,4 @@
-//! Sessions that no end was written for: what a new start may go on with.
+//! Open sessions of slots, which a new start may resume.
 //!
 //! Only reads. Must not know which of them are wanted.
 
@@ -14,27 +14,28 @@ use marshal_model::{Event, EventId, PoolName, RunId, SessionId, SlotId, Untruste
 pub struct ResumableSession {
     /// Its id.
     pub session: SessionId,
-    /// Whose it is.
+    /// The slot that it belongs to.
     pub slot: SlotId,
-    /// The run that it belongs to, if to one alone.
+    /// The session's run; `None` if it outlives its runs.
     pub run: Option<RunId>,
-    /// Whether that run is over.
+    /// Whether that run has ended.
     pub run_ended: bool,
-    /// Whether that run is a conversation: it belongs to a client and to no slot.
+    /// Whether that run is a conversation, which belongs to a client and not to a slot.
     pub is_conversation: bool,
-    /// The agent's own id of it, if it is known and the agent has not left it since.
+    /// The agent's own id of the session; `None` if it is unknown or the agent has since begun
+    /// another session.
     pub agent_session: Option<UntrustedText>,
-    /// Its durable end.
+    /// The seq of its last durable event.
     pub last_seq: u64,
-    /// What it has journalled, in bytes of event bodies.
+    /// The size of its event bodies, in bytes.
     pub bytes: u64,
 }
 
 impl Reader {
-    /// The sessions of slots that have not ended, oldest first.
+    /// The open sessions of slots, oldest first.
     ///
     /// # Errors
-    /// [`ReadError::Backend`]
+    /// [`ReadError::Database`]
     pub fn resumable_sessions(&self) -> Result<Vec<ResumableSession>, ReadError> {
         let mut statement = self.conn().prepare_cached(
             "SELECT session, pool, slot, sessions.run, runs.ended_at_us IS NOT NULL, \
@@ -49,14 +50,14 @@ impl Reader {
             let of_run = (row.get(4)?, row.get(5)?);
             Ok((text(0)?, text(1)?, row.get::<_, u16>(2)?, run, of_run))
         })?;
-        let mut kept = Vec::new();
+        let mut resumable = Vec::new();
         for row in rows {
             let (session, pool, index, run, (run_ended, is_conversation)) = row?;
-            // Only ids that passed these checks were ever written.
+            // Only valid ids are ever written.
             let (Ok(session), Ok(pool)) = (SessionId::new(&session), PoolName::new(&pool)) else {
                 continue;
             };
-            kept.push(ResumableSession {
+            resumable.push(ResumableSession {
                 agent_session: self.agent_session(&session)?,
                 last_seq: self.last_seq(&session)?,
                 bytes: self.session_bytes(&session)?,
@@ -67,10 +68,10 @@ impl Reader {
                 session,
             });
         }
-        Ok(kept)
+        Ok(resumable)
     }
 
-    /// The agent's own id of a session, as its last `ready` gave it; `None` after a command that
+    /// The agent's own id of a session, from its last `ready` event; `None` after a command that
     /// began another one.
     pub(super) fn agent_session(
         &self,

@@ -1,11 +1,11 @@
-//! What the journal forgets: ended sessions that are older than is wanted, and the oldest ones
-//! when the database is too large.
+//! Retention: removes ended sessions beyond the age limit, and the oldest ones when the database is
+//! too large.
 //!
-//! Works in steps of some milliseconds between the writer's batches, so that no commit waits long
-//! for it. A session leaves the list in one transaction and its rows in the following ones; a step
-//! that was cut short by the end of the process is gone on with at the next start. Nothing of an
-//! unfinished run or session is removed. Audit records leave in the order of their links, so that
-//! what is left is a chain that begins at the cut. Must not know threads or health.
+//! Works in steps of some milliseconds between the writer's batches, so that no commit waits long.
+//! A session leaves the list in one transaction and its rows in the following ones. If the process
+//! ends in between, the next start continues. Nothing of an unfinished run or open session is
+//! removed. Audit records leave in the order of their links, so the rest is a chain that begins at
+//! the cut. Must not know threads or health.
 
 use std::time::{Duration, Instant};
 
@@ -14,26 +14,26 @@ use rusqlite::{Connection, OptionalExtension, params};
 use super::audit::{self, ChainHead};
 use marshal_model::limits;
 
-/// What is kept.
+/// The limits of retention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RetentionLimits {
-    /// How long an ended session is kept; `None`: for ever.
+    /// How long an ended session is kept; `None` means for ever.
     pub age: Option<Duration>,
-    /// The database's size in bytes, without empty pages, beyond which the oldest ended sessions
-    /// go before their time.
+    /// The maximum size of the database in bytes, without empty pages. Beyond it, the oldest ended
+    /// sessions leave before their age limit.
     pub bytes: u64,
 }
 
-/// What a pass removed.
+/// What one pass removed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct RemovedCounts {
     pub(super) sessions: u64,
     pub(super) events: u64,
-    /// The last audit record that was removed, if one was.
+    /// The last audit record that the pass removed, if any.
     pub(super) cut: Option<ChainHead>,
 }
 
-/// What is to be done next.
+/// The next stage of a pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     /// The rows of sessions that are no longer listed.
@@ -48,17 +48,17 @@ enum Stage {
     Pages,
 }
 
-/// One look at everything, in steps.
+/// One pass over all tables, in steps.
 #[derive(Debug)]
 struct Pass {
     stage: Stage,
-    /// Sessions that ended before this are too old, in microseconds since the Unix epoch.
+    /// Sessions that ended before this time are too old, in microseconds since the Unix epoch.
     before_us: i64,
-    /// As many bytes may stay, if it is too much.
+    /// The size to shrink to, in bytes; `None` if the database is not too large.
     shrink_to: Option<u64>,
-    /// The end of the last session that was looked at, and its id.
+    /// The end time and id of the last session that was examined.
     cursor: (i64, String),
-    /// The last run that was looked at.
+    /// The last run that was examined.
     run: String,
     returned_pages: bool,
     removed: RemovedCounts,
@@ -90,7 +90,7 @@ impl Retention {
         self.pass.is_some()
     }
 
-    /// Makes a step, if one is due. Gives what a pass removed when it is over.
+    /// Makes a step, if one is due. Returns what the pass removed when the pass has ended.
     pub(super) fn run_step(
         &mut self,
         conn: &Connection,
@@ -113,7 +113,7 @@ impl Retention {
         };
         let goes_on = pass.step(conn, self.epoch, now_us);
         self.last_step = Some(Instant::now());
-        // After a failure the pass is given up; the next one finds what is left.
+        // A failure ends the pass; the next pass continues with what is left.
         if goes_on? {
             self.pass = Some(pass);
             return Ok(None);
@@ -131,7 +131,7 @@ impl Pass {
         Ok(Self {
             stage: Stage::Rows,
             before_us: age.map_or(i64::MIN, |age| now_us.saturating_sub(age)),
-            // Some room below the bound, so that not every pass finds a little to do.
+            // Shrinks below the limit, so that the next pass does not run for a few rows.
             shrink_to: too_large.then(|| keeping.bytes / 10 * 9),
             cursor: (i64::MIN, String::new()),
             run: String::new(),
@@ -146,7 +146,7 @@ impl Pass {
             return self.return_free_pages(conn);
         }
         let tx = conn.unchecked_transaction()?;
-        // Taken over only when the step is durable.
+        // Replaces the state only when the step is durable.
         let mut next = Self {
             removed: self.removed.clone(),
             cursor: self.cursor.clone(),
@@ -168,7 +168,7 @@ impl Pass {
         Ok(true)
     }
 
-    /// Some rows of a session that is no longer listed.
+    /// Removes some rows of a session that is no longer listed.
     fn remove_rows(&mut self, conn: &Connection) -> rusqlite::Result<()> {
         let session: Option<String> = conn
             .prepare_cached("SELECT session FROM removals LIMIT 1")?
@@ -189,7 +189,7 @@ impl Pass {
         if events > 0 {
             return Ok(());
         }
-        // What a record's hash covers stays until the chain is cut behind it.
+        // The columns that a record's hash covers stay until the chain is cut after it.
         let inputs = conn
             .prepare_cached(
                 "UPDATE permission_requests SET input = NULL WHERE id IN (SELECT id FROM permission_requests \
@@ -229,10 +229,10 @@ impl Pass {
         Ok(())
     }
 
-    /// Finds the next session that is to go, and takes it out of the list.
+    /// Removes the next expired session from the list.
     fn remove_next_session(&mut self, conn: &Connection, epoch: u64) -> rusqlite::Result<()> {
-        if let Some(most) = self.shrink_to
-            && used_bytes(conn)? <= most
+        if let Some(limit) = self.shrink_to
+            && used_bytes(conn)? <= limit
         {
             self.shrink_to = None;
         }
@@ -273,7 +273,7 @@ impl Pass {
         Ok(())
     }
 
-    /// Takes out a run that is over, old and without sessions, tasks first.
+    /// Removes the next run that has ended, is old and has no sessions; its tasks first.
     fn remove_next_run(&mut self, conn: &Connection, epoch: u64) -> rusqlite::Result<()> {
         let run: Option<String> = conn
             .prepare_cached(
@@ -305,7 +305,7 @@ impl Pass {
         Ok(())
     }
 
-    /// Cuts the chain behind the records whose sessions are gone.
+    /// Cuts the chain after the records whose sessions have been removed.
     fn trim_audit_chain(&mut self, conn: &Connection, now_us: i64) -> rusqlite::Result<()> {
         let cut = audit::read_chain_start(conn)?;
         let next = conn
@@ -337,9 +337,9 @@ impl Pass {
         Ok(())
     }
 
-    /// Gives empty pages back to the file system, where the database was made for it.
+    /// Returns empty pages to the file system, if the database was created with `auto_vacuum`.
     fn return_free_pages(&mut self, conn: &Connection) -> rusqlite::Result<bool> {
-        /// What SQLite says of `INCREMENTAL`.
+        /// SQLite's number of `INCREMENTAL`.
         const INCREMENTAL: u64 = 2;
         if read_pragma(conn, "auto_vacuum")? != INCREMENTAL {
             return Ok(false);
@@ -348,7 +348,7 @@ impl Pass {
         while read_pragma(conn, "freelist_count")? > limits::RETENTION_SPARE_PAGES {
             let sql = format!("PRAGMA incremental_vacuum({})", limits::RETENTION_PAGES);
             let mut vacuum = conn.prepare(&sql)?;
-            // Every row is one page.
+            // Every row frees one page.
             let mut rows = vacuum.query([])?;
             while rows.next()?.is_some() {}
             self.returned_pages = true;
@@ -357,14 +357,14 @@ impl Pass {
             }
         }
         if self.returned_pages {
-            // The file itself is cut when the log is copied back; a reader may hold that up.
+            // The file shrinks when the log is copied back; a reader may delay that.
             conn.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()))?;
         }
         Ok(false)
     }
 }
 
-/// Whether a run has tasks that have not ended, or is the work of this very process.
+/// Whether a run has open tasks, or belongs to this process.
 fn is_run_open(conn: &Connection, run: &str, epoch: u64) -> rusqlite::Result<bool> {
     conn.prepare_cached(
         "SELECT EXISTS (SELECT 1 FROM tasks WHERE run = ?1 AND state <> 'ended') \
@@ -377,7 +377,7 @@ fn is_run_open(conn: &Connection, run: &str, epoch: u64) -> rusqlite::Result<boo
     )
 }
 
-/// What the database holds, in bytes, without its empty pages.
+/// The size of the database in bytes, without its empty pages.
 fn used_bytes(conn: &Connection) -> rusqlite::Result<u64> {
     let pages =
         read_pragma(conn, "page_count")?.saturating_sub(read_pragma(conn, "freelist_count")?);

@@ -1,7 +1,7 @@
 //! Writes -> rows: the statements of one commit, the dense order of every session and the links of
 //! the audit chain.
 //!
-//! Must not know transactions, batches or what is left out of them.
+//! Must not know transactions, batches or which commits are left out.
 
 use std::collections::HashMap;
 
@@ -17,7 +17,7 @@ use marshal_model::{
     SessionId, SlotId, StampedEvent, TaskId, Verdict,
 };
 
-/// A write's failure, before it is known which commit it belongs to.
+/// A failed write, before it is known which commit it belongs to.
 pub(super) enum WriteError {
     Violation(Violation),
     Database(rusqlite::Error),
@@ -40,7 +40,7 @@ impl From<Violation> for WriteError {
     }
 }
 
-/// What a batch changes beside the database; taken over when it is durable.
+/// In-memory changes of a batch, applied when the batch is durable.
 #[derive(Default)]
 pub(super) struct StagedChanges {
     pub(super) last: HashMap<SessionId, u64>,
@@ -53,7 +53,7 @@ pub(super) struct StagedChanges {
 pub(super) const INSERT_EVENT: &str = "INSERT INTO events (session, seq, epoch, at_us, kind, version, body) \
      VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
 
-/// One batch being written.
+/// Writes the rows of one batch.
 pub(super) struct RowWriter<'a> {
     pub(super) insert_event: CachedStatement<'a>,
     pub(super) conn: &'a Connection,
@@ -128,7 +128,7 @@ impl RowWriter<'_> {
         Ok(())
     }
 
-    /// Runs.
+    /// Writes the rows of runs.
     fn write_run(&self, write: &Write) -> Result<(), WriteError> {
         match write {
             Write::RunBegun {
@@ -164,7 +164,7 @@ impl RowWriter<'_> {
         Ok(())
     }
 
-    /// Slots.
+    /// Writes the rows of slots.
     fn write_slot(&self, write: &Write) -> Result<(), WriteError> {
         match write {
             Write::SlotFailure {
@@ -220,7 +220,7 @@ impl RowWriter<'_> {
         Ok(ChangedRows(self.conn.prepare_cached(sql)?.execute(params)?))
     }
 
-    /// The last seq of a session, as this batch leaves it so far.
+    /// The last seq of a session, including the events that this batch has written so far.
     fn last_seq_of(&mut self, session: &SessionId) -> Result<u64, WriteError> {
         let known = self
             .staged
@@ -271,7 +271,7 @@ impl RowWriter<'_> {
         self.body.clear();
         codec::encode_into(&stamped.event, self.body);
         let body = std::str::from_utf8(self.body)
-            .map_err(|error| Violation::Row(format!("an event's body is no UTF-8: {error}")))?;
+            .map_err(|error| Violation::Row(format!("an event's body is not UTF-8: {error}")))?;
         self.insert_event.execute(params![
             session.as_str(),
             to_i64(seq),
@@ -288,7 +288,7 @@ impl RowWriter<'_> {
                 self.insert_request(session, stamped, id, ask)
             }
             Event::PermissionDecided(verdict) => self.record_decision(stamped, verdict),
-            // Such a turn goes on.
+            // A turn that ends so is continued, so its row stays open.
             Event::TurnEnded {
                 detail: Some(why), ..
             } if why == PROMPT_NOT_WRITTEN => Ok(()),
@@ -325,8 +325,8 @@ impl RowWriter<'_> {
         Ok(())
     }
 
-    /// Ends a permission request and links its row into the chain. A request that was one with an earlier one has
-    /// that one's question, which its facts name.
+    /// Ends a permission request and links its row into the chain. A request that repeats an
+    /// earlier one shares that one's approval, which its facts name.
     fn record_decision(
         &mut self,
         stamped: &StampedEvent,
@@ -356,7 +356,7 @@ impl RowWriter<'_> {
         let prev = self.staged.head.as_ref().unwrap_or(self.head);
         let link = prev.link + 1;
         let prev_hash = prev.hash.clone();
-        // The columns are read back, so that what is hashed is what is stored.
+        // The columns are read back, so that the hash covers exactly what is stored.
         let hash = self
             .conn
             .prepare_cached(audit::SELECT_COVERED)?
@@ -463,11 +463,11 @@ impl RowWriter<'_> {
     }
 }
 
-/// How many rows a statement changed.
+/// The number of rows that a statement changed.
 pub(super) struct ChangedRows(pub(super) usize);
 
 impl ChangedRows {
-    /// Exactly one row was to be changed.
+    /// Requires that exactly one row changed.
     pub(super) fn require_one(
         self,
         violation: impl FnOnce() -> Violation,
@@ -480,7 +480,7 @@ impl ChangedRows {
     }
 }
 
-/// SQLite's integers are signed; ours never come near the difference.
+/// SQLite's integers are signed; the journal's numbers never exceed that range.
 pub(super) fn to_i64(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }

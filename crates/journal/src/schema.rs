@@ -1,10 +1,11 @@
 //! Opening the database: its directory and file, its schema and version, the new epoch.
 //!
-//! Owns the pragmas and the check of the version. A file's version is SQLite's `user_version`; its
-//! `application_id` tells our files from everybody else's. A file of another version is refused.
+//! Owns the pragmas and the check of the version. A file's version is SQLite's `user_version`. Its
+//! `application_id` distinguishes a journal from the databases of other programs. A file of another
+//! version is refused.
 //!
-//! A change of `schema.sql` needs a new `VERSION`. Then change `commit.rs`, `rows.rs`, `reader.rs` and every
-//! SELECT of that row, because columns go by position.
+//! A change of `schema.sql` needs a new `VERSION`. Then change `commit.rs`, `rows.rs`, `reader.rs`
+//! and every SELECT of that row, because columns are read by position.
 
 use std::fs;
 use std::io;
@@ -17,7 +18,7 @@ use rusqlite::{Connection, ErrorCode, OpenFlags};
 use super::error::OpenError;
 use marshal_model::limits;
 
-/// The schema that this program writes.
+/// The schema version that this program writes.
 pub const VERSION: i64 = 9;
 
 /// `mrsh` in ASCII.
@@ -25,11 +26,11 @@ const APPLICATION_ID: i64 = 0x6d72_7368;
 
 const SCHEMA: &str = include_str!("schema.sql");
 
-/// The database's name in the state directory.
+/// The database's file name in the state directory.
 pub const FILE_NAME: &str = "journal.db";
 
-/// Makes sure that the directory exists and is ours alone, and that the file does and is too.
-/// Gives the file's path without links in it.
+/// Creates the directory and the file if they are missing, and checks that both are private to this
+/// user. Returns the file's path without symbolic links.
 pub(super) fn prepare_file(dir: &Path) -> Result<PathBuf, OpenError> {
     let failed = |path: &Path| {
         let path = path.to_owned();
@@ -54,7 +55,7 @@ pub(super) fn prepare_file(dir: &Path) -> Result<PathBuf, OpenError> {
     Ok(file)
 }
 
-/// Whether a path belongs to us and nobody else may touch it.
+/// Checks that a path belongs to this user and that nobody else can access it.
 fn check_private(path: &Path, wanted: u32) -> Result<(), OpenError> {
     let meta = fs::symlink_metadata(path).map_err(|source| OpenError::Directory {
         path: path.to_owned(),
@@ -79,7 +80,7 @@ fn check_private(path: &Path, wanted: u32) -> Result<(), OpenError> {
     Ok(())
 }
 
-/// Opens a database for writing, waiting `busy` for other processes.
+/// Opens a database for writing; waits at most `busy` for locks of other processes.
 fn open_writable(file: &Path, busy: Duration) -> rusqlite::Result<Connection> {
     let conn = Connection::open_with_flags(
         file,
@@ -91,7 +92,7 @@ fn open_writable(file: &Path, busy: Duration) -> rusqlite::Result<Connection> {
     Ok(conn)
 }
 
-/// Opens a database that is known to be ours for writing.
+/// Opens a database for writing that is known to be a journal.
 pub(super) fn connect(file: &Path, busy: Duration) -> rusqlite::Result<Connection> {
     let conn = open_writable(file, busy)?;
     configure(&conn)?;
@@ -103,9 +104,9 @@ fn configure(conn: &Connection) -> rusqlite::Result<()> {
     let mode: String =
         conn.pragma_update_and_check(None, "journal_mode", "wal", |row| row.get(0))?;
     if mode != "wal" {
-        // The one reason that SQLite gives no error for: a file system without shared memory.
+        // SQLite reports no error for this case: a file system without shared memory.
         return Err(rusqlite::Error::InvalidParameterName(format!(
-            "journal_mode is {mode}, not wal: the file system has no shared memory"
+            "journal_mode is {mode}, not wal: the file system does not support shared memory"
         )));
     }
     conn.pragma_update(None, "synchronous", "FULL")?;
@@ -130,13 +131,13 @@ pub(super) fn connect_reader(file: &Path, busy: Duration) -> rusqlite::Result<Co
     Ok(conn)
 }
 
-/// Opens and checks the database, makes its tables in an empty file, and gives it a new epoch.
+/// Opens and checks the database, creates the tables in an empty file, and begins a new epoch.
 pub(super) fn open(file: &Path, at_us: i64) -> Result<(Connection, u64), OpenError> {
     let named = |source: rusqlite::Error| describe_open_error(file, source);
     let mut conn = open_writable(file, limits::JOURNAL_OPEN_TIMEOUT).map_err(named)?;
-    // Before anything is changed: it may be somebody else's.
+    // Before anything is changed: the file may belong to another program.
     check_version(&conn, file)?;
-    // Takes effect in an empty file only: pages that retention empties can then be given back.
+    // Takes effect only in an empty file. It allows retention to return the pages that it empties.
     conn.pragma_update(None, "auto_vacuum", "INCREMENTAL")
         .map_err(named)?;
     configure(&conn).map_err(named)?;
@@ -144,10 +145,10 @@ pub(super) fn open(file: &Path, at_us: i64) -> Result<(Connection, u64), OpenErr
     let tx = conn
         .transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)
         .map_err(named)?;
-    let found: i64 = tx
+    let stored_version: i64 = tx
         .pragma_query_value(None, "user_version", |row| row.get(0))
         .map_err(named)?;
-    if found == 0 {
+    if stored_version == 0 {
         tx.execute_batch(SCHEMA).map_err(named)?;
         tx.pragma_update(None, "application_id", APPLICATION_ID)
             .map_err(named)?;
@@ -160,10 +161,11 @@ pub(super) fn open(file: &Path, at_us: i64) -> Result<(Connection, u64), OpenErr
     )
     .map_err(named)?;
     let epoch = tx.last_insert_rowid();
-    let kept = i64::try_from(limits::SLOT_FAILURES_RETENTION.as_micros()).unwrap_or(i64::MAX);
+    let retention_us =
+        i64::try_from(limits::SLOT_FAILURES_RETENTION.as_micros()).unwrap_or(i64::MAX);
     tx.execute(
         "DELETE FROM slot_failures WHERE at_us < ?1",
-        [at_us.saturating_sub(kept)],
+        [at_us.saturating_sub(retention_us)],
     )
     .map_err(named)?;
     super::spend::prune_spend(&tx, at_us).map_err(named)?;
@@ -173,7 +175,7 @@ pub(super) fn open(file: &Path, at_us: i64) -> Result<(Connection, u64), OpenErr
     Ok((conn, u64::try_from(epoch).unwrap_or(0)))
 }
 
-/// Refuses a damaged database, as far as reading a small one through shows it.
+/// Rejects a damaged database, as far as a read of all pages of a small one shows it.
 fn check_pages(conn: &Connection, file: &Path) -> Result<(), OpenError> {
     let named = |source: rusqlite::Error| describe_open_error(file, source);
     let pragma = |name: &str| conn.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
@@ -181,20 +183,20 @@ fn check_pages(conn: &Connection, file: &Path) -> Result<(), OpenError> {
     let page = pragma("page_size").map_err(named)?;
     let bytes = u64::try_from(pages.saturating_mul(page)).unwrap_or(0);
     if bytes <= limits::JOURNAL_CHECKED_BYTES {
-        let said: String = conn
+        let verdict: String = conn
             .query_row("PRAGMA quick_check(1)", [], |row| row.get(0))
             .map_err(named)?;
-        if said != "ok" {
+        if verdict != "ok" {
             return Err(OpenError::Corrupt {
                 path: file.to_owned(),
-                detail: said.replace('\n', " "),
+                detail: verdict.replace('\n', " "),
             });
         }
     }
     Ok(())
 }
 
-/// Refuses a schema of another version and another program's file.
+/// Rejects a schema of another version and a file of another program.
 pub(super) fn check_version(conn: &Connection, file: &Path) -> Result<(), OpenError> {
     let named = |source: rusqlite::Error| describe_open_error(file, source);
     let pragma = |name: &str| conn.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
@@ -226,7 +228,7 @@ pub(super) fn check_version(conn: &Connection, file: &Path) -> Result<(), OpenEr
     Ok(())
 }
 
-/// Names an error of SQLite at open.
+/// Converts an error of SQLite at open into a precise one.
 pub(super) fn describe_open_error(file: &Path, source: rusqlite::Error) -> OpenError {
     let path = file.to_owned();
     match source.sqlite_error_code() {

@@ -9,7 +9,7 @@ CREATE TABLE epochs (
     version       TEXT NOT NULL
 ) STRICT;
 
--- One `run`, or the life of one daemon. limits: its bounds as JSON; NULL if it has none.
+-- One `run`, or one start of a daemon. limits: its limits as JSON; NULL if it has none.
 CREATE TABLE runs (
     run         TEXT PRIMARY KEY,
     epoch       INTEGER NOT NULL,
@@ -20,7 +20,7 @@ CREATE TABLE runs (
     limits      TEXT
 ) STRICT, WITHOUT ROWID;
 
--- What users asked for, and what became of it. state: queued, running, ended.
+-- The tasks of users, with their results. state: queued, running, ended.
 CREATE TABLE tasks (
     run          TEXT NOT NULL,
     id           TEXT NOT NULL,
@@ -74,7 +74,7 @@ CREATE TABLE events (
 -- link, prev_hash, id, session, requested_seq, decided_seq, request_key, tool_id, tool, input_sha256,
 -- claimed, requested_at_us, policy, policy_sha256, facts, eval_us, decision, decided_by, rules,
 -- reason, decided_at_us, format, pool, slot, run, task, approver. format says which columns those are.
--- pool, slot, run and task are those of the session; approver is who answered. input is as received;
+-- pool, slot, run and task are those of the session; approver names who answered. input is as received;
 -- NULL if longer than 64 KiB.
 CREATE TABLE permission_requests (
     id            TEXT PRIMARY KEY,
@@ -109,7 +109,7 @@ CREATE TABLE permission_requests (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX permission_requests_by_session ON permission_requests (session, requested_seq);
 
--- Ends that nobody asked for: what a slot's restart budget is spent on.
+-- Unexpected ends of children, which count against a slot's restart budget.
 CREATE TABLE slot_failures (
     pool   TEXT NOT NULL,
     slot   INTEGER NOT NULL,
@@ -119,20 +119,20 @@ CREATE TABLE slot_failures (
 ) STRICT;
 CREATE INDEX slot_failures_by_slot ON slot_failures (pool, slot, at_us);
 
--- For retention: which sessions ended first, those of a run, and runs with open tasks.
+-- For retention: the sessions by their end and by their run, and the runs with open tasks.
 CREATE INDEX sessions_by_end ON sessions (ended_at_us, session) WHERE ended_at_us IS NOT NULL;
 CREATE INDEX sessions_by_run ON sessions (run, task) WHERE run IS NOT NULL;
 CREATE INDEX tasks_open ON tasks (run) WHERE state <> 'ended';
 CREATE INDEX sessions_open ON sessions (epoch) WHERE ended_at_us IS NULL;
 
--- A session that retention has taken out of `sessions` and whose other rows are going.
+-- A session that retention has removed from `sessions` and whose other rows are being removed.
 CREATE TABLE removals (
     session TEXT PRIMARY KEY
 ) STRICT, WITHOUT ROWID;
 
 -- The last audit record that retention removed, if any: the first record here has link + 1 and
--- this hash as its prev_hash. Records leave in the order of their links; one whose session is gone
--- and whose turn has not come keeps all columns that its hash covers.
+-- this hash as its prev_hash. Records leave in the order of their links. A record whose session was
+-- removed keeps all columns that its hash covers until its turn comes.
 CREATE TABLE audit_cut (
     one   INTEGER PRIMARY KEY CHECK (one = 1),
     link  INTEGER NOT NULL,
@@ -140,7 +140,7 @@ CREATE TABLE audit_cut (
     at_us INTEGER NOT NULL
 ) STRICT;
 
--- Slots where nothing starts until a person has looked.
+-- Parked slots: nothing starts in them until a person unparks them.
 CREATE TABLE slot_parks (
     pool   TEXT NOT NULL,
     slot   INTEGER NOT NULL,
@@ -153,9 +153,9 @@ CREATE TABLE slot_parks (
 -- Approvals: permission requests that wait for a person. One row for identical requests of one session;
 -- id is that of the first of them in `permission_requests`, times is how many there were. digest is the SHA-256, in
 -- hexadecimal, of the tool's name, a zero byte and the input with its object keys sorted and its
--- white space gone. state: pending, orphaned, approved, rejected, expired, cancelled. answer is what
--- a person decided on an orphaned one, kept for the resumed agent. deadline_us holds for both; while its
--- agent waits, agent_until_us does too.
+-- insignificant white space removed. state: pending, orphaned, approved, rejected, expired, cancelled.
+-- answer is a person's decision; of an orphaned one, it is kept for the resumed agent. said is the person's
+-- comment. deadline_us limits pending and orphaned ones; agent_until_us also limits one whose agent waits.
 CREATE TABLE approvals (
     id             TEXT PRIMARY KEY,
     session        TEXT NOT NULL,
@@ -179,8 +179,8 @@ CREATE INDEX approvals_by_session ON approvals (session);
 CREATE INDEX approvals_open ON approvals (requested_at_us) WHERE state IN ('pending', 'orphaned');
 
 -- What budgets count. period: session (name is its id), day (by UTC, as
--- 2026-11-22), pool (name is empty: for ever), run (its id). Cost is in billionths of a US dollar.
--- counted_ is what routes counted; tokens and cost are that, or what agents said where it is more.
+-- 2026-11-22), pool (name is empty; no time limit), run (its id). Cost is in billionths of a US dollar.
+-- counted_* is what routes counted; tokens and cost are that, or what agents reported if it is more.
 CREATE TABLE spent (
     pool           TEXT NOT NULL,
     period         TEXT NOT NULL,
@@ -196,10 +196,10 @@ CREATE INDEX spent_by_name ON spent (period, name);
 
 -- Chats are conversations that the daemon keeps: session and run are
 -- those of the conversation, whose tasks carry the turns. Times of chats and turns are milliseconds
--- since the Unix epoch. files is a JSON array of paths; mode: chat. ended_ms: it was closed. parent is the
--- chat whose work a member does; phase (planning, approval, working, ended) is NULL of a chat that does not
--- go on by itself. settings and progress are JSON. forwarded: the last event of a member that its parent's
--- stream has sent. closing: the chat is to be closed for good, if need be by the next start.
+-- since the Unix epoch. files is a JSON array of paths; mode: chat. ended_ms: when it was closed. parent is the
+-- chat that a member works for; phase (planning, approval, working, ended) is NULL for a chat that is not
+-- autonomous. settings and progress are JSON. forwarded: the last event of a member that its parent's
+-- stream has sent. closing: the chat is to be closed for good, at the next start at the latest.
 CREATE TABLE chats (
     session    TEXT PRIMARY KEY,
     run        TEXT NOT NULL UNIQUE,
@@ -224,10 +224,10 @@ CREATE INDEX chats_by_parent ON chats (parent, session) WHERE parent IS NOT NULL
 CREATE INDEX chats_going_on ON chats (session) WHERE phase IS NOT NULL AND phase <> 'ended';
 CREATE INDEX chats_closing ON chats (session) WHERE closing = 1 AND ended_ms IS NULL;
 
--- The messages of chats, accepted before their senders were told so. chat is the session; seq is
+-- The messages of chats. A row is durable before its sender gets the acceptance. chat is the session; seq is
 -- dense from 1 in each chat. state: waiting, running (task, of the chat's run, carries it), ended.
--- outcome: how its turn ended, from the turn's end on. key is its client's, to send it twice. stopped: a
--- person stopped the turn while it ran, so that it is cancelled whoever ends it.
+-- outcome: how its turn ended, from the turn's end on. key is the client's idempotency key. stopped: a
+-- person stopped the turn, so that it ends as cancelled, whoever ends it.
 CREATE TABLE turns (
     turn        TEXT PRIMARY KEY,
     chat        TEXT NOT NULL,
@@ -248,11 +248,11 @@ CREATE UNIQUE INDEX turns_running ON turns (chat) WHERE state = 'running';
 CREATE INDEX turns_waiting ON turns (chat, seq) WHERE state = 'waiting';
 CREATE INDEX turns_by_task ON turns (chat, task) WHERE task IS NOT NULL;
 
--- The items of a chat's plan. item is the digest of its text and which one of those with that text it
--- is; ordinal its place, from 1. state: open, claimed (claimed_by, in turn), done, blocked, gone.
--- claimed_by and turn stay when it is none any more: who had it last. tries: turns that failed;
--- losses: those that went with the supervisor. gone_as: how an item that is gone stood before, where an
--- agent took it away; NULL where a person did, or nobody knows.
+-- The items of a chat's plan. item is the digest of its text and its number among the items with that
+-- text; ordinal is its position, from 1. state: open, claimed (claimed_by, in turn), done, blocked, gone.
+-- claimed_by and turn stay after the claim: they show the last one. tries: turns that failed;
+-- losses: turns that were lost with the supervisor. gone_as: the former state of an item that an agent
+-- removed; NULL if a person did, or if it is unknown.
 CREATE TABLE plan_items (
     chat       TEXT NOT NULL,
     item       TEXT NOT NULL,
@@ -270,8 +270,8 @@ CREATE TABLE plan_items (
 ) STRICT, WITHOUT ROWID;
 CREATE UNIQUE INDEX plan_items_claimed ON plan_items (claimed_by) WHERE state = 'claimed';
 
--- What was said of a chat's plan. state: waiting, approved, rejected, denied; sha256 of the text that it
--- was said of; said_by: a person's name, or the policy's.
+-- Reviews of a chat's plan. state: waiting, approved, rejected, denied; sha256 is that of the reviewed
+-- text; said_by: a person's name, or the policy's.
 CREATE TABLE plan_reviews (
     chat    TEXT NOT NULL,
     nth     INTEGER NOT NULL,

@@ -1,6 +1,6 @@
-//! What was spent, by session, day, pool and run: what budgets go on from after a restart.
+//! What was spent, by session, day, pool and run. Budgets read it after a restart.
 //!
-//! Must not know what a budget is, nor what follows when one is spent.
+//! Must not know what a budget is, nor what happens when one is exceeded.
 
 use std::collections::BTreeMap;
 
@@ -13,54 +13,54 @@ use marshal_model::limits;
 use marshal_model::{Amount, PoolName, RunId, SessionId, string_enum};
 
 string_enum!(
-    /// What an amount is of.
+    /// The period or scope of an amount.
     Period {
         /// One session.
         Session = "session",
-        /// One day, by UTC.
+        /// One day, in UTC.
         Day = "day",
-        /// A pool, for ever.
+        /// A pool, without time limit.
         Pool = "pool",
         /// One run.
         Run = "run",
     }
 );
 
-/// So much more was spent.
+/// An increase of what was spent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SpendRow {
-    /// By which pool.
+    /// The pool that spent it.
     pub pool: PoolName,
-    /// In which session.
+    /// The session that spent it.
     pub session: SessionId,
-    /// On which day, by UTC: `2026-11-22`.
+    /// The day in UTC, as `2026-11-22`.
     pub day: String,
-    /// For which run, where that has a bound of its own.
+    /// The run; `None` if the run has no budget of its own.
     pub run: Option<RunId>,
-    /// What the session spent more: what routes counted since it began, or what its agent said
-    /// where that is more. The same is the pool's.
+    /// The increase of the session's total; the pool's total grows by the same amount. A session's
+    /// total is what routes counted since it began, or what its agent reported if that is greater.
     pub amount: Amount,
-    /// The same of what was counted and said since the day began.
+    /// The same, since the day began.
     pub day_amount: Amount,
-    /// The same of what was counted and said since the session works for the run.
+    /// The same, since the session works for the run.
     pub run_amount: Amount,
-    /// What routes counted of it.
+    /// The part of it that routes counted.
     pub counted: Amount,
-    /// When, in microseconds since the Unix epoch.
+    /// When it was spent, in microseconds since the Unix epoch.
     pub at_us: i64,
 }
 
-/// An amount as it is stored.
+/// A stored amount.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StoredSpend {
-    /// What was spent.
+    /// The amount spent.
     pub amount: Amount,
-    /// What routes counted of it.
+    /// The part of it that routes counted.
     pub counted: Amount,
 }
 
 impl StoredSpend {
-    /// Both added.
+    /// The sum of both.
     #[must_use]
     pub const fn plus(self, more: Self) -> Self {
         Self {
@@ -71,7 +71,7 @@ impl StoredSpend {
 }
 
 impl RowWriter<'_> {
-    /// Adds to the rows of everything that it counts for.
+    /// Adds the increase to the rows of its session, day, pool and run.
     pub(super) fn write_spend(&self, row: &SpendRow) -> Result<(), WriteError> {
         let run = row.run.as_ref().map(RunId::as_str);
         let rows = [
@@ -80,7 +80,7 @@ impl RowWriter<'_> {
             (Period::Pool, Some(""), row.amount),
             (Period::Run, run, row.run_amount),
         ];
-        let most = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+        let clamp = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
         for (period, name, amount) in rows {
             let Some(name) = name else { continue };
             self.execute(
@@ -95,10 +95,10 @@ impl RowWriter<'_> {
                     row.pool.as_str(),
                     period.word(),
                     name,
-                    most(amount.tokens),
-                    most(amount.nanodollars),
-                    most(row.counted.tokens),
-                    most(row.counted.nanodollars),
+                    clamp(amount.tokens),
+                    clamp(amount.nanodollars),
+                    clamp(row.counted.tokens),
+                    clamp(row.counted.nanodollars),
                     row.at_us
                 ],
             )?;
@@ -107,15 +107,15 @@ impl RowWriter<'_> {
     }
 }
 
-/// Removes days that nobody goes on with: those older than [`limits::SPENT_RETENTION`]. A
-/// day's row is some hundred bytes, so this is done at a start.
+/// Removes days that no budget needs: those older than [`limits::SPENT_RETENTION`]. A day's row has
+/// a few hundred bytes, so this runs only at a start.
 pub(super) fn prune_spend(conn: &Connection, at_us: i64) -> rusqlite::Result<()> {
-    let kept = i64::try_from(limits::SPENT_RETENTION.as_micros()).unwrap_or(i64::MAX);
+    let retention_us = i64::try_from(limits::SPENT_RETENTION.as_micros()).unwrap_or(i64::MAX);
     conn.execute(
         "DELETE FROM spent WHERE period = 'day' AND at_us < ?1",
-        [at_us.saturating_sub(kept)],
+        [at_us.saturating_sub(retention_us)],
     )?;
-    // Of what retention removed.
+    // Rows of sessions and runs that retention has removed.
     conn.execute(
         "DELETE FROM spent WHERE period = 'session' \
          AND NOT EXISTS (SELECT 1 FROM sessions WHERE session = spent.name)",
@@ -146,10 +146,10 @@ fn spend_from_row(row: &rusqlite::Row<'_>, first: usize) -> rusqlite::Result<Sto
 }
 
 impl Reader {
-    /// What a pool spent in a period; nothing where there is no row.
+    /// The amount that a pool spent in a period; zero without a row.
     ///
     /// # Errors
-    /// [`ReadError::Backend`]
+    /// [`ReadError::Database`]
     pub fn spend(
         &self,
         pool: &PoolName,
@@ -168,10 +168,10 @@ impl Reader {
         Ok(found.unwrap_or_default())
     }
 
-    /// What a pool spent on its last days, by their names: at most [`limits::SPENT_DAYS`].
+    /// The amounts that a pool spent on its last days, by day: at most [`limits::SPENT_DAYS`].
     ///
     /// # Errors
-    /// [`ReadError::Backend`]
+    /// [`ReadError::Database`]
     pub fn spend_by_day(&self, pool: &PoolName) -> Result<Vec<(String, StoredSpend)>, ReadError> {
         let sql = format!(
             "SELECT name, {COLUMNS} FROM spent WHERE pool = ?1 AND period = 'day' \
@@ -185,10 +185,10 @@ impl Reader {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// What each session of a pool that is not over spent.
+    /// The amounts of a pool's open sessions.
     ///
     /// # Errors
-    /// [`ReadError::Backend`]
+    /// [`ReadError::Database`]
     pub fn spend_by_session(
         &self,
         pool: &PoolName,
@@ -204,10 +204,10 @@ impl Reader {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// What was spent in a session.
+    /// The amount spent in a session.
     ///
     /// # Errors
-    /// [`ReadError::Backend`]
+    /// [`ReadError::Database`]
     pub fn session_spend(&self, session: &SessionId) -> Result<Amount, ReadError> {
         let sql = format!("SELECT {COLUMNS} FROM spent WHERE period = 'session' AND name = ?1");
         let mut statement = self.conn().prepare_cached(&sql)?;
@@ -219,10 +219,10 @@ impl Reader {
         Ok(sum.amount)
     }
 
-    /// What all pools spent for a run.
+    /// The amount that all pools spent for a run.
     ///
     /// # Errors
-    /// [`ReadError::Backend`]
+    /// [`ReadError::Database`]
     pub fn run_spend(&self, run: &RunId) -> Result<StoredSpend, ReadError> {
         let sql = format!("SELECT {COLUMNS} FROM spent WHERE period = 'run' AND name = ?1");
         let mut statement = self.conn().prepare_cached(&sql)?;
@@ -234,11 +234,11 @@ impl Reader {
         Ok(sum)
     }
 
-    /// What the sessions that spent something at a time or later (microseconds since the Unix epoch)
-    /// spent, each with all of it, by pool.
+    /// The total amounts, by pool, of the sessions that spent something at or after `at_us`
+    /// (microseconds since the Unix epoch).
     ///
     /// # Errors
-    /// [`ReadError::Backend`]
+    /// [`ReadError::Database`]
     pub fn spend_since(&self, at_us: i64) -> Result<BTreeMap<String, StoredSpend>, ReadError> {
         let mut pools: BTreeMap<String, StoredSpend> = BTreeMap::new();
         let sql =
@@ -254,10 +254,10 @@ impl Reader {
         Ok(pools)
     }
 
-    /// What bounds a run, as it was written; `None`: nothing does.
+    /// The limits of a run, as they were written; `None` if it has none.
     ///
     /// # Errors
-    /// [`ReadError::Backend`]
+    /// [`ReadError::Database`]
     pub fn run_limits(&self, run: &RunId) -> Result<Option<String>, ReadError> {
         let found = self
             .conn()

@@ -1,7 +1,7 @@
-//! The writer without its thread: a simulation says when the disk works, and how.
+//! The writer without its thread: a simulation decides when the disk works, and how.
 //!
-//! Everything but the thread and the waits is the writer's own: batches, transactions, health, the
-//! callbacks. Must not decide what a failure means.
+//! Only the thread and the waits are replaced. Batches, transactions, health and callbacks are the
+//! writer's own. Must not decide what a failure means.
 
 use std::time::Duration;
 
@@ -9,24 +9,24 @@ use super::queue::NextBatch;
 use super::schema;
 use super::writer::{Batch, StorageFailure, Writer};
 
-/// What a step did.
+/// The result of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// So many commits are durable, and their callers were told.
+    /// This many commits became durable, and their callers were notified.
     Durable(usize),
-    /// Nothing waited.
+    /// No commit waited.
     Idle,
-    /// The disk refused; the batch is kept for the next step.
+    /// The disk failed; the batch is kept for the next step.
     Refused,
-    /// The journal takes nothing any more, or its file is damaged.
+    /// The journal is closed, or its file is damaged.
     Closed,
 }
 
-/// Makes steps instead of a thread. Dropped, it leaves what waits unwritten, like the end of the
-/// process.
+/// Makes steps instead of a thread. When it is dropped, waiting commits stay unwritten, as at the
+/// end of the process.
 pub struct Stepper {
     writer: Writer,
-    /// A batch that the disk refused, and why.
+    /// A batch that the disk refused, and the failure.
     refused_batch: Option<(Batch, StorageFailure)>,
     is_full: bool,
 }
@@ -48,12 +48,12 @@ impl Stepper {
         stepper
     }
 
-    /// Another process that holds the database must not cost real time here.
+    /// A lock of another process must not cost real time here.
     fn configure_connection(&self) {
         let conn = self.writer.store.connection();
         let _ = conn.busy_timeout(Duration::ZERO);
         let most = if self.is_full {
-            // No page more than there are: an insert finds no room.
+            // The page limit is the current page count, so that an insert finds no room.
             conn.pragma_query_value(None, "page_count", |row| row.get::<_, u32>(0))
                 .unwrap_or(1)
         } else {
@@ -62,21 +62,21 @@ impl Stepper {
         let _ = conn.pragma_update_and_check(None, "max_page_count", most, |_| Ok(()));
     }
 
-    /// Waits until a commit waits for a step.
+    /// Waits until a commit is ready for a step.
     pub async fn wait_for_work(&mut self) {
         if self.refused_batch.is_none() && self.writer.queue.backlog() == 0 {
             self.writer.queue.wait_for_commit().await;
         }
     }
 
-    /// From now on the database cannot grow, or can again.
+    /// Simulates a full disk: the database cannot grow until it is unset.
     pub fn set_full(&mut self, full: bool) {
         self.is_full = full;
         self.configure_connection();
     }
 
-    /// Commits of up to `most` rows, at least one, become durable in one transaction, or are
-    /// refused together.
+    /// Makes commits of up to `most` rows, but at least one commit, durable in one transaction, or
+    /// fails them together.
     pub fn step(&mut self, most: usize) -> Step {
         self.writer.force_check();
         if !self.writer.check_file() {
@@ -107,7 +107,7 @@ impl Stepper {
         }
     }
 
-    /// What the thread does before it tries again.
+    /// Reconnects as the thread does before it retries.
     fn reconnect(&mut self, trouble: StorageFailure) {
         if trouble != StorageFailure::Locked
             && let Ok(conn) = schema::connect(&self.writer.file, Duration::ZERO)

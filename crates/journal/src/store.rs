@@ -1,7 +1,7 @@
-//! Commits -> one transaction a batch, and what is left out of it.
+//! Commits -> one transaction a batch, and the commits that are left out of it.
 //!
-//! Owns the transaction, sessions that lost their order, and the audit chain's head. Must not
-//! know threads, retries or health; rows are written by `rows`.
+//! Owns the transaction, the set of sessions with a gap, and the audit chain's head. Must not know
+//! threads, retries or health; `rows` writes the rows.
 
 use std::collections::{HashMap, HashSet};
 
@@ -17,18 +17,18 @@ use marshal_model::limits;
 /// Why a batch is not durable.
 #[derive(Debug)]
 pub(super) enum CommitFailure {
-    /// The commit with this index must be left out; the batch is to be tried again without it.
+    /// The commit with this index must be left out; the batch is retried without it.
     LeftOut(usize, Violation),
     /// SQLite failed; nothing of the batch is in the database.
     Database(rusqlite::Error),
 }
 
-/// A commit of a batch, with what is known of its fate.
+/// A commit of a batch, and its result so far.
 pub(super) struct BatchEntry {
     pub(super) commit: Commit,
-    /// Set once it must be left out.
+    /// Set when the commit must be left out.
     pub(super) violation: Option<Violation>,
-    /// Bytes of event bodies in it.
+    /// The size of its event bodies, in bytes.
     bytes: u64,
 }
 
@@ -53,12 +53,12 @@ pub(super) struct CommitStats {
 pub(super) struct Store {
     conn: Connection,
     epoch: u64,
-    /// The last durable seq of every session that was written to and has not ended.
+    /// The last durable seq of every open session that was written to.
     last: HashMap<SessionId, u64>,
-    /// Sessions that lost their order.
+    /// Sessions with a gap in their events.
     broken: HashSet<SessionId>,
     head: ChainHead,
-    /// Reused for bodies.
+    /// A buffer for event bodies, reused between events.
     body: Vec<u8>,
 }
 
@@ -75,7 +75,7 @@ impl Store {
         })
     }
 
-    /// The connection, between two batches.
+    /// The connection, for use between two batches.
     pub(super) fn conn(&self) -> &Connection {
         &self.conn
     }
@@ -84,17 +84,17 @@ impl Store {
         &self.head
     }
 
-    /// Goes on with another connection, after one that failed in a way that may last.
+    /// Continues with a new connection, after an error that may be permanent on the old one.
     pub(super) fn reconnect(&mut self, conn: Connection) {
         self.conn = conn;
     }
 
-    /// Its connection, for what a simulated disk does to it.
+    /// The connection, for a simulated disk.
     pub(super) const fn connection(&self) -> &Connection {
         &self.conn
     }
 
-    /// A batch of these commits, without what belongs to sessions that lost their order.
+    /// Builds a batch of these commits; those of sessions with a gap are left out.
     pub(super) fn build_entries(&self, commits: Vec<Commit>) -> Vec<BatchEntry> {
         let entry = |commit| BatchEntry {
             violation: find_broken_session(&commit, &self.broken),
@@ -104,7 +104,7 @@ impl Store {
         commits.into_iter().map(entry).collect()
     }
 
-    /// Makes the batch durable, in one transaction, except for entries that are left out.
+    /// Makes the batch durable in one transaction, except for entries that are left out.
     pub(super) fn commit(
         &mut self,
         batch: &mut [BatchEntry],
@@ -142,15 +142,15 @@ impl Store {
         }
     }
 
-    /// Makes these commits durable, leaving out what the rows do not allow.
+    /// Makes these commits durable, except for those that the rows do not allow.
     pub(super) fn commit_all(&mut self, commits: Vec<Commit>) -> rusqlite::Result<()> {
         let mut batch = self.build_entries(commits);
         while !batch.is_empty() {
             match self.commit(&mut batch) {
                 Ok(_) => break,
-                // One entry less to write in the next round, so this ends.
+                // Every round leaves one more entry out, so the loop ends.
                 Err(CommitFailure::LeftOut(_, violation)) => {
-                    tracing::error!(%violation, "a row that a former start left open stays open");
+                    tracing::error!(%violation, "a row of an earlier start stays open");
                 }
                 Err(CommitFailure::Database(error)) => return Err(error),
             }
@@ -175,8 +175,8 @@ impl Store {
         }
     }
 
-    /// Leaves an entry out, and with a gap everything of its session that comes after it: what
-    /// came before the gap is in order and stays.
+    /// Leaves an entry out. After a gap, also leaves out all later entries of its session: the
+    /// entries before the gap are in order and stay.
     fn exclude_entry(&mut self, batch: &mut [BatchEntry], index: usize, violation: &Violation) {
         if let Violation::Gap { session, .. } = violation {
             self.broken.insert(session.clone());
@@ -226,14 +226,14 @@ impl Store {
             entry.bytes = writer.staged.bytes - before;
         }
         drop(writer);
-        // One huge event must not be remembered by its buffer for ever.
+        // One huge event must not keep its memory for ever.
         body.shrink_to(limits::READ_CHUNK_BYTES);
         self.body = body;
         Ok(())
     }
 }
 
-/// Whether a commit has an event of a session that lost its order.
+/// Whether a commit has an event of a session with a gap.
 fn find_broken_session(commit: &Commit, broken: &HashSet<SessionId>) -> Option<Violation> {
     if broken.is_empty() {
         return None;

@@ -1,6 +1,6 @@
-//! What was said in a session, and what became of its turns, from its events alone.
+//! A session's messages and the outcomes of its turns, from its events alone.
 //!
-//! Only reads. Must not know what it is read for.
+//! Only reads. Must not know what the results are used for.
 
 use rusqlite::{Row, params};
 
@@ -16,28 +16,28 @@ use marshal_model::{
 pub struct LastTurn {
     /// The seq of the newest prompt; 0 if there is none.
     pub prompt_seq: u64,
-    /// Its task.
+    /// The task of that prompt.
     pub task: Option<TaskId>,
     /// The seq of the newest end of a turn; 0 if there is none.
     pub end_seq: u64,
-    /// Why it ended so, in our words.
+    /// The reason for the end, in the supervisor's own words.
     pub detail: Option<String>,
 }
 
-/// What came of a check.
+/// The result of a check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LastCheck {
-    /// What the kernel said, where it ran.
+    /// The exit status; `None` if the check did not run.
     pub status: Option<ExitStatus>,
-    /// The end of what it printed.
+    /// The end of the check's output; foreign text.
     pub output: UntrustedText,
 }
 
 impl Reader {
-    /// What came of the check after the newest prompt, if there was one.
+    /// The result of the check after the newest prompt; `None` if there was none.
     ///
     /// # Errors
-    /// [`ReadError::Backend`]
+    /// [`ReadError::Database`]
     pub fn last_check(&self, session: &SessionId) -> Result<Option<LastCheck>, ReadError> {
         let after = i64::try_from(self.last_turn(session)?.prompt_seq).unwrap_or(i64::MAX);
         let mut statement = self.conn().prepare_cached(
@@ -54,10 +54,10 @@ impl Reader {
         })
     }
 
-    /// The first prompt that a session's agent was given.
+    /// The first prompt that a session's agent received.
     ///
     /// # Errors
-    /// [`ReadError::Backend`]
+    /// [`ReadError::Database`]
     pub fn first_prompt(&self, session: &SessionId) -> Result<Option<UntrustedText>, ReadError> {
         let mut statement = self.conn().prepare_cached(
             "SELECT kind, version, body FROM events WHERE session = ?1 \
@@ -73,13 +73,13 @@ impl Reader {
         })
     }
 
-    /// Whether the session's agent began anew and has said nothing since: it may not have been told
-    /// what was said before.
+    /// Whether the session's agent began anew and has answered nothing since. It may then lack the
+    /// earlier conversation.
     ///
     /// # Errors
-    /// [`ReadError::Backend`]
+    /// [`ReadError::Database`]
     pub fn has_lost_context(&self, session: &SessionId) -> Result<bool, ReadError> {
-        // From the end: which of these came last.
+        // Newest first: which of these kinds came last.
         let mut statement = self.conn().prepare_cached(
             "SELECT coalesce((SELECT kind = 'session_fresh' FROM events WHERE session = ?1 \
              AND kind IN ('session_fresh', 'text', 'thought', 'tool_start') \
@@ -88,11 +88,11 @@ impl Reader {
         Ok(statement.query_row([session.as_str()], |row| row.get(0))?)
     }
 
-    /// The end of what the agent said in the turn that was running before `seq`, at most so many
-    /// bytes, and the task whose prompt began it.
+    /// The end of the agent's text in the turn that ran before `seq`, at most `bytes` bytes, and the
+    /// task whose prompt began the turn.
     ///
     /// # Errors
-    /// [`ReadError::Backend`]
+    /// [`ReadError::Database`]
     pub fn turn_text_before(
         &self,
         session: &SessionId,
@@ -100,7 +100,7 @@ impl Reader {
         bytes: usize,
     ) -> Result<(UntrustedText, Option<TaskId>), ReadError> {
         let seq = i64::try_from(seq).unwrap_or(i64::MAX);
-        // Where it begins: what ended before is no part of it.
+        // The begin of the turn: earlier text belongs to another turn.
         let mut statement = self.conn().prepare_cached(
             "SELECT kind, version, body, seq FROM events WHERE session = ?1 AND seq < ?2 \
              AND kind IN ('prompt_accepted', 'turn_ended') ORDER BY seq DESC LIMIT 1",
@@ -120,7 +120,7 @@ impl Reader {
         let mut rows = statement.query(params![session.as_str(), from, seq])?;
         let mut pieces: Vec<String> = Vec::new();
         let mut room = bytes;
-        // Nothing is read beyond what there is room for.
+        // Reads only as much as there is room for.
         while room > 0
             && let Some(row) = rows.next()?
         {
@@ -139,10 +139,10 @@ impl Reader {
         Ok((UntrustedText::new(pieces.concat()), of))
     }
 
-    /// Whether the session's agent has answered anything: it has had a prompt whole.
+    /// Whether the session's agent has answered anything, so it has received a whole prompt.
     ///
     /// # Errors
-    /// [`ReadError::Backend`]
+    /// [`ReadError::Database`]
     pub fn has_answered(&self, session: &SessionId) -> Result<bool, ReadError> {
         let mut statement = self.conn().prepare_cached(
             "SELECT EXISTS (SELECT 1 FROM events WHERE session = ?1 \
@@ -153,10 +153,10 @@ impl Reader {
         Ok(statement.query_row([session.as_str()], |row| row.get(0))?)
     }
 
-    /// The newest prompt that the session's agent was given, and the newest end of a turn.
+    /// The newest prompt that the session's agent received, and the newest end of a turn.
     ///
     /// # Errors
-    /// [`ReadError::Backend`]
+    /// [`ReadError::Database`]
     pub fn last_turn(&self, session: &SessionId) -> Result<LastTurn, ReadError> {
         let mut last = LastTurn::default();
         for kind in ["prompt_accepted", "turn_ended"] {
@@ -182,10 +182,10 @@ impl Reader {
         Ok(last)
     }
 
-    /// Whether a person stopped the newest turn that the session's agent was given.
+    /// Whether a person stopped the newest turn of the session.
     ///
     /// # Errors
-    /// [`ReadError::Backend`]
+    /// [`ReadError::Database`]
     pub fn was_last_turn_stopped(&self, session: &SessionId) -> Result<bool, ReadError> {
         let mut statement = self.conn().prepare_cached(
             "SELECT coalesce((SELECT body ->> '$.detail' = ?2 FROM events WHERE session = ?1 \
@@ -196,11 +196,11 @@ impl Reader {
         Ok(statement.query_row(given, |row| row.get(0))?)
     }
 
-    /// Whether commands that the session's client runs for its agent are running, as far as is
-    /// known: those of children that are gone are not.
+    /// Whether commands run that the session's client executes for its agent, as far as the events
+    /// show. Commands of ended children do not count.
     ///
     /// # Errors
-    /// [`ReadError::Backend`]
+    /// [`ReadError::Database`]
     pub fn has_live_commands(&self, session: &SessionId) -> Result<bool, ReadError> {
         let mut statement = self.conn().prepare_cached(
             "SELECT count(*) FILTER (WHERE kind = 'terminal_started') > \
@@ -212,7 +212,7 @@ impl Reader {
     }
 }
 
-/// The event of a row; `None` if a newer program wrote it.
+/// Decodes the event of a row; `None` if a newer program wrote it.
 fn event_from_row(row: &Row<'_>) -> rusqlite::Result<Option<Event>> {
     let (kind, version, body): (String, u32, String) = (row.get(0)?, row.get(1)?, row.get(2)?);
     Ok(codec::decode(&kind, version, &body).ok())

@@ -1,7 +1,7 @@
-//! Reading what the starts before left to do: runs that can be continued, what their tasks had come
-//! to, slots that stay parked.
+//! Reads the work that earlier starts left: runs that can be continued, the states of their tasks,
+//! parked slots.
 //!
-//! Only reads. Must not decide what becomes of any of it.
+//! Only reads. Must not decide what to do with any of it.
 
 use rusqlite::{OptionalExtension as _, params};
 
@@ -13,17 +13,17 @@ use marshal_model::{ExitClass, PoolName, RunId, SlotId, TaskId};
 /// A row of `slot_parks`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParkedSlot {
-    /// Which slot.
+    /// The slot.
     pub slot: SlotId,
-    /// Since when, in microseconds since the Unix epoch.
+    /// When it was parked, in microseconds since the Unix epoch.
     pub at_us: i64,
-    /// The class of the end that parked it.
+    /// The exit class that parked it.
     pub class: ExitClass,
-    /// Why, in our words.
+    /// The reason, in the supervisor's own words.
     pub reason: String,
 }
 
-/// How a task stands, of those that are looked up by their names.
+/// A task that matches a prefix, with its state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TaskMatch {
     /// Its run.
@@ -34,15 +34,15 @@ pub struct TaskMatch {
     pub pool: String,
     /// `queued`, `running`, `ended`.
     pub state: String,
-    /// How it ended.
+    /// The word of its outcome; `None` until it has ended.
     pub outcome: Option<String>,
 }
 
 impl Reader {
-    /// Whether nothing was ever written: a start was killed before it had made the schema.
+    /// Whether the schema is missing: a start was killed before it had created it.
     ///
     /// # Errors
-    /// [`ReadError::Backend`]
+    /// [`ReadError::Database`]
     pub fn has_no_schema(&self) -> Result<bool, ReadError> {
         let version: i64 = self
             .conn()
@@ -50,10 +50,10 @@ impl Reader {
         Ok(version == 0)
     }
 
-    /// A run.
+    /// One run; `None` if the id is unknown.
     ///
     /// # Errors
-    /// [`ReadError::Backend`]
+    /// [`ReadError::Database`]
     pub fn run(&self, run: &RunId) -> Result<Option<StoredRun>, ReadError> {
         let query = "SELECT run, epoch, command, begun_at_us, ended_at_us, code FROM runs \
                      WHERE run = ?1";
@@ -65,12 +65,11 @@ impl Reader {
         Ok(found)
     }
 
-    /// Runs that have no end, or a task that has none, oldest first. With a supervisor at work,
-    /// the runs that it works are among them; conversations are not: only their clients go on with
-    /// them.
+    /// Runs that are open or have an open task, oldest first. While a supervisor runs, its own runs
+    /// are included. Conversations are excluded: only their clients continue them.
     ///
     /// # Errors
-    /// [`ReadError::Backend`]
+    /// [`ReadError::Database`]
     pub fn unfinished_runs(&self) -> Result<Vec<StoredRun>, ReadError> {
         let mut statement = self.conn().prepare_cached(
             "SELECT run, epoch, command, begun_at_us, ended_at_us, code FROM runs \
@@ -82,10 +81,10 @@ impl Reader {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// The tasks of all runs whose id begins with a word, in the order of their queueing.
+    /// The tasks of all runs whose id begins with `beginning`, in the order of queueing.
     ///
     /// # Errors
-    /// [`ReadError::Backend`]
+    /// [`ReadError::Database`]
     pub fn tasks_with_prefix(&self, beginning: &str) -> Result<Vec<TaskMatch>, ReadError> {
         let mut statement = self.conn().prepare_cached(
             "SELECT run, id, pool, state, outcome FROM tasks \
@@ -103,10 +102,10 @@ impl Reader {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// The sessions that were made for a task, in the order of its attempts.
+    /// The sessions of a task, in the order of its attempts.
     ///
     /// # Errors
-    /// [`ReadError::Backend`]
+    /// [`ReadError::Database`]
     pub fn sessions_of_task(
         &self,
         run: &RunId,
@@ -123,7 +122,7 @@ impl Reader {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// Slots that stay parked.
+    /// The parked slots.
     ///
     /// # Errors
     /// [`ReadError`]

@@ -1,7 +1,7 @@
-//! The one thread that writes: batches, retries, health.
+//! The single writing thread: batches, retries, health.
 //!
-//! A batch that fails is kept and tried again until it is durable; only damage, or a close whose
-//! time is over, ends the thread before that.
+//! A failed batch is kept and retried until it is durable. Only damage, or a close that reached its
+//! timeout, ends the thread earlier.
 
 use std::os::unix::fs::MetadataExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -23,21 +23,21 @@ use marshal_telemetry::event::journal::{
     AuditHead, JournalError, JournalFailed, JournalMeters, JournalRecovered, JournalTrimmed,
 };
 
-/// Asks how much room there is; replaced in tests.
+/// Measures the free space; replaced in tests.
 pub type SpaceProbe = Box<dyn Fn(&Path) -> std::io::Result<DiskSpace> + Send>;
 
-/// What a failure of SQLite means for us.
+/// How to handle an error of SQLite.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StorageFailure {
-    /// Another process holds the lock: only time helps.
+    /// Another process has the lock: the writer must wait.
     Locked,
-    /// The disk refuses.
+    /// The disk fails.
     Disk(JournalError),
     /// The database is damaged.
     Corrupt,
 }
 
-/// Commits that become durable together, and since when they do not.
+/// Commits that become durable together, and the time of their first failure.
 pub(super) struct Batch {
     pub(super) entries: Vec<BatchEntry>,
     failing_since: Option<Instant>,
@@ -57,20 +57,20 @@ pub(super) struct Writer {
     pub(super) queue: Arc<Queue>,
     pub(super) health: watch::Sender<Health>,
     pub(super) head: Arc<Mutex<ChainHead>>,
-    /// Counts the batches that changed questions.
+    /// Counts the batches that changed approvals.
     pub(super) approvals: watch::Sender<u64>,
     pub(super) meters: JournalMeters,
     pub(super) file: PathBuf,
     pub(super) space: SpaceProbe,
     pub(super) monitor: FileMonitor,
     pub(super) retention: Retention,
-    /// Free space below which nothing new is taken, in bytes.
+    /// The free space below which new work is refused, in bytes.
     pub(super) min_free: u64,
 }
 
-/// What the writer looks at once a second, and when it did so last.
+/// The state of the check that the writer makes once a second.
 pub(super) struct FileMonitor {
-    /// Device and inode of the database when it was opened.
+    /// The device and inode of the database when it was opened.
     identity: (u64, u64),
     last_check: Option<Instant>,
     last_head_log: Option<Instant>,
@@ -89,7 +89,7 @@ impl FileMonitor {
     }
 }
 
-/// Tells those who wait that the thread is gone, also after a panic.
+/// Reports the end of the thread to the waiting caller, also after a panic.
 struct FinishGuard(Arc<Queue>);
 
 impl Drop for FinishGuard {
@@ -122,14 +122,14 @@ impl Writer {
         self.log_audit_head();
         let meters = self.meters.clone();
         let queue = Arc::clone(&self.queue);
-        // The database is closed before anybody is told that the thread is gone.
+        // Closes the database before the end of the thread is reported.
         drop(self);
         meters.set_backlog(queue.backlog());
         drop(finish);
     }
 
-    /// Removes a little of what is kept no longer. What fails is left for the next pass: a disk
-    /// that refuses is told by the next commit.
+    /// Makes a step of retention. A failed step is left to the next pass; the next commit reports a
+    /// failing disk.
     fn run_retention(&mut self) {
         match self.retention.run_step(self.store.conn(), super::now_us()) {
             Ok(None) => {}
@@ -147,11 +147,13 @@ impl Writer {
                     .emit();
                 }
             }
-            Err(error) => tracing::debug!(%error, "nothing can be removed from the journal now"),
+            Err(error) => {
+                tracing::debug!(%error, "the journal's retention failed; the next pass retries it");
+            }
         }
     }
 
-    /// Makes a batch durable, however long it takes. Gives `false` if the thread must end.
+    /// Makes a batch durable, however long it takes. Returns `false` if the thread must end.
     fn commit_batch(&mut self, commits: Vec<super::Commit>) -> bool {
         let mut batch = Batch::new(&self.store, commits);
         while let Err(trouble) = self.try_commit(&mut batch) {
@@ -163,7 +165,7 @@ impl Writer {
         true
     }
 
-    /// Tries once to make a batch durable. What breaks the order is left out of it.
+    /// Tries once to make a batch durable. Commits that break the order are left out.
     pub(super) fn try_commit(&mut self, batch: &mut Batch) -> Result<(), StorageFailure> {
         let written = loop {
             self.meters.set_backlog(self.queue.backlog());
@@ -199,7 +201,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Tells everybody whose commit is in a batch that is durable.
+    /// Notifies the callers of a durable batch.
     pub(super) fn notify_callers(&mut self, batch: Vec<BatchEntry>) {
         *self.head.lock().unwrap_or_else(PoisonError::into_inner) = self.store.head().clone();
         self.queue.finish_batch();
@@ -211,20 +213,20 @@ impl Writer {
         for mut entry in batch {
             let outcome = entry.outcome();
             let done = entry.commit.callback.take();
-            // What a caller's closure or a dropped permit does must not end the journal.
-            let told = catch_unwind(AssertUnwindSafe(|| {
+            // A panic in a caller's callback or in the drop of a permit must not end the journal.
+            let result = catch_unwind(AssertUnwindSafe(|| {
                 if let Some(done) = done {
                     done(outcome);
                 }
                 drop(entry);
             }));
-            if told.is_err() {
-                tracing::error!("a caller of the journal panicked when it was told of its commit");
+            if result.is_err() {
+                tracing::error!("the callback of a journal commit panicked");
             }
         }
     }
 
-    /// Records a failure and says what it means.
+    /// Records a failure and classifies it.
     fn report_failure(&mut self, trouble: StorageFailure, error: &rusqlite::Error, first: bool) {
         let reason = error.to_string();
         let (kind, health) = match trouble {
@@ -243,9 +245,9 @@ impl Writer {
         self.publish_health(Some(health));
     }
 
-    /// Waits, and takes a new connection where the old one may be spoilt.
+    /// Waits, and reconnects where the old connection may be unusable.
     fn wait_and_retry(&mut self, trouble: StorageFailure) -> bool {
-        // For a lock SQLite has waited already.
+        // For a lock, SQLite has waited already.
         let wait = match trouble {
             StorageFailure::Locked => Duration::ZERO,
             _ => limits::JOURNAL_BUSY_TIMEOUT,
@@ -261,13 +263,13 @@ impl Writer {
         self.check_file()
     }
 
-    /// Forgets when it looked, so that the next look is not put off.
+    /// Makes the next check due at once.
     pub(super) fn force_check(&mut self) {
         self.monitor.last_check = None;
     }
 
-    /// Looks at the room and the file, at most once in [`limits::JOURNAL_CHECK_INTERVAL`]. Gives `false` if
-    /// the file is gone.
+    /// Checks the free space and the file, at most once in [`limits::JOURNAL_CHECK_INTERVAL`].
+    /// Returns `false` if the file was removed or replaced.
     pub(super) fn check_file(&mut self) -> bool {
         let due = |last: Option<Instant>, every| last.is_none_or(|last| last.elapsed() >= every);
         if !due(self.monitor.last_check, limits::JOURNAL_CHECK_INTERVAL) {
@@ -306,7 +308,7 @@ impl Writer {
         self.meters.set_size(database.saturating_add(wal));
         let shortage = match (self.space)(&self.file) {
             Ok(space) => space.shortage(self.min_free),
-            // What cannot be asked is no shortage; a write will tell.
+            // If the measurement fails, assume enough space; a failed write shows the shortage.
             Err(_) => None,
         };
         if shortage == self.monitor.shortage {
@@ -327,7 +329,8 @@ impl Writer {
         }
     }
 
-    /// Tells the health: the trouble of the batch at hand, else a shortage, else that all is well.
+    /// Publishes the health: the failure of the current batch, else a shortage, else
+    /// [`Health::Ok`].
     fn publish_health(&self, trouble: Option<Health>) {
         let next = trouble.unwrap_or_else(|| match &self.monitor.shortage {
             Some(reason) => Health::ReadOnly {

@@ -1,12 +1,12 @@
 //! The supervisor's end of a helper's control socket.
 //!
 //! The first message, with its descriptors, is sent by the spawner thread; everything after it is
-//! asynchronous. A helper that somebody with the agent's uid could take the socket from reports by a
-//! pipe, and its socket is closed for reading before it is handed out: a descriptor that came by it
-//! would be closed here, and the close of a stranger's file can block for as long as that stranger
-//! likes. Only a sandbox's own helpers, which are out of an agent's reach, report by their socket:
-//! descriptors that come beside a report are kept until somebody takes them. Must not know what is
-//! done about a report.
+//! asynchronous. A helper whose socket a process with the agent's uid could take reports through a
+//! pipe, and its socket is closed for reading before the helper gets it: a descriptor that arrived
+//! through it would be closed here, and closing an untrusted file can block for as long as its
+//! owner wants. Only a sandbox's own helpers, which an agent cannot reach, report through their
+//! socket: descriptors that arrive with a report are kept until the caller takes them. Must not
+//! know how a report is handled.
 
 use std::io::{self, IoSlice, IoSliceMut, Write};
 use std::mem::MaybeUninit;
@@ -26,12 +26,13 @@ use tokio::net::unix::pipe;
 use marshal_model::limits::POOL_PORTS;
 use marshal_wire::shim::{self, HelperCommand, HelperReport};
 
-/// The lines between the supervisor and a helper that an agent may reach: nothing of what it holds
-/// takes anything but bytes to us.
+/// The control lines between the supervisor and a helper that an agent may reach: only bytes, no
+/// descriptors, can arrive here.
 pub(super) struct OneWayLink {
-    /// Our end of the socket: orders go out, nothing comes in, not even into its queue.
+    /// The supervisor's end of the socket: it sends orders and receives nothing, not even into its
+    /// queue.
     pub(super) orders: StdStream,
-    /// Our end of the pipe for what the helper says.
+    /// The supervisor's end of the pipe for reports.
     pub(super) reports: OwnedFd,
     /// The helper's end of the socket.
     pub(super) helper_orders: OwnedFd,
@@ -74,7 +75,9 @@ pub(super) fn send_first(
         vec![MaybeUninit::uninit(); SendAncillaryMessage::ScmRights(descriptors).size()];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
-        return Err(io::Error::other("too many descriptors for one message"));
+        return Err(io::Error::other(
+            "too many file descriptors for one message",
+        ));
     }
     Ok(sendmsg(
         socket,
@@ -88,11 +91,11 @@ pub(super) fn send_first(
 #[derive(Debug)]
 pub(super) struct Control {
     stream: UnixStream,
-    /// What reports come by, if not by the socket.
+    /// The pipe for reports; `None` if they come through the socket.
     reports: Option<pipe::Receiver>,
-    /// Bytes of a report that is not whole yet; at most one report and one read long.
+    /// Bytes of an incomplete report; at most one report and one read.
     buffer: Vec<u8>,
-    /// Descriptors that came and were not taken.
+    /// Received descriptors that were not taken yet.
     descriptors: Vec<OwnedFd>,
 }
 
@@ -100,12 +103,12 @@ pub(super) struct Control {
 const READ: usize = 4096;
 
 impl Control {
-    /// Takes over the socket of a helper that no agent reaches. Needs a runtime around it.
+    /// Takes over the socket of a helper that no agent reaches. Must be called inside a runtime.
     pub(super) fn new(stream: StdStream) -> io::Result<Self> {
         Self::from_parts(stream, None)
     }
 
-    /// Takes over our ends of [`OneWayLink`]. Needs a runtime around it.
+    /// Takes over the supervisor's ends of [`OneWayLink`]. Must be called inside a runtime.
     pub(super) fn from_one_way(orders: StdStream, reports: OwnedFd) -> io::Result<Self> {
         Self::from_parts(orders, Some(pipe::Receiver::from_owned_fd(reports)?))
     }
@@ -125,7 +128,7 @@ impl Control {
         self.stream.write_all(rest).await
     }
 
-    /// The next report, or `None` when there will be none. Nothing is lost if this is dropped.
+    /// The next report, or `None` at the end. Cancel-safe.
     pub(super) async fn next(&mut self) -> io::Result<Option<HelperReport>> {
         loop {
             if let Some(report) = shim::take_message(&mut self.buffer).map_err(io::Error::other)? {
@@ -149,7 +152,7 @@ impl Control {
         }
     }
 
-    /// The descriptors that came so far.
+    /// The descriptors that were received so far.
     pub(super) fn take_descriptors(&mut self) -> Vec<OwnedFd> {
         std::mem::take(&mut self.descriptors)
     }
@@ -166,7 +169,7 @@ impl Control {
     }
 }
 
-/// One read of a pipe. Nothing is lost if this is dropped.
+/// One read of a pipe. Cancel-safe.
 async fn read_pipe(pipe: &pipe::Receiver, buffer: &mut Vec<u8>) -> io::Result<usize> {
     let mut chunk = [0; READ];
     loop {

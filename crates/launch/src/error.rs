@@ -8,44 +8,44 @@ use marshal_wire::shim::{SetupFailure, Stage};
 /// Why a child did not start. Nothing of it runs.
 #[derive(Debug, thiserror::Error)]
 pub enum SpawnError {
-    /// What is to be started cannot be said to a kernel.
+    /// The command cannot be passed to the kernel.
     #[error("{what} of the command has a NUL byte or is empty")]
     InvalidCommand {
         /// Argument, variable or directory.
         what: &'static str,
     },
     /// The plan does not fit into a message.
-    #[error("the command and its walls are too large: {0}")]
+    #[error("the command and its sandbox plan are too large: {0}")]
     TooLarge(#[from] marshal_wire::shim::FrameError),
-    /// The kernel gave no process, pipe or socket.
+    /// The kernel refused a process, pipe or socket.
     #[error("the child's helper cannot be started: {0}")]
     Fork(#[source] std::io::Error),
     /// The socket of its tools cannot be made.
     #[error("the socket of the child's tools cannot be made: {0}")]
     ToolSocket(#[source] std::io::Error),
-    /// Its limits cannot be had.
+    /// Its resource limits cannot be set.
     #[error(transparent)]
     Group(#[from] super::cgroup::GroupError),
-    /// The walls stand, but the program does not run.
+    /// The sandbox was built, but the program did not start.
     #[error("{0}")]
     Exec(SetupFailure),
-    /// A wall does not stand. This is never the agent's doing.
+    /// A layer of the sandbox cannot be built. The agent never causes this.
     #[error("the sandbox cannot be built: {0}")]
     Sandbox(SetupFailure),
-    /// The helper ended without a word.
+    /// The helper ended without a report.
     #[error("the child's helper ended before the agent started ({0})")]
     HelperLost(String),
     /// The helper took too long.
-    #[error("the child's helper gave no sign for {limit:?}", limit = limits::SHIM_START)]
+    #[error("the child's helper did not answer within {limit:?}", limit = limits::SHIM_START)]
     TimedOut,
     /// It does not read its stdin.
     #[error(
-        "the child did not read what its input begins with for {limit:?}",
+        "the child did not read the first part of its input within {limit:?}",
         limit = limits::PREAMBLE_WRITE
     )]
     StdinNotRead,
-    /// The spawner thread is gone: the program is ending.
-    #[error("no children are started any more")]
+    /// The spawner thread has ended, because the supervisor is stopping.
+    #[error("the supervisor is stopping and starts no more children")]
     Closed,
 }
 
@@ -64,7 +64,7 @@ impl SpawnError {
         }
     }
 
-    /// The word for `marshal_sandbox_failures_total{stage}`, if a wall failed.
+    /// The word for `marshal_sandbox_failures_total{stage}`, if a layer of the sandbox failed.
     #[must_use]
     pub const fn stage(&self) -> Option<Stage> {
         match self {

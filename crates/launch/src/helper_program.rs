@@ -1,8 +1,8 @@
-//! Which file a helper is started from: the small binary beside the program, if it may be trusted
-//! as the program itself is, else the program.
+//! The file that helpers are started from: the small binary beside the program, if it is as trusted
+//! as the program itself, otherwise the program.
 //!
-//! Looked at once, and held: what is then put at its place, by an update or by somebody else, is
-//! never started. Must not know what a helper does.
+//! The file is checked once and kept open: a file that replaces it later, by an update or an
+//! attacker, is never started. Must not know what a helper does.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -13,12 +13,12 @@ use rustix::fs::{CWD, FileType, Mode, OFlags, Stat};
 
 /// The small binary's name, in the directory of the program.
 const SHIM: &str = "marshal-shim";
-/// It has some hundred kilobytes, and some ten megabytes as it is built for tests.
+/// The size limit: it has some hundred kilobytes, and some ten megabytes in a test build.
 const SHIM_BYTES: u64 = 256 << 20;
-/// Who may write a file beside its owner.
+/// The write bits of group and others.
 const OTHERS_WRITE: u32 = 0o022;
 
-/// What helpers are started from.
+/// The file that helpers are started from.
 #[derive(Debug)]
 pub(super) struct HelperProgram {
     path: PathBuf,
@@ -59,8 +59,8 @@ impl HelperProgram {
         self.shim.as_ref().map(|shim| shim.program.as_fd())
     }
 
-    /// Where to start the supervisor's own program from: what a container is shown is what the helper
-    /// outside runs.
+    /// The path to start the supervisor's own program from, so that a container gets the same file
+    /// as the helper outside.
     pub(super) fn supervisor_path(&self) -> PathBuf {
         match &self.shim {
             Some(shim) => PathBuf::from(format!("/proc/self/fd/{}", shim.program.as_raw_fd())),
@@ -83,7 +83,7 @@ impl HelperProgram {
         let mut file = File::from(rustix::fs::openat(CWD, &path, flags, Mode::empty())?);
         check_trusted(&rustix::fs::fstat(&file)?, &own).map_err(io::Error::other)?;
         if !contains_build(&mut file, build)? {
-            return Err(io::Error::other("it is of another build"));
+            return Err(io::Error::other("it is from another build"));
         }
         Ok(Self {
             path: PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd())),
@@ -95,17 +95,17 @@ impl HelperProgram {
     }
 }
 
-/// Nobody may be able to change it who cannot change the program too.
+/// Checks that everyone who can change the helper can change the program, too.
 fn check_trusted(shim: &Stat, program: &Stat) -> Result<(), &'static str> {
     let kind = FileType::from_raw_mode(shim.st_mode);
     let more_writers = shim.st_mode & OTHERS_WRITE & !program.st_mode != 0;
     let other_group = shim.st_mode & 0o020 != 0 && shim.st_gid != program.st_gid;
     if !kind.is_file() {
-        Err("it is no file")
+        Err("it is not a regular file")
     } else if shim.st_uid != program.st_uid {
         Err("it belongs to another user than the program")
     } else if more_writers || other_group {
-        Err("more users may write it than the program")
+        Err("more users can write it than the program")
     } else if shim.st_mode & 0o111 == 0 {
         Err("it is not executable")
     } else if shim.st_size.unsigned_abs() > SHIM_BYTES {

@@ -1,7 +1,7 @@
-//! Where children run: what a fleet needs of a machine, and that machine itself.
+//! Hosts: what a fleet needs of a machine, and the implementation for this machine.
 //!
-//! One trait, so that a simulation can stand in for processes: it hands out the same pipes, a
-//! keeper's handle and the word of the child's end. Must not know what a child is for.
+//! One trait, so that a simulation can replace processes: it returns the same pipes, a keeper's
+//! handle and the report of the child's end. Must not know the purpose of a child.
 
 use std::net::TcpListener;
 use std::pin::Pin;
@@ -27,21 +27,21 @@ pub struct Child {
     pub stdout: pipe::Receiver,
     /// Its stderr.
     pub stderr: pipe::Receiver,
-    /// The way to its end.
+    /// The handle of its keeper.
     pub keeper: KeeperHandle,
-    /// Gets its end, once nothing of it is left.
+    /// Receives the report of its end, once no process of it is left.
     pub exit: oneshot::Receiver<ChildExit>,
-    /// What an operator should know, a sentence each.
+    /// Notes for the operator, one sentence each.
     pub notes: Vec<String>,
-    /// By what its limits are held, in one line; empty where nobody can say.
+    /// What enforces its limits, in one line; empty if unknown.
     pub limits: String,
-    /// Its control groups, to be read.
+    /// Its control groups, for usage.
     pub group: Option<Group>,
-    /// Which walls stand around it, a few words each.
+    /// The layers of its sandbox, a few words each.
     pub sandbox_layers: Vec<String>,
-    /// The way into its walls, if they were planned with one.
+    /// The entry into its sandbox, if the plan has one.
     pub sandbox_entry: Option<SandboxEntry>,
-    /// Sockets that listen inside its walls, in the order of its plan's ports.
+    /// Sockets that listen inside its sandbox, in the order of its plan's ports.
     pub listeners: Vec<TcpListener>,
 }
 
@@ -51,7 +51,7 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 /// A machine that children run on.
 pub trait Host: std::fmt::Debug + Send + Sync {
     /// Starts a child, its keeper included; returns when its program runs. `waits` are those of
-    /// the ladder. Dropping the future ends what was begun.
+    /// the ladder. Dropping the future ends what was started.
     ///
     /// # Errors
     /// [`SpawnError`]: nothing runs then.
@@ -61,7 +61,7 @@ pub trait Host: std::fmt::Debug + Send + Sync {
         waits: StopTimeouts,
     ) -> BoxFuture<'_, Result<Child, SpawnError>>;
 
-    /// Runs a program to its end: see [`once::run_to_end`].
+    /// Runs a program to its end: see [`crate::run_to_end`].
     ///
     /// # Errors
     /// See [`RunError`].

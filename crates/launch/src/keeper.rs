@@ -1,9 +1,9 @@
 //! The keeper: a plain task that owns one process until everything of it is gone.
 //!
-//! It is told by orders, by a kill (which needs no place in a queue), and by the drop of its
-//! handle, which is a kill too: an actor that panics leaves nothing running. It reports once, at
-//! the very end. Must not know why a child is stopped: goodbye and closing stdin, the first two
-//! steps of the ladder, are its channel's.
+//! It obeys orders, a kill (which needs no place in a queue), and the drop of its handle, which is
+//! a kill too: an actor that panics leaves nothing running. It reports once, at the very end. Must
+//! not know why a child is stopped: its channel does the first two steps of the ladder, the
+//! graceful stop and closing stdin.
 
 use std::collections::VecDeque;
 use std::os::unix::process::ExitStatusExt as _;
@@ -43,17 +43,17 @@ pub struct ChildExit {
     pub status: Option<ExitStatus>,
     /// The helper was lost: killed from outside, or out of memory. This is not the agent's end.
     pub sandbox_failure: Option<SetupFailure>,
-    /// Whether it was told to kill.
+    /// Whether it was ordered to kill.
     pub is_forced: bool,
     /// Processes beside the agent that were alive at its end and were killed.
     pub survivors_killed: u32,
     /// Processes that could not be killed: they belong to another user or hang in the kernel.
     pub survivors_left: u32,
-    /// What all of it used, where this host has groups that count it.
+    /// The usage of all its processes; `None` if this host has no groups that count it.
     pub group_outcome: Option<Box<GroupOutcome>>,
 }
 
-/// The way to a keeper. When it is dropped everything of the child is killed.
+/// The handle of a keeper. Dropping it kills everything of the child.
 #[derive(Debug)]
 pub struct KeeperHandle {
     orders: Arc<OrderQueue>,
@@ -69,8 +69,8 @@ enum QueuedOrder {
     From(Step),
 }
 
-/// The orders that wait for a keeper. Not a channel of the runtime's, which takes half a KiB for
-/// each child, where most get one order in their life.
+/// The orders that wait for a keeper. Not a channel of the runtime, which takes half a KiB for each
+/// child, while most children get one order in their life.
 #[derive(Debug, Default)]
 struct OrderQueue {
     waiting: Mutex<VecDeque<QueuedOrder>>,
@@ -94,7 +94,7 @@ impl OrderQueue {
         waiting.pop_front()
     }
 
-    /// The next order; waits for ever if none comes. Nothing is lost if this is dropped.
+    /// The next order; waits forever if none comes. Cancel-safe.
     async fn next(&self) -> QueuedOrder {
         loop {
             if let Some(asked) = self.pop() {
@@ -123,7 +123,7 @@ pub fn start_keeper(
         forced: false,
     });
     tokio::spawn(async move {
-        // Nobody may be left who wants to know.
+        // The receiver may have been dropped.
         let _ = done.send(keeper.run().await);
     });
     (
@@ -136,7 +136,7 @@ pub fn start_keeper(
     )
 }
 
-/// What a keeper is told, for whoever stands in for one.
+/// An order to a keeper, for a simulated host.
 #[doc(hidden)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KeeperOrder {
@@ -144,11 +144,11 @@ pub enum KeeperOrder {
     Signal(Step),
     /// The ladder from here.
     From(Step),
-    /// Kill everything: it was said, or the handle is gone.
+    /// Kill everything: it was ordered, or the handle was dropped.
     Kill,
 }
 
-/// The other end of a handle that has no keeper of ours.
+/// The other end of a handle without a real keeper.
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct OrderReceiver {
@@ -157,7 +157,7 @@ pub struct OrderReceiver {
 }
 
 impl OrderReceiver {
-    /// The next order; a kill goes first, and comes for ever.
+    /// The next order; a kill comes first, and is returned on every further call.
     pub async fn next(&mut self) -> KeeperOrder {
         tokio::select! {
             biased;
@@ -171,7 +171,7 @@ impl OrderReceiver {
 }
 
 impl KeeperHandle {
-    /// A handle whose orders go to whoever holds the other end: for hosts that are simulated.
+    /// A handle whose orders go to the returned other end: for simulated hosts.
     #[doc(hidden)]
     #[must_use]
     pub fn with_orders() -> (Self, OrderReceiver) {
@@ -285,11 +285,11 @@ impl Keeper {
         }
     }
 
-    /// Has the helper kill everything, and waits for its report; a helper that does not hear is
-    /// sent SIGTERM, which means the same, and then killed itself.
+    /// Orders the helper to kill everything, and waits for its report. A helper that does not obey
+    /// gets SIGTERM, which means the same, and is then killed itself.
     async fn kill_all(&mut self) -> Option<HelperReport> {
         self.forced = true;
-        // Whoever is frozen hears no order, but the kernel kills the whole group at once.
+        // A frozen process obeys no order, but the kernel kills the whole group at once.
         let group = self.process.leaf.as_ref().map(Leaf::group);
         if group.is_some_and(Group::is_frozen) {
             self.kill_group();
@@ -319,7 +319,7 @@ impl Keeper {
         }
     }
 
-    /// Ends its groups: whoever is in them still is killed, and they are removed.
+    /// Ends its groups: processes that are still in them are killed, and the groups are removed.
     async fn end_groups(&mut self) -> Option<GroupOutcome> {
         let leaf = self.process.leaf.take()?;
         tokio::task::spawn_blocking(move || leaf.end()).await.ok()
@@ -344,7 +344,7 @@ impl Keeper {
             _ => (None, 0, 0),
         };
         if status.is_none() {
-            // It was lost, or broke its protocol; what is left of it has no further use.
+            // It was lost, or broke its protocol, so its remaining reports have no use.
             self.signal_helper(Signal::TERM);
         }
         let mut how = None;
@@ -364,8 +364,8 @@ impl Keeper {
                 break;
             }
         }
-        // Somebody else killed the helper, and it or its pid 1 still told of the agent's end by the
-        // same blow: that end is no word of the agent's.
+        // Another process killed the helper, and it or its pid 1 still reported the agent's end by
+        // the same blow: that end is no word of the agent's.
         let by_signal = |ended: &std::io::Result<std::process::ExitStatus>| {
             ended.as_ref().is_ok_and(|status| status.signal().is_some())
         };

@@ -1,4 +1,4 @@
-//! Starts children, owns them, stops them, and leaves nothing of them.
+//! Starts children, owns them, stops them, and leaves no process of them behind.
 //!
 //! ```text
 //! async caller -- job (bounded queue) --> spawner thread: pipes, control socket, posix_spawn
@@ -7,9 +7,9 @@
 //! ```
 //!
 //! Every child has a helper between itself and the supervisor: the sandbox's shim, or the leash
-//! where there are no walls. The helper kills and reaps what an agent leaves, and does so by itself
-//! when its control socket ends; so nothing here needs a clean-up that could be skipped, and
-//! whoever drops a process has ended it. Must not know protocols, and not what walls are made of.
+//! for an agent without a sandbox. The helper kills and reaps what an agent leaves, and does so by
+//! itself when its control socket closes. So nothing here needs a clean-up that could be skipped,
+//! and dropping a process ends it. Must not know protocols, or the layers of a sandbox.
 
 use std::sync::Arc;
 
@@ -42,34 +42,34 @@ pub use spawner::{LaunchedChild, Process, Spawner};
 #[derive(Debug, Clone)]
 pub struct LaunchPlan {
     /// Program and arguments. A program without a slash is looked up in the PATH of `env`, inside
-    /// the walls.
+    /// the sandbox.
     pub argv: Vec<String>,
-    /// The whole environment; beside it stands only `MARSHAL_MARKER`.
+    /// The whole environment; only `MARSHAL_MARKER` is added.
     pub env: Vec<(String, String)>,
-    /// The working directory: a path of the host without walls, else one inside.
+    /// The working directory: a path inside the sandbox, or of the host if there is none.
     pub cwd: String,
     /// Resource limits.
     pub limits: ProcessLimits,
-    /// What stands around it.
+    /// The sandbox around it.
     pub sandbox: SandboxSpec,
-    /// What its stdin begins with, before anything that its user writes.
+    /// The first bytes of its stdin, before anything that the caller writes.
     pub preamble: Vec<u8>,
 }
 
-/// What stands around an agent. Resource groups are entered from outside, before a helper starts
-/// anybody else.
+/// The sandbox around an agent. The supervisor puts a helper into its control groups before the
+/// helper starts any other process.
 #[derive(Debug, Clone)]
 pub enum SandboxSpec {
-    /// Nothing: a plain process on a leash.
+    /// No sandbox: a plain process on a leash.
     None,
-    /// The namespaces of the sandbox.
+    /// A sandbox that the shim builds.
     Shim(Box<ShimPlan>),
-    /// The same, put up by another program.
+    /// A sandbox that another program builds.
     Engine(Box<ShimPlan>, Arc<Engine>),
 }
 
 impl SandboxSpec {
-    /// The plan of the walls, if there are any.
+    /// The plan of the sandbox, if there is one.
     #[must_use]
     pub fn shim_plan(&self) -> Option<&ShimPlan> {
         match self {

@@ -130,14 +130,14 @@ pub async fn run_to_end(
         }) => Err(RunError::Lost(failure)),
         Ok(_) | Err(_) => Err(RunError::Lost(SetupFailure {
             stage: Stage::Shim,
-            what: "the child's keeper ended without a word".to_owned(),
+            what: "the child's keeper ended without a report".to_owned(),
             path: None,
             errno: None,
         })),
     }
 }
 
-/// Tries out whether these walls can be had, by running this very program in them: it is in all of
+/// Probes whether this sandbox can be built, by running this very program in it: it is in all of
 /// them, whatever else is. Says what held its limits.
 ///
 /// # Errors
@@ -159,7 +159,7 @@ pub async fn probe_sandbox(
     Ok(finished.limit_enforcement)
 }
 
-/// The same for walls of our own.
+/// The same for a sandbox that the shim builds.
 ///
 /// # Errors
 /// See [`probe_sandbox`].

@@ -1,10 +1,10 @@
-//! The supervisor's end of a sandbox's door: commands and files inside the walls of a child that
-//! runs.
+//! The supervisor's end of a sandbox entry: commands and files inside the sandbox of a running
+//! child.
 //!
-//! What is started is a helper of ours with lines of its own: a leash around a command, or the
-//! process that reads or writes one file. Dropping what is returned ends it. What such a helper
-//! says is believed no more than the agent, and comes by a pipe ([`OneWayLink`]): it has the agent's
-//! user, so that the agent may take its descriptors. Must not know what was judged.
+//! Each operation starts a helper with its own control lines: a leash around a command, or the
+//! process that reads or writes one file. Dropping the returned value ends it. Reports of such a
+//! helper are as untrusted as the agent and come through a pipe ([`OneWayLink`]): the helper runs
+//! as the agent's user, so the agent can take its descriptors. Must not know policy decisions.
 
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
@@ -33,27 +33,27 @@ use marshal_wire::shim::{
 /// Pid 1, as those see it whom it started.
 const PID_1: u32 = 1;
 
-/// A way into a sandbox that stands.
+/// An entry into a running sandbox.
 #[derive(Debug)]
 pub struct SandboxEntry {
     socket: OwnedFd,
     marker: String,
 }
 
-/// A command for inside.
+/// A command to run inside the sandbox.
 #[derive(Debug, Clone)]
 pub struct ExecRequest {
     /// Program and arguments.
     pub argv: Vec<String>,
-    /// The whole environment; beside it stands only `MARSHAL_MARKER`.
+    /// The whole environment; only `MARSHAL_MARKER` is added.
     pub env: Vec<(String, String)>,
-    /// The working directory as seen inside, entered through no link.
+    /// The working directory inside, entered without following links.
     pub cwd: String,
     /// Resource limits.
     pub limits: ProcessLimits,
 }
 
-/// A command that runs inside. Dropped, it is killed with everything that it started.
+/// A command that runs inside. Dropping it kills it with everything that it started.
 #[derive(Debug)]
 pub struct RunningCommand {
     control: Control,
@@ -62,22 +62,22 @@ pub struct RunningCommand {
 /// Why a file was neither read nor written, as far as that is known.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    /// It was refused, or the system did not let us.
+    /// The operation was refused, or the system call failed.
     #[error("{}", .0.what)]
     Failed(FileFailure),
-    /// The process that does it could not be started.
-    #[error("the sandbox does not carry it out: {0}")]
+    /// The process for the operation could not be started.
+    #[error("the sandbox cannot start the operation: {0}")]
     NotStarted(String),
-    /// It ended, or said nonsense.
-    #[error("the sandbox did not carry it out: {0}")]
+    /// The process ended early, or sent an invalid report.
+    #[error("the sandbox did not complete the operation: {0}")]
     Lost(String),
     /// It took too long.
-    #[error("it took longer than {limit:?}", limit = CLIENT_FILE_TIMEOUT)]
+    #[error("the operation took longer than {limit:?}", limit = CLIENT_FILE_TIMEOUT)]
     TimedOut,
 }
 
 impl FileError {
-    /// Whether a file may have been written all the same.
+    /// Whether a file may have been written in spite of the error.
     #[must_use]
     pub fn may_be_written(&self) -> bool {
         match self {
@@ -103,7 +103,7 @@ impl SandboxEntry {
         Ok((Self { socket, marker }, theirs))
     }
 
-    /// Has a helper of that kind started; gives our ends of the lines to it.
+    /// Starts a helper of that kind; returns the supervisor's ends of its control lines.
     fn request_helper(&self, kind: u8) -> io::Result<(StdStream, OwnedFd)> {
         let lines = OneWayLink::open()?;
         let rights = [lines.helper_orders.as_fd(), lines.helper_reports.as_fd()];
@@ -118,8 +118,8 @@ impl SandboxEntry {
         Ok((lines.orders, lines.reports))
     }
 
-    /// Starts a command; gives it and what it writes to stdout and stderr, in one stream. Its
-    /// stdin is at its end. Dropping the future ends what was begun.
+    /// Starts a command; returns it and its stdout and stderr as one stream. Its
+    /// stdin is at its end. Dropping the future ends what was started.
     ///
     /// # Errors
     /// Every error means that nothing runs.
@@ -158,8 +158,12 @@ impl SandboxEntry {
                 version: VERSION, ..
             })) => Ok((RunningCommand { control }, output)),
             Ok(Some(HelperReport::Failed(failure))) => Err(failure.into()),
-            Ok(Some(other)) => Err(SpawnError::HelperLost(format!("it said {other:?}"))),
-            Ok(None) => Err(SpawnError::HelperLost("it ended".to_owned())),
+            Ok(Some(other)) => Err(SpawnError::HelperLost(format!(
+                "unexpected report {other:?}"
+            ))),
+            Ok(None) => Err(SpawnError::HelperLost(
+                "it ended without a report".to_owned(),
+            )),
             Err(error) => Err(SpawnError::HelperLost(error.to_string())),
         }
     }
@@ -177,17 +181,17 @@ impl SandboxEntry {
         Ok((Control::from_one_way(socket, reports)?, sent, output))
     }
 
-    /// Has a file read: its lines.
+    /// Reads lines of a file.
     ///
     /// # Errors
     /// See [`FileError`].
     pub async fn read(&self, order: FileOperation) -> Result<String, FileError> {
         let text = self.transfer_file(order, &[]).await?;
-        let text = text.ok_or_else(|| FileError::Lost("it gave no text".to_owned()))?;
-        String::from_utf8(text).map_err(|_| FileError::Lost("it gave no UTF-8".to_owned()))
+        let text = text.ok_or_else(|| FileError::Lost("it returned no text".to_owned()))?;
+        String::from_utf8(text).map_err(|_| FileError::Lost("the text is not UTF-8".to_owned()))
     }
 
-    /// Has a file written; its text is on the disk when this returns.
+    /// Writes a file; its text is on the disk when this returns.
     ///
     /// # Errors
     /// See [`FileError`].
@@ -223,7 +227,7 @@ impl SandboxEntry {
     }
 }
 
-/// What the process says of its file, and the text that follows.
+/// Reads the report of the process, and the text that follows it.
 async fn read_answer(from: &mut pipe::Receiver) -> io::Result<(FileReport, Vec<u8>)> {
     let mut header = [0; HEADER_BYTES];
     from.read_exact(&mut header).await?;
@@ -233,7 +237,7 @@ async fn read_answer(from: &mut pipe::Receiver) -> io::Result<(FileReport, Vec<u
     let mut text = Vec::new();
     if let FileReport::Text { bytes } = report {
         if bytes > CLIENT_FILE_BYTES as u64 {
-            return Err(io::Error::other("it is longer than it may be"));
+            return Err(io::Error::other("the file is larger than the limit"));
         }
         from.take(bytes).read_to_end(&mut text).await?;
         if text.len() as u64 != bytes {
@@ -244,8 +248,7 @@ async fn read_answer(from: &mut pipe::Receiver) -> io::Result<(FileReport, Vec<u
 }
 
 impl RunningCommand {
-    /// How it ended, once nothing of it is left; `None` if nobody can say. Nothing is lost if this
-    /// is dropped.
+    /// How it ended, once no process of it is left; `None` if that is unknown. Cancel-safe.
     pub async fn wait(&mut self) -> Option<ExitStatus> {
         match self.control.next().await {
             Ok(Some(HelperReport::Ended { end, .. })) => Some(end.into()),
@@ -253,9 +256,9 @@ impl RunningCommand {
         }
     }
 
-    /// Has it killed, with everything that it started; [`Running::ended`] says when.
+    /// Kills it with everything that it started; [`RunningCommand::wait`] waits for the end.
     pub fn kill(&self) {
-        // A leash that does not hear is ended by the drop of this.
+        // A leash that does not read its socket is ended when this value is dropped.
         let _ = self.control.send_order(HelperCommand::Kill);
     }
 }

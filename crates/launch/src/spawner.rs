@@ -47,13 +47,13 @@ pub struct LaunchedChild {
     pub marker: String,
     /// What an operator should know, a sentence each.
     pub notes: Vec<String>,
-    /// Which walls stand; `None` without a sandbox.
+    /// The active layers; `None` without a sandbox.
     pub layers: Option<ActiveLayers>,
-    /// By what its limits are held.
+    /// What enforces its resource limits.
     pub limit_enforcement: LimitEnforcement,
-    /// The way into its walls, if they were planned with one.
+    /// The entry into its sandbox, if the plan has one.
     pub sandbox_entry: Option<SandboxEntry>,
-    /// Sockets that listen inside the walls, in the order of [`super::ShimPlan::read_listen`].
+    /// Sockets that listen inside the sandbox, in the order of [`super::ShimPlan::listen`].
     pub listeners: Vec<TcpListener>,
     /// The process, for its keeper. Dropped, it is the order to end everything.
     pub process: Process,
@@ -183,7 +183,7 @@ impl Spawner {
             .map_err(|_| SpawnError::TimedOut)?;
         match report {
             Ok(Some(HelperReport::Started { .. })) if launched.listeners.len() != listens => Err(
-                SpawnError::HelperLost("the sockets of its ports did not arrive".to_owned()),
+                SpawnError::HelperLost("the sockets of its ports were not received".to_owned()),
             ),
             Ok(Some(HelperReport::Started {
                 version: VERSION,
@@ -200,15 +200,17 @@ impl Spawner {
                 Ok(launched)
             }
             Ok(Some(HelperReport::Failed(failure))) => Err(failure.into()),
-            Ok(Some(other)) => Err(SpawnError::HelperLost(format!("it said {other:?}"))),
+            Ok(Some(other)) => Err(SpawnError::HelperLost(format!(
+                "unexpected report {other:?}"
+            ))),
             Ok(None) => Err(SpawnError::HelperLost(describe_exit(process).await)),
             Err(error) => Err(SpawnError::HelperLost(error.to_string())),
         }
     }
 }
 
-/// Writes what a child's stdin begins with. A child that closed it is nobody's fault here: its end
-/// says why.
+/// Writes the first part of a child's stdin. A child that closed its stdin is no error here: its
+/// exit explains it.
 async fn write_preamble(stdin: &mut pipe::Sender, preamble: &[u8]) -> Result<(), SpawnError> {
     if preamble.is_empty() {
         return Ok(());
@@ -219,7 +221,7 @@ async fn write_preamble(stdin: &mut pipe::Sender, preamble: &[u8]) -> Result<(),
     }
 }
 
-/// How a helper that said nothing ended.
+/// How a helper that sent no report ended.
 async fn describe_exit(process: &mut Process) -> String {
     match tokio::time::timeout(limits::KILL_HELPER_GRACE, process.helper.wait()).await {
         Ok(Ok(status)) => status.to_string(),
@@ -228,7 +230,7 @@ async fn describe_exit(process: &mut Process) -> String {
     }
 }
 
-/// What no exec takes.
+/// Refuses what exec cannot accept.
 fn check_plan(plan: &LaunchPlan) -> Result<(), SpawnError> {
     let is_bad = |text: &String| text.contains('\0');
     let what =

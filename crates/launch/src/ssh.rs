@@ -1,13 +1,13 @@
-//! The system's ssh client as a launcher: its command line, and the one word that the shell at the
-//! far end reads.
+//! The system's ssh client as a launcher: its command line, and the one argument that the remote
+//! shell reads.
 //!
-//! Pure. The far shell is the user's own and must be a POSIX shell; every word that the
-//! configuration chose is quoted for it, so that none of them is more than text. Secrets are not in
-//! the command line, which everybody at either end can list: they are told on the child's input,
-//! before anything of its protocol. Must not know sessions, and not what the client's end means.
+//! Pure. The remote shell is the user's own and must be a POSIX shell; every word of the
+//! configuration is quoted, so that the shell reads it as plain text. Secrets are not in the
+//! command line, which all users of both hosts can list: they are sent on the child's input, before
+//! its protocol starts. Must not know sessions, or what the client's exit means.
 //!
-//! At the far end `marshal sandbox exec` is the helper above the agent, if it is installed there. If not, a
-//! cut connection may leave processes, and the child's exit says so.
+//! On the remote host `marshal sandbox exec` is the helper above the agent, if it is installed
+//! there. If not, a cut connection may leave processes, and the child's exit says so.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -18,23 +18,23 @@ use marshal_config::{HOME_OF_CHILD, Ssh};
 /// The client: looked for in the PATH of its environment.
 pub const CLIENT: &str = "ssh";
 
-/// Exit codes of the far shell before the program runs, from sysexits.h: it was not told all
-/// secrets, and there is no such workspace.
+/// Exit codes of the remote shell before the program runs, from sysexits.h: this one says that it
+/// did not get all secrets.
 pub const EXIT_NO_SECRETS: i32 = 65;
 /// The workspace cannot be entered.
 pub const EXIT_NO_WORKSPACE: i32 = 66;
-/// The client's own: there is no connection, or it is lost.
+/// The client's own exit code: there is no connection, or it is lost.
 pub const EXIT_CLIENT_FAILED: i32 = 255;
 
-/// Where the agent finds its workspace behind the walls of the far end.
+/// The path of the workspace in the sandbox on the remote host.
 pub const REMOTE_WORKSPACE: &str = "/workspace";
-/// And its home.
+/// The path of the home there.
 pub const REMOTE_HOME: &str = "/home/agent";
 
-/// Questions of the client that go unanswered before it gives the connection up.
+/// Keepalive messages without a reply before the client closes the connection.
 const ALIVE_COUNT: u32 = 3;
 
-/// What is to run at the far end.
+/// The command to run on the remote host.
 #[derive(Debug, Clone, Copy)]
 pub struct RemoteCommand<'a> {
     /// Program and arguments; not empty.
@@ -43,14 +43,14 @@ pub struct RemoteCommand<'a> {
     pub path_add: &'a [PathBuf],
     /// Variables and their values, which everybody there may see.
     pub env: &'a [(String, String)],
-    /// Names of variables whose values come as lines on its input, in this order.
+    /// Names of variables whose values are sent as lines on its input, in this order.
     pub secret_names: &'a [String],
-    /// How long the far walls wait for the program after the end of its input; `None`: until it
-    /// ends by itself.
+    /// How long the sandbox there waits for the program after the end of its input; `None` waits
+    /// until it ends by itself.
     pub eof_wait: Option<Duration>,
 }
 
-/// A word that a POSIX shell reads as exactly this text.
+/// The quoted form that a POSIX shell reads as exactly this text.
 #[must_use]
 pub fn quote(word: &str) -> String {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"_-./:,+@%".contains(&b);
@@ -72,7 +72,7 @@ pub fn quote(word: &str) -> String {
 
 /// The client's arguments, itself first.
 ///
-/// Nothing of the user's configuration is read unless the pool names a file: `ProxyCommand`,
+/// The user's ssh configuration is not read unless the pool names a file: `ProxyCommand`,
 /// `Match exec` and `LocalCommand` are programs. The script is one argument, and never begins with
 /// `-`: the client reads options after the host's name too.
 #[must_use]
@@ -124,7 +124,7 @@ fn seconds(time: Duration) -> u64 {
     time.as_secs() + u64::from(time.subsec_nanos() > 0)
 }
 
-/// What the far shell is to do.
+/// The script for the remote shell.
 #[must_use]
 pub fn remote_script(ssh: &Ssh, remote: &RemoteCommand<'_>) -> String {
     let mut out = String::new();
@@ -169,7 +169,7 @@ fn quote_path_directory(directory: &Path) -> String {
     }
 }
 
-/// The command behind the walls of `marshal` there.
+/// The command for the sandbox of `marshal` there.
 fn sandboxed_command(ssh: &Ssh, remote: &RemoteCommand<'_>) -> Option<Vec<String>> {
     let walls = ssh.sandbox.as_ref()?;
     let mut argv: Vec<String> = vec![
@@ -184,7 +184,7 @@ fn sandboxed_command(ssh: &Ssh, remote: &RemoteCommand<'_>) -> Option<Vec<String
     if let Some(home) = &walls.home {
         option("home", home.clone());
     }
-    // Inside, the walls have a PATH and a home of their own.
+    // The sandbox there has its own PATH and home.
     for directory in remote.path_add {
         option("path-add", directory.to_string_lossy().into_owned());
     }

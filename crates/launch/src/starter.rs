@@ -1,7 +1,7 @@
 //! Starts helpers, on the spawner's thread: the process, its pipes and lines, its groups, its first
 //! message; and keeps one ready for the next sandbox.
 //!
-//! Must not know who asked for a child, nor wait for what it says.
+//! Must not know who requested a child, nor wait for its reports.
 
 use std::ffi::OsString;
 use std::io::{self, Write as _};
@@ -29,15 +29,15 @@ use marshal_wire::shim::{
     VERSION,
 };
 
-/// What the spawner thread has.
+/// The state of the spawner thread.
 pub(super) struct Starter {
     helpers: HelperProgram,
     groups: Groups,
     spare: Option<SpareHelper>,
 }
 
-/// The helper of a sandbox that is to be: started, in groups of its own, and told nothing yet. The
-/// kernel takes milliseconds to move a process into a group, which no start has to wait for.
+/// The helper of the next sandbox: started, in its own groups, without a plan yet. The kernel takes
+/// milliseconds to move a process into a group, and so no start has to wait for that.
 struct SpareHelper {
     started: StartedHelper,
     leaf: Option<Leaf>,
@@ -54,7 +54,7 @@ impl Starter {
         }
     }
 
-    /// Starts a child's helper and tells it what to do.
+    /// Starts a child's helper and sends it the plan.
     pub(super) fn start(
         &mut self,
         plan: &LaunchPlan,
@@ -147,8 +147,8 @@ impl Starter {
         )
     }
 
-    /// Has the helper of the next sandbox ready. What fails here fails again, and is told, when one
-    /// is asked for.
+    /// Prepares the helper of the next sandbox. An error here occurs again, and is reported, at the
+    /// next start.
     pub(super) fn prepare(&mut self) {
         if self.spare.as_mut().is_some_and(SpareHelper::is_running) {
             return;
@@ -175,7 +175,7 @@ impl SpareHelper {
     }
 }
 
-/// The way into a child's walls, if it is planned with one, and the end of pid 1.
+/// The entry into a child's sandbox, if its plan has one, and pid 1's end of it.
 fn open_sandbox_entry(
     plan: &LaunchPlan,
     marker: &str,
@@ -234,15 +234,15 @@ fn counts_own_processes(walls: &SandboxSpec) -> bool {
     }
 }
 
-/// Why the engine of a container does not hold limits; `None`: it does.
+/// Why the engine of a container cannot enforce limits; `None` if it can.
 fn container_limits_gap(engine: &Engine, ids: HostIds) -> Option<&'static str> {
     let is_somebodys = matches!(ids, HostIds::Own { .. }) && !engine.has_no_user_namespace();
-    // podman says so itself, and goes on without.
+    // podman only warns about this itself, and starts the container without limits.
     (is_somebodys && !std::path::Path::new("/sys/fs/cgroup/cgroup.controllers").exists())
-        .then_some("podman of an ordinary user holds limits only where cgroup v2 is the only one")
+        .then_some("rootless podman enforces limits only on a host that has cgroup v2 alone")
 }
 
-/// What the engine is to hold.
+/// The limits that the engine enforces.
 fn container_limits(limits: &ResourceLimits, held: &LimitEnforcement) -> ContainerLimits {
     let by = |by: Enforcement| by == Enforcement::Engine;
     ContainerLimits {
@@ -322,7 +322,7 @@ impl StartedHelper {
         let helper = command.spawn().map_err(fork)?;
         // Its ends of the lines, so that the helper's death ends ours.
         drop(command);
-        let gone = || fork(io::Error::other("the helper ended as it started"));
+        let gone = || fork(io::Error::other("the helper ended while it started"));
         let pid = helper.id().ok_or_else(gone)?;
         // A helper reads at once; one that does not must not hold up all other children's starts.
         ours.set_write_timeout(Some(limits::KILL_HELPER_GRACE))
@@ -374,7 +374,7 @@ impl StartedHelper {
         }
     }
 
-    /// The child, for whoever asked for it.
+    /// The child for the caller.
     fn into_launched(
         self,
         door: Option<SandboxEntry>,

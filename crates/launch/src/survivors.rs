@@ -1,8 +1,8 @@
-//! The last resort of a child without walls whose leash was killed from outside: its processes are
-//! found by the marker in their environment.
+//! The last resort for a child without a sandbox whose leash was killed from outside: finds its
+//! processes by the marker in their environment.
 //!
-//! A process that cleared its environment is not found; with a leash that lives, none is missed.
-//! Must not be used where a pid namespace holds: there the kernel does this.
+//! A process that cleared its environment is not found; as long as the leash lives, none is missed.
+//! Must not be used with a pid namespace: there the kernel kills the processes.
 
 use std::fs;
 
@@ -10,7 +10,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use marshal_wire::shim::MARKER;
 
-/// Rounds of looking: a process may be forking while it is looked for.
+/// Rounds of the search, because a process can fork during one.
 const ROUNDS: usize = 10;
 
 /// Kills every process that has this marker in its environment; how many there were. Blocks on
@@ -40,7 +40,8 @@ fn kill_round(wanted: &[u8]) -> u32 {
         if !is_marked(pid, wanted) {
             continue;
         }
-        // Pinned first, then asked again, so that a number given anew is never hit.
+        // The pidfd is opened first and the marker is checked again, so that a reused pid is never
+        // killed.
         let Ok(pinned) = pidfd_open(pid, PidfdFlags::empty()) else {
             continue;
         };

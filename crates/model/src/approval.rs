@@ -1,13 +1,13 @@
-//! What waits for a person, and how that ends.
+//! Approvals: their states and scopes.
 
 use super::string_enum;
 
 string_enum!(
-    /// Where a question to people stands.
+    /// The state of an approval.
     ApprovalState {
         /// An agent waits for the answer.
         Pending = "pending",
-        /// The agent is gone and its session can be resumed: an answer is kept for it.
+        /// The agent is gone but its session can be resumed: an answer is stored for it.
         Orphaned = "orphaned",
         /// A person allowed it.
         Approved = "approved",
@@ -29,7 +29,7 @@ impl ApprovalState {
 }
 
 string_enum!(
-    /// For how long an answer holds for the same request. Ordered by length.
+    /// How long an answer applies to the same request. Ordered by length.
     RememberScope {
         /// Once.
         Never = "never",

@@ -1,21 +1,21 @@
-//! Budgets: their names, what they count, what follows when one is spent.
+//! Budgets: their names, what they count, and what follows when one runs out.
 //!
-//! Must not know who counts, nor where an amount is kept.
+//! Must not know who counts, nor where an amount is stored.
 
 use std::fmt;
 
 use super::string_enum;
 
 string_enum!(
-    /// What follows when a budget is spent. Ordered by severity.
+    /// What follows when a budget runs out. Ordered by severity.
     BudgetAction {
-        /// What would be allowed needs a person.
+        /// Requests that would be allowed need a person.
         Ask = "ask",
-        /// What would be allowed is denied.
+        /// Requests that would be allowed are denied.
         Deny = "deny",
-        /// The same, and the turn is ended.
+        /// The same, and the turn is interrupted.
         Interrupt = "interrupt",
-        /// The same, and the slot takes no further task until a person says so.
+        /// The same, and the slot gets no further task until a person unparks it.
         Park = "park",
     }
 );
@@ -43,9 +43,9 @@ string_enum!(
         DayTokens = "day_tokens",
         /// Cost of a pool on one day (UTC).
         DayCost = "day_cost",
-        /// Tokens of a pool, for ever.
+        /// Tokens of a pool over its lifetime.
         PoolTokens = "pool_tokens",
-        /// Cost of a pool, for ever.
+        /// Cost of a pool over its lifetime.
         PoolCost = "pool_cost",
         /// Cost of one run.
         MaxCost = "max_cost",
@@ -63,7 +63,7 @@ impl BudgetName {
     }
 }
 
-/// So many of the units in which cost is counted make one US dollar.
+/// The number of cost units in one US dollar.
 pub const NANOS_PER_DOLLAR: u64 = 1_000_000_000;
 
 /// A cost in US dollars as whole [`NANOS_PER_DOLLAR`]ths, rounded up; `None` if it is no number from 0 to
@@ -135,7 +135,7 @@ impl Amount {
     }
 }
 
-/// The most that may be spent of either; `None`: no bound.
+/// The limits of both; `None` means no limit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct BudgetLimits {
     /// Tokens.
@@ -145,13 +145,13 @@ pub struct BudgetLimits {
 }
 
 impl BudgetLimits {
-    /// Whether it bounds anything.
+    /// Whether it limits anything.
     #[must_use]
     pub const fn is_set(self) -> bool {
         self.tokens.is_some() || self.nanodollars.is_some()
     }
 
-    /// What is spent, if anything is: tokens or cost, under these names.
+    /// The budget that ran out, if one did: tokens or cost, under these names.
     #[must_use]
     pub fn find_spent(
         self,
@@ -172,7 +172,7 @@ impl BudgetLimits {
             .or_else(|| of(cost, used.nanodollars, self.nanodollars))
     }
 
-    /// What part of it is left, from 0 to 1: of the one of both of which less is left.
+    /// The part that is left, from 0 to 1: the smaller part of both.
     #[must_use]
     pub fn remaining_ratio(self, used: Amount) -> f64 {
         let of = |used: u64, most: Option<u64>| {
@@ -184,14 +184,15 @@ impl BudgetLimits {
     }
 }
 
-/// A budget that is spent.
+/// A budget that ran out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SpentBudget {
-    /// Which.
+    /// The budget that ran out.
     pub budget: BudgetName,
-    /// What was used of it, in its own unit: requests, seconds, tokens, [`NANOS_PER_DOLLAR`]ths of a dollar.
+    /// The used amount, in its own unit: requests, seconds, tokens, [`NANOS_PER_DOLLAR`]ths of a
+    /// dollar.
     pub used: u64,
-    /// What there was, likewise.
+    /// The limit, in the same unit.
     pub limit: u64,
     /// What follows.
     pub action: BudgetAction,

@@ -1,4 +1,4 @@
-//! JSON in one form only: what two texts are compared by that may be spelled differently.
+//! Canonical JSON: the form by which two differently spelled texts are compared.
 //!
 //! Object keys are sorted, white space is gone, strings are spelled one way. Numbers keep their
 //! spelling: `1` and `1.0`, and two numbers that are one in 64 bits, may be different things to whoever
@@ -10,20 +10,20 @@ use std::fmt;
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
-/// How deep arrays and objects may stand in each other.
+/// The limit of nested arrays and objects.
 const DEEPEST: usize = 127;
 
-/// Why a text has no canonical form. Safe to show: it holds nothing of the text.
+/// Why a text has no canonical form. Safe to show: it contains nothing of the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum CanonicalizeError {
-    /// An object has a key twice: readers differ about which counts.
+    /// An object has a key twice: parsers differ about which one applies.
     #[error("an object has the same key twice")]
     DuplicateKey,
     /// A text with half of a surrogate pair, or no JSON at all.
-    #[error("it is no JSON that every reader takes")]
+    #[error("it is not JSON that every reader accepts")]
     Unreadable,
-    /// Arrays and objects stand too deep in each other.
-    #[error("arrays and objects stand more than {DEEPEST} deep in each other")]
+    /// Arrays and objects are nested too deep.
+    #[error("arrays and objects are nested more than {DEEPEST} deep")]
     TooDeep,
 }
 

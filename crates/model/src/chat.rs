@@ -172,7 +172,7 @@ pub enum WorkEvent {
         chat: SessionId,
         /// Its role.
         role: RoleName,
-        /// How.
+        /// How the turn ended.
         outcome: TurnOutcome,
     },
     /// The plan was looked at.
@@ -185,7 +185,7 @@ pub enum WorkEvent {
         sha256: String,
         /// Who said it: a person's name, or the policy.
         by: Option<String>,
-        /// Why.
+        /// The reason; foreign text.
         why: Option<UntrustedText>,
     },
     /// A round begins, sent by the supervisor itself.
@@ -197,7 +197,7 @@ pub enum WorkEvent {
     },
     /// All of it is over.
     Ended {
-        /// How.
+        /// How the turn ended.
         outcome: TurnOutcome,
         /// Why: a word for machines.
         reason: String,

@@ -1,7 +1,7 @@
-//! What an agent may have its client do for it: read and write text files, run commands in
+//! Client methods: what an agent's client does for it: read and write text files, run commands in
 //! terminals.
 //!
-//! Plain words. Must not know how a protocol says them, nor who carries them out.
+//! Plain data. Must not know how a protocol encodes them, nor who executes them.
 //!
 //! A new client method also touches `dialect/acp/client.rs`, `policy/client.rs`, `fleet/channel/client.rs` and
 //! `docs/client-methods.md`.
@@ -28,7 +28,7 @@ string_enum!(
     }
 );
 
-/// Which of them a client offers.
+/// The methods that a client offers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ClientCapabilities {
     /// `fs/read_text_file`.
@@ -54,7 +54,7 @@ impl ClientCapabilities {
         }
     }
 
-    /// Whether any is.
+    /// Whether any method is offered.
     #[must_use]
     pub const fn supports_any(self) -> bool {
         self.read || self.write || self.terminal
@@ -97,14 +97,14 @@ pub enum ClientCall {
     Run(TerminalSpec),
     /// The other `terminal/…` methods.
     Terminal {
-        /// Which.
+        /// The client method that the agent called.
         method: ClientMethod,
-        /// The id that we gave.
+        /// The terminal's id.
         id: String,
     },
 }
 
-/// What is judged of a request before anything is done about it.
+/// What the policy decides before a request is executed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ClientRequest {
     /// This file is to be read.
@@ -129,7 +129,7 @@ impl ClientCall {
         }
     }
 
-    /// What must be judged first; `None`: it is about what was judged before.
+    /// What the policy must decide first; `None` if an earlier decision covers it.
     #[must_use]
     pub fn policy_request(&self) -> Option<ClientRequest> {
         match self {
@@ -141,7 +141,7 @@ impl ClientCall {
     }
 }
 
-/// What comes of a request.
+/// The result of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ClientOutput {
     /// It was done.
@@ -161,9 +161,9 @@ pub enum ClientOutput {
     Terminal(String),
     /// What a command wrote.
     Output {
-        /// The end of it, as far as it is kept.
+        /// The stored end of the output.
         text: String,
-        /// There was more before that.
+        /// Whether earlier output was dropped.
         truncated: bool,
         /// How it ended, if it has.
         exit: Option<TerminalExit>,
@@ -172,7 +172,7 @@ pub enum ClientOutput {
     Exited(TerminalExit),
 }
 
-/// How a terminal's command ended; `None`: nobody could say.
+/// How a terminal's command ended; `None` if that is unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TerminalExit(pub Option<ExitStatus>);
 
@@ -181,13 +181,13 @@ string_enum!(
     ClientErrorKind {
         /// There is no such file or terminal.
         NotFound = "not_found",
-        /// The policy says no.
+        /// The policy denies it.
         Denied = "denied",
-        /// It cannot be done to this file, or was said wrongly.
+        /// It is not possible for this file, or the request is invalid.
         Invalid = "invalid",
-        /// The turn, or the request, was cancelled before it was carried out.
+        /// The turn, or the request, was cancelled before it was executed.
         Cancelled = "cancelled",
-        /// It was tried and did not succeed.
+        /// It failed.
         Failed = "failed",
     }
 );

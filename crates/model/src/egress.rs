@@ -1,46 +1,45 @@
-//! What becomes of connections from a sandbox to hosts outside, as metrics, journal and tables say
-//! it.
+//! Results of connections through the egress proxy, for metrics, journal and tables.
 
 use super::string_enum;
 
 string_enum!(
     /// How a connection through the egress proxy ended.
     EgressResult {
-        /// It passed, and one of its ends closed it.
+        /// It was allowed, and one of its ends closed it.
         Passed = "passed",
-        /// It passed, and nothing came for too long.
+        /// It was allowed, and was idle for too long.
         Idle = "idle",
-        /// It passed, and was open for as long as it may be.
+        /// It was allowed, and reached its time limit.
         Time = "time",
-        /// It passed, and carried as many bytes as it may.
+        /// It was allowed, and reached its limit of bytes.
         Bytes = "bytes",
-        /// It passed, and ended with its child.
+        /// It was allowed, and ended with its child.
         Cut = "cut",
-        /// Whoever opened it left before it asked for anything whole.
+        /// The client closed it before its request was complete.
         Gone = "gone",
-        /// The slot, or all of them, have as many as they may.
+        /// The slot, or all slots together, reached the limit of connections.
         Connections = "connections",
-        /// The slot opened as many in a minute as it may.
+        /// The slot reached its limit of new connections per minute.
         Rate = "rate",
-        /// What it had to say first did not come in time.
+        /// Its request or its first TLS message did not arrive in time.
         Slow = "slow",
-        /// Two servers could read its head differently.
+        /// Two servers could parse its head differently.
         Head = "head",
-        /// It asks for something else than CONNECT.
+        /// It is not a CONNECT request.
         Method = "method",
-        /// What it asks for is no plain host and port.
+        /// Its target is not a plain host and port.
         Target = "target",
-        /// The host is not on the list.
+        /// The host is not on the allow-list.
         NotAllowed = "not_allowed",
         /// The host's name has no address, or the name servers do not answer.
         Lookup = "lookup",
-        /// The host's name leads to an address that is not a public one.
+        /// The host's name resolves to an address that is not public.
         Address = "address",
-        /// Nobody answers at the host's addresses.
+        /// No address of the host answers.
         Unreachable = "unreachable",
-        /// What it sends is no TLS, or hides the server's name.
+        /// It does not start with TLS, or hides the server's name.
         Tls = "tls",
-        /// The server's name in TLS is another one than it asked for.
+        /// The server's name in TLS differs from the requested host.
         Name = "name",
     }
 );

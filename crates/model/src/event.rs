@@ -1,4 +1,4 @@
-//! What happens in a session, as everybody from the dialect to the journal tells it.
+//! The events of a session, for all code from the dialect to the journal.
 //!
 //! A new kind of event also touches `journal/codec/`, `engine/api/json_lines.rs` and `cli/event_text.rs`.
 
@@ -24,7 +24,7 @@ string_enum!(
         PromptAccepted = "prompt_accepted",
         /// [`Event::ChildStarted`]
         ChildStarted = "child_started",
-        /// [`Event::ReadinessCheck`]
+        /// [`Event::Ready`]
         Ready = "ready",
         /// [`Event::TurnStarted`]
         TurnStarted = "turn_started",
@@ -56,13 +56,13 @@ string_enum!(
         PlanStep = "plan_step",
         /// [`Event::StateChanged`]
         StateChanged = "state_changed",
-        /// [`Event::CommandGiven`]
+        /// [`Event::CommandSent`]
         CommandSent = "command_sent",
         /// [`Event::SlashResult`]
         SlashResult = "slash_result",
         /// [`Event::AgentError`]
         AgentError = "agent_error",
-        /// [`Event::FinishTurn`]
+        /// [`Event::TurnEnded`]
         TurnEnded = "turn_ended",
         /// [`Event::TurnUnsent`]
         TurnUnsent = "turn_unsent",
@@ -76,13 +76,13 @@ string_enum!(
         CheckEnded = "check_ended",
         /// [`Event::UserText`]
         UserText = "user_text",
-        /// [`Event::CommandState`]
+        /// [`Event::Commands`]
         Commands = "commands",
-        /// [`Event::PermissionOptions`]
+        /// [`Event::Options`]
         Options = "options",
         /// [`Event::SessionInfo`]
         SessionInfo = "session_info",
-        /// [`Event::FleetEvent`]
+        /// [`Event::Notice`]
         Notice = "notice",
         /// [`Event::Compaction`]
         Compaction = "compaction",
@@ -100,7 +100,7 @@ string_enum!(
         TerminalEnded = "terminal_ended",
         /// [`Event::Egress`]
         Egress = "egress",
-        /// [`Event::WorkEvent`]
+        /// [`Event::Work`]
         Work = "work",
     }
 );
@@ -163,7 +163,7 @@ pub struct AgentInfo {
     pub tools: Vec<UntrustedText>,
     /// The size of its context window, in tokens.
     pub context_window: Option<u64>,
-    /// It says that it has no way to take its session up again. Not journalled.
+    /// Whether it says that it cannot resume its session. Not journalled.
     pub cannot_resume: bool,
 }
 
@@ -185,11 +185,11 @@ pub enum Event {
         pid: u32,
         /// `none`, `unshare`.
         launcher: &'static str,
-        /// What its walls lack; empty without walls.
+        /// The layers that its sandbox lacks; empty without a sandbox.
         sandbox_gaps: Vec<SandboxGap>,
-        /// By what its limits are held, in one line, where that is known.
+        /// What enforces its limits, in one line, where that is known.
         limits: Option<String>,
-        /// Which walls stand around it, a few words each, in our words: `uid slot`,
+        /// The layers of its sandbox, a few words each, in marshal's words: `uid slot`,
         /// `landlock 6`, `seccomp default`. Empty without a sandbox.
         sandbox_layers: Vec<String>,
     },
@@ -245,32 +245,32 @@ pub enum Event {
     },
     /// The agent asked for permission.
     PermissionRequested {
-        /// Our id of the approval.
+        /// The id of the permission request.
         id: PermissionRequestId,
         /// What it asked.
         request: PermissionRequest,
     },
     /// A permission request ended; durable before the answer is sent.
     PermissionDecided(Verdict),
-    /// A tool call ran without a request; judged afterwards.
+    /// A tool call ran without a permission request; the policy was evaluated afterwards.
     UnrequestedToolCall {
         /// The call's id.
         id: UntrustedText,
         /// The tool's name.
         tool: UntrustedText,
-        /// What the policy would have said.
+        /// The decision that the policy would have made.
         decision: Decision,
-        /// The rules that say so.
+        /// The rules behind that decision.
         rules: Vec<String>,
     },
-    /// The agent's plan, whole: it takes the place of an earlier one.
+    /// The agent's whole plan, which replaces an earlier one.
     Plan {
         /// Its steps, at most `limits::PLAN_ENTRIES`.
         entries: Vec<PlanEntry>,
     },
     /// Tokens used so far, as the agent reports them.
     Usage(Usage),
-    /// How full the agent's context is.
+    /// The use of the agent's context window.
     ContextUsed {
         /// Tokens in it.
         used: u64,
@@ -285,16 +285,16 @@ pub enum Event {
         tool: UntrustedText,
         /// The path, as the agent names it.
         path: UntrustedText,
-        /// SHA-256 of what it holds, where the supervisor wrote it for the agent, or looked.
+        /// The SHA-256 of its content, if the supervisor wrote or read it.
         sha256: Option<String>,
-        /// The version that this is, where versions are kept.
+        /// The number of this version, where versions are stored.
         version: Option<Box<FileVersion>>,
     },
-    /// How a step of the plan stands, as the agent says by a tool.
+    /// The status of a step of the plan, which the agent reported through a tool.
     PlanStep {
         /// The step, in its words.
         step: UntrustedText,
-        /// How it stands.
+        /// The status.
         status: StepStatus,
     },
     /// The agent's model, mode or context changed.
@@ -308,13 +308,13 @@ pub enum Event {
         /// The size of its context window now, in tokens.
         context_window: Option<u64>,
     },
-    /// Somebody gives the agent one of its own commands; durable before it is sent.
+    /// A slash command for the agent; durable before it is sent.
     CommandSent {
         /// Its name, without a slash.
         command: String,
         /// The rest of the line.
         args: UntrustedText,
-        /// Who.
+        /// Who sent the command.
         by: String,
     },
     /// A slash command finished.
@@ -341,22 +341,22 @@ pub enum Event {
     },
     /// The turn ended.
     TurnEnded {
-        /// How.
+        /// How the turn ended.
         outcome: TurnOutcome,
         /// The agent's own word, where it gave one.
         stop_reason: Option<UntrustedText>,
         /// Tokens of the turn.
         usage: Usage,
-        /// Why, in our words, where the agent did not end it.
+        /// The reason in marshal's words, if the agent did not end it.
         detail: Option<String>,
     },
-    /// A turn of a chat ended that no agent has had.
+    /// A turn of a chat ended without reaching an agent.
     TurnUnsent {
-        /// Which.
+        /// The turn.
         turn: TurnId,
-        /// How.
+        /// How the turn ended.
         outcome: TurnOutcome,
-        /// Why, in our words.
+        /// The reason, in marshal's words.
         detail: String,
     },
     /// A message that the dialect does not know; kept and counted.
@@ -366,7 +366,7 @@ pub enum Event {
         /// The message, as it came.
         raw: Box<RawValue>,
     },
-    /// A line that is no message. What becomes of it stands in `ARCHITECTURE.md`.
+    /// A line that is not a message. `ARCHITECTURE.md` explains how it is handled.
     BadLine {
         /// `too_long`, `bad_utf8`, `bad_json`, `not_object`, `bad_shape`, …
         reason: &'static str,
@@ -377,9 +377,9 @@ pub enum Event {
     ChildExited {
         /// The class.
         class: ExitClass,
-        /// What the kernel said, where a process ran.
+        /// The exit status, if a process ran.
         status: Option<ExitStatus>,
-        /// Why, in our words.
+        /// The reason, in marshal's words.
         detail: String,
         /// The last lines of its stderr, at most 50.
         stderr: Vec<UntrustedText>,
@@ -389,7 +389,7 @@ pub enum Event {
     },
     /// The task's check ended.
     CheckEnded {
-        /// What the kernel said, where the check ran.
+        /// The exit status, if the check ran.
         status: Option<ExitStatus>,
         /// The tail of what it printed, or why it did not run.
         output: UntrustedText,
@@ -416,93 +416,94 @@ pub enum Event {
         /// When it last changed, in the agent's words.
         updated_at: Option<UntrustedText>,
     },
-    /// Something that the agent wants a person to know.
+    /// A notice of the agent for a person.
     Notice {
         /// `info`, `warning`, `error`, or the agent's own word.
         severity: Option<UntrustedText>,
-        /// It in a few words.
+        /// A short text.
         title: UntrustedText,
-        /// It in full.
+        /// The full text.
         description: Option<UntrustedText>,
     },
     /// The agent makes its context shorter.
     Compaction {
-        /// Which time.
+        /// The id of the compaction.
         id: UntrustedText,
         /// `in_progress`, `completed`, `failed`, `cancelled`, or the agent's own word.
         status: Option<UntrustedText>,
-        /// Why not, where it failed.
+        /// The error, if it failed.
         error: Option<UntrustedText>,
     },
-    /// A piece of what takes the place of the longer context.
+    /// A piece of the text that replaces the longer context.
     CompactionText {
-        /// Which time.
+        /// The id of the compaction.
         id: UntrustedText,
         /// The piece.
         delta: UntrustedText,
     },
-    /// The agent went on with a session of an earlier child.
+    /// The agent resumed a session of an earlier child.
     SessionResumed {
-        /// By which request of the protocol.
+        /// The protocol's request that resumed it.
         how: &'static str,
-        /// So many messages of its past were told again, and are not journalled again.
+        /// The number of messages of its past that were replayed, and not journalled again.
         replayed: u64,
     },
-    /// This session takes the place of one that could not be loaded again.
+    /// This session replaces one that could not be loaded again.
     SessionFresh {
-        /// Our id of that one.
+        /// The session id of the old one.
         instead_of: SessionId,
-        /// Why it could not, in our words.
+        /// The reason, in marshal's words.
         why: String,
-        /// What was said before is not told again: whoever hears prompts would run it.
+        /// The agent does not get the past messages, because a tool at a terminal would run them.
         history_omitted: bool,
     },
-    /// A command that the agent had its client run was started.
+    /// A terminal command of the agent was started by its client.
     TerminalStarted {
-        /// Our id of the terminal, unique in its child's life.
+        /// The terminal's id, unique in its child's life.
         terminal: String,
         /// Program and arguments.
         argv: Vec<UntrustedText>,
         /// Where it runs, as seen inside.
         cwd: UntrustedText,
     },
-    /// Such a command wrote something. The first `limits::TERMINAL_REPORTED_BYTES` of each are told.
+    /// Such a command wrote output. Only the first `limits::TERMINAL_REPORTED_BYTES` of each are
+    /// reported.
     TerminalOutput {
         /// The terminal.
         terminal: String,
         /// What it wrote.
         delta: UntrustedText,
     },
-    /// Such a command is over, and nothing of it is left.
+    /// Such a command ended, and no process of it is left.
     TerminalEnded {
         /// The terminal.
         terminal: String,
-        /// How; `None` if nobody could say.
+        /// How it ended; `None` if that is unknown.
         status: Option<ExitStatus>,
         /// Bytes that it wrote.
         written_bytes: u64,
-        /// Bytes of these that were not told.
+        /// Bytes of these that were not reported.
         omitted_bytes: u64,
     },
-    /// Connections to hosts outside ended. When there are many, those that are alike are added up.
+    /// Connections through the egress proxy ended. If there are many, equal ones are combined.
     Egress {
-        /// The host; `None` if none was asked for that could be one, or for many that were not
-        /// told one by one.
+        /// The host; `None` if the request named no valid host, or for many hosts that are
+        /// combined.
         host: Option<String>,
         /// Its port, if it has a host.
         port: Option<u16>,
-        /// How.
+        /// How the connection ended.
         result: EgressResult,
-        /// How many connections these are.
+        /// The number of connections.
         connections: u64,
-        /// Bytes that went out.
+        /// Bytes sent by the sandbox.
         sent: u64,
-        /// Bytes that came in.
+        /// Bytes received by the sandbox.
         received: u64,
         /// How long the longest of them was open.
         took: Duration,
     },
-    /// Of the work of a chat that goes on by itself.
+    /// An event of the work of an autonomous chat.
     Work(WorkEvent),
 }
 

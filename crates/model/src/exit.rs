@@ -5,38 +5,38 @@ use super::string_enum;
 string_enum!(
     /// The class of a child's end, as `marshal_child_exits_total{reason}` counts it.
     ExitClass {
-        /// It never ran: no process, no walls, or no such program.
+        /// It never ran: no process, no sandbox, or no such program.
         SpawnFailed = "spawn_failed",
         /// It did not complete its handshake in time.
         HandshakeTimeout = "handshake_timeout",
-        /// It speaks a version that we do not speak.
+        /// It speaks an unsupported version of its protocol.
         VersionRefused = "version_refused",
-        /// It cannot be used as it is configured: it wants a login, or offers no such mode.
+        /// It cannot be used as configured: it needs a login, or does not offer the mode.
         NeedsSetup = "needs_setup",
         /// It broke its protocol.
         ProtocolFault = "protocol_fault",
         /// It exited by itself.
         Exited = "exited",
-        /// A signal that we did not send ended it.
+        /// A signal that the supervisor did not send ended it.
         Signalled = "signalled",
-        /// The connection to where it ran was lost.
+        /// The connection to its remote host was lost.
         ConnectionLost = "connection_lost",
-        /// The kernel killed it for memory.
+        /// The kernel killed it for lack of memory.
         OutOfMemory = "out_of_memory",
-        /// It was stopped because nobody needed it.
+        /// It was stopped because it was idle.
         IdleUnload = "idle_unload",
-        /// We stopped it, as wanted.
+        /// The supervisor stopped it as requested.
         Stopped = "stopped",
-        /// It wrote more than a session may journal.
+        /// It exceeded the journal quota of a session.
         JournalQuota = "journal_quota",
-        /// It was stopped because a budget is spent whose `then` is `park`.
+        /// It was stopped because a budget with `then = "park"` ran out.
         Budget = "budget",
     }
 );
 
 string_enum!(
-    /// Where the set-up of a child's walls failed, as `marshal_sandbox_failures_total{stage}`
-    /// counts it.
+    /// The stage at which the set-up of a child's sandbox failed, as
+    /// `marshal_sandbox_failures_total{stage}` counts it.
     SandboxStage {
         /// The helper itself: its control socket, its version, its parent.
         Shim = "shim",
@@ -48,7 +48,7 @@ string_enum!(
         Idmap = "idmap",
         /// Opening or placing a directory, and the root around it.
         Mount = "mount",
-        /// Laying a writable view over a directory.
+        /// Mounting an overlay over a directory.
         Overlay = "overlay",
         /// `/proc`.
         Proc = "proc",
@@ -64,7 +64,7 @@ string_enum!(
         Landlock = "landlock",
         /// The filter of system calls.
         Seccomp = "seccomp",
-        /// The program that makes the walls in our place: bubblewrap, podman or docker.
+        /// The external program that builds the sandbox: bubblewrap, podman or docker.
         Engine = "engine",
         /// Starting the agent's program.
         Exec = "exec",
@@ -72,14 +72,14 @@ string_enum!(
 );
 
 impl ExitClass {
-    /// Whether somebody asked for this end, so that it is no failure of its slot.
+    /// Whether this end was requested, so that it is no failure of its slot.
     #[must_use]
     pub const fn is_requested(self) -> bool {
         matches!(self, Self::Stopped | Self::IdleUnload)
     }
 }
 
-/// What the kernel said of a process that ended.
+/// The exit status of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExitStatus {
     /// It called exit with this code, 0 to 255.
@@ -89,7 +89,7 @@ pub enum ExitStatus {
 }
 
 impl ExitStatus {
-    /// The code as a shell tells it: 128 plus the signal when one ended the process.
+    /// The exit code as a shell reports it: 128 plus the signal if a signal ended the process.
     #[must_use]
     pub const fn shell_code(self) -> i32 {
         match self {

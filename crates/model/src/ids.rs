@@ -124,7 +124,7 @@ impl SlotId {
     /// Reads `POOL/NUMBER`.
     ///
     /// # Errors
-    /// [`IdError::SlotChanged`] if the text has another form, [`IdError::Pool`] if the pool's name is bad.
+    /// [`IdError::Slot`] if the text has another form, [`IdError::Pool`] if the pool's name is bad.
     pub fn parse(text: &str) -> Result<Self, IdError> {
         let bad = || IdError::Slot(text.to_owned());
         let (pool, index) = text.split_once('/').ok_or_else(bad)?;
@@ -213,7 +213,7 @@ impl EventId {
     /// Reads `EPOCH-SEQ`.
     ///
     /// # Errors
-    /// [`IdError::EventParams`] if the text has another form.
+    /// [`IdError::Event`] if the text has another form.
     pub fn parse(text: &str) -> Result<Self, IdError> {
         let bad = || IdError::Event(text.to_owned());
         let (epoch, seq) = text.split_once('-').ok_or_else(bad)?;

@@ -1,7 +1,8 @@
-//! Words that everybody speaks: ids, events, asks, turns, exits, tasks, foreign text.
+//! The common types of the program: ids, events, permission requests, turns, exits, tasks, foreign
+//! text.
 //!
-//! Floor 0. Owns the vocabulary of the program (one spelling for metrics, JSON, tables and the
-//! database) and must know nothing of IO, clocks, protocols or serialisation formats.
+//! Owns the vocabulary of the program (one spelling for metrics, JSON, tables and the database).
+//! Must not know IO, clocks, protocols or serialisation formats.
 
 mod agent_data;
 pub mod approval;
@@ -63,7 +64,8 @@ pub use tool::{
 pub use turn::{PROMPT_NOT_WRITTEN, STOPPED_BY_PERSON, TurnOutcome};
 pub use untrusted::UntrustedText;
 
-/// Declares a closed set of words: the enum, its words for machines and the list of all of them.
+/// Declares an enum of fixed words, with the machine-readable word of each member and a list of
+/// all.
 #[macro_export]
 macro_rules! string_enum {
     ($(#[$meta:meta])* $name:ident { $($(#[$vmeta:meta])* $variant:ident = $word:literal),+ $(,)? }) => {

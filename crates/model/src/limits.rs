@@ -1,7 +1,7 @@
-//! Every bound of the program, as a named constant with its unit and its reason.
+//! Every limit of the program, as a named constant with its unit and its reason.
 //!
-//! Floor 0. A queue, buffer, retry or wait takes its bound from here or from a checked
-//! configuration key, never from a number in place.
+//! A queue, buffer, retry or wait takes its limit from here or from a checked configuration key,
+//! never from a literal number.
 
 use std::time::Duration;
 
@@ -53,10 +53,10 @@ pub use trees::*;
 /// may hold two.
 pub const LINE_BYTES: usize = 8 << 20;
 
-/// How much is read from one child before the others get their turn, in bytes.
+/// Bytes read from one child before the other children are read.
 pub const READ_BUDGET_BYTES: usize = 256 << 10;
 
-/// The size of one read from a child's stdout, in bytes; allocated when bytes are there.
+/// The size of one read from a child's stdout, in bytes; allocated only when data is available.
 pub const READ_CHUNK_BYTES: usize = 64 << 10;
 
 /// Credits of one session: frames that were read from the child and are not yet durable.
@@ -85,7 +85,7 @@ pub const JOURNAL_QUEUE: usize = 64 << 10;
 /// The most events in one database transaction.
 pub const JOURNAL_BATCH: usize = 4096;
 
-/// How long the journal's writer waits for a locked database before it says that it is stalled.
+/// How long the journal's writer waits for a locked database before it reports a stall.
 pub const JOURNAL_BUSY_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// How long opening the journal waits for another process that holds its database.
@@ -103,8 +103,8 @@ pub const JOURNAL_FREE_PERCENT: u64 = 5;
 /// How often the journal looks at the free space and at its file.
 pub const JOURNAL_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Pages of the write-ahead log before they are copied back into the database: 16 MiB, so that
-/// a flood pays for one copy every few thousand commits instead of every hundred.
+/// Pages of the write-ahead log before they are copied back into the database: 16 MiB, so that a
+/// flood causes one copy every few thousand commits instead of every hundred.
 pub const JOURNAL_WAL_PAGES: u32 = 4096;
 
 /// What is left of the write-ahead log's file after it was copied back, in bytes.
@@ -123,23 +123,23 @@ pub const AUDIT_HEAD_INTERVAL: Duration = Duration::from_secs(3600);
 pub const CONTROL_LINE_BYTES: usize = 16 << 20;
 
 /// The longest line that a client of the control socket takes, in bytes: an event of
-/// [`LINE_BYTES_BUCKETS`] in JSON, where a control byte takes six.
+/// [`LINE_BYTES`] in JSON, where a control byte takes six.
 pub const CONTROL_EVENT_LINE_BYTES: usize = 6 * LINE_BYTES + (1 << 20);
 
-/// Clients of the control socket at the same time; one more is told to come again.
+/// Clients of the control socket at the same time; one more is asked to retry.
 pub const CONTROL_CONNECTIONS: usize = 64;
 
 /// How long a client of the control socket may take for one request, and how long it may leave
 /// what it is told unread, before it is dropped.
 pub const CONTROL_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Runs that are over and can still be watched by a client of the daemon.
+/// Ended runs that a client of the daemon can still watch.
 pub const CONTROL_ENDED_RUNS: usize = 8;
 
 /// How long a daemon waits for room in the queues before it offers an unfinished run again.
 pub const RUN_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Live events that a subscriber may lag behind before it is told so.
+/// Live events that a subscriber may lag behind before it is notified of a gap.
 pub const BROADCAST_EVENTS: usize = 4096;
 
 /// Bytes of events that live notices may hold, all together. Beyond it they say only that there is
@@ -223,7 +223,8 @@ pub const APPROVALS_PER_SESSION: usize = 4;
 /// Permission requests of one pool that wait for people before the next is denied.
 pub const APPROVALS_PER_POOL: usize = 20;
 
-/// How long before an agent gives up waiting a permission request is over: the answer is on its way by then.
+/// How long before the agent's own timeout a permission request ends, so that its answer arrives in
+/// time.
 pub const APPROVAL_MARGIN: Duration = Duration::from_secs(5);
 
 /// Bytes of a permission request's input that are stored and judged; a larger one is denied.
@@ -284,7 +285,7 @@ pub const MEASURE_QUIET_INTERVAL: Duration = Duration::from_secs(80);
 pub const MEASURE_POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// The size limit of a session's home, in bytes.
 pub const HOME_BYTES: u64 = 4 << 30;
-/// The largest file that `read_home_files` may name, in bytes: settings and credentials, not data.
+/// The largest file that `home_files` may name, in bytes: settings and credentials, not data.
 pub const HOME_FILE_BYTES: u64 = 64 << 20;
 /// Levels of directories in a copy. Two descriptors a level are open while it is made.
 pub const COPY_DEPTH: usize = 100;
@@ -347,18 +348,18 @@ pub const AGENT_WRITE_BYTES: usize = 64 << 10;
 /// How long a shutdown waits for the journal.
 pub const JOURNAL_CLOSE: Duration = Duration::from_secs(10);
 
-/// How long an ssh connection may take before it counts as refused, where a pool does not say.
+/// The default time for an ssh connection before it counts as refused.
 pub const SSH_CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a far end may give no sign of life before its connection counts as lost, where a pool
-/// does not say: three of the client's questions go unanswered.
+/// The default time without a response of a remote host before its connection counts as lost: three
+/// keepalive messages of the client without a reply.
 pub const SSH_ALIVE_TIMEOUT: Duration = Duration::from_secs(45);
 
-/// How long a child may take to read what its stdin begins with: a far end's connection, and what
-/// the pipe does not hold.
+/// How long a child may take to read the first part of its stdin: the time to connect to a remote
+/// host, and to read what the pipe cannot hold.
 pub const PREAMBLE_WRITE: Duration = Duration::from_secs(60);
 
-/// Bytes of the secrets that one child at a far end is told on its input, all together.
+/// Bytes of all secrets that one child on a remote host gets on its input.
 pub const SSH_SECRETS_BYTES: usize = 256 << 10;
 
 /// How long the sandbox shim may take from its start until it reports.
@@ -367,8 +368,8 @@ pub const SHIM_START: Duration = Duration::from_secs(20);
 /// The largest message on the shim's control socket, in bytes.
 pub const SHIM_MESSAGE_BYTES: usize = 1 << 20;
 
-/// How long a helper has to kill and reap everything after it was told to, before it is sent
-/// SIGTERM, which means the same.
+/// How long a helper has to kill and reap everything after the order, before it gets SIGTERM, which
+/// means the same.
 pub const KILL_ORDER_GRACE: Duration = Duration::from_millis(500);
 
 /// How long a helper has after that SIGTERM before it is killed itself.
@@ -377,7 +378,7 @@ pub const KILL_HELPER_GRACE: Duration = Duration::from_secs(2);
 /// How long a helper tries to kill what an agent left before it reports it as left.
 pub const KILL_LEFTOVERS_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long another program (bubblewrap, a container engine) may take to put walls up.
+/// How long another program (bubblewrap, a container engine) may take to build a sandbox.
 pub const ENGINE_START: Duration = Duration::from_secs(15);
 
 /// How long any other command of a container engine may take.

@@ -1,19 +1,19 @@
-//! What people are told of by hooks.
+//! The kinds of hook notifications.
 //!
 //! A new one also touches `fleet/notification.rs`, `fleet/hooks/message.rs` and `docs/hooks.md`.
 
 use super::string_enum;
 
 string_enum!(
-    /// What happened that a person may want to know.
+    /// The kind of a notification.
     NotificationKind {
         /// A permission request waits for a person.
         Approval = "approval",
-        /// A slot was parked: nothing starts there any more until a person looks.
+        /// A slot was parked: nothing starts there until a person unparks it.
         Parked = "parked",
         /// A run ended.
         RunEnded = "run_ended",
-        /// A budget is spent.
+        /// A budget ran out.
         BudgetSpent = "budget_spent",
     }
 );

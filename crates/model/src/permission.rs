@@ -5,11 +5,11 @@ use serde_json::value::RawValue;
 use super::{PermissionRequestId, UntrustedText, string_enum};
 
 string_enum!(
-    /// What the policy, or a person, says of a request. Ordered by severity.
+    /// The decision of the policy or a person on a request. Ordered by severity.
     Decision {
         /// It may run.
         Allow = "allow",
-        /// A person must say.
+        /// A person must decide.
         Ask = "ask",
         /// It must not run.
         Deny = "deny",
@@ -25,23 +25,23 @@ string_enum!(
         Default = "default",
         /// A person.
         Human = "human",
-        /// An answer that a person gave to the same request before, and that was to be remembered.
+        /// A person's remembered answer to the same request.
         Cache = "cache",
-        /// Nobody answered in time, or nobody can be asked.
+        /// Nobody answered in time, or there is no approver.
         Timeout = "timeout",
-        /// The request could not be judged: malformed, or the engine failed.
+        /// The request could not be evaluated: it is malformed, or the engine failed.
         Error = "error",
-        /// A budget was spent: what the policy would have allowed was not.
+        /// A budget ran out, so a request that the policy would have allowed was not.
         Budget = "budget",
         /// The turn, the child or the supervisor ended first.
         Gone = "gone",
-        /// The pool's delegate, which may only be stricter than the policy; or it gave no decision.
+        /// The pool's delegate, which can only be stricter than the policy; or it gave no decision.
         Delegate = "delegate",
     }
 );
 
 string_enum!(
-    /// Why a decider gave no decision.
+    /// Why a delegate gave no decision.
     DelegateError {
         /// It took too long.
         Timeout = "timeout",
@@ -53,7 +53,7 @@ string_enum!(
         Unreachable = "unreachable",
         /// It answered with another status than 200.
         Status = "status",
-        /// Its answer is longer than is read.
+        /// Its response exceeds the limit.
         TooLong = "too_long",
         /// Its answer has no result.
         Undefined = "undefined",
@@ -89,7 +89,7 @@ string_enum!(
 );
 
 string_enum!(
-    /// What becomes of a permission request that nobody answers. Ordered by severity.
+    /// What happens to a permission request without an answer. Ordered by severity.
     OnTimeout {
         /// It is denied.
         Deny = "deny",
@@ -99,7 +99,7 @@ string_enum!(
 );
 
 /// One request of an agent. An answer carries back only the agent's own name for it, and an agent
-/// may use a name twice; a verdict is for the one request that was judged.
+/// may use a name twice; a verdict applies only to the one request that was evaluated.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct PermissionRequestKey {
     /// The agent's own name for it.
@@ -108,7 +108,7 @@ pub struct PermissionRequestKey {
     pub serial: u64,
 }
 
-/// What an agent says of its own request. May only raise severity, never lower it.
+/// What an agent claims about its own request. It can only raise severity, never lower it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AgentClaims {
     /// The mode that the agent says it runs in.
@@ -140,7 +140,7 @@ pub struct PermissionRequest {
     pub claims: AgentClaims,
 }
 
-/// How much is kept of what stands beside a request's input, in bytes.
+/// The limits of the texts beside a request's input, in bytes.
 #[derive(Debug, Clone, Copy)]
 pub struct PermissionRequestBounds {
     /// Of the tool's name.
@@ -169,7 +169,7 @@ impl PermissionRequest {
         {
             truncate_text(word, most.claim);
         }
-        // Half an id names another call.
+        // A truncated id would name another call.
         self.tool_id = self.tool_id.take().filter(|id| id.len() <= most.id);
         truncate_text(&mut self.tool, most.tool)
     }
@@ -193,13 +193,13 @@ fn truncate_text(word: &mut UntrustedText, most: usize) -> bool {
 pub struct Verdict {
     /// The permission request that it ends.
     pub request: PermissionRequestId,
-    /// `Allow` or `Deny`; never `PermissionRequest`.
+    /// `Allow` or `Deny`; never `Ask`.
     pub decision: Decision,
-    /// Who decided.
+    /// The decider.
     pub decided_by: DecidedBy,
     /// The rules that decided, most severe first; empty where none matched.
     pub rules: Vec<String>,
-    /// Advice for the model, in our words.
+    /// Advice for the model, in marshal's words.
     pub reason: String,
 }
 

@@ -1,11 +1,11 @@
-//! What a child with everything that it starts may take of the host: processes, memory, swap, cpu.
+//! Resource limits of a child together with its descendants: processes, memory, swap, CPU.
 
 use super::string_enum;
 
 string_enum!(
-    /// By what such limits are held.
+    /// The backend that enforces such limits.
     LimitBackend {
-        /// The best that this host has, limit by limit.
+        /// The best backend of this host, for each limit.
         Auto = "auto",
         /// cgroup v2, or the child does not start.
         V2 = "v2",
@@ -16,18 +16,18 @@ string_enum!(
     }
 );
 
-/// The limits of one child and of everything that it starts; `None`: not limited.
+/// The limits of one child together with its descendants; `None` means not limited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ResourceLimits {
     /// Processes and threads, helpers included.
     pub pids: Option<u32>,
     /// Memory, page cache included, in bytes.
     pub memory: Option<u64>,
-    /// Swap beside it, in bytes. Holds only where `memory` is limited too.
+    /// Swap in addition to it, in bytes. Applies only if `memory` is limited too.
     pub swap: Option<u64>,
-    /// Time of processors, in thousandths of one.
+    /// CPU time, in thousandths of a CPU.
     pub cpu_millis: Option<u32>,
-    /// By what they are held.
+    /// The backend that enforces them.
     pub backend: LimitBackend,
 }
 

@@ -1,15 +1,15 @@
-//! What whoever brings a token may do.
+//! The roles of tokens.
 
 use super::string_enum;
 
 string_enum!(
-    /// What a token is good for.
+    /// What the holder of a token may do.
     Role {
-        /// Look at everything.
+        /// Read everything.
         Read = "read",
-        /// Look, and have work done or ended.
+        /// Read, and start or end work.
         Operate = "operate",
-        /// Look, and answer asks.
+        /// Read, and answer permission requests.
         Approve = "approve",
         /// Everything.
         Admin = "admin",
@@ -17,8 +17,8 @@ string_enum!(
 );
 
 impl Role {
-    /// Whether this role is enough where `needed` is. Answering asks and having work done are apart:
-    /// whoever starts work must not be able to allow what it wants.
+    /// Whether this role includes `needed`. Approving and starting work are separate roles: a
+    /// client that starts work must not be able to allow the requests of that work.
     #[must_use]
     pub const fn satisfies(self, needed: Self) -> bool {
         match needed {

@@ -1,25 +1,26 @@
-//! What a child's walls lack.
+//! The layers that a child's sandbox can lack.
 
 use super::string_enum;
 
 string_enum!(
-    /// A layer that other children have, as events and `marshal_sandbox_degraded_total{feature}`
+    /// A layer that is missing, as events and `marshal_sandbox_degraded_total{feature}`
     /// name it.
     SandboxGap {
-        /// It has the uid of whoever runs the supervisor, and so of its neighbours.
+        /// It has the uid of the supervisor's user, like all its neighbours.
         SharedUid = "shared_uid",
         /// Landlock, or the version of it that its profile names.
         Landlock = "landlock",
-        /// Landlock's rules for ports, on the host's network: it may listen where somebody else is
-        /// expected.
+        /// Landlock's rules for ports, on the host's network: it can listen on the port of another
+        /// service.
         LandlockNet = "landlock_net",
-        /// Landlock's bounds of abstract sockets, on the host's network: it reaches the host's.
+        /// Landlock's scope of abstract sockets, on the host's network: it reaches those of the
+        /// host.
         LandlockScope = "landlock_scope",
-        /// The bound of memory by a cgroup.
+        /// The limit of memory by a cgroup.
         Memory = "cgroup.memory",
-        /// The bound of processes by a cgroup.
+        /// The limit of processes by a cgroup.
         Pids = "cgroup.pids",
-        /// The bound of processor time by a cgroup.
+        /// The limit of CPU time by a cgroup.
         Cpu = "cgroup.cpu",
     }
 );

@@ -3,19 +3,19 @@
 use super::string_enum;
 
 string_enum!(
-    /// Whether a pool's tasks begin.
+    /// Whether a pool starts tasks.
     PoolPhase {
-        /// They do.
+        /// It starts tasks.
         Running = "running",
-        /// They wait; slots keep their children.
+        /// Tasks wait; slots keep their children.
         Paused = "paused",
-        /// They wait, and children that have nothing to do go.
+        /// Tasks wait, and idle children are stopped.
         Draining = "draining",
     }
 );
 
 string_enum!(
-    /// The state of a slot. The table of states x events stands in `dialect/lifecycle/state.rs`.
+    /// The state of a slot. The table of states x events is in `dialect/lifecycle/state.rs`.
     SlotState {
         /// A process is being started.
         Starting = "starting",
@@ -25,17 +25,17 @@ string_enum!(
         Ready = "ready",
         /// A turn runs.
         Busy = "busy",
-        /// A turn was asked to end.
+        /// The turn is being cancelled.
         Cancelling = "cancelling",
         /// The next start waits for its backoff.
         BackingOff = "backing_off",
         /// No process, none needed: the next prompt starts one.
         Unloaded = "unloaded",
-        /// Needs a person: nothing starts here until somebody unparks it.
+        /// Parked: nothing starts here until a person unparks it.
         Parked = "parked",
         /// The stop ladder runs.
         Stopping = "stopping",
-        /// The slot is gone for good.
+        /// The slot was removed.
         Ended = "ended",
     }
 );

@@ -16,18 +16,18 @@ string_enum!(
         Refused = "refused",
         /// An error: of the turn, the version, the sandbox, the spawn or the check.
         Failed = "failed",
-        /// We were asked to stop it.
+        /// It was cancelled.
         Cancelled = "cancelled",
-        /// Its turn was silent, or over its time.
+        /// Its turn was silent, or exceeded its time limit.
         TimedOut = "timed_out",
         /// Its child, or its supervisor, died in the turn and the task was not repeated.
         Lost = "lost",
-        /// It never began.
+        /// It never started.
         Skipped = "skipped",
     }
 );
 
-/// What a user asks for: one line of a task file, or one argument of `run`.
+/// A requested task: one line of a task file, or one argument of `run`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TaskSpec {
     /// Unique in its run.
@@ -38,19 +38,20 @@ pub struct TaskSpec {
     pub pool: Option<PoolName>,
     /// A directory on the host instead of the pool's workspace path; the pool's mode stays.
     pub workspace: Option<PathBuf>,
-    /// How many sendings may be made, from 1, instead of the pool's number.
+    /// How often the prompt may be sent, from 1, instead of the pool's number.
     pub attempts: Option<u32>,
-    /// An argv that must exit 0 in the same walls after a completed turn, instead of the pool's.
+    /// An argv that must exit 0 in the same sandbox after a completed turn, instead of the pool's.
     pub check: Option<Vec<String>>,
     /// Files of the workspace, as paths from its top, that the prompt points to.
     pub files: Vec<String>,
-    /// Files of the workspace whose text the prompt holds, where the agent takes that.
+    /// Files of the workspace whose text is embedded in the prompt, if the agent supports that.
     pub embedded_files: Vec<String>,
-    /// A policy that lies on top of the pool's for this task's session: it can only deny and ask.
+    /// A policy layer on top of the pool's policy for this task's session: it can only deny and
+    /// ask.
     pub policy_layer: Option<String>,
-    /// From -100 to 100: what has more begins before what has less, in its pool.
+    /// From -100 to 100: tasks with a higher priority start first in their pool.
     pub priority: i8,
-    /// Tasks that must be done before it begins.
+    /// Tasks that must be done before it starts.
     pub depends_on: Vec<TaskRef>,
 }
 

@@ -1,6 +1,6 @@
 //! The tools that the supervisor itself gives to an agent, and a call of one.
 //!
-//! Plain words. Must not know how a protocol says them, nor who carries them out.
+//! Plain data. Must not know how a protocol encodes them, nor who executes them.
 //!
 //! A new tool also touches `dialect/mcp/arguments.rs`, `dialect/mcp/schema.rs`, `policy/client/tools.rs`,
 //! `fleet/channel/tools.rs` and `docs/engine-tools.md`.
@@ -13,7 +13,8 @@ use super::{ClientError, UntrustedText, string_enum};
 /// The name under which an agent gets the server of these tools; rules name it so.
 pub const ENGINE_SERVER: &str = "marshal";
 
-/// Bytes of texts in a call that its record shows whole; of longer ones it has length and digest.
+/// The longest text of a call that its record has in full, in bytes; of a longer one it has length
+/// and digest.
 const RECORDED_TEXT_BYTES: usize = 8 << 10;
 
 string_enum!(
@@ -27,17 +28,17 @@ string_enum!(
         ReadFile = "read_file",
         /// Asks a person and gives their answer.
         AskPerson = "ask_person",
-        /// Says how a step of the plan stands.
+        /// Reports the status of a step of the plan.
         PlanStep = "plan_step",
     }
 );
 
 string_enum!(
-    /// How a step of a plan stands.
+    /// The status of a step of a plan.
     StepStatus {
-        /// Nobody has begun it.
+        /// It has not started.
         Pending = "pending",
-        /// It is being done.
+        /// It is in progress.
         Running = "running",
         /// It is done.
         Done = "done",
@@ -49,11 +50,11 @@ string_enum!(
 /// A change of an exact text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TextEdit {
-    /// What stands there.
+    /// The text to replace.
     pub old: String,
-    /// What is to stand there.
+    /// The new text.
     pub new: String,
-    /// Wherever it stands; else it must stand there exactly once.
+    /// Whether all occurrences are replaced; otherwise there must be exactly one.
     pub replace_all: bool,
 }
 
@@ -75,7 +76,7 @@ pub enum EngineCall {
         path: String,
         /// The change.
         edit: TextEdit,
-        /// As above.
+        /// The version that it was made from; `None` means the one that the session saw last.
         base: Option<u64>,
     },
     /// [`EngineTool::ReadFile`]
@@ -89,21 +90,21 @@ pub enum EngineCall {
     },
     /// [`EngineTool::AskPerson`]
     Ask {
-        /// What is asked.
+        /// The question.
         question: String,
         /// Answers that the agent proposes.
         options: Vec<String>,
     },
     /// [`EngineTool::PlanStep`]
     Step {
-        /// Which step, in the agent's words.
+        /// The step, in the agent's words.
         step: String,
-        /// How it stands.
+        /// The status.
         status: StepStatus,
     },
 }
 
-/// What is judged of a call before anything is done about it.
+/// What the policy decides before a call is executed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EngineRequest {
     /// The tool.
@@ -114,12 +115,12 @@ pub struct EngineRequest {
     pub arguments: Value,
 }
 
-/// What a call brought.
+/// The result of a call.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct EngineOutput {
     /// The text of the result.
     pub text: String,
-    /// The version of the file that it is about, where versions are kept.
+    /// The version of its file, where versions are stored.
     pub version: Option<u64>,
 }
 
@@ -132,7 +133,7 @@ impl From<String> for EngineOutput {
     }
 }
 
-/// What goes back to the agent: the result, or why there is none.
+/// The reply to the agent: the result, or why there is none.
 pub type EngineResult = Result<EngineOutput, ClientError>;
 
 /// A version of a file of a registered workspace.
@@ -144,7 +145,7 @@ pub struct FileVersion {
     pub path: UntrustedText,
     /// The version, from 1.
     pub version: u64,
-    /// It was found so on the disk: nobody wrote it by the supervisor.
+    /// Whether it was found on the disk, not written through the supervisor.
     pub observed: bool,
 }
 
@@ -170,7 +171,7 @@ impl EngineTool {
 }
 
 impl EngineRequest {
-    /// Whether a call that an agent shows with this input is the one that came to us.
+    /// Whether a call that the agent reports with this input is this call.
     #[must_use]
     pub fn matches_input(&self, input: &Value) -> bool {
         let text = |name: &str| input.get(name).and_then(Value::as_str);
@@ -219,7 +220,7 @@ impl EngineCall {
         }
     }
 
-    /// How much text it holds until it is carried out, in bytes.
+    /// The size of its text, which is held until it is executed, in bytes.
     #[must_use]
     pub const fn text_bytes(&self) -> usize {
         match self {
@@ -229,7 +230,7 @@ impl EngineCall {
         }
     }
 
-    /// What is judged of it, and put on record.
+    /// What the policy decides on and the journal records.
     #[must_use]
     pub fn policy_request(&self) -> EngineRequest {
         let (path, arguments) = match self {
@@ -297,17 +298,17 @@ pub enum EditError {
     /// Old and new text are the same.
     #[error("old_text and new_text are the same: nothing would change")]
     Unchanged,
-    /// The old text is not there.
+    /// The file does not contain the old text.
     #[error(
-        "old_text is not in the file as it is now: read the file again, and give the text exactly as it stands there"
+        "the file does not contain old_text: read the file again, and pass the text exactly as the file has it"
     )]
     Missing,
-    /// It is there more than once.
+    /// The file contains it more than once.
     #[error(
-        "old_text stands in the file {0} times: give more of what stands around it, or say replace_all"
+        "old_text occurs {0} times in the file: add more of the surrounding text, or set replace_all"
     )]
     Ambiguous(usize),
-    /// What it would become is too long.
+    /// The result would be too long.
     #[error("the file would become longer than {0} bytes")]
     TooLong(usize),
 }
@@ -316,7 +317,7 @@ impl TextEdit {
     /// The text with the change made, which is at most `most` bytes long.
     ///
     /// # Errors
-    /// [`EditError`]: what was to be changed is not there as it was said.
+    /// [`EditError`]: the file does not contain the old text as given.
     pub fn apply(&self, text: &str, most: usize) -> Result<String, EditError> {
         if self.old == self.new {
             return Err(EditError::Unchanged);
@@ -365,7 +366,7 @@ mod tests {
         assert_eq!(made("b", "x", true, "abcb").unwrap(), "axcx");
         assert_eq!(made("d", "x", true, "abc"), Err(EditError::Missing));
         assert_eq!(made("b", "b", true, "abc"), Err(EditError::Unchanged));
-        // Two places that overlap are two.
+        // Overlapping occurrences count as two.
         assert_eq!(made("aa", "x", false, "aaa"), Err(EditError::Ambiguous(2)));
         assert_eq!(made("éé", "x", false, "ééé"), Err(EditError::Ambiguous(2)));
         assert_eq!(made("é\n", "", false, "aé\nb").unwrap(), "ab");

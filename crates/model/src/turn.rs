@@ -2,10 +2,10 @@
 
 use super::string_enum;
 
-/// What the end of a turn says that no agent has seen: it is sent again.
+/// The detail of a turn that no agent got, so that it is sent again.
 pub const PROMPT_NOT_WRITTEN: &str = "the child ended before the prompt was written";
 
-/// Why a turn ended that a person stopped.
+/// The detail of a turn that a person stopped.
 pub const STOPPED_BY_PERSON: &str = "a person stopped it";
 
 string_enum!(
@@ -17,13 +17,13 @@ string_enum!(
         Limited = "limited",
         /// The model refused.
         Refused = "refused",
-        /// We asked for its end.
+        /// The supervisor cancelled it.
         Cancelled = "cancelled",
         /// It ended with an error.
         Failed = "failed",
-        /// It was silent, or over its time.
+        /// It was silent, or exceeded its time limit.
         TimedOut = "timed_out",
-        /// Its child went away.
+        /// Its child was lost.
         Lost = "lost",
     }
 );

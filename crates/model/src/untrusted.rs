@@ -1,28 +1,29 @@
-//! Text that somebody else wrote: a child, a workspace file, a client.
+//! Text of an untrusted source: a child, a workspace file, a client.
 //!
-//! [`UntrustedText`] has no `Display`, so that it cannot reach a terminal by accident; [`Foreign::escape_for_display`]
-//! is the one way to print it. Must not know who prints.
+//! [`UntrustedText`] has no `Display`, so that it cannot reach a terminal by accident;
+//! [`UntrustedText::escape_for_display`] is the one way to print it. Must not know the output.
 
 use std::fmt;
 
-/// Text from outside. Show it with [`Foreign::escape_for_display`]; store or compare it with [`Foreign::raw`].
+/// Untrusted text. Show it with [`UntrustedText::escape_for_display`]; store or compare it with
+/// [`UntrustedText::raw`].
 #[derive(Clone, PartialEq, Eq, Hash, Default)]
 pub struct UntrustedText(String);
 
 impl UntrustedText {
-    /// Marks a text as foreign.
+    /// Marks a text as untrusted.
     #[must_use]
     pub fn new(text: impl Into<String>) -> Self {
         Self(text.into())
     }
 
-    /// The text as it came. For parsers, comparison and storage, never for a person's screen.
+    /// The unchanged text. For parsers, comparison and storage, never for a person's screen.
     #[must_use]
     pub fn raw(&self) -> &str {
         &self.0
     }
 
-    /// The text as it came, owned.
+    /// The unchanged text, owned.
     #[must_use]
     pub fn into_raw(self) -> String {
         self.0
@@ -34,7 +35,7 @@ impl UntrustedText {
         self.0.len()
     }
 
-    /// Whether nothing is in it.
+    /// Whether it is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -66,8 +67,8 @@ impl From<String> for UntrustedText {
     }
 }
 
-/// Whether a character could act on a terminal or mislead a reader: C0 (tab and newline
-/// included), DEL, C1, bidi controls, zero-width characters, separators, tags and variation
+/// Whether a terminal could interpret a character, or it could mislead a reader: C0 (tab and
+/// newline included), DEL, C1, bidi controls, zero-width characters, separators, tags and variation
 /// selectors.
 #[must_use]
 pub fn is_unsafe(c: char) -> bool {
@@ -79,7 +80,7 @@ pub fn is_unsafe(c: char) -> bool {
         | '\u{1bca0}'..='\u{1bca3}' | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}')
 }
 
-/// Shows a foreign text on one line: unsafe characters become `\n`, `\t`, `\r` or `\u{…}`, and
+/// Escapes untrusted text to one line: unsafe characters become `\n`, `\t`, `\r` or `\u{…}`, and
 /// what does not fit into `width` characters is cut, with `…` as its last one.
 #[must_use]
 pub fn escape_for_display(text: &str, width: usize) -> String {

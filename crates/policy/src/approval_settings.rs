@@ -1,6 +1,7 @@
-//! `[approval]` of a policy: what it demands of the asking, over all of its layers.
+//! `[approval]` of a policy: its approval settings, merged over all of its layers.
 //!
-//! Each layer can only make it stricter. Must not know who people are, nor how they are reached.
+//! Each layer can only make them stricter. Must not know who the approvers are, nor how they are
+//! reached.
 
 use std::time::Duration;
 
@@ -10,22 +11,22 @@ use super::load::invalid_value;
 use marshal_model::limits::APPROVALS_PER_POOL;
 use marshal_model::{OnTimeout, RememberScope};
 
-/// What a policy says of approvals; `None` where it says nothing.
+/// A policy's approval settings; `None` where no layer sets one.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ApprovalSettings {
-    /// How long an approval waits at most.
+    /// The maximum time that an approval waits.
     pub timeout: Option<Duration>,
-    /// What follows when nobody answers.
+    /// The decision when nobody answers in time.
     pub on_timeout: Option<OnTimeout>,
-    /// How many asks of a pool wait at the same time, from 1.
+    /// How many approvals of a pool may be pending at the same time, at least 1.
     pub max_pending: Option<usize>,
-    /// Who may answer: `owner`, or names of tokens. An empty list: nobody.
+    /// The approvers: `owner`, or names of tokens. An empty list: nobody.
     pub approvers: Option<Vec<String>>,
-    /// For how long an answer may hold at most.
+    /// The longest time for which an answer may be remembered.
     pub remember: Option<RememberScope>,
 }
 
-/// The strictest of what the layers say.
+/// The strictest value of each setting over all layers.
 pub(super) fn merge_layers(layers: &[Layer]) -> Result<ApprovalSettings, LoadError> {
     let mut all = ApprovalSettings::default();
     for layer in layers {
@@ -70,7 +71,7 @@ pub(super) fn merge_layers(layers: &[Layer]) -> Result<ApprovalSettings, LoadErr
         if let Some(approvers) = &own.approvers {
             if let Some(bad) = approvers.iter().find(|word| !is_approver(word)) {
                 let expected = if bad.starts_with("group:") {
-                    "`owner` or the name of a token; a group of the system has no way in, so give its members a token"
+                    "`owner` or the name of a token; system groups cannot answer, so give their members a token"
                 } else {
                     "`owner` or the name of a token, of small letters, digits and `-`"
                 };

@@ -1,9 +1,9 @@
-//! The arguments of one command, taken apart: flags in every spelling, operands, and every text
-//! that may be a path.
+//! Parses the arguments of one command: flags in every spelling, operands, and every text that may
+//! be a path.
 //!
-//! Owns the spelling of flags: clusters (`-rf`), attached values (`-ofile`), `=`, abbreviations
-//! of long flags, what follows `--`. In doubt a word is both: a flag for conditions that forbid
-//! it, and a path for conditions on paths. Must not know rules or the file system.
+//! Owns the spelling of flags: clusters (`-rf`), attached values (`-ofile`), `=`, abbreviations of
+//! long flags, and words after `--`. In doubt a word is both: a flag for conditions that forbid it,
+//! and a path for conditions on paths. Must not know rules or the file system.
 
 use super::command::Word;
 use super::grammar::Grammar;
@@ -12,7 +12,7 @@ use super::grammar::Grammar;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct FlagUse<'w> {
     pub flag: Flag<'w>,
-    /// It stands behind a `--` that may or may not end the flags.
+    /// Whether it follows a `--` that may or may not end the flags.
     pub doubtful: bool,
 }
 
@@ -30,24 +30,24 @@ pub(super) enum Flag<'w> {
 /// A text that may be a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PathCandidate<'w> {
-    /// The word that it stands in.
+    /// The word that contains it.
     pub word: &'w Word,
-    /// Its place in the command.
+    /// The word's index in the command.
     pub index: usize,
-    /// Where it begins in the word: 0 is the whole word.
+    /// The offset in the word where it begins; 0 is the whole word.
     pub from: usize,
-    /// Where it ends, if not with the word.
+    /// The offset where it ends; `None`: the end of the word.
     pub to: Option<usize>,
-    /// Only a guess: counts for what is forbidden, not for what is permitted.
+    /// Whether it is only a guess: it counts for conditions that forbid, not for those that permit.
     pub guess: bool,
-    /// The program itself reads wildcards in it, quoted or not.
+    /// Whether the program itself reads wildcards in it, quoted or not.
     pub is_pathspec: bool,
-    /// What it names cannot be told.
+    /// Whether it is unknown which path it names.
     pub unknown: bool,
 }
 
 impl<'w> PathCandidate<'w> {
-    /// Whether it is a word as it stands there, and surely a path.
+    /// Whether it is a whole word, and certainly a path.
     pub(super) fn is_whole_literal(&self) -> bool {
         let odd =
             self.guess || self.is_pathspec || self.unknown || self.word.tilde || self.word.glob;
@@ -60,20 +60,20 @@ impl<'w> PathCandidate<'w> {
     }
 }
 
-/// Arguments, taken apart once.
+/// The parsed arguments of a command.
 #[derive(Debug, Default)]
 pub(super) struct Arguments<'w> {
     pub uses: Vec<FlagUse<'w>>,
-    /// Words that are neither flags nor their values.
+    /// The number of words that are neither flags nor their values.
     pub operands: usize,
     pub candidates: Vec<PathCandidate<'w>>,
-    /// Every word that begins with `-`, for conditions that name all permitted ones.
+    /// Every word that begins with `-`, for conditions that list all permitted ones.
     pub flag_words: Vec<&'w Word>,
     /// Every word.
     pub words: &'w [Word],
 }
 
-/// Takes apart `words[start..]`.
+/// Parses `words[start..]`.
 pub(super) fn parse<'w>(
     grammar: Option<&'static Grammar>,
     words: &'w [Word],
@@ -99,26 +99,26 @@ pub(super) fn parse<'w>(
     parser.finish()
 }
 
-/// Marks inside one word of an unknown program that a path may stand beside.
+/// How many marks inside one word of an unknown program may be followed by a path.
 const PARTS: usize = 8;
 
-/// Letters of a cluster behind which a value is looked for.
+/// How many letters of a cluster may be followed by a value.
 const CLUSTER: usize = 32;
 
 struct Parser<'w> {
     grammar: Option<&'static Grammar>,
     out: Arguments<'w>,
-    /// A `--` has been seen.
+    /// Whether a `--` has been read.
     saw_double_dash: bool,
-    /// The next word is a flag's value; `true`: it is text.
+    /// Whether the next word is a flag's value; `true`: the value is text.
     pending_value: Option<bool>,
-    /// That value may be a pattern with `!` before it, for what is left out.
+    /// Whether that value may be a pattern with a leading `!` for exclusion.
     value_may_exclude: bool,
-    /// That value is a range of lines with a file behind its last colon.
+    /// Whether that value is a range of lines with a file after its last colon.
     value_is_line_range: bool,
-    /// It is one of git's commands in which `-S` and `-G` look for a text.
+    /// Whether it is one of git's commands in which `-S` and `-G` search for a text.
     has_text_search: bool,
-    /// The place of the first operand among the candidates.
+    /// The index of the first operand among the candidates.
     first_operand: Option<usize>,
 }
 
@@ -135,8 +135,8 @@ impl<'w> Parser<'w> {
             } else if !is_text && !excluded {
                 self.candidate(word, index, 0, false);
             }
-            // Whether it is a value after all is another program's business to know: what could
-            // be a flag counts as one where that forbids.
+            // Only the program knows whether it is a value. What could be a flag counts as one
+            // where flags are forbidden.
             if text.len() > 1 && text.starts_with('-') {
                 let ended = std::mem::replace(&mut self.saw_double_dash, true);
                 let candidates = self.out.candidates.len();
@@ -163,8 +163,8 @@ impl<'w> Parser<'w> {
         self.operand(index, word);
     }
 
-    /// Whether a word that stands where a value is wanted is a flag all the same, because the
-    /// program takes no value that begins with `-`.
+    /// Whether a word in the place of a value is a flag all the same, because the program accepts
+    /// no value that begins with `-`.
     fn is_flag_not_value(&self, text: &str) -> bool {
         text.len() > 1 && text.starts_with('-') && self.grammar.is_some_and(|g| g.dashes_are_flags)
     }
@@ -207,8 +207,8 @@ impl<'w> Parser<'w> {
         }
     }
 
-    /// A program of which nothing is known may read a path behind `@`, `<`, `:` or `,` and before
-    /// the last two (`-d @file`, `host:file`, `from:to`).
+    /// An unknown program may read a path after `@`, `<`, `:` or `,` and before the last two (`-d
+    /// @file`, `host:file`, `from:to`).
     fn add_marked_paths(&mut self, index: usize, word: &'w Word) {
         let text = word.text.as_str();
         if self.grammar.is_some() || text.contains("://") {
@@ -226,8 +226,8 @@ impl<'w> Parser<'w> {
         }
     }
 
-    /// An operand of git: a revision, or a pathspec whose wildcards git reads itself and which
-    /// magic may precede (gitglossary(7)).
+    /// An operand of git: a revision, or a pathspec. Git itself reads a pathspec's wildcards and
+    /// the magic before it (gitglossary(7)).
     fn pathspec(&mut self, word: &'w Word, index: usize) {
         let text = word.text.as_str();
         let mut from = 0;
@@ -266,7 +266,7 @@ impl<'w> Parser<'w> {
         });
     }
 
-    /// A flag of git's that has its value attached, or before it; `false`: it is no such flag.
+    /// A flag of git with an attached or a following value; `false` if it is not one.
     fn parse_git_flag(&mut self, index: usize, word: &'w Word) -> bool {
         let text = word.text.as_str();
         if !self.has_text_search || word.is_dynamic() {
@@ -340,18 +340,18 @@ impl<'w> Parser<'w> {
             }
             return;
         }
-        // git takes values of many letters only attached.
+        // git accepts values of multi-letter flags only attached.
         if self.grammar.is_some_and(|g| g.colon_paths) && text.is_char_boundary(2) && text.len() > 2
         {
             self.candidate(word, index, 2, false);
         }
-        // `-L:FUNCTION:FILE`, whatever stands in the function's pattern.
+        // `-L:FUNCTION:FILE`, with any function pattern.
         if self.grammar.is_some_and(|g| g.colon_paths)
             && let Some(colon) = text.rfind(':')
         {
             self.candidate(word, index, colon + 1, false);
         }
-        // Behind every letter of a cluster a value may begin.
+        // A value may begin after every letter of a cluster.
         if self.grammar.is_none_or(|g| g.colon_paths) {
             for (from, _) in text.char_indices().skip(3).take(CLUSTER) {
                 self.candidate(word, index, from, true);
@@ -378,7 +378,7 @@ impl<'w> Parser<'w> {
         match value {
             Some(from) if excludes && text[from..].starts_with('!') => {}
             Some(from) if !is_text => self.candidate(word, index, from, false),
-            // Not for abbreviations: `--binary` is a flag of its own beside `--binary-files`.
+            // Not for abbreviations: `--binary` and `--binary-files` are different flags.
             None if !self.saw_double_dash
                 && self.grammar.is_some_and(|g| g.long_values.contains(&name)) =>
             {
@@ -407,13 +407,13 @@ impl<'w> Parser<'w> {
     }
 }
 
-/// Whether the program's patterns for files take `!` for what is left out (rg(1)).
+/// Whether the program's file patterns accept a leading `!` for exclusion (rg(1)).
 fn supports_exclusion(grammar: &Grammar) -> bool {
     grammar.long_values.contains(&"--iglob")
 }
 
-/// Whether it is a command of git's whose `-S` and `-G` look for a text (gitdiffcore(7)); to
-/// others `-S` is a file, or a key.
+/// Whether it is a command of git whose `-S` and `-G` search for a text (gitdiffcore(7)). In other
+/// commands `-S` is a file, or a key.
 fn is_text_search(grammar: &Grammar, words: &[Word]) -> bool {
     let mut at = 1;
     while let Some(word) = words.get(at).filter(|word| word.text.starts_with('-')) {
@@ -425,11 +425,11 @@ fn is_text_search(grammar: &Grammar, words: &[Word]) -> bool {
     name.is_some_and(|word| matches!(word.text.as_str(), "log" | "show" | "diff"))
 }
 
-/// Words by which a flag that needs none is switched off again.
+/// Values by which a flag that needs none is switched off again.
 const OFF: &[&str] = &["false", "0", "no", "off", "null"];
 
-/// Whether a flag is surely used, for an exception to what is forbidden: written out, no other
-/// flag's value, and not taken back.
+/// Whether a flag is certainly in effect, for an exception to what is forbidden: written out, not
+/// another flag's value, and not switched off again.
 pub(super) fn is_surely_used(words: &[Word], flag: &str) -> bool {
     let texts: Vec<&str> = words.iter().map(|word| word.text.as_str()).collect();
     let end = texts.iter().position(|text| *text == "--");
@@ -454,7 +454,7 @@ pub(super) fn is_surely_used(words: &[Word], flag: &str) -> bool {
     (0..before.len()).any(is_there) && !before.iter().any(is_off)
 }
 
-/// Flags that are whole and would else be taken for the beginning of another one.
+/// Flags that are complete and would otherwise count as an abbreviation of another one.
 const UNABBREVIATED: &[&str] = &["--text"];
 
 /// Whether `written` is `flag` or an abbreviation of it, as getopt_long(3) and git accept.

@@ -1,4 +1,4 @@
-//! `[budget]` of a policy: how much of what it allows is too much.
+//! `[budget]` of a policy: the limits on what it allows.
 //!
 //! Pure. Must not count, and must not know a clock.
 
@@ -12,20 +12,20 @@ use marshal_model::budget::nanos_from_dollars;
 use marshal_model::limits::{BUDGET_ALLOWS, BUDGET_TOKENS, BUDGET_TURN};
 use marshal_model::{Amount, BudgetAction, BudgetLimits, BudgetName, SpentBudget};
 
-/// `[budget]`, checked. What is `None` has no bound.
+/// A checked `[budget]`. A `None` has no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Budget {
-    /// Requests that may be allowed in a turn.
+    /// How many requests may be allowed in a turn.
     pub allows_per_turn: Option<u64>,
-    /// Requests that may be allowed in any 60 seconds of a session.
+    /// How many requests may be allowed in any 60 seconds of a session.
     pub allows_per_minute: Option<u64>,
-    /// Denials one after the other in a turn; the last of them also ends it.
+    /// How many denials may follow each other in a turn; the last of them also ends the turn.
     pub denies_in_a_row: Option<u64>,
-    /// How long a turn may take, in seconds.
+    /// The maximum duration of a turn, in seconds.
     pub turn_seconds: Option<u64>,
-    /// Tokens and cost of a turn.
+    /// Limits on the tokens and the cost of a turn.
     pub turn: BudgetLimits,
-    /// What follows when one is spent, but for denials.
+    /// The action when a budget is spent. Denials have an action of their own.
     pub then: BudgetAction,
 }
 
@@ -42,7 +42,7 @@ impl Default for Budget {
     }
 }
 
-/// What was used so far.
+/// The usage so far.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct BudgetUsage {
     /// Requests allowed in the turn.
@@ -56,8 +56,7 @@ pub struct BudgetUsage {
 }
 
 impl Budget {
-    /// The first budget that is spent, in the order of the keys; `None`: what the rules allow is
-    /// allowed.
+    /// The first spent budget, in the order of the keys; `None` if none is spent.
     #[must_use]
     pub fn first_exceeded(&self, used: &BudgetUsage) -> Option<SpentBudget> {
         let of = |budget, used: u64, most: Option<u64>| {
@@ -95,13 +94,14 @@ impl Budget {
             .or_else(|| self.turn.find_spent(used.amount, names, self.then))
     }
 
-    /// Whether so many denials in a row, this one counted, are too many.
+    /// Whether this many denials in a row, including the current one, reach the limit.
     #[must_use]
     pub fn ends_turn_after(&self, denials: u64) -> bool {
         self.denies_in_a_row.is_some_and(|most| denials >= most)
     }
 
-    /// Of all layers the smallest numbers and the most severe `then`: a layer can only take away.
+    /// Merges all layers: the smallest numbers and the most severe `then`. A layer can only
+    /// tighten.
     pub(super) fn load(layers: &[Layer]) -> Result<Self, LoadError> {
         let mut budget = Self::default();
         let mut then = None;

@@ -1,12 +1,11 @@
-//! Labelled requests: what a policy must say of them, and how often it does.
+//! Labelled requests: the expected decisions of a policy, and how often it makes them.
 //!
-//! Owns the format, one JSON object a line: `id`, `policy`, `tool`, `input`, `expect`, and where
-//! wanted `also_ok` (other decisions that are as good), `rules` (those that must decide), and the
-//! occasion: `pool`, `agent`, `mode`, `at` (`HH:MM`).
-//! Must not read files.
+//! Owns the format, one JSON object per line: `id`, `policy`, `tool`, `input`, `expect`. Optional:
+//! `also_ok` (other acceptable decisions), `rules` (those that must decide), and the context:
+//! `pool`, `agent`, `mode`, `at` (`HH:MM`). Must not read files.
 //!
-//! This project's own cases are in `tests/quick/policy/cases/`, their policies in `tests/quick/policy/policies/`
-//! or built in.
+//! This project's own cases are in `tests/quick/policy/cases/`, their policies in
+//! `tests/quick/policy/policies/` or built in.
 
 mod fixture;
 
@@ -23,62 +22,62 @@ pub use fixture::{DIRECTORIES, FILES, FixtureFs, HOME, LINKS, WORKSPACE};
 /// One labelled request.
 #[derive(Debug, Clone)]
 pub struct Case {
-    /// Its name in reports.
+    /// The case's name in reports.
     pub id: String,
-    /// The policy that it is for; empty where it names none.
+    /// The policy that the case is for; empty if it names none.
     pub policy: String,
-    /// The tool, as it is named.
+    /// The tool's name.
     pub tool: String,
-    /// Its input, as JSON.
+    /// The tool's input, as JSON.
     pub input: Value,
-    /// The request that the tool call makes.
+    /// The request that results from the tool call.
     pub request: Request,
-    /// The decision that is right.
+    /// The expected decision.
     pub expect: Decision,
-    /// Other decisions that are as good.
+    /// Other acceptable decisions.
     pub also_ok: Vec<Decision>,
     /// The rules that must decide, in this order; `None`: any.
     pub rules: Option<Vec<String>>,
-    /// In which pool, where it says so.
+    /// The pool of the request, if the case names one.
     pub pool: Option<String>,
-    /// By which agent.
+    /// The agent that makes the request.
     pub agent: Option<String>,
-    /// In which mode of the session.
+    /// The session's mode.
     pub mode: Option<String>,
-    /// At what time of day, both here and in UTC.
+    /// The time of day, both local and in UTC.
     pub at: Option<TimeOfDay>,
 }
 
-/// Why a line is no case.
+/// Why a line is not a valid case.
 #[derive(Debug, thiserror::Error)]
 pub enum CaseError {
-    /// It is no JSON object with the keys of a case.
-    #[error("no case: {0}")]
+    /// The line is not a JSON object with the keys of a case.
+    #[error("not a valid case: {0}")]
     Shape(String),
-    /// A decision is none.
+    /// A decision is invalid.
     #[error("case `{id}`: `{key}` is `{found}`, expected `allow`, `ask` or `deny`")]
     Decision {
-        /// The case.
+        /// The id of the case.
         id: String,
         /// The key.
         key: &'static str,
-        /// What it says.
+        /// The invalid value.
         found: String,
     },
-    /// `at` is no time of day.
+    /// `at` is not a time of day.
     #[error("case `{id}`: `at` is `{found}`, expected a time such as `22:30`")]
     Time {
-        /// The case.
+        /// The id of the case.
         id: String,
-        /// What it says.
+        /// The invalid value.
         found: String,
     },
     /// `class` names no class of tools.
     #[error("case `{id}`: `class` is `{found}`, expected `edit`, `delete` or `move`")]
     Class {
-        /// The case.
+        /// The id of the case.
         id: String,
-        /// What it says.
+        /// The invalid value.
         found: String,
     },
 }
@@ -103,7 +102,7 @@ struct Line {
 }
 
 impl Case {
-    /// On which occasion it is made, as far as it says.
+    /// The request's context, as far as the case states it.
     #[must_use]
     pub fn evaluation_context(&self) -> EvaluationContext<'_> {
         EvaluationContext {
@@ -161,7 +160,7 @@ impl Case {
         })
     }
 
-    /// How a judgement compares with the label.
+    /// How a decision compares with the label.
     pub fn grade(&self, got: &PolicyDecision) -> Grade {
         let named = self.rules.as_ref().is_none_or(|rules| *rules == got.rules);
         match got.decision {
@@ -175,25 +174,25 @@ impl Case {
     }
 }
 
-/// How a judgement compares with a label.
+/// The result of comparing a decision with a label.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Grade {
-    /// The decision, by the rules that the case names.
+    /// The expected decision, by the expected rules.
     Exact,
-    /// The decision, by other rules than the case names.
+    /// The expected decision, by other rules than the expected ones.
     OtherRules,
-    /// Another decision that the label calls as good.
+    /// Another decision that the label accepts.
     AlsoOk,
-    /// It was allowed and must not be.
+    /// Allowed, but must not be.
     FalseAllow,
-    /// It was not allowed and should be.
+    /// Not allowed, but should be.
     FalseBlock,
-    /// Asked for instead of denied, or denied instead of asked for.
+    /// Ask instead of deny, or deny instead of ask.
     Confused,
 }
 
 impl Grade {
-    /// All of them, what is right first.
+    /// All grades, the correct ones first.
     pub const ALL: [Self; 6] = [
         Self::Exact,
         Self::AlsoOk,
@@ -203,7 +202,7 @@ impl Grade {
         Self::OtherRules,
     ];
 
-    /// Its name in reports.
+    /// The grade's name in reports.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -216,7 +215,7 @@ impl Grade {
         }
     }
 
-    /// Whether the judgement is not what the label says.
+    /// Whether the decision is not what the label says.
     #[must_use]
     pub const fn is_miss(self) -> bool {
         !matches!(self, Self::Exact | Self::AlsoOk)
@@ -226,19 +225,19 @@ impl Grade {
 /// Counts of grades.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Score {
-    /// Cases that were judged.
+    /// The number of evaluated cases.
     pub cases: usize,
-    /// Right decisions, whatever the rules.
+    /// Expected decisions, by any rules.
     pub exact: usize,
-    /// As good.
+    /// Other accepted decisions.
     pub also_ok: usize,
-    /// Allowed, and must not be.
+    /// Allowed, but must not be.
     pub false_allow: usize,
-    /// Not allowed, and should be.
+    /// Not allowed, but should be.
     pub false_block: usize,
-    /// Cases that are labelled with allow.
+    /// Cases with the label allow.
     pub allows: usize,
-    /// Denies that were asked for, and asks that were denied.
+    /// Ask instead of deny, or deny instead of ask.
     pub confused: usize,
 }
 
@@ -302,7 +301,7 @@ fn request(tool: &str, input: &Value) -> Request {
             },
         }),
     };
-    made.unwrap_or_else(|| malformed("a required key is missing, blank or no string"))
+    made.unwrap_or_else(|| malformed("a required key is missing, blank or not a string"))
 }
 
 fn classed(class: &str, input: &Value) -> Option<Request> {
@@ -319,11 +318,11 @@ fn classed(class: &str, input: &Value) -> Option<Request> {
         }
         _ => return None,
     };
-    Some(made.unwrap_or_else(|| malformed("a required key is missing, blank or no string")))
+    Some(made.unwrap_or_else(|| malformed("a required key is missing, blank or not a string")))
 }
 
-/// Server and tool of a name such as `mcp__SERVER__NAME`. A name that can be taken apart in two
-/// ways is none.
+/// The server and the tool of a name such as `mcp__SERVER__NAME`. A name that can be split in two
+/// ways is rejected.
 pub(super) fn split_mcp_name<'n>(
     tool: &'n str,
     prefix: &str,

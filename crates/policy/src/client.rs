@@ -1,10 +1,10 @@
-//! Judges what an agent wants its client to do for it: read or write a file, run a command.
+//! Evaluates an agent's requests to its client: read or write a file, run a command.
 //!
-//! Owns what is refused whatever the rules say: a path that leaves the workspace, a variable that
-//! changes what a command does. A file is judged by the place that its path leads to and by the
-//! path as it is written, both without links from then on: whoever opens the file afterwards opens
-//! exactly that place and follows none, so that nothing which is swapped meanwhile is opened. Must
-//! not know the protocol, nor who opens it.
+//! Owns what is denied independent of the rules: a path that leaves the workspace, a variable that
+//! changes what a command does. A file is evaluated by the place that its path resolves to and by
+//! the path as it is written. From then on both are without links: whoever opens the file opens
+//! exactly that place and follows no link. So a file that is swapped in the meantime is not opened.
+//! Must not know the protocol, nor who opens the file.
 
 mod tools;
 
@@ -21,19 +21,20 @@ use super::{Policy, skeleton};
 use marshal_model::untrusted::escape_for_display;
 use marshal_model::{AgentClaims, ClientRequest, DecidedBy, Decision, TerminalSpec, UntrustedText};
 
-/// Columns of a foreign path or name in a reason.
+/// Maximum columns of a foreign path or name in a reason.
 const SHOWN_COLUMNS: usize = 120;
-/// Variables that a person can be shown, and columns of one of them.
+/// How many variables can be shown to a person.
 const SHOWN_VARIABLES: usize = 24;
+/// Maximum columns of one of them.
 const SHOWN_VALUE: usize = 300;
-/// Names of variables in a reason.
+/// How many variable names a reason lists.
 const SHOWN_NAMES: usize = 4;
 
-/// The setting that says which variables are known.
+/// The setting that lists the known variables.
 const ENV_ALLOW: &str = "shell.env_allow";
 
-/// Variables that an agent may never set: they say which programs, libraries, start-up files or
-/// configuration a command uses. Compared without case.
+/// Variables that an agent may never set: they select the programs, libraries, start-up files or
+/// configuration that a command uses. Compared case-insensitively.
 const DENIED_VARIABLES: &[&str] = &[
     "PATH",
     "HOME",
@@ -103,7 +104,7 @@ const DENIED_VARIABLES: &[&str] = &[
     "CURL_HOME",
 ];
 
-/// The same by how they begin.
+/// Prefixes of such variables.
 const DENIED_VARIABLE_PREFIXES: &[&str] = &[
     "LD_",
     "DYLD_",
@@ -147,38 +148,41 @@ const DENIED_VARIABLE_PREFIXES: &[&str] = &[
 ];
 
 impl Policy {
-    /// Judges a wish. Beside the judgement stands, unless the wish is denied, the place that was
-    /// judged: an absolute path below (for a terminal: or of) the workspace, without links.
+    /// Evaluates a request to the client. Returns the decision and, unless it is a denial, the
+    /// evaluated place: an absolute path without links, below the workspace. The directory of a
+    /// terminal may also be the workspace itself.
     pub fn decide_client(
         &self,
-        wish: &ClientRequest,
+        request: &ClientRequest,
         at: &FsContext<'_>,
     ) -> (PolicyDecision, Option<String>) {
-        self.decide_client_in_context(wish, at, &EvaluationContext::default())
+        self.decide_client_in_context(request, at, &EvaluationContext::default())
     }
 
-    /// The same on this occasion.
+    /// The same in this context.
     pub fn decide_client_in_context(
         &self,
-        wish: &ClientRequest,
+        request: &ClientRequest,
         at: &FsContext<'_>,
         occasion: &EvaluationContext<'_>,
     ) -> (PolicyDecision, Option<String>) {
-        // A bug in a reader must not become an answer, nor end the caller.
-        catch_unwind(AssertUnwindSafe(|| decide(self, wish, at, occasion))).unwrap_or_else(|_| {
-            let why = "the policy engine failed on this request; it is denied";
-            (evaluate::error_decision("engine_error", why), None)
-        })
+        // A bug in a reader must neither become an answer nor end the caller.
+        catch_unwind(AssertUnwindSafe(|| decide(self, request, at, occasion))).unwrap_or_else(
+            |_| {
+                let why = "the policy engine failed on this request; it is denied";
+                (evaluate::error_decision("engine_error", why), None)
+            },
+        )
     }
 }
 
 fn decide(
     policy: &Policy,
-    wish: &ClientRequest,
+    request: &ClientRequest,
     at: &FsContext<'_>,
     occasion: &EvaluationContext<'_>,
 ) -> (PolicyDecision, Option<String>) {
-    let decided = match wish {
+    let decided = match request {
         ClientRequest::Read(path) => {
             decide_file(policy, path, (at, occasion), |paths| Request::Read {
                 targets: paths.into_iter().map(ReadTarget::Path).collect(),
@@ -188,20 +192,20 @@ fn decide(
             Request::Write { paths }
         }),
         ClientRequest::Run(spec) => decide_terminal(policy, spec, at, occasion),
-        ClientRequest::Tool(wish) => tools::decide_engine_tool(policy, wish, at, occasion),
+        ClientRequest::Tool(request) => tools::decide_engine_tool(policy, request, at, occasion),
     };
     match decided {
-        Ok((judgement, place)) => {
-            let place = (judgement.decision != Decision::Deny).then_some(place);
-            (judgement, place)
+        Ok((policy_decision, place)) => {
+            let place = (policy_decision.decision != Decision::Deny).then_some(place);
+            (policy_decision, place)
         }
-        Err(judgement) => (*judgement, None),
+        Err(policy_decision) => (*policy_decision, None),
     }
 }
 
 type ClientDecision = Result<(PolicyDecision, String), Box<PolicyDecision>>;
 
-/// Why a wish is refused whatever the rules say.
+/// A denial that is independent of the rules.
 fn denied_by_rule(rule: &str, words: &[&str], reason: String) -> PolicyDecision {
     PolicyDecision {
         decision: Decision::Deny,
@@ -224,7 +228,7 @@ fn denied_by_rule(rule: &str, words: &[&str], reason: String) -> PolicyDecision 
 }
 
 fn malformed(why: &str) -> PolicyDecision {
-    let reason = format!("the request cannot be judged: {why}");
+    let reason = format!("the request cannot be evaluated: {why}");
     evaluate::error_decision("malformed", &reason)
 }
 
@@ -237,7 +241,7 @@ fn decide_file(
     let place = resolve_client_path(path, at)?;
     if place == trimmed(at.workspace) || !is_within(&place, at.workspace) {
         let reason = format!(
-            "{} is not in the workspace {}, and files are read and written for an agent only there",
+            "{} is not in the workspace {}; agents can read and write files only there",
             escape_for_display(path, SHOWN_COLUMNS),
             escape_for_display(at.workspace, SHOWN_COLUMNS)
         );
@@ -257,17 +261,17 @@ fn decide_file(
         resolver: &NoLinks,
         ..*at
     };
-    let judgement = evaluate::evaluate(
+    let policy_decision = evaluate::evaluate(
         policy,
         &request(paths),
         &AgentClaims::default(),
         &at,
         occasion,
     );
-    Ok((judgement, place))
+    Ok((policy_decision, place))
 }
 
-/// The skeleton of what is below the workspace; a path elsewhere as it is.
+/// The skeleton of a path below the workspace; a path elsewhere is returned as it is.
 fn skeleton_below_workspace(path: &str, at: &FsContext<'_>) -> String {
     let root = trimmed(at.workspace);
     match path.strip_prefix(root) {
@@ -276,7 +280,7 @@ fn skeleton_below_workspace(path: &str, at: &FsContext<'_>) -> String {
     }
 }
 
-/// Where a path leads now. Only a plain absolute path leads anywhere.
+/// The place that a path resolves to now. Only a plain absolute path is resolved.
 fn resolve_client_path(path: &str, at: &FsContext<'_>) -> Result<String, Box<PolicyDecision>> {
     let Some(below) = path.strip_prefix('/') else {
         return Err(malformed("the path is not absolute").into());
@@ -338,7 +342,7 @@ fn decide_terminal(
             let place = resolve_client_path(cwd, at)?;
             if !is_within(&place, at.workspace) {
                 let reason = format!(
-                    "{} is not in the workspace {}, and commands are run for an agent only there",
+                    "{} is not in the workspace {}; agents can run commands only there",
                     escape_for_display(cwd, SHOWN_COLUMNS),
                     escape_for_display(at.workspace, SHOWN_COLUMNS)
                 );
@@ -353,7 +357,7 @@ fn decide_terminal(
         command,
         cwd: Some(cwd.clone()),
     };
-    let mut judgement = evaluate::evaluate_with(
+    let mut policy_decision = evaluate::evaluate_with(
         policy,
         &request,
         &AgentClaims::default(),
@@ -361,22 +365,22 @@ fn decide_terminal(
         ActiveRules::in_context(occasion),
         hits,
     );
-    if judgement.decision == Decision::Ask && !can_be_shown(&variables) {
+    if policy_decision.decision == Decision::Ask && !can_be_shown(&variables) {
         let reason = format!(
-            "a person would have to allow this, and more than {SHOWN_VARIABLES} variables, or one of \
-             more than {SHOWN_VALUE} columns, cannot be shown to one"
+            "this needs approval, but more than {SHOWN_VARIABLES} variables, or one of \
+             more than {SHOWN_VALUE} columns, cannot be shown to an approver"
         );
         return Err(denied_by_rule("client_terminal.env", &words, reason).into());
     }
-    // Behind the command itself, and before what is only counted when there is too much of it.
-    let parts = &mut judgement.facts.parts;
+    // After the command itself, and before the parts that are only counted when there are too many.
+    let parts = &mut policy_decision.facts.parts;
     let at = parts.len().min(1);
     let place = part_for_display(&["working-directory:", &cwd], true);
     parts.splice(at..at, std::iter::once(place).chain(variables));
-    Ok((judgement, cwd))
+    Ok((policy_decision, cwd))
 }
 
-/// Something about a command that whoever decides must see.
+/// A part of a command that an approver must see.
 fn part_for_display(words: &[&str], is_known: bool) -> Part {
     let (decision, rules) = if is_known {
         (Decision::Allow, Vec::new())
@@ -392,7 +396,7 @@ fn part_for_display(words: &[&str], is_known: bool) -> Part {
     }
 }
 
-/// Whether a person sees all of these variables, each of them whole.
+/// Whether all of these variables can be shown to a person in full.
 fn can_be_shown(variables: &[Part]) -> bool {
     let is_whole = |word: &UntrustedText| {
         word.escape_for_display(SHOWN_VALUE) == word.escape_for_display(usize::MAX)
@@ -401,7 +405,7 @@ fn can_be_shown(variables: &[Part]) -> bool {
         && variables.iter().all(|part| part.words.iter().all(is_whole))
 }
 
-/// What variables that the policy does not know mean for the verdict.
+/// The effect on the verdict of variables that the policy does not know.
 fn unknown_variable_hits(unknown: &[String]) -> Vec<Hit> {
     let Some((first, more)) = unknown.split_first() else {
         return Vec::new();
@@ -417,7 +421,7 @@ fn unknown_variable_hits(unknown: &[String]) -> Vec<Hit> {
     vec![Hit::from_setting(Decision::Ask, ENV_ALLOW, &reason)]
 }
 
-/// Whether the policy knows a variable of the agent's; an error if nobody may set it.
+/// Whether the policy knows a variable of the agent; an error if no agent may set it.
 fn check_variable(policy: &Policy, name: &str, value: &str) -> Result<bool, Box<PolicyDecision>> {
     let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let is_plain = !name.is_empty()

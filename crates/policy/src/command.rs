@@ -1,38 +1,38 @@
-//! What both shell readers produce: simple commands, made of words, joined to each other.
+//! The output of both shell readers: simple commands, made of words, and how they are joined.
 //!
-//! Owns the shape only. Must not know rules, paths or which reader made it.
+//! Owns only the data types. Must not know rules, paths or which reader made them.
 
 /// One word after quote removal.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Word {
-    /// The text. A live part stands in it as its source (`$x`, `$(…)`).
+    /// The text. A computed part appears as its source (`$x`, `$(…)`).
     pub text: String,
-    /// It begins with an unquoted `~` that stands for the home directory.
+    /// Whether it begins with an unquoted `~` that stands for the home directory.
     pub tilde: bool,
-    /// It has an unquoted `*`, `?` or `[`.
+    /// Whether it has an unquoted `*`, `?` or `[`.
     pub glob: bool,
     /// `Some(n)`: the shell computes a part of it; the first `n` bytes are literal.
     pub dynamic_from: Option<usize>,
-    /// Where its live parts stand in the text, from and to.
+    /// The byte ranges of the computed parts in the text.
     pub expansions: Vec<(usize, usize)>,
-    /// A part of it was quoted or escaped, so that it is no reserved word.
+    /// Whether a part of it was quoted or escaped, so that it is not a reserved word.
     pub quoted: bool,
 }
 
 impl Word {
-    /// Whether a part of it is known only to the shell that runs it.
+    /// Whether only the shell that runs it knows a part of it.
     pub(super) fn is_dynamic(&self) -> bool {
         self.dynamic_from.is_some()
     }
 
-    /// The part that is literal, from its beginning.
+    /// The literal part at its beginning.
     pub(super) fn literal_prefix(&self) -> &str {
         self.dynamic_from
             .and_then(|n| self.text.get(..n))
             .unwrap_or(&self.text)
     }
 
-    /// A literal word, as a tool's own field gives it.
+    /// A literal word, such as the value of a tool's field.
     #[cfg(test)]
     pub(super) fn literal(text: &str) -> Self {
         Self {
@@ -49,7 +49,7 @@ pub(super) struct Assignment {
     pub value: Word,
 }
 
-/// What a redirect does with its target.
+/// The kind of a redirect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Direction {
     /// `<`
@@ -61,7 +61,7 @@ pub(super) enum Direction {
 }
 
 impl Direction {
-    /// How it is shown.
+    /// The operator as it is displayed.
     pub(super) const fn sign(self) -> &'static str {
         match self {
             Self::Read => "<",
@@ -96,15 +96,15 @@ pub(super) enum Join {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Command {
     pub join: Join,
-    /// The reserved word `time` stands before it.
+    /// Whether the reserved word `time` precedes it.
     pub timed: bool,
     pub assignments: Vec<Assignment>,
     pub words: Vec<Word>,
     pub redirects: Vec<Redirect>,
-    /// Texts of here-documents and here-strings, by their place in the reading's list of texts.
+    /// Here-documents and here-strings, by their indexes in the list of texts.
     pub stdin: Vec<usize>,
-    /// It stands in a group, a branch, a substitution or the background: it may not run at all,
-    /// and what it does to the shell may be undone.
+    /// Whether it is in a group, a branch, a substitution or the background. Then it may not run at
+    /// all, and its effects on the shell may be undone.
     pub nested: bool,
 }
 
@@ -119,8 +119,8 @@ impl Command {
     }
 }
 
-/// Words that the shell's grammar keeps for itself where a command is expected, with those that
-/// begin something which is no simple command (bash(1), RESERVED WORDS).
+/// Words that the shell's grammar reserves where a command is expected, including those that begin
+/// a compound command (bash(1), RESERVED WORDS).
 pub(super) const RESERVED: &[&str] = &[
     "!", "[[", "]]", "case", "coproc", "do", "done", "elif", "else", "esac", "fi", "for",
     "function", "if", "in", "select", "then", "time", "until", "while", "{", "}",

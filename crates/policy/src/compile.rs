@@ -1,6 +1,6 @@
-//! From a rule's text to a [`Rule`].
+//! Compiles a rule's text into a [`Rule`].
 //!
-//! Owns which condition belongs to which tool. Must not know layers or other rules.
+//! Owns which condition is allowed with which tool. Must not know layers or other rules.
 
 use super::document::{ArgText, OneOrMore, PipeText, RuleText};
 use super::evaluation_context::ContextConditions;
@@ -15,21 +15,21 @@ use marshal_model::Decision;
 
 mod conditions;
 
-/// What a rule names a set of paths for.
+/// The purpose for which a rule names a set of paths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
-    /// To forbid: what any layer adds to the set counts.
+    /// To forbid: the patterns of every layer count.
     Forbid,
-    /// To permit: what stricter layers than the rule's add counts, and no other.
+    /// To permit: only patterns of the rule's own layer group and of earlier groups count.
     Permit,
-    /// To except from what a rule forbids: only what the rule's own layer has.
+    /// To except from what a rule forbids: only patterns of layers up to the rule's own count.
     Except,
 }
 
-/// Finds a set by its name; `None`: there is none.
+/// Finds a set by its name; `None` if there is none.
 pub(super) type SetLookup<'f> = dyn FnMut(&str, Role) -> Option<usize> + 'f;
 
-/// Compiles one rule; the error says what is wrong with it, naming the key.
+/// Compiles one rule. The error names the key and what is wrong with it.
 pub(super) fn compile_rule(
     mut text: RuleText,
     sets: &mut SetLookup<'_>,
@@ -59,7 +59,7 @@ pub(super) fn compile_rule(
     let mut area = |key: &str, word: Option<&String>, role: Role| {
         let find = |word: &String| {
             parse_area(word, role, sets)
-                .ok_or_else(|| format!("`{key}` names `{word}`, which is no set of paths"))
+                .ok_or_else(|| format!("`{key}` names `{word}`, which is not a set of paths"))
         };
         word.map(find).transpose()
     };
@@ -125,7 +125,7 @@ pub(super) fn compile_rule(
 }
 
 fn regex(text: &str) -> Result<regex::Regex, String> {
-    regex::Regex::new(text).map_err(|_| format!("`{text}` is no regular expression"))
+    regex::Regex::new(text).map_err(|_| format!("`{text}` is not a regular expression"))
 }
 
 type Urls = (Vec<UrlPattern>, Vec<HostPattern>);
@@ -149,7 +149,7 @@ fn methods(text: Option<OneOrMore>, permits: bool) -> Result<Vec<String>, String
     let odd = |m: &&String| m.is_empty() || !m.bytes().all(|b| b.is_ascii_uppercase());
     match methods.iter().find(odd) {
         Some(odd) => Err(format!(
-            "`methods`: `{odd}` is no method, expected one like `GET`{}",
+            "`methods`: `{odd}` is not a method, expected one like `GET`{}",
             if permits {
                 ""
             } else {
@@ -167,7 +167,7 @@ fn globs(key: &str, text: Option<OneOrMore>) -> Result<Vec<globset::GlobMatcher>
     globs.map_err(|why| format!("`{key}`: {why}"))
 }
 
-/// A condition on an argument, of which there must be one.
+/// The condition on an argument; an entry must have exactly one.
 fn compile_argument(
     text: ArgText,
     area: &mut dyn FnMut(&String) -> Result<Option<Area>, String>,
@@ -197,7 +197,7 @@ fn compile_argument(
         let least = text.min.unwrap_or(f64::NEG_INFINITY);
         let most = text.max.unwrap_or(f64::INFINITY);
         if least.is_nan() || most.is_nan() || least > most {
-            return Err("`args`: `min` is above `max`, so that no number fits".to_owned());
+            return Err("`args`: `min` is above `max`, so no number matches".to_owned());
         }
         tests.push(ArgTest::Range(least, most));
     }
@@ -289,7 +289,7 @@ fn validate_flags(key: &str, list: &[String]) -> Result<(), String> {
         .find(|flag| flag.len() < 2 || !flag.starts_with('-'))
     {
         Some(flag) => Err(format!(
-            "`{key}`: `{flag}` is no flag, it must begin with `-`"
+            "`{key}`: `{flag}` is not a flag: it must begin with `-`"
         )),
         None => Ok(()),
     }

@@ -1,8 +1,7 @@
-//! The directories that each command of a line may run in.
+//! The directories in which each command of a line may run.
 //!
-//! Owns the following of `cd` through `&&`, `||`, `;` and pipes: which directories are possible
-//! when a command begins, given that a `cd` before it may have failed or never run. Must not
-//! know rules.
+//! Owns following `cd` through `&&`, `||`, `;` and pipes: the possible directories at the beginning
+//! of a command, given that an earlier `cd` may have failed or never run. Must not know rules.
 
 use super::command::{Command, Join, Word};
 use super::fact::Cwd;
@@ -11,19 +10,19 @@ use super::request::{CwdChange, Request};
 use super::{scan, strict};
 use marshal_model::limits;
 
-/// Possible directories; `None`: anything is possible.
+/// Possible directories; `None` if any directory is possible.
 type Set = Option<Vec<Cwd>>;
 
-/// Follows the directory along a command line.
+/// Tracks the directory along a command line.
 pub(super) struct CwdTracker<'w, 'a> {
     walker: &'w Walker<'a>,
-    /// When the and-or list so far has succeeded.
+    /// The directories if the and-or list so far has succeeded.
     ok: Set,
-    /// When it has failed.
+    /// The directories if it has failed.
     failed: Set,
 }
 
-/// The directory that a request begins in; empty: unknown.
+/// The directory in which a request begins; empty if it is unknown.
 pub(super) fn resolve_cwd(walker: &Walker<'_>, path: Option<&str>) -> Vec<Cwd> {
     let cwd = path.map(|path| {
         let end = walker.walk("/", path);
@@ -36,8 +35,8 @@ pub(super) fn resolve_cwd(walker: &Walker<'_>, path: Option<&str>) -> Vec<Cwd> {
     cwd.into_iter().collect()
 }
 
-/// The directory that a command begins in: the one that the call names, which is relative to the
-/// one that the session is in, or that one. `None`: unknown.
+/// The directory in which a command begins: the one that the call names, relative to the session's
+/// directory, or the session's directory itself. `None` if it is unknown.
 pub(super) fn start_directory(place: &FsContext<'_>, named: Option<&str>) -> Option<String> {
     match (named, place.cwd) {
         (Some(named), _) if starts_with_home(named) => {
@@ -55,7 +54,7 @@ pub(super) fn starts_with_home(path: &str) -> bool {
     path == "~" || path.starts_with("~/")
 }
 
-/// What a request does to the directory of a shell that keeps it.
+/// The effect of a request on the directory of a shell that keeps it.
 pub(super) fn resolve_cwd_change(request: &Request, at: &FsContext<'_>) -> CwdChange {
     let Request::Shell { command, cwd } = request else {
         return CwdChange::Unchanged;
@@ -65,7 +64,7 @@ pub(super) fn resolve_cwd_change(request: &Request, at: &FsContext<'_>) -> CwdCh
         program.is_some_and(|word| word.text == "cd" || is_cwd_changer(word)) || alters_cd(command)
     };
     let Ok(commands) = strict::parse_plain(command) else {
-        // What is not plain is not followed.
+        // A command line that is not plain is not followed.
         let scan = scan::scan(command);
         let away = cwd.is_some() || scan.commands.iter().any(is_mover) || scan.broken.is_some();
         return if away {
@@ -77,8 +76,8 @@ pub(super) fn resolve_cwd_change(request: &Request, at: &FsContext<'_>) -> CwdCh
     if cwd.is_none() && !commands.iter().any(is_mover) {
         return CwdChange::Unchanged;
     }
-    // What makes other commands move it, or `cd` lead elsewhere, is not followed; nor is the last
-    // stage of a pipe, which some shells run in themselves.
+    // Commands that make other commands change the directory, or redirect `cd`, are not followed.
+    // Neither is the last stage of a pipe, which some shells run in themselves.
     if commands.iter().any(alters_cd) {
         return CwdChange::Unknown;
     }
@@ -112,10 +111,10 @@ pub(super) fn resolve_cwd_change(request: &Request, at: &FsContext<'_>) -> CwdCh
     }
 }
 
-/// Variables that say where `cd` leads, or what runs beside every command.
+/// Variables that determine where `cd` leads, or that run something beside every command.
 const CD_VARIABLES: [&str; 6] = ["CDPATH", "HOME", "OLDPWD", "PROMPT_COMMAND", "PWD", "PS1"];
 
-/// Whether a command makes later ones move the shell, or move it elsewhere than they say.
+/// Whether a command makes later commands change the shell's directory, or redirects their `cd`.
 fn alters_cd(command: &Command) -> bool {
     let is_of_cd = |text: &str| CD_VARIABLES.iter().any(|name| text.starts_with(name));
     let program = command.words.first().map(|word| word.text.as_str());
@@ -129,14 +128,14 @@ fn alters_cd(command: &Command) -> bool {
     sets || has_assignment && (program.is_none() || program == Some("cd"))
 }
 
-/// Whether a command sets a variable that makes this or a later `cd` lead elsewhere.
+/// Whether a command sets a variable that redirects this or a later `cd`.
 fn redirects_cd(command: &Command) -> bool {
     let mut assigned = command.assignments.iter();
     assigned.any(|a| CD_VARIABLES[..3].contains(&a.name.as_str()))
         || alters_cd(command) && command.assignments.is_empty()
 }
 
-/// Whether a command may move the shell that runs it.
+/// Whether a command may change the directory of the shell that runs it.
 pub(super) fn may_change_cwd(command: &Command) -> bool {
     let program = command.words.first();
     program.is_some_and(|word| word.text == "cd" || is_cwd_changer(word)) || redirects_cd(command)
@@ -151,7 +150,8 @@ impl<'w, 'a> CwdTracker<'w, 'a> {
         }
     }
 
-    /// The same from any of several directories; none of them: it is not known where.
+    /// A tracker that starts from any of several directories; if there are none, the directory is
+    /// unknown.
     pub(super) fn from_cwds(walker: &'w Walker<'a>, bases: &[Cwd]) -> Self {
         Self {
             walker,
@@ -160,8 +160,8 @@ impl<'w, 'a> CwdTracker<'w, 'a> {
         }
     }
 
-    /// The directories that `command` may run in; empty: unknown. `piped` says that it is one
-    /// stage of several, and so in a shell of its own.
+    /// The directories in which `command` may run; empty if unknown. `piped` means that it is one
+    /// stage of a pipe, and so runs in a shell of its own.
     pub(super) fn enter_command(&mut self, command: &Command, piped: bool) -> Vec<Cwd> {
         let from = match command.join {
             Join::Then => {
@@ -172,7 +172,7 @@ impl<'w, 'a> CwdTracker<'w, 'a> {
             Join::Or => self.failed.clone(),
             Join::And | Join::Pipe => self.ok.clone(),
         };
-        // A command that can never run is judged as if it could.
+        // A command that can never run is evaluated as if it could.
         let from = match from {
             Some(set) if set.is_empty() => union(self.ok.clone(), self.failed.clone()),
             other => other,
@@ -185,7 +185,7 @@ impl<'w, 'a> CwdTracker<'w, 'a> {
         let (done, undone) = if redirects_cd(command) {
             (None, None)
         } else if command.nested {
-            // It may not run, or in a shell of its own: what it does is only possible.
+            // It may not run, or run in a shell of its own, so its effect is only possible.
             (union(from.clone(), done), union(from.clone(), undone))
         } else {
             (done, undone)
@@ -207,7 +207,7 @@ impl<'w, 'a> CwdTracker<'w, 'a> {
         from.unwrap_or_default()
     }
 
-    /// Where `cd` leads if it succeeds, and where the shell stays if it fails.
+    /// The directories if `cd` succeeds, and those if it fails.
     fn follow_cd(&self, from: &Set, arguments: &[Word]) -> (Set, Set) {
         let mut operands = arguments
             .iter()
@@ -232,7 +232,7 @@ impl<'w, 'a> CwdTracker<'w, 'a> {
             target.text.clone()
         };
         let Some(from) = from else {
-            // From anywhere a whole path leads to the same place.
+            // An absolute path leads to the same place from everywhere.
             let whole = text
                 .starts_with('/')
                 .then(|| resolve_cwd(self.walker, Some(&text)));
@@ -245,7 +245,8 @@ impl<'w, 'a> CwdTracker<'w, 'a> {
         let mut done = Vec::new();
         let mut certain = true;
         for cwd in from {
-            // By default bash goes up by name, with -P or as a last resort by the real tree.
+            // By default bash goes up by name; with -P, or as a last resort, it follows the real
+            // tree.
             let logical = normalize_lexically(&cwd.logical, &text);
             let by_name = self.walker.walk("/", &logical);
             let real = self.walker.walk(&cwd.physical, &text);
@@ -270,7 +271,7 @@ impl<'w, 'a> CwdTracker<'w, 'a> {
     }
 }
 
-/// Programs that move the shell in ways that are not followed.
+/// Programs that change the shell's directory in ways that are not followed.
 fn is_cwd_changer(word: &Word) -> bool {
     word.is_dynamic()
         || matches!(
@@ -282,7 +283,8 @@ fn is_cwd_changer(word: &Word) -> bool {
                 | "eval"
                 | "builtin"
                 | "command"
-                // What runs commands given as text, defines or switches them, in bash or zsh.
+                // Built-ins that run commands given as text, or that define or switch them, in bash
+                // or zsh.
                 | "alias"
                 | "autoload"
                 | "bind"

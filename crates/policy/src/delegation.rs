@@ -1,7 +1,7 @@
-//! What a decider of the site's own is told of a request, and how its answer is read.
+//! The document about a request that an external delegate receives, and the parsing of its answer.
 //!
-//! The document is versioned; `docs/delegates.md` describes it. What is no answer in exactly the
-//! right form is a fault, and a fault is a deny. Must not know how the decider is reached.
+//! The document is versioned; `docs/delegates.md` describes it. An answer that is not exactly in
+//! the right form is a fault, and a fault is a deny. Must not know how the delegate is reached.
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -14,82 +14,82 @@ use marshal_model::untrusted::escape_for_display;
 /// The document's version.
 pub const VERSION: u32 = 1;
 
-/// The agent asked just now, and the policy does not deny it.
+/// The phase of a new request that the policy does not deny.
 pub const PHASE_REQUEST: &str = "request";
 
-/// What it said.
+/// A delegate's answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DelegateAnswer {
-    /// Its decision: only one that is more severe than the policy's counts.
+    /// The decision. It counts only if it is more severe than the policy's.
     pub decision: Decision,
-    /// Why, on one line, bounded, with every unsafe character escaped.
+    /// The reason: one bounded line, with every unsafe character escaped.
     pub reason: String,
 }
 
-/// One request, as a decider is told of it.
+/// One request, as a delegate receives it.
 #[derive(Debug, Serialize)]
 pub struct DelegateRequest<'a> {
-    /// [`VERSION`].
+    /// The document's version, [`VERSION`].
     pub version: u32,
-    /// When it is asked: [`PHASE_REQUEST`].
+    /// The phase, [`PHASE_REQUEST`].
     pub phase: &'a str,
-    /// The decider's name.
+    /// The delegate's name.
     pub delegate: &'a str,
-    /// The pool.
+    /// The pool's name.
     pub pool: &'a str,
     /// The agent's preset, or `custom`.
     pub agent: &'a str,
     /// The slot's number in its pool.
     pub slot: u16,
-    /// Our id of the session.
+    /// The session's id in this supervisor.
     pub session: &'a str,
-    /// The run.
+    /// The run's id.
     pub run: &'a str,
-    /// The task.
+    /// The task's id.
     pub task: &'a str,
-    /// Our id of the approval.
+    /// The approval's id in this supervisor.
     pub ask: &'a str,
-    /// The tool's name, as the agent calls it; of what an agent has its client do, the method.
+    /// The tool's name, as the agent calls it; for a request to the client, its method.
     pub tool: &'a str,
     /// The kind of tool.
     pub class: &'a str,
     /// The tool's input, without secrets.
     pub input: &'a RawValue,
-    /// What the agent claims beside it.
+    /// The agent's claims about the request.
     pub claimed: Claims<'a>,
-    /// What the policy says.
+    /// The policy's decision.
     pub policy: PolicyOutcome<'a>,
-    /// What the rules saw: the same JSON as in the audit record.
+    /// The facts that the rules saw: the same JSON as in the audit record.
     pub facts: &'a RawValue,
 }
 
-/// What the agent claims of its request.
+/// An agent's claims about its request.
 #[derive(Debug, Serialize)]
 pub struct Claims<'a> {
-    /// Its title.
+    /// The title of the call.
     pub title: Option<&'a str>,
-    /// Its kind.
+    /// The kind of the call.
     pub kind: Option<&'a str>,
-    /// Why.
+    /// The agent's reason.
     pub reason: Option<&'a str>,
     /// The mode that the agent says it runs in.
     pub active_mode: Option<&'a str>,
-    /// The mode that it says the call needs.
+    /// The mode that the agent says the call needs.
     pub required_mode: Option<&'a str>,
 }
 
-/// What the policy says of it.
+/// The policy's decision about the request.
 #[derive(Debug, Serialize)]
 pub struct PolicyOutcome<'a> {
     /// The policy's name.
     pub name: &'a str,
     /// SHA-256 of its text.
     pub sha256: &'a str,
-    /// `allow` or `ask`.
+    /// The decision, `allow` or `ask`.
     pub decision: &'a str,
     /// The rules that decided.
     pub rules: &'a [String],
-    /// Why.
+    /// The reason of the decision.
     pub reason: &'a str,
 }
 
@@ -99,7 +99,7 @@ struct Envelope<'a> {
 }
 
 impl DelegateRequest<'_> {
-    /// The text that the decider gets: `{"input": …}`, without a line break.
+    /// The text that the delegate receives: `{"input": …}`, without a line break.
     pub fn into_json(self) -> String {
         serde_json::to_string(&Envelope { input: self })
             .unwrap_or_else(|_| unreachable!("texts, numbers and JSON are JSON"))
@@ -123,7 +123,7 @@ struct Decided {
 /// members are ignored.
 ///
 /// # Errors
-/// What is no answer.
+/// The answer is not in the right form.
 pub fn parse_answer(answer: &[u8]) -> Result<DelegateAnswer, DelegateError> {
     if answer.len() > DELEGATE_ANSWER_BYTES {
         return Err(DelegateError::TooLong);
@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn only_an_answer_of_the_right_form_is_one() {
-        let said = |decision, reason: &str| {
+        let parsed = |decision, reason: &str| {
             Ok(DelegateAnswer {
                 decision,
                 reason: reason.to_owned(),
@@ -157,15 +157,15 @@ mod tests {
         for (answer, expect) in [
             (
                 r#"{"result":{"decision":"allow"}}"#,
-                said(Decision::Allow, ""),
+                parsed(Decision::Allow, ""),
             ),
             (
                 " {\"decision_id\":\"x\",\"result\":{\"reason\":\"no\\n\\u202eway\",\"decision\":\"deny\",\"more\":1}}\n",
-                said(Decision::Deny, "no\\n\\u{202e}way"),
+                parsed(Decision::Deny, "no\\n\\u{202e}way"),
             ),
             (
                 r#"{"result":{"decision":"ask","reason":" why "}}"#,
-                said(Decision::Ask, "why"),
+                parsed(Decision::Ask, "why"),
             ),
             ("{}", Err(DelegateError::Undefined)),
             (r#"{"result":null}"#, Err(DelegateError::Undefined)),
@@ -219,7 +219,7 @@ mod tests {
 
     const GOOD: &str = r#"{"result":{"decision":"WORD","reason":"because"}}"#;
 
-    /// One change of some bytes.
+    /// One mutation of some bytes.
     #[derive(Debug, Clone)]
     enum Edit {
         Put(u8),
@@ -229,7 +229,7 @@ mod tests {
     }
 
     fn edits() -> impl Strategy<Value = Vec<(prop::sample::Index, Edit)>> {
-        // Mostly what JSON is made of, so that much of it is still JSON.
+        // Mostly characters of JSON, so that much of the result is still JSON.
         let byte = prop_oneof![
             prop::sample::select(&b"{}[]\",: \\\nadelnowy0"[..]),
             any::<u8>()
@@ -277,7 +277,8 @@ mod tests {
         format!("{{{}}}", members.join(","))
     }
 
-    /// The value of the one member of this name; nothing if there is none or are several.
+    /// The value of the only member of this name; `None` if there is none, an error if there are
+    /// several.
     fn only<'m>(members: &[(&str, &'m str)], name: &str) -> Result<Option<&'m str>, ()> {
         let mut found = members.iter().filter(|(of, _)| *of == name);
         let first = found.next().map(|(_, value)| *value);
@@ -294,17 +295,17 @@ mod tests {
         #[test]
         fn no_few_bytes_make_an_allow_of_a_denial_or_of_a_question(edits in edits(), ask in any::<bool>()) {
             let good = GOOD.replace("WORD", if ask { "ask" } else { "deny" });
-            if let Ok(said) = parse_answer(&edited(&good, &edits)) {
-                prop_assert_ne!(said.decision, Decision::Allow);
+            if let Ok(answer) = parse_answer(&edited(&good, &edits)) {
+                prop_assert_ne!(answer.decision, Decision::Allow);
             }
         }
 
         #[test]
         fn what_is_left_of_an_allow_is_one_only_if_it_still_says_so(edits in edits()) {
             let answer = edited(&GOOD.replace("WORD", "allow"), &edits);
-            if let Ok(said) = parse_answer(&answer) {
+            if let Ok(parsed) = parse_answer(&answer) {
                 let value: serde_json::Value = serde_json::from_slice(&answer).expect("JSON");
-                prop_assert_eq!(value["result"]["decision"].as_str(), Some(said.decision.word()));
+                prop_assert_eq!(value["result"]["decision"].as_str(), Some(parsed.decision.word()));
             }
         }
 
@@ -327,7 +328,7 @@ mod tests {
                 json.is_none_or(|json| json.starts_with('"'))
             });
             let expect = word.filter(|_| has_reason && !is_twice && after.trim_matches(' ').is_empty());
-            prop_assert_eq!(parse_answer(answer.as_bytes()).ok().map(|said| said.decision), expect);
+            prop_assert_eq!(parse_answer(answer.as_bytes()).ok().map(|parsed| parsed.decision), expect);
         }
 
         #[test]

@@ -1,11 +1,11 @@
-//! A policy file as it is written: its keys and nothing else.
+//! The keys of a policy file.
 //!
-//! Owns the names of keys. An unknown key is an error that names it, because a condition that is
-//! silently ignored widens a rule. Must not know what conditions mean.
+//! Owns the names of keys. An unknown key is an error that names it, because an ignored condition
+//! would widen a rule. Must not know what conditions mean.
 //!
-//! A new condition has its key here and the tools that it is for in `compile/conditions.rs`. Its meaning is in
-//! `rule.rs` for commands, in `tools.rs` and `mcp.rs` for the others. `evaluation_context.rs` has who, when and how often.
-//! `docs/policy.md` describes it.
+//! To add a condition, add its key here and its tools in `compile/conditions.rs`. Its meaning is in
+//! `rule.rs` for commands, and in `tools.rs` and `mcp.rs` for other tools. `evaluation_context.rs`
+//! has the conditions on pool, agent, mode, time and frequency. `docs/policy.md` describes them.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -73,7 +73,7 @@ pub(super) struct RedirectText {
     pub write_protected: Option<String>,
 }
 
-/// `[permission request]`.
+/// `[approval]`.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ApprovalText {

@@ -1,7 +1,7 @@
-//! From the parts of a request to one judgement.
+//! Combines the parts of a request into one decision.
 //!
-//! Owns severity (deny, ask, allow, default), and the sentence that reaches the model. Must not
-//! know how a shell text is read.
+//! Owns severity (deny, ask, allow, default), and the reason that the model reads. Must not know
+//! how a shell text is read.
 
 use std::sync::Arc;
 
@@ -14,13 +14,13 @@ use super::{Policy, mask, mcp, shell, tools};
 use marshal_model::untrusted::escape_for_display;
 use marshal_model::{AgentClaims, DecidedBy, Decision, UntrustedText};
 
-/// Something that applied: a rule, or a setting.
+/// A rule or setting that applied.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Hit {
     pub decision: Decision,
     pub id: Arc<str>,
     pub reason: Option<Arc<str>>,
-    /// Of a policy that is only tried: what it denies is asked.
+    /// Whether its policy is a dry run: it asks where it would deny.
     pub is_dry_run: bool,
 }
 
@@ -44,30 +44,30 @@ impl Hit {
     }
 }
 
-/// What is found out about a request.
+/// The findings about a request.
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
     pub parts: Vec<PartOutcome>,
-    /// What applies to the whole.
+    /// Rules and settings that apply to the whole request.
     pub hits: Vec<Hit>,
     pub not_plain: Option<String>,
 }
 
-/// What is found out about one part.
+/// The findings about one part.
 #[derive(Debug, Default)]
 pub(super) struct PartOutcome {
     pub env: Vec<UntrustedText>,
     pub words: Vec<UntrustedText>,
     pub redirects: Vec<UntrustedText>,
-    /// A variable before it because of which no rule can allow it.
+    /// A preceding variable because of which no rule can allow the command.
     pub denied_variable: Option<String>,
     pub hits: Vec<Hit>,
-    /// No rule allows it, so the default counts.
+    /// Whether no rule allows it, so that the default counts.
     pub unallowed: bool,
 }
 
 impl Hit {
-    /// What it comes to where its policy is only tried.
+    /// The decision that counts where its policy is a dry run.
     fn dry_run_decision(&self) -> Decision {
         if self.is_dry_run {
             self.decision.min(Decision::Ask)
@@ -99,7 +99,7 @@ impl PartOutcome {
     }
 }
 
-/// How much of a request is repeated in facts and reasons.
+/// How many parts of a request are repeated in facts and reasons.
 const SHOWN_PARTS: usize = 64;
 const SHOWN_WORDS: usize = 64;
 const SHOWN_COLUMNS: usize = 80;
@@ -122,7 +122,7 @@ pub(super) fn evaluate(
     )
 }
 
-/// The same with more that applies to the whole request.
+/// The same with further hits on the whole request.
 pub(super) fn evaluate_with(
     policy: &Policy,
     request: &Request,
@@ -138,7 +138,7 @@ pub(super) fn evaluate_with(
     };
     let spent = exhausted_rules(policy, &outcome, &walker.active_rules);
     if !spent.is_empty() {
-        // Without them: what they would allow once too often, they do not allow.
+        // Evaluated again without these rules: they may not allow anything more in this turn.
         let walker = Walker::with_active_rules(*at, walker.active_rules.without_rules(spent));
         outcome = match evaluate_request(policy, request, &walker) {
             Ok(outcome) => outcome,
@@ -151,7 +151,7 @@ pub(super) fn evaluate_with(
     conclude(policy, outcome)
 }
 
-/// What rules that name a call of one of our own tools say of it: none of these is unknown.
+/// The findings of rules that name one of our own tools; no such tool is unknown.
 pub(super) fn evaluate_tool_rules(
     policy: &Policy,
     request: &Request,
@@ -170,7 +170,7 @@ pub(super) fn evaluate_tool_rules(
     }
 }
 
-/// How often the rules that allow only so often in a turn allow something here.
+/// The number of uses in this request of rules with a limit per turn.
 fn count_rule_uses(policy: &Policy, outcome: &Outcome) -> Vec<(Arc<str>, u32)> {
     let count = |id: &Arc<str>| {
         let parts = outcome.parts.iter();
@@ -184,7 +184,7 @@ fn count_rule_uses(policy: &Policy, outcome: &Outcome) -> Vec<(Arc<str>, u32)> {
     counted.filter(|(_, count)| *count > 0).collect()
 }
 
-/// Those of them that would allow too often.
+/// The rules among them whose limit this request would exceed.
 fn exhausted_rules(policy: &Policy, outcome: &Outcome, now: &ActiveRules<'_>) -> Vec<Arc<str>> {
     let uses = count_rule_uses(policy, outcome).into_iter();
     let spent = uses.filter(|(id, count)| {
@@ -194,7 +194,7 @@ fn exhausted_rules(policy: &Policy, outcome: &Outcome, now: &ActiveRules<'_>) ->
     spent.map(|(id, _)| id).collect()
 }
 
-/// Looks at everything in a request; an error if it cannot be judged at all.
+/// Evaluates everything in a request; an error if it cannot be evaluated at all.
 fn evaluate_request(
     policy: &Policy,
     request: &Request,
@@ -205,18 +205,21 @@ fn evaluate_request(
     Ok(match request {
         Request::Malformed { why } => {
             let why = escape_for_display(why, SHOWN_COLUMNS * 2);
-            return error("malformed", &format!("the request cannot be judged: {why}"));
+            return error(
+                "malformed",
+                &format!("the request cannot be evaluated: {why}"),
+            );
         }
         _ if !at.workspace.starts_with('/') => {
             return error(
                 "no_workspace",
-                "the workspace is not known, so nothing can be judged",
+                "the workspace is not known, so nothing can be evaluated",
             );
         }
         Request::Shell { command, .. } if command.trim().is_empty() => {
             return error(
                 "malformed",
-                "the request cannot be judged: the command is blank",
+                "the request cannot be evaluated: the command is blank",
             );
         }
         Request::Shell { command, cwd } => {
@@ -225,7 +228,7 @@ fn evaluate_request(
         _ if request.names_nothing() => {
             return error(
                 "malformed",
-                "the request cannot be judged: it names no path",
+                "the request cannot be evaluated: it names no path",
             );
         }
         Request::Read { targets } => outcome_of_parts(
@@ -296,13 +299,13 @@ fn evaluate_files(
     )
 }
 
-/// What the agent says of its own request may only raise the severity.
+/// The agent's claims about its own request may only raise the severity.
 fn apply_claims(claimed: &AgentClaims, outcome: &mut Outcome) {
     if claimed.has_no_allow_option {
         outcome.hits.push(Hit::from_setting(
             Decision::Deny,
             "claimed.no_allow",
-            "the agent takes no answer that allows this once",
+            "the agent offers no answer that allows this once",
         ));
     }
     let required = claimed
@@ -318,7 +321,7 @@ fn apply_claims(claimed: &AgentClaims, outcome: &mut Outcome) {
     }
 }
 
-/// The worst of everything, and why.
+/// The most severe decision, and its reason.
 fn conclude(policy: &Policy, outcome: Outcome) -> PolicyDecision {
     let parts = outcome
         .parts
@@ -340,7 +343,7 @@ fn conclude(policy: &Policy, outcome: Outcome) -> PolicyDecision {
             deciding.push(hit);
         }
     }
-    // An allow by the default beside allowing rules is still the default's.
+    // An allow by the default beside allowing rules still counts as the default's.
     let defaulted = worst == policy.default
         && worst == Decision::Allow
         && outcome.parts.iter().any(|p| p.unallowed);
@@ -357,7 +360,7 @@ fn conclude(policy: &Policy, outcome: Outcome) -> PolicyDecision {
     let decision = match policy.dry_run_default {
         None => decision,
         Some(default) => {
-            reason = format!("the policy is only tried (enforce = false); {reason}");
+            reason = format!("the policy is a dry run (enforce = false); {reason}");
             as_asked(decide_dry_run(default, &outcome))
         }
     };
@@ -382,8 +385,8 @@ fn conclude(policy: &Policy, outcome: Outcome) -> PolicyDecision {
     }
 }
 
-/// What is done instead where a policy is only tried: nothing is allowed, and what only that policy
-/// denies is asked. `default` is what no rule allows.
+/// The decision of a dry run: nothing is allowed, and what only that policy denies is asked.
+/// `default` counts for what no rule allows.
 fn decide_dry_run(default: Decision, outcome: &Outcome) -> Decision {
     let parts = outcome.parts.iter();
     let parts = parts
@@ -401,25 +404,25 @@ fn describe_reason(
     outcome: &Outcome,
 ) -> String {
     if let Some(first) = deciding.first() {
-        let said = first.reason.as_deref();
+        let advice = first.reason.as_deref();
         return match (worst, decision) {
             (Decision::Allow, _) => format!("allowed by rule {}", first.id),
-            (Decision::Deny, _) => match said {
-                Some(said) => format!("denied by rule {}: {said}", first.id),
+            (Decision::Deny, _) => match advice {
+                Some(advice) => format!("denied by rule {}: {advice}", first.id),
                 None => format!(
-                    "denied by rule {}; do not try other ways to the same end",
+                    "denied by rule {}; do not try other ways to reach the same end",
                     first.id
                 ),
             },
             (Decision::Ask, Decision::Deny) => {
                 format!(
-                    "denied: rule {} wants a person, and the policy has none",
+                    "denied: rule {} requires approval, but the policy denies instead of asking",
                     first.id
                 )
             }
-            (Decision::Ask, _) => match said {
-                Some(said) => format!("rule {} wants a person: {said}", first.id),
-                None => format!("rule {} wants a person", first.id),
+            (Decision::Ask, _) => match advice {
+                Some(advice) => format!("rule {} requires approval: {advice}", first.id),
+                None => format!("rule {} requires approval", first.id),
             },
         };
     }
@@ -450,7 +453,7 @@ fn describe_reason(
         (None, None) => String::new(),
     };
     match decision {
-        Decision::Allow => format!("no rule of policy {} is against it", policy.name),
+        Decision::Allow => format!("no rule of policy {} denies it", policy.name),
         _ => format!("no rule of policy {} allows `{what}`{why}", policy.name),
     }
 }
@@ -475,7 +478,7 @@ fn facts(policy: &Policy, outcome: Outcome) -> Facts {
     }
 }
 
-/// A deny without rules: the request could not be judged.
+/// A deny without rules: the request could not be evaluated.
 pub(super) fn error_decision(name: &str, reason: &str) -> PolicyDecision {
     PolicyDecision {
         decision: Decision::Deny,

@@ -1,10 +1,11 @@
-//! On which occasion a request is made: in which pool, by which agent, in which mode, at what time,
-//! and how often a rule has allowed something in its turn.
+//! The context of a request: its pool, agent, mode and time, and how often a rule has allowed
+//! something in its turn.
 //!
-//! Owns the conditions of rules on that. Reads no clock: the time is given. What is not known
-//! counts against a rule that allows, and for one that asks or denies.
+//! Owns the rules' conditions on the context. Reads no clock: the time is passed in. An unknown
+//! value counts against a rule that allows, and for one that asks or denies.
 //!
-//! The session's side is `fleet/session/policy_snapshot.rs`. Tests: `tests/quick/policy/occasion.rs`.
+//! The session's side is in `fleet/session/policy_snapshot.rs`. Tests:
+//! `tests/quick/policy/occasion.rs`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,33 +18,33 @@ use marshal_model::limits::RULE_NAMES;
 /// Minutes of a day.
 const MINUTES_PER_DAY: u16 = 24 * 60;
 
-/// The occasion of a request; what is `None` is not known.
+/// The context of a request; a `None` is unknown.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct EvaluationContext<'a> {
-    /// The pool, by its name in the configuration.
+    /// The pool's name in the configuration.
     pub pool: Option<&'a str>,
-    /// The agent, as the configuration names it.
+    /// The agent's name in the configuration.
     pub agent: Option<&'a str>,
-    /// The mode that the session was set to, by the configuration or its client; never what the
-    /// agent says of itself.
+    /// The mode that the configuration or the client set; never the mode that the agent reports.
     pub mode: Option<&'a str>,
     /// The time of day.
     pub time_of_day: Option<TimeOfDay>,
-    /// How often rules have allowed something in this turn, by their ids; `None`: never yet.
+    /// How often rules have allowed something in this turn, by rule id; `None`: never.
     pub rule_uses: Option<&'a BTreeMap<String, u32>>,
 }
 
 /// A time of day, in minutes since midnight, below 1440.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TimeOfDay {
-    /// Where the supervisor is.
+    /// In the supervisor's time zone.
     pub local: u16,
     /// In UTC.
     pub utc: u16,
 }
 
 impl TimeOfDay {
-    /// Of a moment, in seconds since 1970, where the clocks are so many seconds before UTC.
+    /// The times of day at a moment in seconds since 1970, where the local clock is this many
+    /// seconds ahead of UTC.
     #[must_use]
     pub fn from_unix(unix: i64, offset: i32) -> Self {
         let minute = |seconds: i64| {
@@ -58,7 +59,7 @@ impl TimeOfDay {
 }
 
 impl TimeOfDay {
-    /// From `HH:MM`, the same here and in UTC.
+    /// Reads `HH:MM`; the same time local and in UTC.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let minute = parse_minute(text).filter(|of| *of < MINUTES_PER_DAY)?;
@@ -69,7 +70,7 @@ impl TimeOfDay {
     }
 }
 
-/// A rule's conditions on the occasion.
+/// A rule's conditions on the context.
 #[derive(Debug)]
 pub(super) struct ContextConditions {
     pools: Option<Vec<String>>,
@@ -85,7 +86,7 @@ struct Hours {
     zone: Zone,
 }
 
-/// From a minute of the day until before another one; over midnight where that is not later.
+/// From one minute of the day to another, exclusive; over midnight if the end is not later.
 #[derive(Debug, Clone, Copy)]
 struct Span {
     from: u16,
@@ -95,15 +96,15 @@ struct Span {
 #[derive(Debug, Clone, Copy)]
 enum Zone {
     Local,
-    /// So many minutes before UTC.
+    /// A fixed zone: minutes ahead of UTC.
     Before(i16),
 }
 
 impl ContextConditions {
-    /// Of a rule; `None`: it has no such condition.
+    /// Reads a rule's conditions; `None` if it has none.
     pub(super) fn from_rule(text: &RuleText, decision: Decision) -> Result<Option<Self>, String> {
         let hours = match (&text.hours, &text.zone) {
-            (None, Some(_)) => return Err("`zone` is for `hours`, and there are none".to_owned()),
+            (None, Some(_)) => return Err("`zone` needs `hours`, which is missing".to_owned()),
             (None, None) => None,
             (Some(spans), zone) => Some(Hours {
                 spans: check_names("hours", spans)?
@@ -115,11 +116,11 @@ impl ContextConditions {
         };
         if text.max_per_turn.is_some() && decision != Decision::Allow {
             return Err(
-                "`max_per_turn` can only allow: what asks or denies does so every time".to_owned(),
+                "`max_per_turn` is only for rules that allow: rules that ask or deny apply every time".to_owned(),
             );
         }
         if text.max_per_turn == Some(0) {
-            return Err("`max_per_turn` is 0, so that nothing is ever allowed".to_owned());
+            return Err("`max_per_turn` is 0, so the rule never allows anything".to_owned());
         }
         let list = |key: &str, of: &Option<OneOrMore>| {
             of.as_ref().map(|of| check_names(key, of)).transpose()
@@ -143,7 +144,7 @@ impl ContextConditions {
         self.max_per_turn
     }
 
-    /// Whether it holds; `permits`: the rule allows, so that doubt counts against it.
+    /// Whether the conditions are met. `permits`: the rule allows, so doubt counts against it.
     fn are_met(&self, occasion: &EvaluationContext<'_>, permits: bool) -> bool {
         let among = |wanted: &Option<Vec<String>>, found: Option<&str>| {
             wanted.as_ref().is_none_or(|wanted| match found {
@@ -194,7 +195,7 @@ fn check_names(key: &str, text: &OneOrMore) -> Result<Vec<String>, String> {
         .find(|name| name.trim() != name.as_str() || name.is_empty())
     {
         Some(odd) => Err(format!(
-            "`{key}`: `{odd}` is empty, or has blanks around it"
+            "`{key}`: `{odd}` is empty or has surrounding blanks"
         )),
         None => Ok(text.0.clone()),
     }
@@ -203,7 +204,7 @@ fn check_names(key: &str, text: &OneOrMore) -> Result<Vec<String>, String> {
 fn parse_span(text: &str) -> Result<Span, String> {
     let wrong = || {
         format!(
-            "`hours`: `{text}` is no span of time, expected one like `22:00-06:00`, to 24:00 at most"
+            "`hours`: `{text}` is not a time span, expected one like `22:00-06:00`, to 24:00 at most"
         )
     };
     let (from, until) = text.split_once('-').ok_or_else(wrong)?;
@@ -221,7 +222,7 @@ fn parse_span(text: &str) -> Result<Span, String> {
     Ok(span)
 }
 
-/// `HH:MM`, until 24:00.
+/// Reads `HH:MM`, up to 24:00.
 fn parse_minute(text: &str) -> Option<u16> {
     let (hours, minutes) = text.split_once(':')?;
     let number = |text: &str| {
@@ -252,12 +253,12 @@ fn parse_zone(text: &str) -> Result<Zone, String> {
     Ok(Zone::Before(sign * minutes))
 }
 
-/// Which rules count now.
+/// The rules that are active now.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ActiveRules<'a> {
-    /// `None`: all of them, whatever their conditions on the occasion.
+    /// The context; `None`: all rules are active, whatever their conditions on it.
     context: Option<EvaluationContext<'a>>,
-    /// Rules that have allowed as much as they may.
+    /// Rules that have reached their limit per turn.
     exhausted: Vec<Arc<str>>,
 }
 
@@ -269,7 +270,7 @@ impl<'a> ActiveRules<'a> {
         }
     }
 
-    /// For examples of rules: each is about what the rule means when it counts.
+    /// For examples of rules: an example shows what the rule means while it is active.
     pub(super) fn all() -> Self {
         Self::default()
     }
@@ -281,7 +282,7 @@ impl<'a> ActiveRules<'a> {
         }
     }
 
-    /// Whether a rule counts.
+    /// Whether a rule is active.
     pub(super) fn is_active(&self, rule: &Rule) -> bool {
         let Some(when) = &rule.when else { return true };
         let holds = |occasion: &EvaluationContext<'_>| {
@@ -290,7 +291,7 @@ impl<'a> ActiveRules<'a> {
         self.context.as_ref().is_none_or(holds) && !self.exhausted.contains(&rule.id)
     }
 
-    /// Whether a rule that allows at most so often in a turn may do so this often more.
+    /// Whether a rule with a limit per turn may allow this many more.
     pub(super) fn has_uses_left(&self, id: &str, most: u32, more: u32) -> bool {
         let Some(occasion) = &self.context else {
             return true;

@@ -1,6 +1,6 @@
-//! Checks that a rule does what its own `match` and `not_match` say.
+//! Checks a rule against its own `match` and `not_match`.
 //!
-//! Owns the place that examples are judged in: `/workspace`, `/home/agent`, no links.
+//! Owns the context in which examples are evaluated: `/workspace`, `/home/agent`, no links.
 
 use super::error::LoadError;
 use super::evaluation_context::ActiveRules;
@@ -12,7 +12,7 @@ use marshal_model::{AgentClaims, Decision};
 /// The examples of one rule.
 #[derive(Debug)]
 pub(super) struct Examples {
-    /// The place of its layer, and that layer's name.
+    /// The index of its layer, which has the name for errors.
     pub layer: usize,
     pub policy: String,
     pub matches: Vec<String>,
@@ -20,7 +20,7 @@ pub(super) struct Examples {
     pub tools: Vec<ToolClass>,
 }
 
-/// Checks the examples of the rules of one layer; `checks` are in the order of the policy's rules.
+/// Checks the examples of one layer's rules; `checks` are in the order of the policy's rules.
 pub(super) fn check(policy: &Policy, checks: &[Examples], layer: usize) -> Result<(), LoadError> {
     let of_layer = |(_, examples): &(usize, &Examples)| examples.layer == layer;
     for (place, examples) in checks.iter().enumerate().filter(of_layer) {
@@ -46,8 +46,8 @@ pub(super) fn check(policy: &Policy, checks: &[Examples], layer: usize) -> Resul
     Ok(())
 }
 
-/// Whether a rule applies to an example for any of its tools: one that allows must cover every
-/// part, one that denies or asks any.
+/// Whether a rule applies to an example for any of its tools. A rule that allows must cover every
+/// part; one that denies or asks, any part.
 fn applies(policy: &Policy, place: usize, tools: &[ToolClass], example: &str) -> bool {
     let rule = &policy.rules[place];
     let at = FsContext {
@@ -103,7 +103,7 @@ fn applies(policy: &Policy, place: usize, tools: &[ToolClass], example: &str) ->
     })
 }
 
-/// `SERVER/NAME`, and behind a blank the arguments as JSON.
+/// Reads `SERVER/NAME`, followed by a blank and the arguments as JSON.
 fn mcp(example: &str) -> Request {
     let (call, arguments) = example.split_once(' ').unwrap_or((example, "{}"));
     let Some((server, name)) = call.split_once('/') else {
@@ -115,7 +115,7 @@ fn mcp(example: &str) -> Request {
             name: name.into(),
             arguments,
         },
-        Err(_) => malformed("the arguments of the example are no JSON"),
+        Err(_) => malformed("the arguments of the example are not JSON"),
     }
 }
 

@@ -1,10 +1,11 @@
-//! Extractors: which fields of an agent's tool calls hold command, path and directory.
+//! Extractors: which fields of an agent's tool calls contain the command, the path and the
+//! directory.
 //!
 //! Owns the table (TOML, one for each kind of agent) and how a call becomes a request. Must not
 //! know the protocol that carried the call, nor how its JSON is read (`fields`).
 //!
-//! A field may have several places. Then all that are there must say the same: what one reader
-//! could take for one thing and another for another is no plain request.
+//! A field may have several places. All that are present must agree: if two readers could read a
+//! call differently, it is not a plain request.
 
 pub(super) mod argv;
 mod fields;
@@ -26,7 +27,7 @@ use super::request::{Request, ToolClass};
 use marshal_model::untrusted::escape_for_display;
 use marshal_model::{UntrustedText, canonicalize};
 
-/// The tables that come with the program.
+/// The built-in tables.
 const BUILTIN: &[(&str, &str)] = &[
     (
         "acp",
@@ -56,7 +57,7 @@ const BUILTIN: &[(&str, &str)] = &[
     ("scaiflux", include_str!("builtin/extract-scaiflux.toml")),
 ];
 
-/// The table that comes with the program under this name.
+/// The built-in table of this name.
 #[must_use]
 pub fn builtin_text(name: &str) -> Option<&'static str> {
     let (_, text) = BUILTIN.iter().find(|(known, _)| *known == name)?;
@@ -75,12 +76,12 @@ pub struct Extractor {
 #[derive(Debug, Clone)]
 struct ToolEntry {
     tool: Tool,
-    /// The only members that may be in the object of the table's `closed`, if it has that: any
-    /// other could change what runs, and nothing here would see it.
+    /// The only members that may be in the object of the table's `closed`, if it has one. Any other
+    /// member could change what runs without being seen here.
     known_members: Option<(String, Vec<FieldPath>)>,
 }
 
-/// Why a table was not accepted.
+/// Why a table was rejected.
 #[derive(Debug, thiserror::Error)]
 pub enum ExtractorError {
     /// A syntax error, an unknown key, a wrong type.
@@ -88,18 +89,18 @@ pub enum ExtractorError {
     Text {
         /// The line, from 1.
         line: usize,
-        /// What the reader says.
+        /// The parser's message.
         message: String,
     },
     /// A schema of another version.
     #[error("extractor: `schema` is {0}, expected 1")]
     Schema(u32),
-    /// A tool's entry is wrong.
+    /// A tool's entry is invalid.
     #[error("extractor, tool `{tool}`: {what}")]
     Tool {
-        /// The tool.
+        /// The tool's name.
         tool: String,
-        /// What is wrong, naming the key.
+        /// What is wrong; names the key.
         what: String,
     },
 }
@@ -117,14 +118,14 @@ struct Document {
     tool: BTreeMap<String, ToolText>,
 }
 
-/// What a call is whose fields are not there, or do not agree.
+/// The result for a call whose fields are missing or disagree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum OnMissing {
     /// Denied: this agent always sends them.
     #[default]
     Malformed,
-    /// A tool that no table knows: this protocol leaves it to the agent what it sends.
+    /// An unknown tool: this protocol leaves the fields to the agent.
     Unknown,
 }
 
@@ -153,7 +154,7 @@ struct ToolText {
     harmless: Option<Names>,
 }
 
-/// How the names of MCP servers' tools are made.
+/// The form of the names of MCP servers' tools.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct McpText {
@@ -161,7 +162,7 @@ struct McpText {
     between: String,
 }
 
-/// A text that an agent makes of a command.
+/// A prefix with which an agent displays a command.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ShellText {
@@ -169,7 +170,7 @@ struct ShellText {
     begins: String,
 }
 
-/// A text that an agent makes around a directory.
+/// The text that an agent writes around a directory.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct FrameText {
@@ -186,7 +187,7 @@ enum Names {
     Several(Vec<String>),
 }
 
-/// A text at a place that begins with one text, then names a directory, then goes on with another.
+/// A text at a place: one fixed text, then a directory, then another fixed text.
 #[derive(Debug, Clone)]
 struct CwdFrame {
     place: FieldPath,
@@ -197,7 +198,7 @@ struct CwdFrame {
 impl CwdFrame {
     fn from_text(text: FrameText) -> Result<Self, String> {
         if text.begins.is_empty() || text.ends.is_empty() {
-            return Err("`cwd_frame` needs texts before and behind the directory".to_owned());
+            return Err("`cwd_frame` needs texts before and after the directory".to_owned());
         }
         Ok(Self {
             place: FieldPath::parse(&text.field)?,
@@ -206,8 +207,8 @@ impl CwdFrame {
         })
     }
 
-    /// The directory. What the agent's text begins with is its own; what comes behind may be the
-    /// model's, so that only the first end counts.
+    /// The directory. The agent's text begins with its own words, but what follows may be the
+    /// model's, so only the first end marker counts.
     fn extract_directory(&self, fields: &Fields) -> Result<String, ExtractError> {
         let found = fields.find(&self.place)?;
         let [FieldRef::Text(text)] = found.as_slice() else {
@@ -217,28 +218,28 @@ impl CwdFrame {
         match inside.and_then(|inside| inside.split_once(self.ends.as_str())) {
             Some((directory, _)) if !directory.is_empty() => Ok(directory.to_owned()),
             _ => {
-                let why = format!("`{}` does not say where the command runs", self.place);
+                let why = format!("`{}` does not state where the command runs", self.place);
                 Err(ExtractError::Unclear(why))
             }
         }
     }
 }
 
-/// How a call is known.
+/// The source of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum CallOrigin {
-    /// The agent asks for it.
+    /// The agent requested permission for it.
     Requested,
-    /// The agent showed it.
+    /// The agent displayed it.
     Displayed,
 }
 
 /// Why a call makes no request of its class.
 #[derive(Debug, PartialEq, Eq)]
 enum ExtractError {
-    /// It cannot be read in one way only.
+    /// It is ambiguous.
     Malformed(String),
-    /// A field is missing, or its places do not agree.
+    /// A field is missing, or its places disagree.
     Unclear(String),
 }
 
@@ -301,7 +302,7 @@ impl Extractor {
         })
     }
 
-    /// What kind of tool a name stands for, as metrics label it.
+    /// The class of a tool name, as metrics label it.
     pub fn class(&self, tool: &str) -> ToolClass {
         match self.tools.get(tool).map(|entry| &entry.tool) {
             Some(Tool::Shell { .. }) => ToolClass::Shell,
@@ -317,14 +318,14 @@ impl Extractor {
         }
     }
 
-    /// The request that a tool call makes. `input` is the call's JSON as it came, at most
-    /// [`marshal_model::limits::PERMISSION_INPUT_BYTES`] long: the caller refuses longer ones.
+    /// The request of a tool call. `input` is the call's JSON as it was received, at most
+    /// [`marshal_model::limits::PERMISSION_INPUT_BYTES`] long: the caller rejects longer ones.
     pub fn extract(&self, tool: &str, input: &RawValue) -> Request {
         self.extract_as(tool, input, CallOrigin::Requested)
     }
 
-    /// The same of a call that nobody asked for. What an agent shows of one may be its beginning and
-    /// no more, so that an empty input says nothing, while a request with one is malformed.
+    /// The same for a call that the agent only displayed. Such a call may be incomplete, so an
+    /// empty input means nothing, while a request with an empty input is malformed.
     pub fn extract_displayed(&self, tool: &str, input: &RawValue) -> Request {
         self.extract_as(tool, input, CallOrigin::Displayed)
     }
@@ -333,18 +334,18 @@ impl Extractor {
         // A bug in a reader must not end the caller.
         let read = catch_unwind(AssertUnwindSafe(|| self.build_request(tool, input, word)));
         read.unwrap_or_else(|_| Request::Malformed {
-            why: "the table of tools failed on its input".to_owned(),
+            why: "the extractor failed on its input".to_owned(),
         })
     }
 
     fn build_request(&self, tool: &str, input: &RawValue, word: CallOrigin) -> Request {
-        // No field of it is judged, but who decides must see what the tool will see.
+        // None of its fields is evaluated, but an approver must see the tool's input.
         let unknown = || match canonicalize(input) {
             Ok(_) => Request::Unknown {
                 tool: UntrustedText::new(tool),
             },
             Err(why) => Request::Malformed {
-                why: format!("its input cannot be read in one way only: {why}"),
+                why: format!("its input is ambiguous: {why}"),
             },
         };
         let entry = self.tools.get(tool);
@@ -355,9 +356,9 @@ impl Extractor {
         let fields = match serde_json::from_str::<Fields>(input.get()) {
             Ok(fields) => fields,
             Err(error) => {
-                // The message may repeat the input: one line, nothing that acts.
+                // The message may repeat the input, so it becomes one escaped line.
                 let why = format!(
-                    "its input is no plain JSON object: {}",
+                    "its input is not a plain JSON object: {}",
                     escape_for_display(&error.to_string(), 120)
                 );
                 return Request::Malformed { why };
@@ -382,14 +383,14 @@ impl Extractor {
         }
     }
 
-    /// Server and tool of a name that stands for both.
+    /// The server and the tool of a name that contains both.
     fn split_mcp_name<'n>(&self, tool: &'n str) -> Option<(&'n str, &'n str)> {
         let mcp = self.mcp.as_ref()?;
         split_mcp_name(tool, &mcp.begins, &mcp.between)
     }
 
-    /// The command that a call carries which is not called one: some adapters name a command line
-    /// after what they take it for (`cat` becomes `read`). Only a shell's argv is sure to be one.
+    /// The command in a call that is not named as one. Some adapters name a command line after its
+    /// apparent purpose (`cat` becomes `read`). Only a shell's argv is certainly a command.
     fn hidden_command(
         &self,
         entry: &ToolEntry,
@@ -417,7 +418,7 @@ impl Extractor {
                 if is_script {
                     return shell.to_request(fields, input).map(Some);
                 }
-                let why = "it has a command and is not called one";
+                let why = "it carries a command, but its name is not a command's";
                 return Err(ExtractError::Unclear(why.to_owned()));
             }
         }
@@ -442,8 +443,8 @@ impl ToolEntry {
         })
     }
 
-    /// Whether the object of the table's `closed` is there and has nothing in it. A command may be
-    /// said in a member that no table knows; beside members that are all known none is said.
+    /// Whether the object of the table's `closed` is present and empty. An unknown member could
+    /// contain a command; if all members are known, there is none.
     fn is_empty(&self, fields: &Fields) -> bool {
         let Some((object, known)) = &self.known_members else {
             return false;
@@ -462,7 +463,7 @@ impl ToolEntry {
         let request = self.tool.to_request(fields, input)?;
         match &self.known_members {
             Some((object, known)) if fields.has_unlisted_members(object, known) => {
-                let why = format!("`{object}` has a member that no table knows");
+                let why = format!("`{object}` has a member that the extractor does not know");
                 Err(ExtractError::Unclear(why))
             }
             _ => Ok(request),
@@ -482,7 +483,7 @@ fn parse_field_paths(names: Option<Names>) -> Result<Vec<FieldPath>, String> {
     names.iter().map(|name| FieldPath::parse(name)).collect()
 }
 
-/// The command behind the text that an agent puts before it.
+/// The command after the prefix with which an agent displays it.
 fn displayed_command(
     fields: &Fields,
     (place, begins): &(FieldPath, String),

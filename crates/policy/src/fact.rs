@@ -1,7 +1,7 @@
-//! Facts about the paths of a request: where each leads, from every directory that the command
-//! may run in.
+//! Facts about the paths of a request: where each resolves to, from every directory in which the
+//! command may run.
 //!
-//! Owns the reading of a word as a path: `~/`, patterns, live parts. Must not know rules.
+//! Owns reading a word as a path: `~/`, patterns, computed parts. Must not know rules.
 
 use std::cell::Cell;
 
@@ -11,43 +11,44 @@ use super::path::{WalkResult, Walker, normalize_lexically};
 use super::sets::shape_match::ANYTHING;
 use super::sets::{PathSet, SetReach};
 
-/// What one path is. A path may be several things when the current directory is not certain;
-/// then there is one fact for each.
+/// One reading of a path. If the current directory is not certain, a path has one fact for each
+/// possible directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct PathFact {
-    /// As written, absolute, links not followed; `None`: the same as where it leads.
+    /// The path as written, absolute, without following links; `None` if it equals `resolved`.
     pub written: Option<String>,
-    /// Where it leads.
+    /// Where the path leads, with links followed.
     pub resolved: String,
     pub location: PathLocation,
-    /// It is a shell's pattern: its last component.
+    /// The last component, if it is a shell pattern.
     pub pattern: Option<String>,
-    /// It as a whole, where the shell computes more of it than that: see `sets::wide`.
+    /// The whole path, if the shell computes more of it than the last component: see
+    /// `sets::shape_match`.
     pub shape: Option<String>,
-    /// What the pattern becomes now, and where the links among that lead.
+    /// The names that the pattern matches now, and where links among them lead.
     pub links: Vec<String>,
-    /// Only a guess: may forbid, never needed to permit.
+    /// Whether it is only a guess: it may forbid, but is never needed to permit.
     pub guess: bool,
-    /// The pattern is git's: `*` also matches a leading dot and `/`.
+    /// Whether the pattern is git's: `*` also matches a leading dot and `/`.
     pub is_pathspec: bool,
-    /// The shell computes its end: it may name more than it seems to.
+    /// Whether the shell computes its end, so that it may name more than it seems to.
     pub is_dynamic: bool,
-    /// What is below it is meant, too.
+    /// Whether the request also means what is below it.
     pub tree_effect: TreeEffect,
-    /// Answers about sets, which several rules ask for: `(asked, yes)`, one bit a set.
+    /// Cached answers about sets, which several rules need: `(asked, yes)`, one bit per set.
     pub set_cache: Cell<(u64, u64)>,
 }
 
 /// How far a request reaches below a path that it names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum TreeEffect {
-    /// Not: it is about the path itself.
+    /// Only the path itself.
     PathOnly,
-    /// A directory may come to stand there.
+    /// A directory may be placed there.
     PlaceInto,
-    /// It is read with all that is in it.
+    /// It is read with everything below it.
     ReadAll,
-    /// It goes away, or changes, with all that is in it.
+    /// It is removed, or changed, with everything below it.
     RemoveAll,
 }
 
@@ -71,17 +72,17 @@ impl PathFact {
             .ok()
             .and_then(|n| 1_u64.checked_shl(n))
             .unwrap_or(0);
-        let (asked, yes) = self.set_cache.get();
-        if asked & bit != 0 {
+        let (known, yes) = self.set_cache.get();
+        if known & bit != 0 {
             return yes & bit != 0;
         }
         let is = self.is_member(&sets[place], walker);
         self.set_cache
-            .set((asked | bit, yes | if is { bit } else { 0 }));
+            .set((known | bit, yes | if is { bit } else { 0 }));
         is
     }
 
-    /// Whether what belongs to a set may be below it, and is meant.
+    /// Whether the request may affect something below it that belongs to a set.
     pub(super) fn may_affect_set(&self, set: &PathSet, walker: &Walker<'_>) -> bool {
         let reach = match self.tree_effect {
             TreeEffect::PathOnly => return false,
@@ -113,7 +114,7 @@ impl PathFact {
             || self.may_resolve_into(set, walker)
     }
 
-    /// Whether it may be in a set by what is not known of its directories.
+    /// Whether it may be in a set through a directory that is unknown.
     fn may_resolve_into(&self, set: &PathSet, walker: &Walker<'_>) -> bool {
         match &self.shape {
             Some(shape) if shape.contains([ANYTHING, '*', '?', '[']) => {
@@ -125,19 +126,19 @@ impl PathFact {
     }
 }
 
-/// A directory that a command may run in: as the shell names it and as the kernel knows it.
+/// A directory in which a command may run: as the shell names it and as the kernel knows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Cwd {
     /// The shell's `PWD`; `cd ..` goes up from here.
     pub logical: String,
-    /// After links; relative paths start here.
+    /// The directory after following links; relative paths start here.
     pub physical: String,
-    /// It lies outside, or could not be followed.
+    /// Whether it lies outside, or could not be followed.
     pub escaped: bool,
 }
 
 impl Cwd {
-    /// Adds that it may be any other one, too, to directories that are known.
+    /// Adds that it may also be any other directory, to directories that are known.
     pub(super) fn add_unknown(bases: &mut Vec<Self>) {
         if !bases.is_empty() {
             bases.push(Self {
@@ -148,13 +149,13 @@ impl Cwd {
         }
     }
 
-    /// Whether it stands for any.
+    /// Whether it stands for any directory.
     pub(super) fn is_unknown(&self) -> bool {
         self.physical.is_empty()
     }
 }
 
-/// The facts of one text, from each of `bases`; none of them: the directory is not known.
+/// The facts of one text, from each of `bases`; if there are none, the directory is unknown.
 pub(super) fn collect_facts(
     walker: &Walker<'_>,
     bases: &[Cwd],
@@ -165,7 +166,7 @@ pub(super) fn collect_facts(
     collect_facts_with(Walker::walk, walker, bases, word, from, out);
 }
 
-/// The same of what a path names itself, if that is a link: for what takes it away.
+/// The same without following the last component, for a command that removes the link itself.
 pub(super) fn collect_facts_of_name(
     walker: &Walker<'_>,
     bases: &[Cwd],
@@ -175,7 +176,7 @@ pub(super) fn collect_facts_of_name(
     collect_facts_with(Walker::walk_to_name, walker, bases, word, 0, out);
 }
 
-/// How a path is followed from a directory.
+/// A way to follow a path from a directory.
 type Follow<'a> = fn(&Walker<'a>, &str, &str) -> WalkResult;
 
 fn collect_facts_with<'a>(
@@ -217,8 +218,8 @@ fn collect_facts_with<'a>(
     }
 }
 
-/// What a text may be a second name of: another user's home may be this one, and `/proc/…/root`
-/// and `/proc/…/cwd` lead back. Only for what forbids.
+/// Another name that a text may have: another user's home may be this one, and `/proc/…/root` and
+/// `/proc/…/cwd` lead back. Used only for rules that forbid.
 fn find_alias(
     walker: &Walker<'_>,
     bases: &[Cwd],
@@ -283,7 +284,7 @@ fn build_fact<'a>(
         tree_effect: TreeEffect::PathOnly,
         set_cache: Cell::new((0, 0)),
     };
-    // `x/../dev/null` is another file where `x` is a link.
+    // `x/../dev/null` is another file if `x` is a link.
     if fact.resolved == "/dev/null" && fact.written.is_none() && !text.contains("..") {
         fact.location = PathLocation::DevNull;
     }
@@ -323,7 +324,7 @@ fn written_if_different(base: &str, text: &str, leads: &str) -> Option<String> {
     let rest = leads
         .strip_prefix(base)
         .and_then(|rest| rest.strip_prefix('/'));
-    // Without another look: nothing in it is other than it seems.
+    // Needs no further lookup: nothing in it can be different.
     let is_same = rest == Some(text)
         && !text.is_empty()
         && !text.split('/').any(|part| matches!(part, "" | "." | ".."));
@@ -334,7 +335,7 @@ fn written_if_different(base: &str, text: &str, leads: &str) -> Option<String> {
     (written != leads).then_some(written)
 }
 
-/// A text with [`ANYTHING`] for what the shell computes.
+/// A text with [`ANYTHING`] in place of what the shell computes.
 fn word_shape(word: &Word, from: usize) -> String {
     let mut shape = String::new();
     let mut at = from;
@@ -349,7 +350,7 @@ fn word_shape(word: &Word, from: usize) -> String {
     shape
 }
 
-/// The same as a whole path, from `base` if that is known; `None` where it spells nothing.
+/// The same as a whole path, from `base` if that is known; `None` if it spells nothing.
 fn absolute_shape(
     walker: &Walker<'_>,
     base: Option<&str>,
@@ -375,7 +376,7 @@ fn absolute_shape(
     for (at, name) in rest.split('/').enumerate() {
         match name {
             "" | "." => continue,
-            // Where that leads from something computed is not known either.
+            // Where that leads from a computed directory is unknown as well.
             ".." => {
                 whole = ANYTHING.to_string();
                 continue;
@@ -390,7 +391,7 @@ fn absolute_shape(
     Some(whole)
 }
 
-/// A path whose end the shell computes: surely outside only if its literal directory is.
+/// A path whose end the shell computes: certainly outside only if its literal directory is.
 fn dynamic_location(
     walker: &Walker<'_>,
     base: &str,
@@ -409,7 +410,7 @@ fn dynamic_location(
     };
     let end = walker.walk(base, &directory);
     let outside = end.escaped || !walker.is_inside(&end.path);
-    // `/$x` and `../$x` may lead back; a directory that is no parent of the workspace does not.
+    // `/$x` and `../$x` may lead back; a directory that is not a parent of the workspace does not.
     let parent = super::path::is_within(walker.fs.workspace, &end.path);
     if outside && !parent && whole == PathLocation::Outside {
         PathLocation::Outside

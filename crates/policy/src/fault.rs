@@ -1,13 +1,13 @@
-//! Rules that fail on purpose, so that tests see what becomes of a decision whose code fails.
+//! Rules that fail on purpose, so that tests see what happens to a decision whose code fails.
 //!
-//! Only test builds have this file: a policy that names such a rule is refused by every other build,
-//! like one with any unknown key. Must not be of any use to a policy.
+//! Only test builds have this file. Every other build rejects a policy that names such a rule, like
+//! any unknown key. Must not be useful to a policy.
 
 use std::hint::black_box;
 
 use serde::Deserialize;
 
-/// How the rule fails once it is looked at.
+/// How the rule fails when it is evaluated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum InjectedFault {
@@ -17,8 +17,8 @@ pub(super) enum InjectedFault {
     Slow,
 }
 
-/// Additions of [`Fault::Timeout`]: some seconds of an unoptimised build, a good part of one of an
-/// optimised one.
+/// Additions of [`InjectedFault::Slow`]: some seconds in an unoptimised build, a large part of a second in
+/// an optimised one.
 const ADDITIONS: u64 = 200_000_000;
 
 impl InjectedFault {

@@ -1,8 +1,8 @@
-//! What flows into what: which commands of a text feed which others, through pipes, process
-//! substitutions and here-strings.
+//! Data flow: which commands of a text feed which others, through pipes, process substitutions and
+//! here-strings.
 //!
-//! Owns the bookkeeping of nested pipelines for both readers. In doubt a command feeds more than
-//! it does: only rules that forbid ask. Must not know rules or programs.
+//! Owns the bookkeeping of nested pipelines for both readers. In doubt a command feeds more than it
+//! does, because only rules that forbid use this. Must not know rules or programs.
 
 use std::ops::Range;
 
@@ -11,14 +11,14 @@ use super::command::{Command, Join};
 /// Every command of the first range may feed every command of the second.
 pub(super) type Edge = (Range<usize>, Range<usize>);
 
-/// Edges found so far, and the pipelines that are still open, the outermost first.
+/// Edges so far, and the pipelines that are still open, the outermost first.
 #[derive(Debug, Default)]
 pub(super) struct Flows {
     pub edges: Vec<Edge>,
     open: Vec<Pipeline>,
 }
 
-/// A pipeline that is being read: the place of its first command, and where its `|` stand.
+/// A pipeline that is being read: the index of its first command, and where its `|` are.
 #[derive(Debug, Default)]
 struct Pipeline {
     start: usize,
@@ -26,12 +26,12 @@ struct Pipeline {
 }
 
 impl Flows {
-    /// How many pipelines stand around this place.
+    /// The number of pipelines around this place.
     pub(super) fn depth(&self) -> usize {
         self.open.len()
     }
 
-    /// A group begins before the command `at`.
+    /// A group begins before the command at index `at`.
     pub(super) fn begin_group(&mut self, at: usize) {
         self.open.push(Pipeline {
             start: at,
@@ -39,7 +39,7 @@ impl Flows {
         });
     }
 
-    /// Groups end before the command `at`, down to `depth` of them.
+    /// Groups end before the command at index `at`, until `depth` of them are open.
     pub(super) fn end_groups(&mut self, at: usize, depth: usize) {
         while self.open.len() > depth {
             self.end(at);
@@ -47,14 +47,14 @@ impl Flows {
         }
     }
 
-    /// A `|` stands before the command `at`.
+    /// A `|` precedes the command at index `at`.
     pub(super) fn pipe(&mut self, at: usize) {
         if let Some(open) = self.open.last_mut() {
             open.pipes.push(at);
         }
     }
 
-    /// The pipeline ends before the command `at`, and another one may begin.
+    /// The pipeline ends before the command at index `at`, and another one may begin.
     pub(super) fn end(&mut self, at: usize) {
         let Some(open) = self.open.last_mut() else {
             return;
@@ -72,7 +72,7 @@ impl Flows {
         }
     }
 
-    /// Takes the edges of a text whose commands follow the first `offset` ones.
+    /// Adds the edges of a text whose commands follow the first `offset` ones.
     pub(super) fn adopt(&mut self, inner: Vec<Edge>, offset: usize) {
         let moved = |range: Range<usize>| range.start + offset..range.end + offset;
         self.edges

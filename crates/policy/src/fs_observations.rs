@@ -1,7 +1,7 @@
-//! What one decision saw of the file system: kept with its record, so that it can be made again
-//! when the files are others.
+//! What one decision saw of the file system. It is stored with the decision's record, so that the
+//! decision can be repeated after the files have changed.
 //!
-//! Owns the bound of what is kept and its form in the record. Must not know what links mean.
+//! Owns the bound of what is stored and its form in the record. Must not know what links mean.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -10,13 +10,13 @@ use serde::{Deserialize, Serialize};
 
 use super::path::{FsEntry, Resolver};
 
-/// Answers that are kept of one decision.
+/// How many observations of one decision are stored.
 const ANSWERS: usize = 256;
 
-/// Bytes of paths, targets and names that are kept of one decision.
+/// How many bytes of paths, targets and names are stored for one decision.
 const BYTES: usize = 16 << 10;
 
-/// What stood at a path.
+/// What was found at a path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 enum RecordedEntry {
@@ -24,27 +24,27 @@ enum RecordedEntry {
     Directory(bool),
     /// A link, with its target.
     Link(String),
-    /// Nothing, or something that is neither: a walk ends there either way.
+    /// Nothing, or something that is neither: a walk ends there in both cases.
     Other(()),
 }
 
-/// What a decision saw. Paths as the agent sees them.
+/// The observations of one decision. Paths are as the agent sees them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FsObservations {
-    /// What stood at a path: `true` a directory, a text a link's target, `null` a file or nothing,
-    /// `false` what could not be examined.
+    /// What was found at a path: `true` a directory, a string a link's target, `null` a file or
+    /// nothing, `false` something that could not be examined.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     at: BTreeMap<String, RecordedEntry>,
-    /// Names in directories; `null`: they could not be had.
+    /// Names in directories; `null` if they could not be listed.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     names: BTreeMap<String, Option<Vec<String>>>,
     /// The names of links in directories.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     links: BTreeMap<String, Option<Vec<String>>>,
-    /// Whether anything stood at a path, where no more than that was asked.
+    /// Whether anything was at a path, where no more than that was needed.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     there: BTreeMap<String, bool>,
-    /// There was more than is kept.
+    /// Whether there was more than is stored.
     #[serde(default, skip_serializing_if = "is_not")]
     cut: bool,
 }
@@ -55,14 +55,14 @@ fn is_not(yes: &bool) -> bool {
 }
 
 impl FsObservations {
-    /// Whether nothing was looked at.
+    /// Whether there are no observations.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// A resolver that remembers what it was asked.
+/// A resolver that records its answers.
 pub struct RecordingResolver<'a> {
     resolver: &'a dyn Resolver,
     observations: RefCell<FsObservations>,
@@ -70,7 +70,7 @@ pub struct RecordingResolver<'a> {
 }
 
 impl<'a> RecordingResolver<'a> {
-    /// Asks that one.
+    /// Wraps the given resolver.
     #[must_use]
     pub fn new(resolver: &'a dyn Resolver) -> Self {
         Self {
@@ -80,7 +80,7 @@ impl<'a> RecordingResolver<'a> {
         }
     }
 
-    /// What it was asked, and what it said.
+    /// The recorded questions and answers.
     #[must_use]
     pub fn into_observations(self) -> FsObservations {
         self.observations.into_inner()
@@ -89,13 +89,13 @@ impl<'a> RecordingResolver<'a> {
     /// Whether there is room for one more answer.
     fn reserve_answer(&self, bytes: usize) -> bool {
         let all = self.bytes.get() + bytes;
-        let mut looked = self.observations.borrow_mut();
-        let count = looked.at.len() + looked.names.len() + looked.links.len() + looked.there.len();
+        let mut seen = self.observations.borrow_mut();
+        let count = seen.at.len() + seen.names.len() + seen.links.len() + seen.there.len();
         let fits = all <= BYTES && count < ANSWERS;
         if fits {
             self.bytes.set(all);
         } else {
-            looked.cut = true;
+            seen.cut = true;
         }
         fits
     }
@@ -110,11 +110,11 @@ impl<'a> RecordingResolver<'a> {
             .as_ref()
             .map_or(0, |names| names.iter().map(String::len).sum());
         if self.reserve_answer(path.len() + names) {
-            let mut looked = self.observations.borrow_mut();
+            let mut seen = self.observations.borrow_mut();
             let of = if only_links {
-                &mut looked.links
+                &mut seen.links
             } else {
-                &mut looked.names
+                &mut seen.names
             };
             of.insert(path.to_owned(), found.clone());
         }
@@ -153,15 +153,15 @@ impl Resolver for RecordingResolver<'_> {
         let exists = self.resolver.exists(path);
         let is_known = self.observations.borrow().there.contains_key(path);
         if !is_known && self.reserve_answer(path.len()) {
-            let mut looked = self.observations.borrow_mut();
-            looked.there.insert(path.to_owned(), exists);
+            let mut seen = self.observations.borrow_mut();
+            seen.there.insert(path.to_owned(), exists);
         }
         exists
     }
 }
 
-/// The file system as a decision saw it. What it did not look at counts as not there, and is
-/// noticed.
+/// The file system as a decision saw it. Anything that it did not look at counts as missing, and is
+/// noted.
 #[derive(Debug, Default)]
 pub struct ReplayResolver {
     observations: FsObservations,
@@ -169,16 +169,16 @@ pub struct ReplayResolver {
 }
 
 impl ReplayResolver {
-    /// As it was seen then.
+    /// Restores the recorded file system.
     #[must_use]
-    pub fn new(looked: FsObservations) -> Self {
+    pub fn new(seen: FsObservations) -> Self {
         Self {
-            observations: looked,
+            observations: seen,
             missed: Cell::new(false),
         }
     }
 
-    /// Whether it was asked since it was asked this what nobody looked at then.
+    /// Whether anything was needed since the last call that was not observed.
     pub fn take_missed(&self) -> bool {
         self.missed.take()
     }
@@ -291,8 +291,8 @@ mod tests {
         for n in 0..2 * ANSWERS {
             looking.lookup(&format!("/w/{n}"));
         }
-        let looked = looking.into_observations();
-        assert!(looked.cut && looked.at.len() == ANSWERS);
+        let observations = looking.into_observations();
+        assert!(observations.cut && observations.at.len() == ANSWERS);
         let looking = RecordingResolver::new(&Tree);
         for n in 0..20 {
             looking.lookup(&format!("/w/{n}/{}", "x".repeat(1 << 10)));

@@ -1,15 +1,15 @@
-//! What a shell's pattern becomes: the names in the tree that it matches, component by component.
+//! Expands a shell pattern: the names in the tree that it matches, component by component.
 //!
-//! Owns the bounds of that. A pattern is read more widely than bash does without options: `**` goes
-//! down any depth, as in other shells. Must not know rules.
+//! Owns the bounds of the expansion. A pattern is read more widely than by bash without options:
+//! `**` matches any depth, as in other shells. Must not know rules.
 
 use super::fact::{PathFact, PathLocation};
 use super::path::{WalkResult, Walker};
 use super::sets::could_match;
 use marshal_model::limits;
 
-/// Fills in what a pattern may become now, and where that lies. What it may become once files have
-/// come is compared by its last name alone.
+/// Adds what a pattern may become now, and where that lies. What it may become after files are
+/// added is compared only by its last name.
 pub(super) fn expand_pattern(walker: &Walker<'_>, base: &str, text: &str, fact: &mut PathFact) {
     let components: Vec<&str> = text.split('/').collect();
     let first = components.iter().position(|c| is_magic(c)).unwrap_or(0);
@@ -59,7 +59,7 @@ struct GlobExpansion<'w, 'a> {
 }
 
 impl GlobExpansion<'_, '_> {
-    /// Takes a directory among those that are reached.
+    /// Adds a directory to those that are reached.
     fn add_directory(&mut self, end: WalkResult) {
         let out = end.escaped || !self.walker.is_inside(&end.path);
         self.outside |= out;
@@ -70,7 +70,7 @@ impl GlobExpansion<'_, '_> {
         }
     }
 
-    /// What stands in a directory and matches; a name that begins with a dot may be the parent.
+    /// The matching entries of a directory; a name that begins with a dot may be the parent.
     fn matching_names(&mut self, directory: &str, pattern: &str) -> Vec<String> {
         self.uncertain |= pattern.starts_with('.');
         let Some(names) = self.walker.list_names(directory) else {
@@ -82,7 +82,7 @@ impl GlobExpansion<'_, '_> {
         names
     }
 
-    /// Goes one component down from everywhere.
+    /// Goes one component down from every directory.
     fn descend(&mut self, component: &str) {
         let from = std::mem::take(&mut self.directories);
         if component == "**" {
@@ -96,7 +96,7 @@ impl GlobExpansion<'_, '_> {
             };
             for name in names {
                 let end = self.walker.walk(&directory, &name);
-                // What is no directory has nothing below it.
+                // Only a directory has entries below it.
                 if end.is_directory || end.escaped || !is_magic(component) {
                     self.add_directory(end);
                 }
@@ -104,7 +104,7 @@ impl GlobExpansion<'_, '_> {
         }
     }
 
-    /// Every directory below these, and these; links are followed once.
+    /// These directories and every directory below them; links are followed once.
     fn descend_recursively(&mut self, from: Vec<String>) {
         let mut todo = from;
         while let Some(directory) = todo.pop() {
@@ -129,7 +129,7 @@ impl GlobExpansion<'_, '_> {
         }
     }
 
-    /// The files that the last component becomes in all directories, and where links among them
+    /// The files that the last component matches in all directories, and where links among them
     /// lead.
     fn match_last_component(&mut self, name: &str) -> Vec<String> {
         let mut found = Vec::new();

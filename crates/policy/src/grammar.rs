@@ -1,9 +1,9 @@
-//! What is known of single programs: which flags take a value, which operand is a pattern, what
-//! may stand before a subcommand.
+//! Facts about single programs: which flags take a value, which operand is a pattern, what may
+//! precede a subcommand.
 //!
-//! Owns facts about programs, from their manual pages, for those that policies name most. A
-//! program that is not here is read with suspicion: every word counts as a possible path and
-//! every letter behind `-` as a possible flag. Must not know rules.
+//! Owns these facts, from the manual pages, for the programs that policies name most. An unknown
+//! program is read with suspicion: every word counts as a possible path and every letter after `-`
+//! as a possible flag. Must not know rules.
 
 use super::command::Word;
 
@@ -24,20 +24,20 @@ pub(super) struct Grammar {
     pub text_flags: &'static [&'static str],
     /// The first operand is a pattern or a script, unless one of these flags gives it.
     pub pattern_unless: Option<&'static [&'static str]>,
-    /// `--` ends the flags for certain: no flag can swallow it.
+    /// Whether `--` certainly ends the flags: no flag can consume it as its value.
     pub double_dash_ends_flags: bool,
-    /// Its first operand is a subcommand.
+    /// Whether its first operand is a subcommand.
     pub has_subcommand: bool,
     /// Flags before the subcommand that take the next word as value.
     pub global_values: &'static [&'static str],
-    /// Its words that begin with `-` are no clusters of letters (`find -name`).
+    /// Whether its words that begin with `-` are not clusters of letters (`find -name`).
     pub has_word_flags: bool,
-    /// Where a value is wanted, a word that begins with `-` is a flag and no value.
+    /// Whether a word that begins with `-` is a flag even where a value is expected.
     pub dashes_are_flags: bool,
-    /// A word `REV:PATH` names a path behind its colon.
+    /// Whether a word `REV:PATH` names a path after its colon.
     pub colon_paths: bool,
-    /// Its flags may take a value or not, and its subcommands may be abbreviated: for what forbids
-    /// one, each word that could be the subcommand is.
+    /// Whether its flags may or may not take a value, and its subcommands may be abbreviated. For
+    /// rules that forbid a subcommand, each word that could be it counts.
     pub loose_subcommand: bool,
 }
 
@@ -266,9 +266,9 @@ const TOUCH: Grammar = Grammar {
     ..PLAIN
 };
 
-/// Where a rule that forbids begins to look at arguments, for a program of which it is hard to tell
-/// which word is the subcommand: behind one that follows only flags and what may be their values.
-/// `tokens` are the rule's, each with its alternatives.
+/// The index from which a rule that forbids looks at arguments, for a program whose subcommand is
+/// hard to find: after a word that follows only flags and their possible values. `tokens` are the
+/// rule's, each with its alternatives.
 pub(super) fn find_tokens_anywhere(tokens: &[Vec<String>], words: &[Word]) -> Option<usize> {
     let fits = |at: usize| {
         let words = words.get(at..at + tokens.len())?;
@@ -293,7 +293,7 @@ pub(super) fn find_tokens_anywhere(tokens: &[Vec<String>], words: &[Word]) -> Op
     None
 }
 
-/// The grammar of a program, by its name without a directory.
+/// The grammar of a program, by its name without a directory; `None` if it is unknown.
 pub(super) fn for_program(program: &str) -> Option<&'static Grammar> {
     Some(match program {
         "cat" | "wc" | "cd" | "echo" | "pwd" | "true" | "false" | "tee" | "chmod" | "chown" => {

@@ -1,7 +1,7 @@
-//! Finds the rules that may apply, without looking at the others.
+//! Finds the rules that may apply, without checking the others.
 //!
-//! Owns the map from program and tool to rules, so that the time of a decision does not grow
-//! with the number of rules for other programs.
+//! Owns the map from program and tool to rules, so that the time of a decision does not grow with
+//! the number of rules for other programs.
 
 use std::collections::HashMap;
 
@@ -9,13 +9,13 @@ use super::request::ToolClass;
 use super::rule::Rule;
 use marshal_model::Decision;
 
-/// Places of rules in the policy's list.
+/// Indexes of rules in the policy's list.
 #[derive(Debug, Default)]
 pub(super) struct Index {
     programs: HashMap<String, Vec<usize>>,
     /// Shell rules for every program.
     any_program: Vec<usize>,
-    /// Rules about pipes, by the programs that they lead into.
+    /// Rules about pipes, by the programs at the receiving end.
     pipes: HashMap<String, Vec<usize>>,
     /// Rules for other tools, by their class.
     tools: HashMap<ToolClass, Vec<usize>>,
@@ -83,8 +83,8 @@ impl Index {
     }
 }
 
-/// The classes of tools that a rule for one of them is for. What may not be read or written may
-/// not be edited or moved either; what may be written may be edited, and no more.
+/// The classes of tools that a rule for one of them covers. What may not be read or written may not
+/// be edited or moved either; what may be written may be edited, and no more.
 fn covered(tool: ToolClass, decision: Decision) -> &'static [ToolClass] {
     use ToolClass::{Delete, Edit, Fetch, Mcp, Move, Read, Write};
     match (tool, decision) {

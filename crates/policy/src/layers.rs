@@ -1,10 +1,10 @@
-//! The texts that a policy is made of: its layers, each with what it extends.
+//! The texts of a policy: its layers, each with the policies that it extends.
 //!
-//! Owns their order (a site's own, then the pool's, then the session's; before each what it
-//! extends) and that each is read once. Must not read files: texts of extended policies come from
-//! the caller. Must not know what keys mean.
+//! Owns their order (the site's, then the pool's, then the session's; before each the policies that
+//! it extends) and that each is read once. Must not read files: the caller supplies the texts of
+//! extended policies. Must not know what keys mean.
 //!
-//! What layers may do to each other is tested in `tests/quick/policy/property.rs`.
+//! `tests/quick/policy/property.rs` tests how layers may affect each other.
 
 use super::document::Document;
 use super::error::LoadError;
@@ -13,22 +13,22 @@ use marshal_model::limits;
 /// Finds the text of an extended policy by the name that `extends` gives.
 pub type LoadExtended<'f> = dyn Fn(&str) -> Result<String, String> + 'f;
 
-/// One of the layers of a policy, as its owner wrote it.
+/// One layer of a policy, as its owner wrote it.
 #[derive(Clone, Copy)]
 pub struct LayerText<'l> {
-    /// What errors call it; `builtin:NAME` for one that comes with the program.
+    /// The name in error messages; `builtin:NAME` for a built-in policy.
     pub name: &'l str,
-    /// Its text.
+    /// The layer's text.
     pub text: &'l str,
-    /// Gives the texts of files that it extends (relative paths without `..`).
+    /// Loads the texts of files that it extends (relative paths without `..`).
     pub load_extended: &'l LoadExtended<'l>,
 }
 
-/// One file, with the name that errors use.
+/// One file, with its name in error messages.
 #[derive(Clone)]
 pub(super) struct Layer {
     pub name: String,
-    /// Which of the owners' layers it belongs to, as what that extends or as itself.
+    /// The index of the owner's layer that it belongs to, as that layer or as one that it extends.
     pub group: usize,
     pub document: Document,
 }
@@ -64,10 +64,10 @@ pub(super) fn with_extended(layers: &[Layer], at: usize) -> Vec<Layer> {
         .collect()
 }
 
-/// The prefix of names in `extends` that come with the program.
+/// The prefix of built-in names in `extends`.
 const BUILTIN: &str = "builtin:";
 
-/// Every file of every layer, those that are extended before those that extend them.
+/// Every file of every layer, extended files before those that extend them.
 pub(super) fn collect_layers(own: &[LayerText<'_>]) -> Result<Vec<Layer>, LoadError> {
     let mut layers = Vec::new();
     for (group, layer) in own.iter().enumerate() {
@@ -98,7 +98,7 @@ fn collect_layer(
         if open.contains(base) {
             return Err(fail("it extends itself".to_owned()));
         }
-        // Files of one name below two layers' directories are two files.
+        // Files of one name below the directories of two layers are different files.
         let is_same =
             |l: &Layer| l.name == *base && (l.group == group || base.starts_with(BUILTIN));
         if layers.iter().any(is_same) {
@@ -112,7 +112,7 @@ fn collect_layer(
         let text = if let Some(builtin) = base.strip_prefix(BUILTIN) {
             super::builtin_text(builtin).ok_or_else(|| {
                 fail(format!(
-                    "there is none, there are {}",
+                    "it does not exist; available: {}",
                     super::builtin_names()
                 ))
             })?

@@ -1,7 +1,7 @@
 //! Proposes rules that would have allowed a request, the narrowest first.
 //!
-//! Owns what a proposal looks like. Whether one is any good is found out by judging requests with it,
-//! which callers do. Must not read files.
+//! Owns the form of a proposal. Callers find out its effect by evaluating requests with it. Must
+//! not read files.
 
 use std::fmt::Write as _;
 
@@ -9,20 +9,20 @@ use super::lint::{EXEC_SUBCOMMANDS, FAMILIES, RUNNERS};
 use super::request::{Part, PolicyDecision, ReadTarget, Request};
 use marshal_model::{Decision, UntrustedText};
 
-/// How much a proposal allows beside the one request.
+/// How much a proposal allows beyond the one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Width {
-    /// This command, file or address and nothing else.
+    /// Only this command, file or address.
     Exact,
-    /// The same program and subcommand, inside the workspace, with no other flags; the same directory;
-    /// the same host.
+    /// The same program and subcommand, inside the workspace, with no other flags; the same
+    /// directory; the same host.
     Near,
     /// The same program and subcommand, inside the workspace.
     Prefix,
 }
 
 impl Width {
-    /// Its word.
+    /// The width's name.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -33,12 +33,12 @@ impl Width {
     }
 }
 
-/// A rule, to be appended to a policy.
+/// A rule that can be added to a policy.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Proposal {
     /// How much it allows.
     pub width: Width,
-    /// What it is about, for finding requests that it may touch: a program, a path, a URL.
+    /// The program, path or URL that it is about, to find requests that it may affect.
     pub about: String,
     /// Its conditions as TOML, without id and decision.
     conditions: String,
@@ -47,7 +47,7 @@ pub struct Proposal {
 }
 
 impl Proposal {
-    /// The whole rule, as it is written into a policy; `id` is letters, digits and `-`.
+    /// The whole rule, as it is written into a policy; `id` consists of letters, digits and `-`.
     #[must_use]
     pub fn to_toml(&self, id: &str) -> String {
         let mut text = String::new();
@@ -67,7 +67,7 @@ impl Proposal {
     }
 }
 
-/// Many proposals as the rules of one policy, with their ids.
+/// Several proposals as the rules of one policy, with their ids.
 #[must_use]
 pub fn render_rules<'p>(proposals: impl Iterator<Item = (&'p Proposal, String)>) -> String {
     let (mut rules, mut sets) = (String::new(), String::from("[paths]\n"));
@@ -81,8 +81,8 @@ pub fn render_rules<'p>(proposals: impl Iterator<Item = (&'p Proposal, String)>)
     rules + &sets
 }
 
-/// Rules that might have allowed the parts of a request that no rule allows, the narrowest first;
-/// none where a rule wants a person or denies, or what it does is not plain.
+/// Rules that might have allowed the parts of a request that no rule allows, the narrowest first.
+/// Empty if a rule requires approval or denies, or if the request's effect is not plain.
 #[must_use]
 pub fn propose_rules(request: &Request, judged: &PolicyDecision, workspace: &str) -> Vec<Proposal> {
     let open = judged
@@ -231,7 +231,7 @@ fn propose_url(url: &str, found: &mut Vec<Proposal>) {
     }
 }
 
-/// A word as a plain command has it.
+/// A word, quoted for a plain command.
 fn quote_shell_word(word: &str) -> String {
     let is_bare = |b: u8| b.is_ascii_alphanumeric() || b"_@%+=:,./-".contains(&b);
     if !word.is_empty() && word.bytes().all(is_bare) {

@@ -1,7 +1,7 @@
-//! Judges what agents ask for: allow, ask a person, deny.
+//! Evaluates what agents request: allow, ask a person, or deny.
 //!
-//! Floor 1, pure: reads no file (a [`Resolver`] answers questions about links), knows no
-//! protocol (an [`extract::Extractor`] turns a tool call into a [`Request`]) and no clock.
+//! Layer 1, pure: reads no file (a [`Resolver`] answers questions about links), knows no protocol
+//! (an [`extract::Extractor`] turns a tool call into a [`Request`]) and no clock.
 //!
 //! A command text goes through two readers. The strict one recognises unambiguous bash; only
 //! what it accepts can be allowed by a rule. The tolerant one finds commands wherever they hide;
@@ -76,7 +76,7 @@ pub use resolved_paths::{ResolvedPath, resolve_paths};
 pub use session_layer::check_session_layer as check_layer;
 pub use sets::PatternError;
 
-/// The policies that come with the program. `guard` is only for `extends`.
+/// The built-in policies. `guard` is only for `extends`.
 const BUILTIN: &[(&str, &str)] = &[
     ("ci", include_str!("builtin/ci.toml")),
     ("developer", include_str!("builtin/developer.toml")),
@@ -84,7 +84,7 @@ const BUILTIN: &[(&str, &str)] = &[
     ("reviewer", include_str!("builtin/reviewer.toml")),
 ];
 
-/// The text of a policy that comes with the program.
+/// The text of a built-in policy; `None` if there is none of this name.
 pub fn builtin_text(name: &str) -> Option<&'static str> {
     BUILTIN
         .iter()
@@ -109,14 +109,14 @@ pub struct Policy {
     ask_as: Decision,
     max_bytes: usize,
     max_commands: usize,
-    /// How long a decision may take, in milliseconds; its work is bounded accordingly.
+    /// The time limit of a decision in milliseconds; its work is bounded accordingly.
     eval_ms: Option<usize>,
     approval: ApprovalSettings,
     budget: budget::Budget,
     has_guard: bool,
-    /// It is only tried; then what is done where no rule allows.
+    /// The decision of a dry run where no rule allows; `None` if the policy is enforced.
     dry_run_default: Option<Decision>,
-    /// Rules that allow only so often in a turn.
+    /// Rules with a limit per turn.
     per_turn_limits: Vec<(Arc<str>, u32)>,
     shell: load::ShellSettings,
     secrets_set: usize,
@@ -127,8 +127,8 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// The policy that comes with the program under this name, if there is one. `guard` has no
-    /// default and is no policy by itself.
+    /// The built-in policy of this name, if there is one. `guard` has no default and is not a
+    /// policy by itself.
     pub fn builtin(name: &str) -> Option<Self> {
         let none = |name: &str| {
             Err(format!(
@@ -138,9 +138,9 @@ impl Policy {
         Self::load(builtin_text(name)?, name, &none).ok()
     }
 
-    /// Reads and checks a policy: keys, values, patterns, the rules' own examples. `name` is what
-    /// errors call it; `find` gives the texts of files that it extends, by the name in
-    /// `extends` (a relative path without `..`). A policy is loaded whole or not at all.
+    /// Reads and checks a policy: keys, values, patterns, the rules' own examples. `name` is its
+    /// name in errors. `find` returns the texts of files that it extends, by the name in `extends`
+    /// (a relative path without `..`). A policy is loaded whole or not at all.
     pub fn load(text: &str, name: &str, find: &LoadExtended<'_>) -> Result<Self, LoadError> {
         Self::load_layers(&[LayerText {
             name,
@@ -149,15 +149,15 @@ impl Policy {
         }])
     }
 
-    /// The same of several layers, the site's first, then the pool's, then the session's. Each
-    /// adds its rules to those before; none takes any away: over all of them the most severe
-    /// `default`, `unknown_tool` and `ask_as` hold, and of lists that widen what may be allowed
-    /// only what all agree on. The policy's name is the last one's.
+    /// The same for several layers: the site's first, then the pool's, then the session's. Each
+    /// layer adds its rules to the earlier ones; none removes any. Over all layers the most severe
+    /// `default`, `unknown_tool` and `ask_as` apply. Of lists that widen what may be allowed, only
+    /// the entries that all layers agree on apply. The policy has the name of the last layer.
     pub fn load_layers(layers: &[LayerText<'_>]) -> Result<Self, LoadError> {
         load::load(layers)
     }
 
-    /// Its own `name`.
+    /// The policy's `name`.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -167,40 +167,40 @@ impl Policy {
         self.has_guard
     }
 
-    /// Whether it is only tried (`enforce = false`): it allows nothing.
+    /// Whether it is a dry run (`enforce = false`): then it allows nothing.
     pub fn is_dry_run(&self) -> bool {
         self.dry_run_default.is_some()
     }
 
-    /// The same under another name: what reasons and records call it.
+    /// The same policy under another name, for reasons and records.
     #[must_use]
     pub fn with_name(self, name: String) -> Self {
         Self { name, ..self }
     }
 
-    /// How long it lets a permission request wait, if it says so.
+    /// How long its approvals may be pending; `None` if it does not say.
     pub fn approval_timeout(&self) -> Option<Duration> {
         self.approval.timeout
     }
 
-    /// What follows when nobody answers, if it says so.
+    /// The decision when nobody answers an approval in time; `None` if it does not say.
     pub fn on_timeout(&self) -> Option<OnTimeout> {
         self.approval.on_timeout
     }
 
-    /// All that it demands of the asking.
+    /// All its approval settings.
     pub fn approval_settings(&self) -> &ApprovalSettings {
         &self.approval
     }
 
-    /// How long a decision may take of its thread's time, if it says so. Its work is bounded by that
-    /// beforehand; whoever measures denies what took longer all the same.
+    /// The time limit of a decision in thread time; `None` if there is none. The work is bounded by
+    /// it beforehand. The caller also measures, and denies a decision that took longer.
     pub fn eval_limit(&self) -> Option<Duration> {
         let ms = u64::try_from(self.eval_ms?).unwrap_or(u64::MAX);
         Some(Duration::from_millis(ms))
     }
 
-    /// How much of what it allows is too much.
+    /// The limits on what it allows.
     pub fn budget(&self) -> &budget::Budget {
         &self.budget
     }
@@ -215,8 +215,8 @@ impl Policy {
         self.rules.iter().map(|rule| &*rule.id)
     }
 
-    /// Judges a request. Never fails: what cannot be judged is denied. What the agent claims can
-    /// only raise the severity.
+    /// Evaluates a request. Never fails: a request that cannot be evaluated is denied. The agent's
+    /// claims can only raise the severity.
     pub fn decide(
         &self,
         request: &Request,
@@ -226,7 +226,7 @@ impl Policy {
         self.decide_in_context(request, claimed, at, &EvaluationContext::default())
     }
 
-    /// The same on this occasion: what is not known of it counts against rules that allow.
+    /// The same in this context: what is unknown of it counts against rules that allow.
     pub fn decide_in_context(
         &self,
         request: &Request,
@@ -234,7 +234,7 @@ impl Policy {
         at: &FsContext<'_>,
         occasion: &EvaluationContext<'_>,
     ) -> PolicyDecision {
-        // A bug in a reader must not become an answer, nor end the caller.
+        // A bug in a reader must neither become an answer nor end the caller.
         catch_unwind(AssertUnwindSafe(|| {
             evaluate::evaluate(self, request, claimed, at, occasion)
         }))
@@ -247,22 +247,22 @@ impl Policy {
     }
 }
 
-/// What a request does to the directory of a shell that keeps it, from the directory that `at`
-/// has. What cannot be told leads away.
+/// The effect of a request on the directory of a shell that keeps it, from the directory in `at`.
+/// An unclear effect counts as leading away.
 pub fn resolve_cwd_change(request: &Request, at: &FsContext<'_>) -> CwdChange {
     catch_unwind(AssertUnwindSafe(|| cwd::resolve_cwd_change(request, at)))
         .unwrap_or(CwdChange::Unknown)
 }
 
 impl PolicyDecision {
-    /// The judgement of a request that never reached the rules: a deny with a name
-    /// (`too_large`, `no_workspace`) and a reason.
+    /// The decision about a request that never reached the rules: a deny with a name (`too_large`,
+    /// `no_workspace`) and a reason.
     pub fn from_error(name: &str, reason: &str) -> Self {
         evaluate::error_decision(name, reason)
     }
 }
 
-/// Who decided, for a decision made by rules or by their absence.
+/// Who decided: rules, or the default in their absence.
 const fn decided_by(has_rule: bool) -> DecidedBy {
     if has_rule {
         DecidedBy::Policy

@@ -1,23 +1,23 @@
-//! Looks for rules that do less than they seem to, or allow more.
+//! Finds rules that do less than they seem to, or allow more.
 //!
-//! Owns what is suspicious in a policy that is otherwise good. Says it and changes nothing. Must not
-//! read files: the texts of all layers are given.
+//! Owns what is suspicious in an otherwise valid policy. Reports it and changes nothing. Must not
+//! read files: the caller supplies the texts of all layers.
 
 use super::Policy;
 use super::document::{Document, RuleText};
 use marshal_model::Decision;
 
-/// How bad it is.
+/// The severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
     /// Worth a look.
     Note,
-    /// Most likely not what is meant.
+    /// Probably not intended.
     Warning,
 }
 
 impl Level {
-    /// Its word.
+    /// The level's name.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -27,20 +27,20 @@ impl Level {
     }
 }
 
-/// Something suspicious.
+/// A lint finding.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// How bad it is.
+    /// The finding's severity.
     pub level: Level,
-    /// What kind of thing it is, for programs: `shadowed`, `interpreter`, `no-reason`, ...
+    /// The kind of finding, for programs: `shadowed`, `interpreter`, `no-reason`, ...
     pub code: &'static str,
-    /// The rule that has it; `None`: the policy.
+    /// The rule that it concerns; `None`: the whole policy.
     pub rule: Option<String>,
-    /// What it is, and what to do.
+    /// What is wrong, and what to do.
     pub text: String,
 }
 
-/// Programs that run what their arguments say, or another program.
+/// Programs that run code in their arguments, or another program.
 pub(super) const RUNNERS: &[&str] = &[
     "awk",
     "bash",
@@ -104,7 +104,7 @@ pub(super) const RUNNERS: &[&str] = &[
     "zsh",
 ];
 
-/// Programs whose subcommands differ so much that a rule for all of them is none.
+/// Programs whose subcommands differ so much that a rule for all of them is too wide.
 pub(super) const FAMILIES: &[&str] = &[
     "apt",
     "aws",
@@ -138,7 +138,7 @@ pub(super) const FAMILIES: &[&str] = &[
     "yarn",
 ];
 
-/// Subcommands that run what their arguments say.
+/// Subcommands that run code in their arguments.
 pub(super) const EXEC_SUBCOMMANDS: &[(&str, &[&str])] = &[
     ("bundle", &["exec"]),
     ("cargo", &["run", "install", "script"]),
@@ -167,7 +167,7 @@ pub(super) const EXEC_SUBCOMMANDS: &[(&str, &[&str])] = &[
     ("yarn", &["exec", "dlx", "node"]),
 ];
 
-/// Programs that read, write or list what their operands name.
+/// Programs that read, write or list the files that their operands name.
 const FILE_PROGRAMS: &[&str] = &[
     "cat",
     "chmod",
@@ -215,7 +215,7 @@ const FILE_PROGRAMS: &[&str] = &[
     "zip",
 ];
 
-/// Variables that say what a program loads or runs.
+/// Variables that determine what a program loads or runs.
 const LOADER_VARIABLES: &[&str] = &[
     "BASH_ENV",
     "CC",
@@ -239,8 +239,8 @@ const LOADER_VARIABLES: &[&str] = &[
     "VISUAL",
 ];
 
-/// Looks at a policy. `texts` are those of all its layers, its own last; only that is looked at, the
-/// others for what they deny.
+/// Checks a policy. `texts` are those of all its layers, its own last. Only that one is checked;
+/// the others supply their deny rules.
 #[must_use]
 pub fn lint(texts: &[&str], policy: &Policy) -> Vec<Finding> {
     let layers: Vec<Document> = texts
@@ -274,20 +274,20 @@ fn lint_policy(own: &Document, policy: &Policy, found: &mut Vec<Finding>) {
         });
     };
     if !policy.has_guard() {
-        let text = "it does not extend builtin:guard: nothing protects secrets and .git unless it does so itself";
+        let text = "it does not extend builtin:guard: secrets and .git are unprotected unless this policy protects them itself";
         add(Level::Warning, "no-guard", text);
     }
     let is_allow = |word: &Option<String>| word.as_deref() == Some(Decision::Allow.word());
     if is_allow(&own.default) {
-        let text = "`default` is allow: all that no rule names may run";
+        let text = "`default` is allow: everything that no rule names may run";
         add(Level::Warning, "default-allow", text);
     }
     if is_allow(&own.unknown_tool) {
-        let text = "`unknown_tool` is allow: a tool may run of which nobody knows what it does";
+        let text = "`unknown_tool` is allow: tools with unknown effects may run";
         add(Level::Warning, "unknown-allowed", text);
     }
     if policy.is_dry_run() {
-        let text = "`enforce` is false: it allows nothing, and what it denies is asked; take it away when it is tried";
+        let text = "`enforce` is false: it allows nothing and asks where it would deny; remove it after the dry run";
         add(Level::Warning, "not-enforced", text);
     }
     for name in own.shell.env_allow.iter().flatten() {
@@ -326,7 +326,7 @@ fn lint_rule(rule: &RuleText, denies: &[&RuleText], found: &mut Vec<Finding>) {
     .collect();
     if rule.decision == Decision::Deny.word() && !sometimes.is_empty() {
         let keys = sometimes.join(", ");
-        let text = format!("it denies only sometimes ({keys}): at other times nothing of it holds");
+        let text = format!("it denies only sometimes ({keys}): at other times it has no effect");
         add(Level::Note, "sometimes", text);
     }
     if rule.decision != Decision::Allow.word() {
@@ -350,7 +350,7 @@ fn lint_rule(rule: &RuleText, denies: &[&RuleText], found: &mut Vec<Finding>) {
         .collect();
     if !on_files.is_empty() && rule.paths.is_none() && rule.max_operands != Some(0) {
         let text = format!(
-            "{} may be given any path: add `paths = \"inside\"`, or the set that is meant",
+            "{} may be given any path: add `paths = \"inside\"`, or a named set",
             on_files.join(", ")
         );
         add(Level::Warning, "any-path", text);
@@ -362,11 +362,12 @@ fn lint_rule(rule: &RuleText, denies: &[&RuleText], found: &mut Vec<Finding>) {
     let urls = rule.url.as_ref().map(|urls| &urls.0);
     let is_fetch = rule.tool.0.iter().any(|tool| tool == "fetch");
     if is_fetch && urls.is_none_or(|urls| urls.iter().any(any_host)) {
-        let text = "it allows every host: what an agent reads can be carried there";
+        let text = "it allows every host: an agent can send there what it reads";
         add(Level::Warning, "any-host", text.to_owned());
     }
     if rule.matches.is_empty() || rule.not_match.is_empty() {
-        let text = "it has no `match` and `not_match`: examples are checked whenever it is loaded";
+        let text =
+            "it has no `match` and `not_match`: add examples, which are checked on every load";
         add(Level::Note, "no-examples", text.to_owned());
     }
 }
@@ -377,7 +378,7 @@ fn rule_programs(rule: &RuleText) -> &[String] {
     argv.map_or(&[], |names| &names.0)
 }
 
-/// What of an allowing rule is denied whatever the request: program by program, and tools of files.
+/// The parts of an allowing rule that are denied for every request: by program, and by file tool.
 fn find_shadowed(rule: &RuleText, denies: &[&RuleText]) -> Vec<(String, String)> {
     let is_shell = |rule: &RuleText| rule.tool.0.iter().any(|tool| tool == "shell");
     let mut found = Vec::new();
@@ -389,7 +390,8 @@ fn find_shadowed(rule: &RuleText, denies: &[&RuleText]) -> Vec<(String, String)>
             let rest = rule.argv.iter().flatten().skip(1);
             match rest.clone().next() {
                 None => commands.push(vec![program.clone()]),
-                // Each subcommand by itself; what follows it must not be longer than a deny.
+                // Each subcommand separately; a rule's prefix must not be shorter than that of the
+                // deny.
                 Some(second) => commands.extend(second.0.iter().map(|word| {
                     let more = rest
                         .clone()
@@ -435,9 +437,9 @@ fn covers(deny: &RuleText, command: &[String]) -> bool {
     begins && deny.paths.is_none() && has_no_conditions(deny)
 }
 
-/// Whether nothing but its beginning decides whether it applies.
+/// Whether only its prefix decides whether it applies.
 fn has_no_conditions(rule: &RuleText) -> bool {
-    // Written out and compared, so that a condition that is new here is one, too.
+    // Compares with a rule that has only these keys, so that a new condition counts as one, too.
     let RuleText {
         any_path: None,
         not_flags: None,
@@ -471,12 +473,12 @@ fn has_no_conditions(rule: &RuleText) -> bool {
     true
 }
 
-/// Beginnings that let an agent run whatever it likes.
+/// Command prefixes that let an agent run anything.
 fn find_interpreters(rule: &RuleText) -> Vec<String> {
     let Some(argv) = &rule.argv else {
         return Vec::new();
     };
-    // With no operand and only known flags there is nothing to run.
+    // With no operand and only known flags there is no code to run.
     if rule.max_operands == Some(0) && rule.only_flags.is_some() {
         return Vec::new();
     }
@@ -490,7 +492,7 @@ fn find_interpreters(rule: &RuleText) -> Vec<String> {
                 "`{program}` runs what its arguments say: name whole commands with `exact`"
             )),
             None if FAMILIES.contains(&program.as_str()) => found.push(format!(
-                "it allows every subcommand of `{program}`: name those that are meant in `argv`"
+                "it allows every subcommand of `{program}`: name the allowed ones in `argv`"
             )),
             None => {}
             Some(words) => {

@@ -1,7 +1,7 @@
-//! From the texts of a policy's layers to a checked [`Policy`].
+//! Builds a checked [`Policy`] from the texts of its layers.
 //!
-//! Owns the merging of layers and the check of every value. A layer adds rules, paths and
-//! severity to those below it; it never removes any. Must not read files.
+//! Owns merging the layers and checking every value. A layer adds rules, paths and severity to the
+//! earlier ones; it never removes any. Must not read files.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use super::{Policy, compile, examples};
 use marshal_model::Decision;
 use marshal_model::limits;
 
-/// What a redirect from a file needs. Ordered by severity.
+/// The condition for reading a file by a redirect. Ordered by severity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum ReadRule {
     Allow,
-    /// That the file may be read: inside the workspace and no secret.
+    /// The file must be readable: inside the workspace and not a secret.
     Paths,
     Ask,
     Deny,
@@ -38,7 +38,7 @@ impl ReadRule {
     }
 }
 
-/// `[shell]`, checked.
+/// A checked `[shell]`.
 #[derive(Debug)]
 pub(super) struct ShellSettings {
     pub dynamic: Option<Decision>,
@@ -49,7 +49,7 @@ pub(super) struct ShellSettings {
     pub redirect: Redirects,
 }
 
-/// `[shell] redirect`, checked.
+/// A checked `[shell] redirect`.
 #[derive(Debug)]
 pub(super) struct Redirects {
     pub dev_null: Decision,
@@ -63,8 +63,8 @@ pub(super) struct Redirects {
 pub(super) fn load(own: &[LayerText<'_>]) -> Result<Policy, LoadError> {
     let layers = layers::collect_layers(own)?;
     let name = own.last().map(|layer| layer.name).unwrap_or_default();
-    // A rule's examples are about its own file and what that extends: what other layers add to
-    // sets, or take from lists, is not known there.
+    // A rule's examples are about its own file and what that extends. What other layers add to
+    // sets, or remove from lists, is unknown there.
     let (mut policy, checks) = build_policy(&layers, name, None)?;
     for (at, layer) in layers.iter().enumerate().filter(|(_, l)| l.has_examples()) {
         let part = layers::with_extended(&layers, at);
@@ -82,8 +82,8 @@ pub(super) fn load(own: &[LayerText<'_>]) -> Result<Policy, LoadError> {
     Ok(policy)
 }
 
-/// The policy of these layers, and the examples of its rules. `otherwise` stands for a default
-/// that none of them has.
+/// Builds the policy of these layers, and the examples of its rules. `otherwise` is the default if
+/// none of them has one.
 fn build_policy(
     layers: &[Layer],
     name: &str,
@@ -142,7 +142,7 @@ fn build_policy(
     Ok((policy, checks))
 }
 
-/// Compiles the rules of all layers into the policy; gives their examples, in the same order.
+/// Compiles the rules of all layers into the policy; returns their examples, in the same order.
 fn compile_rules(
     policy: &mut Policy,
     layers: &[Layer],
@@ -187,18 +187,18 @@ fn compile_rules(
     Ok(checks)
 }
 
-/// The name of what protects every policy, also one that is only tried.
+/// The built-in policy that protects every policy, including a dry run.
 const GUARD: &str = "builtin:guard";
 
-/// Whether an owner's layer is only tried: the extending file decides.
+/// Whether an owner's layer is a dry run: the extending file decides.
 fn is_group_dry_run(layers: &[Layer], group: usize) -> bool {
     let of_group = layers.iter().filter(|layer| layer.group == group);
-    let mut said = of_group.filter_map(|layer| layer.document.enforce);
-    said.next_back() == Some(false)
+    let mut values = of_group.filter_map(|layer| layer.document.enforce);
+    values.next_back() == Some(false)
 }
 
-/// Whether the policy is only tried, and what it does then where no rule allows: what a layer that
-/// is tried denies is asked, what another one denies stays denied.
+/// Whether the policy is a dry run, and its decision then where no rule allows. What a dry-run
+/// layer denies is asked; what another layer denies stays denied.
 fn dry_run_default(layers: &[Layer], default: Decision) -> Result<Option<Decision>, LoadError> {
     let dry = |layer: &&Layer| is_group_dry_run(layers, layer.group);
     if !layers.iter().any(|layer| dry(&layer)) {
@@ -206,8 +206,10 @@ fn dry_run_default(layers: &[Layer], default: Decision) -> Result<Option<Decisio
     }
     let firm: Vec<Layer> = layers.iter().filter(|layer| !dry(layer)).cloned().collect();
     let firm = strictest_decision(&firm, "default", None, |d| d.default.as_deref())?;
-    let asked = default.min(Decision::Ask);
-    Ok(Some(firm.map_or(asked, |firm| firm.max(asked))))
+    let at_least_ask = default.min(Decision::Ask);
+    Ok(Some(
+        firm.map_or(at_least_ask, |firm| firm.max(at_least_ask)),
+    ))
 }
 
 pub(super) fn invalid_value(policy: &str, key: &str, found: &str, expected: &str) -> LoadError {
@@ -224,7 +226,7 @@ fn decision(layer: &Layer, key: &str, word: &str) -> Result<Decision, LoadError>
         .ok_or_else(|| invalid_value(&layer.name, key, word, "`allow`, `ask` or `deny`"))
 }
 
-/// A key of which the extending file decides, and over separate layers the most severe.
+/// A key where the extending file decides, and over separate layers the most severe value.
 fn strictest_decision(
     layers: &[Layer],
     key: &str,
@@ -267,8 +269,8 @@ fn strictest_setting<T: Copy + Ord>(
     Ok(found.into_values().max().or(usual))
 }
 
-/// What a layer that says nothing of a key has by it, if it is a whole policy and not only a few
-/// rules for others: alone it would hold, and so it does beside others.
+/// The value that a silent layer counts with, if it is a whole policy and not only a few rules for
+/// others: alone it would have this value, so it has it beside others too.
 fn fill_defaults<T: Copy>(layers: &[Layer], usual: T, found: &mut BTreeMap<usize, T>) {
     for layer in layers
         .iter()
@@ -296,8 +298,8 @@ fn smallest(
     found.into_values().min().or(usual)
 }
 
-/// The extending file's list: a list widens what may be allowed, so it is never added up. Of
-/// separate layers, what all that have the list agree on.
+/// The extending file's list: a list widens what may be allowed, so lists are never joined. Over
+/// separate layers, only the entries in all existing lists.
 fn intersect_lists(
     layers: &[Layer],
     get: impl Fn(&Document) -> Option<&Vec<String>>,
@@ -368,7 +370,7 @@ fn merge_shell_settings(layers: &[Layer]) -> Result<ShellSettings, LoadError> {
     })
 }
 
-/// What a rule's reason says, on one line.
+/// A rule's reason as one line.
 pub(super) fn to_one_line(text: Option<String>) -> Option<Arc<str>> {
     text.map(|text| text.split_whitespace().collect::<Vec<_>>().join(" ").into())
 }

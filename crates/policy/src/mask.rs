@@ -1,12 +1,12 @@
-//! Known secrets in what agents send: found, and replaced by `‹secret:NAME›`.
+//! Finds known secrets in what agents send, and replaces them by `‹secret:NAME›`.
 //!
-//! Owns which texts are secrets: the values that it is given, and the shapes of well-known keys
-//! (`shapes`); and how they are taken out of a text and of JSON (`json`). What is stored, digested
-//! and judged went through here, so that it can be judged again later, when the values are not
-//! there any more. Must not know where the values come from, nor what the texts are for.
+//! Owns what counts as a secret: the given values, and the shapes of well-known keys (`shapes`).
+//! Also owns how secrets are removed from a text and from JSON (`json`). Everything that is stored,
+//! digested and evaluated passes through here, so that it can be evaluated again later, when the
+//! values are gone. Must not know where the values come from, nor what the texts are for.
 //!
-//! A request that holds the mark where rules look is never allowed by a rule or a default: nobody
-//! can say what stands behind it.
+//! No rule and no default allows a request that has the mark where rules look: nobody can know what
+//! it replaces.
 
 mod json;
 mod shapes;
@@ -24,31 +24,31 @@ use super::request::{PolicyDecision, ReadTarget, Request};
 use marshal_model::limits::SECRET_MIN_BYTES;
 use marshal_model::{DecidedBy, Decision, UntrustedText};
 
-/// What every mark begins with.
+/// The beginning of every mark.
 const MARK: &str = "‹secret:";
 
-/// The setting that a masked request is held back by.
+/// The rule name in the decision about a masked request.
 const SECRET_RULE: &str = "secret";
 
-/// Why.
-const SECRET_REASON: &str = "it holds the value of a known secret, and what stands there is on no record: name the variable or the file that has it instead";
+/// The reason in that decision.
+const SECRET_REASON: &str = "it contains the value of a known secret, which is not recorded: name the variable or the file that holds it instead";
 
 /// Finds secrets. Immutable; shared behind an `Arc`.
 pub struct Mask {
-    /// The values, then the beginnings of the shapes.
+    /// Matches the values, then the beginnings of the shapes.
     matcher: AhoCorasick,
     /// The mark of each value.
     marks: Vec<String>,
 }
 
-/// Shows how many there are, and none of them.
+/// Prints the number of values, and none of them.
 impl fmt::Debug for Mask {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Mask({} values)", self.marks.len())
     }
 }
 
-/// The shapes alone.
+/// A mask with the shapes alone.
 impl Default for Mask {
     fn default() -> Self {
         Self::new(&[]).0
@@ -60,7 +60,7 @@ impl Default for Mask {
 struct Span<'m> {
     start: usize,
     end: usize,
-    /// The name, where it is a shape; else the whole mark.
+    /// The name, for a shape; otherwise the whole mark.
     mark: Mark<'m>,
 }
 
@@ -84,9 +84,9 @@ impl Mark<'_> {
 }
 
 impl Mask {
-    /// Of these values, by their names. Of a value with blanks around it the rest counts, too.
-    /// Gives back the names of those that are left out: they have less than
-    /// [`SECRET_MIN_BYTES`], so that they would stand in any text.
+    /// Builds a mask from values with their names. A value with surrounding blanks also counts
+    /// without them. Returns the names of skipped values: those shorter than [`SECRET_MIN_BYTES`],
+    /// which would occur in any text.
     pub fn new(values: &[(String, &str)]) -> (Self, Vec<String>) {
         let (mut texts, mut marks, mut short) = (Vec::new(), Vec::new(), Vec::new());
         for (name, value) in values {
@@ -95,7 +95,7 @@ impl Mask {
                 short.push(name.clone());
                 continue;
             }
-            // What is looked for is the inner part: it stands wherever the whole does.
+            // The trimmed part is searched for: it occurs wherever the whole value does.
             if !texts.contains(&trimmed) {
                 texts.push(trimmed);
                 marks.push(format!("{MARK}{}›", plain(name)));
@@ -103,7 +103,7 @@ impl Mask {
         }
         let shapes = SHAPES.iter().map(|shape| shape.begins);
         let all: Vec<&str> = texts.into_iter().chain(shapes).collect();
-        // A table for every byte of every state would be large for large secrets.
+        // A full transition table would be large for large secrets.
         let every = AhoCorasick::builder()
             .kind(Some(AhoCorasickKind::ContiguousNFA))
             .build(&all)
@@ -117,7 +117,7 @@ impl Mask {
         )
     }
 
-    /// A text without its secrets; not copied if it has none.
+    /// A text without its secrets; borrowed if it has none.
     pub fn mask_text<'t>(&self, text: &'t str) -> Cow<'t, str> {
         let spans = self.find_secrets(text);
         if spans.is_empty() {
@@ -134,20 +134,20 @@ impl Mask {
         Cow::Owned(out)
     }
 
-    /// The same of a foreign text, in its place.
+    /// Masks a foreign text in place.
     pub fn mask_foreign(&self, text: &mut UntrustedText) {
         if let Cow::Owned(masked) = self.mask_text(text.raw()) {
             *text = UntrustedText::new(masked);
         }
     }
 
-    /// JSON without the secrets in its texts, names of members and numbers; everything else stays
-    /// as it is, byte for byte. However a secret is escaped, it is found. Not copied if it has none.
+    /// JSON without the secrets in its strings, member names and numbers. Everything else stays
+    /// byte for byte. A secret is found however it is escaped. Borrowed if it has none.
     pub fn mask_json<'t>(&self, value: &'t RawValue) -> Cow<'t, RawValue> {
         json::mask_json(self, value)
     }
 
-    /// The secrets in a text, from its beginning on; none of them touches another.
+    /// The secrets in a text, in order and without overlaps.
     fn find_secrets(&self, text: &str) -> Vec<Span<'_>> {
         // Nearly every text has none, and then nothing is allocated.
         if !self.matcher.is_match(text) {
@@ -169,7 +169,7 @@ impl Mask {
             let (Some(shape), Some(done)) = (SHAPES.get(of_shapes), done.get_mut(of_shapes)) else {
                 continue;
             };
-            // What was looked through once is not looked through again.
+            // Text that was searched once is not searched again.
             if hit.start() < *done {
                 continue;
             }
@@ -186,7 +186,8 @@ impl Mask {
     }
 }
 
-/// What overlaps becomes one: a value's name goes before a shape's, then the longer one's.
+/// Merges overlapping spans: a value's name takes precedence over a shape's, then the longer
+/// span's.
 fn merge_spans(mut found: Vec<Span<'_>>) -> Vec<Span<'_>> {
     found.sort_by_key(|span| (span.start, std::cmp::Reverse(span.end)));
     let mut merged: Vec<Span<'_>> = Vec::with_capacity(found.len());
@@ -204,7 +205,7 @@ fn merge_spans(mut found: Vec<Span<'_>>) -> Vec<Span<'_>> {
     merged
 }
 
-/// A name that is safe wherever a mark stands.
+/// A name that is safe in every place of a mark.
 fn plain(name: &str) -> String {
     let safe = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
     name.chars()
@@ -212,25 +213,25 @@ fn plain(name: &str) -> String {
         .collect()
 }
 
-/// What holds a request back that has a secret where rules look.
+/// The hit for a request that has a secret where rules look.
 pub(super) fn secret_hit(request: &Request) -> Option<Hit> {
     request_has_mark(request).then(|| Hit::from_setting(Decision::Ask, SECRET_RULE, SECRET_REASON))
 }
 
 impl Policy {
-    /// The judgement of something that was judged as it came, and that has a secret in it: it is
-    /// allowed by no rule and no default.
-    pub fn require_approval_for_secret(&self, judgement: PolicyDecision) -> PolicyDecision {
-        if judgement.decision != Decision::Allow {
-            return judgement;
+    /// The decision about something that was evaluated unmasked and that contains a secret: no rule
+    /// and no default allows it.
+    pub fn require_approval_for_secret(&self, policy_decision: PolicyDecision) -> PolicyDecision {
+        if policy_decision.decision != Decision::Allow {
+            return policy_decision;
         }
         PolicyDecision {
             decision: self.ask_as,
             rules: vec![SECRET_RULE.to_owned()],
-            reason: format!("rule {SECRET_RULE} wants a person: {SECRET_REASON}"),
+            reason: format!("rule {SECRET_RULE} requires approval: {SECRET_REASON}"),
             decided_by: DecidedBy::Policy,
-            facts: judgement.facts,
-            dry_run_decision: judgement.dry_run_decision,
+            facts: policy_decision.facts,
+            dry_run_decision: policy_decision.dry_run_decision,
             rule_uses: Vec::new(),
         }
     }
@@ -274,7 +275,7 @@ fn request_has_mark(request: &Request) -> bool {
     }
 }
 
-/// The depth is bounded by whoever read the value.
+/// The reader of the value bounds its depth.
 fn value_has_mark(value: &serde_json::Value) -> bool {
     match value {
         serde_json::Value::String(text) => has_mark(text),

@@ -1,7 +1,7 @@
 //! Rules about the tools of MCP servers: which server, which tool, with which arguments.
 //!
-//! Owns the conditions on a call's arguments. Must not know how a call came, nor severity across
-//! rules.
+//! Owns the conditions on a call's arguments. Must not know where a call came from, nor severity
+//! across rules.
 
 use globset::{GlobBuilder, GlobMatcher};
 use regex::Regex;
@@ -22,47 +22,47 @@ pub(super) struct ToolCall<'c> {
     pub arguments: &'c Value,
 }
 
-/// The conditions of a rule for such calls.
+/// The conditions of a rule about such calls.
 #[derive(Debug, Default)]
 pub(super) struct McpRule {
-    /// Names of servers; empty: any.
+    /// Patterns for server names; empty: any server.
     pub server: Vec<GlobMatcher>,
-    /// Names of tools; empty: any.
+    /// Patterns for tool names; empty: any tool.
     pub name: Vec<GlobMatcher>,
-    /// All of them must hold.
+    /// The conditions on arguments; all of them must hold.
     pub args: Vec<ArgCondition>,
 }
 
 /// A condition on one argument.
 #[derive(Debug)]
 pub(super) struct ArgCondition {
-    /// Where it stands: a JSON pointer (RFC 6901); empty: the whole.
+    /// The argument's place: a JSON pointer (RFC 6901); empty: all arguments.
     pub at: String,
     pub test: ArgTest,
 }
 
-/// What an argument must be.
+/// The condition's test.
 #[derive(Debug)]
 pub(super) enum ArgTest {
-    /// Not there, or `null`.
+    /// The argument is missing, or `null`.
     Absent,
-    /// One of these texts; numbers and truths as JSON writes them.
+    /// One of these texts; numbers and booleans as JSON writes them.
     Is(Vec<String>),
     Glob(GlobMatcher),
-    /// The second is the first for the whole text.
+    /// The second pattern is the first one, anchored to the whole text.
     Regex(Regex, Regex),
     Range(f64, f64),
     Path(Area),
 }
 
-/// A pattern for a name or a text: `*` stays between slashes, `**` does not.
+/// Compiles a pattern for a name or a text: `*` stops at a slash, `**` does not.
 pub(super) fn compile_glob(text: &str) -> Result<GlobMatcher, String> {
     let glob = GlobBuilder::new(text).literal_separator(true).build();
-    let why = |error: globset::Error| format!("`{text}` is no pattern: {}", error.kind());
+    let why = |error: globset::Error| format!("`{text}` is not a pattern: {}", error.kind());
     glob.map(|glob| glob.compile_matcher()).map_err(why)
 }
 
-/// What conditions on arguments need beside the call.
+/// The context of conditions on arguments.
 pub(super) struct ArgContext<'g, 'a> {
     pub walker: &'g Walker<'a>,
     pub sets: &'g Sets<'g>,
@@ -70,7 +70,7 @@ pub(super) struct ArgContext<'g, 'a> {
 }
 
 impl McpRule {
-    /// Whether the rule applies to a call. `permits`: it allows, so that doubt counts against it.
+    /// Whether the rule applies to a call. `permits`: it allows, so doubt counts against it.
     pub(super) fn applies(
         &self,
         call: ToolCall<'_>,
@@ -80,7 +80,7 @@ impl McpRule {
         let named = |globs: &[GlobMatcher], name: &str| {
             globs.is_empty() || globs.iter().any(|glob| glob.is_match(name))
         };
-        // A name with something invisible in it is none that a rule can mean.
+        // No rule can name a server or a tool whose name has an invisible character.
         let plain = !permits || !call.server.chars().chain(call.name.chars()).any(is_unsafe);
         plain
             && named(&self.server, call.server)
@@ -101,7 +101,7 @@ impl ArgTest {
             return false;
         }
         if permits {
-            // One value, or a list of them: what is nested deeper is not looked through.
+            // One value, or a list of values: deeper nesting is not searched.
             return match value {
                 Value::Array(items) => {
                     !items.is_empty() && items.iter().all(|item| self.surely_matches(item, ground))
@@ -114,7 +114,7 @@ impl ArgTest {
         found
     }
 
-    /// Whether a value is surely what is meant.
+    /// Whether a value certainly meets the condition.
     fn surely_matches(&self, value: &Value, ground: &ArgContext<'_, '_>) -> bool {
         match (self, value) {
             (Self::Is(words), value) => scalar(value).is_some_and(|text| words.contains(&text)),
@@ -138,7 +138,7 @@ impl ArgTest {
         }
     }
 
-    /// Whether a value may be what is meant.
+    /// Whether a value may meet the condition.
     fn may_match(&self, value: &Value, ground: &ArgContext<'_, '_>) -> bool {
         let Some(text) = scalar(value) else {
             return false;
@@ -159,7 +159,7 @@ impl ArgTest {
     }
 }
 
-/// Whether any text of the arguments, taken for a path, lies in an area.
+/// Whether any text of the arguments, read as a path, lies in an area.
 pub(super) fn any_path(arguments: &Value, area: Area, ground: &ArgContext<'_, '_>) -> bool {
     let mut found = false;
     for_each_leaf(arguments, &mut |leaf| {
@@ -174,7 +174,7 @@ pub(super) fn any_path(arguments: &Value, area: Area, ground: &ArgContext<'_, '_
     found
 }
 
-/// Every value that holds no other, and the names of members.
+/// Every leaf value, and the names of members.
 fn for_each_leaf(value: &Value, see: &mut dyn FnMut(&Value)) {
     // Parsed JSON is at most 128 levels deep.
     match value {
@@ -198,10 +198,10 @@ fn scalar(value: &Value) -> Option<String> {
     }
 }
 
-/// What a text is as a path, in every way that a server may read it.
+/// The path facts of a text, for every way in which a server may read it.
 fn path_facts(text: &str, ground: &ArgContext<'_, '_>) -> Vec<PathFact> {
     let mut out = Vec::new();
-    // What is longer is no path: the kernel takes none.
+    // A longer text is not a path: the kernel accepts none.
     if text.is_empty() || text.len() > PATH_MAX {
         return out;
     }

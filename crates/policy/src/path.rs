@@ -1,8 +1,8 @@
-//! Where a path leads: walked component by component, through links, below workspace and home.
+//! Resolves a path: walked component by component, through links, below workspace and home.
 //!
-//! Owns the walking: joining with the current directory, `.` and `..`, the targets of links
-//! (which are paths inside the sandbox), the bounds. What a component is comes from a
-//! [`Resolver`]; this module reads no file itself.
+//! Owns the walking: joining with the current directory, `.` and `..`, the targets of links (which
+//! are paths inside the sandbox), the bounds. A [`Resolver`] tells what a component is; this module
+//! reads no file itself.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -10,51 +10,51 @@ use std::collections::HashMap;
 use super::evaluation_context::ActiveRules;
 use marshal_model::limits;
 
-/// The longest path that the kernel takes (limits.h).
+/// The longest path that the kernel accepts (limits.h).
 pub(super) const PATH_MAX: usize = 4096;
 
-/// What stands at a path, its last component not followed.
+/// What is at a path, without following its last component.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FsEntry {
     /// A directory.
     Directory,
-    /// Anything else that is no symbolic link.
+    /// Anything else that is not a symbolic link.
     File,
     /// A symbolic link, with its target as readlink(2) gives it.
     Link(String),
     /// Nothing.
     Missing,
-    /// It cannot be told: counts as outside of everything.
+    /// Unknown: counts as outside of everything.
     Unresolved,
 }
 
-/// Answers what single components are. In production each question is one `fstatat` without
-/// following, and a `readlinkat`, below an `O_PATH` descriptor of the workspace or the home.
+/// Tells what single components are. In production each lookup is one `fstatat` without following
+/// links, and a `readlinkat`, below an `O_PATH` descriptor of the workspace or the home.
 pub trait Resolver {
-    /// What stands at `path`: an absolute path inside the sandbox, below the workspace or the
-    /// home, without `.`, `..` or doubled slashes, of whose parents none is a link. The last
-    /// component is not followed.
+    /// What is at `path`: an absolute path inside the sandbox, below the workspace or the home,
+    /// without `.`, `..` or doubled slashes, and with no link among its parents. The last component
+    /// is not followed.
     fn lookup(&self, path: &str) -> FsEntry;
 
     /// The names of the symbolic links directly in the directory `path` (a path as for
-    /// [`Resolver::look`], or a root itself). `None` if they cannot be listed, or are more than the caller
-    /// wants to read; patterns in that directory are then not allowed by a rule. A missing
-    /// directory has none.
+    /// [`Resolver::lookup`], or a root itself). `None` if they cannot be listed, or are more than
+    /// the caller reads; then no rule allows a pattern in that directory. A missing directory has
+    /// none.
     fn list_links(&self, path: &str) -> Option<Vec<String>>;
 
-    /// The names of everything directly in a directory, on the same terms: a pattern is compared
-    /// with what it would become.
+    /// The names of everything directly in a directory, with the same rules. A pattern is compared
+    /// with the names that it would match.
     fn list_names(&self, path: &str) -> Option<Vec<String>>;
 
-    /// Whether anything stands at `path`, a path as for [`Resolver::look`]. What cannot be told
-    /// counts as there.
+    /// Whether anything is at `path`, a path as for [`Resolver::lookup`]. An unknown entry counts
+    /// as existing.
     fn exists(&self, path: &str) -> bool {
         self.lookup(path) != FsEntry::Missing
     }
 }
 
-/// A file system without links, for checking policies and requests away from any workspace. In it
-/// nothing is there but what a text names.
+/// A file system without links, for checking policies and requests away from any workspace. Only
+/// the paths that a text names exist in it.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NoLinks;
 
@@ -72,8 +72,7 @@ impl Resolver for NoLinks {
     }
 }
 
-/// A file system that nobody can look into: links count as not there, and anything may stand
-/// anywhere.
+/// A file system that cannot be examined: links count as missing, and anything may be anywhere.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct OpaqueFs;
 
@@ -95,39 +94,40 @@ impl Resolver for OpaqueFs {
     }
 }
 
-/// Where a request is made. All paths are those that the agent sees, absolute and canonical.
+/// The file system context of a request. All paths are absolute, canonical, and as the agent sees
+/// them.
 #[derive(Clone, Copy)]
 pub struct FsContext<'a> {
     /// The root of the workspace (`/workspace`).
     pub workspace: &'a str,
     /// The home directory (`/home/agent`).
     pub home: &'a str,
-    /// The directory that a command starts in; `None`: not known, and then no rule allows a
+    /// The directory in which a command starts; `None` if it is unknown, and then no rule allows a
     /// command or a relative path.
     pub cwd: Option<&'a str>,
-    /// Answers what components are.
+    /// Looks up components.
     pub resolver: &'a dyn Resolver,
 }
 
-/// Where a walk ended.
+/// The result of a walk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct WalkResult {
-    /// The path after links, absolute.
+    /// The absolute path, after following links.
     pub path: String,
-    /// It left workspace and home (or their parents), or could not be followed.
+    /// Whether it left workspace and home (or their parents), or could not be followed.
     pub escaped: bool,
-    /// What stands there, if it was looked at.
+    /// Whether it is a directory, if it was looked up.
     pub is_directory: bool,
 }
 
-/// The names in a directory; `None`: they cannot be had.
+/// The names in a directory; `None` if they cannot be listed.
 type Listing = Option<Vec<String>>;
 
-/// Walks paths for one decision and remembers what it saw.
+/// Walks paths for one decision and caches the lookups.
 pub(super) struct Walker<'a> {
     pub fs: FsContext<'a>,
     pub active_rules: ActiveRules<'a>,
-    /// The home is in the workspace.
+    /// Whether the home is in the workspace.
     nested: bool,
     entry_cache: RefCell<HashMap<String, FsEntry>>,
     listing_cache: RefCell<HashMap<(String, bool), Listing>>,
@@ -139,7 +139,7 @@ impl<'a> Walker<'a> {
         Self::with_active_rules(place, ActiveRules::all())
     }
 
-    /// One that also knows which rules count.
+    /// A walker that also knows the active rules.
     pub(super) fn with_active_rules(place: FsContext<'a>, now: ActiveRules<'a>) -> Self {
         Self {
             fs: place,
@@ -151,8 +151,8 @@ impl<'a> Walker<'a> {
         }
     }
 
-    /// Follows `path` but for its last component: what deleting and moving act on. A path that ends
-    /// with `/`, `.` or `..` is followed whole.
+    /// Follows `path` except for its last component, which is what deleting and moving act on. A
+    /// path that ends with `/`, `.` or `..` is followed whole.
     pub(super) fn walk_to_name(&self, base: &str, path: &str) -> WalkResult {
         let (parent, name) = path.rsplit_once('/').unwrap_or(("", path));
         if matches!(name, "" | "." | "..") {
@@ -170,9 +170,9 @@ impl<'a> Walker<'a> {
         end
     }
 
-    /// Whether git, started in `directory` (a path without links), would take a repository that is
-    /// not the workspace's own: one on the way up to the workspace's root. What is in a tree can
-    /// look like one without a `.git`, and then its configuration says what git runs.
+    /// Whether git, started in `directory` (a path without links), would use a repository that is
+    /// not the workspace's own: one on the way up to the workspace's root. A directory can look
+    /// like a repository without a `.git`, and then its configuration determines what git runs.
     pub(super) fn has_foreign_repository(&self, directory: &str) -> bool {
         let root = trimmed(self.fs.workspace);
         let mut at = trimmed(directory);
@@ -198,7 +198,7 @@ impl<'a> Walker<'a> {
         !self.spend_lookups(path, 0) || self.fs.resolver.exists(path)
     }
 
-    /// What stands at a path that was walked but for its last component.
+    /// Whether a link is at a path that was walked except for its last component.
     pub(super) fn is_link(&self, path: &str) -> bool {
         self.position_of(path) == Position::Below && matches!(self.lookup(path), FsEntry::Link(_))
     }
@@ -217,7 +217,7 @@ impl<'a> Walker<'a> {
         look
     }
 
-    /// Whether a question may still be asked: its path is walked from the root on.
+    /// Spends lookups of the budget; `false` if it is exhausted. A path is walked from the root on.
     fn spend_lookups(&self, path: &str, more: usize) -> bool {
         let components = path.bytes().filter(|&byte| byte == b'/').count();
         let left = self
@@ -235,7 +235,7 @@ impl<'a> Walker<'a> {
     }
 
     fn position_of(&self, path: &str) -> Position {
-        // The usual case, with one comparison.
+        // The usual case needs one comparison.
         if !self.nested && self.is_in_workspace(path) {
             return Position::Below;
         }
@@ -278,7 +278,7 @@ impl<'a> Walker<'a> {
         } else {
             self.fs.resolver.list_names(directory)
         };
-        // Of a listing of names the cost is known once it is there.
+        // The cost of a listing is known only after it.
         if let Some(names) = names.as_ref().filter(|_| !only_links) {
             let unused = limits::POLICY_LISTING_COST.saturating_sub(names.len());
             self.lookups_left.set(self.lookups_left.get() + unused);
@@ -287,7 +287,7 @@ impl<'a> Walker<'a> {
         names
     }
 
-    /// The same for a single name in the workspace, which most words are, where it is no link.
+    /// The same for a single name in the workspace that is not a link, as most words are.
     fn step(&self, base: &str, name: &str) -> Option<WalkResult> {
         let root = trimmed(self.fs.workspace);
         let plain =
@@ -327,8 +327,8 @@ impl<'a> Walker<'a> {
                 || !at.is_empty() && self.position_of(&at) == Position::Elsewhere,
             is_directory: true,
         };
-        // What is still to be followed: the rest of the path, and before it, once there was a link,
-        // what its target has left.
+        // The components that are still to be followed: the rest of the path, preceded, after a
+        // link, by the rest of the link's target.
         let mut rest = forwards(path);
         let mut todo: Vec<String> = Vec::new();
         let mut links = 0;
@@ -384,7 +384,7 @@ impl<'a> Walker<'a> {
 
 #[derive(PartialEq, Eq)]
 enum Position {
-    /// A root, or a directory above one: exists and is no link.
+    /// A root, or a directory above one: exists and is not a link.
     Above,
     /// Below a root.
     Below,
@@ -413,7 +413,7 @@ pub(super) fn is_within(path: &str, root: &str) -> bool {
         .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// The path as it is written, joined with `base`, without looking at links.
+/// The path as it is written, joined with `base`, without following links.
 pub(super) fn normalize_lexically(base: &str, path: &str) -> String {
     let mut at = if path.starts_with('/') {
         String::new()

@@ -1,4 +1,4 @@
-//! Rules about what flows from one program into another: `curl … | sh`.
+//! Rules about data that flows from one program into another: `curl … | sh`.
 //!
 //! Owns the meaning of `pipe`. Must not know how a text was read, nor how severe a rule is.
 
@@ -9,19 +9,19 @@ use super::command::{Command, Word, base_name};
 use super::flow::Edge;
 use super::{Policy, scan, wrappers};
 
-/// The condition `pipe`, compiled: names of programs without their directories.
+/// The compiled condition `pipe`: names of programs without their directories.
 #[derive(Debug, Clone)]
 pub(super) struct PipeCondition {
     pub from: Vec<String>,
     pub to: Vec<String>,
 }
 
-/// Which programs each command runs, behind wrappers and in literal scripts too.
+/// The programs that each command runs, including those behind wrappers and in literal scripts.
 pub(super) struct Programs {
     places: BTreeMap<String, Vec<usize>>,
 }
 
-/// How deep scripts inside scripts are looked into.
+/// The maximum depth of nested scripts.
 const SCRIPTS: usize = 3;
 
 impl Programs {
@@ -47,7 +47,7 @@ impl Programs {
             for name in names {
                 add(name, at);
             }
-            // A function runs what its body does.
+            // A function runs what its body runs.
             let own = commands[at].words.first().map(|word| word.text.as_str());
             let bodies = functions
                 .iter()
@@ -63,7 +63,7 @@ impl Programs {
         Self { places }
     }
 
-    /// Whether a command among `range` runs one of the programs.
+    /// The first command in `range` that runs one of the programs.
     fn any(&self, names: &[String], range: &Range<usize>) -> Option<usize> {
         let first = |name: &String| {
             let places = self.places.get(name.as_str())?;
@@ -74,7 +74,7 @@ impl Programs {
     }
 }
 
-/// The rules that apply, by their places in the policy, each with the command that it is about.
+/// The rules that apply, by their indexes in the policy, each with the command that it is about.
 pub(super) fn find_hits(
     policy: &Policy,
     commands: &[Command],
@@ -106,7 +106,7 @@ pub(super) fn find_hits(
     found
 }
 
-/// The programs that one command runs, behind wrappers and in literal scripts too.
+/// The programs that one command runs, including those behind wrappers and in literal scripts.
 fn collect_names(command: &Command, texts: &[String], depth: usize, names: &mut Vec<String>) {
     let mut first = |words: &[Word]| {
         if let Some(word) = words.first().filter(|w| !w.is_dynamic()) {

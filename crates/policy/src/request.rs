@@ -1,7 +1,7 @@
-//! What is judged, and the judgement.
+//! The request that is evaluated, and the decision about it.
 //!
-//! Owns the request's closed shape, whatever protocol it came by, and what is shown of a
-//! decision. Must not know how either is made.
+//! Owns the closed form of a request, independent of its protocol, and what is shown of a decision.
+//! Must not know how either is made.
 
 use super::fs_observations::FsObservations;
 use super::resolved_paths::ResolvedPath;
@@ -9,48 +9,48 @@ use marshal_model::{DecidedBy, Decision, UntrustedText};
 
 pub use marshal_model::ToolClass;
 
-/// A tool call, reduced to what can be judged.
+/// A tool call, reduced to what can be evaluated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Request {
     /// A command text for `bash -c`.
     Shell {
         /// The text, exactly as it will run.
         command: String,
-        /// The directory that the call itself names, if it does.
+        /// The directory that the call itself names, if any.
         cwd: Option<String>,
     },
     /// Files and directories to read.
     Read {
-        /// What is read; the worst of them counts.
+        /// The targets to read; the most severe decision about one of them counts.
         targets: Vec<ReadTarget>,
     },
     /// Files to write.
     Write {
-        /// Their paths, as the call has them; the worst of them counts.
+        /// The paths, as the call has them; the most severe decision about one of them counts.
         paths: Vec<String>,
     },
     /// Files to change in part.
     Edit {
-        /// Their paths, as the call has them; the worst of them counts.
+        /// The paths, as the call has them; the most severe decision about one of them counts.
         paths: Vec<String>,
     },
     /// Files to delete.
     Delete {
-        /// Their paths, as the call has them; the worst of them counts.
+        /// The paths, as the call has them; the most severe decision about one of them counts.
         paths: Vec<String>,
     },
     /// Files to move.
     Move {
-        /// Where they are.
+        /// The current paths.
         from: Vec<String>,
-        /// Where they go.
+        /// The new paths.
         to: Vec<String>,
     },
     /// A URL to fetch.
     Fetch {
         /// The URL, as the call has it.
         url: String,
-        /// The method, as the call has it; `None`: its table has no field for one.
+        /// The method, as the call has it; `None` if its table has no field for one.
         method: Option<String>,
     },
     /// A tool of an MCP server.
@@ -59,15 +59,15 @@ pub enum Request {
         server: UntrustedText,
         /// The tool's name on that server.
         name: UntrustedText,
-        /// What it is called with: any JSON.
+        /// The arguments: any JSON.
         arguments: serde_json::Value,
     },
-    /// A tool that no table knows.
+    /// A tool in no table.
     Unknown {
-        /// Its name.
+        /// The tool's name.
         tool: UntrustedText,
     },
-    /// The input cannot be judged; always denied.
+    /// A request that cannot be evaluated; always denied.
     Malformed {
         /// What is wrong, in our words.
         why: String,
@@ -75,7 +75,7 @@ pub enum Request {
 }
 
 impl Request {
-    /// The kind of tool that it is for, whatever that is called.
+    /// The class of the tool, whatever its name is.
     pub const fn class(&self) -> ToolClass {
         match self {
             Self::Shell { .. } => ToolClass::Shell,
@@ -103,57 +103,59 @@ impl Request {
     }
 }
 
-/// What a request does to the directory of a shell that keeps it from one command to the next.
+/// The effect of a request on the directory of a shell that keeps it between commands.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum CwdChange {
-    /// It stays where it is.
+    /// The directory does not change.
     #[default]
     Unchanged,
-    /// It may be any of these afterwards, or what it was: all of them in the workspace, each as it
-    /// was named and with its links followed.
+    /// The directory may be any of these afterwards, or unchanged. All of them are in the
+    /// workspace, each as it was named and with its links followed.
     OneOf(Vec<String>),
-    /// It may be anywhere afterwards.
+    /// The directory is unknown afterwards.
     Unknown,
 }
 
-/// One thing that is read.
+/// One target of a reading request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ReadTarget {
     /// A path, as the call has it.
     Path(String),
     /// The root of the workspace.
     Workspace,
-    /// Files below a directory (none: where the agent is) whose names a pattern matches.
+    /// Files below a directory whose names match a pattern.
     Search {
-        /// The directory, as the call has it.
+        /// The directory, as the call has it; `None`: the agent's current directory.
         below: Option<String>,
         /// The last name of the pattern.
         name: String,
     },
-    /// A text that names a path and is more likely one to look for: only what forbids counts.
+    /// A text that names a path but is more likely a search text: it only counts for rules that
+    /// forbid.
     Mentioned(String),
-    /// It may lead anywhere: a pattern that goes up behind a wildcard.
+    /// A pattern that goes up after a wildcard, and so may lead anywhere.
     Anywhere(String),
 }
 
-/// What the policy says of one request.
+/// The policy's decision about one request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PolicyDecision {
-    /// The decision. `Ask` is for a person.
+    /// The decision. `Ask` needs a person.
     pub decision: Decision,
     /// What decided: ids of rules, or names of settings (`shell.redirect.write_outside`,
     /// `limits.max_bytes`). Empty: the policy's default.
     pub rules: Vec<String>,
-    /// Advice for the model, on one line, with every foreign character escaped.
+    /// The reason for the model, on one line, with every foreign character escaped.
     pub reason: String,
-    /// `Policy`, `Default` or `Error`.
+    /// One of `Policy`, `Default` and `Error`.
     pub decided_by: DecidedBy,
-    /// What was seen, for people.
+    /// What the engine saw, for people.
     pub facts: Facts,
-    /// What it would be, where the policy is only tried (`enforce = false`).
+    /// The decision that an enforced policy would make, where the policy is a dry run (`enforce =
+    /// false`); otherwise `None`.
     pub dry_run_decision: Option<Decision>,
-    /// Rules that allow only so often in a turn, and how often each did here; empty unless it is
-    /// allowed.
+    /// Rules with a limit per turn, and how often each allowed something here; empty unless the
+    /// request is allowed.
     pub rule_uses: Vec<(String, u32)>,
 }
 
@@ -162,25 +164,25 @@ pub struct PolicyDecision {
 pub struct Facts {
     /// The parts of the request: simple commands of a shell text, files of a read.
     pub parts: Vec<Part>,
-    /// Why a shell text is not plain, so that no rule could allow it.
+    /// Why a shell text is not plain, so that no rule could allow it; `None` if it is plain.
     pub not_plain: Option<String>,
-    /// Where its paths lead, where whoever asked looked that up ([`super::leads`]).
+    /// Where its paths lead, if the caller resolved them ([`super::resolve_paths`]).
     pub resolved_paths: Vec<ResolvedPath>,
-    /// What was seen of the file system, where whoever asked remembers it ([`super::RecordingResolver`]).
+    /// What was seen of the file system, if the caller records it ([`super::RecordingResolver`]).
     pub fs_observations: FsObservations,
 }
 
 /// One part of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Part {
-    /// What stands before a command for its environment, `NAME=value` each.
+    /// The environment assignments before a command, `NAME=value` each.
     pub env: Vec<UntrustedText>,
-    /// Its words: the arguments of a command, or a path.
+    /// The words: the arguments of a command, or a path.
     pub words: Vec<UntrustedText>,
     /// The redirects of a command, as `> file`, `< file` or `>& 1` each.
     pub redirects: Vec<UntrustedText>,
-    /// What the policy says of it.
+    /// The policy's decision about this part.
     pub decision: Decision,
-    /// What applied to it, allowing rules included.
+    /// The rules that applied, including those that allow.
     pub rules: Vec<String>,
 }

@@ -1,9 +1,9 @@
-//! Where the paths in a request lead, for people who decide about it.
+//! Where the paths in a request lead, for the people who approve it.
 //!
-//! Of words that are written as paths it shows what a reader can be sure of: a relative one only where
-//! nothing in the text changes the directory. Of what is opened for certain (the files of file tools,
-//! redirects) and of bare names that are links by now it shows every place, because whoever compares
-//! the places later must notice that one has become a link. Must not judge.
+//! For words that are written as paths, this shows only what is certain: a relative path only where
+//! nothing in the text changes the directory. For paths that are opened for certain (file tools,
+//! redirects), and for bare names that are links now, it shows every place. Whoever compares the
+//! places later must notice when one has become a link. Must not evaluate.
 
 use super::command::{Command, Direction, Join, Word};
 use super::cwd::{self, CwdTracker};
@@ -16,24 +16,25 @@ use marshal_model::UntrustedText;
 /// A path of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ResolvedPath {
-    /// As the request has it.
+    /// The path as the request has it.
     pub word: UntrustedText,
-    /// Where it leads, links followed, as the agent would name it.
+    /// Where it leads, with links followed, as the agent would name it.
     pub to: UntrustedText,
-    /// Whether that is in the workspace.
+    /// Whether that place is in the workspace.
     pub inside: bool,
 }
 
-/// Programs after which a relative path starts elsewhere, and the flags that say the same.
+/// Programs after which a relative path starts elsewhere; below them the flags with the same
+/// effect.
 const CWD_PROGRAMS: &[&str] = &["cd", "pushd", "popd", "chdir"];
 const CWD_FLAGS: &[&str] = &["-C", "--directory", "--chdir"];
 
-/// Scripts in scripts that are looked into.
+/// How many nested scripts are searched.
 const SCRIPTS: usize = 4;
 
-/// The words of these parts that are written as paths, what the request surely opens, and the bare
-/// names in it that are links, with where they lead; each once. The walk is bounded as one decision's
-/// is.
+/// The words of these parts that are written as paths, the paths that the request certainly opens,
+/// and the bare names in it that are links. Each appears once, with where it leads. The walk has
+/// the bounds of one decision.
 #[must_use]
 pub fn resolve_paths(
     request: Option<&Request>,
@@ -83,7 +84,7 @@ fn files(request: &Request) -> Vec<&str> {
     }
 }
 
-/// What a command text opens by redirects, and its names that are links.
+/// The paths that a command text opens by redirects, and its names that are links.
 fn resolve_script(
     walker: &Walker<'_>,
     text: &str,
@@ -140,7 +141,7 @@ fn resolve_opened(
     }
 }
 
-/// Adds where a text leads from each of these directories; nothing if that cannot be told.
+/// Adds where a text leads from each of these directories; adds nothing if that is unknown.
 fn resolve_word(
     walker: &Walker<'_>,
     bases: &[Cwd],
@@ -191,7 +192,8 @@ fn resolve_written(walker: &Walker<'_>, parts: &[Part], at: &FsContext<'_>) -> V
     found
 }
 
-/// The directory that a word's path starts at, and the path; `None` if it is none, or cannot be told.
+/// The directory at which a word's path starts, and the path; `None` if it is not a path, or
+/// unknown.
 fn path<'a>(text: &str, at: &FsContext<'a>, moves: bool) -> Option<(&'a str, String)> {
     if let Some(rest) = text.strip_prefix("~/") {
         return Some((at.home, format!("{}/{rest}", at.home)));

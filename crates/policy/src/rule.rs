@@ -1,7 +1,7 @@
-//! One rule, compiled, and whether it applies to one command.
+//! One compiled rule, and whether it applies to one command.
 //!
-//! Owns the meaning of the shell conditions. Must not know severity across rules, defaults or
-//! how a command was found.
+//! Owns the meaning of the shell conditions. Must not know severity across rules, defaults or how a
+//! command was found.
 
 use std::cell::OnceCell;
 use std::collections::HashSet;
@@ -22,16 +22,16 @@ use super::tree_effects::TreeEffects;
 use super::url::{HostPattern, UrlPattern};
 use marshal_model::Decision;
 
-/// What a condition on paths names.
+/// The area that a condition on paths names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Area {
-    /// In the workspace and no secret.
+    /// In the workspace and not a secret.
     Inside,
     /// Not in the workspace.
     Outside,
     /// Not known before it runs.
     Dynamic,
-    /// A named set, by its place in the policy's list.
+    /// A named set, by its index in the policy's list.
     Set(usize),
 }
 
@@ -41,15 +41,15 @@ pub(super) struct Rule {
     pub id: Arc<str>,
     pub decision: Decision,
     pub reason: Option<Arc<str>>,
-    /// Tokens of the command's beginning, each with its alternatives.
+    /// The tokens of the command's prefix, each with its alternatives.
     pub argv: Vec<Vec<String>>,
-    /// It is for every program but these.
+    /// The programs that a rule for every program excludes.
     pub not_programs: Vec<String>,
     /// Whole commands.
     pub exact: Vec<Vec<String>>,
     /// Flags that may stand before the subcommand.
     pub globals: Vec<String>,
-    /// Every path of a command, or the path of a tool.
+    /// The condition on every path of a command, or on a tool's path.
     pub paths: Option<Area>,
     pub any_path: Option<Area>,
     pub not_flags: Vec<String>,
@@ -61,17 +61,18 @@ pub(super) struct Rule {
     pub min_operands: Option<usize>,
     pub max_operands: Option<usize>,
     pub operands_need: Option<String>,
-    /// It does not apply to a command all of whose paths lie here.
+    /// The rule does not apply to a command all of whose paths lie here.
     pub unless: Option<Area>,
-    /// It is about what flows from one program into another, and about nothing else.
+    /// The condition on data that flows from one program into another; it is then the only
+    /// condition.
     pub pipe: Option<PipeCondition>,
     pub url: Vec<UrlPattern>,
     pub hosts: Vec<HostPattern>,
     pub methods: Vec<String>,
     pub mcp: McpRule,
-    /// On which occasions it counts; `None`: on all.
+    /// The context in which it is active; `None`: always.
     pub when: Option<Box<ContextConditions>>,
-    /// Its policy is only tried: what it denies is asked.
+    /// Whether its policy is a dry run: it asks where it would deny.
     pub is_dry_run: bool,
     #[cfg(any(test, feature = "test-rules"))]
     pub fault: Option<super::fault::InjectedFault>,
@@ -84,7 +85,7 @@ impl Rule {
     }
 }
 
-/// The sets of a policy, as conditions need them.
+/// A policy's sets, as conditions need them.
 pub(super) struct Sets<'p> {
     pub all: &'p [PathSet],
     pub secrets_set: usize,
@@ -98,7 +99,7 @@ impl Sets<'_> {
             Area::Outside => matches!(fact.location, PathLocation::Outside | PathLocation::DevNull),
             Area::Dynamic => fact.location == PathLocation::Dynamic,
             Area::Set(set) => {
-                // What is copied into a directory is compared by its own name there.
+                // A path that is copied into a directory is compared by its own name there.
                 let whole = set != self.secrets_set || fact.tree_effect != TreeEffect::PlaceInto;
                 fact.is_in_set(self.all, set, walker)
                     || whole && fact.may_affect_set(&self.all[set], walker)
@@ -138,7 +139,7 @@ impl Sets<'_> {
     }
 }
 
-/// One command as rules see it: its words, and what is computed from them when first asked for.
+/// One command as rules see it: its words, and derived facts, computed on first use.
 pub(super) struct CommandView<'c> {
     pub words: &'c [Word],
     pub redirects: &'c [Redirect],
@@ -151,7 +152,7 @@ pub(super) struct CommandView<'c> {
     subcommand_bases: OnceCell<Option<Vec<Cwd>>>,
 }
 
-/// Arguments from one place on, with the facts of their paths.
+/// The arguments from one index on, with the facts of their paths.
 struct ParsedArguments<'c> {
     start: usize,
     arguments: Arguments<'c>,
@@ -183,7 +184,7 @@ impl<'c> CommandView<'c> {
             .map(|w| base_name(&w.text))
     }
 
-    /// The place of the subcommand, past flags that stand before it.
+    /// The index of the subcommand, after the flags before it.
     pub(super) fn subcommand_index(&self) -> usize {
         let values = self.grammar.map_or(&[][..], |g| g.global_values);
         let mut at = 1;
@@ -197,8 +198,7 @@ impl<'c> CommandView<'c> {
         at
     }
 
-    /// Where the first token after the program may stand, for a rule: directly, or past
-    /// global flags.
+    /// The index of the first token after the program, for a rule: directly, or after global flags.
     fn second_token_index(&self, rule: &Rule, facts: &MatchContext<'_, '_>) -> Option<usize> {
         if !self.grammar.is_some_and(|g| g.has_subcommand) && rule.permits() {
             return Some(1);
@@ -238,7 +238,7 @@ impl<'c> CommandView<'c> {
         Some(at)
     }
 
-    /// The directories that operands of the subcommand are relative to: `git -C DIR` moves.
+    /// The directories that the subcommand's operands are relative to: `git -C DIR` changes them.
     fn subcommand_bases(&self, walker: &Walker<'_>) -> &[Cwd] {
         let moved = self.subcommand_bases.get_or_init(|| {
             if !self.grammar.is_some_and(|g| g.has_subcommand) {
@@ -257,8 +257,8 @@ impl<'c> CommandView<'c> {
         moved.as_deref().unwrap_or(self.bases)
     }
 
-    /// Whether it surely runs inside and in no secret directory: what names no path reads the
-    /// current one.
+    /// Whether it certainly runs inside and in no secret directory: a command without paths reads
+    /// the current directory.
     pub(super) fn runs_inside(&self, facts: &MatchContext<'_, '_>) -> bool {
         let inside = |bases: &[Cwd]| {
             !bases.is_empty()
@@ -277,7 +277,7 @@ impl<'c> CommandView<'c> {
             && (self.program() != Some("git") || self.has_own_repository(facts.walker))
     }
 
-    /// Whether git surely takes the workspace's repository, wherever it may run.
+    /// Whether git certainly uses the workspace's repository, wherever it may run.
     fn has_own_repository(&self, walker: &Walker<'_>) -> bool {
         let bases = self.subcommand_bases(walker).iter();
         !bases
@@ -298,7 +298,7 @@ impl<'c> CommandView<'c> {
         })
     }
 
-    /// The facts of the paths among arguments; the dearest thing that a condition can ask for.
+    /// The facts of the paths among the arguments: the most expensive input of a condition.
     fn paths<'t>(&self, taken: &'t ParsedArguments<'c>, walker: &Walker<'_>) -> &'t [PathFact] {
         taken.paths.get_or_init(|| {
             let subcommand = self.subcommand_index();
@@ -310,7 +310,7 @@ impl<'c> CommandView<'c> {
             let is_cd = self.program() == Some("cd");
             let candidates = taken.arguments.candidates.len();
             let mut paths = Vec::with_capacity(candidates * self.bases.len().max(1));
-            // What stands there twice is one path.
+            // A repeated word is one path.
             let mut known = HashSet::new();
             for candidate in &taken.arguments.candidates {
                 if candidates > REPEATS
@@ -320,7 +320,7 @@ impl<'c> CommandView<'c> {
                 {
                     continue;
                 }
-                // `cd -` is no path: the shell knows where it leads.
+                // `cd -` is not a path: the shell knows where it leads.
                 if is_cd && candidate.text() == "-" {
                     paths.push(PathFact::unknown());
                     continue;
@@ -377,18 +377,17 @@ impl<'c> CommandView<'c> {
     }
 }
 
-/// From so many paths on, those are told apart that stand in a command more than once.
+/// From this many paths on, repeated words are deduplicated.
 const REPEATS: usize = 64;
 
-/// What rules need beside the command.
+/// The context of a rule's conditions beside the command.
 pub(super) struct MatchContext<'f, 'a> {
     pub walker: &'f Walker<'a>,
     pub sets: &'f Sets<'f>,
 }
 
 impl Rule {
-    /// Whether the rule applies to a command. The program's name has been compared already,
-    /// by the index.
+    /// Whether the rule applies to a command. The index has already compared the program's name.
     pub(super) fn applies(&self, view: &CommandView<'_>, facts: &MatchContext<'_, '_>) -> bool {
         #[cfg(any(test, feature = "test-rules"))]
         if let Some(fault) = self.fault {
@@ -441,7 +440,7 @@ impl Rule {
                     .zip(view.words)
                     .enumerate()
                     .all(|(at, (want, word))| {
-                        // Which directories a program may come from has been seen to already.
+                        // The caller has already checked which directories a program may come from.
                         let text = if at == 0 {
                             base_name(&word.text)
                         } else {
@@ -452,7 +451,7 @@ impl Rule {
         })
     }
 
-    /// Compares the tokens behind the program; gives the place of the first argument.
+    /// Compares the tokens after the program; returns the index of the first argument.
     fn match_argv(&self, view: &CommandView<'_>, facts: &MatchContext<'_, '_>) -> Option<usize> {
         if self.argv.len() <= 1 {
             return Some(1);
@@ -533,7 +532,7 @@ impl Rule {
         };
         let all = |area: Area| {
             let mut paths = paths.iter();
-            // What forbids does so already where it may be meant.
+            // Rules that forbid apply already where the area may be meant.
             self.permits() && holds(area)
                 || !self.permits() && paths.all(|p| facts.sets.may_be_in(p, area, facts.walker))
         };
@@ -542,7 +541,7 @@ impl Rule {
         }
         if let Some(area) = self.any_path {
             let touches = |path: &PathFact| facts.sets.counts_as_in(path, area, facts.walker);
-            // A rule for every program also sees what redirects open.
+            // A rule for every program also sees the files that redirects open.
             let everywhere = self.argv.is_empty() && self.not_programs.is_empty();
             let hit = paths.iter().any(touches)
                 || everywhere && view.redirect_targets(facts.walker).iter().any(touches);
@@ -557,7 +556,7 @@ impl Rule {
     }
 }
 
-/// The directories that a program has moved to.
+/// The directories that a program has changed to.
 fn cwds_from_paths(paths: Vec<PathFact>) -> Vec<Cwd> {
     let to = |path: PathFact| Cwd {
         logical: path.resolved.clone(),

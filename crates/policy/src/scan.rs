@@ -1,8 +1,8 @@
-//! The tolerant reader: finds as many simple commands as it can, whatever the text.
+//! The tolerant reader: finds as many simple commands as it can, in any text.
 //!
-//! Owns the look into groups, loops, functions, substitutions and here-documents, for rules that
-//! deny or ask. Nothing that only this reader understands is ever allowed by a rule, so it may
-//! guess; it must not fail, recurse without bound, or read a byte more than a few times.
+//! Owns the search in groups, loops, functions, substitutions and here-documents, for rules that
+//! deny or ask. A rule never allows what only this reader understands, so it may guess. It must not
+//! fail, recurse without bound, or read a byte more than a few times.
 
 use super::command::{Assignment, Command, Join, RESERVED, Word, is_variable_name};
 use super::flow::Flows;
@@ -15,10 +15,10 @@ mod redirect;
 #[cfg(test)]
 mod tests;
 
-/// What was found in a text.
+/// The result of reading a text.
 #[derive(Debug, Default)]
 pub(super) struct Scan {
-    /// The commands, those of substitutions before the command that they stand in.
+    /// The commands, those of substitutions before the command around them.
     pub commands: Vec<Command>,
     /// Here-document bodies and here-strings, for [`Command::stdin`].
     pub texts: Vec<String>,
@@ -26,13 +26,14 @@ pub(super) struct Scan {
     pub flows: Flows,
     /// The bodies of functions, by name.
     pub functions: Vec<(String, std::ops::Range<usize>)>,
-    /// Commands may run again, or later than where they stand: loops, functions.
+    /// Whether commands may run again, or later than their position: loops, functions.
     pub may_repeat: bool,
-    /// Why no shell would accept the text, or why it was not read to its end.
+    /// Why no shell would accept the text, or why it was not read to its end; `None` if it is
+    /// valid.
     pub broken: Option<&'static str>,
 }
 
-/// Reads whatever can be read.
+/// Reads as much of the text as possible.
 pub(super) fn scan(text: &str) -> Scan {
     scan_at(text, 0)
 }
@@ -52,8 +53,8 @@ fn scan_at(text: &str, depth: usize) -> Scan {
     scanner.scan
 }
 
-/// Whether a continuation stands where the shell joins its two sides to one operator, which this
-/// reader would take for two.
+/// Whether a line continuation is where the shell joins its two sides to one operator, which this
+/// reader would read as two.
 fn has_split_operator(text: &[u8]) -> bool {
     let joins = |at: usize| {
         let before = at.checked_sub(1).and_then(|i| text.get(i));
@@ -63,7 +64,7 @@ fn has_split_operator(text: &[u8]) -> bool {
     memchr::memmem::find_iter(text, b"\\\n").any(joins)
 }
 
-/// Commands of a process substitution; `true`: they feed the command that it stands in.
+/// The commands of a process substitution; `true` if they feed the command around it.
 type ProcessSubstitution = (std::ops::Range<usize>, bool);
 
 struct Heredoc {
@@ -76,7 +77,7 @@ struct Heredoc {
 struct Scanner<'t> {
     text: &'t [u8],
     at: usize,
-    /// How many substitutions this text stands in.
+    /// The number of substitutions around this text.
     depth: usize,
     scan: Scan,
     pending: Vec<Heredoc>,
@@ -86,22 +87,23 @@ struct Scanner<'t> {
 #[derive(Default)]
 struct List {
     current: Command,
-    /// Open `(` of this list.
+    /// The number of open `(` of this list.
     groups: usize,
-    /// Open `case` of this list.
+    /// The number of open `case` of this list.
     cases: usize,
-    /// Open `if`, loops, `{` and functions, to see what was never closed.
+    /// The number of open `if`, loops, `{` and functions, to detect one that is never closed.
     opened: isize,
-    /// How many pipelines stand around this list.
+    /// The number of pipelines around this list.
     depth: usize,
-    /// Commands in process substitutions of the current command: they feed it, or it feeds them.
+    /// The commands in process substitutions of the current command, which feed it or are fed by
+    /// it.
     process_substitutions: Vec<ProcessSubstitution>,
-    /// The current command only holds what the grammar put there, such as `then`.
+    /// Whether the current command has only a word of the grammar, such as `then`.
     keyword: bool,
-    /// `function` stands before: the next word is a name, whatever it spells.
+    /// Whether `function` precedes: the next word is a name, whatever it spells.
     expects_function_name: bool,
-    /// Functions whose bodies are being read: the name, the first command, and how many groups
-    /// and how many open words there were around it.
+    /// Functions whose bodies are being read: the name, the first command, and the number of groups
+    /// and of open words around it.
     function_bodies: Vec<(String, usize, usize, isize)>,
 }
 
@@ -218,7 +220,7 @@ impl Scanner<'_> {
         }
     }
 
-    /// The list ends, and all of its groups.
+    /// Ends the list and all of its groups.
     fn leave_all(&mut self, list: &List) {
         let at = self.scan.commands.len();
         self.scan.flows.end_groups(at, list.depth.saturating_sub(1));
@@ -230,12 +232,12 @@ impl Scanner<'_> {
         let at = self.scan.commands.len();
         if command.is_empty() {
             match next {
-                // What follows `|`, after a newline or in a group, is still the pipe's.
+                // After a newline or in a group, what follows `|` still belongs to the pipe.
                 Join::Then if command.join == Join::Pipe => {}
                 Join::Pipe => self.scan.flows.pipe(at),
                 _ => self.scan.flows.end(at),
             }
-            // A newline after `&&` leaves the joint open.
+            // A newline after `&&` leaves the and-or list open.
             list.current.join = if next == Join::Then {
                 command.join
             } else {
@@ -292,13 +294,13 @@ impl Scanner<'_> {
         if let Some(equals) = equals {
             return assignment(list, &word, equals);
         }
-        // The shell knows its reserved words only where nothing stands before them.
+        // The shell recognizes reserved words only where nothing precedes them.
         let prefixed = !list.current.assignments.is_empty()
             || !list.current.redirects.is_empty()
             || !list.current.stdin.is_empty();
         let reserved = !word.quoted && !word.is_dynamic() && RESERVED.contains(&word.text.as_str());
         if reserved && prefixed && list.current.assignments.is_empty() {
-            // In a substitution bash writes redirects behind the words and reads it once more.
+            // In a substitution bash writes redirects after the words and reads it once more.
             self.mark_broken("a reserved word behind a redirect");
         }
         if reserved && !prefixed {
@@ -310,7 +312,7 @@ impl Scanner<'_> {
         self.push_expanded_word(list, word, source);
     }
 
-    /// Adds a word to a command, with its braces written out as the shell would.
+    /// Adds a word to a command, with its braces expanded as by the shell.
     fn push_expanded_word(&mut self, list: &mut List, word: Word, source: &[u8]) {
         if memchr::memchr(b'{', source).is_none() {
             return list.current.words.push(word);
@@ -381,9 +383,9 @@ impl Scanner<'_> {
         }
     }
 
-    /// Reads one word; the second value is the place of an unquoted `=` after a name. `first`: a
-    /// command is expected here, so that `a[…` is the subscript of an assignment. What feeds the
-    /// word's command by process substitution goes to `fed`.
+    /// Reads one word; the second value is the offset of an unquoted `=` after a name. `first`: a
+    /// command is expected here, so `a[…` is the subscript of an assignment. Commands that feed the
+    /// word's command by process substitution are added to `fed`.
     fn word(&mut self, first: bool, fed: &mut Vec<ProcessSubstitution>) -> (Word, Option<usize>) {
         let mut text = Vec::new();
         let mut word = Word::default();
@@ -464,7 +466,7 @@ impl Scanner<'_> {
             text.push(byte);
             self.at += 1;
         }
-        // Only pieces of valid UTF-8 were joined, at ASCII places.
+        // Only pieces of valid UTF-8 were joined, at ASCII positions.
         word.text = String::from_utf8_lossy(&text).into_owned();
         (word, equals)
     }
@@ -482,8 +484,8 @@ impl Scanner<'_> {
         }
     }
 
-    /// Text in which only `$`, backticks and some backslashes act: a double-quoted string up to
-    /// `until`, or a here-document's body to its end.
+    /// Text in which only `$`, backticks and some backslashes are special: a double-quoted string
+    /// up to `until`, or a here-document's body to its end.
     fn double_quoted(&mut self, text: &mut Vec<u8>, word: &mut Word, until: Option<u8>) {
         loop {
             match self.peek(0) {

@@ -1,15 +1,15 @@
-//! Policies that only narrow others: what a session may have on top of its pool's.
+//! Session layers: policies that only narrow the pool's policy.
 //!
-//! Owns what such a policy may not say. Must not know which others it is put on.
+//! Owns what such a policy may not contain. Must not know which policies it is added to.
 
 use super::error::LoadError;
 use super::layers::{self, LayerText};
 use super::load;
 use marshal_model::Decision;
 
-/// Checks that a policy, and all that it extends, only denies and asks: it has no rule that allows
-/// and no list of what may be allowed. Its other keys cannot widen anything beside those of the
-/// policies below it.
+/// Checks that a policy, and all that it extends, only denies and asks: no rule allows, and no list
+/// widens what may be allowed. Its other keys cannot widen anything beside those of the earlier
+/// layers.
 ///
 /// # Errors
 /// [`LoadError`] that names the rule or the key.
@@ -21,7 +21,7 @@ pub fn check_session_layer(layer: &LayerText<'_>) -> Result<(), LoadError> {
             return Err(LoadError::Rule {
                 policy: found.name.clone(),
                 rule: rule.id.clone(),
-                what: "a layer of a session only asks and denies, and this rule allows: leave it out, or put it into the pool's policy".to_owned(),
+                what: "a session layer can only ask or deny, but this rule allows: remove it, or move it to the pool's policy".to_owned(),
             });
         }
         let shell = &document.shell;
@@ -33,7 +33,7 @@ pub fn check_session_layer(layer: &LayerText<'_>) -> Result<(), LoadError> {
         ];
         for (key, list) in lists {
             if let Some(first) = list.iter().flatten().next() {
-                let expected = "nothing in a layer of a session: a list of what may be allowed belongs into the pool's policy";
+                let expected = "no value in a session layer: a list that allows something belongs in the pool's policy";
                 return Err(load::invalid_value(&found.name, key, first, expected));
             }
         }

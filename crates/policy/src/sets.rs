@@ -1,7 +1,7 @@
 //! Named sets of paths: `secrets`, `protected` and a policy's own.
 //!
-//! Owns the patterns: `@/…` is below the workspace, `~/…` below the home, `**/…` anywhere. Must
-//! not know links or words: it judges absolute paths.
+//! Owns the patterns: `@/…` is below the workspace, `~/…` below the home, `**/…` anywhere. Must not
+//! know links or words: it compares absolute paths.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -22,15 +22,16 @@ use super::path::{FsContext, is_within};
 /// How far a set reaches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SetReach {
-    /// `X/**` is what is below X: for conditions that permit.
+    /// `X/**` means what is below X: for conditions that permit.
     Below,
-    /// `X/**` is X itself, too: for conditions that forbid.
+    /// `X/**` also means X itself: for conditions that forbid.
     SelfAndBelow,
-    /// The directories above: of `X/Y/**` it is X. For what puts a directory there.
+    /// The parent directories: for `X/Y/**` it is X. For a command that places a directory there.
     Parents,
-    /// The same, and the home and the root of all: for what takes a directory with all in it.
+    /// The same, with the home and the root of the file system: for a command that reads a whole
+    /// directory.
     ParentsAndRoots,
-    /// The same, and the workspace: for what takes it away.
+    /// The same, with the workspace: for a command that removes it.
     ParentsAndWorkspace,
 }
 
@@ -41,11 +42,11 @@ pub(super) struct PathSet {
     below: Globs,
     wide: Globs,
     above: Globs,
-    /// Whether a pattern begins at the workspace, the home, the root of all.
+    /// Whether a pattern begins at the workspace, at the home, and at the root of the file system.
     roots: [bool; 3],
-    /// The file names that the patterns stand for, to judge what a shell's pattern may become.
+    /// The file names that the patterns match, to compare with what a shell's pattern may become.
     names: Vec<Vec<Token>>,
-    /// The whole patterns, for what the shell computes more of than a name.
+    /// The whole patterns, for paths of which the shell computes more than a name.
     long: ShapePatterns,
 }
 
@@ -60,8 +61,8 @@ struct Globs {
 #[derive(Debug)]
 struct Glob {
     globs: GlobSet,
-    /// Texts of which one must be in a path that any of the patterns matches. `None`: a pattern has
-    /// no such text.
+    /// Texts of which one must be in every path that a pattern matches; `None` if a pattern has no
+    /// such text.
     needles: Option<Needles>,
 }
 
@@ -73,8 +74,8 @@ impl Glob {
     }
 }
 
-/// The longest text that is in every path which a pattern matches; `None`: there is none, or the
-/// pattern has more than `*` and `?` in it.
+/// The longest text that is in every path which a pattern matches; `None` if there is none, or if
+/// the pattern has more than `*` and `?` in it.
 fn longest_literal(pattern: &str) -> Option<&str> {
     if pattern.contains(['[', '{', '\\', ']', '}']) {
         return None;
@@ -84,7 +85,7 @@ fn longest_literal(pattern: &str) -> Option<&str> {
         .filter(|run| !run.is_empty())
 }
 
-/// Lower case, without an own text where there is nothing to change.
+/// Lower case; borrowed if nothing changes.
 fn low(text: &str) -> Cow<'_, str> {
     let is_low = |b: u8| b.is_ascii() && !b.is_ascii_uppercase();
     if text.bytes().all(is_low) {
@@ -94,7 +95,7 @@ fn low(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// What is wrong with a pattern.
+/// Why a pattern is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum PatternError {
     /// It begins with neither `@/`, `~/`, `/` nor `**/`.
@@ -105,14 +106,14 @@ pub enum PatternError {
     Syntax {
         /// The pattern.
         pattern: String,
-        /// What the compiler says.
+        /// The compiler's message.
         why: String,
     },
 }
 
 impl PathSet {
-    /// Compiles patterns. `folded` ignores the case of names, as for files that other systems
-    /// open whatever their case.
+    /// Compiles patterns. `folded` ignores the case of names, as for files that other systems open
+    /// in any case.
     pub(super) fn compile(patterns: &[String], folded: bool) -> Result<Self, PatternError> {
         Ok(Self {
             folded,
@@ -157,8 +158,8 @@ impl PathSet {
             || !globs.anywhere.globs.is_empty() && globs.anywhere.contains(path)
     }
 
-    /// Whether a path may lead into the set of which the shell computes directories, too; see
-    /// [`find_interpreters`].
+    /// Whether a path of which the shell computes directories may lead into the set; see
+    /// [`shape_match`].
     pub(super) fn may_resolve_into(&self, shape: &str, place: &FsContext<'_>) -> bool {
         let shape = if self.folded {
             low(shape)
@@ -168,7 +169,7 @@ impl PathSet {
         self.long.may_contain(&shape, place, self.folded)
     }
 
-    /// Whether a relative path may be in the set from some other directory than is known.
+    /// Whether a relative path may be in the set from an unknown directory.
     pub(super) fn may_match_relative(&self, text: &str) -> bool {
         let text = if self.folded {
             low(text)
@@ -183,10 +184,10 @@ impl PathSet {
             || !globs.anywhere.globs.is_empty() && globs.anywhere.contains(&format!("/{text}"))
     }
 
-    /// Whether a name with `*`, `?` or `[…]` in it may become one of the set's names, of which it
-    /// spells a letter or a digit. A pattern without one of its own (`*`, `src*`) is not held to
-    /// stand for them: it is as wide as a search of the whole directory, and what it becomes there
-    /// is compared name by name. `crosses`: its `*` also matches a leading dot and `/`.
+    /// Whether a name with `*`, `?` or `[…]` may become one of the set's names, of which it spells
+    /// a letter or a digit. A pattern without one (`*`, `src*`) does not count: it is as wide as a
+    /// search of the whole directory, and what it becomes there is compared name by name.
+    /// `crosses`: its `*` also matches a leading dot and `/`.
     pub(super) fn may_expand_into(&self, pattern: &str, crosses: bool) -> bool {
         let folded;
         let pattern = if self.folded {
@@ -208,21 +209,21 @@ impl PathSet {
     }
 }
 
-/// The sets of a policy by their names, while it is being loaded.
+/// A policy's sets by name, while it is being loaded.
 #[derive(Debug)]
 pub(super) struct SetTable {
-    /// The name of each set, and its patterns with the layer that brings each.
+    /// The name of each set, and its patterns, each with the index of its layer.
     named: Vec<(String, Vec<(usize, String)>)>,
     /// The group of each layer.
     groups: Vec<usize>,
     sets: Vec<PathSet>,
-    /// Sets that only have the patterns of the layers before a place.
+    /// Sets with only the patterns of the first layers.
     partial: HashMap<(usize, usize), usize>,
 }
 
 impl SetTable {
     /// Joins the sets of all layers by name. `secrets` and `protected` always exist; names in
-    /// `protected` are compared without their case.
+    /// `protected` are compared case-insensitively.
     pub(super) fn compile(layers: &[Layer]) -> Result<Self, LoadError> {
         let mut joined: BTreeMap<&str, Vec<(usize, String)>> =
             [("secrets", Vec::new()), ("protected", Vec::new())].into();
@@ -271,19 +272,19 @@ impl SetTable {
             .filter(|(layer, _)| *layer < layers)
             .map(|(_, pattern)| pattern.clone())
             .collect();
-        // A policy may repeat what it extends; every pattern costs time with every path.
+        // A policy may repeat what it extends, and every pattern costs time for every path.
         patterns.sort_unstable();
         patterns.dedup();
         PathSet::compile(&patterns, name == "protected")
     }
 
-    /// The place of a set that surely exists.
+    /// The index of a set that exists.
     pub(super) fn index_of(&self, name: &str) -> usize {
         self.named.iter().position(|(n, _)| n == name).unwrap_or(0)
     }
 
-    /// The place of a set for a rule of the layer `layer`. What a later layer adds to a set never
-    /// widens what an earlier one's rule lets through.
+    /// The index of a set for a rule of the layer `layer`. A later layer's patterns never widen
+    /// what an earlier layer's rule permits.
     pub(super) fn find_for_role(&mut self, name: &str, role: Role, layer: usize) -> Option<usize> {
         let place = self.named.iter().position(|(n, _)| n == name)?;
         let until = match role {
@@ -311,7 +312,7 @@ impl SetTable {
     }
 }
 
-/// Places in a pattern of git where a `/` may be matched, which are looked at.
+/// How many places of a git pattern that may match a `/` are tried.
 const CROSSINGS: usize = 16;
 
 fn relative<'p>(path: &'p str, root: &str) -> Option<&'p str> {
@@ -388,7 +389,7 @@ impl Globs {
     }
 }
 
-/// The beginnings of a pattern that name a directory above what it names; `**` alone names none.
+/// The prefixes of a pattern that name a directory above its matches; `**` alone names none.
 fn above(pattern: &str) -> Vec<&str> {
     let whole = pattern.trim_end_matches("/**");
     let slashes = whole.match_indices('/').map(|(at, _)| &whole[..at]);
@@ -397,7 +398,7 @@ fn above(pattern: &str) -> Vec<&str> {
         .collect()
 }
 
-/// The file names that a pattern stands for; `None` if it is any name at all.
+/// The file names that a pattern matches; `None` if it is any name.
 fn name(pattern: &str, folded: bool) -> Option<Vec<Token>> {
     let name = pattern.rsplit('/').next().unwrap_or(pattern);
     let name = if folded {
@@ -410,14 +411,14 @@ fn name(pattern: &str, folded: bool) -> Option<Vec<Token>> {
     tokens.iter().any(is_letter).then_some(tokens)
 }
 
-/// Whether two patterns have a name in common of which both spell a letter or digit.
+/// Whether two patterns have a common name of which both spell a letter or digit.
 fn have_common_name(pattern: &[Token], name: &[Token]) -> bool {
-    // No name is as long, so that none would be matched.
+    // No file name is that long, so nothing would match.
     if pattern.iter().filter(|t| **t != Token::Any).count() > NAME_MAX {
         return false;
     }
-    // Which places of `name` can be reached with what of `pattern` was read, with and without a
-    // character that both spell.
+    // Which positions of `name` can be reached with the part of `pattern` that was read, with and
+    // without a character that both spell.
     let mut row = vec![[false; 2]; name.len() + 1];
     row[0][0] = true;
     skip_wildcards(&mut row, name);
@@ -450,7 +451,7 @@ fn have_common_name(pattern: &[Token], name: &[Token]) -> bool {
                 }
                 let found = usize::from(spelled == 1 || both);
                 if wide {
-                    // It goes on from there with the same token.
+                    // It continues from there with the same token.
                     mark_reached(&mut next, &mut row, to, found);
                 } else {
                     next[to][found] = true;
@@ -463,20 +464,20 @@ fn have_common_name(pattern: &[Token], name: &[Token]) -> bool {
     row[name.len()][1]
 }
 
-/// A place that is reached within one wide token.
+/// A position that is reached within one wildcard.
 fn mark_reached(next: &mut [[bool; 2]], row: &mut [[bool; 2]], to: usize, found: usize) {
     next[to][found] = true;
     row[to][found] = true;
 }
 
-/// What reaches a place reaches the next one, too.
+/// Whatever reaches a position reaches the next one, too.
 fn carry_forward(row: &mut [[bool; 2]], at: usize) {
     let [bare, spelled] = row[at];
     row[at + 1][0] |= bare;
     row[at + 1][1] |= spelled;
 }
 
-/// A `*` of the name may stand for nothing.
+/// A `*` of the name may match the empty text.
 fn skip_wildcards(row: &mut [[bool; 2]], name: &[Token]) {
     for (at, token) in name.iter().enumerate() {
         if *token == Token::Any {
@@ -489,7 +490,8 @@ fn skip_wildcards(row: &mut [[bool; 2]], name: &[Token]) {
 const NAME_MAX: usize = 255;
 
 /// Whether a shell's pattern could match a name. From the first `[` to the last `]` counts as any
-/// text, because where a class ends is subtle (`[]a]`, `[[:x:]]`): the answer errs towards yes; a leading dot must be matched by a dot, as in bash.
+/// text, because where a class ends is subtle (`[]a]`, `[[:x:]]`). In doubt the answer is yes. A
+/// leading dot must be matched by a dot, as in bash.
 pub(super) fn could_match(pattern: &str, name: &str) -> bool {
     if name.starts_with('.') && !pattern.starts_with('.') {
         return false;
@@ -497,7 +499,7 @@ pub(super) fn could_match(pattern: &str, name: &str) -> bool {
     matches_text(pattern, name)
 }
 
-/// The same with classes whose end is plain as one character, of those that a short one lists.
+/// The same, with classes whose end is clear as one character, of those that a short class lists.
 fn tokenize_with_classes(pattern: &str) -> Vec<Token> {
     let mut out = Vec::new();
     let mut rest = pattern;

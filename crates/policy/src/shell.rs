@@ -1,7 +1,7 @@
-//! Judges a command text: which commands are in it, which rules apply to each.
+//! Evaluates a command text: which commands are in it, which rules apply to each.
 //!
-//! Owns the use of both readers, the look behind wrappers, assignments and redirects. Must not
-//! know how a rule's conditions are met, nor how parts become one judgement.
+//! Owns the use of both readers, the search behind wrappers, assignments and redirects. Must not
+//! know how a rule's conditions are met, nor how parts become one decision.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -20,12 +20,12 @@ use marshal_model::limits;
 use marshal_model::untrusted::escape_for_display;
 use marshal_model::{Decision, UntrustedText};
 
-/// Words behind wrappers and in scripts inside scripts that one decision looks at. An ordinary
-/// request stays far below; a text made to be slow does not.
+/// How many words behind wrappers and in nested scripts one decision examines. An ordinary request
+/// stays far below; a text made to be slow does not.
 const MAX_WORK: usize = 100_000;
 
-/// The work that is done in a millisecond of a slow machine: what `eval_ms` is counted in, so that
-/// a decision does not depend on how busy the machine is.
+/// The work per millisecond on a slow machine. `eval_ms` is counted in it, so that a decision does
+/// not depend on the machine's load.
 const WORK_PER_MS: usize = 2_000;
 
 /// Everything about a command text.
@@ -57,13 +57,14 @@ struct ShellEvaluator<'p, 'f, 'a> {
     work: Cell<usize>,
 }
 
-/// What a text was read as.
+/// The readings of a text.
 struct ParsedText {
     commands: Vec<Command>,
     texts: Vec<String>,
     flows: Vec<Edge>,
     functions: Vec<(String, Range<usize>)>,
-    /// Commands may run again or later than where they stand, and something moves the shell.
+    /// Whether commands may run again, or later than their position, and something changes the
+    /// directory.
     is_cwd_uncertain: bool,
     plain: bool,
 }
@@ -100,7 +101,7 @@ impl ShellEvaluator<'_, '_, '_> {
                 part.add(Hit::from_rule(&self.policy.rules[rule]));
             }
         }
-        // Nothing looks at the commands any more: their texts become what is shown.
+        // The commands are not needed any more: their texts move into the displayed parts.
         for (part, command) in out.parts.iter_mut().zip(reading.commands) {
             let env = command.assignments.into_iter();
             let env = env.map(|a| UntrustedText::new(format!("{}={}", a.name, a.value.text)));
@@ -113,8 +114,8 @@ impl ShellEvaluator<'_, '_, '_> {
             part.words = words.map(|word| UntrustedText::new(word.text)).collect();
         }
         if self.work.get() == 0 {
-            let why = "the command line is too entangled to be looked through";
-            // A policy that says how long a decision may take has it denied.
+            let why = "the command line is too complex to be evaluated";
+            // A policy with a time limit for decisions denies it.
             if self.policy.eval_ms.is_some() {
                 out.hits
                     .push(Hit::from_setting(Decision::Deny, "limits.eval_ms", why));
@@ -125,7 +126,7 @@ impl ShellEvaluator<'_, '_, '_> {
         out
     }
 
-    /// A directory that the call names is denied as the operand of a `cd` would be.
+    /// A directory that the call names is evaluated like the operand of a `cd`.
     fn evaluate_cwd(&self, named: &str, out: &mut Outcome) {
         let word = |text: &str| Word {
             text: text.to_owned(),
@@ -145,7 +146,7 @@ impl ShellEvaluator<'_, '_, '_> {
             limit(
                 out,
                 "limits.max_bytes",
-                "the command line is longer than the policy reads",
+                "the command line is longer than the policy's limit",
             );
         }
         let mut reading = match strict::parse_plain(text) {
@@ -191,13 +192,13 @@ impl ShellEvaluator<'_, '_, '_> {
             limit(
                 out,
                 "limits.max_commands",
-                "the command line has more commands than the policy reads",
+                "the command line has more commands than the policy's limit",
             );
         }
         reading
     }
 
-    /// One simple command, with everything behind it.
+    /// Evaluates one simple command, with everything behind it.
     fn evaluate_command(
         &self,
         command: &Command,
@@ -220,8 +221,8 @@ impl ShellEvaluator<'_, '_, '_> {
         part
     }
 
-    /// Everything that rules deny or ask behind a command. What stands in the text itself is
-    /// always judged; the budget is for what is behind.
+    /// Evaluates everything behind a command with the rules that deny or ask. The text itself is
+    /// always evaluated; the budget limits only what is behind.
     fn evaluate_inner_commands(
         &self,
         command: &Command,
@@ -247,7 +248,7 @@ impl ShellEvaluator<'_, '_, '_> {
                 words
             };
             let view = CommandView::new(words, &[], if inner.is_cwd_unknown { &[] } else { bases });
-            // The outer command has every word already; a long chain is not read over and over.
+            // The outer command already has every word, so a long chain is not read repeatedly.
             let innermost = i + 1 == last;
             if self.spend_work(view.words.len()) || innermost {
                 self.apply_forbidding_rules(&view, innermost || inner.has_added_words, part);
@@ -260,7 +261,7 @@ impl ShellEvaluator<'_, '_, '_> {
         }
     }
 
-    /// A text that something behind a command runs; `false`: there is too much of it.
+    /// Evaluates a text that something behind a command runs; `false` if there is too much of it.
     fn evaluate_script(
         &self,
         script: &str,
@@ -305,8 +306,8 @@ impl ShellEvaluator<'_, '_, '_> {
         true
     }
 
-    /// What stands before a command is judged as the words of a `declare` would be: a value may be
-    /// a path that it, or a later command, opens.
+    /// Evaluates the assignments before a command like the words of a `declare`: a value may be a
+    /// path that this or a later command opens.
     fn evaluate_assignments(
         &self,
         command: &Command,
@@ -333,15 +334,15 @@ impl ShellEvaluator<'_, '_, '_> {
         }
     }
 
-    /// Of rules and what they hit those that count now.
+    /// The rules among these hits that are active now.
     fn active_hits(&self, hits: Vec<(usize, usize)>) -> impl Iterator<Item = (usize, usize)> {
         let now = &self.context.walker.active_rules;
         let counts = |(rule, _): &(usize, usize)| now.is_active(&self.policy.rules[*rule]);
         hits.into_iter().filter(counts)
     }
 
-    /// Where commands behind a wrapper that names directories may run: there, or where it does.
-    /// `None`: it names none.
+    /// The directories of commands behind a wrapper that names directories: those, or the wrapper's
+    /// own. `None` if it names none.
     fn wrapper_cwds(&self, command: &Command, places: &[usize], bases: &[Cwd]) -> Option<Vec<Cwd>> {
         if places.is_empty() {
             return None;
@@ -380,7 +381,7 @@ impl ShellEvaluator<'_, '_, '_> {
         Some(all)
     }
 
-    /// Takes from the decision's budget of work; `false`: it is spent.
+    /// Spends part of the decision's work budget; `false` if it is exhausted.
     fn spend_work(&self, words: usize) -> bool {
         let left = self.work.get().saturating_sub(words + 1);
         self.work.set(left);
@@ -417,7 +418,7 @@ impl ShellEvaluator<'_, '_, '_> {
         }
     }
 
-    /// Rules that allow the command, its transparent wrappers stripped.
+    /// Applies the rules that allow the command, after stripping its transparent wrappers.
     fn apply_allowing_rules<'c>(
         &self,
         command: &'c Command,
@@ -441,7 +442,7 @@ impl ShellEvaluator<'_, '_, '_> {
         if words.iter().any(|w| w.glob) && !shell.glob_programs.contains(&name) {
             return;
         }
-        // Without a wrapper the facts that the other rules have asked for are these.
+        // Without a wrapper these are the facts that the other rules have already computed.
         let inner = CommandView::new(words, outer.redirects, outer.bases);
         let view = if words.len() == outer.words.len() {
             outer
@@ -462,7 +463,7 @@ impl ShellEvaluator<'_, '_, '_> {
         }
     }
 
-    /// The name that a rule which allows may compare: with a directory only from trusted ones.
+    /// The name that an allowing rule may compare: with a directory only from trusted ones.
     fn trusted_name(&self, program: &str) -> Option<String> {
         let name = base_name(program);
         let directory = program.strip_suffix(name)?;
@@ -484,7 +485,7 @@ impl ShellEvaluator<'_, '_, '_> {
         barred.map(|a| a.name.clone())
     }
 
-    /// What redirects need; `false`: none of them is denied or asked, but one is not allowed.
+    /// Evaluates redirects; `false` if none is denied or asked, but one is not allowed.
     fn evaluate_redirects(
         &self,
         redirects: &[Redirect],
@@ -545,7 +546,7 @@ impl ShellEvaluator<'_, '_, '_> {
         worst
     }
 
-    /// `None`: the default counts.
+    /// The decision about reading a file; `None`: the default counts.
     fn decide_read(&self, redirect: &Redirect, bases: &[Cwd]) -> Option<(Decision, &'static str)> {
         let settings = &self.policy.shell.redirect;
         let facts = &self.context;
@@ -571,8 +572,8 @@ impl ShellEvaluator<'_, '_, '_> {
     }
 }
 
-/// Whether the program, the subcommand of one that rules know, or the script of a shell is not
-/// known before it runs.
+/// Whether it is unknown before it runs which program runs, which subcommand of a known one, or
+/// which script of a shell.
 fn is_program_dynamic(view: &CommandView<'_>) -> bool {
     let scripted = |name: &str| {
         let mut words = view.words.iter();
@@ -591,7 +592,7 @@ fn is_program_dynamic(view: &CommandView<'_>) -> bool {
     }
 }
 
-/// Whether it is not known where nested commands run: the text moves its shell and has loops or
+/// Whether it is unknown where nested commands run: the text changes the directory and has loops or
 /// functions.
 fn is_cwd_uncertain(scan: &scan::Scan) -> bool {
     scan.may_repeat && scan.commands.iter().any(cwd::may_change_cwd)

@@ -1,9 +1,9 @@
-//! What a file name looks like to people and to other systems: the name behind look-alike letters,
-//! another case, a trailing dot.
+//! How a file name appears to people and to other systems: without look-alike letters, another
+//! case, or a trailing dot.
 //!
-//! Owns a small table of letters that pass for ASCII ones. A name that is not its own skeleton is
-//! judged under both, so that neither `.GIT`, `.gіt` (a Cyrillic letter), `.git.` nor `git~1` is a
-//! way around a rule about `.git`. Must not know rules.
+//! Owns a small table of letters that look like ASCII ones. A name that differs from its skeleton
+//! is evaluated under both, so that `.GIT`, `.gіt` (a Cyrillic letter), `.git.` and `git~1` cannot
+//! bypass a rule about `.git`. Must not know rules.
 
 /// Letters that look like, or fold to, an ASCII one.
 const LOOKALIKES: &[(&str, char)] = &[
@@ -46,7 +46,7 @@ pub(super) fn path_skeleton(path: &str) -> String {
 
 fn component(name: &str) -> String {
     let plain: String = name.chars().filter_map(ascii_lookalike).collect();
-    // Other systems end a name at these, and give long ones a short one.
+    // Other systems cut a name at these characters, and give long names a short alias.
     let plain = plain.split(':').next().unwrap_or_default();
     let trimmed = plain.trim_end_matches(['.', ' ']);
     let trimmed = if trimmed.is_empty() { plain } else { trimmed };
@@ -60,7 +60,7 @@ fn component(name: &str) -> String {
     }
 }
 
-/// The ASCII letter that a character passes for; `None` if it is not seen at all.
+/// The ASCII letter that a character looks like; `None` if it is invisible.
 fn ascii_lookalike(c: char) -> Option<char> {
     if c.is_ascii() {
         return Some(c.to_ascii_lowercase());
@@ -79,7 +79,7 @@ fn ascii_lookalike(c: char) -> Option<char> {
     {
         return Some(ascii.to_ascii_lowercase());
     }
-    // Some have a lower case that is ASCII (K, the Kelvin sign) or ASCII and a mark (İ).
+    // Some have an ASCII lower case (K, the Kelvin sign), or one with a combining mark (İ).
     let low = c.to_lowercase().next().unwrap_or(c);
     if low.is_ascii() {
         return Some(low);

@@ -1,18 +1,19 @@
-//! The ways in which a tool may read a text that is to be a path: as it stands, as a URL, with a
-//! variable or another user's home in it, trimmed, with backslashes.
+//! The ways in which a tool may read a text as a path: as it is, as a URL, with a variable or
+//! another user's home in it, trimmed, with backslashes.
 //!
-//! Whoever opens the file may read it in any of these. Must not know rules or where paths lead.
+//! Whoever opens the file may read it in any of these ways. Must not know rules or where paths
+//! lead.
 
-/// Ways that are looked at; a text with more has been made to have them.
+/// How many readings are tried. A text with more was made to have them.
 const READINGS: usize = 24;
 
-/// Rounds of `%xx` that are taken off.
+/// How many rounds of `%xx` are decoded.
 const ROUNDS: usize = 3;
 
 /// One kind of other spelling: adds what a text may mean.
 type Step<'a> = dyn Fn(&str, &mut Vec<String>) + 'a;
 
-/// What is meant by a text, the text itself first. `escaped`: `%xx` is read in plain texts, too,
+/// The readings of a text, the text itself first. `escaped`: `%xx` is decoded in plain texts, too,
 /// not only in URLs.
 pub(super) fn readings(text: &str, escaped: bool) -> Vec<String> {
     let mut all = vec![text.to_owned()];
@@ -35,7 +36,7 @@ pub(super) fn readings(text: &str, escaped: bool) -> Vec<String> {
     all
 }
 
-/// Whether a text can be read in one way only, and nobody takes it for more than a path.
+/// Whether a text has only one reading, as a path.
 pub(super) fn is_plain(text: &str) -> bool {
     !text.contains(['%', '$', '`', '\\'])
         && !text.contains("://")
@@ -50,7 +51,7 @@ fn add_trimmed(text: &str, out: &mut Vec<String>) {
     );
 }
 
-/// The scheme of a URL, and what is behind its colon.
+/// The scheme of a URL, and what follows its colon.
 fn scheme(text: &str) -> Option<(&str, &str)> {
     let (scheme, rest) = text.split_once(':')?;
     let is_scheme = scheme.len() > 1
@@ -58,12 +59,12 @@ fn scheme(text: &str) -> Option<(&str, &str)> {
         && scheme
             .bytes()
             .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'+' | b'-' | b'.'));
-    // `src/mod.rs:12` and `mod.rs:12` are places in files.
+    // `src/mod.rs:12` and `mod.rs:12` are positions in files.
     let is_line = rest.starts_with(|c: char| c.is_ascii_digit()) || rest.is_empty();
     (is_scheme && !is_line).then_some((scheme, rest))
 }
 
-/// The path of a `file:` URL, whoever it says has it; and what remains of it without its marks.
+/// The path of a `file:` URL of any host, and the rest of it without query and fragment.
 fn add_file_url_paths(text: &str, out: &mut Vec<String>) {
     let Some((_, rest)) =
         scheme(text).filter(|(scheme, _)| scheme.to_ascii_lowercase().contains("file"))

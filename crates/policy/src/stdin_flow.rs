@@ -1,8 +1,8 @@
-//! What a shell reads on its standard input, as far as the text of a command says it: the
-//! here-documents of groups, loops and functions around it, and what `echo` and `printf` pipe in.
+//! A shell's standard input, as far as the text of a command determines it: the here-documents of
+//! groups, loops and functions around it, and what `echo` and `printf` pipe in.
 //!
-//! Owns the bookkeeping only. In doubt a shell reads more than it does: what is found is only looked at
-//! by rules that forbid. Must not know rules.
+//! Owns only the bookkeeping. In doubt a shell reads more than it does: the result is only used by
+//! rules that forbid. Must not know rules.
 
 use std::ops::Range;
 
@@ -10,10 +10,10 @@ use super::command::{Command, base_name};
 use super::flow::Edge;
 use super::wrappers::SHELLS;
 
-/// Texts that one shell is given beside its own.
+/// How many texts one shell gets beside its own.
 const MAX_STDIN_TEXTS: usize = 16;
 
-/// Gives every command that runs a shell the texts that it may read, as [`Command::stdin`].
+/// Assigns every command that runs a shell the texts that it may read, as [`Command::stdin`].
 pub(super) fn assign_stdin_texts(
     commands: &mut [Command],
     texts: &mut Vec<String>,
@@ -23,7 +23,7 @@ pub(super) fn assign_stdin_texts(
     if !commands.iter().any(runs_shell) {
         return;
     }
-    // What is redirected into a group stands behind it, with no command of its own.
+    // A redirect into a group follows it, without a command of its own.
     let mut behind = Vec::new();
     for command in commands.iter_mut().rev() {
         if command.words.is_empty() {
@@ -95,7 +95,7 @@ fn is_function(command: &Command, functions: &[(String, Range<usize>)]) -> bool 
     functions.iter().any(|(name, _)| is_called(command, name))
 }
 
-/// What `echo` and `printf` say, if a command is one of them.
+/// The output of `echo` and `printf`, if a command is one of them.
 fn printed_text(command: &Command) -> Option<String> {
     let (program, words) = command.words.split_first()?;
     let between = match base_name(&program.text) {

@@ -1,8 +1,8 @@
 //! The strict reader: recognises unambiguous bash and nothing else.
 //!
-//! Only what it accepts can be allowed by a rule, so it may be wrong in one direction only: what
-//! it accepts must have exactly the words that bash would run (a fuzz test compares them). It
-//! must not guess, expand or recover; the tolerant reader beside it does.
+//! Only a text that it accepts can be allowed by a rule, so it may be wrong in one direction only:
+//! the accepted text must have exactly the words that bash would run (a fuzz test compares them).
+//! It must not guess, expand or recover; the tolerant reader does that.
 
 use super::command::{
     Assignment, Command, Direction, Join, RESERVED, Redirect, Word, is_variable_name,
@@ -15,11 +15,11 @@ mod tests;
 /// Why a text is not plain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct NotPlain {
-    /// What was met, as a noun.
+    /// The construct, as a noun.
     pub what: &'static str,
-    /// Where, in bytes.
+    /// The position in bytes.
     pub at: usize,
-    /// No agreed reading exists at all: at least a person must look, whatever the default is.
+    /// Whether readers disagree on the text: then a person must decide, whatever the default is.
     pub hidden: bool,
 }
 
@@ -61,7 +61,7 @@ struct Reader<'t> {
     at: usize,
     done: Vec<Command>,
     current: Command,
-    /// `&&`, `||` or `|` stands before, so a command must follow.
+    /// Whether `&&`, `||` or `|` precedes, so that a command must follow.
     expects_command: bool,
 }
 
@@ -129,8 +129,8 @@ impl Reader<'_> {
         }
     }
 
-    /// `\`+newline between two words of a command, blank before it: the shell drops both.
-    /// Anywhere else it can glue words together unseen.
+    /// `\`+newline between two words of a command, with a blank before it: the shell drops both.
+    /// Anywhere else it can join words unnoticed.
     fn continuation(&mut self) -> Result<(), NotPlain> {
         let after_blank = self.at > 0 && matches!(self.text[self.at - 1], b' ' | b'\t');
         if !after_blank || self.current.words.is_empty() {
@@ -140,7 +140,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// Ends the command being read; the next one follows by `next`.
+    /// Ends the current command; `next` joins it to the following one.
     fn close(&mut self, next: Join) -> Result<(), NotPlain> {
         if self.current.is_empty() {
             return Err(self.not_plain("an operator without a command"));
@@ -222,8 +222,8 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// Whether `time`, just read, is followed by a plain word on the same line, `-p` between
-    /// them or not (it is read past). Other forms are left to a person.
+    /// Whether `time` is followed by a plain word on the same line, with or without `-p` between
+    /// them (it is skipped). Other forms need a person.
     fn time_is_simple(&mut self) -> bool {
         let rest = self.text.get(self.at..).unwrap_or_default();
         if rest.starts_with(b" -p ") {
@@ -240,10 +240,10 @@ impl Reader<'_> {
                 .is_some_and(|&b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'/' | b'.'))
     }
 
-    /// Reads one word. The second value is the place of an unquoted `=` after an unquoted name:
+    /// Reads one word. The second value is the offset of an unquoted `=` after an unquoted name:
     /// where a command is expected, that makes it an assignment.
     fn word(&mut self) -> Result<(Word, Option<usize>), NotPlain> {
-        // Most words have nothing in them that means anything.
+        // Most words have no special character.
         let rest = &self.text[self.at..];
         let bare = rest.iter().take_while(|b| is_bare(**b)).count();
         let mut text = rest[..bare].to_vec();
@@ -394,7 +394,7 @@ impl Reader<'_> {
         }
     }
 
-    /// A redirect; a descriptor's number before it has been read already.
+    /// A redirect; its descriptor number was read before.
     fn redirect(&mut self) -> Result<(), NotPlain> {
         let rest = &self.text[self.at..];
         let (length, direction, both) = match rest {
@@ -420,7 +420,7 @@ impl Reader<'_> {
         while matches!(self.peek(0), Some(b' ' | b'\t')) {
             self.at += 1;
         }
-        // After `>&` and blanks bash still takes a `-` alone, and what follows it is an argument.
+        // After `>&` and blanks bash still accepts a lone `-`, and what follows it is an argument.
         if direction == Direction::Duplicate && self.peek(0) == Some(b'-') {
             return Err(self.not_plain("an unusual redirect"));
         }
@@ -466,7 +466,7 @@ impl Reader<'_> {
     }
 }
 
-/// Bytes that are a part of whatever word they stand in, and nothing else.
+/// Bytes that are ordinary characters in every word.
 fn is_bare(byte: u8) -> bool {
     byte.is_ascii_alphanumeric()
         || matches!(

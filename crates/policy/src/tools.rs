@@ -1,7 +1,8 @@
-//! Judges what is no command line: files that are read and changed, URLs, tools of MCP servers.
+//! Evaluates requests other than command lines: files that are read and changed, URLs, tools of MCP
+//! servers.
 //!
-//! Owns which rules are looked at for each kind of tool. Must not know severity, nor how parts
-//! become one judgement.
+//! Owns which rules are checked for each kind of tool. Must not know severity, nor how parts become
+//! one decision.
 
 use super::command::Word;
 use super::evaluate::{Hit, PartOutcome};
@@ -14,10 +15,10 @@ use super::{Policy, cwd, mcp, spelling};
 use marshal_model::untrusted::{escape_for_display, is_unsafe};
 use marshal_model::{Decision, UntrustedText};
 
-/// Columns of a foreign name in a reason.
+/// Maximum columns of a foreign name in a reason.
 const SHOWN_COLUMNS: usize = 80;
 
-/// Characters of a call's arguments in what people are shown of it.
+/// Maximum characters of a call's arguments that are shown to people.
 const SHOWN_ARGUMENTS: usize = 400;
 
 pub(super) fn evaluate_read(
@@ -30,7 +31,7 @@ pub(super) fn evaluate_read(
         ReadTarget::Search { below, name } => {
             evaluate_search(policy, below.as_deref(), name, walker)
         }
-        // Without a path it is where the agent is, which need not be the root, and need not be known.
+        // Without a path it is the agent's current directory, which may be unknown or not the root.
         ReadTarget::Workspace => {
             evaluate_file(policy, ToolClass::Read, current_directory(walker), walker)
         }
@@ -48,7 +49,7 @@ pub(super) fn evaluate_read(
     }
 }
 
-/// Where the agent is, as a path.
+/// The agent's current directory, as a path.
 fn current_directory<'w>(walker: &Walker<'w>) -> &'w str {
     let root = walker.fs.workspace;
     if walker.fs.cwd == Some(root) {
@@ -89,18 +90,18 @@ fn evaluate_search(
     part
 }
 
-/// How a tool takes what a path names.
+/// How a tool uses a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FileAccess {
-    /// What it leads to.
+    /// It follows links.
     Follow,
-    /// The link itself if it is one, and a directory with all in it.
+    /// It removes the link itself, or a directory with everything in it.
     Remove,
-    /// Something comes to stand there, a directory with all in it perhaps.
+    /// It places something there, perhaps a directory with everything in it.
     Replace,
 }
 
-/// What a path may mean, in every way that a tool may read it.
+/// The facts of a path, for every way in which a tool may read it.
 fn path_facts(path: &str, taking: FileAccess, walker: &Walker<'_>) -> Vec<PathFact> {
     let bases = cwd::resolve_cwd(walker, walker.fs.cwd);
     let mut paths = Vec::new();
@@ -140,7 +141,7 @@ pub(super) fn evaluate_file(
     evaluate_file_access(policy, tool, path, taking, walker)
 }
 
-/// The same of a path that is taken in a way of its own.
+/// The same for a path that is used in another way.
 pub(super) fn evaluate_file_access(
     policy: &Policy,
     tool: ToolClass,
@@ -176,7 +177,7 @@ fn matches_file(rule: &Rule, sets: &Sets<'_>, paths: &[PathFact], walker: &Walke
         Some(area) if permits => paths.iter().all(|p| sets.is_surely_in(p, area, walker)),
         Some(area) => paths.iter().any(|p| sets.counts_as_in(p, area, walker)),
     };
-    // For a rule that allows, what may be excepted is.
+    // For a rule that allows, an exception counts where it may apply.
     let excepted = |area| {
         if permits {
             paths.iter().any(|p| sets.counts_as_in(p, area, walker))
@@ -187,7 +188,7 @@ fn matches_file(rule: &Rule, sets: &Sets<'_>, paths: &[PathFact], walker: &Walke
     fits && !rule.unless.is_some_and(excepted)
 }
 
-/// A URL that is fetched; `method` is what the call says of it, `None` if its table does not tell.
+/// A URL that is fetched; `method` is the call's method, `None` if its table has no field for one.
 pub(super) fn evaluate_fetch(
     policy: &Policy,
     text: &str,
@@ -226,18 +227,17 @@ pub(super) fn evaluate_fetch(
     part
 }
 
-/// Methods that ask for something and change nothing (RFC 9110, 9.2.1): what a rule that allows
-/// means if it names none.
+/// Methods that only read (RFC 9110, 9.2.1): those that an allowing rule means if it names none.
 const SAFE_METHODS: [&str; 2] = ["GET", "HEAD"];
 
 fn matches_method(rule: &Rule, method: Option<&str>) -> bool {
     let permits = rule.decision == Decision::Allow;
     match method {
-        // Of a table without the field every call is a plain one; but nobody says so.
+        // In a table without the field every call is a plain one, but that is not certain.
         None => rule.methods.is_empty() || !permits,
         Some(method) if permits && rule.methods.is_empty() => SAFE_METHODS.contains(&method),
-        // Methods are compared as they are written: `get` is another method than `GET`, which
-        // servers may or may not take for the same.
+        // Methods are compared case-sensitively: `get` and `GET` are different methods, which
+        // servers may or may not treat alike.
         Some(method) if permits => rule.methods.iter().any(|m| m == method),
         Some(method) => {
             let same = |m: &String| m.eq_ignore_ascii_case(method.trim());
@@ -246,7 +246,7 @@ fn matches_method(rule: &Rule, method: Option<&str>) -> bool {
     }
 }
 
-/// A call of an MCP server's tool. What no rule allows is an unknown tool.
+/// A call of an MCP server's tool. If no rule applies, it is an unknown tool.
 pub(super) fn evaluate_mcp(
     policy: &Policy,
     call: mcp::ToolCall<'_>,
@@ -292,15 +292,15 @@ pub(super) fn evaluate_mcp(
     part
 }
 
-/// The setting for what no table knows.
+/// The setting for tools in no table.
 pub(super) const UNKNOWN_TOOL_RULE: &str = "unknown_tool";
 
-/// A tool that no table knows.
+/// The hit for a tool in no table.
 pub(super) fn unknown_tool_hit(policy: &Policy, tool: &UntrustedText) -> Hit {
     let tool = escape_for_display(tool.raw(), SHOWN_COLUMNS);
     Hit::from_setting(
         policy.unknown_tool,
         UNKNOWN_TOOL_RULE,
-        &format!("no table says what the tool {tool} does"),
+        &format!("no extractor table describes the tool {tool}"),
     )
 }

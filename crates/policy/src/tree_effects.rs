@@ -1,4 +1,4 @@
-//! Programs that take whole directories: which of their words are meant with all that is below.
+//! Programs that work on whole directories: which of their words include everything below.
 //!
 //! Owns facts about programs, from their manual pages. Must not know rules or sets.
 
@@ -6,28 +6,28 @@ use super::command::{Word, base_name};
 use super::fact::{self, Cwd, PathFact, TreeEffect};
 use super::path::Walker;
 
-/// How the words of one command are meant.
+/// The tree effects of the words of one command.
 pub(super) struct TreeEffects<'w> {
     words: &'w [Word],
-    /// What every path but the destination is.
+    /// The effect on every path but the destination.
     sources: TreeEffect,
-    /// What the destination is, if there is one.
+    /// The destination and the effect on it, if there is one.
     destination: Option<(Target<'w>, TreeEffect)>,
     /// Words from here on.
     from: usize,
 }
 
-/// Where a program puts what it copies or moves.
+/// Where a program places what it copies or moves.
 #[derive(Clone, Copy)]
 struct Target<'w> {
     word: &'w Word,
     index: usize,
-    /// Where it begins in the word.
+    /// The offset in the word where it begins.
     from: usize,
 }
 
 impl<'w> TreeEffects<'w> {
-    /// `subcommand` is the place of the first word behind the program's own flags.
+    /// `subcommand` is the index of the first word after the program's own flags.
     pub(super) fn from_command(program: &str, words: &'w [Word], subcommand: usize) -> Self {
         let has = |letters: &[char], long: &[&str]| {
             words.iter().skip(1).any(|word| {
@@ -71,7 +71,7 @@ impl<'w> TreeEffects<'w> {
         }
     }
 
-    /// How the word at a place is meant.
+    /// The effect on the word at an index.
     pub(super) fn effect_of_word(&self, index: usize) -> TreeEffect {
         match self.destination {
             Some((target, whole)) if target.index == index => whole,
@@ -79,7 +79,7 @@ impl<'w> TreeEffects<'w> {
         }
     }
 
-    /// Adds what comes to stand in the destination, if that is a directory: its name there.
+    /// Adds the names that appear in the destination, if that is a directory.
     pub(super) fn add_destination_entries(
         &self,
         walker: &Walker<'_>,
@@ -125,7 +125,7 @@ impl<'w> TreeEffects<'w> {
     }
 }
 
-/// Tests of find(1) that leave most of a tree alone.
+/// Tests of find(1) that exclude most of a tree.
 const TESTS: &[&str] = &[
     "-name",
     "-iname",
@@ -150,7 +150,7 @@ fn deletes_all(words: &[Word]) -> bool {
     has(&["-delete"]) && !has(TESTS)
 }
 
-/// The last operand, or what `-t` names.
+/// The last operand, or the argument of `-t`.
 fn find_destination(words: &[Word], from: usize) -> Option<Target<'_>> {
     let mut last = None;
     let mut operands = 0;

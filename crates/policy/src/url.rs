@@ -1,12 +1,12 @@
-//! URLs as facts: scheme, host, port, path; and the patterns that rules name.
+//! URLs as facts: scheme, host, port, path; and the patterns in rules.
 //!
-//! Owns a strict reading: what two parsers could read differently (user info, backslashes,
-//! control characters, a host that is not ASCII) is no URL here and matches nothing. Must not
-//! know rules, and fetches nothing.
+//! Owns a strict reading: anything that two parsers could read differently (user info, backslashes,
+//! control characters, a non-ASCII host) is not a URL here and matches nothing. Must not know
+//! rules, and fetches nothing.
 
 use std::fmt::Write as _;
 
-/// A URL, taken apart. Query and fragment are dropped: no condition names them.
+/// A parsed URL. Query and fragment are dropped: no condition names them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Url {
     pub scheme: String,
@@ -17,10 +17,10 @@ pub(super) struct Url {
 }
 
 impl Url {
-    /// Reads a URL; the error says what is wrong with it, as a noun.
+    /// Parses a URL; the error is a noun for what is wrong.
     pub(super) fn parse(text: &str) -> Result<Self, &'static str> {
         if !text.bytes().all(|b| b.is_ascii_graphic()) {
-            return Err("a character that is no part of a URL");
+            return Err("a character that a URL cannot contain");
         }
         if text.contains('\\') {
             return Err("a backslash");
@@ -41,7 +41,7 @@ impl Url {
             Some((host, port)) if !host.is_empty() => {
                 let digits = !port.is_empty() && port.bytes().all(|b| b.is_ascii_digit());
                 let number = port.parse().ok().filter(|_| digits);
-                (host, number.ok_or("a port that is no number")?)
+                (host, number.ok_or("a port that is not a number")?)
             }
             Some(_) => return Err("no host"),
             None => (authority, standard),
@@ -54,7 +54,7 @@ impl Url {
                 .bytes()
                 .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_'));
         if !named {
-            return Err("a host that is no name");
+            return Err("a host that is not a name");
         }
         if is_odd_address(&host) {
             return Err("an address in an unusual spelling");
@@ -69,8 +69,8 @@ impl Url {
     }
 }
 
-/// Resolves escapes of harmless characters, and `.` and `..`, so that `%2e%2e` leads where a
-/// server would go.
+/// Resolves escapes of harmless characters, and `.` and `..`, so that `%2e%2e` leads where a server
+/// would go.
 fn normalize_path(path: &str) -> Result<String, &'static str> {
     let mut text = String::with_capacity(path.len());
     let mut bytes = path.bytes();
@@ -106,15 +106,15 @@ fn normalize_path(path: &str) -> Result<String, &'static str> {
 /// A pattern of a rule: `https://host/path`, `https://*.host/**`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct UrlPattern {
-    /// Also any name below the host, and not the host itself.
+    /// Whether it matches names below the host, and not the host itself.
     subdomains_only: bool,
-    /// Everything below the path.
+    /// Whether it matches everything below the path.
     deep: bool,
     url: Url,
 }
 
 impl UrlPattern {
-    /// Reads a pattern; the error says what is wrong with it.
+    /// Parses a pattern; the error says what is wrong.
     pub(super) fn parse(text: &str) -> Result<Self, &'static str> {
         let (head, deep) = match text.strip_suffix("/**") {
             Some(head) => (head, true),
@@ -131,7 +131,7 @@ impl UrlPattern {
         })
     }
 
-    /// Whether a URL fits.
+    /// Whether a URL matches.
     pub(super) fn matches(&self, url: &Url) -> bool {
         let host = if self.subdomains_only {
             url.host
@@ -155,14 +155,14 @@ impl UrlPattern {
 /// A host that a rule names: `docs.rs`, `*.example.com`, `localhost:8080`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct HostPattern {
-    /// Any name below the host, and not the host itself.
+    /// Whether it matches names below the host, and not the host itself.
     subdomains_only: bool,
     host: String,
     port: Option<u16>,
 }
 
 impl HostPattern {
-    /// Reads a pattern; the error says what is wrong with it.
+    /// Parses a pattern; the error says what is wrong.
     pub(super) fn parse(text: &str) -> Result<Self, &'static str> {
         let (below, rest) = match text.strip_prefix("*.") {
             Some(rest) => (true, rest),
@@ -179,8 +179,8 @@ impl HostPattern {
         })
     }
 
-    /// Whether a URL is of this host. One that may be fetched (`permits`) must be so by https, and
-    /// where no port is named at the usual one.
+    /// Whether a URL is of this host. If `permits`, it must be https, and have the default port
+    /// where the pattern names none.
     pub(super) fn matches(&self, url: &Url, permits: bool) -> bool {
         let host = if self.subdomains_only {
             url.host
@@ -198,7 +198,7 @@ impl HostPattern {
 }
 
 /// Whether a host is a number to some readers and a name to others: its last label begins with a
-/// digit, and it is not an IPv4 address as everybody writes it.
+/// digit, and it is not an IPv4 address in the usual form.
 fn is_odd_address(host: &str) -> bool {
     let last = host.rsplit('.').next().unwrap_or_default();
     last.starts_with(|c: char| c.is_ascii_digit()) && host.parse::<std::net::Ipv4Addr>().is_err()

@@ -1,8 +1,8 @@
-//! Looks behind programs that run other programs: `env`, `sudo`, `xargs`, `find -exec`,
+//! Finds commands behind programs that run other programs: `env`, `sudo`, `xargs`, `find -exec`,
 //! `sh -c`, `eval`.
 //!
-//! Owns what is known of such programs' arguments. Rules that deny or ask see everything found
-//! here; a rule that allows sees only what [`strip_transparent`] strips, which knows its wrappers
+//! Owns the facts about such programs' arguments. Rules that deny or ask see everything found here.
+//! A rule that allows sees only what [`strip_transparent`] strips, which knows its wrappers
 //! exactly. Must not know rules or paths.
 
 use std::collections::HashSet;
@@ -27,7 +27,7 @@ struct Wrapper {
     assigns: bool,
     /// A letter whose value is a script.
     script: Option<char>,
-    /// A letter whose value is the directory that the inner command runs in.
+    /// A letter whose value is the directory in which the inner command runs.
     directory: Option<char>,
 }
 
@@ -116,7 +116,7 @@ fn find_wrapper(name: &str) -> Option<Wrapper> {
             long: &["--format", "--output"],
             ..BARE
         },
-        // `-i`, `-l` and `-e` take values only attached.
+        // `-i`, `-l` and `-e` accept values only attached.
         "xargs" => Wrapper {
             values: "ILnPsadEJRS",
             long: &[
@@ -166,7 +166,7 @@ fn find_wrapper(name: &str) -> Option<Wrapper> {
     })
 }
 
-/// Whether what a variable of that name holds is run as a command by a shell or by common programs.
+/// Whether a shell or a common program runs the value of that variable as a command.
 pub(super) fn is_command_variable(name: &str) -> bool {
     let ends = ["PAGER", "EDITOR", "_COMMAND", "ASKPASS", "BROWSER"];
     ends.iter().any(|end| name.ends_with(end))
@@ -176,7 +176,7 @@ pub(super) fn is_command_variable(name: &str) -> bool {
         )
 }
 
-/// Words behind such a wrapper that are looked at.
+/// How many words behind a wrapper without a known grammar are examined.
 const TANGLE: usize = 24;
 
 /// Programs that run a script given as text.
@@ -188,39 +188,39 @@ pub(super) const SHELLS: &[&str] = &[
 /// One inner command.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct InnerCommand {
-    /// Its place in the outer one's words.
+    /// The word range in the outer command.
     pub range: Range<usize>,
-    /// The wrapper adds words or replaces `{}` in them.
+    /// Whether the wrapper adds words or replaces `{}` in them.
     pub has_added_words: bool,
-    /// It runs in directories that are not known.
+    /// Whether it runs in unknown directories.
     pub is_cwd_unknown: bool,
 }
 
-/// What stands behind one command.
+/// The commands and scripts behind one command.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct WrapperContents {
     /// Inner commands.
     pub commands: Vec<InnerCommand>,
-    /// Scripts, still to be read.
+    /// Scripts that are still to be read.
     pub scripts: Vec<String>,
-    /// Directories that a wrapper may run them in, by the places of their words.
+    /// The directories in which a wrapper may run them, by the indexes of their words.
     pub directories: Vec<usize>,
-    /// There was more than [`CHAIN`] of it.
+    /// Whether there was more than [`CHAIN`] of it.
     pub is_truncated: bool,
 }
 
-/// How many wrappers around each other are looked through: each may read the rest of the line.
+/// How many nested wrappers are followed: each may read the rest of the line.
 const CHAIN: usize = 256;
 
-/// Looks behind a command, through as many wrappers as there are. `texts` are what
-/// [`Command::stdin`] points into.
+/// Finds what is behind a command, through all nested wrappers. [`Command::stdin`] indexes into
+/// `texts`.
 pub(super) fn find_inner_commands(command: &Command, texts: &[String]) -> WrapperContents {
     let mut out = WrapperContents::default();
     let words = &command.words;
     if words.is_empty() {
         return out;
     }
-    // Ranges only ever shrink, and those of one `find` do not overlap.
+    // Ranges only shrink, and those of one `find` do not overlap.
     let whole = InnerCommand {
         range: 0..words.len(),
         has_added_words: false,
@@ -286,7 +286,7 @@ pub(super) fn find_inner_commands(command: &Command, texts: &[String]) -> Wrappe
 }
 
 impl Wrapper {
-    /// The place of the inner command in `words`, whose first is the wrapper.
+    /// The index of the inner command in `words`, whose first word is the wrapper.
     fn inner_command_index(&self, words: &[Word], scripts: &mut Vec<String>) -> Option<usize> {
         let mut at = 1;
         let mut skip = self.skip;
@@ -310,7 +310,7 @@ impl Wrapper {
                 let (name, value) = name
                     .split_once('=')
                     .map_or((name, None), |(n, v)| (n, Some(v)));
-                // Abbreviations count, as getopt_long(3) takes them.
+                // Abbreviations count, as getopt_long(3) accepts them.
                 let long_script = self.script.is_some()
                     && ["command", "split-string"]
                         .iter()
@@ -349,7 +349,8 @@ impl Wrapper {
             if !is_long && !short.is_some_and(|t| t.contains(letter)) {
                 continue;
             }
-            // Attached, its beginning is hard to tell: then the word itself counts, which is live.
+            // The beginning of an attached value is hard to find: then the word itself counts, as
+            // dynamic.
             let attached = text.contains('=') || short.is_some_and(|t| !t.ends_with(letter));
             out.push(if attached { at } else { at + 1 });
         }
@@ -376,8 +377,8 @@ impl Wrapper {
     }
 }
 
-/// Where a subcommand stands that runs what is behind it: as the first word that is no flag, or the
-/// second (`docker compose run`).
+/// The index of a subcommand that runs what follows it: as the first word that is not a flag, or as
+/// the second (`docker compose run`).
 fn find_run_subcommand(words: &[Word]) -> Option<usize> {
     let mut named = 0;
     for (at, word) in words.iter().enumerate().skip(1) {
@@ -393,7 +394,7 @@ fn find_run_subcommand(words: &[Word]) -> Option<usize> {
     None
 }
 
-/// Every word behind a wrapper that could begin a command of its own.
+/// Adds every word behind a wrapper that could begin a command.
 fn push_possible_commands(
     words: &[Word],
     outer: &InnerCommand,
@@ -462,7 +463,7 @@ fn find_exec_commands(words: &[Word], outer: &InnerCommand, open: &mut Vec<Inner
     }
 }
 
-/// The words of a command to which its wrapper adds some that are not known.
+/// The words of a command to which its wrapper adds unknown ones.
 pub(super) fn with_placeholders(words: &[Word]) -> Vec<Word> {
     let mut out = words.to_vec();
     for word in out.iter_mut().filter(|word| has_placeholder(word)) {
@@ -526,12 +527,12 @@ fn collect_shell_scripts(
     }
 }
 
-/// The wrappers that a policy may call transparent.
+/// The wrappers that a policy may declare transparent.
 pub(super) const TRANSPARENT: &[&str] = &["nice", "nohup", "time", "timeout"];
 
-/// Strips the wrappers that the policy calls transparent, exactly: a flag that is not understood
-/// leaves the command as it is, so that no rule for the inner one applies. `trusted` says whether
-/// a program's name counts.
+/// Strips the wrappers that the policy declares transparent, exactly: an unknown flag leaves the
+/// command as it is, so that no rule for the inner one applies. `trusted` tells whether a program's
+/// name counts.
 pub(super) fn strip_transparent<'w>(
     mut words: &'w [Word],
     allowed: &[String],

@@ -1,8 +1,10 @@
-//! What passes between a sandbox and the outside: requests to model providers (`route` decides, `relay` carries),
-//! connections to allowed hosts (`egress` decides, `proxy` carries), calls of the supervisor's own tools
-//! (`toolserver`), and questions to a delegate over HTTP (`delegate`).
+//! Traffic between a sandbox and the outside: requests to model providers (`route` decides,
+//! `model_proxy` forwards), connections to allowed hosts (`egress` decides, `egress_proxy`
+//! forwards), calls of the supervisor's own tools (`tool_server`), and queries of a delegate over
+//! HTTP (`delegate`).
 //!
-//! `route` and `egress` do no IO and read no clock. The modules that carry know each only its own rules.
+//! `route` and `egress` do no IO and read no clock. Each forwarding module uses only its own
+//! rules.
 
 pub mod delegate;
 pub mod egress;

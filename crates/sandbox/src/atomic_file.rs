@@ -1,7 +1,8 @@
-//! A new file that waits beside its place, or nowhere at all, until it takes that place at once.
+//! A new file with a temporary name beside its target, or without a name, until one step gives it
+//! its final name.
 //!
-//! Owns what its name is meanwhile, and that nothing which appeared at its place is lost where
-//! nothing was to be there. Must not know what is in it, nor whose it is.
+//! Owns the temporary name, and the guarantee that a file that must not exist is never overwritten.
+//! Must not know the content or the owner.
 
 use std::fs::File;
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
@@ -9,42 +10,42 @@ use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 
-/// What the names of such files begin with; what follows are 32 digits of a random number.
+/// Prefix of temporary names; 32 digits of a random number follow.
 pub(super) const TEMP_PREFIX: &str = ".marshal-";
-/// Attempts at a name that nobody has.
+/// Attempts to find an unused name.
 const NAMES: u32 = 16;
 
-/// What the new file does to what stands at its place.
+/// What happens to an existing file at the target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum OnExisting {
-    /// It replaces it, whatever that is by now: a link is replaced, not followed.
+    /// It is replaced, whatever it is by then: a link is replaced, not followed.
     Replace,
-    /// There must be nothing.
+    /// It is an error.
     Fail,
 }
 
-/// A new file that has no place yet.
+/// A new file that does not have its final name yet.
 #[derive(Debug)]
 pub(super) struct AtomicFile<'d> {
     dir: &'d OwnedFd,
-    /// None: it has no name, and goes with whoever has it open.
+    /// `None`: the file has no name and vanishes when its descriptor closes.
     name: Option<String>,
     file: File,
     on_existing: OnExisting,
 }
 
 impl<'d> AtomicFile<'d> {
-    /// Makes one in a directory, to be filled. Where it is to replace nothing it has no name, if the
-    /// file system has files without one.
-    pub(super) fn create(dir: &'d OwnedFd, over: OnExisting) -> Result<Self, Errno> {
-        if over == OnExisting::Fail
+    /// Creates an empty file in a directory. With [`OnExisting::Fail`] it has no name, if the file
+    /// system supports O_TMPFILE.
+    pub(super) fn create(dir: &'d OwnedFd, on_existing: OnExisting) -> Result<Self, Errno> {
+        if on_existing == OnExisting::Fail
             && let Some(file) = open_unnamed(dir)
         {
             return Ok(Self {
                 dir,
                 name: None,
                 file,
-                on_existing: over,
+                on_existing,
             });
         }
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
@@ -56,7 +57,7 @@ impl<'d> AtomicFile<'d> {
                         dir,
                         name: Some(name),
                         file: File::from(file),
-                        on_existing: over,
+                        on_existing,
                     });
                 }
                 Err(Errno::EXIST) => {}
@@ -70,12 +71,13 @@ impl<'d> AtomicFile<'d> {
         &self.file
     }
 
-    /// Its name in its directory until it has its place, if it has one.
+    /// Its temporary name, if it has one.
     pub(super) fn temp_name(&self) -> Option<&str> {
         self.name.as_deref()
     }
 
-    /// Takes its place. [`Errno::EXIST`]: something is there, where nothing was to be.
+    /// Gives it its final name. [`Errno::EXIST`]: something exists there, with
+    /// [`OnExisting::Fail`].
     pub(super) fn persist(&self, place: &str) -> Result<(), Errno> {
         let Some(name) = &self.name else {
             let own = proc_path(&self.file);
@@ -86,7 +88,8 @@ impl<'d> AtomicFile<'d> {
             OnExisting::Replace => rustix::fs::renameat(dir, name, dir, place),
             OnExisting::Fail => {
                 match rustix::fs::renameat_with(dir, name, dir, place, RenameFlags::NOREPLACE) {
-                    // A file system that does not know it: a second name, and then no first one.
+                    // The file system has no RENAME_NOREPLACE: link the final name, then remove the
+                    // temporary one.
                     Err(Errno::INVAL | Errno::NOSYS) => {
                         rustix::fs::linkat(dir, name, dir, place, AtFlags::empty())?;
                         self.discard();
@@ -98,7 +101,7 @@ impl<'d> AtomicFile<'d> {
         }
     }
 
-    /// Ends it, if it has not taken its place.
+    /// Removes its temporary name, if it was not persisted.
     pub(super) fn discard(&self) {
         if let Some(name) = &self.name {
             let _ = rustix::fs::unlinkat(self.dir, name, AtFlags::empty());
@@ -108,11 +111,11 @@ impl<'d> AtomicFile<'d> {
 
 const PRIVATE: Mode = Mode::RUSR.union(Mode::WUSR);
 
-/// A file without a name that can be given one; none where that cannot be.
+/// A file without a name that can be linked later; `None` where that is not possible.
 fn open_unnamed(dir: &OwnedFd) -> Option<File> {
     let flags = OFlags::WRONLY | OFlags::TMPFILE | OFlags::CLOEXEC;
     let file = File::from(rustix::fs::openat(dir, ".", flags, PRIVATE).ok()?);
-    // Its only way into a directory, which goes through /proc.
+    // Such a file is linked through /proc, so /proc must be there.
     let here = rustix::fs::fstat(file.as_fd()).ok()?;
     let seen = rustix::fs::stat(proc_path(&file)).ok()?;
     ((here.st_dev, here.st_ino) == (seen.st_dev, seen.st_ino)).then_some(file)

@@ -1,5 +1,5 @@
-//! The helper's end of the control socket and of the pipe for reports, and the link between the outer helper and pid 1:
-//! blocking sends and receives of whole messages, with descriptors beside them.
+//! The helper's end of the control socket and of the report pipe, and the link between the outer
+//! helper and pid 1: blocking sends and receives of whole messages, with descriptors.
 //!
 //! Must not know what the messages mean.
 
@@ -18,15 +18,16 @@ use serde::de::DeserializeOwned;
 
 use marshal_wire::shim::{self, HEADER_BYTES};
 
-/// The most descriptors beside one message (SCM_MAX_FD, unix(7)).
+/// Maximum descriptors beside one message (SCM_MAX_FD, unix(7)).
 pub(super) const DESCRIPTORS: usize = 253;
 
-/// The control socket, which is this process's stdin; the copy is not inherited.
+/// The control socket, which is this process's stdin. The copy is close-on-exec.
 pub(super) fn from_stdin() -> io::Result<UnixStream> {
     Ok(UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?))
 }
 
-/// What a helper that an agent may reach reports by, which is its stdout; the copy is not inherited.
+/// The report pipe of a helper that an agent may reach, which is its stdout. The copy is
+/// close-on-exec.
 pub(super) fn reports_from_stdout() -> io::Result<File> {
     Ok(File::from(io::stdout().as_fd().try_clone_to_owned()?))
 }
@@ -37,12 +38,12 @@ pub(super) fn send_report<T: Serialize>(mut to: &File, message: &T) -> io::Resul
     to.write_all(&bytes)
 }
 
-/// The link to the outer helper, which is pid 1's stdout; the copy is not inherited.
+/// The link to the outer helper, which is pid 1's stdout. The copy is close-on-exec.
 pub(super) fn link_from_stdout() -> io::Result<UnixStream> {
     Ok(UnixStream::from(io::stdout().as_fd().try_clone_to_owned()?))
 }
 
-/// Sends a message, descriptors beside its first byte.
+/// Sends a message, with descriptors beside its first byte.
 pub(super) fn send<T: Serialize>(
     mut socket: &UnixStream,
     message: &T,
@@ -67,7 +68,7 @@ pub(super) fn send<T: Serialize>(
     socket.write_all(&bytes[sent..])
 }
 
-/// Receives the next message and what travels beside it. An end of the socket is an error of kind
+/// Receives the next message and the descriptors beside it. A closed socket is an error of kind
 /// `UnexpectedEof`.
 pub(super) fn receive<T: DeserializeOwned>(
     mut socket: &UnixStream,
@@ -75,7 +76,7 @@ pub(super) fn receive<T: DeserializeOwned>(
     let mut header = [0; HEADER_BYTES];
     let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    // One with a time is broken into by a stop, too.
+    // A receive with a timeout returns EINTR after a stop and continue, even without a handler.
     let got = rustix::io::retry_on_intr(|| {
         recvmsg(
             socket,

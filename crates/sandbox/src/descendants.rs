@@ -1,31 +1,31 @@
-//! All processes below this one, found in `/proc` and killed: what a process does that has no pid
-//! namespace around its agent.
+//! Finds all processes below this one in `/proc` and kills them: for an agent without a pid
+//! namespace.
 //!
-//! It holds because this process is a subreaper: whoever loses its parent becomes its child, so
-//! nothing leaves the tree. Must not know which of them is the agent.
+//! This works because this process is a child subreaper: an orphan becomes its child, so nothing
+//! leaves the tree. Must not know which process is the agent.
 
 use std::collections::HashMap;
 use std::fs;
 
 use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal};
 
-/// How the processes below this one are looked for.
+/// How the descendants are found.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Search {
-    /// By each process's own list of children (proc_pid_children(5)), where the kernel has one:
-    /// costs what the tree has. A list that changes as it is read may leave out somebody, so
-    /// whoever searches does so again until nobody is left.
+    /// By each process's list of children (proc_pid_children(5)), where the kernel has one. The
+    /// cost depends on the tree. A list that changes while it is read may miss a process, so
+    /// callers repeat until none is left.
     Lists,
-    /// Through the whole of `/proc`: costs what the host has.
+    /// Through all of `/proc`. The cost depends on the host.
     Everybody,
 }
 
-/// Sends SIGKILL to every process below this one; how many of them were alive.
+/// Sends SIGKILL to every descendant; returns how many of them were alive.
 pub(super) fn kill_all(search: Search) -> usize {
     let mut alive = 0;
     for (pid, seen) in find(search) {
-        // The descriptor pins the process; only then is it asked again who it is, so that a
-        // number that was given anew is never hit.
+        // The pidfd pins the process. Its identity is checked only after that, so that a recycled
+        // pid is never hit.
         let Some(raw) = Pid::from_raw(pid) else {
             continue;
         };
@@ -33,7 +33,8 @@ pub(super) fn kill_all(search: Search) -> usize {
             continue;
         };
         let same = read_stat(pid).is_some_and(|now| now.parent == seen.parent);
-        // Zombies too: where only the first thread has ended, the process looks like one.
+        // Zombies too: a process whose main thread has ended looks like one while other threads
+        // run.
         if same && pidfd_send_signal(&pinned, Signal::KILL).is_ok() && !seen.is_zombie {
             alive += 1;
         }
@@ -41,14 +42,14 @@ pub(super) fn kill_all(search: Search) -> usize {
     alive
 }
 
-/// What is known of a process.
+/// What is read of a process.
 #[derive(Clone, Copy)]
 struct Stat {
     parent: i32,
     is_zombie: bool,
 }
 
-/// The processes below this one.
+/// All descendants of this process.
 fn find(search: Search) -> Vec<(i32, Stat)> {
     let own = getpid().as_raw_nonzero().get();
     let listed = match search {
@@ -58,23 +59,25 @@ fn find(search: Search) -> Vec<(i32, Stat)> {
     listed.unwrap_or_else(|| by_parents(own))
 }
 
-/// Down the lists of children; `None` where the kernel has none.
+/// Walks down the lists of children; `None` where the kernel has none.
 fn by_lists(own: i32) -> Option<Vec<(i32, Stat)>> {
-    let mut found = Vec::new();
+    let mut processes = Vec::new();
     let mut open = children_of(own)?;
     while let Some((pid, parent)) = open.pop() {
-        // Who has another parent by now has moved up, to this process, whose list has it next time.
+        // A process with another parent by now has been reparented to this process, whose own list
+        // has it in the next round.
         if let Some(stat) = read_stat(pid)
             && stat.parent == parent
         {
-            found.push((pid, stat));
+            processes.push((pid, stat));
             open.extend(children_of(pid).unwrap_or_default());
         }
     }
-    Some(found)
+    Some(processes)
 }
 
-/// The children of all threads of a process, each with its parent; `None` if there is no list.
+/// The children of all threads of a process, each with its parent; `None` if the kernel has no
+/// list.
 fn children_of(parent: i32) -> Option<Vec<(i32, i32)>> {
     let mut children = Vec::new();
     let mut has_list = false;
@@ -88,7 +91,7 @@ fn children_of(parent: i32) -> Option<Vec<(i32, i32)>> {
     has_list.then_some(children)
 }
 
-/// By everybody's parent.
+/// Finds descendants by the parent of every process.
 fn by_parents(own: i32) -> Vec<(i32, Stat)> {
     let mut children: HashMap<i32, Vec<(i32, Stat)>> = HashMap::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
@@ -102,21 +105,22 @@ fn by_parents(own: i32) -> Vec<(i32, Stat)> {
             children.entry(stat.parent).or_default().push((pid, stat));
         }
     }
-    let mut found = Vec::new();
+    let mut processes = Vec::new();
     let mut open = vec![own];
     while let Some(parent) = open.pop() {
         for child in children.remove(&parent).unwrap_or_default() {
-            found.push(child);
+            processes.push(child);
             open.push(child.0);
         }
     }
-    found
+    processes
 }
 
-/// `/proc/PID/stat`, proc_pid_stat(5).
+/// Reads `/proc/PID/stat`, proc_pid_stat(5).
 fn read_stat(pid: i32) -> Option<Stat> {
     let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
-    // The name may hold anything, brackets and blanks included, but its bracket is the last one.
+    // The name may contain anything, parentheses and spaces included, but its closing parenthesis
+    // is the last one.
     let after_name = stat.iter().rposition(|byte| *byte == b')')? + 1;
     let mut fields = std::str::from_utf8(stat.get(after_name..)?)
         .ok()?

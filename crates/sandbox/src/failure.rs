@@ -1,15 +1,15 @@
-//! How a step of the shim fails: the stage, the thing and the kernel's word, and nothing more.
+//! How a step of the shim fails: the stage, the object and the errno.
 //!
-//! Must not know where failures go.
+//! Must not know where failures are reported.
 
 use std::path::Path;
 
 use marshal_wire::shim::{SetupFailure, Stage};
 
-/// What a step gives.
+/// The result of a step.
 pub(super) type StepResult<T = ()> = Result<T, SetupFailure>;
 
-/// A failure that no system call reported.
+/// A failure without an errno.
 pub(super) fn failure(stage: Stage, what: impl Into<String>) -> SetupFailure {
     SetupFailure {
         stage,
@@ -19,12 +19,12 @@ pub(super) fn failure(stage: Stage, what: impl Into<String>) -> SetupFailure {
     }
 }
 
-/// Says where an error happened.
+/// Adds the context of a step to an error.
 pub(super) trait FailureContext<T> {
-    /// The error, with its stage and what was being done.
+    /// Adds the stage and the operation.
     fn at(self, stage: Stage, what: &str) -> StepResult<T>;
 
-    /// The same, on a path.
+    /// Adds the stage, the operation and its path.
     fn on(self, stage: Stage, what: &str, path: impl AsRef<Path>) -> StepResult<T>;
 }
 

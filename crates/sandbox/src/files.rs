@@ -1,9 +1,10 @@
-//! Reads or writes one text file for the agent's client, as the agent's user and behind its walls.
+//! Reads or writes one text file for the agent's client, as the agent's user and inside its
+//! sandbox.
 //!
-//! A process of its own for one file, because whatever stands there was chosen by an agent: it may
-//! hang, or be swapped at any moment. Everything is opened below one directory with
-//! openat2(RESOLVE_BENEATH | NO_SYMLINKS | NO_MAGICLINKS | NO_XDEV): the place that was judged, or
-//! nothing. Only regular files with one name are touched. Must not know what was judged.
+//! One process for one file, because an agent chose what is at that path: it may hang, or be
+//! replaced at any moment. Everything is opened below one directory with
+//! openat2(RESOLVE_BENEATH|NO_SYMLINKS|NO_MAGICLINKS|NO_XDEV): exactly the path that the policy
+//! evaluated, or nothing. Only regular files with one name are used. Must not know the policy.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read as _, Write as _};
@@ -28,25 +29,26 @@ use marshal_wire::files::{
     FileFailure, FileFailureKind, FileOperation, FilePrecondition, FileReport,
 };
 
-/// The mode of a file that was not there.
+/// Mode of a new file.
 const FRESH_MODE: u32 = 0o644;
-/// Set-user-id, set-group-id.
+/// The set-user-id and set-group-id bits.
 const SET_ID: u32 = 0o6000;
-/// Bytes read at once for a digest.
+/// Read size for a digest, in bytes.
 const CHUNK_BYTES: usize = 64 << 10;
 
-/// What a step gives.
+/// The result of a step.
 type FileResult<T> = Result<T, FileFailure>;
 
-/// Runs as that process. Its stdin is the socket for its order, its stdout the pipe for its report.
+/// Runs as the file helper. Its stdin is the socket for its request, its stdout the pipe for its
+/// report.
 pub(super) fn main() -> ExitCode {
-    // Whoever runs beside it has its uid. What it holds is harmless in their hands, but its own.
+    // Agents may have the same uid: they must not trace this process or open its descriptors.
     if privilege::set_dumpable(DumpableBehavior::NotDumpable).is_err()
         || privilege::close_inherited().is_err()
     {
         return ExitCode::FAILURE;
     }
-    // A file that answers nobody must not be waited for longer than the client does.
+    // A file that blocks forever must not delay this process longer than its client waits.
     std::thread::spawn(|| {
         std::thread::sleep(CLIENT_FILE_TIMEOUT);
         if let Some((dir, name)) = &*unplaced_file() {
@@ -95,8 +97,8 @@ fn serve(socket: &UnixStream, mut reports: &File) -> io::Result<()> {
     }
 }
 
-/// Whether the supervisor still waits: after its last byte only the end of the socket can come. A
-/// process that was stopped for long must not write what nobody expects any more.
+/// Whether the supervisor still waits: after its request the socket only becomes readable when it
+/// closes. A process that was stopped for long must not write what nobody expects any more.
 fn is_still_wanted(socket: &UnixStream) -> bool {
     let mut socket = [PollFd::new(socket, PollFlags::IN)];
     matches!(poll(&mut socket, Some(&Timespec::default())), Ok(0))
@@ -109,19 +111,21 @@ fn refusal(what: impl Into<String>) -> FileFailure {
     }
 }
 
-/// What the system said, while something was done.
+/// A failure of a system call during an operation.
 fn errno_failure(doing: &str, errno: Errno) -> FileFailure {
     match errno {
         Errno::NOENT => FileFailure {
             kind: FileFailureKind::NotFound,
             what: doing.to_owned(),
         },
-        // What the flags of openat2 forbid.
-        Errno::LOOP => refusal("a symbolic link is on the way, where none was when it was judged"),
-        Errno::XDEV => refusal("it is not in the workspace's own file system"),
-        Errno::NOTDIR => refusal("a component before its last is no directory"),
+        // Errors that the flags of openat2 produce.
+        Errno::LOOP => {
+            refusal("its path now contains a symbolic link, which the policy did not evaluate")
+        }
+        Errno::XDEV => refusal("it is on another file system than the workspace"),
+        Errno::NOTDIR => refusal("a parent in its path is not a directory"),
         Errno::ISDIR => refusal("it is a directory"),
-        Errno::NXIO | Errno::NODEV => refusal("it is no regular file"),
+        Errno::NXIO | Errno::NODEV => refusal("it is not a regular file"),
         errno => FileFailure {
             kind: FileFailureKind::System,
             what: format!("{doing}: {}", io::Error::from(errno)),
@@ -139,7 +143,7 @@ fn io_failure(doing: &str, error: &io::Error) -> FileFailure {
     }
 }
 
-/// Takes hold of the directory that nothing leaves.
+/// Opens the root directory that no path may leave.
 fn open_root(root: &str) -> FileResult<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
@@ -147,7 +151,7 @@ fn open_root(root: &str) -> FileResult<OwnedFd> {
         .map_err(|errno| errno_failure("the workspace cannot be opened", errno))
 }
 
-/// Opens below a directory, through no link and no mount.
+/// Opens a path below a directory, through no link and no mount.
 fn open_below(dir: impl AsFd, path: &str, flags: OFlags, doing: &str) -> FileResult<OwnedFd> {
     let resolve = ResolveFlags::BENEATH
         | ResolveFlags::NO_SYMLINKS
@@ -164,34 +168,35 @@ fn examine(fd: impl AsFd) -> FileResult<Stat> {
     rustix::fs::fstat(fd).map_err(|errno| errno_failure("it cannot be examined", errno))
 }
 
-/// A regular file with one name: another name of it may be one that the policy knows.
+/// Accepts only a regular file with one name: the policy may forbid another of its names.
 fn check_regular(stat: &Stat) -> FileResult<()> {
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::RegularFile if stat.st_nlink > 1 => Err(refusal(
-            "it has several names (hard links), and only one of them was judged",
+            "it has several names (hard links), and the policy evaluated only one of them",
         )),
         FileType::RegularFile => Ok(()),
         FileType::Directory => Err(refusal("it is a directory")),
         FileType::Symlink => Err(refusal("it is a symbolic link")),
         _ => Err(refusal(
-            "it is no regular file, but a device, a pipe or a socket",
+            "it is not a regular file, but a device, a pipe or a socket",
         )),
     }
 }
 
-/// Reads lines of a file.
+/// Reads lines of a file as text.
 fn read(root: impl AsFd, path: &str, line: u64, limit: Option<u64>) -> FileResult<String> {
-    // Held first: a pipe that were opened could be what somebody waits for, a device could react.
-    let held = open_below(&root, path, OFlags::PATH, "there is no such file")?;
-    check_regular(&examine(&held)?)?;
+    // O_PATH first, without opening: opening a pipe could wake its writer, and a device could
+    // react.
+    let handle = open_below(&root, path, OFlags::PATH, "there is no such file")?;
+    check_regular(&examine(&handle)?)?;
     let file = open_below(&root, path, OFlags::RDONLY, "it cannot be opened")?;
     let stat = examine(&file)?;
     check_regular(&stat)?;
     let bytes = lines(File::from(file), line, limit)?;
-    String::from_utf8(bytes).map_err(|_| refusal("it is no text in UTF-8"))
+    String::from_utf8(bytes).map_err(|_| refusal("it is not UTF-8 text"))
 }
 
-/// The lines from `line` on, at most `limit`.
+/// Reads the lines from `line` on, at most `limit`.
 fn lines(file: File, line: u64, limit: Option<u64>) -> FileResult<Vec<u8>> {
     let cannot = |error: io::Error| io_failure("it cannot be read", &error);
     let most = CLIENT_FILE_BYTES as u64;
@@ -211,22 +216,22 @@ fn lines(file: File, line: u64, limit: Option<u64>) -> FileResult<Vec<u8>> {
         }
         if text.len() as u64 > most {
             return Err(refusal(format!(
-                "what was asked for is longer than {most} bytes: ask for fewer lines"
+                "the requested lines are longer than {most} bytes: request fewer lines"
             )));
         }
         left = left.map(|left| left - 1);
     }
-    // The bound may also have cut the last line that was wanted.
+    // The size limit may also have cut the last requested line.
     let is_cut = left != Some(0) || !text.ends_with(b"\n");
     if is_cut && from.into_inner().limit() == 0 {
         return Err(refusal(format!(
-            "the lines asked for are not within its first {CLIENT_SCAN_BYTES} bytes"
+            "the requested lines are not within its first {CLIENT_SCAN_BYTES} bytes"
         )));
     }
     Ok(text)
 }
 
-/// Passes one line over; `false` at the end.
+/// Skips one line; `false` at the end of the file.
 fn skip_line(from: &mut impl BufRead) -> io::Result<bool> {
     loop {
         let chunk = from.fill_buf()?;
@@ -242,9 +247,9 @@ fn skip_line(from: &mut impl BufRead) -> io::Result<bool> {
     }
 }
 
-/// Replaces a file, or makes one in a directory that is there: a new file under a name of its own, or
-/// none, takes the old one's place at once, if that is still `wanted`, and all of it is on the disk
-/// before this returns. What must stand there until then is looked at last.
+/// Replaces a file, or creates one in an existing directory. The content goes to a temporary file,
+/// which atomically replaces the target if the write is still `wanted`; all of it is on disk before
+/// this returns. The precondition is checked as the last step before.
 fn write(
     root: impl AsFd,
     (path, expect): (&str, &FilePrecondition),
@@ -258,14 +263,14 @@ fn write(
     let read_dir = OFlags::RDONLY | OFlags::DIRECTORY;
     let missing = "there is no such directory";
     let dir = open_below(&root, parent, read_dir, missing)?;
-    let over = match expect {
+    let on_existing = match expect {
         FilePrecondition::Missing => OnExisting::Fail,
         FilePrecondition::Anything | FilePrecondition::Holds(_) => OnExisting::Replace,
     };
     let mode = replacement_mode(&dir, name)?;
-    let fresh = AtomicFile::create(&dir, over).map_err(|errno| match errno {
-        Errno::EXIST => refusal("no new name could be found in its directory"),
-        errno => errno_failure("no file can be made in its directory", errno),
+    let fresh = AtomicFile::create(&dir, on_existing).map_err(|errno| match errno {
+        Errno::EXIST => refusal("no unused temporary name was found in its directory"),
+        errno => errno_failure("no file can be created in its directory", errno),
     })?;
     if let Some(name) = fresh.temp_name() {
         *unplaced_file() = dir.try_clone().ok().map(|dir| (dir, name.to_owned()));
@@ -274,18 +279,18 @@ fn write(
         if wanted() {
             Ok(())
         } else {
-            Err(refusal("nobody waits for it any more"))
+            Err(refusal("the client stopped waiting for the write"))
         }
     });
     let same = filled.and_then(|()| match expect {
         FilePrecondition::Holds(digest) => check_unchanged(&dir, name, digest),
-        // That nothing is there is seen to where the place is taken.
+        // [`AtomicFile::persist`] itself fails if the file exists.
         FilePrecondition::Anything | FilePrecondition::Missing => Ok(()),
     });
     let written = same.and_then(|()| {
         fresh.persist(name).map_err(|errno| match errno {
             Errno::EXIST => changed_failure(),
-            errno => errno_failure("it cannot take the file's place", errno),
+            errno => errno_failure("the new file cannot replace it", errno),
         })
     });
     if written.is_err() {
@@ -308,11 +313,11 @@ fn fill(mut file: &File, text: &[u8], mode: Mode) -> FileResult<()> {
 fn changed_failure() -> FileFailure {
     FileFailure {
         kind: FileFailureKind::Changed,
-        what: "it was changed by somebody else while this was done".to_owned(),
+        what: "another process changed it during the write".to_owned(),
     }
 }
 
-/// Whether a file still holds what was known of it, which need not be a text.
+/// Whether a file still has the expected digest; it need not be text.
 fn check_unchanged(dir: &OwnedFd, name: &str, digest: &str) -> FileResult<()> {
     let file = match open_below(dir, name, OFlags::RDONLY, "it cannot be opened") {
         Err(failure) if failure.kind == FileFailureKind::NotFound => return Err(changed_failure()),
@@ -336,27 +341,27 @@ fn check_unchanged(dir: &OwnedFd, name: &str, digest: &str) -> FileResult<()> {
     }
 }
 
-/// It has happened, but may not last.
+/// The write happened, but may not survive a crash.
 fn unsure_failure(failure: &FileFailure) -> FileFailure {
     FileFailure {
         kind: FileFailureKind::Unsure,
         what: format!(
-            "it was written, but may not be on the disk: {}",
+            "it was written, but may be lost if the machine fails: {}",
             failure.what
         ),
     }
 }
 
-/// The new file of this process that has no place yet, for whoever ends it.
+/// The temporary file of this process, so that whoever ends the process can remove it.
 fn unplaced_file() -> MutexGuard<'static, Option<(OwnedFd, String)>> {
     static FRESH: Mutex<Option<(OwnedFd, String)>> = Mutex::new(None);
     FRESH.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The mode that the file keeps, if it may be replaced.
+/// The mode that the file keeps; an error if it must not be replaced.
 fn replacement_mode(dir: &OwnedFd, name: &str) -> FileResult<Mode> {
     let stat = match open_below(dir, name, OFlags::PATH, "") {
-        Ok(held) => examine(held)?,
+        Ok(handle) => examine(handle)?,
         Err(failure) if failure.kind == FileFailureKind::NotFound => {
             return Ok(Mode::from_raw_mode(FRESH_MODE));
         }
@@ -370,7 +375,7 @@ fn replacement_mode(dir: &OwnedFd, name: &str) -> FileResult<Mode> {
         return Err(refusal("it belongs to another user"));
     }
     if stat.st_mode & 0o200 == 0 {
-        return Err(refusal("its owner may not write it"));
+        return Err(refusal("its owner has no write permission"));
     }
     Ok(Mode::from_raw_mode(stat.st_mode & 0o777))
 }

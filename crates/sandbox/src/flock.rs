@@ -1,8 +1,8 @@
-//! Locks of files and directories that end with whoever holds them (flock(2)).
+//! Locks of files and directories that end with their process (flock(2)).
 //!
-//! A process that another thread starts has a copy of every descriptor until it executes its program, and
-//! with it the lock. So one that is let go of is unlocked in so many words, and one that a killed holder
-//! left to such a child is waited for.
+//! A child that another thread forks has a copy of every descriptor until it calls exec, and with
+//! it the lock. So a released lock is unlocked explicitly, and a lock that a killed holder left to
+//! such a child is waited for.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
-/// How long a lock that nobody means to hold may still be held.
+/// How long a lock may still be held by a forked child after its release.
 pub const LOCK_WAIT: Duration = Duration::from_millis(500);
-/// Between two tries.
+/// Delay between two attempts.
 const RETRY_DELAY: Duration = Duration::from_millis(5);
 
-/// A lock that was taken, and is let go of when this is dropped.
+/// A lock, released when this is dropped.
 #[derive(Debug)]
 pub struct FlockGuard<F: AsFd>(F);
 
@@ -23,13 +23,13 @@ impl<F: AsFd> FlockGuard<F> {
     /// Takes the lock; waits at most [`LOCK_WAIT`] for it.
     ///
     /// # Errors
-    /// `WOULDBLOCK`: somebody else has it. Others as flock(2) gives them.
+    /// `WOULDBLOCK`: another process holds it. Others as flock(2) reports them.
     pub fn lock(file: F) -> Result<Self, Errno> {
         lock(&file)?;
         Ok(Self(file))
     }
 
-    /// The same of one that is taken already.
+    /// Wraps a file that is locked already.
     pub const fn from_locked(file: F) -> Self {
         Self(file)
     }
@@ -47,7 +47,7 @@ impl<F: AsFd> AsFd for FlockGuard<F> {
     }
 }
 
-/// The same of a lock that ends with its process.
+/// Takes a lock that ends only with the process.
 ///
 /// # Errors
 /// As [`Held::take`].

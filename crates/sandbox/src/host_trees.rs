@@ -1,8 +1,8 @@
-//! Opens what the walls will show of the host, while the host can still be seen.
+//! Opens the host's directories that the sandbox will mount, while the host is still visible.
 //!
-//! Done by the outer helper: as root before it gives up root, so that the agent's user needs no way
-//! to a directory by its path; as an ordinary user after the namespaces are made, because only
-//! there it may. Must not know where a tree goes.
+//! The outer helper does this: as root, before it drops root, so that the agent's user needs no
+//! access to a directory by its path; as an ordinary user, after the namespaces are created,
+//! because only there it may. Must not know where a tree is mounted.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -16,23 +16,23 @@ use super::overlay_layers::PendingOverlay;
 use super::{control, idmap, overlay_layers};
 use marshal_wire::shim::{HostIds, IdMap, Mount, MountSource, OpenedMount, ShimPlan, Stage};
 
-/// What was opened.
+/// The opened trees.
 pub(super) struct OpenedTrees {
     /// One entry for each mount of the plan.
     pub(super) opened: Vec<OpenedMount>,
-    /// One descriptor for each [`Opened::Hierarchy`].
+    /// One descriptor for each opened tree.
     pub(super) descriptors: Vec<OwnedFd>,
-    /// What an operator should know.
+    /// Notes for an operator.
     pub(super) notes: Vec<String>,
-    /// Overlays that are not made yet: their descriptor is still the lower directory's.
+    /// Overlays that are not mounted yet: their descriptor is still the lower directory's.
     pub(super) overlays: Vec<PendingOverlay>,
-    /// The id maps that were needed so far.
+    /// The id maps created so far.
     pub(super) maps: idmap::Maps,
 }
 
 const EXE: &str = "/proc/self/exe";
 
-/// The supervisor's binary, which the walls show.
+/// The supervisor's binary, which every sandbox mounts.
 pub(super) enum SupervisorBinary {
     /// It is open already.
     Tree(OwnedFd),
@@ -40,14 +40,16 @@ pub(super) enum SupervisorBinary {
     Path(String),
 }
 
-/// The supervisor's binary as a tree: what it handed over, else what runs here. The link of a
-/// process leads into the mounts that it was started in, so it must be opened before they are left:
-/// and through it also below a directory that nobody else can enter, or after the file was replaced.
+/// Opens the supervisor's binary as a tree: the descriptor that it handed over, otherwise this
+/// process's own. /proc/self/exe leads into the original mount namespace, so it must be opened
+/// before that is left. It works even below a directory that nobody else can enter, or after the
+/// file was replaced.
 pub(super) fn own_binary(handed: Option<&OwnedFd>) -> StepResult<OwnedFd> {
     match handed {
         Some(file) => {
             let flags = FLAGS.union(OpenTreeFlags::AT_EMPTY_PATH);
-            rustix::mount::open_tree(file, "", flags).at(Stage::Mount, "open the supervisor's file")
+            rustix::mount::open_tree(file, "", flags)
+                .at(Stage::Mount, "open the supervisor's binary")
         }
         None => rustix::mount::open_tree(CWD, EXE, FLAGS).on(Stage::Mount, "open", EXE),
     }
@@ -64,7 +66,7 @@ pub(super) fn own_binary_path(handed: Option<&OwnedFd>) -> StepResult<String> {
         .into_string()
         .map_err(|path| marshal_wire::shim::SetupFailure {
             path: Some(path.to_string_lossy().into_owned()),
-            ..failure(Stage::Mount, "the path of this binary is not UTF-8:")
+            ..failure(Stage::Mount, "the path of marshal's binary is not UTF-8:")
         })
 }
 
@@ -120,22 +122,22 @@ pub(super) fn open(plan: &ShimPlan, binary: SupervisorBinary) -> StepResult<Open
         };
         trees.opened.push(opened);
     }
-    // Four places are the agent's own pipes and the door.
+    // Four descriptors are reserved for the agent's pipes and the sandbox entry.
     if trees.descriptors.len() + 4 > control::DESCRIPTORS {
         return Err(failure(
             Stage::Mount,
-            "more than 249 directories and files are to be seen",
+            "the sandbox has more than 249 mounts: remove some from the profile (ro_bind) or the slice",
         ));
     }
     Ok(trees)
 }
 
-/// What is known of a tree before it is opened.
+/// How a tree is opened.
 #[derive(Debug, Clone, Copy, Default)]
 struct TreeOptions {
     optional: bool,
     map: Option<IdMap>,
-    /// Device and inode.
+    /// Expected device and inode, if they are checked.
     identity: Option<(u64, u64)>,
 }
 
@@ -152,14 +154,14 @@ impl OpenedTrees {
         {
             return Err(marshal_wire::shim::SetupFailure {
                 path: Some(path.to_owned()),
-                ..failure(Stage::Mount, "another directory stands at the place of")
+                ..failure(Stage::Mount, "another directory has replaced")
             });
         }
         if let Some(map) = wanted.map {
             match idmap::apply(&tree, map, ids.uid_and_gid(), &mut self.maps) {
                 Ok(()) => {}
                 Err(refused) if map.or_plain => self.notes.push(format!(
-                    "{path:?} is shown with the owners it has on disk: its file system cannot be \
+                    "{path:?} is mounted with its owners on disk: its file system cannot be \
                      mounted with an id map ({})",
                     refused.reason().unwrap_or(refused.what)
                 )),
@@ -179,7 +181,7 @@ impl OpenedTrees {
 
     fn mirror(&mut self, path: &str, ids: HostIds) -> StepResult<OpenedMount> {
         match fs::symlink_metadata(path) {
-            Ok(found) if found.is_symlink() => {
+            Ok(meta) if meta.is_symlink() => {
                 let to = fs::read_link(path).on(Stage::Mount, "read", path)?;
                 Ok(OpenedMount::Link {
                     to: to.to_string_lossy().into_owned(),

@@ -1,7 +1,8 @@
-//! Id maps of mounts: a tree's owner on disk becomes the slot's user.
+//! Id-mapped mounts: the owner of a tree on disk becomes the slot's user.
 //!
-//! The kernel takes the map from a user namespace, and a namespace needs a process to be made: the
-//! holder, which is this binary again and lives until its stdin ends. Must not know what is mapped.
+//! The kernel takes the map from a user namespace, and creating a namespace needs a process: the
+//! holder, which is this binary again and lives until its stdin closes. Must not know what is
+//! mapped.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -15,13 +16,13 @@ use super::failure::{FailureContext, StepResult, failure};
 use super::privilege;
 use marshal_wire::shim::{ARG0_IDMAP, IdMap, Stage};
 
-/// The namespaces of the maps that were needed so far: several trees may have one owner, and a
-/// namespace costs a process.
+/// The namespaces of the maps created so far: several trees may have one owner, and each namespace
+/// costs a process.
 #[derive(Default)]
 pub(super) struct Maps(Vec<(u32, u32, File)>);
 
-/// Maps the owner of a detached tree to `(uid, gid)`, the same ones in every call. Needs root
-/// outside of any sandbox.
+/// Maps the owner of a detached tree to `(uid, gid)`, the same in every call. Requires root outside
+/// of any sandbox.
 pub(super) fn apply(
     tree: impl AsFd,
     map: IdMap,
@@ -49,13 +50,13 @@ fn namespace(map: IdMap, outside: (u32, u32)) -> StepResult<File> {
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn()
-        .at(Stage::Idmap, "start the holder of an id map")?;
+        .at(Stage::Idmap, "start the helper for an id map")?;
     let namespace = read_namespace(&mut holder, map, outside);
-    // The end of its stdin ends it; the namespace lives on in the descriptor.
+    // Closing its stdin ends the holder; the namespace stays alive through the descriptor.
     drop(holder.stdin.take());
     holder
         .wait()
-        .at(Stage::Idmap, "wait for the holder of an id map")?;
+        .at(Stage::Idmap, "wait for the helper for an id map")?;
     namespace
 }
 
@@ -68,7 +69,7 @@ fn read_namespace(holder: &mut Child, map: IdMap, outside: (u32, u32)) -> StepRe
     if !matches!(read, Some(Ok(()))) {
         return Err(failure(
             Stage::Idmap,
-            "the holder of an id map could not make a namespace",
+            "the helper for an id map could not create a user namespace",
         ));
     }
     let directory = format!("/proc/{}", holder.id());
@@ -83,9 +84,9 @@ fn read_namespace(holder: &mut Child, map: IdMap, outside: (u32, u32)) -> StepRe
     File::open(&path).on(Stage::Idmap, "open", &path)
 }
 
-/// The holder: makes a user namespace, says so, and waits for the end of its stdin.
+/// The holder process: creates a user namespace, reports that, and waits until its stdin closes.
 pub(super) fn holder_main() -> ExitCode {
-    let held = || -> io::Result<()> {
+    let hold = || -> io::Result<()> {
         privilege::close_inherited().map_err(|failure| io::Error::other(failure.to_string()))?;
         nix::sched::unshare(CloneFlags::CLONE_NEWUSER)?;
         let mut stdout = io::stdout();
@@ -94,7 +95,7 @@ pub(super) fn holder_main() -> ExitCode {
         io::stdin().read_to_end(&mut Vec::new())?;
         Ok(())
     };
-    if held().is_ok() {
+    if hold().is_ok() {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE

@@ -1,9 +1,9 @@
-//! Pid 1 of the sandbox: builds the file system inside, gives up everything, puts the agent in
-//! front of itself and watches it.
+//! Pid 1 of the sandbox: builds the file system inside, drops all privileges, starts the agent and
+//! watches it.
 //!
-//! Its stdin is the control socket, its stdout the link to the outer helper. It wears all walls
-//! before it starts the agent, so that no further helper is needed and an error of the agent's
-//! start is known here.
+//! Its stdin is the control socket, its stdout the link to the outer helper. It applies all layers
+//! to itself before it starts the agent, so that no further helper is needed and a failure to start
+//! the agent is known here.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -52,7 +52,7 @@ pub(super) fn main() -> ExitCode {
     }
 }
 
-/// What the watching begins with.
+/// The started agent and everything needed to watch it.
 struct PreparedAgent {
     agent: Pid,
     link: UnixStream,
@@ -62,25 +62,27 @@ struct PreparedAgent {
 }
 
 fn prepare() -> StepResult<PreparedAgent> {
-    // What is killed at the end is everybody: be sure that this means only the own namespace.
+    // The warden kills every process that it can see: make sure that this is only the sandbox's pid
+    // namespace.
     if getpid() != Pid::INIT {
         return Err(failure(
             Stage::Shim,
-            "this helper is started by the sandbox only",
+            "this helper runs only as pid 1 of a sandbox",
         ));
     }
-    // The outer helper is outside this pid namespace and cannot be asked for by its number. If it
-    // ended before this, the link has ended too, and the warden sees that.
+    // The outer helper is outside this pid namespace, so its pid cannot be checked. If it ended
+    // before this call, the link has closed too, and the warden notices that.
     privilege::die_with_parent(Signal::KILL, None)?;
-    // The agent will have the same uid as this process, which holds the control socket.
+    // The agent will have the same uid as this process, which has the control socket.
     privilege::set_dumpable(DumpableBehavior::NotDumpable)?;
-    let link = control::link_from_stdout().at(Stage::Shim, "take the link")?;
+    let link =
+        control::link_from_stdout().at(Stage::Shim, "take the socket to the outer helper")?;
     warden::redirect_stdio_to_null()?;
     let _ = rustix::thread::set_name(c"marshal-init");
     let (enter, mut descriptors): (EnterMessage, _) =
         control::receive(&link).at(Stage::Shim, "read the plan")?;
     let (Some(plan), VERSION) = (&enter.start.walls, enter.start.version) else {
-        return Err(failure(Stage::Shim, "the plan is none for a sandbox"));
+        return Err(failure(Stage::Shim, "the plan is not one for a sandbox"));
     };
     let trees = descriptors.split_off((3 + usize::from(plan.door)).min(descriptors.len()));
     let door = descriptors.split_off(3.min(descriptors.len())).pop();
@@ -88,7 +90,7 @@ fn prepare() -> StepResult<PreparedAgent> {
         .try_into()
         .map_err(|_| failure(Stage::Shim, "the agent's pipes did not arrive"))?;
 
-    rustix::process::setsid().at(Stage::Shim, "begin a session")?;
+    rustix::process::setsid().at(Stage::Shim, "start a session")?;
     rustix::process::umask(rustix::fs::Mode::empty());
     root::build(&plan.mounts, &enter.opened, trees)?;
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
@@ -103,7 +105,8 @@ fn prepare() -> StepResult<PreparedAgent> {
         plan.network,
         plan.landlock_min_abi,
     )?;
-    // Last, and before the agent is there: whatever is started from here on wears it too.
+    // The filter goes last, just before the agent starts: every process started from here on
+    // inherits it.
     let seal = seccomp::install_planned(&plan.seccomp, enter.filter.as_deref())?;
     let agent = warden::start_agent(program, stdio, seal)?;
     Ok(PreparedAgent {

@@ -1,9 +1,9 @@
-//! Landlock: the same view of the file system once more, by a mechanism that has nothing to do
-//! with mounts. What is read-only is read-only twice, and a mount that slipped in would be empty.
+//! Landlock: restricts file access a second time, independently of mounts. What is read-only is
+//! read-only twice, and an unexpected mount would be inaccessible.
 //!
-//! Done by pid 1 when its root stands, from the plan's mounts alone. Beside files it keeps signals
-//! and abstract sockets inside, and with the host's network nobody listens on a port of its choice.
-//! Must not know profiles: the plan says what must be had.
+//! Pid 1 applies it when its root is complete, from the plan's mounts alone. It also confines
+//! signals and abstract sockets, and with the host's network it denies listening on chosen ports.
+//! Must not know profiles: the plan says which ABI is required.
 
 use std::error::Error;
 use std::io;
@@ -18,8 +18,8 @@ use super::failure::{StepResult, failure};
 use super::root::PTS;
 use marshal_wire::shim::{Mount, MountAccess, NetworkMode, OpenedMount, SetupFailure, Stage};
 
-/// What is used of Landlock, the best first. ABI 1 is not among them: it forbids moving a file from
-/// one directory to another, which no version control does without.
+/// The ABIs in use, the newest first. ABI 1 is not among them: it forbids moving a file to another
+/// directory, which version control needs.
 const USED: [(u8, ABI); 5] = [
     (6, ABI::V6),
     (5, ABI::V5),
@@ -28,8 +28,8 @@ const USED: [(u8, ABI); 5] = [
     (2, ABI::V2),
 ];
 
-/// Restricts this process and all that it starts, for good, to what the plan's mounts are for;
-/// gives the ABI in force, 0 for none.
+/// Restricts this process and its descendants permanently to the plan's mounts; returns the ABI in
+/// force, 0 for none.
 pub(super) fn enforce(
     mounts: &[Mount],
     opened: &[OpenedMount],
@@ -41,11 +41,12 @@ pub(super) fn enforce(
     for (number, abi) in USED.iter().filter(usable).filter(|_| is_there) {
         let ruleset = match create(*abi, network) {
             Ok(ruleset) => ruleset,
-            // The kernel was asked for it, and could not: that is no kernel without it.
+            // The kernel has Landlock, and creating the ruleset failed: that is an error, not a
+            // missing feature.
             Err(error @ RulesetError::CreateRuleset(_)) => {
-                return Err(landlock_failure(&error, "make a ruleset", None));
+                return Err(landlock_failure(&error, "create a ruleset", None));
             }
-            // What the kernel knows was compared with this ABI: it knows less.
+            // The kernel supports less than this ABI: try the next.
             Err(_) => continue,
         };
         restrict(ruleset, *abi, mounts, opened, network)?;
@@ -56,52 +57,52 @@ pub(super) fn enforce(
     }
     Err(failure(
         Stage::Landlock,
-        format!("this kernel has no Landlock of ABI {least} or later"),
+        format!("this kernel has no Landlock ABI {least} or later"),
     ))
 }
 
-/// Whether this kernel has any Landlock that can be used. An answer that is not the kernel's word for
-/// having none is an error: what fails for want of memory is not missing. Where none will do, one that
-/// is forbidden, as old container engines forbid it to what is in them, is none.
+/// Whether this kernel has a usable Landlock. Any failure except "not supported" is an error:
+/// running out of memory does not mean that Landlock is missing. If none is required, EPERM counts
+/// as missing too, because old container engines forbid Landlock inside.
 fn is_supported(least: u8) -> StepResult<bool> {
     let ruleset = Ruleset::default();
-    // The call's, if it failed; the library keeps no more of it than that it did.
-    let asked = io::Error::last_os_error();
+    // The errno of the call, if it failed; the crate does not keep it.
+    let error = io::Error::last_os_error();
     let ruleset = ruleset.set_compatibility(CompatLevel::HardRequirement);
     if ruleset.handle_access(AccessFs::from_all(ABI::V1)).is_ok() {
         return Ok(true);
     }
-    match Errno::from_io_error(&asked) {
+    match Errno::from_io_error(&error) {
         Some(Errno::NOSYS | Errno::OPNOTSUPP) => Ok(false),
         Some(Errno::PERM | Errno::ACCESS) if least == 0 => Ok(false),
         _ => Err(landlock_failure(
-            &asked,
-            "ask the kernel for its version",
+            &error,
+            "read the Landlock version of the kernel",
             None,
         )),
     }
 }
 
-/// Puts this thread, and what it starts, one domain further inside, which forbids nothing more. A
-/// process of a domain can trace nobody outside of it, nor open what of another is only for its
-/// tracers (`/proc/PID/mem`, `fd`): so what an agent is started by this, marshal's own helpers inside
-/// are out of its reach at every moment, also in that between their start and their first call.
-/// Nothing where there is no Landlock that is used.
+/// Puts this thread and its descendants into a nested domain that forbids nothing more. A process
+/// in a domain can neither trace a process outside of it nor open files that require that right
+/// (`/proc/PID/mem`, `fd`). So marshal's own helpers in the sandbox are always out of reach of an
+/// agent started this way, even between their start and their first call. Does nothing without
+/// Landlock.
 pub(super) fn enter_nested_domain() -> StepResult {
     if !is_supported(0)? {
         return Ok(());
     }
-    // Every domain forbids moving a file to another directory unless it says otherwise: this one says
-    // so, and nothing else.
+    // By default every domain forbids moving files between directories; this one allows it, and
+    // restricts nothing else.
     let ruleset = Ruleset::default()
         .set_compatibility(CompatLevel::HardRequirement)
         .handle_access(AccessFs::Refer);
     let Ok(ruleset) = ruleset else {
-        // ABI 1, which does not know it.
+        // ABI 1 does not have that right.
         return Ok(());
     };
     let failed = |error: &(dyn Error + 'static)| {
-        landlock_failure(error, "put the agent further inside", None)
+        landlock_failure(error, "put the agent into a nested Landlock domain", None)
     };
     let ruleset = ruleset.create().map_err(|error| failed(&error))?;
     let ruleset = rule(ruleset, "/", AccessFs::Refer.into(), ABI::V2);
@@ -109,7 +110,7 @@ pub(super) fn enter_nested_domain() -> StepResult {
     domain.map(drop).map_err(|error| failed(&error))
 }
 
-/// A ruleset of all that this ABI can restrict, or nothing at all.
+/// A ruleset of everything that this ABI can restrict; it fails if the kernel supports less.
 fn create(abi: ABI, network: NetworkMode) -> Result<RulesetCreated, RulesetError> {
     let mut ruleset = Ruleset::default()
         .set_compatibility(CompatLevel::HardRequirement)
@@ -134,21 +135,22 @@ fn restrict(
         rule(ruleset, path, access, abi)
             .map_err(|error| landlock_failure(&*error, "allow", Some(path)))
     };
-    // Who lists `/` must not be told that it may not.
+    // Listing `/` must work, although other access to it is denied.
     ruleset = allow(ruleset, "/", AccessFs::ReadDir.into())?;
     for (mount, opened) in mounts.iter().zip(opened) {
         if let Some((path, access)) = granted_access(mount, opened, abi) {
             ruleset = allow(ruleset, path, access)?;
         }
     }
-    // Helpers behind the door are this program again, wherever on the host it is.
+    // Helpers run this program's binary, wherever on the host it is.
     ruleset = allow(
         ruleset,
         "/proc/self/exe",
         AccessFs::ReadFile | AccessFs::Execute,
     )?;
     if network == NetworkMode::Host && abi >= ABI::V4 {
-        // A port that the kernel chooses; not one at which somebody else is expected.
+        // Port 0: the kernel chooses a free port, so the agent cannot occupy the port of another
+        // service.
         ruleset = ruleset
             .add_rule(NetPort::new(0, AccessNet::BindTcp))
             .map_err(|error| {
@@ -177,7 +179,7 @@ fn rule(
     Ok(ruleset.add_rule(PathBeneath::new(place, fitting))?)
 }
 
-/// What may be done at and below a mount, if it is there.
+/// The access to a mount and everything below it, if it exists.
 fn granted_access<'m>(
     mount: &'m Mount,
     opened: &OpenedMount,
@@ -200,7 +202,7 @@ fn granted_access<'m>(
         }
         Mount::Mirror { path } if is_there => (path, read),
         Mount::Tmpfs { target, .. } | Mount::Overlay { target, .. } => (target, write),
-        // Nothing in it needs to be written, and much of it had better not be.
+        // Agents never need to write in /proc, and some files there affect more than the sandbox.
         Mount::Proc { .. } => ("/proc", AccessFs::ReadFile | AccessFs::ReadDir),
         Mount::Terminals => (
             PTS,
@@ -210,8 +212,8 @@ fn granted_access<'m>(
                 | (AccessFs::from_all(abi) & AccessFs::IoctlDev),
         ),
         Mount::File { target, .. } => (target, AccessFs::ReadFile.into()),
-        // What is not there; directories, listed as `/` is; links, whose targets are judged
-        // where they lead.
+        // Missing mounts; directories, which are listable like `/`; links, whose targets have their
+        // own rules.
         Mount::Tree { .. }
         | Mount::Mirror { .. }
         | Mount::Dir { .. }
@@ -223,7 +225,7 @@ fn granted_access<'m>(
     })
 }
 
-/// The kernel's word, wherever in the chain of causes it is.
+/// A failure with the errno from the chain of causes.
 fn landlock_failure(error: &(dyn Error + 'static), what: &str, path: Option<&str>) -> SetupFailure {
     let mut cause = Some(error);
     let mut errno = None;

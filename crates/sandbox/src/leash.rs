@@ -1,8 +1,9 @@
-//! The leash: the helper of an agent that has no walls.
+//! The leash: the helper of an agent without a sandbox.
 //!
-//! It stays the agent's parent and is a subreaper, so that whatever the agent leaves behind, even
-//! what forked twice and called setsid, is below it and dies with the agent, at any stop, and when
-//! the supervisor itself is killed. It builds no wall: the agent is a plain process of the caller.
+//! It stays the agent's parent and is a child subreaper. So everything that the agent leaves
+//! behind, double forks and new sessions included, is its descendant and is killed with the agent,
+//! at any stop, and when the supervisor is killed. It does not confine: the agent is an ordinary
+//! process of the caller.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -22,21 +23,21 @@ use marshal_wire::shim::{HelperReport, SetupFailure, Stage, StartMessage, VERSIO
 
 /// Runs as the leash. Its stdin is the control socket, its stdout the pipe for reports.
 pub(super) fn main() -> ExitCode {
-    // Whoever runs on it has its uid. What it holds is harmless in their hands, but its own.
+    // Agents may have the same uid: they must not trace this process or open its descriptors.
     if privilege::set_dumpable(DumpableBehavior::NotDumpable).is_err()
         || privilege::close_inherited().is_err()
     {
         return ExitCode::FAILURE;
     }
-    // A leash inside a sandbox has its mask from pid 1, which blocks what it reads; a command
-    // would have it from here.
+    // Inside a sandbox, the leash inherits pid 1's signal mask, which blocks the signals that pid 1
+    // reads; without a reset a command would inherit it, too.
     let _ = SigSet::empty().thread_set_mask();
     let (Ok(control), Ok(reports)) = (control::from_stdin(), control::reports_from_stdout()) else {
         return ExitCode::FAILURE;
     };
     match prepare(&control) {
-        // A death signal that came before the warden can catch it would leave the agent behind;
-        // until then the end of the control socket says the same.
+        // A death signal before the warden handles signals would leave the agent behind; until
+        // then, the closed control socket reports the supervisor's end.
         Ok((agent, parent)) => Warden {
             agent,
             control,
@@ -61,13 +62,14 @@ fn prepare(control: &UnixStream) -> StepResult<(Pid, u32)> {
     let (start, descriptors): (StartMessage, _) =
         control::receive(control).at(Stage::Shim, "read the plan")?;
     if start.version != VERSION || start.walls.is_some() {
-        return Err(failure(Stage::Shim, "the plan is none for a leash"));
+        return Err(failure(Stage::Shim, "the plan is not one for a leash"));
     }
     let stdio: [OwnedFd; 3] = descriptors
         .try_into()
         .map_err(|_| failure(Stage::Shim, "the agent's pipes did not arrive"))?;
-    rustix::process::setsid().at(Stage::Shim, "begin a session")?;
-    rustix::process::set_child_subreaper(Some(getpid())).at(Stage::Shim, "become a subreaper")?;
+    rustix::process::setsid().at(Stage::Shim, "start a session")?;
+    rustix::process::set_child_subreaper(Some(getpid()))
+        .at(Stage::Shim, "become a child subreaper")?;
     let program = &start.program;
     enter(&program.cwd, start.no_links).map_err(|errno| SetupFailure {
         stage: Stage::Exec,

@@ -1,4 +1,4 @@
-//! The walls around an agent: what they are (`plan`, pure) and how they are put up (the shim).
+//! The sandbox around an agent: what it consists of (`plan`, pure) and how it is built (the shim).
 //!
 //! A profile is data; [`plan`] turns it into a [`ShimPlan`]; the shim, which is this binary started
 //! again as a process of one thread, executes it in order and becomes the agent's warden:
@@ -6,13 +6,13 @@
 //! ```text
 //! supervisor -- control socket --> outer helper -- link --> pid 1 of the sandbox --> agent
 //!                                  (outer.rs)               (init.rs, warden.rs)
-//! supervisor -- control socket --> leash --> agent          (leash.rs; no walls)
-//! supervisor -- door --> pid 1 of the sandbox --> leash --> a command  (door.rs, leash.rs)
-//!                                             --> one file             (files.rs)
+//! supervisor -- control socket --> leash --> agent          (leash.rs; no sandbox)
+//! supervisor -- entry --> pid 1 of the sandbox --> leash --> a command  (sandbox_entry.rs, leash.rs)
+//!                                              --> one file             (files.rs)
 //! ```
 //!
-//! What is missing on the host is an error that names it, never a weaker wall. Must not know how a
-//! helper is started nor what becomes of its reports: that is `launch`.
+//! A missing feature of the host is an error that names it, never a weaker sandbox. Must not know
+//! how a helper is started or what happens to its reports: that is `launch`.
 
 use std::process::ExitCode;
 
@@ -56,10 +56,10 @@ pub use plan::{
 };
 pub use shim::{HostIds, ShimPlan};
 
-/// The words by which an agent starts this program inside walls of that launcher's.
+/// The arguments by which an agent starts this program inside a sandbox of that launcher.
 ///
 /// # Errors
-/// The libraries of this program cannot be told.
+/// The libraries of this program cannot be determined.
 pub fn marshal_argv_inside(launcher: Launcher) -> std::io::Result<Vec<String>> {
     match launcher {
         Launcher::Container => engine::own_inside(),
@@ -67,8 +67,8 @@ pub fn marshal_argv_inside(launcher: Launcher) -> std::io::Result<Vec<String>> {
     }
 }
 
-/// Runs as a helper, if this process was started as one: the first statement of `main`, before any
-/// thread, argument or setting. `None` means that this is the program itself.
+/// Runs as a helper, if this process was started as one. It must be the first statement of `main`,
+/// before any thread, argument or setting. `None` means that this is the main program.
 #[must_use]
 pub fn shim_main() -> Option<ExitCode> {
     let name = std::env::args_os().next()?;

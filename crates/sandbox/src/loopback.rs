@@ -1,9 +1,10 @@
-//! The loopback of a new network namespace: set up by one netlink message (rtnetlink(7)), and its
-//! ports listened on, for whoever outside serves them.
+//! The loopback of a new network namespace: brings it up by netlink (rtnetlink(7)), and listens on
+//! its ports for servers outside.
 //!
-//! The outer helper listens here for routes and the egress proxy before anybody is inside. It sends the
-//! sockets to the supervisor by the control socket and keeps no copy, so nobody inside ever holds one.
-//! Who asks is known by the socket, and nobody listens any more after the supervisor's end.
+//! The outer helper listens here for routes and the egress proxy before any process is inside. It
+//! sends the sockets to the supervisor over the control socket and keeps no copy, so no process
+//! inside ever has one. Each socket therefore identifies its sandbox, and stops listening when the
+//! supervisor ends.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -25,10 +26,10 @@ const ERROR: u16 = 2;
 const REQUEST_ACK: u16 = 0x1 | 0x4;
 /// IFF_UP.
 const UP: u32 = 1;
-/// The loopback is the first interface of every network namespace.
+/// Index of the loopback: it is the first interface of every network namespace.
 const LOOPBACK_INDEX: i32 = 1;
 
-/// Sets interface 1 up. Needs NET_ADMIN over the network namespace.
+/// Brings the loopback up. Requires NET_ADMIN in the network namespace.
 pub(super) fn up() -> StepResult {
     let socket = rustix::net::socket_with(
         AddressFamily::NETLINK,
@@ -43,21 +44,22 @@ pub(super) fn up() -> StepResult {
         SendFlags::empty(),
         &SocketAddrNetlink::new(0, 0),
     )
-    .at(Stage::Net, "set the loopback up")?;
+    .at(Stage::Net, "bring the loopback up")?;
     let mut reply = [0_u8; 256];
     let (got, _) = rustix::net::recv(&socket, &mut reply, RecvFlags::empty())
-        .at(Stage::Net, "set the loopback up")?;
+        .at(Stage::Net, "bring the loopback up")?;
     match refusal(&reply[..got]) {
         Some(0) => Ok(()),
         Some(errno) => Err(SetupFailure {
             errno: Some(errno),
-            ..failure(Stage::Net, "set the loopback up")
+            ..failure(Stage::Net, "bring the loopback up")
         }),
-        None => Err(failure(Stage::Net, "netlink gave no acknowledgement")),
+        None => Err(failure(Stage::Net, "netlink sent no acknowledgement")),
     }
 }
 
-/// Listens on ports of the loopback. The sockets stay in this network namespace whoever holds them.
+/// Listens on ports of the loopback. The sockets stay in this network namespace, whichever process
+/// has them.
 fn listen(ports: &[u16]) -> StepResult<Vec<OwnedFd>> {
     let listen = |port: &u16| {
         let what = format!("listen on 127.0.0.1:{port}");
@@ -72,7 +74,7 @@ fn listen(ports: &[u16]) -> StepResult<Vec<OwnedFd>> {
     ports.iter().map(listen).collect()
 }
 
-/// Listens on the plan's ports and gives the sockets to the supervisor: before the agent is there,
+/// Listens on the plan's ports and sends the sockets to the supervisor: before the agent starts,
 /// and without a copy left here.
 pub(super) fn hand_out(control: &UnixStream, ports: &[u16]) -> StepResult {
     if ports.is_empty() {
@@ -82,10 +84,10 @@ pub(super) fn hand_out(control: &UnixStream, ports: &[u16]) -> StepResult {
     let sent: Vec<BorrowedFd<'_>> = sockets.iter().map(AsFd::as_fd).collect();
     let ports = ports.to_vec();
     control::send(control, &HelperReport::Listening { ports }, &sent)
-        .at(Stage::Net, "hand the listening sockets out")
+        .at(Stage::Net, "send the listening sockets to the supervisor")
 }
 
-/// `struct nlmsghdr` and `struct ifinfomsg`.
+/// The request: `struct nlmsghdr` and `struct ifinfomsg`.
 fn request() -> Vec<u8> {
     let mut bytes = Vec::with_capacity(32);
     bytes.extend_from_slice(&32_u32.to_ne_bytes());
@@ -100,7 +102,7 @@ fn request() -> Vec<u8> {
     bytes
 }
 
-/// The errno in an acknowledgement, 0 for success.
+/// The errno of an acknowledgement; 0 for success.
 fn refusal(reply: &[u8]) -> Option<i32> {
     let kind = u16::from_ne_bytes(*reply.get(4..)?.first_chunk()?);
     let code = i32::from_ne_bytes(*reply.get(16..)?.first_chunk()?);

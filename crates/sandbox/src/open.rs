@@ -1,4 +1,4 @@
-//! openat2(2), asked again where the system could not say: the way below a directory, held.
+//! openat2(2) below a directory, retried while the kernel answers EAGAIN.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
@@ -7,9 +7,9 @@ use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use rustix::path::Arg;
 
-/// A way up (`..`) below a bound cannot be followed safely while anybody on the host renames or
-/// mounts anything, and the kernel says EAGAIN then, however little it concerns this path. So often
-/// it is asked at once, and so often after a pause: a moment without any has to come in 2 s.
+/// Resolving `..` below a root is not safe while anything on the host is renamed or mounted, and
+/// the kernel then answers EAGAIN, even for unrelated paths. The first retries are immediate,
+/// further ones follow after a pause, for up to 2 s.
 const AT_ONCE: u32 = 16;
 const LATER: u32 = 1_000;
 const PAUSE: Duration = Duration::from_millis(2);
@@ -18,7 +18,7 @@ const PAUSE: Duration = Duration::from_millis(2);
 ///
 /// # Errors
 ///
-/// What openat2(2) says; EAGAIN only after two seconds of it.
+/// The error of openat2(2); EAGAIN only after two seconds of retries.
 pub(super) fn open_within<P: Arg + Copy>(
     dir: impl AsFd,
     path: P,
@@ -34,7 +34,7 @@ pub(super) fn open_within<P: Arg + Copy>(
     })
 }
 
-/// Asks until the answer is another than EAGAIN, but not for ever.
+/// Retries while the result is EAGAIN, up to the limit.
 fn until_settled<T>(
     mut ask: impl FnMut() -> Result<T, Errno>,
     mut pause: impl FnMut(u32),

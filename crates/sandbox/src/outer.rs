@@ -1,9 +1,9 @@
-//! The outer helper: takes the slot's uid, makes the namespaces, opens what will be seen of the
-//! host, and starts pid 1.
+//! The outer helper: switches to the slot's uid, creates the namespaces, opens the host's
+//! directories for the sandbox, and starts pid 1.
 //!
 //! It is the process that the supervisor knows. When it ends, the kernel ends pid 1 and with it
-//! everything inside; it ends itself only after all that is gone, so that its end is the proof.
-//! Steps are in the one order in which each still has what it needs.
+//! every process inside. It ends only after all of them are gone, so its end is the proof. The
+//! order of steps matters: each step needs rights that a later one drops.
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -35,7 +35,8 @@ pub(super) fn main() -> ExitCode {
     };
     match prepare(&control) {
         Ok((init, link)) => {
-            // Pid 1 reports from here on; two ends held would hide its death.
+            // From here on pid 1 reports. A second open copy would hide its death from the
+            // supervisor.
             drop(control);
             let code = watch(init);
             drop(link);
@@ -55,17 +56,17 @@ fn prepare(control: &UnixStream) -> StepResult<(Child, UnixStream)> {
         control::receive(control).at(Stage::Shim, "read the plan")?;
     let program = start.program_beside.then(|| stdio.pop()).flatten();
     let (Some(plan), VERSION) = (&start.walls, start.version) else {
-        return Err(failure(Stage::Shim, "the plan is none for a sandbox"));
+        return Err(failure(Stage::Shim, "the plan is not one for a sandbox"));
     };
     if stdio.len() != 3 + usize::from(plan.door) {
         return Err(failure(Stage::Shim, "the agent's pipes did not arrive"));
     }
     let stay_with_supervisor = || privilege::die_with_parent(Signal::KILL, Some(start.parent));
     stay_with_supervisor()?;
-    rustix::process::setsid().at(Stage::Shim, "begin a session")?;
+    rustix::process::setsid().at(Stage::Shim, "start a session")?;
     rustix::process::chdir("/").on(Stage::Shim, "enter", "/")?;
 
-    // As whoever marshal is, and before any id is changed.
+    // Read as the user that runs marshal, before any id changes.
     let filter = match &plan.seccomp {
         Seccomp::File(path) => Some(seccomp::read_profile_file(path)?),
         Seccomp::BuiltIn | Seccomp::Off => None,
@@ -73,10 +74,10 @@ fn prepare(control: &UnixStream) -> StepResult<(Child, UnixStream)> {
     let opened_as_root = match plan.ids {
         HostIds::Root { slot_uid } => {
             let binary = host_trees::own_binary(program.as_ref())?;
-            // Trees opened among the host's own mounts are peers of them where those are shared:
-            // what is then mounted inside a tree would be mounted on the host too.
+            // Trees opened in the host's mount namespace are peers of its shared mounts: what is
+            // then mounted inside such a tree would appear on the host too.
             nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS)
-                .at(Stage::Mount, "leave the host's mounts")?;
+                .at(Stage::Mount, "unshare the host's mounts")?;
             let private = rustix::mount::MountPropagationFlags::PRIVATE
                 | rustix::mount::MountPropagationFlags::REC;
             rustix::mount::mount_change("/", private).on(Stage::Mount, "make private", "/")?;
@@ -109,18 +110,17 @@ fn prepare(control: &UnixStream) -> StepResult<(Child, UnixStream)> {
     rustix::system::sethostname(plan.hostname.as_bytes()).at(Stage::Uts, "set the host name")?;
     // What pid 1 still needs: to mount, and to empty its bounding set.
     privilege::keep_capabilities_across_exec(CapabilitySet::SYS_ADMIN | CapabilitySet::SETPCAP)?;
-    let (CgroupReady, _) =
-        control::receive(control).at(Stage::Shim, "wait for the resource groups")?;
-    // Whose root is the group that this process is in now.
+    let (CgroupReady, _) = control::receive(control).at(Stage::Shim, "wait for the cgroups")?;
+    // After the supervisor moved this process into its cgroup, which becomes the namespace's root.
     nix::sched::unshare(CloneFlags::CLONE_NEWCGROUP)
-        .at(Stage::Userns, "make the namespace of its groups")?;
+        .at(Stage::Userns, "create the cgroup namespace")?;
     let (init, link) = spawn_init(control)?;
     privilege::drop_capabilities()?;
     hand_over(&link, start, &stdio, trees, filter)?;
     Ok((init, link))
 }
 
-/// Without root nobody's ids are changed: the caller's are mapped.
+/// Without root no ids change: the plan must be for the caller's own.
 fn check_own(uid: u32, gid: u32) -> StepResult {
     let real = (
         rustix::process::getuid().as_raw(),
@@ -131,14 +131,13 @@ fn check_own(uid: u32, gid: u32) -> StepResult {
     } else {
         Err(failure(
             Stage::Uid,
-            format!("the plan is for uid {uid} and gid {gid}, the helper runs as {real:?}"),
+            format!("the plan is for uid {uid} and gid {gid}, but the helper runs as {real:?}"),
         ))
     }
 }
 
-/// New namespaces of every kind but time, with the caller's uid and gid as the user inside, and
-/// none below them: what an agent could do in a user namespace of its own is no use to it and much
-/// to an attacker.
+/// Creates new namespaces of every kind except time, with the caller's ids as the user inside.
+/// Nested user namespaces are disabled: agents do not need them, and attackers do.
 fn make_namespaces(plan: &ShimPlan) -> StepResult {
     let mut flags = CloneFlags::CLONE_NEWUSER
         | CloneFlags::CLONE_NEWNS
@@ -149,9 +148,10 @@ fn make_namespaces(plan: &ShimPlan) -> StepResult {
         flags |= CloneFlags::CLONE_NEWNET;
     }
     let (uid, gid) = plan.ids.uid_and_gid();
-    // A change of uid made its own files in /proc root's.
+    // After a change of uid, the process's own files in /proc belong to root until it is dumpable
+    // again.
     privilege::set_dumpable(DumpableBehavior::Dumpable)?;
-    nix::sched::unshare(flags).at(Stage::Userns, "make the namespaces")?;
+    nix::sched::unshare(flags).at(Stage::Userns, "create the namespaces")?;
     privilege::set_dumpable(DumpableBehavior::Dumpable)?;
     for (path, text) in [
         ("/proc/self/setgroups", "deny".to_owned()),
@@ -164,9 +164,9 @@ fn make_namespaces(plan: &ShimPlan) -> StepResult {
     Ok(())
 }
 
-/// Starts pid 1: the first process started after the pid namespace was made.
+/// Starts pid 1: the first process started after the pid namespace was created.
 fn spawn_init(control: &UnixStream) -> StepResult<(Child, UnixStream)> {
-    let (ours, theirs) = UnixStream::pair().at(Stage::Shim, "make the link")?;
+    let (ours, theirs) = UnixStream::pair().at(Stage::Shim, "create the socket pair to pid 1")?;
     let control = control
         .as_fd()
         .try_clone_to_owned()
@@ -188,7 +188,7 @@ fn spawn_init(control: &UnixStream) -> StepResult<(Child, UnixStream)> {
     Ok((init, ours))
 }
 
-/// Sends pid 1 the plan, the agent's pipes and the trees, and lets go of them.
+/// Sends pid 1 the plan, the agent's pipes and the trees, and closes its own copies.
 fn hand_over(
     link: &UnixStream,
     start: StartMessage,
@@ -213,11 +213,11 @@ fn hand_over(
         },
         &sent,
     )
-    .at(Stage::Shim, "hand the plan to pid 1")
+    .at(Stage::Shim, "send the plan to pid 1")
 }
 
-/// Waits for pid 1. SIGTERM is the order to kill it; its end is everybody's end, and the kernel
-/// tells it only when all of them are gone.
+/// Waits for pid 1. SIGTERM is the order to kill it. When pid 1 ends, the kernel kills every
+/// process inside, and reports pid 1's end only when all of them are gone.
 fn watch(mut init: Child) -> ExitCode {
     let mut mask = SigSet::empty();
     for signal in [NixSignal::SIGCHLD, NixSignal::SIGTERM] {
@@ -227,7 +227,7 @@ fn watch(mut init: Child) -> ExitCode {
         .thread_block()
         .and_then(|()| SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC));
     if let Ok(signals) = signals {
-        // Whoever ended before the mask was set is seen here.
+        // Check now for an exit before the signal mask was set.
         while matches!(init.try_wait(), Ok(None)) {
             match signals.read_signal() {
                 Ok(Some(signal)) if signal.ssi_signo == NixSignal::SIGTERM as u32 => break,

@@ -1,9 +1,9 @@
-//! Lays a writable view over a directory that is never written: an overlay.
+//! Mounts an overlay over a directory, which then is never written.
 //!
-//! Done by the outer helper in two steps. The directories are opened while they can be reached, as
-//! root with their owners mapped to the slot's user. The overlay itself is made in the agent's own
-//! user namespace, so that the kernel does everything in it with the slot's uid and no right of
-//! root's, and notes what it must in attributes `user.overlay.*`. Must not know what is written.
+//! The outer helper does this in two steps. It opens the layers while they are reachable, as root
+//! with their owners mapped to the slot's user. It mounts the overlay in the agent's own user
+//! namespace, so that the kernel does everything in it with the slot's uid and without root's
+//! rights, and stores its metadata in attributes `user.overlay.*`. Must not know what is written.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
@@ -18,22 +18,23 @@ use super::host_trees::OpenedTrees;
 use super::idmap;
 use marshal_wire::shim::{HostIds, OpenedMount, OverlayLayer, OverlayLayers, SetupFailure, Stage};
 
-/// The directory of a session's overlay that takes what is written.
+/// The subdirectory of a session's overlay that stores changes.
 pub(super) const UPPER: &str = "upper";
-/// The kernel's own place beside it.
+/// The subdirectory that the kernel uses as overlayfs workdir.
 pub(super) const WORK: &str = "work";
 
-/// An overlay that is not made yet.
+/// An overlay that is not mounted yet.
 pub(super) struct PendingOverlay {
-    /// Which of [`Trees::descriptors`] is the lower directory, and will be the overlay.
+    /// Index in [`OpenedTrees::descriptors`] of the lower directory, which the overlay will
+    /// replace.
     index: usize,
-    /// The directory that holds `upper` and `work`.
+    /// The directory that contains `upper` and `work`.
     upper: OwnedFd,
     /// The lower directory, for messages.
     path: String,
 }
 
-/// Opens both directories.
+/// Opens both layers.
 pub(super) fn open_layers(
     trees: &mut OpenedTrees,
     layers: &OverlayLayers,
@@ -50,7 +51,7 @@ pub(super) fn open_layers(
     Ok(OpenedMount::Tree { is_dir: true })
 }
 
-/// One directory, without what is mounted below it, and as a mount of its own.
+/// Opens one directory as a mount of its own, without what is mounted below it.
 fn open_layer(layer: &OverlayLayer, ids: HostIds, maps: &mut idmap::Maps) -> StepResult<OwnedFd> {
     let at_path = |failure: SetupFailure| SetupFailure {
         path: Some(failure.path.unwrap_or_else(|| layer.path.clone())),
@@ -62,14 +63,14 @@ fn open_layer(layer: &OverlayLayer, ids: HostIds, maps: &mut idmap::Maps) -> Ste
         "open",
         &layer.path,
     )?;
-    let found = rustix::fs::fstat(&tree).on(Stage::Overlay, "inspect", &layer.path)?;
+    let stat = rustix::fs::fstat(&tree).on(Stage::Overlay, "inspect", &layer.path)?;
     if layer
         .expect
-        .is_some_and(|it| it != (found.st_dev, found.st_ino))
+        .is_some_and(|it| it != (stat.st_dev, stat.st_ino))
     {
         return Err(at_path(failure(
             Stage::Overlay,
-            "another directory stands at the place of",
+            "another directory has replaced",
         )));
     }
     if let Some(map) = layer.idmap {
@@ -78,20 +79,20 @@ fn open_layer(layer: &OverlayLayer, ids: HostIds, maps: &mut idmap::Maps) -> Ste
     Ok(tree)
 }
 
-/// Makes every overlay, in the namespaces in which it will be seen.
+/// Mounts every overlay, in the namespaces in which the sandbox sees it.
 pub(super) fn mount_overlays(trees: &mut OpenedTrees) -> StepResult {
-    for held in trees.overlays.drain(..) {
-        let Some(lower) = trees.descriptors.get_mut(held.index) else {
-            return Err(failure(Stage::Overlay, "a directory was not opened"));
+    for overlay in trees.overlays.drain(..) {
+        let Some(lower) = trees.descriptors.get_mut(overlay.index) else {
+            return Err(failure(Stage::Overlay, "a layer was not opened"));
         };
-        *lower = mount_overlay(lower, &held.upper, &held.path)?;
+        *lower = mount_overlay(lower, &overlay.upper, &overlay.path)?;
     }
     Ok(())
 }
 
 fn mount_overlay(lower: &OwnedFd, upper: &OwnedFd, path: &str) -> StepResult<OwnedFd> {
-    // The kernel takes its layers from mounts of this namespace only. Whatever these hide for a
-    // moment was opened before.
+    // The kernel accepts only layers that are mounted in this namespace, so mount them temporarily.
+    // What these mounts hide was opened before.
     let place = if Path::new("/tmp").is_dir() {
         "/tmp"
     } else {
@@ -105,7 +106,7 @@ fn mount_overlay(lower: &OwnedFd, upper: &OwnedFd, path: &str) -> StepResult<Own
             path,
         )?;
     }
-    let made = create_overlay(lower, upper).on(Stage::Overlay, "make a writable view of", path);
+    let made = create_overlay(lower, upper).on(Stage::Overlay, "mount an overlay over", path);
     for _ in [lower, upper] {
         rustix::mount::unmount(place, UnmountFlags::DETACH).on(Stage::Overlay, "detach", path)?;
     }
@@ -121,7 +122,7 @@ fn create_overlay(lower: &OwnedFd, upper: &OwnedFd) -> Result<OwnedFd, rustix::i
         ("lowerdir", by_fd(lower)),
         ("upperdir", format!("{}/{UPPER}", by_fd(upper))),
         ("workdir", format!("{}/{WORK}", by_fd(upper))),
-        // What is written is whole files at their own places, which is what can be read back.
+        // Every change is stored as a complete file at its own path, so that it can be read back.
         ("redirect_dir", "nofollow".to_owned()),
         ("metacopy", "off".to_owned()),
         ("index", "off".to_owned()),

@@ -1,11 +1,10 @@
-//! From a profile to the walls: pure, so that what an agent will see can be read and tested
-//! without a kernel.
+//! From a profile to the plan of a sandbox: pure, so that tests need no kernel.
 //!
 //! Must not touch the file system: what depends on the host (where `/bin` leads, which optional
-//! file is there) is left to the shim as such.
+//! file exists) is left to the shim.
 //!
-//! A new layer of the sandbox has its place in the plan (`wire/shim.rs`), its planning here and its step in
-//! `init.rs`.
+//! A new layer of the sandbox has its place in the plan (`wire/shim.rs`), its planning here and its
+//! step in `init.rs`.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -16,24 +15,24 @@ use marshal_wire::shim::{
     OverlayLayer, OverlayLayers, ProcessLimits, Seccomp, ShimPlan,
 };
 
-/// Where the session's home is inside.
+/// Path of the session's home inside.
 pub const HOME: &str = "/home/agent";
-/// Where the workspace is inside.
+/// Path of the workspace inside.
 pub const WORKSPACE: &str = "/workspace";
-/// Where this binary is inside.
+/// Path of this binary inside.
 pub const MARSHAL: &str = BINARY_PATH_INSIDE;
-/// Where the socket of its tools is inside, if the agent has any.
+/// Path of the tool server's socket inside, if the agent has tools.
 pub const TOOLS: &str = "/run/marshal/tools.sock";
-/// Places that the plan fills itself; a profile can bind nothing at, below or above them.
+/// Paths that the plan fills itself; a profile can mount nothing at, below or above them.
 const SANDBOX_MOUNTS: [&str; 6] = ["/proc", "/dev", "/etc", HOME, WORKSPACE, "/run/marshal"];
 /// Directories that are links into `/usr` on most hosts.
 const MIRRORED: [&str; 6] = ["/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"];
-/// Below `/etc` and always there, if the host has them: the linker's cache and the links through
-/// which Debian's `/usr/bin` leads to many a program.
+/// Entries of `/etc` that are always mounted, if the host has them: the linker's cache, and the
+/// links through which many programs of Debian's `/usr/bin` lead.
 const ETC_ALWAYS: [&str; 2] = ["alternatives", "ld.so.cache"];
-/// Below `/etc` with the host's network.
+/// Entries of `/etc` that are mounted with the host's network.
 const ETC_HOST_NETWORK: [&str; 2] = ["hosts", "resolv.conf"];
-/// Names below `/etc` that are made here or must never be seen.
+/// Names below `/etc` that the sandbox creates itself or must never show.
 const ETC_REFUSED: [&str; 6] = [
     "passwd",
     "group",
@@ -44,57 +43,56 @@ const ETC_REFUSED: [&str; 6] = [
 ];
 /// Inodes of `/dev/shm`, and of a home or workspace in memory.
 const MEMORY_INODES: u64 = 4096;
-/// Bytes of a host name, sethostname(2).
+/// Maximum length of a host name in bytes, sethostname(2).
 const HOSTNAME_BYTES: usize = 64;
 
-/// What the walls are to be.
+/// Everything that determines a sandbox.
 #[derive(Debug, Clone)]
 pub struct SandboxRequest<'a> {
     /// The profile.
     pub profile: &'a config::Sandbox,
-    /// What the agent reaches.
+    /// What the agent's network reaches.
     pub network: config::Network,
-    /// Ports inside that the supervisor listens on, with [`config::Network::RouteRoles`] and
-    /// [`config::Network::EgressProxy`].
+    /// Ports inside that the supervisor listens on, for routes and the egress proxy.
     pub listen: Vec<u16>,
-    /// Who the agent is outside.
+    /// The agent's user outside.
     pub ids: HostIds,
     /// The host name inside: letters, digits and `-`, at most 64 bytes; anything else becomes `-`.
     pub hostname: &'a str,
-    /// The session's home; `None`: one in memory, for a probe.
+    /// The session's home; `None`: a tmpfs, for a probe.
     pub home: Option<Tree>,
-    /// The workspace; `None`: one in memory, for a probe.
+    /// The workspace; `None`: a tmpfs, for a probe.
     pub workspace: Option<Tree>,
-    /// What takes everything that is written in the workspace, which then is never written itself: a
-    /// directory of ours with an `upper` and a `work` in it, and its owner on disk.
+    /// The directory that stores all changes of the workspace, which itself is then never written:
+    /// our directory with `upper` and `work`, and its owner on disk.
     pub overlay: Option<OverlayUpper>,
-    /// More to be seen read-only: path outside, path inside.
+    /// Further read-only mounts: path outside, path inside.
     pub extra_ro: Vec<(PathBuf, String)>,
-    /// Further trees, and what of the workspace is seen.
+    /// Further trees, and which parts of the workspace are visible.
     pub extra_mounts: ExtraMounts,
-    /// Whether the supervisor may have helpers of its own started inside.
+    /// Whether the supervisor may start its own helpers inside.
     pub has_sandbox_entry: bool,
-    /// Whether there are terminals.
+    /// Whether the sandbox has pseudo-terminals.
     pub has_terminals: bool,
 }
 
-/// A directory of ours that takes what is written in another, and its owner on disk: uid and gid.
+/// Our directory that stores the changes of another, and its owner on disk: uid and gid.
 pub type OverlayUpper = (PathBuf, (u32, u32));
 
-/// A directory of the host that the agent gets as its own.
+/// A directory of the host that the agent uses as its own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tree {
-    /// Where it is on the host.
+    /// Its path on the host.
     pub path: PathBuf,
-    /// Its owner on disk, uid and gid. As root, that owner becomes the user inside.
+    /// Its owner on disk, uid and gid. If marshal is root, that owner becomes the user inside.
     pub owner: (u32, u32),
-    /// Whether it can be written. A copy is `Rw`.
+    /// Whether it is writable. A copy is `Rw`.
     pub access: MountAccess,
-    /// Its device and inode, if somebody else could put another directory in its place.
+    /// Its device and inode, if another user could replace the directory.
     pub identity: Option<(u64, u64)>,
 }
 
-/// Walls that cannot be.
+/// Why a sandbox cannot be planned.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
     /// The agent would be root on the host.
@@ -102,24 +100,26 @@ pub enum PlanError {
         "an agent must not be uid or gid 0 of the host: the kernel trusts that uid inside any sandbox"
     )]
     RootAgent,
-    /// A path is relative or has `..` in it.
-    #[error("{0:?} is no plain absolute path")]
+    /// A path is relative or contains `..`.
+    #[error("{0:?} is not an absolute path, or contains `..`")]
     NotAbsolute(PathBuf),
     /// A path is not UTF-8.
     #[error("{0:?} is not UTF-8")]
     NotUtf8(PathBuf),
-    /// The profile binds where the sandbox puts its own.
-    #[error("ro_bind {path:?} collides with {own}, which every sandbox has of its own")]
+    /// The profile mounts something over the sandbox's own directories.
+    #[error("ro_bind {path:?} overlaps with {own}, which the sandbox itself provides")]
     Collides {
-        /// What the profile says.
+        /// The path in the profile.
         path: PathBuf,
-        /// The place.
+        /// The sandbox's own directory.
         own: &'static str,
     },
-    /// A name below `/etc` that is not to be had.
-    #[error("etc {0:?} cannot be shown: it is no name below /etc, or made by the sandbox itself")]
+    /// A name below `/etc` that a profile cannot use.
+    #[error(
+        "etc {0:?} cannot be shown: it is not a name below /etc, or the sandbox itself provides it"
+    )]
     Etc(String),
-    /// A tree of root would be writable.
+    /// A directory of root would be writable.
     #[error(
         "{path:?} belongs to root and cannot be writable in a sandbox: an agent could leave a \
          set-uid program of root there; use workspace mode \"copy\", or \"ro\""
@@ -128,7 +128,7 @@ pub enum PlanError {
         /// The directory.
         path: PathBuf,
     },
-    /// A device is no home.
+    /// A home or workspace is mounted as a device.
     #[error("{path:?} can be mounted read-only or writable, not as a device")]
     Device {
         /// The path.
@@ -147,8 +147,8 @@ pub const fn limits_of(profile: &config::Sandbox) -> ProcessLimits {
     }
 }
 
-/// Walls for trying out whether walls can be had: everything of the profile, but home and
-/// workspace in memory.
+/// A sandbox to test whether a profile works: everything of the profile, with home and workspace in
+/// memory.
 #[must_use]
 pub const fn probe_request(profile: &config::Sandbox, ids: HostIds) -> SandboxRequest<'_> {
     SandboxRequest {
@@ -167,10 +167,10 @@ pub const fn probe_request(profile: &config::Sandbox, ids: HostIds) -> SandboxRe
     }
 }
 
-/// The walls, as the shim will put them up.
+/// Plans the sandbox, as the shim will build it.
 ///
 /// # Errors
-/// When the request is one that no sandbox may grant.
+/// [`PlanError`]: a request that no sandbox may grant.
 pub fn plan(request: &SandboxRequest<'_>) -> Result<ShimPlan, PlanError> {
     let (uid, gid) = request.ids.uid_and_gid();
     if uid == 0 || gid == 0 {
@@ -190,7 +190,7 @@ pub fn plan(request: &SandboxRequest<'_>) -> Result<ShimPlan, PlanError> {
     mounts.push(proc(request.profile.proc_mode));
     etc(request, &mut mounts)?;
     mounts.push(read_only(MountSource::OwnBinary, MARSHAL, false));
-    for (tree, target, over) in [
+    for (tree, target, upper) in [
         (&request.home, HOME, None),
         (&request.workspace, WORKSPACE, request.overlay.as_ref()),
     ] {
@@ -198,7 +198,7 @@ pub fn plan(request: &SandboxRequest<'_>) -> Result<ShimPlan, PlanError> {
             continue;
         }
         mounts.push(match tree {
-            Some(tree) => overlay_or_tree(tree, over, target, request.ids)?,
+            Some(tree) => overlay_or_tree(tree, upper, target, request.ids)?,
             None => Mount::Tmpfs {
                 target: target.to_owned(),
                 bytes: request.profile.tmp_bytes,
@@ -245,7 +245,7 @@ fn hostname(wanted: &str) -> String {
     wanted.chars().take(HOSTNAME_BYTES).map(plain).collect()
 }
 
-/// The profile's directories, parents first, and the links that lead there.
+/// The profile's directories, parents first, and the links to them.
 fn programs(profile: &config::Sandbox, mounts: &mut Vec<Mount>) -> Result<(), PlanError> {
     let mut bound = Vec::new();
     for path in &profile.ro_bind {
@@ -312,7 +312,7 @@ fn devices(profile: &config::Sandbox, mounts: &mut Vec<Mount>) {
     });
 }
 
-/// What containers commonly hide of the whole procfs, and what they lock.
+/// The paths of procfs that containers usually hide, and those that they make read-only.
 pub(super) fn masked_proc_paths() -> (Vec<String>, Vec<String>) {
     let below = |names: &[&str]| names.iter().map(|name| format!("/proc/{name}")).collect();
     let covered = below(&[
@@ -418,8 +418,8 @@ fn read_only(source: MountSource, target: &str, optional: bool) -> Mount {
     }
 }
 
-/// A tree whose owner is the agent inside. As root that takes an id map, except where the owner is
-/// the slot's uid already; a map never gives write access as root of the host.
+/// A tree whose owner is the agent inside. If marshal is root, this needs an id map, unless the
+/// owner already is the slot's uid. A map never grants write access as root of the host.
 fn own_tree(tree: &Tree, target: &str, ids: HostIds) -> Result<Mount, PlanError> {
     let path = absolute(&tree.path)?;
     if tree.access == MountAccess::Device {
@@ -452,14 +452,14 @@ fn own_tree(tree: &Tree, target: &str, ids: HostIds) -> Result<Mount, PlanError>
     })
 }
 
-/// A writable view over a tree.
+/// An overlay over a tree, or the tree itself.
 fn overlay_or_tree(
     tree: &Tree,
-    over: Option<&OverlayUpper>,
+    upper_layer: Option<&OverlayUpper>,
     target: &str,
     ids: HostIds,
 ) -> Result<Mount, PlanError> {
-    let Some((upper, owner)) = over else {
+    let Some((upper, owner)) = upper_layer else {
         return own_tree(tree, target, ids);
     };
     let layer = |path: &Path, owner: (u32, u32), expect| -> Result<OverlayLayer, PlanError> {
@@ -478,8 +478,8 @@ fn overlay_or_tree(
     })
 }
 
-/// The map of an overlay's directory. Root's own tree may be mapped here: whatever is written becomes
-/// a file of the slot's, in the other directory.
+/// The id map of an overlay's layer. A directory of root may be mapped here: changes become files
+/// of the slot's uid, in the other layer.
 fn layer_map(owner: (u32, u32), ids: HostIds) -> Option<IdMap> {
     let (uid, gid) = owner;
     let is_mapped = matches!(ids, HostIds::Root { .. }) && owner != ids.uid_and_gid();

@@ -1,7 +1,7 @@
 //! What a helper does to its own process: descriptors, parent, ids, capabilities, limits.
 //!
-//! Every helper has one thread, so what is "of the thread" here is of the process. Must not know
-//! of mounts or messages.
+//! Every helper has one thread, so per-thread settings apply to the process. Must not know mounts
+//! or messages.
 
 use std::fs;
 
@@ -11,7 +11,8 @@ use rustix::thread::{CapabilitySet, CapabilitySets, Gid, Uid};
 use super::failure::{FailureContext, StepResult, failure};
 use marshal_wire::shim::{ProcessLimits, Stage};
 
-/// Closes every descriptor but 0, 1 and 2. Call it before anything is opened: it closes by number.
+/// Closes every descriptor except 0, 1 and 2. Call it before anything is opened: it closes by
+/// number.
 pub(super) fn close_inherited() -> StepResult {
     let mut inherited = Vec::new();
     let entries = fs::read_dir("/proc/self/fd").on(Stage::Shim, "list", "/proc/self/fd")?;
@@ -27,41 +28,42 @@ pub(super) fn close_inherited() -> StepResult {
         }
     }
     for number in inherited {
-        // The directory's own descriptor is in the list and already closed: EBADF is expected.
+        // The list contains the directory's own descriptor, which is closed already: EBADF is
+        // expected.
         let _ = nix::unistd::close(number);
     }
     Ok(())
 }
 
-/// Has the kernel send `signal` when the parent's thread that started this process ends, and makes
-/// sure that this parent (`pid`, if it can be seen from here) was still there after it was asked.
+/// Asks the kernel to send `signal` when the parent's thread that started this process ends, and
+/// then checks that this parent (`pid`, if it is visible from here) is still alive.
 ///
-/// To be repeated after every change of ids: the kernel forgets it then (prctl(2)).
+/// Repeat it after every change of ids, which resets it (prctl(2)).
 pub(super) fn die_with_parent(signal: Signal, pid: Option<u32>) -> StepResult {
     rustix::process::set_parent_process_death_signal(Some(signal))
-        .at(Stage::Shim, "ask for the parent's death signal")?;
+        .at(Stage::Shim, "set the parent-death signal")?;
     let parent = getppid().map(|pid| pid.as_raw_nonzero().get().unsigned_abs());
     if pid.is_some() && parent != pid {
         return Err(failure(
             Stage::Shim,
-            "the supervisor ended before its helper began",
+            "the supervisor ended before its helper started",
         ));
     }
     Ok(())
 }
 
-/// Whether this process can be traced and its memory, environment and descriptors read by others
-/// of its uid.
+/// Sets whether other processes of the same uid can trace this process and read its memory,
+/// environment and descriptors.
 pub(super) fn set_dumpable(behaviour: DumpableBehavior) -> StepResult {
     rustix::process::set_dumpable_behavior(behaviour).at(Stage::Shim, "set dumpable")
 }
 
-/// No program started from here on gains anything by set-uid bits or file capabilities.
+/// From now on no exec gains privileges by set-uid bits or file capabilities.
 pub(super) fn no_new_privileges() -> StepResult {
     rustix::thread::set_no_new_privs(true).at(Stage::Caps, "set no_new_privs")
 }
 
-/// Becomes this user for good, with no group beside its own.
+/// Switches to this user permanently, without supplementary groups.
 pub(super) fn become_user(uid: u32, gid: u32) -> StepResult {
     if uid == 0 || gid == 0 {
         return Err(failure(
@@ -72,17 +74,17 @@ pub(super) fn become_user(uid: u32, gid: u32) -> StepResult {
     let (user, group) = (Uid::from_raw(uid), Gid::from_raw(gid));
     rustix::thread::set_thread_groups(&[]).at(Stage::Uid, "drop the supplementary groups")?;
     rustix::thread::set_thread_res_gid(group, group, group)
-        .at(Stage::Uid, "take the slot's gid")?;
-    rustix::thread::set_thread_res_uid(user, user, user).at(Stage::Uid, "take the slot's uid")
+        .at(Stage::Uid, "switch to the slot's gid")?;
+    rustix::thread::set_thread_res_uid(user, user, user).at(Stage::Uid, "switch to the slot's uid")
 }
 
-/// Keeps these capabilities over the exec of a program that has none of its own (capabilities(7),
-/// "ambient").
-pub(super) fn keep_capabilities_across_exec(kept: CapabilitySet) -> StepResult {
+/// Keeps these capabilities across the exec of a program without file capabilities
+/// (capabilities(7), "ambient").
+pub(super) fn keep_capabilities_across_exec(capabilities: CapabilitySet) -> StepResult {
     let mut sets = rustix::thread::capabilities(None).at(Stage::Caps, "read the capabilities")?;
-    sets.inheritable = kept;
+    sets.inheritable = capabilities;
     rustix::thread::set_capabilities(None, sets).at(Stage::Caps, "set the capabilities")?;
-    for capability in kept.iter() {
+    for capability in capabilities.iter() {
         rustix::thread::configure_capability_in_ambient_set(capability, true)
             .at(Stage::Caps, "raise an ambient capability")?;
     }
@@ -107,7 +109,7 @@ pub(super) fn empty_bounding_set() -> StepResult {
         let capability = CapabilitySet::from_bits_retain(1 << bit);
         match rustix::thread::remove_capability_from_bounding_set(capability) {
             Ok(()) => {}
-            // The first number beyond the kernel's last capability.
+            // The first number after the kernel's last capability.
             Err(rustix::io::Errno::INVAL) => return Ok(()),
             Err(error) => {
                 return Err(error).at(Stage::Caps, "drop a capability from the bounding set");
@@ -117,7 +119,7 @@ pub(super) fn empty_bounding_set() -> StepResult {
     Ok(())
 }
 
-/// Sets the limits, or the hard limit at hand where that is lower.
+/// Sets the resource limits, capped at the current hard limits.
 pub(super) fn set_rlimits(limits: ProcessLimits) -> StepResult {
     let wanted = [
         (Resource::Nofile, limits.nofile),

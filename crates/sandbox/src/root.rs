@@ -1,8 +1,8 @@
-//! Builds the file system inside and makes it the only one: an own small root in memory, the
-//! trees of the host moved into it, everything sealed, the host's root let go.
+//! Builds the sandbox's file system and makes it the only one: a small tmpfs root, the host's trees
+//! mounted into it, mount flags applied, the host's root unmounted.
 //!
-//! Done by pid 1. Nobody else is in the mount namespace yet, so nothing here races with an agent;
-//! even so no step follows a symbolic link, and nothing is ever made in a directory of the host.
+//! Done by pid 1. No other process is in the mount namespace yet, so nothing races with an agent.
+//! Even so, no step follows a symbolic link, and nothing is created in a directory of the host.
 //! Must not know why a mount is wanted.
 
 use std::collections::HashSet;
@@ -21,17 +21,17 @@ use rustix::mount::{
 use super::failure::{FailureContext, StepResult, failure};
 use marshal_wire::shim::{Mount, MountAccess, OpenedMount, SetupFailure, Stage};
 
-/// The size of the root itself, which holds directories, mount points and a few small files.
+/// Size of the root tmpfs in bytes: directories, mount points and a few small files.
 const ROOT_BYTES: u64 = 1 << 20;
-/// Its inodes.
+/// Inodes of the root tmpfs.
 const ROOT_INODES: u64 = 4096;
-/// Where terminals are.
+/// Path of the pseudo-terminals.
 pub(super) const PTS: &str = "/dev/pts";
 /// MS_NOSYMFOLLOW, mount(2).
 const NOSYMFOLLOW: MountFlags = MountFlags::from_bits_retain(256);
 
-/// Builds the plan's file system and makes it this process's root; `trees` holds one descriptor
-/// for each [`Opened::Hierarchy`].
+/// Builds the plan's file system and makes it this process's root; `trees` has one descriptor for
+/// each opened tree.
 pub(super) fn build(mounts: &[Mount], opened: &[OpenedMount], trees: Vec<OwnedFd>) -> StepResult {
     rustix::mount::mount_change(
         "/",
@@ -41,34 +41,33 @@ pub(super) fn build(mounts: &[Mount], opened: &[OpenedMount], trees: Vec<OwnedFd
     let mut root = Root::new()?;
     let mut trees = trees.into_iter();
     for (mount, opened) in mounts.iter().zip(opened) {
-        let tree = match opened {
-            OpenedMount::Tree { .. } => Some(
-                trees
-                    .next()
-                    .ok_or_else(|| failure(Stage::Shim, "a tree did not arrive"))?,
-            ),
-            OpenedMount::Nothing | OpenedMount::Link { .. } => None,
-        };
+        let tree =
+            match opened {
+                OpenedMount::Tree { .. } => Some(trees.next().ok_or_else(|| {
+                    failure(Stage::Shim, "a directory of the plan did not arrive")
+                })?),
+                OpenedMount::Nothing | OpenedMount::Link { .. } => None,
+            };
         root.add(mount, opened, tree)?;
     }
     root.enter()?;
     root.seal()
 }
 
-/// The root being built.
+/// The root under construction.
 struct Root {
-    /// Its directory.
+    /// The root directory.
     fd: OwnedFd,
-    /// The devices of the file systems in memory: only there mount points may be made.
+    /// Devices of our tmpfs mounts: only there mount points may be created.
     own_devices: HashSet<u64>,
-    /// What is to hold for all mounts at or below a path; the longest path decides.
+    /// Mount flags for all mounts at or below a path; the longest path decides.
     seals: Vec<(String, MountFlags)>,
 }
 
 impl Root {
     fn new() -> StepResult<Self> {
         let fd = tmpfs(ROOT_BYTES, ROOT_INODES, 0o755)?;
-        // Any directory will do to hang it up: whatever it hides was opened before.
+        // Any directory works as a temporary mount point: what it hides was opened before.
         let place = if Path::new("/tmp").is_dir() {
             "/tmp"
         } else {
@@ -88,11 +87,11 @@ impl Root {
         Ok(root)
     }
 
-    /// Notes that a directory belongs to a file system in memory.
+    /// Records that a directory belongs to one of our tmpfs mounts.
     fn note_own_device(&mut self, dir: Option<BorrowedFd<'_>>, target: &str) -> StepResult {
         let dir = dir.unwrap_or_else(|| self.fd.as_fd());
-        let found = rustix::fs::fstat(dir).on(Stage::Mount, "inspect", target)?;
-        self.own_devices.insert(found.st_dev);
+        let stat = rustix::fs::fstat(dir).on(Stage::Mount, "inspect", target)?;
+        self.own_devices.insert(stat.st_dev);
         Ok(())
     }
 
@@ -141,7 +140,10 @@ impl Root {
             (Mount::Hidden { target }, ..) => self.hide(target),
             (Mount::File { target, text }, ..) => self.file(target, text),
             (Mount::Link { target, to }, ..) => self.link(target, to),
-            _ => Err(failure(Stage::Shim, "the opened trees do not fit the plan")),
+            _ => Err(failure(
+                Stage::Shim,
+                "the opened directories do not match the plan",
+            )),
         }
     }
 
@@ -217,7 +219,8 @@ impl Root {
         Ok(())
     }
 
-    /// Mounts terminals of our own, which nobody outside has, and which only their makers open.
+    /// Mounts a new devpts instance, whose terminals are private to the sandbox and open only to
+    /// their creators.
     fn terminals(&mut self) -> StepResult {
         let at = |result: Result<(), Errno>| result.on(Stage::Mount, "mount", PTS);
         let context = rustix::mount::fsopen("devpts", FsOpenFlags::FSOPEN_CLOEXEC).on(
@@ -260,13 +263,13 @@ impl Root {
         rustix::fs::symlinkat(to, &dir, name).on(Stage::Mount, "make the link", target)
     }
 
-    /// The directory in which `target` is, made if need be, and the last part of its name.
+    /// The parent directory of `target`, created if necessary, and the last component of its name.
     fn parent<'t>(&self, target: &'t str) -> StepResult<(OwnedFd, &'t str)> {
         let (dir, name) = target.rsplit_once('/').unwrap_or(("", target));
         Ok((self.mount_point(dir, true)?, name))
     }
 
-    /// The mount point `target`, made if need be, and then only in memory.
+    /// The mount point `target`, created if necessary, but only on a tmpfs.
     fn mount_point(&self, target: &str, is_dir: bool) -> StepResult<OwnedFd> {
         let mut here = open_path(self.fd.as_fd(), ".").on(Stage::Mount, "open", target)?;
         let mut names = target.split('/').filter(|name| !name.is_empty()).peekable();
@@ -283,7 +286,7 @@ impl Root {
             if rustix::fs::FileType::from_raw_mode(found.st_mode).is_symlink() {
                 return Err(SetupFailure {
                     path: Some(target.to_owned()),
-                    ..failure(Stage::Mount, "a symbolic link is on the way to")
+                    ..failure(Stage::Mount, "a symbolic link is part of the path to")
                 });
             }
         }
@@ -297,14 +300,11 @@ impl Root {
         is_dir: bool,
         target: &str,
     ) -> StepResult {
-        let found = rustix::fs::fstat(dir).on(Stage::Mount, "inspect", target)?;
-        if !self.own_devices.contains(&found.st_dev) {
+        let stat = rustix::fs::fstat(dir).on(Stage::Mount, "inspect", target)?;
+        if !self.own_devices.contains(&stat.st_dev) {
             return Err(SetupFailure {
                 path: Some(target.to_owned()),
-                ..failure(
-                    Stage::Mount,
-                    "a directory of the host lacks the mount point",
-                )
+                ..failure(Stage::Mount, "the directory on the host has no mount point")
             });
         }
         if is_dir {
@@ -316,7 +316,7 @@ impl Root {
         .on(Stage::Mount, "make", target)
     }
 
-    /// What is at `target`, if anything is, and whether it is a directory.
+    /// Opens `target` if it exists; the flag says whether it is a directory.
     fn find_existing(&self, target: &str) -> StepResult<Option<(OwnedFd, bool)>> {
         match open_path(self.fd.as_fd(), target.trim_start_matches('/')) {
             Err(Errno::NOENT) => Ok(None),
@@ -329,18 +329,18 @@ impl Root {
         }
     }
 
-    /// Makes it the root of every process here, and lets the host's root go.
+    /// Makes this the root of every process in the namespace, and unmounts the host's root.
     fn enter(&self) -> StepResult {
         rustix::process::fchdir(&self.fd).at(Stage::Mount, "enter the new root")?;
         rustix::process::pivot_root(".", ".").at(Stage::Mount, "change the root")?;
         rustix::mount::unmount(".", UnmountFlags::DETACH)
-            .at(Stage::Mount, "let the old root go")?;
+            .at(Stage::Mount, "unmount the old root")?;
         rustix::process::chdir("/").at(Stage::Mount, "enter the new root")?;
         let propagation = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
         rustix::mount::mount_change("/", propagation).on(Stage::Mount, "make private", "/")
     }
 
-    /// Gives every mount its flags, those that came with a tree of the host included.
+    /// Applies its flags to every mount, including submounts of the host's trees.
     fn seal(&self) -> StepResult {
         const TABLE: &str = "/proc/self/mountinfo";
         let table = std::fs::read(TABLE).on(Stage::Mount, "read", TABLE)?;
@@ -387,7 +387,7 @@ fn move_onto(tree: &OwnedFd, point: &OwnedFd) -> Result<(), Errno> {
     rustix::mount::move_mount(tree, "", point, "", both)
 }
 
-/// A new file system in memory, not yet mounted anywhere.
+/// Creates a tmpfs that is not mounted anywhere yet.
 pub(super) fn tmpfs(bytes: u64, inodes: u64, mode: u32) -> StepResult<OwnedFd> {
     let make = || -> Result<OwnedFd, Errno> {
         let context = rustix::mount::fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
@@ -403,23 +403,23 @@ pub(super) fn tmpfs(bytes: u64, inodes: u64, mode: u32) -> StepResult<OwnedFd> {
         let flags = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
         rustix::mount::fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, flags)
     };
-    make().at(Stage::Mount, "make a file system in memory")
+    make().at(Stage::Mount, "create a tmpfs")
 }
 
-/// The mount points of a mount table (proc_pid_mountinfo(5)) with their flags. Where several are
-/// stacked on one point, only the uppermost, which is the last: the others cannot be reached.
+/// The mount points of a mount table (proc_pid_mountinfo(5)) with their flags. Of several mounts on
+/// one point only the last counts: the others are unreachable.
 fn parse_mount_table(table: &[u8]) -> Vec<(Vec<u8>, MountFlags)> {
-    let mut found: Vec<(Vec<u8>, MountFlags)> = Vec::new();
+    let mut mounts: Vec<(Vec<u8>, MountFlags)> = Vec::new();
     for line in table.split(|byte| *byte == b'\n') {
         let mut fields = line.split(|byte| *byte == b' ');
         let (Some(point), Some(options)) = (fields.nth(4), fields.next()) else {
             continue;
         };
         let point = unescape(point);
-        found.retain(|(other, _)| *other != point);
-        found.push((point, flags(options)));
+        mounts.retain(|(other, _)| *other != point);
+        mounts.push((point, flags(options)));
     }
-    found
+    mounts
 }
 
 fn flags(options: &[u8]) -> MountFlags {
@@ -431,13 +431,13 @@ fn flags(options: &[u8]) -> MountFlags {
             b"nodev" => MountFlags::NODEV,
             b"noexec" => MountFlags::NOEXEC,
             b"nosymfollow" => NOSYMFOLLOW,
-            // A remount that names no atime flag keeps the one there is.
+            // A remount without an atime flag keeps the current one.
             _ => MountFlags::empty(),
         })
         .collect()
 }
 
-/// Reads `\040` and its like: a backslash and three octal digits.
+/// Decodes `\040` and similar escapes: a backslash and three octal digits.
 fn unescape(field: &[u8]) -> Vec<u8> {
     let mut plain = Vec::with_capacity(field.len());
     let mut rest = field;

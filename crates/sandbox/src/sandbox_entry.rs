@@ -1,15 +1,16 @@
-//! The door of a sandbox: starts helpers inside when the supervisor says so.
+//! The entry of a sandbox: starts helpers inside when the supervisor requests it.
 //!
-//! Owned by pid 1. A message is one byte, which kind of helper, and beside it the socket that this
-//! helper hears by and the pipe that it reports by. What it is told there is no business of pid 1's: it only starts it, as itself,
-//! with the walls that it wears, and reaps it. Nobody inside has the other end.
+//! Owned by pid 1. A message is one byte for the kind of helper, with two descriptors: the socket
+//! that this helper receives its request from, and its report pipe. Pid 1 does not see the request.
+//! It only starts the helper, as its own user and with the same restrictions, and reaps it. No
+//! process inside has the other end.
 //!
-//! The door is made only for a pool that offers client methods or tools. The supervisor takes
-//! descriptors only from the outer helper and pid 1, which no agent reaches. The one is outside the
-//! agent's pid namespace; the other is not dumpable before anybody else is inside. A helper behind the
-//! door has the agent's user and is dumpable from its exec to its first call. The agent cannot reach it
-//! even then, because the agent runs in a Landlock domain further inside (`landlock.rs`), wherever the
-//! kernel has Landlock.
+//! The entry exists only for a pool with client methods or tools. The supervisor accepts
+//! descriptors only from the outer helper and pid 1, which no agent can reach: the former is
+//! outside the agent's pid namespace, the latter is not dumpable before any other process is
+//! inside. A helper has the agent's user and is dumpable between its exec and its first call. Even
+//! then the agent cannot trace it, because the agent runs in a nested Landlock domain
+//! (`landlock.rs`), on every kernel with Landlock.
 
 use std::io::{IoSliceMut, Read as _};
 use std::mem::MaybeUninit;
@@ -22,10 +23,10 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg}
 use super::seccomp::AgentRestriction;
 use marshal_wire::shim::{ARG0_FILES, ARG0_LEASH, ENTRY_FILES, ENTRY_LEASH, MARKER};
 
-/// Pid 1's end.
+/// Pid 1's end of the entry.
 pub(super) struct EntryListener {
     socket: OwnedFd,
-    /// What a leash puts on before it starts what it was told to.
+    /// Further restrictions that a leash applies to the command that it starts.
     agent_restriction: AgentRestriction,
 }
 
@@ -37,7 +38,7 @@ impl EntryListener {
         }
     }
 
-    /// Starts what waits at the door; `false` if nobody will come any more.
+    /// Handles pending requests; `false` when the supervisor closed the entry.
     pub(super) fn accept_requests(&self) -> bool {
         loop {
             let mut kind = [0];
@@ -68,7 +69,8 @@ impl EntryListener {
         }
     }
 
-    /// Starts a helper that talks by these. If it cannot be started they end, which says so.
+    /// Starts a helper with these descriptors. If that fails they close, which tells the
+    /// supervisor.
     fn start_helper(&self, kind: u8, socket: OwnedFd, reports: OwnedFd) {
         let (name, seal) = match kind {
             ENTRY_LEASH => (ARG0_LEASH, self.agent_restriction),
@@ -92,7 +94,7 @@ impl AsFd for EntryListener {
     }
 }
 
-/// Reads exactly so many bytes of a text that follows a message.
+/// Reads a text of known length that follows a message.
 pub(super) fn read_exact_text(
     mut from: impl std::io::Read,
     bytes: u64,

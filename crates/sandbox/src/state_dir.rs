@@ -1,7 +1,7 @@
-//! The state directory: where it is, whose it is, and who holds it.
+//! The state directory: its path, its owner, and which process uses it.
 //!
-//! Owns the checks that make it safe to trust what is in it, its three subdirectories, and the
-//! lock that keeps two supervisors apart. Must not know what others store there.
+//! Owns the checks that make its content trustworthy, its three subdirectories, and the lock that
+//! keeps out a second supervisor. Must not know what others store there.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
@@ -20,27 +20,27 @@ use marshal_model::{RunId, UntrustedText};
 use super::flock::FlockGuard;
 use super::workspace::Root;
 
-/// The subdirectories, each 0700.
+/// The subdirectories, each with mode 0700.
 const HOMES: &str = "homes";
 const COPIES: &str = "copies";
 const OVERLAYS: &str = "overlays";
 const LOCAL: &str = "local";
 const LOCK: &str = "lock";
 
-/// Links followed on the way to the state directory (the kernel's own bound).
+/// Maximum links on the path to the state directory (the kernel's own limit).
 const LINKS: usize = 40;
 
-/// Tries to take a lock that nobody alive has, 5 ms apart: a holder that was killed while it started a
-/// child leaves it to that child until its exec, and a new holder has not written its pid yet.
+/// Attempts to take the lock, 5 ms apart. A holder that was killed while it forked a child leaves
+/// the lock to that child until its exec, and a new holder may not have written its pid yet.
 const LOCK_TRIES: usize = 400;
 
 /// Why a state directory cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
-    /// No environment variable says where it is.
-    #[error("no place for the state directory: set [supervisor] state_dir, or HOME")]
+    /// No environment variable names it.
+    #[error("the state directory is not set: set [supervisor] state_dir, or the variable HOME")]
     NoHome,
-    /// It lies inside a workspace, where an agent could write it.
+    /// It is inside a workspace, where an agent could write it.
     #[error(
         "the state directory {} is inside the workspace {}: agents could change it; \
          set [supervisor] state_dir to another place", show(.path), show(.workspace)
@@ -51,7 +51,7 @@ pub enum StateError {
         /// The workspace.
         workspace: PathBuf,
     },
-    /// A workspace lies in it.
+    /// A workspace is inside of it.
     #[error(
         "the workspace {} is inside the state directory {}: agents could see each other's homes; \
          use a directory elsewhere", show(.workspace), show(.path)
@@ -62,59 +62,59 @@ pub enum StateError {
         /// The workspace.
         workspace: PathBuf,
     },
-    /// It, or a directory or link on the way to it, belongs to somebody else.
+    /// It, or a directory or link on its path, belongs to another user.
     #[error("{} belongs to uid {uid}, not to root or uid {caller}; {}", show(.path), .role.advice())]
     Foreign {
-        /// What belongs to somebody else.
+        /// The path that belongs to another user.
         path: PathBuf,
-        /// Where it stands.
+        /// Its position.
         role: PathRole,
         /// Its owner.
         uid: u32,
-        /// Who we are.
+        /// The uid of this process.
         caller: u32,
     },
-    /// Others may write it, or a directory on the way to it.
+    /// Other users may write it, or a directory on its path.
     #[error("{} is writable by others (mode {mode:04o}); {}", show(.path), .role.advice())]
     WritableByOthers {
-        /// What others may write.
+        /// The path that others may write.
         path: PathBuf,
-        /// Where it stands.
+        /// Its position.
         role: PathRole,
         /// Its mode bits.
         mode: u32,
     },
-    /// Another supervisor holds it.
+    /// Another supervisor uses it.
     #[error(
-        "the state directory {} is held by {}; stop it, or set another state_dir",
+        "the state directory {} is in use by {}; stop it, or set another state_dir",
         show(.path), holder(*.pid)
     )]
     Locked {
         /// The state directory.
         path: PathBuf,
-        /// The holder's pid, if it could be read.
+        /// The pid of that process, if it could be read.
         pid: Option<u32>,
     },
-    /// The system said no.
+    /// A system call failed.
     #[error("cannot {doing} {}: {source}", show(.path))]
     Io {
-        /// What was to be done.
+        /// The failed operation, as a verb with its object.
         doing: &'static str,
-        /// To what.
+        /// The path it was applied to.
         path: PathBuf,
-        /// Why it failed.
+        /// The system error.
         source: io::Error,
     },
 }
 
-/// Where something stands that was found unsafe.
+/// The position of an unsafe path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PathRole {
-    /// It is the state directory itself.
+    /// The state directory itself.
     State,
-    /// It is a directory above it.
+    /// A directory above it.
     Above,
-    /// It is a link on the way to it.
+    /// A link on its path.
     Link,
 }
 
@@ -122,8 +122,12 @@ impl PathRole {
     const fn advice(self) -> &'static str {
         match self {
             Self::State => "chown and chmod 0700 it, or set another state_dir",
-            Self::Above => "whoever may write it could replace the state directory below it",
-            Self::Link => "whoever owns that link decides where the state directory is",
+            Self::Above => {
+                "its writers could replace the state directory below it: remove their write permission"
+            }
+            Self::Link => {
+                "the owner of that link decides where the state directory is: remove the link"
+            }
         }
     }
 }
@@ -139,26 +143,26 @@ fn holder(pid: Option<u32>) -> String {
     )
 }
 
-/// Where the state directory is when the configuration does not say: `$STATE_DIRECTORY` (systemd;
-/// the first of several), else `$XDG_STATE_HOME/marshal`, else `$HOME/.local/state/marshal`. Empty
-/// and relative values count as unset.
+/// The default path: `$STATE_DIRECTORY` (systemd; the first of several), else
+/// `$XDG_STATE_HOME/marshal`, else `$HOME/.local/state/marshal`. Empty and relative values count as
+/// unset.
 pub fn default_path(variable: impl Fn(&str) -> Option<OsString>) -> Result<PathBuf, StateError> {
     let place = |value: &OsStr| {
         let path = PathBuf::from(value);
         path.is_absolute().then_some(path)
     };
-    let given = |name: &str| variable(name).as_deref().and_then(place);
+    let variable_path = |name: &str| variable(name).as_deref().and_then(place);
     let systemd = variable("STATE_DIRECTORY").and_then(|list| {
         let first = list.as_bytes().split(|&byte| byte == b':').next()?;
         place(OsStr::from_bytes(first))
     });
     systemd
-        .or_else(|| given("XDG_STATE_HOME").map(|state| state.join("marshal")))
-        .or_else(|| given("HOME").map(|home| home.join(".local/state/marshal")))
+        .or_else(|| variable_path("XDG_STATE_HOME").map(|state| state.join("marshal")))
+        .or_else(|| variable_path("HOME").map(|home| home.join(".local/state/marshal")))
         .ok_or(StateError::NoHome)
 }
 
-/// A state directory that this process holds until it is dropped.
+/// A state directory, locked by this process until this is dropped.
 #[derive(Debug)]
 pub struct StateDir {
     path: PathBuf,
@@ -170,7 +174,7 @@ pub struct StateDir {
 }
 
 impl StateDir {
-    /// Makes it if need be, checks whose it is, and takes its lock.
+    /// Creates it if necessary, checks its owners and modes, and takes its lock.
     ///
     /// `path` is absolute; `workspaces` are the pools' directories.
     ///
@@ -184,7 +188,7 @@ impl StateDir {
         Self::lock_and_open(path, &dir)
     }
 
-    /// `STATE/local/<run>` of a state directory that somebody else may hold: for `--local`.
+    /// Opens `STATE/local/<run>` of a state directory that another process may use: for `--local`.
     ///
     /// # Errors
     /// As [`StateDir::open`].
@@ -223,43 +227,43 @@ impl StateDir {
         })
     }
 
-    /// Where it is, without links.
+    /// Its path, without links.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The directory itself.
+    /// Its descriptor.
     #[must_use]
     pub fn root(&self) -> &Root {
         &self.root
     }
 
-    /// `STATE/homes`.
+    /// The directory `STATE/homes`.
     #[must_use]
     pub fn homes(&self) -> &Root {
         &self.homes
     }
 
-    /// `STATE/copies`.
+    /// The directory `STATE/copies`.
     #[must_use]
     pub fn copies(&self) -> &Root {
         &self.copies
     }
 
-    /// `STATE/overlays`.
+    /// The directory `STATE/overlays`.
     #[must_use]
     pub fn overlays(&self) -> &Root {
         &self.overlays
     }
 
-    /// Refuses a workspace that this state directory is inside of, or is, or contains.
+    /// Refuses a workspace that contains, equals or is inside this state directory.
     ///
     /// # Errors
     /// [`StateError::InsideWorkspace`], [`StateError::ContainsWorkspace`]; [`StateError::Io`] if the workspace cannot be examined.
     pub fn check_workspace(&self, workspace: &Path) -> Result<(), StateError> {
         refuse_inside(&self.path, workspace)?;
-        // The other way round an agent would see the homes and copies of others.
+        // In the other direction, an agent would see the homes and copies of other sessions.
         match refuse_inside(workspace, &self.path) {
             Err(StateError::InsideWorkspace { .. }) => Err(StateError::ContainsWorkspace {
                 path: self.path.clone(),
@@ -270,21 +274,21 @@ impl StateDir {
     }
 }
 
-/// `STATE/overlays` of a state directory that somebody else may hold, and those of its `--local`
-/// runs; none of a state directory that is not there.
+/// `STATE/overlays` of a state directory that another process may use, and those of its `--local`
+/// runs; empty if the state directory does not exist.
 ///
 /// # Errors
-/// As [`StateDir::open`], but for those of workspaces and of the lock.
+/// As [`StateDir::open`], except for those about workspaces and the lock.
 pub fn list_overlay_roots(path: &Path) -> Result<Vec<Root>, StateError> {
     if path.symlink_metadata().is_err() {
         return Ok(Vec::new());
     }
     let (path, dir) = resolve_and_create(path)?;
-    let mut found = Vec::new();
+    let mut roots = Vec::new();
     let mut add = |dir: &OwnedFd, path: &Path| -> Result<(), StateError> {
         let below = path.join(OVERLAYS);
         match open_private(dir, OsStr::new(OVERLAYS), &below) {
-            Ok(_) => found.push(root_at(dir, OVERLAYS, &below)?),
+            Ok(_) => roots.push(root_at(dir, OVERLAYS, &below)?),
             Err(StateError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
@@ -293,7 +297,7 @@ pub fn list_overlay_roots(path: &Path) -> Result<Vec<Root>, StateError> {
     add(&dir, &path)?;
     let local = path.join(LOCAL);
     let runs = match std::fs::read_dir(&local) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(found),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(roots),
         runs => runs.map_err(io_error("list", &local))?,
     };
     for run in runs {
@@ -301,10 +305,10 @@ pub fn list_overlay_roots(path: &Path) -> Result<Vec<Root>, StateError> {
         let dir = open_private(rustix::fs::CWD, at.as_os_str(), &at)?;
         add(&dir, &at)?;
     }
-    Ok(found)
+    Ok(roots)
 }
 
-/// The directories of `--local` runs whose lock nobody holds, with the time of their last start.
+/// The directories of `--local` runs that no process uses, with the time of their last start.
 pub(super) fn unlocked_local_runs(
     state: &StateDir,
 ) -> Result<Vec<(String, std::time::SystemTime)>, StateError> {
@@ -343,8 +347,8 @@ fn root_at(dir: &OwnedFd, name: &str, path: &Path) -> Result<Root, StateError> {
     Root::open_at(dir, name, path.to_owned()).map_err(|error| io_error(doing, path)(error.source))
 }
 
-/// Walks to the state directory one component at a time, makes what is missing, and gives back
-/// its path without links, and itself, open.
+/// Walks to the state directory one component at a time and creates what is missing; returns its
+/// path without links, and its descriptor.
 fn resolve_and_create(path: &Path) -> Result<(PathBuf, OwnedFd), StateError> {
     let caller = rustix::process::geteuid().as_raw();
     let mut left: VecDeque<OsString> = path.components().filter_map(component_name).collect();
@@ -358,7 +362,7 @@ fn resolve_and_create(path: &Path) -> Result<(PathBuf, OwnedFd), StateError> {
         let next = at.join(&part);
         let meta = match std::fs::symlink_metadata(&next) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                make(&next).map_err(io_error("make the directory", &next))?;
+                make(&next).map_err(io_error("create the directory", &next))?;
                 std::fs::symlink_metadata(&next)
             }
             found => found,
@@ -410,7 +414,8 @@ fn make(path: &Path) -> io::Result<()> {
 }
 
 fn check_owner(path: &Path, role: PathRole, uid: u32, caller: u32) -> Result<(), StateError> {
-    // Root may replace anything anyhow; but a state directory of root's is not ours.
+    // Root may replace anything anyway, so its parents are safe; but a state directory of root is
+    // not ours.
     if uid == caller || (uid == 0 && role != PathRole::State) {
         return Ok(());
     }
@@ -422,8 +427,9 @@ fn check_owner(path: &Path, role: PathRole, uid: u32, caller: u32) -> Result<(),
     })
 }
 
-/// Above the state directory, the group may write: many systems give every user an own group. In
-/// a sticky directory (`/tmp`) only the owner of an entry replaces it.
+/// Above the state directory, the group may have write permission, because many systems give every
+/// user a group of their own. In a sticky directory (`/tmp`) only the owner of an entry can replace
+/// it.
 fn check_mode(path: &Path, role: PathRole, mode: u32) -> Result<(), StateError> {
     let bad = match role {
         PathRole::State => mode & 0o022 != 0,
@@ -439,7 +445,8 @@ fn check_mode(path: &Path, role: PathRole, mode: u32) -> Result<(), StateError> 
     })
 }
 
-/// Opens a directory that must be ours alone, and makes it 0700 where it is merely readable.
+/// Opens a directory that must be ours alone, and sets mode 0700 if it is merely readable by
+/// others.
 fn open_private(at: impl AsFd, name: &OsStr, path: &Path) -> Result<OwnedFd, StateError> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let dir = rustix::fs::openat(at, name, flags, Mode::empty())
@@ -458,17 +465,17 @@ fn open_private(at: impl AsFd, name: &OsStr, path: &Path) -> Result<OwnedFd, Sta
 fn subdirectory(dir: &OwnedFd, name: &str, path: &Path) -> Result<OwnedFd, StateError> {
     match rustix::fs::mkdirat(dir, name, Mode::from_raw_mode(0o700)) {
         Ok(()) | Err(Errno::EXIST) => open_private(dir, OsStr::new(name), path),
-        Err(errno) => Err(io_error("make the directory", path)(errno.into())),
+        Err(errno) => Err(io_error("create the directory", path)(errno.into())),
     }
 }
 
-/// Compares devices and inodes all the way up, so that neither a link nor a bind mount hides that
+/// Compares device and inode of every parent, so that neither a link nor a bind mount hides that
 /// one is inside the other.
 fn refuse_inside(path: &Path, workspace: &Path) -> Result<(), StateError> {
     let id = |meta: &std::fs::Metadata| (meta.dev(), meta.ino());
     let of_workspace = match std::fs::metadata(workspace) {
         Ok(meta) => id(&meta),
-        // What does not exist contains nothing; its own error comes where it is used.
+        // A missing directory contains nothing; using it reports its own error.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(io_error("examine", workspace)(error)),
     };
@@ -515,7 +522,7 @@ fn lock(dir: &OwnedFd, path: &Path) -> Result<OwnedFd, StateError> {
     Ok(lock)
 }
 
-/// The pid in a lock's file, if it is somebody's who lives.
+/// The pid in a lock file, if that process is alive.
 fn pid_of_holder(lock: BorrowedFd<'_>) -> Option<u32> {
     let mut text = [0_u8; 16];
     let length = rustix::io::pread(lock, &mut text[..], 0).unwrap_or(0);

@@ -1,8 +1,7 @@
-//! The uids of the slots of a supervisor that runs as root: one for each child, shared with
-//! nobody.
+//! The uids of the slots of a supervisor that runs as root: one for each child, shared with nobody.
 //!
-//! Owns the choice of a block of ids and the lock that holds it. Which ranges the host gives away
-//! is read in [`read_uid_range`]. The number of a uid is its gid's number too. Must not know slots.
+//! Owns the choice of a block of ids and its lock. `range` reads which ranges the host delegates.
+//! Each gid has the same number as its uid. Must not know slots.
 
 pub mod range;
 
@@ -23,10 +22,10 @@ use marshal_model::limits;
 
 pub use range::{Accounts, Range, RangeError};
 
-/// The largest account file that is read, in bytes.
+/// Maximum size of an account file in bytes.
 const ACCOUNTS_BYTES: u64 = 16 << 20;
 
-/// Where ids are given away.
+/// The files that delegate ids.
 #[derive(Debug, Clone)]
 pub struct Sources {
     /// `/etc/subuid`
@@ -41,12 +40,13 @@ pub struct Sources {
     pub uid_map: PathBuf,
     /// `/proc/self/gid_map`
     pub gid_map: PathBuf,
-    /// Where blocks are held: `/run/marshal/uids`. Must not be cleaned while a supervisor runs.
+    /// Directory of the block locks: `/run/marshal/uids`. Must not be cleaned while a supervisor
+    /// runs.
     pub locks_dir: PathBuf,
 }
 
 impl Sources {
-    /// Those of this host.
+    /// The files of this host.
     #[must_use]
     pub fn host() -> Self {
         Self {
@@ -72,52 +72,52 @@ impl Sources {
     }
 }
 
-/// Why there are no uids.
+/// Why no uids are available.
 #[derive(Debug, thiserror::Error)]
 pub enum UidError {
-    /// No range can be used.
+    /// No range is usable.
     #[error(transparent)]
     Range(#[from] RangeError),
-    /// Every block of the range is taken.
+    /// Every block of the range is in use.
     #[error(
         "no free block of {count} uids in {}: {held} other supervisors hold theirs in {}; \
          stop one, lower max_children, or make the entry `marshal` in /etc/subuid and /etc/subgid \
          larger", range::list(.ranges), show(.place)
     )]
     NoFreeBlock {
-        /// How many are needed.
+        /// Number of ids needed.
         count: u32,
-        /// Where they were looked for.
+        /// The ranges that were searched.
         ranges: Vec<Range>,
-        /// How many blocks are held.
+        /// Number of blocks in use.
         held: usize,
-        /// Where they are held.
+        /// The directory of their locks.
         place: PathBuf,
     },
-    /// The directory of held blocks is not safe.
+    /// The directory of the block locks is not safe.
     #[error("{} must be a directory of uid {caller} that nobody else can write", show(.place))]
     Unsafe {
         /// The directory.
         place: PathBuf,
-        /// Who we are.
+        /// The uid of this process.
         caller: u32,
     },
-    /// Another supervisor does not get on with taking its block.
-    #[error("another process has kept {} locked for {seconds} s", show(.place))]
+    /// Another process holds the directory's lock for too long.
+    #[error("another process holds the lock of {} for more than {seconds} s: end it and try again", show(.place))]
     Busy {
         /// The directory.
         place: PathBuf,
-        /// How long was waited.
+        /// How long this process waited, in seconds.
         seconds: u64,
     },
-    /// The system said no.
+    /// A system call failed.
     #[error("cannot {doing} {}: {source}", show(.path))]
     Io {
-        /// What was to be done.
+        /// The failed operation, as a verb.
         doing: &'static str,
-        /// To what.
+        /// The path it was applied to.
         path: PathBuf,
-        /// Why it failed.
+        /// The system error.
         source: io::Error,
     },
 }
@@ -134,17 +134,17 @@ fn failed(doing: &'static str, path: &Path, source: impl Into<io::Error>) -> Uid
     }
 }
 
-/// Consecutive ids.
+/// A block of consecutive ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Block {
-    /// The first.
+    /// The first id.
     pub first: u32,
-    /// How many, from 1.
+    /// Number of ids, at least 1.
     pub count: u32,
 }
 
 impl Block {
-    /// The uid, and gid, of a slot by its number in the fleet, from 0; `None` beyond the block.
+    /// The uid and gid of a slot by its number in the fleet, from 0; `None` beyond the block.
     #[must_use]
     pub fn uid(&self, slot_number: u32) -> Option<u32> {
         if slot_number < self.count {
@@ -155,7 +155,7 @@ impl Block {
     }
 }
 
-/// A block that nobody else gets until this is dropped, or this process ends.
+/// A block that is reserved until this is dropped, or this process ends.
 #[derive(Debug)]
 pub struct LockedBlock {
     block: Block,
@@ -163,7 +163,7 @@ pub struct LockedBlock {
 }
 
 impl LockedBlock {
-    /// The block.
+    /// The reserved block.
     #[must_use]
     pub fn block(&self) -> Block {
         self.block
@@ -177,10 +177,10 @@ pub struct SlotUids {
 }
 
 impl SlotUids {
-    /// Takes a block of `count` ids (from 1) for each of `ranges`; doubles are one.
+    /// Reserves a block of `count` ids (from 1) for each of `ranges`; duplicates count once.
     ///
     /// # Errors
-    /// The first range that has none.
+    /// The error of the first range without a free block.
     pub fn acquire(
         sources: &Sources,
         count: u32,
@@ -189,11 +189,11 @@ impl SlotUids {
         Self::acquire_after_reserve(sources, count, ranges.into_iter().map(|range| (range, 0)))
     }
 
-    /// The same, each range with so many ids below its block that are held too and given to nobody;
-    /// of doubles the highest counts. See [`acquire_after_reserve`].
+    /// The same, each range with a number of ids below its block that are reserved and never used;
+    /// of duplicates the highest number counts. See [`acquire_after_reserve`].
     ///
     /// # Errors
-    /// The first range that has none.
+    /// The error of the first range without a free block.
     pub fn acquire_after_reserve(
         sources: &Sources,
         count: u32,
@@ -211,19 +211,20 @@ impl SlotUids {
         Ok(Self { blocks })
     }
 
-    /// The uid, and gid, of a slot by its number in the fleet, from 0, with a profile that names
-    /// this range; `None` beyond the block.
+    /// The uid and gid of a slot by its number in the fleet, from 0, with a profile that names this
+    /// range; `None` beyond the block.
     #[must_use]
     pub fn uid(&self, range: UidRange, slot_number: u32) -> Option<u32> {
         self.blocks.get(&range)?.block().uid(slot_number)
     }
 }
 
-/// Takes the first free block of `count` ids (from 1), for a supervisor that runs as root, in the
-/// range that was chosen.
+/// Reserves the first free block of `count` ids (from 1) in the chosen range, for a supervisor that
+/// runs as root.
 ///
-/// Each block is a file in `sources.held`, named by its first id, locked by its holder and with
-/// the number of its ids as content. A lock on the directory makes looking and taking one step.
+/// Each block is a file in `sources.locks_dir`, named by its first id, locked by its user, and with
+/// the number of its ids as content. A lock on the directory makes the search and the reservation
+/// atomic.
 pub fn acquire(sources: &Sources, count: u32, wanted: UidRange) -> Result<LockedBlock, UidError> {
     let accounts = sources.accounts()?;
     let ranges = match wanted {
@@ -244,27 +245,27 @@ pub fn acquire(sources: &Sources, count: u32, wanted: UidRange) -> Result<Locked
         });
     };
     let lock = lock_block(&dir, &sources.locks_dir, first, count)?;
-    // The directory's own lock goes with `dir`.
+    // Closing `dir` releases the directory's lock.
     Ok(LockedBlock {
         block: Block { first, count },
         _lock: FlockGuard::from_locked(lock),
     })
 }
 
-/// The same with `before` ids below the block that are held too and given to nobody: what a
-/// container engine needs, which maps one range from 0 to the agent's own id.
+/// The same with `before` ids below the block that are reserved and never used: a container engine
+/// needs them, because it maps one range from 0 up to the agent's id.
 pub fn acquire_after_reserve(
     sources: &Sources,
     before: u32,
     count: u32,
     wanted: UidRange,
 ) -> Result<LockedBlock, UidError> {
-    let mut held = acquire(sources, before.saturating_add(count), wanted)?;
-    held.block = Block {
-        first: held.block.first.saturating_add(before),
+    let mut locked = acquire(sources, before.saturating_add(count), wanted)?;
+    locked.block = Block {
+        first: locked.block.first.saturating_add(before),
         count,
     };
-    Ok(held)
+    Ok(locked)
 }
 
 fn read(path: &Path) -> Result<String, UidError> {
@@ -279,13 +280,13 @@ fn read(path: &Path) -> Result<String, UidError> {
         .read_to_end(&mut bytes)
         .map_err(|error| failed("read", path, error))?;
     if bytes.len() as u64 > ACCOUNTS_BYTES {
-        // Half a file could hide the very range that is in the way.
+        // A truncated file could hide the very range that conflicts.
         return Err(failed("read", path, io::ErrorKind::FileTooLarge));
     }
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Opens the directory of held blocks, made 0700 below a parent made 0755.
+/// Opens the directory of block locks, created with mode 0700 below a parent with mode 0755.
 fn open_locks_dir(place: &Path) -> Result<OwnedFd, UidError> {
     let caller = rustix::process::geteuid().as_raw();
     let unsafe_place = |place: &Path| UidError::Unsafe {
@@ -297,7 +298,7 @@ fn open_locks_dir(place: &Path) -> Result<OwnedFd, UidError> {
         let Some(level) = level else { continue };
         match std::fs::DirBuilder::new().mode(mode).create(level) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-                return Err(failed("make the directory", level, error));
+                return Err(failed("create the directory", level, error));
             }
             _ => {}
         }
@@ -331,7 +332,7 @@ fn lock_directory(dir: &OwnedFd, place: &Path) -> Result<(), UidError> {
     }
 }
 
-/// The blocks that somebody holds. Files that nobody holds are left: the next taker uses them.
+/// The locked blocks. Unlocked files stay: the next reservation reuses them.
 fn list_locked_blocks(dir: &OwnedFd, place: &Path) -> Result<Vec<Range>, UidError> {
     let mut taken = Vec::new();
     for entry in std::fs::read_dir(place).map_err(|error| failed("list", place, error))? {
@@ -346,8 +347,8 @@ fn list_locked_blocks(dir: &OwnedFd, place: &Path) -> Result<Vec<Range>, UidErro
             .map_err(|errno| failed("open", &path, errno))?;
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {
-                // In so many words: a process that another thread starts at this moment has a copy of
-                // the descriptor until it executes its program, and with it the lock.
+                // Unlock explicitly: a child that another thread forks at this moment has a copy of
+                // the descriptor, and with it the lock, until its exec.
                 rustix::fs::flock(&file, FlockOperation::Unlock)
                     .map_err(|errno| failed("unlock", &path, errno))?;
                 continue;

@@ -1,8 +1,8 @@
-//! Reads what an agent wrote over its workspace, as the user who owns it.
+//! Reads the changes of an agent in its overlay, as the user who owns them.
 //!
-//! A process of its own, without root's rights: what stands there was made by an agent. Its parent
-//! hands it the directory, open, and reads what it tells by a pipe; it believes nothing of that but
-//! that it is what the agent wrote. Must not know what becomes of it.
+//! A process of its own, without root's rights, because an agent made these files. Its parent
+//! passes it the open directory and reads its output from a pipe. The parent trusts this output
+//! only as data of the agent. Must not know what it is used for.
 
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Write};
@@ -25,38 +25,38 @@ use marshal_wire::shim::{self, ARG0_UPPER, HEADER_BYTES};
 /// Bytes read at once.
 const CHUNK_BYTES: usize = 64 << 10;
 
-/// What the process is told. Beside it travels the directory.
+/// The request to the process; the directory's descriptor travels with it.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ReaderOrder {
-    /// Who started it.
+    /// The pid of its parent.
     parent: u32,
-    /// Whom it becomes: uid and gid.
+    /// The user it switches to: uid and gid.
     owner: Option<(u32, u32)>,
 }
 
-/// What it tells, one after another. The bytes of a plain file follow its line.
+/// Its output messages, in order. The bytes of a regular file follow its message.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "snake_case")]
 enum ReaderMessage {
-    /// One thing.
+    /// A changed path.
     Entry {
-        /// Its path below the workspace, as a text without loss.
+        /// The path below the workspace, as text without loss.
         path: String,
-        /// That text is the path itself.
+        /// Whether that text is the path itself, without escapes.
         plain: bool,
-        /// What it is.
+        /// The kind of change.
         form: EntryForm,
     },
-    /// That was all.
+    /// The end of the output.
     End {
-        /// Why it was not all, if it was not.
+        /// Why the output is incomplete, if it is.
         cut: Option<String>,
     },
 }
 
-/// Runs as that process. Its stdin is the socket for its order, its stdout the pipe for what it
-/// tells.
+/// Runs as that process. Its stdin is the socket for its request, its stdout the pipe for its
+/// output.
 pub(super) fn main() -> ExitCode {
     if privilege::close_inherited().is_err() {
         return ExitCode::FAILURE;
@@ -68,33 +68,33 @@ pub(super) fn main() -> ExitCode {
 }
 
 fn serve() -> io::Result<()> {
-    let told = |failure: shim::SetupFailure| io::Error::other(failure.to_string());
+    let to_io_error = |failure: shim::SetupFailure| io::Error::other(failure.to_string());
     let socket = control::from_stdin()?;
     let (order, mut descriptors): (ReaderOrder, Vec<OwnedFd>) = control::receive(&socket)?;
     let upper = descriptors
         .pop()
-        .ok_or_else(|| io::Error::other("no directory"))?;
-    let stay = || privilege::die_with_parent(Signal::KILL, Some(order.parent)).map_err(told);
+        .ok_or_else(|| io::Error::other("the directory to read did not arrive"))?;
+    let stay = || privilege::die_with_parent(Signal::KILL, Some(order.parent)).map_err(to_io_error);
     stay()?;
     if let Some((uid, gid)) = order.owner {
-        privilege::become_user(uid, gid).map_err(told)?;
+        privilege::become_user(uid, gid).map_err(to_io_error)?;
     }
-    privilege::no_new_privileges().map_err(told)?;
+    privilege::no_new_privileges().map_err(to_io_error)?;
     stay()?;
-    // Others of that uid may run.
-    privilege::set_dumpable(DumpableBehavior::NotDumpable).map_err(told)?;
+    // Other processes of that uid may run.
+    privilege::set_dumpable(DumpableBehavior::NotDumpable).map_err(to_io_error)?;
     let mut out = BufWriter::with_capacity(CHUNK_BYTES, control::reports_from_stdout()?);
     let mut left = limits::OVERLAY_BYTES;
-    let cut = upper_walk::walk(&upper, WalkDetail::Contents, &mut |found| {
-        let path = foreign_path(found.path);
-        let mut form = found.form;
-        let mut file = found.file.map(File::from);
+    let cut = upper_walk::walk(&upper, WalkDetail::Contents, &mut |entry| {
+        let path = foreign_path(entry.path);
+        let mut form = entry.form;
+        let mut file = entry.file.map(File::from);
         if let EntryForm::File { size, .. } = form {
             if let Some(rest) = left.checked_sub(size) {
                 left = rest;
             } else {
                 let most = limits::OVERLAY_BYTES >> 20;
-                let why = format!("is too large: more than {most} MiB were written");
+                let why = format!("is too large: the session wrote more than {most} MiB");
                 form = EntryForm::Odd { why };
                 file = None;
             }
@@ -106,7 +106,7 @@ fn serve() -> io::Result<()> {
         write_message(
             &mut out,
             &ReaderMessage::Entry {
-                plain: path.raw().as_bytes() == found.path,
+                plain: path.raw().as_bytes() == entry.path,
                 path: path.raw().to_owned(),
                 form,
             },
@@ -118,7 +118,7 @@ fn serve() -> io::Result<()> {
         if copied == size {
             Ok(())
         } else {
-            Err(io::Error::other("a file became shorter"))
+            Err(io::Error::other("a file was truncated while it was read"))
         }
     })?;
     write_message(
@@ -134,18 +134,18 @@ fn write_message(out: &mut impl Write, line: &ReaderMessage) -> io::Result<()> {
     out.write_all(&shim::encode(line).map_err(io::Error::other)?)
 }
 
-/// One thing that an agent wrote, as its reader told it.
+/// A changed path, as its reader reported it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WrittenEntry {
     /// Its path below the workspace, for messages.
     pub path: UntrustedText,
-    /// Its path, if it is a text.
+    /// Its path, if it is UTF-8.
     pub utf8_path: Option<String>,
-    /// What it is.
+    /// The kind of change.
     pub form: EntryForm,
 }
 
-/// A reader that runs.
+/// A running reader process.
 #[derive(Debug)]
 pub struct UpperReader {
     child: Child,
@@ -160,10 +160,11 @@ impl Drop for UpperReader {
 }
 
 impl UpperReader {
-    /// Starts one for the directory `upper`, which becomes its `owner`; `program` is this binary.
+    /// Starts a reader for the directory `upper`, which switches to its `owner`; `program` is this
+    /// binary.
     ///
     /// # Errors
-    /// It cannot be started.
+    /// The process cannot be started.
     pub fn start(program: &Path, upper: impl AsFd, owner: Option<Owner>) -> io::Result<Self> {
         let (ours, theirs) = UnixStream::pair()?;
         let mut child = Command::new(program)
@@ -175,7 +176,9 @@ impl UpperReader {
             .stderr(Stdio::null())
             .spawn()?;
         let Some(lines) = child.stdout.take() else {
-            return Err(io::Error::other("its pipe is missing"));
+            return Err(io::Error::other(
+                "the pipe of the reader process is missing",
+            ));
         };
         let reader = Self {
             child,
@@ -189,12 +192,11 @@ impl UpperReader {
         Ok(reader)
     }
 
-    /// Calls `each` for everything that was written, a directory before what is in it, with the
-    /// bytes of a plain file, of which `each` reads as many as it likes. What comes back is why it
-    /// was not all.
+    /// Calls `each` for every change, a directory before its content, with the bytes of a regular
+    /// file, of which `each` may read any number. Returns why the output is incomplete, if it is.
     ///
     /// # Errors
-    /// What `each` gives; a reader that ended before its end.
+    /// The error of `each`, or of a reader that ended early.
     pub fn read(
         &mut self,
         each: &mut dyn FnMut(WrittenEntry, &mut dyn Read) -> io::Result<()>,
@@ -206,7 +208,8 @@ impl UpperReader {
                         EntryForm::File { size, .. } => size,
                         _ => 0,
                     };
-                    // It is joined to directories of the workspace.
+                    // The path is later joined to directories of the workspace, so it must not
+                    // climb out of them.
                     if plain && path.split('/').any(|part| matches!(part, "" | "." | "..")) {
                         return Err(io::ErrorKind::InvalidData.into());
                     }

@@ -1,10 +1,10 @@
-//! Starts the agent, watches it, passes signals on, and leaves nothing of it: what pid 1 of the
-//! sandbox and the leash have in common.
+//! Starts the agent, watches it, forwards signals, and kills everything that it leaves behind: the
+//! common part of pid 1 and the leash.
 //!
-//! One thread, one loop over three descriptors: SIGCHLD and its like, the control socket, and, in
-//! the sandbox, the link to the outer helper. When the agent has ended, or the order comes, or the
-//! supervisor is gone, everything below is killed and reaped *before* that is reported. Must not
-//! know how the walls were built.
+//! One thread and one loop over three descriptors: signals, the control socket, and, in a sandbox,
+//! the link to the outer helper. When the agent has ended, the order arrives, or the supervisor is
+//! gone, all remaining processes are killed and reaped *before* the end is reported. Must not know
+//! how the sandbox was built.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -30,27 +30,27 @@ use marshal_wire::shim::{
     WireExitStatus,
 };
 
-/// Where a program without a slash is looked for when its environment has no PATH.
+/// Search path for a program without a slash if its environment has no PATH.
 const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 
-/// How long a round of killing waits before the next.
+/// Delay between two rounds of killing.
 const ROUND: Duration = Duration::from_millis(20);
 
-/// Rounds that look no further than the lists of children. What is left then forks faster than
-/// they can be read.
+/// Rounds that use only the lists of children. A tree that survives them forks faster than the
+/// lists can be read.
 const QUICK_ROUNDS: u32 = 5;
 
-/// What is killed with the agent.
+/// Which processes are killed with the agent.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Scope {
-    /// Everybody in the pid namespace whose pid 1 this process is.
+    /// Every process in the pid namespace of this pid 1.
     Namespace,
-    /// Every process below this one, which is a subreaper.
+    /// Every descendant of this process, which is a child subreaper.
     Descendants,
 }
 
-/// Starts the agent in a process group of its own, with these as stdin, stdout and stderr, and
-/// with what the seal adds to the walls that this process wears.
+/// Starts the agent in its own process group, with these descriptors as stdin, stdout and stderr,
+/// and with further restrictions than this process has.
 pub(super) fn start_agent(
     program: &Program,
     pipes: [OwnedFd; 3],
@@ -63,12 +63,12 @@ pub(super) fn start_agent(
         path: Some(named.to_owned()),
         errno: Some(errno),
     };
-    let found =
+    let executable =
         find(named, program).ok_or_else(|| fail(rustix::io::Errno::NOENT.raw_os_error()))?;
     let [stdin, stdout, stderr] = pipes;
-    // A path with a slash and no pre_exec: std takes posix_spawn. The command is dropped at the
-    // end, so that nobody here holds the agent's pipes open.
-    let mut command = Command::new(found);
+    // With an absolute path and no pre_exec hook, std uses posix_spawn. Dropping the command closes
+    // our copies of the agent's pipes.
+    let mut command = Command::new(executable);
     command
         .arg0(named)
         .args(program.argv.iter().skip(1))
@@ -86,7 +86,7 @@ pub(super) fn start_agent(
         .ok_or_else(|| fail(rustix::io::Errno::SRCH.raw_os_error()))
 }
 
-/// The program's path: itself if it has a slash, else the first executable in PATH.
+/// The program's path: unchanged if it contains a slash, else the first executable in PATH.
 fn find(named: &str, program: &Program) -> Option<String> {
     if named.contains('/') {
         return Some(named.to_owned());
@@ -98,38 +98,38 @@ fn find(named: &str, program: &Program) -> Option<String> {
         .map(|directory| format!("{}/{named}", directory.trim_end_matches('/')))
         .find(|path| {
             access(path, Access::EXEC_OK).is_ok()
-                && std::fs::metadata(path).is_ok_and(|found| found.is_file())
+                && std::fs::metadata(path).is_ok_and(|meta| meta.is_file())
         })
 }
 
-/// Watches until everything has ended, and reports it.
+/// Watches until every process has ended, and reports that.
 pub(super) struct Warden {
-    /// The agent, which is also its process group.
+    /// The agent's pid, which is also its process group.
     pub(super) agent: Pid,
-    /// From the supervisor.
+    /// The control socket from the supervisor.
     pub(super) control: UnixStream,
-    /// To the supervisor.
+    /// The report pipe to the supervisor.
     pub(super) reports: File,
-    /// To the outer helper, if there is one: its end is the order to go.
+    /// The link to the outer helper, if there is one. When it closes, everything must be killed.
     pub(super) link: Option<UnixStream>,
-    /// By which the supervisor has more started inside, if it may.
+    /// The entry through which the supervisor starts further helpers, if there is one.
     pub(super) entry_listener: Option<EntryListener>,
-    /// What is killed with the agent.
+    /// Which processes are killed with the agent.
     pub(super) scope: Scope,
 }
 
-/// What one round of waiting brought.
+/// The result of one wait.
 #[derive(Default)]
 struct WaitOutcome {
     /// Kill everything.
     kill: bool,
-    /// Nobody is left who could be told.
+    /// The supervisor is gone, so nobody receives a report.
     supervisor_gone: bool,
 }
 
 impl Warden {
-    /// Reports that the agent runs, then watches it to its end. `ready` is called when a SIGTERM
-    /// no longer ends this process but is the order to kill everything.
+    /// Reports that the agent runs, then watches it until it ends. `ready` is called when a SIGTERM
+    /// no longer ends this process, but is the order to kill everything.
     pub(super) fn watch(
         mut self,
         notes: Vec<String>,
@@ -148,7 +148,7 @@ impl Warden {
             kill: ready().is_err(),
             supervisor_gone: false,
         };
-        // A failure to tell is the supervisor's end, which the loop sees as such.
+        // A failed report means that the supervisor is gone, which the loop detects itself.
         let _ = control::send_report(&self.reports, &started);
         let mut end = None;
         loop {
@@ -166,7 +166,7 @@ impl Warden {
         ExitCode::SUCCESS
     }
 
-    /// Waits for something to happen, and sees to signals that are to be passed on.
+    /// Waits for an event, and forwards signals.
     fn wait(&mut self, signals: &mut SignalFd) -> WaitOutcome {
         let mut news = WaitOutcome::default();
         let mut waits = vec![
@@ -176,11 +176,11 @@ impl Warden {
         if let Some(link) = &self.link {
             waits.push(PollFd::new(link, PollFlags::IN));
         }
-        // Only pid 1 has a door, and it has a link: the places are certain.
+        // Only pid 1 has an entry, and pid 1 always has a link: the indices are certain.
         if let Some(door) = &self.entry_listener {
             waits.push(PollFd::new(door, PollFlags::IN));
         }
-        // Interrupted or not: the flags say what there is.
+        // Even if the poll was interrupted, the flags are valid.
         let _ = poll(&mut waits, None);
         let has_news: Vec<bool> = waits
             .iter()
@@ -220,14 +220,15 @@ impl Warden {
         news
     }
 
-    /// The agent is not reaped yet, or this would not be called: the number is still its own.
+    /// Signals the agent's process group. The agent is not reaped yet, so its pid cannot have been
+    /// recycled.
     fn signal(&self, signal: Signal) {
         if rustix::process::kill_process_group(self.agent, signal).is_err() {
             let _ = rustix::process::kill_process(self.agent, signal);
         }
     }
 
-    /// Reaps whoever has ended; how many were others than the agent, and whether nobody is left.
+    /// Reaps ended processes; returns how many were not the agent, and whether none is left.
     fn reap(&self, end: &mut Option<WireExitStatus>) -> (u32, bool) {
         let mut others = 0;
         loop {
@@ -247,13 +248,15 @@ impl Warden {
         }
     }
 
-    /// Kills and reaps until nobody is left: how many were killed, how many could not be.
+    /// Kills and reaps until no process is left; returns how many were killed, and how many could
+    /// not be.
     fn sweep(&self, end: &mut Option<WireExitStatus>, signals: &SignalFd) -> (u32, u32) {
         let deadline = Instant::now() + limits::KILL_LEFTOVERS_TIMEOUT;
         let mut killed = 0;
         let mut rounds = 0;
         loop {
-            // Nobody below this process: everybody who lost a parent would be its child.
+            // No child is left, so no descendant is: orphans would have become children of this
+            // process.
             let (_, done) = self.reap(end);
             if done {
                 return (killed, 0);
@@ -288,9 +291,9 @@ impl Warden {
     }
 }
 
-/// Blocks the signals that the loop reads instead. Only after the agent was started: it would
-/// inherit the mask. Pid 1 reads SIGCHLD alone: the kernel drops what an agent sends its pid 1, but
-/// not what is blocked there.
+/// Blocks the signals that the loop reads instead. Only after the agent has started, because it
+/// would inherit the mask. Pid 1 reads only SIGCHLD: the kernel drops other signals of an agent to
+/// its pid 1, unless they are blocked.
 fn block_signals(scope: Scope) -> StepResult<SignalFd> {
     let mut mask = SigSet::empty();
     mask.add(NixSignal::SIGCHLD);
@@ -309,7 +312,7 @@ fn block_signals(scope: Scope) -> StepResult<SignalFd> {
         .at(Stage::Shim, "read signals")
 }
 
-/// Lets go of stdin, stdout and stderr.
+/// Redirects stdin, stdout and stderr to /dev/null.
 pub(super) fn redirect_stdio_to_null() -> StepResult {
     let null = std::fs::File::options()
         .read(true)
@@ -317,7 +320,7 @@ pub(super) fn redirect_stdio_to_null() -> StepResult {
         .open("/dev/null")
         .on(Stage::Shim, "open", "/dev/null")?;
     let null = null.as_fd();
-    rustix::stdio::dup2_stdin(null).at(Stage::Shim, "let go of stdin")?;
-    rustix::stdio::dup2_stdout(null).at(Stage::Shim, "let go of stdout")?;
-    rustix::stdio::dup2_stderr(null).at(Stage::Shim, "let go of stderr")
+    rustix::stdio::dup2_stdin(null).at(Stage::Shim, "replace stdin with /dev/null")?;
+    rustix::stdio::dup2_stdout(null).at(Stage::Shim, "replace stdout with /dev/null")?;
+    rustix::stdio::dup2_stderr(null).at(Stage::Shim, "replace stderr with /dev/null")
 }

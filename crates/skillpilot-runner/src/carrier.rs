@@ -1,7 +1,8 @@
-//! The carrier: a Master's lines become files, and what a Runner writes becomes lines.
+//! The carrier turns a Master's lines into files, and a Runner's files into lines.
 //!
-//! It follows only the commands that were put through it. Must not know what files mean, but where a command's
-//! result and output are; paths that a Runner writes are not looked at.
+//! It follows only the commands that it wrote to the queue itself. Must not know the contents of
+//! files, only where a command's result and output are. It ignores the paths in a Runner's files,
+//! so a Runner cannot make it read any other file.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -28,35 +29,35 @@ use marshal_wire::skillpilot::carrier::{
 };
 use marshal_wire::skillpilot::{COMMAND_BYTES, CONTROL_BYTES, CommandName, StateFile};
 
-/// Commands that are followed at once.
+/// The maximum number of commands that are followed at the same time.
 const FOLLOWED: usize = 64;
-/// How long a Runner that ends waits for its last words to be taken.
+/// How long an ending Runner waits until the Master has received the last messages.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A command that was put.
+/// A command that the Master put, and its progress.
 #[derive(Debug, Default)]
 struct FollowedCommand {
     output: Option<File>,
     offset: u64,
-    /// Bytes that begin a character.
+    /// The first bytes of an incomplete UTF-8 character at the end of the output.
     partial_char: Vec<u8>,
 }
 
-/// The carrier.
+/// The state of a carrier.
 struct Carrier {
     dir: Arc<SessionDir>,
     watch: Watch,
     followed: BTreeMap<CommandName, FollowedCommand>,
     last_state: Vec<u8>,
     last_heartbeat: Vec<u8>,
-    /// What of the Master's next line came.
+    /// The incomplete line that the Master is sending.
     line: Vec<u8>,
     poll: Duration,
-    /// There is a Runner of our own, which ends with its Master.
+    /// Whether this process also runs the Runner, which then ends with its Master.
     has_runner: bool,
 }
 
-/// A carrier beside a Runner of its own.
+/// A carrier in a thread beside the Runner of the same process.
 #[derive(Debug)]
 pub(super) struct CarrierThread {
     wake: OwnedFd,
@@ -76,7 +77,8 @@ impl CarrierThread {
         carrier.send_hello(session_id)?;
         std::thread::spawn(move || {
             let served = carrier.serve(Some(&woken)).or_else(|error| {
-                // Its end of standard output is closed: it left, as with standard input.
+                // The Master closed our standard output. This counts as a disconnect, like the end
+                // of standard input.
                 if error.kind() == io::ErrorKind::BrokenPipe {
                     carrier.master_left()
                 } else {
@@ -84,8 +86,8 @@ impl CarrierThread {
                 }
             });
             if let Err(error) = served {
-                // The Master hears nothing any more: a Runner of its own ends, and says why.
-                super::report_error(&format!("nothing can be carried: {error}"));
+                // The Master receives nothing any more, so its Runner ends and reports the reason.
+                super::report_error(&format!("the carrier failed: {error}"));
                 let own = rustix::process::getpid();
                 let _ = rustix::process::kill_process(own, rustix::process::Signal::TERM);
             }
@@ -94,14 +96,14 @@ impl CarrierThread {
         Ok(Self { wake, done })
     }
 
-    /// Has the rest said.
+    /// Makes the carrier send the remaining messages, and waits for that.
     pub(super) fn finish(self) {
         let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
         let _ = self.done.recv_timeout(FLUSH_TIMEOUT);
     }
 }
 
-/// Carries for a Master at standard input and output until it goes.
+/// Carries files for a Master at standard input and output until the Master disconnects.
 pub(super) fn carry(path: &Path, poll: Duration) -> Result<(), String> {
     let dir = SessionDir::open(path, OpenMode::Carry)?;
     let id = session_id(&dir);
@@ -109,7 +111,7 @@ pub(super) fn carry(path: &Path, poll: Duration) -> Result<(), String> {
     carrier
         .send_hello(&id)
         .and_then(|()| carrier.serve(None))
-        .map_err(|error| format!("nothing can be carried: {error}"))
+        .map_err(|error| format!("the carrier failed: {error}"))
 }
 
 impl Carrier {
@@ -190,7 +192,8 @@ impl Carrier {
         }
     }
 
-    /// Our own Runner does nothing for nobody; somebody else's goes on.
+    /// Stops the Runner of this process, which has no Master any more. Another process' Runner
+    /// continues.
     fn master_left(&mut self) -> io::Result<()> {
         if self.has_runner {
             let stop = format!("{{\"mode\":\"graceful\",\"ts\":\"{}\"}}", now_ms());
@@ -200,7 +203,7 @@ impl Carrier {
         Ok(())
     }
 
-    /// Takes what the Master wrote; `false`: it left.
+    /// Reads the Master's next bytes; `false` if it disconnected.
     fn read_stdin(&mut self) -> io::Result<bool> {
         let mut chunk = vec![0; READ_CHUNK_BYTES];
         let got = match rustix::io::read(rustix::stdio::stdin(), &mut chunk) {
@@ -214,7 +217,7 @@ impl Carrier {
                 let line = std::mem::take(&mut self.line);
                 self.handle_line(&line)?;
             } else if self.line.len() >= LINE_BYTES {
-                return Err(io::Error::other("a line of the Master's is too long"));
+                return Err(io::Error::other("a line of the Master is too long"));
             } else {
                 self.line.push(byte);
             }
@@ -226,50 +229,52 @@ impl Carrier {
         if line.trim_ascii().is_empty() {
             return Ok(());
         }
-        let order: PutMessage<'_> = match serde_json::from_slice(line) {
-            Ok(order) => order,
+        let put: PutMessage<'_> = match serde_json::from_slice(line) {
+            Ok(put) => put,
             Err(error) => {
-                let why = format!("the line is no order: {error}");
+                let why = format!("the line is not a valid message: {error}");
                 return write_message(&CarrierMessage::Refused {
                     path: "",
                     why: &why,
                 });
             }
         };
-        match self.execute_put(&order) {
+        match self.execute_put(&put) {
             Ok(()) => Ok(()),
             Err(why) => write_message(&CarrierMessage::Refused {
-                path: &order.path,
+                path: &put.path,
                 why: &why,
             }),
         }
     }
 
-    fn execute_put(&mut self, order: &PutMessage<'_>) -> Result<(), String> {
+    fn execute_put(&mut self, put: &PutMessage<'_>) -> Result<(), String> {
         let PutMessage {
             kind,
             path,
             content,
             stamp,
-        } = order;
+        } = put;
         if kind != PUT_TYPE {
-            return Err("the only order is put".to_owned());
+            return Err("the only message type is put".to_owned());
         }
-        let mut object: Map<String, Value> =
-            serde_json::from_str(content.get()).map_err(|error| format!("its content: {error}"))?;
+        let mut object: Map<String, Value> = serde_json::from_str(content.get())
+            .map_err(|error| format!("the content is not valid: {error}"))?;
         if let Some(stamp) = stamp {
             let ms = i64::try_from(stamp.in_ms).unwrap_or(i64::MAX);
             let time = now_ms().saturating_add(ms).to_string();
             object.insert(stamp.member.clone().into_owned(), Value::String(time));
         }
         let (part, name, followed) =
-            parse_target(path).ok_or("it is no file that a Master writes")?;
+            parse_target(path).ok_or("a Master may not write this file")?;
         if followed.is_some() && self.followed.len() >= FOLLOWED {
-            return Err(format!("{FOLLOWED} commands are under way"));
+            return Err(format!(
+                "{FOLLOWED} commands are in progress: wait for a result"
+            ));
         }
         let text = Value::Object(object).to_string();
         if text.len() > COMMAND_BYTES {
-            return Err(format!("it has more than {COMMAND_BYTES} bytes"));
+            return Err(format!("the content has more than {COMMAND_BYTES} bytes"));
         }
         let durable = followed.is_some();
         self.dir
@@ -281,7 +286,7 @@ impl Carrier {
         Ok(())
     }
 
-    /// Takes what happened in the directory.
+    /// Forwards the changes in the directory since the last call.
     fn handle_changes(&mut self) -> io::Result<()> {
         let mut all = false;
         let mut grown = Vec::new();
@@ -308,7 +313,7 @@ impl Carrier {
         Ok(())
     }
 
-    /// Looks at everything.
+    /// Forwards everything, whether the kernel reported a change or not.
     fn scan_directory(&mut self) -> io::Result<()> {
         let commands: Vec<_> = self.followed.keys().cloned().collect();
         for command in commands {
@@ -340,7 +345,7 @@ impl Carrier {
         let is_first = last.is_empty();
         *last = content;
         if is_beat {
-            // What was there before this start is no sign of life.
+            // A heartbeat from before this start is no sign of a running Runner.
             return if is_first && !self.has_runner {
                 Ok(())
             } else {
@@ -355,19 +360,20 @@ impl Carrier {
         }
     }
 
-    /// Tells what came of a command that is followed.
+    /// Forwards the new output and the result of a followed command.
     fn forward_command(&mut self, command: &CommandName) -> io::Result<()> {
         let Some(mut followed) = self.followed.remove(command) else {
             return Ok(());
         };
-        // Before its output, so that nothing of that comes behind it.
+        // The result is read before the output: the Runner writes it last, so all output is there
+        // already.
         let result =
             match self
                 .dir
                 .read(Subdirectory::Result, &command.file_name(), CONTROL_BYTES)?
             {
                 ReadOutcome::Content(content) => {
-                    Some(compact_json(&content).ok_or("it is no JSON"))
+                    Some(compact_json(&content).ok_or("it is not JSON"))
                 }
                 ReadOutcome::Invalid(why) => Some(Err(why)),
                 ReadOutcome::Missing => None,
@@ -426,11 +432,11 @@ impl Carrier {
     }
 }
 
-/// How many of these bytes are not the beginning of a character that is to be completed.
+/// The number of bytes without an incomplete UTF-8 character at their end.
 fn whole_characters(bytes: &[u8]) -> usize {
     match std::str::from_utf8(bytes) {
         Err(error) if error.error_len().is_none() => error.valid_up_to(),
-        // What is no text at all is shown as such.
+        // Invalid bytes are passed on and shown as replacement characters.
         Ok(_) | Err(_) => {
             let tail = bytes.len().saturating_sub(3);
             let begun = (tail..bytes.len()).find(|at| {
@@ -444,18 +450,18 @@ fn whole_characters(bytes: &[u8]) -> usize {
 }
 
 fn compact_json(content: &[u8]) -> Option<Box<RawValue>> {
-    // One line, whatever the file has.
+    // Makes it one line, however the file is formatted.
     let value: Value = serde_json::from_slice(content).ok()?;
     serde_json::value::to_raw_value(&value).ok()
 }
 
-/// Whether our own Runner wrote a state, and not one before it.
+/// Whether the Runner of this process wrote the state, and not an earlier one.
 fn is_of_this_process(state: &[u8]) -> bool {
     serde_json::from_slice::<StateFile>(state)
         .is_ok_and(|state| state.runner_pid == std::process::id())
 }
 
-/// Where a Master may put something: the directory, the name, and the command that it then follows.
+/// The place of a file that a Master may write: directory, name, and the command to follow.
 fn parse_target(path: &str) -> Option<(Subdirectory, &str, Option<CommandName>)> {
     match path.split_once('/')? {
         ("queue", name) => Some((Subdirectory::Queue, name, Some(CommandName::parse(name)?))),
@@ -465,8 +471,8 @@ fn parse_target(path: &str) -> Option<(Subdirectory, &str, Option<CommandName>)>
     }
 }
 
-fn write_message(told: &CarrierMessage<'_>) -> io::Result<()> {
-    let mut line = serde_json::to_vec(told)?;
+fn write_message(message: &CarrierMessage<'_>) -> io::Result<()> {
+    let mut line = serde_json::to_vec(message)?;
     line.push(b'\n');
     let mut out = io::stdout().lock();
     out.write_all(&line)?;

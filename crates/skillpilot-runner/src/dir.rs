@@ -1,8 +1,8 @@
-//! The session directory: opened once, and everything in it through that one descriptor.
+//! The session directory. It is opened once, and every access goes through that descriptor.
 //!
-//! Whoever may write the directory may swap files while they are looked at, so nothing here follows a
-//! symbolic link, opens anything but regular files, or reads more than a bound. What is odd is put aside in
-//! `rejected/`. Must not know what files mean.
+//! Whoever may write the directory may swap files at any time. So nothing here follows a symbolic
+//! link, opens anything but regular files, or reads more than a limit. Invalid entries are
+//! quarantined in `rejected/`. Must not know the contents of files.
 
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
@@ -17,16 +17,17 @@ use rustix::io::Errno;
 use marshal_sandbox::flock;
 use marshal_wire::skillpilot::{DIRECTORIES, TEMPORARY_PREFIX};
 
-/// Files that `rejected/` holds; more are removed instead.
+/// The maximum number of files in `rejected/`; further ones are removed.
 const REJECTED: usize = 1000;
-/// Names that are kept of one directory.
+/// The maximum number of names that are read from one directory.
 const NAMES: usize = 100_000;
-/// What is read of a machine's name.
+/// The maximum length of a machine's name in the lock file, in bytes.
 const MACHINE_BYTES: u64 = 256;
-/// How old a temporary file is that nobody writes any more, where others than this program write.
+/// The age from which a temporary file counts as abandoned, in a directory that other programs
+/// write too.
 const STALE_AFTER: Duration = Duration::from_secs(3600);
 
-/// One of the directories of a session.
+/// The directories of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Subdirectory {
     Queue,
@@ -51,44 +52,45 @@ impl Subdirectory {
         Self::Rejected,
     ];
 
-    /// Its name.
+    /// The directory's name.
     pub(super) const fn name(self) -> &'static str {
         DIRECTORIES[self as usize]
     }
 }
 
-/// Whose directory it is to be.
+/// Who works in the directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum OpenMode {
-    /// A Runner's: held alone.
+    /// A Runner, which locks the directory.
     Run,
-    /// Somebody else's, whose files are carried.
+    /// A carrier for another process' Runner.
     Carry,
 }
 
-/// What a name leads to.
+/// The result of reading a name.
 #[derive(Debug)]
 pub(super) enum ReadOutcome {
-    /// Nothing.
+    /// Nothing has the name.
     Missing,
-    /// A file of that content.
+    /// The content of a regular file.
     Content(Vec<u8>),
-    /// Something that is not to be used, and why.
+    /// The entry must not be used; the text gives the reason.
     Invalid(&'static str),
 }
 
-/// A session's directory.
+/// An open session directory.
 #[derive(Debug)]
 pub(super) struct SessionDir {
     root: OwnedFd,
     parts: Vec<OwnedFd>,
-    /// Entries of `rejected/`, as far as they are known here.
+    /// The number of entries in `rejected/`, as counted by this process.
     rejected: AtomicUsize,
     lock: Option<File>,
 }
 
-/// Locked by the Runner that works in a directory, and says on which machine that is. A lock on a directory
-/// reaches no other machine; one on a file does, as far as its file system has locks.
+/// The lock file of the Runner that works in the directory; it contains the machine's boot id. A
+/// lock on a directory does not reach other machines. A lock on a file does, if the file system
+/// supports it.
 const LOCK: &str = ".lock";
 
 const OPEN_DIR: OFlags = OFlags::RDONLY
@@ -97,42 +99,44 @@ const OPEN_DIR: OFlags = OFlags::RDONLY
     .union(OFlags::CLOEXEC);
 
 impl SessionDir {
-    /// Opens it and makes what it lacks.
+    /// Opens the directory and creates what is missing.
     pub(super) fn open(path: &Path, used: OpenMode) -> Result<Self, String> {
-        // Without a slash at its end, behind which a link would be followed.
+        // Without a trailing slash: the kernel would follow a symbolic link before it.
         let plain: PathBuf = path.components().collect();
         let path: &Path = &plain;
-        let said = |what: &str| format!("the session directory {}: {what}", path.display());
+        let describe = |what: &str| format!("the session directory {}: {what}", path.display());
         let own = Mode::RWXU;
         match rustix::fs::mkdirat(CWD, path, own) {
             Ok(()) | Err(Errno::EXIST) => {}
-            Err(error) => return Err(said(&format!("cannot be made: {error}"))),
+            Err(error) => return Err(describe(&format!("cannot be created: {error}"))),
         }
         let opened = rustix::fs::openat(CWD, path, OPEN_DIR, Mode::empty());
         let root = opened.map_err(|error| {
-            said(&format!(
-                "cannot be opened as a directory (a link is none): {error}"
+            describe(&format!(
+                "cannot be opened as a directory (symbolic links are not allowed): {error}"
             ))
         })?;
-        let found = rustix::fs::fstat(&root).map_err(|error| said(&error.to_string()))?;
-        if found.st_mode & 0o022 != 0 {
-            return Err(said(&format!(
-                "others may write it (mode {:o}): make it 0700, or 0750 where a group is to read it",
-                found.st_mode & 0o7777
+        let stat = rustix::fs::fstat(&root).map_err(|error| describe(&error.to_string()))?;
+        if stat.st_mode & 0o022 != 0 {
+            return Err(describe(&format!(
+                "others may write it (mode {:o}): make it 0700, or 0750 if a group must read it",
+                stat.st_mode & 0o7777
             )));
         }
-        if found.st_mode & 0o007 != 0 {
-            return Err(said(&format!(
-                "others may read it (mode {:o}): make it 0700, or 0750 where a group is to read it",
-                found.st_mode & 0o7777
+        if stat.st_mode & 0o007 != 0 {
+            return Err(describe(&format!(
+                "others may read it (mode {:o}): make it 0700, or 0750 if a group must read it",
+                stat.st_mode & 0o7777
             )));
         }
-        check_owner(&found).map_err(|why| said(&format!("it {why}")))?;
+        check_owner(&stat).map_err(|why| describe(&format!("it {why}")))?;
         if used == OpenMode::Run
             && let Err(error) = flock::lock(&root)
         {
-            return Err(said(&match error {
-                Errno::WOULDBLOCK => "another Runner works in it".to_owned(),
+            return Err(describe(&match error {
+                Errno::WOULDBLOCK => {
+                    "another Runner works in it: stop that one, or use another directory".to_owned()
+                }
                 error => format!("cannot be locked: {error}"),
             }));
         }
@@ -141,21 +145,21 @@ impl SessionDir {
             let name = part.name();
             match rustix::fs::mkdirat(&root, name, own) {
                 Ok(()) | Err(Errno::EXIST) => {}
-                Err(error) => return Err(said(&format!("{name}/ cannot be made: {error}"))),
+                Err(error) => return Err(describe(&format!("{name}/ cannot be created: {error}"))),
             }
             let opened = rustix::fs::openat(&root, name, OPEN_DIR, Mode::empty());
             let opened = opened.map_err(|error| {
-                said(&format!(
-                    "{name}/ cannot be opened as a directory (a link is none): {error}"
+                describe(&format!(
+                    "{name}/ cannot be opened as a directory (symbolic links are not allowed): {error}"
                 ))
             })?;
-            let found = rustix::fs::fstat(&opened).map_err(|error| said(&error.to_string()))?;
-            if found.st_mode & 0o022 != 0 {
-                return Err(said(&format!(
+            let stat = rustix::fs::fstat(&opened).map_err(|error| describe(&error.to_string()))?;
+            if stat.st_mode & 0o022 != 0 {
+                return Err(describe(&format!(
                     "others may write {name}/: make it 0700 or 0750"
                 )));
             }
-            check_owner(&found).map_err(|why| said(&format!("{name}/ {why}")))?;
+            check_owner(&stat).map_err(|why| describe(&format!("{name}/ {why}")))?;
             parts.push(opened);
         }
         let mut dir = Self {
@@ -164,12 +168,12 @@ impl SessionDir {
             rejected: AtomicUsize::new(0),
             lock: None,
         };
-        let aside = dir
+        let count = dir
             .names(Subdirectory::Rejected)
             .map_or(REJECTED, |names| names.len());
-        dir.rejected.store(aside, Ordering::Relaxed);
+        dir.rejected.store(count, Ordering::Relaxed);
         if used == OpenMode::Run {
-            dir.lock = Some(dir.lock_state_file().map_err(|why| said(&why))?);
+            dir.lock = Some(dir.lock_state_file().map_err(|why| describe(&why))?);
         }
         Ok(dir)
     }
@@ -192,7 +196,7 @@ impl SessionDir {
             }
         };
         let opened = open().or_else(|error| {
-            // Something else has its name.
+            // Another kind of entry has the name.
             if self.reject(Subdirectory::State, LOCK) {
                 open()
             } else {
@@ -204,23 +208,23 @@ impl SessionDir {
         match flock::lock(&file) {
             Ok(()) => Ok(File::from(file)),
             Err(Errno::WOULDBLOCK) => {
-                Err("another Runner works in it, perhaps on another machine".to_owned())
+                Err("another Runner works in it, perhaps on another machine: stop that one, or use another directory".to_owned())
             }
             Err(error) => Err(failed(error)),
         }
     }
 
-    /// On which machine the last one worked that held the directory; nothing, if nobody has.
+    /// The machine of the last Runner in the directory; empty if there was none.
     pub(super) fn last_machine(&self) -> io::Result<String> {
-        let mut said = String::new();
+        let mut machine = String::new();
         if let Some(mut file) = self.lock.as_ref() {
             file.seek(SeekFrom::Start(0))?;
-            file.take(MACHINE_BYTES).read_to_string(&mut said)?;
+            file.take(MACHINE_BYTES).read_to_string(&mut machine)?;
         }
-        Ok(said.trim().to_owned())
+        Ok(machine.trim().to_owned())
     }
 
-    /// Says on which machine it is held from now on.
+    /// Records the machine that now works in the directory.
     pub(super) fn record_machine(&self, machine: &str) -> io::Result<()> {
         if let Some(mut file) = self.lock.as_ref() {
             file.set_len(0)?;
@@ -230,20 +234,21 @@ impl SessionDir {
         Ok(())
     }
 
-    /// Whether the directories are still those that were opened: what others put into new ones of the same
-    /// names would never be seen. Says which is another one, or gone.
+    /// Checks that the subdirectories are still the opened ones: files in replaced directories
+    /// would never be seen. The error names a directory that was removed or replaced.
     pub(super) fn check_intact(&self) -> Result<(), String> {
         for part in Subdirectory::ALL {
             let name = part.name();
-            let held = rustix::fs::fstat(self.fd(part)).map_err(|error| error.to_string())?;
-            let there = match rustix::fs::statat(&self.root, name, AtFlags::SYMLINK_NOFOLLOW) {
-                Ok(there) => Some(there),
+            let opened = rustix::fs::fstat(self.fd(part)).map_err(|error| error.to_string())?;
+            let current = match rustix::fs::statat(&self.root, name, AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(current) => Some(current),
                 Err(Errno::NOENT | Errno::NOTDIR) => None,
-                // A file system of a network that does not answer now.
+                // A network file system may be unavailable for a moment.
                 Err(_) => continue,
             };
-            let same = |there: &Stat| (there.st_dev, there.st_ino) == (held.st_dev, held.st_ino);
-            if !there.as_ref().is_some_and(same) {
+            let is_same =
+                |current: &Stat| (current.st_dev, current.st_ino) == (opened.st_dev, opened.st_ino);
+            if !current.as_ref().is_some_and(is_same) {
                 return Err(format!(
                     "the session directory's {name}/ was removed or replaced while the Runner worked in it"
                 ));
@@ -253,13 +258,13 @@ impl SessionDir {
     }
 
     pub(super) fn fd(&self, part: Subdirectory) -> BorrowedFd<'_> {
-        // One for each, made above.
+        // `open` adds one descriptor for every subdirectory.
         self.parts
             .get(part as usize)
             .map_or_else(|| self.root.as_fd(), AsFd::as_fd)
     }
 
-    /// A path that leads to that very directory as long as this process has it open.
+    /// A path that leads to the opened directory as long as this process has it open.
     pub(super) fn proc_path(&self, part: Subdirectory) -> String {
         format!("/proc/self/fd/{}", self.fd(part).as_raw_fd())
     }
@@ -284,7 +289,7 @@ impl SessionDir {
         Ok(ReadOutcome::Content(content))
     }
 
-    /// Opens a regular file for reading, or says what is there instead.
+    /// Opens a regular file for reading, or describes what has the name instead.
     pub(super) fn open_regular(
         &self,
         part: Subdirectory,
@@ -308,8 +313,8 @@ impl SessionDir {
         Ok(Ok(File::from(file)))
     }
 
-    /// Puts a file as a whole: readers see it complete or not at all. `durable`: it outlives the machine's
-    /// power once this returned.
+    /// Writes a file as a whole: readers see it complete or not at all. With `durable`, it survives
+    /// a loss of power once this has returned.
     pub(super) fn write_atomic(
         &self,
         part: Subdirectory,
@@ -339,7 +344,7 @@ impl SessionDir {
         })
     }
 
-    /// Moves a file to where none of that name is. `false`: it is not there (any more).
+    /// Moves a file unless the new name exists. `false`: the file does not exist (any more).
     pub(super) fn move_without_replacing(
         &self,
         from: (Subdirectory, &str),
@@ -350,7 +355,7 @@ impl SessionDir {
         match moved {
             Ok(()) => {}
             Err(Errno::NOENT) => return Ok(false),
-            // File systems of a network have no such rename.
+            // Network file systems do not support this kind of rename.
             Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => {
                 match rustix::fs::renameat(old, from.1, new, to.1) {
                     Ok(()) => {}
@@ -363,12 +368,12 @@ impl SessionDir {
         Ok(true)
     }
 
-    /// Has what was moved into or out of it outlive the machine's power.
+    /// Makes moves into or out of the directory survive a loss of power.
     pub(super) fn sync(&self, part: Subdirectory) -> io::Result<()> {
         Ok(rustix::fs::fsync(self.fd(part))?)
     }
 
-    /// Removes a file; nothing if there is none.
+    /// Removes a file, if it exists.
     pub(super) fn remove(&self, part: Subdirectory, name: &str) -> io::Result<()> {
         match rustix::fs::unlinkat(self.fd(part), name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
@@ -385,14 +390,14 @@ impl SessionDir {
         }
     }
 
-    /// Puts something odd aside, under a name of its own. Where there is no room, it is removed. `false`: it
-    /// can be neither moved nor removed, and stays.
+    /// Quarantines an invalid entry under a unique name. Removes it if `rejected/` is full.
+    /// `false`: it can be neither moved nor removed, and stays.
     pub(super) fn reject(&self, part: Subdirectory, name: &str) -> bool {
-        let aside: String = name.chars().take(100).collect();
-        let aside = format!("{}-{aside}", uuid::Uuid::new_v4().simple());
+        let short: String = name.chars().take(100).collect();
+        let unique = format!("{}-{short}", uuid::Uuid::new_v4().simple());
         let (old, new) = (self.fd(part), self.fd(Subdirectory::Rejected));
         if self.rejected.load(Ordering::Relaxed) < REJECTED {
-            match rustix::fs::renameat(old, name, new, &*aside) {
+            match rustix::fs::renameat(old, name, new, &*unique) {
                 Ok(()) => {
                     self.rejected.fetch_add(1, Ordering::Relaxed);
                     return true;
@@ -401,21 +406,21 @@ impl SessionDir {
                 Err(_) => {}
             }
         }
-        // A directory goes only if nothing is in it.
+        // A directory can be removed only if it is empty.
         self.remove(part, name).is_ok()
             || rustix::fs::unlinkat(old, name, AtFlags::REMOVEDIR).is_ok()
     }
 
-    /// Takes a file away from whoever writes it, under a name that nobody else has; `None`: it is not there.
-    /// What is put in its place afterwards is another one.
+    /// Moves a file away from its writer, to a unique name; `None` if it does not exist. A file
+    /// that is written to the old name afterwards is another one.
     pub(super) fn take_file(&self, part: Subdirectory, name: &str) -> io::Result<Option<String>> {
-        let taken = format!("{TEMPORARY_PREFIX}{}", uuid::Uuid::new_v4().simple());
+        let unique = format!("{TEMPORARY_PREFIX}{}", uuid::Uuid::new_v4().simple());
         Ok(self
-            .move_without_replacing((part, name), (part, &taken))?
-            .then_some(taken))
+            .move_without_replacing((part, name), (part, &unique))?
+            .then_some(unique))
     }
 
-    /// Goes through all names in a directory that are UTF-8, in no order. Temporary files are not among them.
+    /// Passes all UTF-8 names in a directory, unordered. Temporary files are excluded.
     pub(super) fn for_each_name(
         &self,
         part: Subdirectory,
@@ -432,7 +437,7 @@ impl SessionDir {
         Ok(())
     }
 
-    /// The first of them.
+    /// The first names of a directory, up to the limit.
     pub(super) fn names(&self, part: Subdirectory) -> io::Result<Vec<String>> {
         let mut names = Vec::new();
         self.for_each_name(part, |name| {
@@ -443,8 +448,8 @@ impl SessionDir {
         Ok(names)
     }
 
-    /// Removes temporary files that an earlier life of this program left. Where a Master writes, too, only
-    /// those that are old.
+    /// Removes temporary files that an earlier start of this program left. In directories that a
+    /// Master also writes, only old ones.
     pub(super) fn remove_stale_temporaries(&self, part: Subdirectory) -> io::Result<()> {
         let is_shared = matches!(part, Subdirectory::Queue | Subdirectory::Ctl);
         let dir = rustix::fs::openat(self.fd(part), ".", OPEN_DIR, Mode::empty())?;
@@ -454,7 +459,7 @@ impl SessionDir {
                 && name.starts_with(TEMPORARY_PREFIX)
                 && (!is_shared || self.is_abandoned(part, name))
             {
-                // What cannot be removed is nothing of ours, and in nobody's way.
+                // What cannot be removed was not created by this program and disturbs nothing.
                 let _ = self.remove(part, name);
             }
         }
@@ -472,7 +477,8 @@ impl SessionDir {
         age.is_some_and(|age| age >= STALE_AFTER)
     }
 
-    /// Makes a file that is not there. What has its name already is none of ours: it goes.
+    /// Creates a new file. An existing entry of the name was not created by this start and is
+    /// removed.
     pub(super) fn create(&self, part: Subdirectory, name: &str) -> io::Result<File> {
         let dir = self.fd(part);
         let flags =
@@ -490,7 +496,7 @@ impl SessionDir {
         Ok(File::from(rustix::fs::openat(dir, name, flags, mode)?))
     }
 
-    /// Opens a file to be appended to.
+    /// Opens a file for appending.
     pub(super) fn append(&self, part: Subdirectory, name: &str) -> io::Result<File> {
         let flags = OFlags::WRONLY
             | OFlags::APPEND
@@ -504,7 +510,7 @@ impl SessionDir {
         let kind = FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode);
         if !kind.is_file() {
             return Err(io::Error::other(format!(
-                "{}/{name} is no regular file",
+                "{}/{name} is not a regular file",
                 part.name()
             )));
         }
@@ -512,14 +518,14 @@ impl SessionDir {
     }
 }
 
-/// Whoever owns a directory can write it, whatever its mode says.
-fn check_owner(found: &Stat) -> Result<(), String> {
+/// Whoever owns a directory can write it, whatever its mode is.
+fn check_owner(stat: &Stat) -> Result<(), String> {
     let own = rustix::process::geteuid().as_raw();
-    if found.st_uid == own {
+    if stat.st_uid == own {
         return Ok(());
     }
     Err(format!(
-        "belongs to user {}, and this process is user {own}: chown it, or run as its owner",
-        found.st_uid
+        "belongs to user {}, but this process runs as user {own}: chown it, or run as its owner",
+        stat.st_uid
     ))
 }

@@ -1,24 +1,25 @@
-//! When a Master's promise ends.
+//! The expiry of a Master's lease.
 //!
-//! The file says it by the clock on the wall, which may be set or go on while the machine sleeps; what was
-//! promised is a time from when it was read, and that is waited for by a clock that only runs.
+//! The file gives the expiry by the wall clock, which may be set, or continue while the machine
+//! sleeps. So the remaining time is computed when the file is read, and then measured with the
+//! monotonic clock.
 
 use std::time::{Duration, Instant};
 
-/// What is far enough.
+/// The upper bound of a lease.
 const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
 
-/// A promise that was read.
+/// A lease that was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Lease {
-    /// What the file says, in milliseconds since 1970.
+    /// The expiry in the file, in milliseconds since the Unix epoch.
     pub(super) expires_ms: i64,
-    /// When that is.
+    /// The same by the monotonic clock.
     pub(super) deadline: Instant,
 }
 
 impl Lease {
-    /// What the file says now, behind what it said before.
+    /// The new lease, from the file's expiry and the lease that was read before.
     pub(super) fn update(before: Option<Self>, expires: i64, now_ms: i64, now: Instant) -> Self {
         if let Some(same) = before.filter(|before| before.expires_ms == expires) {
             return same;
@@ -42,12 +43,12 @@ mod tests {
         let second = Duration::from_secs(1);
         let lease = Lease::update(None, 61_000, 1_000, begin);
         assert_eq!(lease.deadline, begin + 60 * second);
-        // The clock is an hour further; the file is still the same.
+        // The clock jumped by an hour; the file is still the same.
         let later = Lease::update(Some(lease), 61_000, 3_602_000, begin + second);
         assert_eq!(later, lease);
         let earlier = Lease::update(Some(lease), 61_000, -3_600_000, begin + second);
         assert_eq!(earlier, lease);
-        // The Master's next word is by the clock as it is now.
+        // The Master's next expiry is by the clock as it is now.
         let renewed = Lease::update(Some(lease), 3_663_000, 3_603_000, begin + 2 * second);
         assert_eq!(renewed.deadline, begin + 62 * second);
         assert_eq!(Lease::update(None, 0, 1, begin).deadline, begin);

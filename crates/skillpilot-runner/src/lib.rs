@@ -1,15 +1,15 @@
-//! `marshal runner`: `SkillPilot`'s Runner, a tool at a terminal that is driven by files; and its carrier,
-//! for a Master without a file system.
+//! `marshal runner`: `SkillPilot`'s Runner, which types commands from files into a tool at a
+//! terminal; and its carrier, for a Master without a file system.
 //!
 //! ```text
 //! queue/ --claim--> inflight/ --payload--> terminal --> tool
-//! result/ <-- result -- what came before the marker --> output/, log/
+//! result/ <-- result -- output before the marker --> output/, log/
 //! Master's lines on stdin --> carrier --> queue/, ctl/, state/lease.json
 //! Master's stdout <-- carrier <-- output/, result/, state/
 //! ```
 //!
-//! Runner and carrier share nothing but the directory: with `--carry` there is only the carrier, and the
-//! Runner is somebody else's. One thread each, no runtime.
+//! Runner and carrier share only the directory. With `--carry` this process is only the carrier,
+//! and another process is the Runner. Each is one thread, without a runtime.
 
 mod carrier;
 mod dir;
@@ -34,42 +34,43 @@ use marshal_wire::skillpilot::marker::{MarkerTemplate, PayloadTemplate, ToolKind
 /// `marshal runner`.
 #[derive(Debug, Clone, PartialEq, Eq, ClapArgs)]
 pub struct Args {
-    /// The session's directory; made if it is not there
+    /// The session's directory; it is created if it is missing
     #[arg(long, value_name = "DIR", required_unless_present = "at_terminal")]
     dir: Option<PathBuf>,
-    /// What the tool is: commands of any other kind are refused
+    /// The tool's kind: commands of any other kind are refused
     #[arg(long, value_name = "WORD", default_value = "tcl")]
     kind: String,
-    /// How the tool prints a marker: one line with {head} and {tail}, which it prints one after the other
+    /// How the tool prints a marker: a line with {head} and {tail}, which it prints one after the
+    /// other
     /// [default: known for tcl, python and sh]
     #[arg(long, value_name = "LINE")]
     marker: Option<String>,
-    /// How the tool works a payload that is given to it in one line: a line with {hex} or {octal}
+    /// How the tool evaluates a payload in one line: a line with {hex} or {octal}
     /// [default: known for tcl, python and sh]
     #[arg(long, value_name = "LINE")]
     unit: Option<String>,
-    /// What the tool is told first, so that it writes no prompts
+    /// A line that is typed first, so that the tool prints no prompts
     #[arg(long, value_name = "LINE")]
     init: Option<String>,
-    /// How long a command may take that does not say
+    /// The time limit of a command that has none of its own
     #[arg(long, value_name = "SECONDS", default_value_t = TIMEOUT_S,
         value_parser = clap::value_parser!(u64).range(1..=marshal_wire::skillpilot::TIMEOUT_MAX_S))]
     timeout: u64,
-    /// How often the directory is looked at where the kernel does not tell of changes
+    /// How often the directory is read where the kernel reports no changes
     #[arg(long, value_name = "MS", default_value_t = 1000,
         value_parser = clap::value_parser!(u64).range(10..=60_000))]
     poll: u64,
-    /// How often a sign of life is given
+    /// How often a heartbeat is written
     #[arg(long, value_name = "MS", default_value_t = 5000,
         value_parser = clap::value_parser!(u64).range(10..=60_000))]
     heartbeat: u64,
-    /// Carry files for a Master at standard input and output, too
+    /// Also carry files for a Master at standard input and output
     #[arg(long)]
     stdio: bool,
-    /// Carry files for a Master at standard input and output, of a Runner that somebody else runs
+    /// Only carry files for a Master at standard input and output; another process is the Runner
     #[arg(long, conflicts_with_all = ["stdio", "at_terminal"])]
     carry: bool,
-    /// Be the tool at the terminal that is standard input
+    /// Become the tool, at the terminal that is standard input
     #[arg(long, hide = true)]
     at_terminal: bool,
     /// The tool and its arguments
@@ -77,12 +78,12 @@ pub struct Args {
     tool: Vec<String>,
 }
 
-/// What a Runner does.
+/// The configuration of a Runner.
 #[derive(Debug)]
 struct RunnerConfig {
     kind: String,
     template: MarkerTemplate,
-    /// `None`: the tool gets a payload's lines as they are.
+    /// `None`: the payload's lines are typed as they are.
     unit: Option<PayloadTemplate>,
     init: Option<String>,
     timeout_s: u64,
@@ -92,13 +93,13 @@ struct RunnerConfig {
     tool: Vec<String>,
 }
 
-/// Runs until it is told to stop, its lease expires, or its tool cannot be had.
+/// Runs until it is stopped, its lease expires, or its tool cannot be started.
 pub fn run(args: Args) -> ExitCode {
     if args.at_terminal {
         return terminal::exec_tool(&args.tool);
     }
     let Some(dir) = &args.dir else {
-        return report_error("--dir is missing");
+        return report_error("--dir is missing: set it to the session's directory");
     };
     if args.carry {
         return match carrier::carry(dir, Duration::from_millis(args.poll)) {
@@ -109,7 +110,7 @@ pub fn run(args: Args) -> ExitCode {
     let known = ToolKind::find(&args.kind);
     let Some(marker) = args.marker.as_deref().or(known.map(|known| known.marker)) else {
         return report_error(&format!(
-            "how a tool of the kind {:?} prints a marker is not known: say it with --marker",
+            "no marker line is known for tools of the kind {:?}: set --marker",
             args.kind
         ));
     };
@@ -129,7 +130,7 @@ pub fn run(args: Args) -> ExitCode {
         let known = known.filter(|_| args.marker.is_none());
         known.map(|known| known.init.to_owned())
     });
-    let orders = RunnerConfig {
+    let config = RunnerConfig {
         kind: args.kind,
         template,
         unit,
@@ -140,13 +141,13 @@ pub fn run(args: Args) -> ExitCode {
         stdio: args.stdio,
         tool: args.tool,
     };
-    match runner::run(dir, orders) {
+    match runner::run(dir, config) {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => report_error(&why),
     }
 }
 
-/// Says why it failed, on standard error.
+/// Prints an error to standard error.
 fn report_error(why: &str) -> ExitCode {
     let _ = writeln!(std::io::stderr(), "error: {why}");
     ExitCode::FAILURE

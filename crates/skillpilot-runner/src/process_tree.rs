@@ -1,7 +1,8 @@
-//! The processes that a tool started: found, killed and reaped, whatever sessions and groups it made of them.
+//! The processes that a tool started: they are found, killed and reaped, even in sessions and
+//! process groups of their own.
 //!
-//! The Runner is the reaper of all its descendants, so whoever leaves its parent becomes the Runner's own child
-//! and cannot leave the Runner.
+//! The Runner is the subreaper of all its descendants. A process whose parent ends becomes the
+//! Runner's child, so no process can leave the Runner.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,12 +13,12 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions};
 
-/// How long killed processes are waited for: the kernel may hold one in the middle of a call.
+/// How long to wait for killed processes: the kernel may delay one that is inside a system call.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
-/// Processes that are killed together.
+/// The maximum number of processes that are killed together.
 const MAX_KILLS_PER_ROUND: usize = 64;
 
-/// Has every descendant that loses its parent become a child of this process.
+/// Makes every descendant whose parent ends a child of this process.
 pub(super) fn become_subreaper() -> io::Result<()> {
     let own = rustix::process::getpid();
     Ok(rustix::process::set_child_subreaper(Some(own))?)
@@ -38,7 +39,7 @@ pub(super) fn children() -> Vec<Pid> {
     pids.filter_map(Pid::from_raw).collect()
 }
 
-/// Takes note of the ends of all children but one, whose end somebody else waits for.
+/// Reaps all children except `but`, which its owner waits for.
 pub(super) fn reap_children(but: Option<Pid>) {
     for child in children() {
         if Some(child) != but {
@@ -47,7 +48,7 @@ pub(super) fn reap_children(but: Option<Pid>) {
     }
 }
 
-/// A process, as the kernel shows it.
+/// A process, as `/proc` shows it.
 struct ProcessInfo {
     pid: i32,
     parent: i32,
@@ -55,9 +56,9 @@ struct ProcessInfo {
     is_dead: bool,
 }
 
-/// Kills everything that a tool started, until nothing is left: while it is being found it may start more. The
-/// tool itself is killed already and not yet waited for, so that nobody else can have its number. `others`:
-/// children of this process that are no tool's.
+/// Kills everything that a tool started, in rounds until nothing is left: new processes may start
+/// during a round. The tool itself is already killed but not yet reaped, so that no other process
+/// can get its pid. `others`: children of this process that belong to no tool.
 pub(super) fn kill_descendants(tool: Pid, others: &[Pid]) {
     let until = Instant::now() + KILL_TIMEOUT;
     let own = rustix::process::getpid().as_raw_nonzero().get();
@@ -71,7 +72,7 @@ pub(super) fn kill_descendants(tool: Pid, others: &[Pid]) {
         let parents: BTreeMap<i32, i32> = all.iter().map(|seen| (seen.pid, seen.parent)).collect();
         let descends = |pid: i32| {
             let mut at = pid;
-            // No line of parents is longer than there are processes.
+            // A chain of parents has at most as many members as there are processes.
             for _ in 0..=parents.len() {
                 if at == own {
                     return true;
@@ -107,7 +108,8 @@ pub(super) fn kill_descendants(tool: Pid, others: &[Pid]) {
     }
 }
 
-/// Kills a process; what becomes readable when it is gone. `None`: it is gone, or may not be killed.
+/// Kills a process and returns its pidfd, which becomes readable when it has ended. `None`: it has
+/// ended, or may not be killed.
 fn kill(pid: i32) -> Option<OwnedFd> {
     let process = rustix::process::pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?;
     rustix::process::pidfd_send_signal(&process, Signal::KILL).ok()?;
@@ -125,7 +127,7 @@ fn list_processes() -> Vec<ProcessInfo> {
     let seen = entries.filter_map(|entry| {
         let pid = entry.file_name().to_str()?.parse().ok()?;
         let stat = fs::read_to_string(entry.path().join("stat")).ok()?;
-        // pid (name) state ppid pgrp session: the name may have anything in it, proc_pid_stat(5).
+        // pid (name) state ppid pgrp session: the name may contain anything, see proc_pid_stat(5).
         let (_, rest) = stat.rsplit_once(')')?;
         let mut fields = rest.split_ascii_whitespace();
         let is_dead = matches!(fields.next()?, "Z" | "X");

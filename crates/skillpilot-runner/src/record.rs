@@ -1,6 +1,6 @@
-//! What a Runner writes down: `log/` and `state/`.
+//! What a Runner records: `log/` and `state/`.
 //!
-//! Nothing here is needed for going on, so a disk that is full costs records, not commands; results are
+//! No command depends on these files, so a full disk loses records but no commands. Results are
 //! written elsewhere.
 
 use std::collections::VecDeque;
@@ -13,14 +13,15 @@ use serde_json::{Value, json};
 use super::dir::{SessionDir, Subdirectory};
 use marshal_wire::skillpilot::{RunnerPhase, StateFile};
 
-/// Bytes of `session.out` and of `meta.log`, each; then it begins anew, and the old one is kept as `….1`.
+/// The maximum size of `session.out` and of `meta.log`. A full one is kept as `….1`, and a new one
+/// begins.
 const LOG_BYTES: u64 = 64 << 20;
-/// Lines of `last_n_lines.txt`.
+/// The maximum number of lines of `last_n_lines.txt`.
 const TAIL_LINES: usize = 200;
-/// Bytes of it.
+/// The maximum size of `last_n_lines.txt`, in bytes.
 const TAIL_BYTES: usize = 64 << 10;
 
-/// Milliseconds since 1970.
+/// Milliseconds since the Unix epoch.
 pub(super) fn now_ms() -> i64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     since.map_or(0, |since| {
@@ -28,12 +29,12 @@ pub(super) fn now_ms() -> i64 {
     })
 }
 
-/// A time as the files write it.
+/// The current time, formatted for the files.
 pub(super) fn timestamp() -> String {
     now_ms().to_string()
 }
 
-/// A log that is appended to and begins anew when it is full.
+/// A log file that rotates when it is full.
 #[derive(Debug)]
 struct RotatingLog {
     name: &'static str,
@@ -64,7 +65,7 @@ impl RotatingLog {
             );
             *self = Self::open(dir, self.name);
             if self.bytes > 0 {
-                // It could not begin anew: rather none of it than more than there may be.
+                // If the rotation fails, stop writing rather than exceed the limit.
                 self.file = None;
                 self.bytes = 0;
             }
@@ -77,7 +78,7 @@ impl RotatingLog {
     }
 }
 
-/// The records of one session.
+/// The logs and state files of one session.
 #[derive(Debug)]
 pub(super) struct SessionLog {
     session_id: String,
@@ -89,7 +90,7 @@ pub(super) struct SessionLog {
 }
 
 impl SessionLog {
-    /// Goes on with a session, or begins one.
+    /// Continues a session, or begins one.
     pub(super) fn open(dir: &SessionDir, session_id: String) -> Self {
         Self {
             session_id,
@@ -101,7 +102,7 @@ impl SessionLog {
         }
     }
 
-    /// Writes `state/state.json`, if that phase can follow.
+    /// Writes `state/state.json`, if the phase may follow the current one.
     pub(super) fn set_phase(
         &mut self,
         dir: &SessionDir,
@@ -126,7 +127,7 @@ impl SessionLog {
         }
     }
 
-    /// Gives a sign of life.
+    /// Writes the heartbeat.
     pub(super) fn write_heartbeat(&mut self, dir: &SessionDir) {
         let text = json!({ "timestamp": timestamp() }).to_string();
         let _ = dir.write_atomic(
@@ -138,7 +139,7 @@ impl SessionLog {
         self.write_tail(dir);
     }
 
-    /// Notes what the tool wrote.
+    /// Appends the tool's output to the log.
     pub(super) fn record_output(&mut self, dir: &SessionDir, piece: &[u8]) {
         self.output.append(dir, piece);
         self.tail.extend(piece);
@@ -147,7 +148,7 @@ impl SessionLog {
         self.is_tail_dirty = true;
     }
 
-    /// Writes `log/last_n_lines.txt`, if it would say something new.
+    /// Writes `log/last_n_lines.txt`, if it has changed.
     pub(super) fn write_tail(&mut self, dir: &SessionDir) {
         if !std::mem::take(&mut self.is_tail_dirty) {
             return;
@@ -163,7 +164,7 @@ impl SessionLog {
         );
     }
 
-    /// The last that was written, for an error.
+    /// The tool's last output, for an error message.
     pub(super) fn last_output(&self) -> String {
         let (front, back) = self.tail.as_slices();
         let all = [front, back].concat();
@@ -173,7 +174,7 @@ impl SessionLog {
             .to_owned()
     }
 
-    /// Writes a line of `log/meta.log`: the audit of the session.
+    /// Writes a line to `log/meta.log`, the audit log of the session.
     pub(super) fn log_event(&mut self, dir: &SessionDir, event: &str, more: Value) {
         let mut line = json!({ "ts": timestamp(), "event": event });
         if let (Value::Object(line), Value::Object(more)) = (&mut line, more) {

@@ -1,8 +1,9 @@
-//! The Runner's work: one loop over what the directory, the tool, the signals and the time bring.
+//! The Runner's main loop over events of the directory, the tool, signals and timers.
 //!
-//! Order of each round: what controls it (stop, cancel, lease) before what is to be run. A command is claimed
-//! by its move to `inflight/`, and leaves it when its result is durable; so whatever a kill interrupts is either
-//! done on record or found there by the next start, which never runs it again.
+//! Each round handles control (stop, cancel, lease) before new commands. A command is claimed by
+//! its move to `inflight/`, and leaves that directory when its result is durable. So after a kill,
+//! every command either has a result or is still in `inflight/`. The next start never runs it
+//! again.
 
 mod control;
 mod recovery;
@@ -35,27 +36,27 @@ use marshal_wire::skillpilot::{
 };
 use recovery::{check_exclusive, recover, remove_leftovers};
 
-/// Commands that wait and are known; those behind them are found later.
+/// The maximum number of known waiting commands; the others are found by a later scan.
 const NAMES: usize = 100_000;
-/// How long a tool may take until it listens.
+/// How long a tool may take until it is ready.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
-/// Pieces of output that are taken before something else has its turn.
+/// The maximum number of pieces of output that are read before other work.
 const PIECES: usize = 64;
-/// Commands that are answered without being run before something else has its turn.
+/// The maximum number of commands that are answered without being run before other work.
 const MAX_ANSWERS_PER_ROUND: usize = 32;
 
-/// Whether the tool listens.
+/// Whether the tool is ready for commands.
 #[derive(Debug)]
 enum ToolReadiness {
-    /// There is none.
+    /// No tool runs.
     NoTool,
-    /// It was started, and told what it is told first.
+    /// It was started, and its first line was typed.
     Starting(Scanner, Instant),
-    /// It does.
+    /// It answered the first marker.
     Ready,
 }
 
-/// The Runner.
+/// The state of a Runner.
 struct Runner {
     dir: Arc<SessionDir>,
     config: RunnerConfig,
@@ -66,27 +67,28 @@ struct Runner {
     tool: Option<Tool>,
     readiness: ToolReadiness,
     line_end: LineEndSkipper,
-    /// Why there is no tool.
+    /// Why no tool runs.
     tool_error: Option<String>,
-    /// A tool has listened, once.
+    /// Whether any tool has been ready.
     was_ready: bool,
-    /// A file of the queue that can be neither moved nor removed was told of.
+    /// Whether a file of the queue that can be neither moved nor removed has been logged.
     has_logged_rejection: bool,
     running: Option<RunningCommand>,
-    /// Results that could not be written yet: of the command that ran, and of one that waited.
+    /// Results that could not be written yet: of the command that ran, and of commands that were
+    /// answered unrun.
     pending_results: VecDeque<(CommandName, ResultFile)>,
     stop: Option<StopMode>,
     lease: Option<Lease>,
-    /// Something may be in `ctl/`, or the lease may be another.
+    /// Whether `ctl/` or the lease must be read.
     is_control_due: bool,
     next_scan: Instant,
     next_heartbeat: Instant,
-    /// A sign of life was given.
+    /// Whether the subdirectories must be checked; set with each heartbeat.
     is_directory_check_due: bool,
 }
 
 /// Runs a session until its end.
-pub(super) fn run(path: &Path, orders: RunnerConfig) -> Result<(), String> {
+pub(super) fn run(path: &Path, config: RunnerConfig) -> Result<(), String> {
     let dir = Arc::new(SessionDir::open(path, OpenMode::Run)?);
     check_exclusive(&dir)?;
     let mut mask = SigSet::empty();
@@ -98,22 +100,22 @@ pub(super) fn run(path: &Path, orders: RunnerConfig) -> Result<(), String> {
     ] {
         mask.add(signal);
     }
-    // Before there is another thread.
+    // Before any other thread starts: threads inherit the signal mask.
     let signals = mask
         .thread_block()
         .and_then(|()| SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK))
-        .map_err(|error| format!("signals cannot be taken: {error}"))?;
+        .map_err(|error| format!("cannot set up signal handling: {error}"))?;
     super::process_tree::become_subreaper()
-        .map_err(|error| format!("processes cannot be kept: {error}"))?;
+        .map_err(|error| format!("cannot become the subreaper of the tool's processes: {error}"))?;
     let session_id = session_id(&dir);
     let mut record = SessionLog::open(&dir, session_id.clone());
     let failed = |error: std::io::Error| format!("the session directory: {error}");
-    remove_leftovers(&dir, &mut record, orders.stdio).map_err(failed)?;
+    remove_leftovers(&dir, &mut record, config.stdio).map_err(failed)?;
     recover(&dir, &mut record).map_err(failed)?;
-    // Before anybody is told of an earlier life's state.
+    // Before the carrier can report the state of an earlier start.
     record.set_phase(&dir, RunnerPhase::Starting, None, None);
-    let beside = if orders.stdio {
-        let started = CarrierThread::start(Arc::clone(&dir), &session_id, orders.poll);
+    let beside = if config.stdio {
+        let started = CarrierThread::start(Arc::clone(&dir), &session_id, config.poll);
         Some(started.map_err(failed)?)
     } else {
         None
@@ -126,7 +128,7 @@ pub(super) fn run(path: &Path, orders: RunnerConfig) -> Result<(), String> {
             false,
         ),
         dir,
-        config: orders,
+        config,
         log: record,
         signals,
         queue: BTreeSet::new(),
@@ -195,7 +197,7 @@ impl Runner {
         self.log.set_phase(&self.dir, phase, tool, id);
     }
 
-    /// Looks at the directory, where that is due.
+    /// Scans the directory, reads the control files and writes the heartbeat, each if it is due.
     fn scan_if_due(&mut self) {
         let now = Instant::now();
         if now >= self.next_scan {
@@ -217,28 +219,27 @@ impl Runner {
 
     pub(super) fn scan_queue(&mut self) {
         let dir = Arc::clone(&self.dir);
-        // What cannot be read now is read at the next look.
+        // Names that cannot be read now are read by the next scan.
         let _ = dir.for_each_name(Subdirectory::Queue, |name| self.enqueue_file(name));
     }
 
-    /// A file is in the queue.
+    /// Adds a file of the queue to the known commands.
     fn enqueue_file(&mut self, file: &str) {
         if let Some(name) = CommandName::parse(file) {
             return enqueue(&mut self.queue, name, NAMES);
         }
-        // Somebody writes it.
+        // A temporary file, which is still being written.
         if file.split('.').skip(1).any(|part| part == "tmp") {
             return;
         }
         let is_gone = self.dir.reject(Subdirectory::Queue, file);
         if is_gone || !std::mem::replace(&mut self.has_logged_rejection, true) {
-            let why =
-                json!({ "file": format!("queue/{file}"), "why": "it has no name of a command" });
+            let why = json!({ "file": format!("queue/{file}"), "why": "its name is not that of a command" });
             self.log.log_event(&self.dir, "rejected", why);
         }
     }
 
-    /// Whether the directory is what it was; looked at with each sign of life.
+    /// Checks with each heartbeat that the subdirectories are the opened ones.
     fn check_directory(&mut self) -> Result<(), String> {
         if !std::mem::take(&mut self.is_directory_check_due) {
             return Ok(());
@@ -249,7 +250,7 @@ impl Runner {
         })
     }
 
-    /// Takes the next command, if it can be; `true`: there may be another.
+    /// Starts the next command, if possible; `true` if there may be another.
     fn start_next(&mut self) -> bool {
         if !self.write_results() || self.running.is_some() || self.stop.is_some() {
             return false;
@@ -278,8 +279,9 @@ impl Runner {
         }
         if self.claim(&name) {
             if let Err(error) = self.dir.sync(Subdirectory::Inflight) {
-                // After a loss of power it could be in the queue again, and be run a second time.
-                let why = format!("refused: its claim cannot be kept: {error}");
+                // After a loss of power the command could be in the queue again, and run a second
+                // time.
+                let why = format!("refused: its claim cannot be made durable: {error}");
                 self.answer_unrun(&name, CommandStatus::Error, &why);
             } else if let Some(why) = self.tool_error.take() {
                 self.answer_unrun(&name, CommandStatus::Error, &format!("tool_died: {why}"));
@@ -290,7 +292,7 @@ impl Runner {
         true
     }
 
-    /// Makes a command ours.
+    /// Claims a command by moving it to `inflight/`.
     fn claim(&mut self, name: &CommandName) -> bool {
         let file = name.file_name();
         let claimed = self.dir.move_without_replacing(
@@ -342,7 +344,7 @@ impl Runner {
         match RunningCommand::start(&self.dir, name.clone(), command, marker, is_one_line) {
             Ok(running) => self.running = Some(running),
             Err(error) => {
-                let why = format!("refused: its output cannot be kept: {error}");
+                let why = format!("refused: its output file cannot be created: {error}");
                 return self.answer_unrun(name, CommandStatus::Error, &why);
             }
         }
@@ -351,7 +353,7 @@ impl Runner {
         self.type_in(&typed);
     }
 
-    /// The command that runs ended.
+    /// Ends the running command.
     fn finish_running(&mut self, why: EndReason) {
         let Some(running) = self.running.take() else {
             return;
@@ -361,7 +363,7 @@ impl Runner {
         self.queue_result(name, result);
     }
 
-    /// A command that was claimed is not run.
+    /// Answers a claimed command without running it.
     fn answer_unrun(&mut self, name: &CommandName, status: CommandStatus, why: &str) {
         let why = EndReason {
             status,
@@ -379,7 +381,7 @@ impl Runner {
         self.log.log_event(&self.dir, "command_ended", ended);
         self.pending_results.push_back((name, result));
         self.write_results();
-        // The one that ended may be one that waited.
+        // The ended command may have been a waiting one, so another one may still run.
         self.set_phase(if self.running.is_some() {
             RunnerPhase::Busy
         } else {
@@ -387,7 +389,8 @@ impl Runner {
         });
     }
 
-    /// Writes the results that are owed, if any is. Nothing else is begun before.
+    /// Writes pending results. Returns `false` if one cannot be written; no new command begins
+    /// before that.
     fn write_results(&mut self) -> bool {
         while let Some((name, result)) = self.pending_results.front() {
             let file = name.file_name();
@@ -406,7 +409,7 @@ impl Runner {
         true
     }
 
-    /// Waits for whatever comes first, and takes it.
+    /// Waits for the next events and handles them.
     fn wait(&mut self, is_more: bool) {
         let until = self.next_wakeup();
         let left = until.saturating_duration_since(Instant::now());
@@ -474,7 +477,7 @@ impl Runner {
         }
     }
 
-    /// Ends.
+    /// Ends the tool and writes the last state.
     fn shut_down(&mut self, ended: &Result<(), String>) {
         if ended.is_ok() {
             self.stop = Some(self.stop.unwrap_or(StopMode::Force));
@@ -490,8 +493,8 @@ impl Runner {
     }
 }
 
-/// Adds a command to at most so many. The last of too many are found again when there is room: their files
-/// are still there.
+/// Adds a command to at most `most` known ones. The last of too many are dropped; a later scan
+/// finds their files again.
 fn enqueue(queue: &mut BTreeSet<CommandName>, name: CommandName, most: usize) {
     queue.insert(name);
     if queue.len() > most {
@@ -506,7 +509,7 @@ fn marker_seen_reason() -> EndReason {
     }
 }
 
-/// A marker that belongs to no command.
+/// A marker of the Runner itself, which belongs to no command.
 fn own_marker(token: &str) -> Marker {
     let spec = MarkerSpec {
         prefix: PREFIX.to_owned(),

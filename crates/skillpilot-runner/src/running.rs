@@ -1,4 +1,4 @@
-//! A command that runs: what of the tool's output is its, and how it is ended before its time.
+//! A running command: its part of the tool's output, and its early end.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -9,30 +9,30 @@ use super::record::timestamp;
 use marshal_wire::skillpilot::marker::{Marker, Scanner};
 use marshal_wire::skillpilot::{CommandFile, CommandName, CommandStats, CommandStatus, ResultFile};
 
-/// Bytes of one command's output that are kept; more is counted.
+/// The maximum size of a command's stored output; further output is only counted.
 const OUTPUT_BYTES: u64 = 256 << 20;
-/// When an interrupted tool is asked whether it listens again: after it had time to be interrupted.
+/// The delay before an interrupted tool is probed: the interrupt must take effect first.
 const PROBE_DELAY: Duration = Duration::from_millis(300);
 
-/// Why a command is ended before its time.
+/// The status and reason of a command's end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct EndReason {
     pub(super) status: CommandStatus,
     pub(super) reason: String,
 }
 
-/// A tool was interrupted, and is waited for.
+/// An interrupt was sent to the tool, which must become ready again.
 #[derive(Debug)]
 pub(super) struct Interruption {
     pub(super) why: EndReason,
-    /// When it is ended instead.
+    /// When the tool is ended instead.
     pub(super) until: Instant,
-    /// When it is asked whether it listens.
+    /// When the tool is probed with a marker; `None` if it was.
     pub(super) probe_at: Option<Instant>,
-    /// Finds the answer.
+    /// Finds the probe's marker.
     probe_scanner: Option<Scanner>,
-    /// The command's own marker came. That says not that the tool listens: it may have been under way when
-    /// the interrupt was, which then ends what comes next.
+    /// Whether the command's own marker came. It does not prove that the tool is ready: the marker
+    /// may have been on its way when the interrupt came, which then ends the next command.
     is_marker_seen: bool,
 }
 
@@ -48,28 +48,28 @@ impl Interruption {
         }
     }
 
-    /// The tool is being asked.
+    /// The probe's marker has been typed.
     pub(super) fn start_probe(&mut self, marker: Marker) {
         self.probe_at = None;
         self.probe_scanner = Some(Scanner::new(marker));
     }
 }
 
-/// The command that runs.
+/// The state of the running command.
 #[derive(Debug)]
 pub(super) struct RunningCommand {
     pub(super) name: CommandName,
     pub(super) command: CommandFile,
     pub(super) deadline: Instant,
     pub(super) interruption: Option<Interruption>,
-    /// What the tool was given is one line: what interrupts that ends all of it.
+    /// Whether the typed text is one line: an interrupt then ends all of it.
     pub(super) is_one_line: bool,
     scanner: Scanner,
     began: Instant,
     start_ts: String,
     output: Option<File>,
     stats: CommandStats,
-    /// Output ended with something that is no newline.
+    /// Whether the output ends without a newline.
     has_open_line: bool,
 }
 
@@ -101,7 +101,8 @@ impl RunningCommand {
         })
     }
 
-    /// Takes what the tool wrote; `true`: it is done with the command, or listens again after its interrupt.
+    /// Handles the tool's output; `true` if the command is done, or the tool is ready again after
+    /// its interrupt.
     pub(super) fn feed_output(&mut self, piece: &[u8]) -> bool {
         let mut out = Vec::new();
         let Some(ending) = &mut self.interruption else {
@@ -109,20 +110,20 @@ impl RunningCommand {
             self.store_output(&out);
             return done;
         };
-        let (mut said, mut answered) = (Vec::new(), false);
+        let (mut rest, mut answered) = (Vec::new(), false);
         match &mut ending.probe_scanner {
-            Some(answer) => answered = answer.feed(piece, &mut said),
-            None => said.extend_from_slice(piece),
+            Some(answer) => answered = answer.feed(piece, &mut rest),
+            None => rest.extend_from_slice(piece),
         }
-        // Behind its own marker comes nothing of the command any more.
+        // No output of the command follows its own marker.
         if !ending.is_marker_seen {
-            ending.is_marker_seen = self.scanner.feed(&said, &mut out);
+            ending.is_marker_seen = self.scanner.feed(&rest, &mut out);
             self.store_output(&out);
         }
         answered
     }
 
-    /// The marker that ended it.
+    /// The scanner whose marker ended the command.
     pub(super) fn final_scanner(&self) -> &Scanner {
         let answer = self
             .interruption
@@ -140,7 +141,8 @@ impl RunningCommand {
         if let (Some(output), Some(kept)) = (&mut self.output, out.get(..kept))
             && output.write_all(kept).is_err()
         {
-            // The disk is full, or the directory is gone: the rest of it would have a hole.
+            // The disk is full or the directory is gone. Stop writing, because later output would
+            // follow a gap.
             self.output = None;
         }
         self.stats.truncated |= kept < out.len() || self.output.is_none();
@@ -149,18 +151,19 @@ impl RunningCommand {
         self.has_open_line = out.last() != Some(&b'\n');
     }
 
-    /// It ended: what was held back was output, unless its marker came.
+    /// Ends the command. Text that was held back as a possible marker is output, unless the marker
+    /// came.
     pub(super) fn finish(mut self, why: EndReason) -> (CommandName, ResultFile) {
         let mut out = Vec::new();
-        let mut is_over = false;
+        let mut is_done = false;
         if let Some(ending) = &mut self.interruption {
-            let mut said = Vec::new();
+            let mut rest = Vec::new();
             if let Some(answer) = &mut ending.probe_scanner {
-                answer.finish(&mut said);
+                answer.finish(&mut rest);
             }
-            is_over = ending.is_marker_seen || self.scanner.feed(&said, &mut out);
+            is_done = ending.is_marker_seen || self.scanner.feed(&rest, &mut out);
         }
-        if !is_over {
+        if !is_done {
             self.scanner.finish(&mut out);
         }
         self.store_output(&out);
@@ -172,7 +175,7 @@ impl RunningCommand {
     }
 }
 
-/// The result of a command, of which paths are relative to the session's directory.
+/// Builds the result of a command. Its paths are relative to the session's directory.
 pub(super) fn build_result(
     name: &CommandName,
     why: EndReason,

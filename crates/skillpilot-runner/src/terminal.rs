@@ -1,7 +1,8 @@
 //! A tool at a terminal of its own.
 //!
-//! The terminal echoes nothing and changes nothing of what passes, but an interrupt is one. The tool leads
-//! a session of its own, and is ended with all that it started. Must not know commands.
+//! The terminal neither echoes nor converts anything, but it turns the interrupt character into a
+//! signal. The tool leads a session of its own and is ended together with all processes that it
+//! started. Must not know commands.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,40 +18,40 @@ use rustix::termios::{LocalModes, OptionalActions, QueueSelector};
 
 use super::process_tree;
 
-/// The bytes that are read at once.
+/// The size of one read, in bytes.
 const CHUNK: usize = 16 << 10;
-/// How long a tool has to end when it is told to.
+/// How long a tool may take to end after SIGTERM.
 pub(super) const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
-/// How much of what a dead tool left in its terminal is read.
+/// The maximum number of bytes that are read from the terminal of an ended tool.
 const MAX_DRAIN_BYTES: usize = 1 << 20;
-/// What an interrupt is at a terminal.
+/// The interrupt character, Ctrl-C.
 const INTERRUPT: u8 = 3;
 
-/// A tool that runs.
+/// A running tool.
 #[derive(Debug)]
 pub(super) struct Tool {
     child: Child,
     pid: Pid,
     pidfd: OwnedFd,
     terminal: OwnedFd,
-    /// Children of this process that were there before it.
+    /// Children of this process that existed before the tool.
     earlier_children: Vec<Pid>,
-    /// What it has not taken yet.
+    /// Typed text that the terminal has not accepted yet.
     pending: Vec<u8>,
     typed_bytes: usize,
 }
 
-/// How a tool ended.
+/// The end of a tool.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ToolExit(pub(super) Option<ExitStatus>);
 
 impl ToolExit {
-    /// Whether it ended by itself and well.
+    /// Whether it exited by itself with status 0.
     pub(super) fn is_success(self) -> bool {
         self.0.is_some_and(|status| status.success())
     }
 
-    /// In words.
+    /// A description for messages and results.
     pub(super) fn describe(self) -> String {
         match self.0.map(|status| (status.code(), status.signal())) {
             Some((Some(code), _)) => format!("exit status {code}"),
@@ -61,11 +62,11 @@ impl ToolExit {
 }
 
 impl Tool {
-    /// Starts a tool. That its program cannot be had shows in its end.
+    /// Starts a tool. If its program cannot be executed, the tool ends at once.
     pub(super) fn start(argv: &[String]) -> io::Result<Self> {
         let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
         let terminal = rustix::pty::openpt(flags)
-            .map_err(|error| io::Error::other(format!("no terminal can be had: {error}")))?;
+            .map_err(|error| io::Error::other(format!("cannot open a pseudo-terminal: {error}")))?;
         rustix::pty::grantpt(&terminal)?;
         rustix::pty::unlockpt(&terminal)?;
         let theirs = rustix::pty::ioctl_tiocgptpeer(&terminal, flags)?;
@@ -103,7 +104,7 @@ impl Tool {
         self.child.id()
     }
 
-    /// Takes note of the ends of those that it started and left.
+    /// Reaps the tool's descendants that became children of this process.
     pub(super) fn reap_orphans(&self) {
         process_tree::reap_children(Some(self.pid));
     }
@@ -112,17 +113,17 @@ impl Tool {
         self.terminal.as_fd()
     }
 
-    /// Becomes readable when it ends.
+    /// A descriptor that becomes readable when the tool ends.
     pub(super) fn pidfd(&self) -> BorrowedFd<'_> {
         self.pidfd.as_fd()
     }
 
-    /// Whether it has not taken all that was typed.
+    /// Whether typed text is still pending.
     pub(super) fn has_pending(&self) -> bool {
         self.typed_bytes < self.pending.len()
     }
 
-    /// Types a text; the tool takes it as it can.
+    /// Types a text, as far as the terminal accepts it; the rest stays pending.
     pub(super) fn type_text(&mut self, text: &str) -> io::Result<()> {
         if !self.has_pending() {
             self.pending.clear();
@@ -132,7 +133,7 @@ impl Tool {
         self.flush_input()
     }
 
-    /// Types what the terminal has room for.
+    /// Types as much pending text as the terminal accepts.
     pub(super) fn flush_input(&mut self) -> io::Result<()> {
         while let Some(rest) = self
             .pending
@@ -149,15 +150,16 @@ impl Tool {
         Ok(())
     }
 
-    /// Interrupts it, as a person at its terminal does. What it has not taken is forgotten.
+    /// Interrupts the tool, as a person at its terminal does. Pending text is dropped.
     pub(super) fn interrupt(&mut self) {
         self.pending.clear();
         self.typed_bytes = 0;
-        // What it has not read would be worked after the interrupt, and keep an interrupt that is typed from it.
+        // Text that the tool has not read would be evaluated after the interrupt, and could keep a
+        // typed interrupt character from the tool.
         let _ = rustix::termios::tcflush(&self.terminal, QueueSelector::OFlush);
         let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
         if let Ok(theirs) = rustix::pty::ioctl_tiocgptpeer(&self.terminal, flags) {
-            // What is on the tool's side already is none of ours to flush.
+            // Text that is already on the tool's side must be flushed there.
             let _ = rustix::termios::tcflush(&theirs, QueueSelector::IFlush);
         }
         let modes = rustix::termios::tcgetattr(&self.terminal);
@@ -168,11 +170,12 @@ impl Tool {
         {
             return;
         }
-        // It takes its keys itself, or may not be signalled.
+        // The tool reads keys itself (raw mode), or may not be signalled.
         let _ = rustix::io::write(&self.terminal, &[INTERRUPT]);
     }
 
-    /// Reads what it wrote; nothing: nothing is there now. An error: its end of the terminal is closed.
+    /// Reads the tool's output. Empty: nothing is available now. An error: the tool's end of the
+    /// terminal is closed.
     pub(super) fn read(&self) -> io::Result<Vec<u8>> {
         let mut chunk = vec![0; CHUNK];
         loop {
@@ -189,16 +192,16 @@ impl Tool {
         }
     }
 
-    /// Whether it ended.
+    /// Whether the tool has ended.
     pub(super) fn has_ended(&mut self) -> bool {
         !matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Ends it: told first, killed after [`PATIENCE`] or at once, with everything that it started. Gives how it
-    /// ended and the last that it wrote.
-    pub(super) fn end(mut self, told: bool) -> (ToolExit, Vec<u8>) {
+    /// Ends the tool and everything that it started. With `graceful`, SIGTERM comes first and
+    /// SIGKILL after [`EXIT_TIMEOUT`]; else SIGKILL at once. Returns its exit and its last output.
+    pub(super) fn end(mut self, graceful: bool) -> (ToolExit, Vec<u8>) {
         let mut last = Vec::new();
-        if told && !self.has_ended() {
+        if graceful && !self.has_ended() {
             let _ = rustix::process::kill_process_group(self.pid, Signal::TERM);
             self.wait(EXIT_TIMEOUT, &mut last);
         }
@@ -209,7 +212,8 @@ impl Tool {
         (ToolExit(status), last)
     }
 
-    /// Waits for its end; it must not be held up by what nobody reads.
+    /// Waits for the tool's end, and reads its output meanwhile: a full terminal would block the
+    /// tool.
     fn wait(&mut self, patience: Duration, last: &mut Vec<u8>) {
         let until = Instant::now() + patience;
         while !self.has_ended() {
@@ -224,14 +228,14 @@ impl Tool {
             let left = Timespec::try_from(left).ok();
             let _ = poll(&mut fds, left.as_ref());
             if !self.drain(last) {
-                // Its end of the terminal is closed: only the process is left to wait for.
+                // The tool's end of the terminal is closed: only the process is left to wait for.
                 let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
                 let _ = poll(&mut fds, left.as_ref());
             }
         }
     }
 
-    /// Reads what is there; `false`: nothing more can come.
+    /// Reads what is available; `false` if nothing more can come.
     fn drain(&self, last: &mut Vec<u8>) -> bool {
         loop {
             match self.read() {
@@ -246,26 +250,26 @@ impl Tool {
     }
 }
 
-/// Becomes the tool: the leader of a session at the terminal that is its standard input. Returns only if that
-/// cannot be.
+/// Becomes the tool: the leader of a session whose controlling terminal is standard input. Returns
+/// only on failure.
 pub(super) fn exec_tool(argv: &[String]) -> ExitCode {
     let Some((program, arguments)) = argv.split_first() else {
-        return super::report_error("the tool has no name");
+        return super::report_error("no tool is given: name it after --");
     };
     let unblocked = nix::sys::signal::SigSet::empty().thread_set_mask();
-    let led = unblocked
+    let session = unblocked
         .map_err(io::Error::from)
-        // A Runner that is killed takes its tool with it, also one that heeds no hangup.
+        // If the Runner is killed, the kernel kills the tool, even a tool that ignores SIGHUP.
         .and_then(|()| {
-            let killed = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
-            killed.map_err(io::Error::from)
+            let signal = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
+            signal.map_err(io::Error::from)
         })
         .and_then(|()| rustix::process::setsid().map_err(io::Error::from))
         .and_then(|_| {
             rustix::process::ioctl_tiocsctty(rustix::stdio::stdin()).map_err(io::Error::from)
         });
-    if let Err(error) = led {
-        return super::report_error(&format!("the tool cannot have its terminal: {error}"));
+    if let Err(error) = session {
+        return super::report_error(&format!("cannot set up the tool's terminal: {error}"));
     }
     let error = Command::new(program).args(arguments).exec();
     super::report_error(&format!("the tool {program:?} cannot be started: {error}"))

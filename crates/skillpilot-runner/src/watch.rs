@@ -1,5 +1,5 @@
-//! What happens in the directories of a session, as the kernel tells it. File systems of a network tell
-//! nothing of what others do there: for them somebody looks from time to time.
+//! Changes in the directories of a session, as inotify reports them. A network file system does not
+//! report changes of other machines, so the caller also scans from time to time.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -8,30 +8,30 @@ use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
 
 use super::dir::{SessionDir, Subdirectory};
 
-/// The buffer for the kernel's words.
+/// The size of the buffer for inotify events, in bytes.
 const BUFFER: usize = 16 << 10;
-/// Changes that are taken together; the kernel keeps the rest.
+/// The maximum number of changes that are returned together; the kernel keeps the rest.
 const MAX_CHANGES: usize = 4096;
 
-/// The directories that are watched.
+/// The watched directories.
 #[derive(Debug)]
 pub(super) struct Watch {
     fd: Option<OwnedFd>,
     parts: Vec<(i32, Subdirectory)>,
 }
 
-/// What happened.
+/// A change in a watched directory.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum DirChange {
-    /// A file came, or was written.
+    /// A file was created, moved in or written.
     File(Subdirectory, String),
-    /// More than the kernel kept: everything must be looked at.
+    /// The kernel dropped events: everything must be scanned.
     Overflow,
 }
 
 impl Watch {
-    /// Watches some of the directories. What cannot be watched is only looked at.
-    /// `growing`: also while files are being written.
+    /// Watches some of the directories. A directory that cannot be watched is only scanned.
+    /// `growing`: also report files while they are being written.
     pub(super) fn new(dir: &SessionDir, parts: &[Subdirectory], growing: bool) -> Self {
         let fd = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).ok();
         let mut what = WatchFlags::MOVED_TO | WatchFlags::CLOSE_WRITE;
@@ -46,12 +46,12 @@ impl Watch {
         }
     }
 
-    /// What becomes readable when something happened.
+    /// A descriptor that becomes readable after a change.
     pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.fd.as_ref().map(AsFd::as_fd)
     }
 
-    /// What happened since the last time.
+    /// The changes since the last call.
     pub(super) fn take_changes(&self) -> Vec<DirChange> {
         let mut buffer = [MaybeUninit::uninit(); BUFFER];
         let mut all = Vec::new();

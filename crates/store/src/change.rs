@@ -1,9 +1,9 @@
-//! What is changed in the store: each change is one transaction, written once for both databases.
+//! Changes of the store: each is one transaction, written once for both databases.
 //!
-//! A change is carried out by its paths' rows: who changes a path holds its row until the
-//! transaction's end, so that a base is compared with what nobody else changes meanwhile, on
-//! whichever host. A change has the id of the version that it makes from its beginning, so that a
-//! transaction whose end was not heard is found again instead of being made twice.
+//! A change locks the rows of its paths until the transaction's end, so nobody on any host changes
+//! the file between the comparison of the base and the write. A change has the id of its new
+//! version from the start, so a transaction whose result was lost is found again instead of being
+//! made twice.
 
 use bytes::Bytes;
 use uuid::Uuid;
@@ -19,14 +19,14 @@ use super::version::{
 };
 use marshal_model::limits;
 
-/// A change with all that it needs, so that it can be tried again.
+/// A change with all its data, so that it can be retried.
 #[derive(Debug, Clone)]
 pub(super) struct Change {
     /// The id of the version that it makes.
     pub(super) id: Uuid,
     /// The id of the file that it makes, if there is none at the path.
     pub(super) file: Uuid,
-    /// When, in milliseconds since the Unix epoch.
+    /// The time, in milliseconds since the Unix epoch.
     pub(super) at_ms: i64,
     pub(super) operation: Operation,
 }
@@ -41,7 +41,7 @@ pub(super) enum Operation {
         origin: Origin,
         cause: Cause,
     },
-    /// What was found on disk; none if nothing was.
+    /// The file found on disk; `None` if there is none.
     Observe {
         at: FileLocation,
         given: Option<DigestedFile>,
@@ -67,7 +67,7 @@ pub(super) enum Operation {
     Sweep(Retention),
 }
 
-/// What is given, and its digest, which was taken where that may take its time.
+/// The content and its digest, which was computed in a blocking thread.
 #[derive(Debug, Clone)]
 pub(super) struct DigestedFile {
     pub(super) file: FileData,
@@ -82,7 +82,7 @@ pub(super) struct FileLocation {
 }
 
 impl Change {
-    /// The bytes of content that it holds.
+    /// The size of its content in bytes.
     pub(super) fn bytes(&self) -> usize {
         let given = match &self.operation {
             Operation::Write { given, .. } => Some(given),
@@ -95,17 +95,17 @@ impl Change {
     }
 }
 
-/// What came of a change.
+/// The result of a change.
 #[derive(Debug)]
 pub(super) enum ChangeOutcome {
     /// A version was made.
     Created(Version),
-    /// Nothing needed to be done.
+    /// There was nothing to change.
     Unchanged,
     Swept(SweepReport),
 }
 
-/// What a version is made of.
+/// The data of a new version.
 struct NextVersion<'a> {
     path: &'a FilePath,
     digest: Option<Digest>,
@@ -116,7 +116,7 @@ struct NextVersion<'a> {
     cause: Cause,
 }
 
-/// Carries a change out. `again`: an earlier try of it may have succeeded.
+/// Executes a change. `again`: an earlier try of it may have succeeded.
 pub(super) async fn apply_change<R: DbTransaction>(
     rows: &mut R,
     change: &Change,
@@ -153,7 +153,7 @@ pub(super) async fn apply_change<R: DbTransaction>(
                 return Ok(ChangeOutcome::Unchanged);
             }
             let current = lock_paths(rows, change, at).await?;
-            // Looked for behind the row's lock: an earlier try has ended, however it did.
+            // Searched after the row is locked, so an earlier try has ended.
             if again && let Some(made) = version_by_id(rows, change.id).await? {
                 return Ok(ChangeOutcome::Created(made));
             }
@@ -162,7 +162,8 @@ pub(super) async fn apply_change<R: DbTransaction>(
     }
 }
 
-/// Takes the rows of the paths of a change, in one order, and gives the current version of the file.
+/// Locks the rows of the paths of a change, in a fixed order, and returns the file's current
+/// version.
 async fn lock_paths<R: DbTransaction>(
     rows: &mut R,
     change: &Change,
@@ -183,10 +184,12 @@ async fn lock_paths<R: DbTransaction>(
             R::LOCK
         );
         if rows.query(&sql, &values).await?.is_empty() {
-            // A sweep took it in between.
-            return Err(
-                DbError::new(DbErrorKind::Retry, "a path's row went before it was held").into(),
-            );
+            // A sweep removed it in between.
+            return Err(DbError::new(
+                DbErrorKind::Retry,
+                "a path's row was removed before it was locked",
+            )
+            .into());
         }
     }
     current_version(rows, at).await
@@ -261,8 +264,8 @@ async fn apply_at_path<R: DbTransaction>(
             let old = find_version(rows, now.file, *v, at.path.as_str()).await?;
             let why = match old.content_state {
                 ContentState::Stored => None,
-                ContentState::DigestOnly => Some("it was too large to be kept"),
-                ContentState::Deleted => Some("the file is gone in it"),
+                ContentState::DigestOnly => Some("its content was too large to store"),
+                ContentState::Deleted => Some("the file is deleted in this version"),
             };
             if let Some(why) = why {
                 let path = at.path.as_str().to_owned();
@@ -320,7 +323,7 @@ fn next_deleted<'a>(path: &'a FilePath, origin: &'a Origin, cause: Cause) -> Nex
     }
 }
 
-/// A version with new content, which is kept once however often it comes.
+/// A version with new content, which is stored only once.
 async fn next_with_content<'a, R: DbTransaction>(
     rows: &mut R,
     path: &'a FilePath,
@@ -353,7 +356,7 @@ async fn store_content<R: DbTransaction>(
     content: &Bytes,
 ) -> Result<(), TransactionError> {
     let key = Value::from(digest.0.as_slice());
-    // Takes the row also where it is there: no sweep removes it before we are done.
+    // Locks an existing row, too, so that no sweep removes it before the transaction ends.
     let sql = "INSERT INTO marshal_blobs (digest, bytes, refs) VALUES ($1, $2, 1) \
                ON CONFLICT (digest) DO UPDATE SET refs = marshal_blobs.refs + 1 RETURNING refs";
     let values = [key.clone(), (content.len() as u64).into()];
@@ -385,7 +388,7 @@ async fn next_with_same_content<'a, R: DbTransaction>(
     if let (ContentState::Stored, Some(digest)) = (old.content_state, old.digest) {
         let sql = "UPDATE marshal_blobs SET refs = refs + 1 WHERE digest = $1";
         if rows.execute(sql, &[digest.0.as_slice().into()]).await? != 1 {
-            return Err(DbError::corrupt(format!("the content of {digest} is not there")).into());
+            return Err(DbError::corrupt(format!("the content of {digest} is missing")).into());
         }
     }
     Ok(NextVersion {
@@ -399,7 +402,7 @@ async fn next_with_same_content<'a, R: DbTransaction>(
     })
 }
 
-/// Gives a file's path to another one.
+/// Moves a path from its file to another one.
 async fn move_path<R: DbTransaction>(
     rows: &mut R,
     at: &FileLocation,

@@ -1,26 +1,26 @@
-//! What differs between two versions, as text, within bounds of size and time.
+//! The difference between two versions as text, within limits of size and time.
 
 use similar::TextDiff;
 
 use marshal_model::limits;
 
-/// What differs between two contents.
+/// The difference between two contents.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Diff {
-    /// They are the same.
+    /// They are equal.
     Same,
     /// In unified form, with three lines around each change.
     Text {
-        /// The lines; they come from files, so they are shown as any foreign text is.
+        /// The lines; they are foreign text from files, so escape them for display.
         text: String,
-        /// There is more than [`limits::STORE_DIFF_OUTPUT_BYTES`] bytes of it.
+        /// Whether there is more than [`limits::STORE_DIFF_OUTPUT_BYTES`] bytes of it.
         cut: bool,
     },
-    /// One of them is no text.
+    /// One of them is not text.
     Binary,
     /// One of them is longer than [`limits::STORE_DIFF_BYTES`].
     TooLong,
-    /// Of one of them only digest and size are held.
+    /// Only digest and size of one of them are stored.
     NotStored,
 }
 

@@ -1,54 +1,56 @@
-//! What can go wrong with the store, as its callers meet it, and what a database's trouble means.
+//! Errors of the store, for its callers, and the classes of database errors.
 //!
-//! No text here has a password: what a connection is told of is its place, without one.
+//! No text here contains a password: a message names the server without one.
 
 use super::name::{FilePath, NameError};
 use super::version::Version;
 
-/// Why the store did not do what it was asked. Nothing of it was written, unless
-/// [`StoreError::Gone`] says that this is not known.
+/// Why a store operation failed. Nothing was written, unless [`StoreError::Unreachable`] says that
+/// this is unknown.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// A name that cannot be one.
+    /// A name is invalid.
     #[error(transparent)]
     Name(#[from] NameError),
     /// The workspace was never registered.
     #[error("workspace {0:?} is not registered")]
     NoWorkspace(String),
-    /// Another supervisor has the workspace, for a directory of its own.
+    /// Another supervisor registered the workspace, for another directory.
     #[error(
-        "workspace {workspace:?} belongs to another supervisor of this store, for {theirs}; here it is {ours}: give it another name here, or, if both are one directory (such as NFS) or that supervisor is no more, set `shared = true` in [workspace.{workspace}] wherever it is used"
+        "workspace {workspace:?} belongs to another supervisor of this store, for {theirs}; here it is {ours}: give it another name here; if both are the same directory (for example on NFS) or that supervisor no longer exists, set `shared = true` in [workspace.{workspace}] wherever it is used"
     )]
     WorkspaceTaken {
         /// The workspace.
         workspace: String,
-        /// What it was registered for.
+        /// The directory that it was registered for.
         theirs: String,
-        /// What it is here.
+        /// The directory that it names here.
         ours: String,
     },
     /// There is no such file.
     #[error("there is no file {0:?}")]
     NoFile(String),
-    /// The file has no such version, or no longer.
-    #[error("file {path:?} has no version {v}: it was never made, or is kept no longer")]
+    /// The file has no such version, or no longer has it.
+    #[error(
+        "file {path:?} has no version {v}: it never existed, or was removed by the retention limits"
+    )]
     NoVersion {
         /// The file's path or id.
         path: String,
         /// The version.
         v: u64,
     },
-    /// The version holds no content.
-    #[error("version {v} of {path:?} holds no content: {why}")]
+    /// The content of the version is not stored.
+    #[error("version {v} of {path:?} has no content: {why}")]
     NoContent {
         /// The file's path or id.
         path: String,
         /// The version.
         v: u64,
-        /// Why not.
+        /// Why it is not stored.
         why: &'static str,
     },
-    /// The write was made from another version than the current one.
+    /// The base of the write is not the current version.
     #[error(
         "{path:?} has changed: its current version is {}, made by {} ({}); read it and write again",
         current.v, current.origin.author.kind, current.cause
@@ -56,40 +58,41 @@ pub enum StoreError {
     Stale {
         /// The file's path.
         path: FilePath,
-        /// What it is now.
+        /// The current version.
         current: Box<Version>,
     },
-    /// A write was made from a version of a file that is not there at all.
-    #[error("there is no file {path:?} of which version {v} could be the base")]
+    /// The base of the write is a version of a file that does not exist.
+    #[error("the base is version {v} of {path:?}, but that file does not exist")]
     NoBase {
         /// The path.
         path: FilePath,
         /// The version that was named.
         v: u64,
     },
-    /// A rename to where another file is.
-    #[error("there is a file {0:?} already")]
+    /// The target of a rename exists.
+    #[error("file {0:?} already exists")]
     Exists(FilePath),
-    /// A bound of a request is beyond what is allowed.
+    /// A parameter of the request is outside its bounds.
     #[error("{0}")]
     InvalidRequest(&'static str),
-    /// The connection string cannot be used. Says nothing of its text, which may hold a password.
+    /// The connection string cannot be used. The message omits its text, which may contain a
+    /// password.
     #[error("the store's connection string {0}")]
     Connection(&'static str),
-    /// The files of the store are open to others, or belong to somebody else, or cannot be made.
+    /// The store's files are accessible to others, belong to another user, or cannot be created.
     #[error("{path}: {detail}")]
     InsecureFile {
-        /// Which.
+        /// The file's path.
         path: String,
         /// What is wrong, and what to do.
         detail: String,
     },
     /// A newer program wrote the database.
     #[error(
-        "{place} has store version {found}, this marshal knows {known}: use the newer marshal, or another database"
+        "{place} has store version {found}, and this marshal supports {known}: use the newer marshal, or another database"
     )]
     Newer {
-        /// Which.
+        /// The database.
         place: String,
         /// Its version.
         found: i64,
@@ -97,48 +100,48 @@ pub enum StoreError {
         known: i64,
     },
     /// The disk is full.
-    #[error("{place} takes no more, its disk is full ({detail}): nothing was written")]
+    #[error("{place} cannot write because its disk is full ({detail}): nothing was written")]
     Full {
-        /// Which.
+        /// The database.
         place: String,
-        /// What it said.
+        /// What the database reported.
         detail: String,
     },
-    /// Somebody else holds a lock for too long.
-    #[error("{place} is locked by somebody else ({detail}): nothing was written")]
+    /// Another transaction holds a lock for too long.
+    #[error("{place} is locked by another process ({detail}): nothing was written")]
     Locked {
-        /// Which.
+        /// The database.
         place: String,
-        /// What it said.
+        /// What the database reported.
         detail: String,
     },
     /// The server cannot be reached.
     #[error(
         "{place} cannot be reached ({detail}): {}",
-        if *unknown { "whether it was written is not known, look before it is written again" } else { "nothing was written" }
+        if *unknown { "the write may have succeeded: check before you write again" } else { "nothing was written" }
     )]
     Unreachable {
-        /// Which.
+        /// The database.
         place: String,
-        /// What was met last.
+        /// The last error.
         detail: String,
-        /// A commit was under way when the server went.
+        /// Whether a commit was in progress when the server was lost.
         unknown: bool,
     },
-    /// What is stored does not fit together.
+    /// The stored data is inconsistent.
     #[error("{place} is damaged ({detail}): restore it from a backup")]
     Corrupt {
-        /// Which.
+        /// The database.
         place: String,
-        /// What was found.
+        /// What is inconsistent.
         detail: String,
     },
-    /// Everything else that a database refuses.
-    #[error("{place} refuses: {detail}")]
+    /// Any other database error.
+    #[error("{place} reported an error: {detail}")]
     Database {
-        /// Which.
+        /// The database.
         place: String,
-        /// What it said.
+        /// What the database reported.
         detail: String,
     },
     /// The store was closed.
@@ -146,20 +149,20 @@ pub enum StoreError {
     Closed,
 }
 
-/// What a failure of a database means for us.
+/// The class of a database error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum DbErrorKind {
-    /// Somebody else holds a lock.
+    /// Another transaction holds a lock.
     Locked,
     /// The disk is full.
     Full,
-    /// The server went, or takes nobody now.
+    /// The server is lost, or accepts no connections now.
     Unreachable,
-    /// The server undid our transaction in favour of another: once more.
+    /// The server rolled the transaction back in favour of another one: retry.
     Retry,
-    /// What is stored does not fit together.
+    /// The stored data is inconsistent.
     Corrupt,
-    /// Anything else; it would come again.
+    /// Anything else; a retry would fail again.
     Other,
 }
 
@@ -182,7 +185,7 @@ impl DbError {
         Self::new(DbErrorKind::Corrupt, detail)
     }
 
-    /// What a caller is told. `unknown`: a commit was under way.
+    /// The error for the caller. `unknown`: a commit was in progress.
     pub(super) fn into_store_error(self, place: &str, unknown: bool) -> StoreError {
         let place = place.to_owned();
         let detail = self.detail;

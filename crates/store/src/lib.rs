@@ -1,14 +1,14 @@
-//! The store of workspaces' files: identity, immutable versions, content kept once.
+//! The store of workspaces' files: identity, immutable versions, content stored once.
 //!
-//! Floor 3. A workspace is a registered id, a file has an id that survives a rename, a version is
-//! never changed. A write names the version that it was made from and is refused if there is a newer
-//! one, which is named in turn; so of two writers with one base exactly one wins, also on two hosts
-//! with one database. An answer to a write means that it is durable.
+//! A workspace is a registered id, a file has an id that survives a rename, and a version never
+//! changes. A write names its base version and is refused if there is a newer one, which the error
+//! names. So of two writers with one base exactly one succeeds, also on two hosts with one
+//! database. A successful write is durable.
 //!
-//! What a change does is written once (`change`, `sweep`), and what is read too (`look`), over rows of either
-//! database (`rows`): a file of SQLite's (`sqlite`) or a PostgreSQL server (`postgres`).
+//! Changes (`change`, `sweep`) and queries (`query`) are written once, over rows of either database
+//! (`rows`): a file of SQLite (`sqlite`) or a PostgreSQL server (`postgres`).
 //!
-//! Who keeps it in agreement with the disk, and finds what was written past it: `fleet/files/`.
+//! `fleet/files/` keeps it consistent with the disk, and finds writes that bypassed it.
 //!
 //! Tests: `tests/parts/store/` runs one suite on both databases.
 
@@ -58,15 +58,15 @@ enum Backend {
 
 /// The store of workspaces' files, in either database.
 ///
-/// A future of it that is dropped leaves its write done or not done, never half done.
+/// Dropping one of its futures leaves the write complete or not made, never partial.
 #[derive(Debug)]
 pub struct Store(Backend);
 
 impl Store {
-    /// Opens the store in a state directory, and makes it if there is none.
+    /// Opens the store in a state directory, and creates it if there is none.
     ///
     /// # Errors
-    /// [`StoreError::InsecureFile`] if others may touch it, and whatever the database says.
+    /// [`StoreError::InsecureFile`] if others can access it, and database errors.
     pub fn open(dir: &Path) -> Result<Self, StoreError> {
         Ok(Self(Backend::Sqlite(Sqlite::open(dir, now_ms())?)))
     }
@@ -75,34 +75,34 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError::Connection`] if the connection string cannot be used,
-    /// [`StoreError::Gone`] if the server cannot be reached, and whatever it says.
+    /// [`StoreError::Unreachable`] if the server cannot be reached, and other errors of the server.
     pub async fn connect(server: &Server) -> Result<Self, StoreError> {
         let store = Postgres::connect(server, now_ms()).await?;
         Ok(Self(Backend::Postgres(Box::new(store))))
     }
 
-    /// Registers a workspace; one that is registered already stays as it is.
+    /// Registers a workspace; an existing registration stays unchanged.
     ///
     /// # Errors
-    /// Whatever the database says.
+    /// Database errors.
     pub async fn register(&self, workspace: &WorkspaceId) -> Result<(), StoreError> {
         self.apply(Operation::Register(workspace.clone(), None))
             .await?;
         Ok(())
     }
 
-    /// Registers a workspace for one supervisor and its directory; the first who comes has it.
+    /// Registers a workspace for one supervisor and its directory; the first supervisor gets it.
     ///
     /// # Errors
-    /// [`StoreError::WorkspaceTaken`] if it is another supervisor's and not said to be shared, and whatever
-    /// the database says.
+    /// [`StoreError::WorkspaceTaken`] if it belongs to another supervisor and is not shared, and
+    /// database errors.
     pub async fn claim(&self, workspace: &WorkspaceId, claim: Claim) -> Result<(), StoreError> {
         self.apply(Operation::Register(workspace.clone(), Some(claim)))
             .await?;
         Ok(())
     }
 
-    /// Whether other supervisors may have the same store.
+    /// Whether other supervisors can use the same store.
     #[must_use]
     pub fn is_shared(&self) -> bool {
         matches!(self.0, Backend::Postgres(_))
@@ -111,7 +111,7 @@ impl Store {
     /// The registered workspaces, by their ids.
     ///
     /// # Errors
-    /// Whatever the database says.
+    /// Database errors.
     pub async fn workspaces(&self) -> Result<Vec<WorkspaceId>, StoreError> {
         match self.query(Query::Workspaces).await? {
             QueryResult::Workspaces(ids) => Ok(ids),
@@ -123,7 +123,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError::Stale`] if there is another version than `base`, [`StoreError::NoBase`] if there
-    /// is no file at all, [`StoreError::NoWorkspace`], and whatever the database says.
+    /// is no file at all, [`StoreError::NoWorkspace`], and database errors.
     pub async fn put(
         &self,
         workspace: &WorkspaceId,
@@ -136,7 +136,7 @@ impl Store {
         origin.check()?;
         if !matches!(cause, Cause::Write | Cause::Edit) {
             return Err(StoreError::InvalidRequest(
-                "a put is a write or an edit; other causes have operations of their own",
+                "the cause of a put is write or edit; other causes have their own operations",
             ));
         }
         let at = file_location(workspace, path);
@@ -151,11 +151,11 @@ impl Store {
         self.create_version(what).await
     }
 
-    /// Tells what was found on disk; `None` if nothing was. Gives the version that it made, none if
-    /// the store knew that already.
+    /// Records the file found on disk; `None` if there is none. Returns the new version, or `None`
+    /// if the store had that state already.
     ///
     /// # Errors
-    /// [`StoreError::NoWorkspace`], and whatever the database says.
+    /// [`StoreError::NoWorkspace`], and database errors.
     pub async fn observe(
         &self,
         workspace: &WorkspaceId,
@@ -175,10 +175,10 @@ impl Store {
         }
     }
 
-    /// Removes a file: its next version says that it is gone.
+    /// Removes a file: its next version marks it as deleted.
     ///
     /// # Errors
-    /// [`StoreError::NoFile`], [`StoreError::Stale`], and whatever the database says.
+    /// [`StoreError::NoFile`], [`StoreError::Stale`], and database errors.
     pub async fn delete(
         &self,
         workspace: &WorkspaceId,
@@ -192,11 +192,11 @@ impl Store {
             .await
     }
 
-    /// Gives a file another path; its id and its versions stay.
+    /// Renames a file; it keeps its id and its versions.
     ///
     /// # Errors
     /// [`StoreError::NoFile`], [`StoreError::Stale`], [`StoreError::Exists`] if another file is
-    /// there, and whatever the database says.
+    /// there, and database errors.
     pub async fn rename(
         &self,
         workspace: &WorkspaceId,
@@ -219,8 +219,8 @@ impl Store {
     /// Makes a new version with the content of version `v`.
     ///
     /// # Errors
-    /// [`StoreError::NoVersion`], [`StoreError::NoContent`] if it holds none, [`StoreError::Stale`],
-    /// and whatever the database says.
+    /// [`StoreError::NoVersion`], [`StoreError::NoContent`] if it has none, [`StoreError::Stale`],
+    /// and database errors.
     pub async fn restore(
         &self,
         workspace: &WorkspaceId,
@@ -240,10 +240,10 @@ impl Store {
         self.create_version(what).await
     }
 
-    /// A file with its current version; also one that is gone.
+    /// A file with its current version, even if it is deleted.
     ///
     /// # Errors
-    /// [`StoreError::NoFile`], and whatever the database says.
+    /// [`StoreError::NoFile`], and database errors.
     pub async fn file(&self, which: FileSelector) -> Result<File, StoreError> {
         match self.query(Query::File(which)).await? {
             QueryResult::File(file) => Ok(file),
@@ -255,7 +255,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError::NoFile`], [`StoreError::NoVersion`], [`StoreError::Corrupt`] if the content is
-    /// not the one that was written, and whatever the database says.
+    /// not the one that was written, and database errors.
     pub async fn get(
         &self,
         which: FileSelector,
@@ -276,7 +276,7 @@ impl Store {
     /// The versions of a file before one, the newest first.
     ///
     /// # Errors
-    /// [`StoreError::NoFile`], and whatever the database says.
+    /// [`StoreError::NoFile`], and database errors.
     pub async fn history(
         &self,
         which: FileSelector,
@@ -290,10 +290,10 @@ impl Store {
         }
     }
 
-    /// The files that are there, by their paths: those that begin with `prefix`, behind `after`.
+    /// The existing files, ordered by path: those with this `prefix`, after `after`.
     ///
     /// # Errors
-    /// [`StoreError::NoWorkspace`], and whatever the database says.
+    /// [`StoreError::NoWorkspace`], and database errors.
     pub async fn list(
         &self,
         workspace: &WorkspaceId,
@@ -321,10 +321,10 @@ impl Store {
         }
     }
 
-    /// What differs between two versions of a file.
+    /// The difference between two versions of a file.
     ///
     /// # Errors
-    /// [`StoreError::NoFile`], [`StoreError::NoVersion`], and whatever the database says.
+    /// [`StoreError::NoFile`], [`StoreError::NoVersion`], and database errors.
     pub async fn diff(&self, which: FileSelector, old: u64, new: u64) -> Result<Diff, StoreError> {
         match self.query(Query::Diff(which, old, new)).await? {
             QueryResult::VersionPair(sides) => {
@@ -335,10 +335,10 @@ impl Store {
         }
     }
 
-    /// Removes a bounded number of versions that are kept no longer, and content that no version has.
+    /// Removes a bounded number of expired versions, and content that no version refers to.
     ///
     /// # Errors
-    /// Whatever the database says.
+    /// Database errors.
     pub async fn sweep(&self, retention: Retention) -> Result<SweepReport, StoreError> {
         match self.apply(Operation::Sweep(retention)).await? {
             ChangeOutcome::Swept(swept) => Ok(swept),
@@ -346,7 +346,7 @@ impl Store {
         }
     }
 
-    /// Lets nothing in any more and waits for what was accepted.
+    /// Refuses new operations and waits for the accepted ones.
     pub async fn close(&self) {
         match &self.0 {
             Backend::Sqlite(store) => store.close().await,
@@ -354,7 +354,7 @@ impl Store {
         }
     }
 
-    /// Does what takes its time with so many bytes where nothing waits for it.
+    /// Runs work over this many bytes where it blocks nothing.
     async fn run_blocking<T: Send + 'static>(
         &self,
         bytes: u64,
@@ -375,7 +375,7 @@ impl Store {
         match self.apply(what).await? {
             ChangeOutcome::Created(version) => Ok(version),
             ChangeOutcome::Unchanged | ChangeOutcome::Swept(_) => {
-                Err(StoreError::InvalidRequest("nothing was to be changed"))
+                Err(StoreError::InvalidRequest("the list of changes is empty"))
             }
         }
     }
@@ -401,7 +401,7 @@ impl Store {
     }
 }
 
-/// Runs work over so many bytes: in a thread that may take its time, unless that is not worth it.
+/// Runs work over this many bytes, in a blocking thread unless it is too small for that.
 async fn run_blocking<T: Send + 'static>(
     bytes: u64,
     work: impl FnOnce() -> T + Send + 'static,
@@ -434,7 +434,7 @@ fn diff_versions(old: &FetchedVersion, new: &FetchedVersion) -> Result<Diff, DbE
     }
     old.check_digest()?;
     new.check_digest()?;
-    // What is gone is compared as what is empty.
+    // Deleted content is compared as empty content.
     let content = |of: &FetchedVersion| of.content.clone().unwrap_or_default();
     Ok(diff::compare(&content(old), &content(new)))
 }
@@ -454,10 +454,13 @@ fn check_limit(limit: u32) -> Result<(), StoreError> {
     }
 }
 
-/// A question got another one's answer: a fault of this program.
+/// The error for a query that got the result of another query, which is a bug.
 fn mismatched_result(found: &QueryResult) -> StoreError {
-    tracing::error!(?found, "the store answered another question");
-    StoreError::InvalidRequest("the store answered another question")
+    tracing::error!(
+        ?found,
+        "internal error: the store returned the result of another query"
+    );
+    StoreError::InvalidRequest("internal error: the store returned the result of another query")
 }
 
 fn now_ms() -> i64 {

@@ -11,7 +11,7 @@ use uuid::Uuid;
 use marshal_model::ids::is_safe_token;
 use marshal_model::limits;
 
-/// Why a text is no name of the store.
+/// Why a text is not a valid name of the store.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
     /// Not a workspace's id.
@@ -27,13 +27,13 @@ pub enum NameError {
         /// What is wrong with it.
         wrong: &'static str,
     },
-    /// A word that is too long, or has a NUL.
+    /// A text that is empty, too long, or has a NUL.
     #[error(
         "the {what} must have 1 to {} bytes and no NUL",
         limits::STORE_NAME_BYTES
     )]
     Word {
-        /// What it should be.
+        /// What the text is for.
         what: &'static str,
     },
 }
@@ -78,8 +78,8 @@ impl FilePath {
     /// Reads a path; `a//b` and `./a/./b` become `a/b`.
     ///
     /// # Errors
-    /// [`NameError::Path`] if it is absolute, leads out, names a directory, is no text, has a NUL,
-    /// or is longer than [`limits::STORE_PATH_BYTES`].
+    /// [`NameError::Path`] if it is absolute, leaves the workspace, names a directory, is not
+    /// UTF-8, has a NUL, or is longer than [`limits::STORE_PATH_BYTES`].
     pub fn new(path: impl AsRef<[u8]>) -> Result<Self, NameError> {
         let bytes = path.as_ref();
         let bad = |wrong| NameError::Path {
@@ -103,7 +103,7 @@ impl FilePath {
         for part in text.split('/') {
             match part {
                 "" | "." => {}
-                ".." => return Err(bad("leads out with `..`")),
+                ".." => return Err(bad("leaves it with `..`")),
                 part => parts.push(part),
             }
         }
@@ -160,7 +160,7 @@ impl fmt::Debug for Digest {
     }
 }
 
-/// Checks a word that is kept as it is.
+/// Checks a text that is stored unchanged.
 pub(super) fn check_word(what: &'static str, text: &str) -> Result<(), NameError> {
     if text.is_empty() || text.len() > limits::STORE_NAME_BYTES || text.contains('\0') {
         return Err(NameError::Word { what });

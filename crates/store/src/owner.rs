@@ -1,7 +1,7 @@
-//! Whose a workspace of a shared store is: a name in one supervisor's configuration is nobody else's,
-//! unless both say that their directories are one.
+//! Owners of workspaces in a shared store: a workspace name belongs to one supervisor, unless all
+//! its users configure it as shared.
 //!
-//! Owns the mark of a state directory. Must not know configurations.
+//! Owns the id of a state directory. Must not know configurations.
 
 use std::fs;
 use std::io::{self, Write as _};
@@ -14,24 +14,24 @@ use super::error::{StoreError, TransactionError};
 use super::name::WorkspaceId;
 use super::rows::DbTransaction;
 
-/// The mark of a state directory, which no other has.
+/// The file with the unique id of a state directory.
 const FILE: &str = "store-owner";
 
-/// In place of a mark: of everybody who says so.
+/// The owner of a shared workspace, instead of an id.
 const SHARED: &str = "shared";
 
-/// Who registers a workspace, and for which directory.
+/// The supervisor that registers a workspace, and its directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Claim {
-    /// The supervisor, by the mark of its state directory.
+    /// The supervisor, by the id of its state directory.
     pub owner: String,
-    /// The directory, for people: its host and its path.
+    /// The directory for display: its host and its path.
     pub directory: String,
-    /// Its configuration says that the directory is one on all hosts.
+    /// Whether its configuration says that all hosts share the directory.
     pub shared: bool,
 }
 
-/// The mark of a state directory; made if there is none.
+/// The id of a state directory; created if there is none.
 ///
 /// # Errors
 /// [`StoreError::InsecureFile`] if it cannot be read or made.
@@ -45,7 +45,7 @@ pub fn load_owner_id(state: &Path) -> Result<String, StoreError> {
         Ok(text) => {
             let mark = Uuid::parse_str(text.trim()).map_err(|_| StoreError::InsecureFile {
                 path: file.display().to_string(),
-                detail: "is no mark of a state directory: restore it from a backup, or remove it and set `shared = true` in the workspaces".to_owned(),
+                detail: "is not the id of a state directory: restore it from a backup, or remove it and set `shared = true` in the workspaces".to_owned(),
             })?;
             return Ok(mark.to_string());
         }
@@ -70,7 +70,7 @@ pub fn load_owner_id(state: &Path) -> Result<String, StoreError> {
     Ok(mark)
 }
 
-/// Takes a registered workspace for a supervisor, if it is nobody else's.
+/// Takes ownership of a registered workspace for a supervisor, if no other one has it.
 pub(super) async fn claim_workspace<R: DbTransaction>(
     rows: &mut R,
     id: &WorkspaceId,
@@ -86,7 +86,7 @@ pub(super) async fn claim_workspace<R: DbTransaction>(
         owner = row.optional_text(0)?;
         place = row.optional_text(1)?;
     }
-    // One from before there were owners is the first one's who comes.
+    // A workspace from before owners existed goes to the first supervisor.
     let is_free = owner.is_none_or(|owner| owner == claim.owner);
     if !is_free && !claim.shared {
         return Err(StoreError::WorkspaceTaken {

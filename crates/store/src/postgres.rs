@@ -1,8 +1,8 @@
 //! The store on a PostgreSQL server, which several supervisors share.
 //!
-//! Each change is a transaction of its own. A server that is gone is asked again for a bounded
-//! time; a change whose commit was under way is looked for by its id before it is made again, so it
-//! is made once. When the time is over and that is not known, the error says so.
+//! Each change is its own transaction. Operations on a lost server are retried for a bounded time.
+//! A change whose commit was in progress is searched by its id before the retry, so it is made
+//! once. If the result is still unknown at the end of that time, the error says so.
 
 use std::collections::HashMap;
 use std::error::Error as _;
@@ -25,7 +25,7 @@ use super::schema;
 use super::server::Server;
 use marshal_model::limits;
 
-/// Whoever changes the tables of a store holds this lock of the database.
+/// The advisory lock of the database for migrations of the schema.
 const MIGRATION_LOCK: i64 = 0x6d72_7374;
 
 const BEGIN_CHANGE: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";
@@ -46,7 +46,7 @@ struct Connection {
     prepared: HashMap<String, Statement>,
 }
 
-/// What is tried.
+/// An operation that can be retried.
 #[derive(Clone, Copy)]
 enum Work<'a> {
     Migrate(i64),
@@ -54,14 +54,14 @@ enum Work<'a> {
     Query(&'a Query),
 }
 
-/// What came of it.
+/// Its result.
 enum WorkResult {
     Migrated(i64),
     Changed(ChangeOutcome),
     QueryResult(QueryResult),
 }
 
-/// The work of one try, and whether its commit is under way.
+/// The state of one try: whether its commit is in progress.
 struct Attempt<'a> {
     postgres: &'a Postgres,
     is_retry: bool,
@@ -115,11 +115,11 @@ impl Postgres {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tries until it is done or refused, or the server is gone for too long.
+    /// Retries until the operation is done or refused, or the server is lost for too long.
     async fn run_with_retry(&self, work: Work<'_>) -> Result<WorkResult, StoreError> {
         let until = Instant::now() + limits::STORE_RETRY_TIMEOUT;
         let Ok(permit) = timeout_at(until, self.permits.acquire()).await else {
-            let trouble = DbError::new(DbErrorKind::Unreachable, "every connection is in use");
+            let trouble = DbError::new(DbErrorKind::Unreachable, "all connections are in use");
             return Err(trouble.into_store_error(&self.server.label, false));
         };
         let _permit = permit.map_err(|_| StoreError::Closed)?;
@@ -135,7 +135,7 @@ impl Postgres {
             let done = timeout(limits::STORE_ATTEMPT_TIMEOUT, tried.run(work)).await;
             let trouble = match done {
                 Ok(Ok(done)) => return Ok(done),
-                // A definite answer: what an earlier try had done was looked for before.
+                // A definite result: the try has searched for the effect of earlier tries.
                 Ok(Err(TransactionError::Refused(error))) => return Err(error),
                 Ok(Err(TransactionError::Database(trouble))) => trouble,
                 Err(_) => DbError::new(DbErrorKind::Unreachable, "no answer in time"),
@@ -150,14 +150,14 @@ impl Postgres {
             if !retried || Instant::now() + pause >= until {
                 return Err(trouble.into_store_error(&self.server.label, unknown));
             }
-            tracing::debug!(place = %self.server.label, detail = %trouble.detail, "the store is tried again");
+            tracing::debug!(place = %self.server.label, detail = %trouble.detail, "the store operation is retried");
             sleep(pause).await;
             pause = (pause * 2).min(longest);
         }
     }
 
-    /// A connection that waits, or a new one. One that is not given back is closed, and what it was
-    /// at is undone by the server.
+    /// An idle connection, or a new one. A connection that is not returned is closed, and the
+    /// server rolls back its transaction.
     async fn checkout(&self) -> Result<Connection, DbError> {
         loop {
             let waiting = self.lock_idle().pop();
@@ -265,14 +265,14 @@ impl Attempt<'_> {
         }
     }
 
-    /// Gives the version of the tables that was found, after the migration of an older one.
+    /// Migrates an older schema, and returns the version that was found.
     async fn migrate(&mut self, now_ms: i64) -> Result<i64, TransactionError> {
         let mut transaction = self.postgres.begin(BEGIN_CHANGE).await?;
         let lock = format!("SELECT pg_advisory_xact_lock({MIGRATION_LOCK})");
         transaction.batch(&lock).await?;
         let sql = "SELECT to_regclass('marshal_store')::TEXT";
         let there = transaction.query(sql, &[]).await?;
-        // Asked first, because a role that may create nothing may use what is there.
+        // Checked first, because a role without the right to create tables can use existing ones.
         if there
             .first()
             .map_or(Ok(None), |row| row.optional_text(0))?
@@ -312,7 +312,7 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    /// Undoes everything; the connection of a failure is not used again.
+    /// Rolls back; a failed connection is not used again.
     async fn roll_back(self, fault: TransactionError) -> TransactionError {
         if matches!(fault, TransactionError::Refused(_)) {
             let _ = self.finish("ROLLBACK").await;
@@ -386,7 +386,7 @@ impl ToSql for Value {
         match self {
             Self::Null => Ok(IsNull::Yes),
             Self::Int(number) if *ty == Type::INT8 => number.to_sql(ty, out),
-            Self::Int(_) => Err("a number for a column that has no BIGINT".into()),
+            Self::Int(_) => Err("a number for a column that is not BIGINT".into()),
             Self::Text(text) => text.as_str().to_sql(ty, out),
             Self::Bytes(bytes) => bytes.as_ref().to_sql(ty, out),
         }
@@ -409,7 +409,7 @@ fn error_kind(error: &tokio_postgres::Error) -> DbErrorKind {
     let mut source = error.source();
     while let Some(cause) = source {
         if let Some(io) = cause.downcast_ref::<io::Error>() {
-            // A certificate that is not believed will not be believed in a second either.
+            // An untrusted certificate stays untrusted, so a retry is useless.
             let tls = io
                 .get_ref()
                 .and_then(|inner| inner.downcast_ref::<rustls::Error>());
@@ -424,7 +424,7 @@ fn error_kind(error: &tokio_postgres::Error) -> DbErrorKind {
     DbErrorKind::Other
 }
 
-/// What a state of the server means (PostgreSQL's table of error codes).
+/// The class of an SQLSTATE (PostgreSQL's table of error codes).
 fn kind_of_sqlstate(state: &SqlState) -> DbErrorKind {
     match state.code() {
         // Shutdown, crash, starting up, too many connections.

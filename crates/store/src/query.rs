@@ -1,8 +1,7 @@
-//! What is read of the store: files, versions, content, pages of them.
+//! Queries of the store: files, versions, content, pages of them.
 //!
-//! Every read is one transaction that sees one state. Contents are given as they are kept: whoever
-//! asked holds them against their digests, and compares them, where that may take its time. Must not
-//! know which database it is.
+//! Every query is one transaction that sees one state. Contents are returned unchecked: the caller
+//! verifies digests and compares contents in a blocking thread. Must not know which database it is.
 
 use std::fmt::Write as _;
 
@@ -18,14 +17,14 @@ use marshal_model::limits;
 /// A file, by its place or by its identity.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FileSelector {
-    /// The file that is, or was last, at this path of a workspace.
+    /// The file that is at this path of a workspace, or was last.
     Path(WorkspaceId, FilePath),
     /// The file with this id, wherever it is now.
     Id(FileId),
 }
 
 impl FileSelector {
-    /// How it is named in errors.
+    /// Its name in errors.
     fn describe(&self) -> String {
         match self {
             Self::Path(_, path) => path.as_str().to_owned(),
@@ -34,17 +33,17 @@ impl FileSelector {
     }
 }
 
-/// A version with its content, if that is held.
+/// A version with its content, if that is stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FetchedVersion {
     /// The version.
     pub version: Version,
-    /// Its content; none if [`Version::content_state`] says so.
+    /// Its content; `None` unless [`Version::content_state`] says that it is stored.
     pub content: Option<Bytes>,
 }
 
 impl FetchedVersion {
-    /// Whether its content is the one that was written, which takes its time.
+    /// Verifies the digest of its content, which is slow for large content.
     pub(super) fn check_digest(&self) -> Result<(), DbError> {
         match (&self.content, self.version.digest) {
             (Some(content), Some(digest)) if Digest::of(content) != digest => Err(
@@ -55,16 +54,16 @@ impl FetchedVersion {
     }
 }
 
-/// One page, and where the next one goes on.
+/// One page of rows, with the cursor of the next page.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Page<T, C> {
-    /// What is on it.
+    /// The rows.
     pub rows: Vec<T>,
-    /// The cursor of the next page; none at the end.
+    /// The cursor of the next page; `None` at the end.
     pub next: Option<C>,
 }
 
-/// A question to the store.
+/// A query of the store.
 #[derive(Debug, Clone)]
 pub(super) enum Query {
     Workspaces,
@@ -80,7 +79,7 @@ pub(super) enum Query {
     Diff(FileSelector, u64, u64),
 }
 
-/// Its answer.
+/// The result of a [`Query`].
 #[derive(Debug)]
 pub(super) enum QueryResult {
     Workspaces(Vec<WorkspaceId>),
@@ -96,7 +95,7 @@ pub(super) enum QueryResult {
 const VERSION: &str = "v.id, v.file, v.path, v.v, v.digest, v.bytes, v.held, v.exec, v.author, v.name, \
      v.turn, v.task, v.cause, v.base, v.at_ms";
 
-/// Answers a question.
+/// Runs a query.
 pub(super) async fn run_query<R: DbTransaction>(
     rows: &mut R,
     look: &Query,
@@ -260,7 +259,7 @@ async fn history<R: DbTransaction>(
     Ok(make_page(rows?, limit, |version| version.v))
 }
 
-/// Files that are there, by their paths.
+/// Existing files, ordered by path.
 async fn list<R: DbTransaction>(
     rows: &mut R,
     workspace: &WorkspaceId,
@@ -308,7 +307,7 @@ fn prefix_end(prefix: &str) -> Option<String> {
     None
 }
 
-/// Makes a page of what was read with one row too many.
+/// Makes a page from rows that were read with one extra row.
 fn make_page<T, C>(mut rows: Vec<T>, limit: u32, cursor: impl Fn(&T) -> C) -> Page<T, C> {
     let limit = limit as usize;
     let more = rows.len() > limit;
@@ -327,7 +326,7 @@ fn file_from_row(row: &Row) -> Result<File, DbError> {
 }
 
 fn version_from_row(row: &Row) -> Result<Version, DbError> {
-    let strange = |what: &str| DbError::corrupt(format!("a version has a strange {what}"));
+    let strange = |what: &str| DbError::corrupt(format!("a version has an invalid {what}"));
     let uuid = |at: usize| Uuid::parse_str(row.text(at)?).map_err(|_| strange("id"));
     let digest = match row.optional_bytes(4)? {
         None => None,

@@ -1,4 +1,4 @@
-//! What both databases are to the store: statements with values, rows with values.
+//! The common interface of both databases: statements with values, rows with values.
 //!
 //! The statements are written once, in the common part of both dialects (`$1`, `ON CONFLICT`,
 //! `RETURNING`); what differs is a constant of the trait. Must not know what a row means.
@@ -25,7 +25,7 @@ impl From<i64> for Value {
 }
 
 impl From<u64> for Value {
-    /// Numbers of the store are counts and sizes, which no disk takes beyond `i64`.
+    /// Numbers of the store are counts and sizes, which never exceed `i64` on a real disk.
     fn from(number: u64) -> Self {
         Self::Int(i64::try_from(number).unwrap_or(i64::MAX))
     }
@@ -67,7 +67,7 @@ impl<T: Into<Self>> From<Option<T>> for Value {
     }
 }
 
-/// One row of an answer.
+/// One row of a result.
 #[derive(Debug, Clone)]
 pub(super) struct Row(pub(super) Vec<Value>);
 
@@ -113,24 +113,24 @@ impl Row {
 }
 
 fn unexpected_column(at: usize, what: &str) -> DbError {
-    DbError::corrupt(format!("column {at} of an answer is no {what}"))
+    DbError::corrupt(format!("column {at} of a result is not {what}"))
 }
 
 /// A transaction of a database.
 pub(super) trait DbTransaction: Send {
-    /// What is put behind a `SELECT` so that its rows are ours until the transaction's end.
+    /// The suffix of a `SELECT` that locks its rows until the transaction's end.
     const LOCK: &'static str;
-    /// The same, without the rows that somebody else has already.
+    /// The same, but it skips rows that another transaction has locked.
     const LOCK_SKIP_LOCKED: &'static str;
 
-    /// Gives the rows of a statement.
+    /// Runs a statement and returns its rows.
     fn query(
         &mut self,
         sql: &str,
         values: &[Value],
     ) -> impl Future<Output = Result<Vec<Row>, DbError>> + Send;
 
-    /// Carries a statement out and gives how many rows it changed.
+    /// Runs a statement and returns the number of changed rows.
     fn execute(
         &mut self,
         sql: &str,

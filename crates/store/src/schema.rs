@@ -1,18 +1,19 @@
-//! The tables of the store, by the version of their form.
+//! The tables of the store, as migrations by schema version.
 //!
-//! One text for both databases; `NAME_FORM` and `BYTES` stand for types that they spell differently.
+//! One text for both databases; `NAME` and `BYTES` are replaced by types that they spell
+//! differently.
 //!
 //! A new table or column is a new text at the end of `MIGRATIONS`. The statements in `change.rs` and
 //! `query.rs` are for both databases.
 
-/// What each version of the form adds to the one before it.
+/// The migrations: what each version of the schema adds to the previous one.
 pub(super) const MIGRATIONS: &[&str] = &[VERSION_1, VERSION_2];
 
-/// Made before anything else: which versions of the form are in place.
+/// Created first: the table of applied migrations.
 pub(super) const VERSION_TABLE: &str =
     "CREATE TABLE IF NOT EXISTS marshal_store (version BIGINT PRIMARY KEY, at_ms BIGINT NOT NULL)";
 
-/// A path's row is what writers of the path wait for each other at; a sweep takes it only from none.
+/// Writers of a path lock its row; a sweep removes only rows that nobody has locked.
 const VERSION_1: &str = "
 CREATE TABLE marshal_workspaces (id NAME PRIMARY KEY, at_ms BIGINT NOT NULL);
 CREATE TABLE marshal_files (
@@ -57,7 +58,7 @@ CREATE TABLE marshal_chunks (
 );
 ";
 
-/// Whose directory a workspace is, and what a sweep looks for.
+/// The owner of a workspace's directory, and indices for sweeps.
 const VERSION_2: &str = "
 ALTER TABLE marshal_workspaces ADD COLUMN owner NAME;
 ALTER TABLE marshal_workspaces ADD COLUMN place NAME;
@@ -65,7 +66,7 @@ CREATE INDEX marshal_files_gone ON marshal_files (id) WHERE deleted = 1;
 CREATE INDEX marshal_paths_empty ON marshal_paths (workspace, path) WHERE file IS NULL;
 ";
 
-/// The version of the form that this program writes.
+/// The schema version of this program.
 pub(super) fn latest_version() -> i64 {
     i64::try_from(MIGRATIONS.len()).unwrap_or(i64::MAX)
 }

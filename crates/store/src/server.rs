@@ -1,7 +1,8 @@
-//! Which PostgreSQL server, how it is reached, and what it is called without its password.
+//! The PostgreSQL server of a store: its connection string, its TLS, and its name without the
+//! password.
 //!
-//! Beyond the loopback and Unix sockets there is no connection without TLS and a name that the
-//! certificate proves, whatever the connection string says.
+//! Except over loopback and Unix sockets, every connection uses TLS with a verified host name,
+//! whatever the connection string says.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -18,7 +19,7 @@ use super::error::StoreError;
 use marshal_model::limits;
 use marshal_model::untrusted;
 
-/// How much of what a server says is told, in characters.
+/// The most characters of a server's message in an error.
 const SHOWN_CHARS: usize = 300;
 
 /// A PostgreSQL server, from a connection string, which is a secret.
@@ -40,13 +41,13 @@ impl fmt::Debug for Server {
 
 impl Server {
     /// Reads `postgres://USER:PASSWORD@HOST:PORT/DATABASE` or `host=… dbname=…`. `authorities`: the
-    /// PEM of certificate authorities that are believed in place of the built-in ones.
+    /// PEM of certificate authorities instead of the built-in ones.
     ///
     /// # Errors
-    /// [`StoreError::Connection`], which says nothing of the text.
+    /// [`StoreError::Connection`], which contains nothing of the text.
     pub fn new(text: &str, authorities: Option<&[u8]>) -> Result<Self, StoreError> {
         let refused = StoreError::Connection;
-        // The parser's own words could hold a part of a password that was not escaped.
+        // The parser's message could contain a part of a password that was not escaped.
         let mut config: Config = text.parse().map_err(|_| {
             refused(
                 "cannot be read: it must be postgres://USER:PASSWORD@HOST:PORT/DATABASE with special characters escaped (%40 for @), or host=HOST user=USER dbname=DATABASE",
@@ -60,7 +61,7 @@ impl Server {
         let encrypted = match (config.get_ssl_mode(), local) {
             (SslMode::Disable, false) => {
                 return Err(refused(
-                    "asks for no TLS with a server on another host, where passwords and files would go in the clear: leave sslmode out, or use sslmode=require",
+                    "disables TLS for a server on another host, so passwords and files would cross the network unencrypted: leave sslmode out, or use sslmode=require",
                 ));
             }
             (SslMode::Disable | SslMode::Prefer, true) => false,
@@ -85,7 +86,7 @@ impl Server {
         })
     }
 
-    /// What a server or a library said, cut, printable and without the password.
+    /// The message of a server or a library: truncated, escaped and without the password.
     pub(super) fn redact(&self, text: &str) -> String {
         let mut text = text.to_owned();
         if let Some(password) = self.config.get_password()
@@ -128,11 +129,7 @@ fn server_label(config: &Config) -> String {
 }
 
 fn tls(authorities: Option<&[u8]>) -> Result<MakeRustlsConnect, StoreError> {
-    let bad = || {
-        StoreError::Connection(
-            "comes with certificate authorities that are no PEM that can be used",
-        )
-    };
+    let bad = || StoreError::Connection("has certificate authorities that are not usable PEM");
     let mut roots = RootCertStore::empty();
     if let Some(pem) = authorities {
         for certificate in CertificateDer::pem_slice_iter(pem) {

@@ -1,8 +1,8 @@
-//! The store in a file of its own: one thread that writes, a few connections that read.
+//! The store in an SQLite file: one thread that writes, a few connections that read.
 //!
-//! Writes that wait while the disk is busy become durable together; each has a savepoint of its
-//! own, so that one that is refused takes nothing from the others. A write is answered when it is
-//! durable. Locks and full disks are told at once: nothing is half written, and the caller decides.
+//! Writes that wait while the disk is busy become durable together; each has its own
+//! savepoint, so a refused one does not affect the others. A write returns when it is durable.
+//! Locks and full disks are reported at once: nothing is partially written, and the caller decides.
 
 use std::fs;
 use std::future::{Future, ready};
@@ -29,19 +29,19 @@ use marshal_model::limits;
 /// The database's name in the state directory.
 pub const FILE_NAME: &str = "store.db";
 
-/// `mrst` in ASCII: tells our files from everybody else's.
+/// `mrst` in ASCII: identifies marshal's store among SQLite files.
 const APPLICATION_ID: i64 = 0x6d72_7374;
 
 /// Permits are counted in this many bytes.
 const PERMIT_BYTES: usize = 1 << 10;
 
-/// Pages of the log after which SQLite folds it into the file.
+/// Pages of the write-ahead log after which SQLite copies it into the file.
 const WAL_PAGES: i64 = 1000;
 
 struct Job {
     change: Change,
     answer: oneshot::Sender<Result<ChangeOutcome, StoreError>>,
-    /// Room for its content in the queue.
+    /// The permits for its content in the queue.
     _queue_permit: OwnedSemaphorePermit,
 }
 
@@ -54,12 +54,12 @@ pub(super) struct Sqlite {
     writer: Mutex<Option<JoinHandle<()>>>,
     queue_permits: Arc<Semaphore>,
     readers: Arc<Semaphore>,
-    /// Connections that no reader has.
+    /// Idle connections of readers.
     idle: Arc<Mutex<Vec<Connection>>>,
 }
 
 impl Sqlite {
-    /// Opens the store of a state directory, and makes it if there is none.
+    /// Opens the store of a state directory, and creates it if there is none.
     pub(super) fn open(dir: &Path, now_ms: i64) -> Result<Self, StoreError> {
         let file = prepare_file(dir)?;
         let place = file.display().to_string();
@@ -71,7 +71,7 @@ impl Sqlite {
             .spawn(move || run_writer(conn, queue, &told))
             .map_err(|error| StoreError::Database {
                 place: place.clone(),
-                detail: format!("its thread could not be started: {error}"),
+                detail: format!("the store's thread cannot start: {error}"),
             })?;
         Ok(Self {
             label: place,
@@ -88,7 +88,7 @@ impl Sqlite {
         &self.label
     }
 
-    /// Hands a change to the writer and waits until it is durable or refused.
+    /// Sends a change to the writer and waits until it is durable or refused.
     pub(super) async fn apply(&self, change: Change) -> Result<ChangeOutcome, StoreError> {
         let jobs = lock(&self.jobs).clone().ok_or(StoreError::Closed)?;
         let permits = u32::try_from(change.bytes() / PERMIT_BYTES + 1).unwrap_or(u32::MAX);
@@ -107,7 +107,7 @@ impl Sqlite {
         answered.await.map_err(|_| StoreError::Closed)?
     }
 
-    /// Answers a question, in a thread that may wait.
+    /// Runs a query, in a blocking thread.
     pub(super) async fn query(&self, question: Query) -> Result<QueryResult, StoreError> {
         let permit = Arc::clone(&self.readers)
             .acquire_owned()
@@ -141,7 +141,7 @@ impl Sqlite {
         read.await.map_err(|_| StoreError::Closed)?
     }
 
-    /// Lets nothing in any more and waits until everything that was accepted is answered.
+    /// Refuses new operations and waits until all accepted ones are answered.
     pub(super) async fn close(&self) {
         lock(&self.jobs).take();
         let writer = lock(&self.writer).take();
@@ -157,7 +157,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes sure that directory and file are there and ours alone. Gives the file's path.
+/// Ensures that directory and file exist and that only this user can access them. Returns the path.
 fn prepare_file(dir: &Path) -> Result<PathBuf, StoreError> {
     let failed = |path: &Path, error: &io::Error| StoreError::InsecureFile {
         path: path.display().to_string(),
@@ -184,7 +184,7 @@ fn prepare_file(dir: &Path) -> Result<PathBuf, StoreError> {
     Ok(file)
 }
 
-/// Whether a path belongs to us and nobody else may touch it.
+/// Checks that this user owns a path and nobody else can access it.
 fn check_private(path: &Path, wanted: u32) -> Result<(), StoreError> {
     let refused = |detail| StoreError::InsecureFile {
         path: path.display().to_string(),
@@ -194,20 +194,20 @@ fn check_private(path: &Path, wanted: u32) -> Result<(), StoreError> {
     let own = rustix::process::geteuid().as_raw();
     if meta.uid() != own {
         return Err(refused(format!(
-            "belongs to uid {}, this supervisor runs as uid {own}",
+            "belongs to uid {}, but this supervisor runs as uid {own}",
             meta.uid()
         )));
     }
     let mode = meta.mode() & 0o7777;
     if mode & 0o077 != 0 {
         return Err(refused(format!(
-            "has mode {mode:04o}, others could read or change the store: run `chmod {wanted:o}` on it"
+            "has mode {mode:04o}, so others could read or change the store: run `chmod {wanted:o}` on it"
         )));
     }
     Ok(())
 }
 
-/// Opens the database for writing, checks whose it is, and brings its form up to date.
+/// Opens the database for writing, checks that it is a store, and migrates its schema.
 fn open(file: &Path, now_ms: i64) -> Result<Connection, StoreError> {
     let place = file.display().to_string();
     let told = |error: &rusqlite::Error| db_error(error).into_store_error(&place, false);
@@ -221,7 +221,8 @@ fn open(file: &Path, now_ms: i64) -> Result<Connection, StoreError> {
     if id != APPLICATION_ID && (id != 0 || pages > 0) {
         return Err(StoreError::InsecureFile {
             path: place,
-            detail: "is a database of another program: move it away".to_owned(),
+            detail: "is a database of another program: move it, or use another state directory"
+                .to_owned(),
         });
     }
     // Takes effect in an empty file only: what a sweep empties can then be given back.
@@ -256,7 +257,7 @@ fn connect_reader(file: &Path) -> rusqlite::Result<Connection> {
     connect(file, OpenFlags::SQLITE_OPEN_READ_ONLY)
 }
 
-/// Gives the version of the form that was found, after the migration of an older one.
+/// Migrates an older schema, and returns the version that was found.
 fn migrate(conn: &mut Connection, now_ms: i64) -> rusqlite::Result<i64> {
     let tx = conn.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
     tx.execute_batch(schema::VERSION_TABLE)?;
@@ -274,7 +275,7 @@ fn migrate(conn: &mut Connection, now_ms: i64) -> rusqlite::Result<i64> {
     Ok(found)
 }
 
-/// The writer's thread: until everybody who could hand it something is gone.
+/// The writer's thread: it runs until all senders are dropped.
 fn run_writer(mut conn: Connection, mut queue: mpsc::Receiver<Job>, place: &str) {
     while let Some(first) = queue.blocking_recv() {
         let mut bytes = first.change.bytes();
@@ -293,11 +294,11 @@ fn write_batch(conn: &mut Connection, batch: Vec<Job>, place: &str) {
         Ok(mut results) => {
             release_free_pages(conn, &mut results, place);
             for (job, result) in batch.into_iter().zip(results) {
-                // Who asked may have gone meanwhile; it is durable all the same.
+                // The caller may be gone; the change is durable anyway.
                 let _ = job.answer.send(result);
             }
         }
-        // What one of them met may not be met by the others.
+        // The error of one change need not occur for the others.
         Err(trouble) if batch.len() > 1 && trouble.kind != DbErrorKind::Locked => {
             for job in batch {
                 write_batch(conn, vec![job], place);
@@ -313,8 +314,7 @@ fn write_batch(conn: &mut Connection, batch: Vec<Job>, place: &str) {
     }
 }
 
-/// Gives pages that sweeps emptied back to the file system, a bounded number for each; a sweep that
-/// left some has more to do.
+/// Returns pages that sweeps emptied to the file system, a bounded number for each sweep.
 fn release_free_pages(
     conn: &Connection,
     results: &mut [Result<ChangeOutcome, StoreError>],
@@ -326,8 +326,8 @@ fn release_free_pages(
         };
         match vacuum(conn) {
             Ok(more) => swept.has_more |= more,
-            // It is swept all the same, and what is written next takes these pages.
-            Err(error) => tracing::debug!(place, %error, "empty pages of the store stay"),
+            // The sweep succeeded anyway, and later writes reuse these pages.
+            Err(error) => tracing::debug!(place, %error, "the store's empty pages cannot be freed"),
         }
     }
 }
@@ -344,7 +344,7 @@ fn vacuum(conn: &Connection) -> rusqlite::Result<bool> {
     Ok(0 < left && left < before)
 }
 
-/// Carries changes out in one transaction. What is refused is undone by itself.
+/// Executes changes in one transaction. A refused change is rolled back alone.
 fn run_transaction(
     conn: &mut Connection,
     batch: &[Job],
@@ -391,7 +391,7 @@ fn execute_sql(conn: &Connection, sql: &str) -> Result<(), DbError> {
     Ok(())
 }
 
-/// Answers a question from one state of the database.
+/// Runs a query on one state of the database.
 fn run_read(conn: &mut Connection, question: &Query) -> Result<QueryResult, TransactionError> {
     execute_sql(conn, "BEGIN")?;
     let found = poll_ready(run_query(&mut Transaction(&mut *conn), question));
@@ -405,7 +405,9 @@ fn poll_ready<T>(
 ) -> Result<T, TransactionError> {
     match pin!(work).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(done) => done,
-        Poll::Pending => Err(DbError::new(DbErrorKind::Other, "a statement waited").into()),
+        Poll::Pending => {
+            Err(DbError::new(DbErrorKind::Other, "a statement waited for the database").into())
+        }
     }
 }
 

@@ -1,16 +1,16 @@
-//! What is kept no longer: old versions, files that are gone for long, and then content that no
-//! version has, and paths where no file is.
+//! Retention: removes old versions, files deleted long ago, then content that no version refers to,
+//! and paths without a file.
 //!
-//! One sweep takes a bounded number of versions; the caller sweeps again while there is more.
+//! One sweep removes a bounded number of versions; the caller repeats it while there are more.
 
 use super::error::TransactionError;
 use super::rows::{DbTransaction, Row, Value};
 use super::version::{Retention, SweepReport};
 use marshal_model::limits;
 
-/// Removes what is older than `before` (milliseconds) and not among the newest of its file, and files
-/// that are gone since before it; then, beyond the bound of bytes, what is not among the newest, and
-/// files that are gone, oldest first.
+/// Removes versions older than `before` (milliseconds) that are not among the newest of their file,
+/// and files deleted before it. Then, above the limit of bytes, it removes versions that are not
+/// among the newest, and deleted files, oldest first.
 pub(super) async fn sweep<R: DbTransaction>(
     rows: &mut R,
     retention: &Retention,
@@ -52,8 +52,8 @@ pub(super) async fn sweep<R: DbTransaction>(
     Ok(swept)
 }
 
-/// Removes files that are gone since before a time, the longest gone first, with everything that is
-/// known of them, while there is more content than `bytes`; or all of them if that is 0.
+/// Removes files deleted before a time, the oldest deletion first, with all their versions, while
+/// there is more content than `bytes`; or all of them if that is 0.
 async fn remove_deleted_files<R: DbTransaction>(
     rows: &mut R,
     before: i64,
@@ -78,8 +78,8 @@ async fn remove_deleted_files<R: DbTransaction>(
     Ok(())
 }
 
-/// Takes the row of a path whose file is gone, and says whether that is so still. A file that
-/// another one came in the place of has no row any more: nobody writes it.
+/// Locks the row of a path whose file is deleted, and returns whether it is still deleted. A file
+/// that another one replaced has no row any more, so nobody writes it.
 async fn lock_deleted_path<R: DbTransaction>(
     rows: &mut R,
     row: &Row,
@@ -101,7 +101,7 @@ async fn lock_deleted_path<R: DbTransaction>(
     if held.is_empty() {
         return Ok(false);
     }
-    // Whoever had the row before may have made it again.
+    // The previous owner of the row may have created the file again.
     let sql = "SELECT 1 FROM marshal_files WHERE id = $1 AND deleted = 1";
     Ok(!rows.query(sql, &[file.into()]).await?.is_empty())
 }
@@ -123,7 +123,7 @@ async fn remove_file<R: DbTransaction>(
     Ok(())
 }
 
-/// Removes rows of paths where no file is, but for those that somebody holds.
+/// Removes rows of paths without a file, except those that another transaction has locked.
 async fn remove_empty_paths<R: DbTransaction>(
     rows: &mut R,
     swept: &mut SweepReport,
@@ -166,7 +166,7 @@ async fn remove_version<R: DbTransaction>(
 ) -> Result<(), TransactionError> {
     let sql = "DELETE FROM marshal_versions WHERE file = $1 AND v = $2";
     let values = [row.text(0)?.into(), row.int(1)?.into()];
-    // Somebody else's sweep may have been faster.
+    // Another supervisor's sweep may have been faster.
     if rows.execute(sql, &values).await? == 0 {
         return Ok(());
     }

@@ -1,4 +1,4 @@
-//! What the store knows of a file: versions, who made them and why, and what is asked of it.
+//! What the store knows of a file: versions with their authors and causes, and the data of a write.
 //!
 //! Must not know a database.
 
@@ -18,13 +18,13 @@ string_enum!(
         Write = "write",
         /// A part of it was changed.
         Edit = "edit",
-        /// An earlier version came back.
+        /// An earlier version was restored.
         Restore = "restore",
-        /// It was found so on disk.
+        /// A change on disk was observed.
         Observed = "observed",
         /// The file was removed.
         Delete = "delete",
-        /// The file has another path.
+        /// The file was renamed.
         Rename = "rename",
     }
 );
@@ -38,7 +38,7 @@ string_enum!(
         Agent = "agent",
         /// A person.
         Person = "person",
-        /// Nobody known: it was found on disk.
+        /// Unknown: the change was observed on disk.
         Observed = "observed",
     }
 );
@@ -62,17 +62,17 @@ impl Author {
         }
     }
 
-    /// Nobody known.
+    /// An unknown author.
     #[must_use]
     pub fn observed() -> Self {
         Self::new(AuthorKind::Observed, "")
     }
 }
 
-/// By whom and in which work a version is made.
+/// The origin of a version: its author, turn and task.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Origin {
-    /// Who.
+    /// The author of the version.
     pub author: Author,
     /// The turn, if it is known.
     pub turn: Option<String>,
@@ -81,7 +81,7 @@ pub struct Origin {
 }
 
 impl Origin {
-    /// Made by this author, in no known turn or task.
+    /// The origin with this author, without a turn or task.
     #[must_use]
     pub fn new(author: Author) -> Self {
         Self {
@@ -104,23 +104,23 @@ impl Origin {
     }
 }
 
-/// From which version a write was made.
+/// The base of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Base {
     /// The file's current version must be this one.
     At(u64),
     /// There must be no such file, or one that was deleted.
     New,
-    /// Whatever is there.
+    /// Any state is accepted.
     Any,
 }
 
-/// What is to be kept of a file.
+/// The content of a file to record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Content {
     /// The whole of it. Beyond [`limits::STORE_CONTENT_BYTES`] only digest and size are kept.
     Whole(Bytes),
-    /// Too large to be held at all: its digest and size.
+    /// Too large to read at all: its digest and size.
     DigestOnly {
         /// The digest of the whole.
         digest: Digest,
@@ -148,7 +148,7 @@ impl Content {
         }
     }
 
-    /// What of it is kept.
+    /// What of it is stored.
     pub(super) fn storable_bytes(&self) -> Option<&Bytes> {
         match self {
             Self::Whole(content) if content.len() <= limits::STORE_CONTENT_BYTES => Some(content),
@@ -163,12 +163,12 @@ impl From<&[u8]> for Content {
     }
 }
 
-/// A file as it is written or was found.
+/// The state of a file that is written or was observed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileData {
     /// What is in it.
     pub content: Content,
-    /// Whether it may be run.
+    /// Whether it is executable.
     pub exec: bool,
 }
 
@@ -179,7 +179,7 @@ string_enum!(
         Stored = "kept",
         /// Its digest and size only: it was too large.
         DigestOnly = "none",
-        /// There is none: this version says that the file is gone.
+        /// There is none: this version marks the file as deleted.
         Deleted = "gone",
     }
 );
@@ -195,19 +195,19 @@ pub struct Version {
     pub path: FilePath,
     /// 1, 2, 3 and so on, without a gap.
     pub v: u64,
-    /// The digest of the content; none if the file is gone.
+    /// The digest of the content; `None` if the file is deleted.
     pub digest: Option<Digest>,
     /// The size of the content.
     pub bytes: u64,
-    /// What is held of the content.
+    /// What is stored of the content.
     pub content_state: ContentState,
-    /// Whether the file may be run.
+    /// Whether the file is executable.
     pub exec: bool,
-    /// By whom and in which work it was made.
+    /// Its author, turn and task.
     pub origin: Origin,
     /// Why it was made.
     pub cause: Cause,
-    /// The version that it was made from; none for the first.
+    /// The version that it was made from; `None` for the first.
     pub base: Option<u64>,
     /// When, in milliseconds since the Unix epoch; never before the file's version before it.
     pub at_ms: i64,
@@ -216,9 +216,9 @@ pub struct Version {
 /// A file and its current version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct File {
-    /// Its workspace.
+    /// The workspace.
     pub workspace: WorkspaceId,
-    /// Whether it is gone.
+    /// Whether it is deleted.
     pub deleted: bool,
     /// Its current version, which has its id and its path.
     pub current: Version,
@@ -227,29 +227,30 @@ pub struct File {
 /// How long versions are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Retention {
-    /// The newest versions of each file that are always kept; at least 1. Of a file that is gone
-    /// nothing is kept always.
+    /// The newest versions of each file that are always kept; at least 1. Nothing is always
+    /// kept of a deleted file.
     pub keep_newest: u64,
-    /// Younger ones are kept too, and files that are gone for less.
+    /// Younger versions are kept too, and files deleted more recently.
     pub keep_younger_than: Duration,
-    /// Content in bytes beyond which older ones go although they are younger, oldest first, and then
-    /// files that are gone; the newest of a file that is there never do.
+    /// The size of all content in bytes above which versions are removed although they are younger,
+    /// oldest first, and then deleted files. The newest versions of an existing file are never
+    /// removed.
     pub max_bytes: u64,
 }
 
-/// What a sweep did.
+/// The result of a sweep.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SweepReport {
     /// Versions that it removed.
     pub versions: u64,
-    /// Files that were gone, and of which it removed everything.
+    /// Deleted files that it removed completely.
     pub files: u64,
-    /// Contents that no version has any more, and that it removed.
+    /// Contents without a version that it removed.
     pub blobs: u64,
-    /// The bytes of these.
+    /// Their size in bytes.
     pub bytes_freed: u64,
-    /// The bytes of content that are left.
+    /// The size of the remaining content in bytes.
     pub bytes_left: u64,
-    /// There is more to remove: sweep again.
+    /// Whether there is more to remove, so that the caller sweeps again.
     pub has_more: bool,
 }

@@ -18,13 +18,13 @@ use super::page::{self, BuildInfo, ProcessStats, SlotSample};
 use super::usage::{self, UsageSample};
 use marshal_model::{DecidedBy, Decision, PoolName};
 
-/// Why there are no metrics.
+/// Why the exporter cannot be installed.
 #[derive(Debug, thiserror::Error)]
 pub enum InstallError {
     /// A histogram has no buckets.
     #[error("the metrics recorder cannot be built: {0}")]
     Build(#[from] BuildError),
-    /// The process has a recorder already.
+    /// The process already has a recorder.
     #[error("the process has a metrics recorder already")]
     AlreadyInstalled,
 }
@@ -34,7 +34,7 @@ pub enum InstallError {
 pub struct Exporter {
     handle: PrometheusHandle,
     build: BuildInfo,
-    /// Series on the last page.
+    /// The number of series on the last page.
     series: Arc<AtomicU64>,
 }
 
@@ -77,7 +77,8 @@ impl Exporter {
         self.handle.run_upkeep();
     }
 
-    /// The page, in the Prometheus text format 0.0.4: aggregates, then what is written by hand.
+    /// Renders the page in the Prometheus text format 0.0.4: the recorder's series, then those of
+    /// [`super::page`].
     /// `slots` in the order of pools and numbers.
     #[must_use]
     pub fn render(
@@ -208,7 +209,7 @@ fn register_series_for(
     }
 }
 
-/// Leaves out what no request can end with, so that the page is not longer than it must be.
+/// Omits impossible label combinations, so that the page is no longer than necessary.
 fn is_possible(metric: &Metric, values: &[&str]) -> bool {
     if metric.name != names::PERMISSION_REQUESTS.name {
         return true;

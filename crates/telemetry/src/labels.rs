@@ -6,18 +6,17 @@ use marshal_model::{
 use marshal_model::{SandboxGap, TurnOutcome, string_enum};
 
 string_enum!(
-    /// What became of the start of a process; whether it then completed its handshake is told by
-    /// its exit.
+    /// The result of starting a process. Its exit class shows whether it completed its handshake.
     SpawnResult {
         /// The process exists and runs the agent's program.
         Ok = "ok",
         /// The program could not be executed.
         ExecFailed = "exec_failed",
-        /// The kernel gave no process.
+        /// The kernel refused a new process.
         ForkFailed = "fork_failed",
-        /// Its limits could not be had.
+        /// Its resource limits could not be set.
         CgroupFailed = "cgroup_failed",
-        /// The walls could not be built.
+        /// The sandbox could not be built.
         SandboxFailed = "sandbox_failed",
         /// Its workspace or home could not be made.
         WorkspaceFailed = "workspace_failed",
@@ -29,7 +28,7 @@ string_enum!(
     RestartCause {
         /// It exited, or a signal ended it.
         Crash = "crash",
-        /// The kernel killed it for memory.
+        /// The kernel killed it for lack of memory.
         Oom = "oom",
         /// It was silent, or its handshake did not end.
         Hang = "hang",
@@ -63,11 +62,11 @@ impl RestartCause {
 }
 
 string_enum!(
-    /// How a child was judged hung.
+    /// Why a child counts as hung.
     HangKind {
-        /// No byte, no open tool call, no open ask for the pool's `silence`.
+        /// No output, no open tool call and no pending request for the pool's `silence`.
         NoOutput = "no_output",
-        /// No end of the turn after a cancel.
+        /// The turn did not end after a cancel.
         NoReply = "no_reply",
         /// It does not read its stdin.
         StdinBlocked = "stdin_blocked",
@@ -75,25 +74,25 @@ string_enum!(
 );
 
 string_enum!(
-    /// Why a line from a child was no good.
+    /// Why a line from a child was rejected.
     LineFault {
-        /// No JSON.
+        /// It is not JSON.
         BadJson = "bad_json",
-        /// No UTF-8.
+        /// It is not UTF-8.
         BadUtf8 = "bad_utf8",
-        /// JSON, but no object.
+        /// It is JSON, but not an object.
         NotObject = "not_object",
         /// A known message with fields that do not fit.
         BadShape = "bad_shape",
         /// A message that the dialect does not know.
         UnknownType = "unknown_type",
-        /// Longer than `limits::LINE_BYTES_BUCKETS`.
+        /// Longer than `limits::LINE_BYTES`.
         TooLong = "too_long",
-        /// A message that may not come now.
+        /// A message that the protocol does not allow in this state.
         OutOfState = "out_of_state",
         /// A message about a call or a permission request that does not exist.
         UnknownId = "unknown_id",
-        /// A version that we do not speak.
+        /// A protocol version that marshal does not support.
         Version = "version",
     }
 );
@@ -101,9 +100,9 @@ string_enum!(
 string_enum!(
     /// A child's output.
     Stream {
-        /// The protocol.
+        /// stdout, which carries the protocol.
         Stdout = "stdout",
-        /// What it says beside it.
+        /// stderr.
         Stderr = "stderr",
     }
 );
@@ -113,25 +112,25 @@ pub use marshal_model::ToolClass;
 string_enum!(
     /// How a tool call ended.
     ToolOutcome {
-        /// It says so.
+        /// The agent reported success.
         Ok = "ok",
         /// It failed.
         Error = "error",
-        /// Its request was denied.
+        /// Its permission request was denied.
         Denied = "denied",
-        /// Its turn ended first.
+        /// The turn ended before the call did.
         Cancelled = "cancelled",
     }
 );
 
 string_enum!(
-    /// Why a task was not taken into a queue.
+    /// Why a queue refused a task.
     QueueRefusal {
-        /// As many wait as may.
+        /// The queue is full.
         Full = "full",
-        /// The supervisor is ending.
+        /// The supervisor is stopping.
         Draining = "draining",
-        /// The journal takes nothing new.
+        /// The journal accepts nothing new.
         ReadOnly = "read_only",
         /// Every slot of the pool is parked.
         Parked = "parked",
@@ -141,9 +140,9 @@ string_enum!(
 pub use marshal_model::SandboxStage;
 
 string_enum!(
-    /// What was being done to a control group when it failed.
+    /// The operation on a control group that failed.
     CgroupOperation {
-        /// Making it.
+        /// Creating it.
         Create = "create",
         /// Putting a process into it.
         Attach = "attach",
@@ -157,35 +156,35 @@ string_enum!(
 );
 
 string_enum!(
-    /// What a process of a child has of memory.
+    /// Kinds of a child's memory.
     MemoryKind {
-        /// What is its own, files not counted.
+        /// Anonymous memory, without files.
         Rss = "rss",
-        /// All but what could be dropped at once.
+        /// The working set: all memory except what the kernel can drop at once.
         WorkingSet = "working_set",
-        /// What is swapped out.
+        /// Swapped-out memory.
         Swap = "swap",
     }
 );
 
 string_enum!(
-    /// What somebody waited for.
+    /// The resource that processes waited for.
     StallResource {
-        /// A processor.
+        /// CPU time.
         Cpu = "cpu",
         /// Memory.
         Memory = "memory",
-        /// A disk.
+        /// Disk I/O.
         Io = "io",
     }
 );
 
 string_enum!(
-    /// How many waited.
+    /// Whether some or all processes waited, as in the kernel's pressure files.
     StallKind {
-        /// Some of them.
+        /// At least one process.
         Some = "some",
-        /// All of them at once.
+        /// All processes at the same time.
         Full = "full",
     }
 );
@@ -193,9 +192,9 @@ string_enum!(
 string_enum!(
     /// Why a policy could not be evaluated; such a request is denied.
     EvaluationError {
-        /// The request has not the shape that the extractor knows.
+        /// The request does not have the shape that the extractor expects.
         Malformed = "malformed",
-        /// The input is longer than may be judged.
+        /// The input is longer than the limit of an evaluation.
         TooLarge = "too_large",
         /// The engine failed.
         Engine = "engine",
@@ -203,37 +202,37 @@ string_enum!(
 );
 
 string_enum!(
-    /// What came of reading the policies again.
+    /// The result of a policy reload.
     ReloadResult {
-        /// All of them were good, and are in force.
+        /// All policies are valid and in force.
         Ok = "ok",
-        /// One of them was not; all stays as it was.
+        /// One policy is invalid; the older policies stay in force.
         Error = "error",
     }
 );
 
 string_enum!(
-    /// Why the policies were read again.
+    /// The cause of a policy reload.
     ReloadCause {
         /// SIGHUP.
         Signal = "signal",
-        /// Somebody asked for it.
+        /// A request by the command line or the API.
         Request = "request",
-        /// One of their files changed.
+        /// A policy file changed.
         File = "file",
     }
 );
 
 string_enum!(
-    /// What a policy says of a request where two are compared.
+    /// A policy's verdict on a request where two policies are compared.
     ShadowVerdict {
         /// It allows.
         Allow = "allow",
-        /// It wants a person.
+        /// It asks a person.
         Ask = "ask",
         /// It denies.
         Deny = "deny",
-        /// It could not judge it.
+        /// Its evaluation failed.
         Error = "error",
     }
 );
@@ -249,41 +248,41 @@ impl From<Decision> for ShadowVerdict {
 }
 
 string_enum!(
-    /// What became of a hook's message.
+    /// The result of a hook message.
     HookResult {
-        /// It was taken.
+        /// It was delivered.
         Delivered = "told",
-        /// The server answered that it does not take it, or wants it elsewhere.
+        /// The server rejected it or redirected it.
         Refused = "refused",
-        /// There was no answer, or the command did not end well.
+        /// There was no response, or the command failed.
         Failed = "failed",
-        /// The supervisor ended first.
+        /// The supervisor ended before the delivery.
         Lost = "lost",
     }
 );
 
 string_enum!(
-    /// What became of a request file.
+    /// The result of a request file.
     FileRequest {
-        /// It is a task.
+        /// It became a task.
         Taken = "taken",
-        /// It was a task already.
+        /// It repeats a request that became a task before.
         Repeated = "repeated",
-        /// It says what cannot be done; its result says why.
+        /// It is a valid request that cannot be served; the result file says why.
         Refused = "refused",
-        /// It is no request; it was put aside.
+        /// It is not a valid request; it was quarantined.
         Rejected = "rejected",
     }
 );
 
 string_enum!(
-    /// What became of a file with an answer.
+    /// The result of an answer file.
     FileAnswer {
-        /// It allowed.
+        /// It allowed the request.
         Allowed = "allowed",
-        /// It denied.
+        /// It denied the request.
         Denied = "denied",
-        /// It changed nothing; it was put aside.
+        /// It had no effect; it was quarantined.
         Refused = "refused",
     }
 );
@@ -291,53 +290,53 @@ string_enum!(
 string_enum!(
     /// The kinds of tokens that agents report.
     TokenType {
-        /// Read by the model.
+        /// Tokens of the input.
         Input = "input",
-        /// Written by the model.
+        /// Tokens of the output.
         Output = "output",
     }
 );
 
 string_enum!(
-    /// Why a request of a sandbox does not pass its route, or an answer does not come back.
+    /// Why the model proxy refused a request, or a response failed.
     RouteRefusal {
-        /// The slot has as many connections as it may.
+        /// The slot reached its limit of connections.
         Connections = "connections",
         /// Its head is too long or has too many headers.
         Head = "head",
-        /// It did not come in time.
+        /// It did not arrive in time.
         Slow = "slow",
-        /// Two servers could read it differently, or it asks for a tunnel.
+        /// Two servers could parse it differently, or it asks for a tunnel.
         Smuggling = "smuggling",
-        /// Its path is no plain one.
+        /// Its path is not plain: it has escapes, `..` or empty segments.
         Path = "path",
-        /// Method and path are not on the list.
+        /// Method and path are not on the route's allow list.
         NotAllowed = "not_allowed",
-        /// A query parameter is not on the list.
+        /// A query parameter is not on the route's list.
         Query = "query",
         /// Its body is compressed.
         Encoding = "encoding",
         /// Its body is too long.
         BodySize = "body_size",
-        /// All routes together hold as much of bodies as they may.
+        /// The bodies of all routes together reached their limit.
         BodiesHeld = "bodies_held",
-        /// Its body is no plain JSON.
+        /// Its body is not plain JSON.
         Body = "body",
         /// Its body names a tool that the provider runs.
         ServerTool = "server_tool",
         /// Its body names a file that the provider would fetch.
         RemoteContent = "remote_content",
-        /// A budget is spent, or could not be held: the request's model has no price.
+        /// A budget ran out, or cannot be enforced because the request's model has no price.
         Budget = "budget",
         /// The upstream answered with a redirect.
         Redirect = "redirect",
-        /// The upstream's answer held the key.
+        /// The upstream's response contained the key.
         KeyEcho = "key_echo",
     }
 );
 
 string_enum!(
-    /// What an upstream answered.
+    /// The class of an upstream's response.
     RouteCode {
         /// Success.
         Ok = "2xx",
@@ -345,11 +344,11 @@ string_enum!(
         Redirect = "3xx",
         /// Too many requests, overloaded (429, 529).
         Limited = "limited",
-        /// Another fault of the request.
+        /// Another client error (4xx).
         Client = "4xx",
-        /// Another fault of the server.
+        /// Another server error (5xx).
         Server = "5xx",
-        /// No answer.
+        /// No response.
         Failed = "failed",
     }
 );
@@ -357,9 +356,9 @@ string_enum!(
 string_enum!(
     /// The kinds of tokens that a provider counts; the last three are parts of the first two.
     RouteTokens {
-        /// Read by the model.
+        /// Tokens of the input.
         Input = "input",
-        /// Written by the model.
+        /// Tokens of the output.
         Output = "output",
         /// Read from a cache.
         CacheRead = "cache_read",
@@ -373,21 +372,21 @@ string_enum!(
 pub use marshal_model::EgressResult;
 
 string_enum!(
-    /// Where the bytes of a connection to a host outside go.
+    /// The direction of bytes on an egress connection.
     EgressDirection {
         /// Out of the sandbox.
         Sent = "sent",
-        /// Into it.
+        /// Into the sandbox.
         Received = "received",
     }
 );
 
 string_enum!(
-    /// By what a limit of a provider was recognised.
+    /// How a provider's rate limit was detected.
     LimitSign {
-        /// The status of an answer on a route.
+        /// The status of a response on a route.
         Route = "route",
-        /// The words of an error.
+        /// The text of an error.
         Words = "words",
     }
 );
@@ -395,7 +394,7 @@ string_enum!(
 string_enum!(
     /// The actors.
     ActorKind {
-        /// The root.
+        /// The fleet, the root of all actors.
         Fleet = "fleet",
         /// A pool.
         Pool = "pool",
@@ -431,7 +430,7 @@ lists!(
     hang_kinds = HangKind;
     /// [`LineFault`]
     line_faults = LineFault;
-    /// [`ChannelBody`]
+    /// [`Stream`]
     streams = Stream;
     /// [`ToolClass`]
     tool_classes = ToolClass;
@@ -499,19 +498,19 @@ lists!(
     budgets = BudgetName;
 );
 
-/// The kinds that `marshal_events_total` tells apart.
+/// The event kinds of `marshal_events_total`.
 #[must_use]
 pub fn event_kinds() -> Vec<&'static str> {
     EventKind::METRIC_LABELS.to_vec()
 }
 
-/// The verdicts that a permission request can end with.
+/// The final decisions of a permission request.
 #[must_use]
 pub fn final_decisions() -> Vec<&'static str> {
     vec![Decision::Allow.word(), Decision::Deny.word()]
 }
 
-/// Whether this decider can reach this verdict: time, errors and a gone child only deny.
+/// Whether this decider can make this decision: a timeout, an error and a lost child only deny.
 #[must_use]
 pub fn can_decide(by: DecidedBy, decision: Decision) -> bool {
     match by {

@@ -1,8 +1,8 @@
-//! What the supervisor tells about itself: one struct per event makes log line and metric.
+//! Logs and metrics of the supervisor: one struct per event makes both the log line and the metric.
 //!
-//! Floor 1. Owns names, labels, help texts and buckets of every metric, the page that Prometheus
-//! reads and the form of the logs. Must not know actors, children, files or clocks: durations and
-//! samples are parameters. Text from outside reaches a log only through `Foreign::show`.
+//! Owns names, labels, help texts and buckets of every metric, the page that Prometheus scrapes and
+//! the format of the logs. Must not know actors, children, files or clocks: durations and samples
+//! are parameters. Foreign text reaches a log only through `escape_for_display`.
 
 pub mod event;
 pub mod exporter;

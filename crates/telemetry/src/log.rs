@@ -1,7 +1,7 @@
-//! The form of the logs: lines for people or JSON objects, always to the writer given.
+//! The format of the logs: plain lines or JSON objects, always to the caller's writer.
 //!
 //! Owns the subscriber. Must not know configuration files or the environment: both are
-//! parameters. Texts of events are ours; what is foreign was escaped where the event was made.
+//! parameters. Messages are constants; foreign text was escaped where the event was made.
 
 use tracing_subscriber::filter::{EnvFilter, ParseError};
 use tracing_subscriber::fmt::MakeWriter;
@@ -13,26 +13,26 @@ use marshal_model::{SessionId, SlotId};
 /// How a log line looks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogStyle {
-    /// For people, in colours.
+    /// Plain lines, in colours.
     Coloured,
-    /// For people.
+    /// Plain lines.
     Plain,
     /// One JSON object a line.
     Json,
 }
 
-/// Why there are no logs.
+/// Why logging cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
     /// The filter cannot be read.
     #[error("log filter: {0}; write for example `info` or `marshal=debug`")]
     Filter(#[from] ParseError),
-    /// The process logs already.
+    /// The process already has a logger.
     #[error("the process logs already: {0}")]
     AlreadyInitialised(#[from] TryInitError),
 }
 
-/// Begins to log. `filter` is a level (`info`) or directives (`marshal=debug,warn`).
+/// Starts logging. `filter` is a level (`info`) or directives (`marshal=debug,warn`).
 ///
 /// # Errors
 /// [`LogError`]

@@ -44,7 +44,7 @@ impl std::fmt::Debug for PoolMeters {
     }
 }
 
-/// What a pool's pumps touch for every line. Clones share the series.
+/// The metrics that change with every line of a pool's children. Clones share the series.
 #[derive(Clone)]
 pub struct PoolMeters {
     pub(super) events: Vec<Counter>,
@@ -107,22 +107,22 @@ impl PoolMeters {
         self.line_bytes.record(bytes as f64);
     }
 
-    /// Observes the time from a read until its events were handed on.
+    /// Observes the time from a read until its events were passed on.
     pub fn record_processing(&self, took: std::time::Duration) {
         self.processing.record(took);
     }
 
-    /// A message waits for a child's stdin.
+    /// Counts a message that waits for a child's stdin.
     pub fn record_stdin_queued(&self) {
         self.stdin_queue.increment(1.0);
     }
 
-    /// A message was dropped from the queue unwritten.
+    /// Removes an unwritten message from the queue's count.
     pub fn record_stdin_dropped(&self) {
         self.stdin_queue.decrement(1.0);
     }
 
-    /// A message was written to a child's stdin.
+    /// Records a message that was written to a child's stdin.
     pub fn record_stdin_written(&self, took: std::time::Duration) {
         self.stdin_queue.decrement(1.0);
         self.stdin_write.record(took);

@@ -7,7 +7,7 @@
 
 use super::labels::{self, LabelWords};
 
-/// What a metric is, to Prometheus.
+/// The Prometheus type of a metric.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum MetricKind {
     /// Only grows.
@@ -41,14 +41,14 @@ pub enum LabelValues {
     Routes,
     /// One value a series, from the configuration or the build.
     SingleValue,
-    /// These words.
+    /// The words of a closed set.
     Words(LabelWords),
 }
 
 /// A label.
 #[derive(Debug, Clone, Copy)]
 pub struct Label {
-    /// Its name.
+    /// The name.
     pub name: &'static str,
     /// Its values.
     pub values: LabelValues,
@@ -66,7 +66,7 @@ pub enum Source {
 /// One metric.
 #[derive(Debug, Clone, Copy)]
 pub struct Metric {
-    /// Its name.
+    /// The name.
     pub name: &'static str,
     /// Its type.
     pub kind: MetricKind,
@@ -106,12 +106,12 @@ const ROUTE: Label = Label {
     values: LabelValues::Routes,
 };
 
-/// Seconds of things that take microseconds: a write, a verdict of the policy.
+/// Seconds of operations that take microseconds: a write, a policy evaluation.
 const MICROSECOND_BUCKETS: &[f64] = &[
     0.000_001, 0.000_002, 0.000_005, 0.000_01, 0.000_02, 0.000_05, 0.000_1, 0.000_2, 0.000_5,
     0.001, 0.002, 0.005, 0.01, 0.05, 0.25, 1.0,
 ];
-/// Seconds of things that touch the disk or the kernel.
+/// Seconds of operations on the disk or in the kernel.
 const MILLISECOND_BUCKETS: &[f64] = &[
     0.000_1, 0.000_25, 0.000_5, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
     5.0, 10.0,
@@ -203,32 +203,32 @@ catalogue!(
     CHILD_EXITS = Recorder Counter, "marshal_child_exits_total", [POOL, closed_label("reason", labels::exit_classes)],
         "Child exits by class.";
     CHILD_RESTARTS = Recorder Counter, "marshal_child_restarts_total", [POOL, closed_label("cause", labels::restart_causes)],
-        "Restarts by cause: ends that nobody asked for, and restarts by hand.";
+        "Restarts by cause: unexpected ends, and restarts by hand.";
     CHILD_RESTART_DELAY = Recorder Histogram(WAIT_BUCKETS), "marshal_child_restart_delay_seconds", [POOL],
         "Back-off delay waited before a restart.";
     CHILD_DOWNTIME = Recorder Histogram(WAIT_BUCKETS), "marshal_child_downtime_seconds", [POOL],
         "Time from child death until its slot is ready again.";
     CHILD_HANGS = Recorder Counter, "marshal_child_hangs_total", [POOL, closed_label("kind", labels::hang_kinds)],
-        "Children judged hung, by kind.";
+        "Children detected as hung, by kind.";
     SANDBOX_FAILURES = Recorder Counter, "marshal_sandbox_failures_total", [POOL, closed_label("stage", labels::sandbox_stages)],
         "Sandbox set-up failures by stage.";
     SANDBOX_DEGRADED = Recorder Counter, "marshal_sandbox_degraded_total", [POOL, closed_label("feature", labels::sandbox_gaps)],
-        "Children started with walls that lack a layer, by what they lack.";
+        "Children started in a sandbox that lacks a layer, by layer.";
 
     SLOT_CPU = Page Counter, "marshal_slot_cpu_seconds_total", [POOL, SLOT],
-        "CPU time of the slot's children with everything that they started.";
+        "CPU time of the slot's children and their descendants.";
     SLOT_MEMORY = Page Gauge, "marshal_slot_memory_bytes", [POOL, SLOT, closed_label("kind", labels::memory_kinds)],
-        "Memory of the slot's child with everything that it started, by kind.";
+        "Memory of the slot's child and its descendants, by kind.";
     SLOT_MEMORY_LIMIT = Page Gauge, "marshal_slot_memory_limit_bytes", [POOL, SLOT],
-        "Memory limit of the slot's child, where a control group holds one.";
+        "Memory limit of the slot's child, where a control group enforces one.";
     SLOT_OOM_KILLS = Page Counter, "marshal_slot_oom_kills_total", [POOL, SLOT],
-        "Processes of the slot's children that the kernel killed for memory.";
+        "Processes of the slot's children that the kernel killed for lack of memory.";
     SLOT_PROCESSES = Page Gauge, "marshal_slot_processes", [POOL, SLOT],
         "Processes and threads of the slot's child, helpers included.";
     SLOT_PRESSURE = Page Counter, "marshal_slot_pressure_seconds_total", [POOL, SLOT, closed_label("resource", labels::stall_resources), closed_label("kind", labels::stall_kinds)],
-        "Time that the slot's children waited for a resource, some of their processes or all.";
+        "Time that some or all processes of the slot's children waited for a resource.";
     HOST_PRESSURE = Page Counter, "marshal_host_pressure_seconds_total", [closed_label("resource", labels::stall_resources), closed_label("kind", labels::stall_kinds)],
-        "Time that processes of this host waited for a resource, some of them or all.";
+        "Time that some or all processes of this host waited for a resource.";
     CGROUP_ERRORS = Recorder Counter, "marshal_cgroup_errors_total", [closed_label("operation", labels::cgroup_operations)],
         "Failed operations on control groups, by operation.";
 
@@ -260,79 +260,79 @@ catalogue!(
     TOOL_CALL_SECONDS = Recorder Histogram(TOOL_SECONDS_BUCKETS), "marshal_tool_call_duration_seconds", [POOL, closed_label("tool_class", labels::tool_classes)],
         "Duration of one tool call as the agent reported it.";
     TOOL_CALLS_UNASKED = Recorder Counter, "marshal_tool_calls_unasked_total", [POOL, closed_label("verdict", labels::decisions)],
-        "Tool calls that ran without a request, by the verdict reached afterwards.";
+        "Tool calls that ran without a permission request, by the policy's later verdict.";
     TOKENS = Recorder Counter, "marshal_tokens_total", [POOL, closed_label("type", labels::token_types)],
         "Tokens reported by agents by type.";
 
     ROUTE_REQUESTS = Recorder Counter, "marshal_route_requests_total", [POOL, ROUTE, closed_label("code", labels::route_codes)],
-        "Requests that went to an upstream, by what it answered.";
+        "Requests sent to an upstream, by its response.";
     ROUTE_REFUSED = Recorder Counter, "marshal_route_refused_total", [POOL, ROUTE, closed_label("reason", labels::route_refusals)],
-        "Requests that did not pass their route, or answers that did not come back, by reason.";
+        "Requests that the model proxy refused, or whose response failed, by reason.";
     ROUTE_FIRST_BYTE = Recorder Histogram(WAIT_BUCKETS), "marshal_route_first_byte_seconds", [POOL, ROUTE],
-        "Time from a request being sent to an upstream until the head of its answer.";
+        "Time from sending a request to an upstream until the head of its response.";
     ROUTE_SECONDS = Recorder Histogram(TURN_SECONDS_BUCKETS), "marshal_route_request_duration_seconds", [POOL, ROUTE],
-        "Time from a request being sent to an upstream until the end of its answer.";
+        "Time from sending a request to an upstream until the end of its response.";
     ROUTE_TOKENS = Recorder Counter, "marshal_route_tokens_total", [POOL, ROUTE, closed_label("type", labels::route_tokens)],
-        "Tokens counted from the answers of upstreams; cache_read, cache_write and reasoning are parts of input and output.";
+        "Tokens counted from the responses of upstreams; cache_read, cache_write and reasoning are parts of input and output.";
     ROUTE_CONNECTIONS = Recorder Gauge, "marshal_route_connections", [POOL, ROUTE],
         "Open connections from inside sandboxes.";
     RATE_LIMITED = Recorder Counter, "marshal_rate_limited_total", [POOL, closed_label("sign", labels::limit_signs)],
-        "Turns that failed because a provider limits requests, by what showed it.";
+        "Turns that failed because a provider limits requests, by how that was detected.";
     POOL_PAUSED = Recorder Gauge, "marshal_pool_paused", [POOL],
-        "Whether the pool starts no tasks because a provider limits requests (1).";
+        "Whether the pool is paused because a provider limits requests (1) or not (0).";
 
     BUDGET_REMAINING = Recorder Gauge, "marshal_budget_remaining_ratio", [POOL],
-        "Part of the pool's budgets of a day and for ever still unspent, 0 to 1: of the one of which least is left.";
+        "Unspent part of the pool's daily and lifetime budgets, 0 to 1: the smallest part left.";
     BUDGET_SPENT = Recorder Counter, "marshal_budget_spent_total", [POOL, closed_label("budget", labels::budgets)],
-        "Budgets that were spent, by budget: once for each turn, session, day, pool or run.";
+        "Budgets that ran out, by budget: once for each turn, session, day, pool or run.";
 
     EGRESS_CONNECTIONS_TOTAL = Recorder Counter, "marshal_egress_connections_total", [POOL, closed_label("result", labels::egress_results)],
-        "Connections from sandboxes to the egress proxy that ended or were refused, by result.";
+        "Connections from sandboxes to the egress proxy, ended or refused, by result.";
     EGRESS_CONNECTIONS = Recorder Gauge, "marshal_egress_connections", [POOL],
         "Open connections from sandboxes to the egress proxy.";
     EGRESS_BYTES = Recorder Counter, "marshal_egress_bytes_total", [POOL, closed_label("direction", labels::egress_directions)],
-        "Bytes that passed the egress proxy.";
+        "Bytes transferred through the egress proxy.";
 
     PERMISSION_REQUESTS = Recorder Counter, "marshal_permission_requests_total", [POOL, closed_label("tool_class", labels::tool_classes), closed_label("decision", labels::final_decisions), closed_label("decided_by", labels::deciders)],
-        "Permission requests by decision and by who decided.";
+        "Permission requests by decision and by decider.";
     PERMISSION_SECONDS = Recorder Histogram(MILLISECOND_BUCKETS), "marshal_permission_decision_seconds", [POOL, closed_label("decided_by", labels::deciders)],
         "Time from the permission request line being read until the answer is written.";
     PERMISSION_PENDING = Recorder Gauge, "marshal_approvals_pending", [POOL],
-        "Permission requests waiting for an answer.";
+        "Permission requests that wait for a decision.";
     PERMISSION_OLDEST = Recorder Gauge, "marshal_approvals_oldest_pending_seconds", [POOL],
-        "Age of the oldest permission request waiting.";
+        "Age of the oldest permission request that waits for a decision.";
     POLICY_SECONDS = Recorder Histogram(MICROSECOND_BUCKETS), "marshal_policy_evaluation_seconds", [],
         "Time of one policy evaluation.";
     POLICY_ERRORS = Recorder Counter, "marshal_policy_evaluation_errors_total", [closed_label("reason", labels::evaluation_errors)],
         "Policy evaluations that failed (fail closed: answered deny).";
     POLICY_RELOADS = Recorder Counter, "marshal_policy_reloads_total", [closed_label("result", labels::reload_results)],
-        "Times that the policies were read again, by result.";
+        "Policy reloads by result.";
     POLICY_RULES = Recorder Gauge, "marshal_policy_rules", [],
         "Rules in the policies in force, each policy counted once.";
     SHADOW_JUDGED = Recorder Counter, "marshal_policy_shadow_evaluations_total", [POOL],
-        "Requests that a shadow policy judged beside the one that decides.";
+        "Requests that a shadow policy evaluated beside the policy in force.";
     SHADOW_DIFFERENCES = Recorder Counter, "marshal_policy_shadow_differences_total", [POOL, closed_label("from", labels::shadow_verdicts), closed_label("to", labels::shadow_verdicts)],
-        "Requests that a shadow policy would have decided otherwise: from the decision to its own.";
+        "Requests that a shadow policy would have decided otherwise, by the decision and its own.";
     CONFIG_RELOADED = Recorder Gauge, "marshal_config_last_reload_successful", [],
-        "Whether the last reading of the policies succeeded (1) or failed, so that older ones are in force (0).";
+        "Whether the last policy reload succeeded (1) or failed, which leaves the older policies in force (0).";
     CONFIG_RELOADED_AT = Recorder Gauge, "marshal_config_last_reload_success_timestamp_seconds", [],
-        "Unix time of the last successful reading of the policies.";
+        "Unix time of the last successful load of the policies.";
     DELEGATE_SECONDS = Recorder Histogram(MILLISECOND_BUCKETS), "marshal_delegate_seconds", [POOL],
         "Time that a request waited for its pool's delegate.";
     DELEGATE_ERRORS = Recorder Counter, "marshal_delegate_errors_total", [POOL, closed_label("reason", labels::delegate_errors)],
         "Requests denied because their pool's delegate gave no decision, by reason.";
 
     HOOK_MESSAGES = Recorder Counter, "marshal_hook_messages_total", [fixed_label("hook"), closed_label("result", labels::hook_results)],
-        "Messages of hooks by what became of them.";
+        "Hook messages by result.";
     HOOK_HELD_BACK = Recorder Counter, "marshal_hook_held_back_total", [fixed_label("hook")],
-        "Events that no message shows, because a newer one of the same kind took their place.";
+        "Events that no message reported because a newer one of the same kind replaced them.";
 
     FILE_PLANE_REQUESTS = Recorder Counter, "marshal_file_plane_requests_total", [POOL, closed_label("result", labels::file_requests)],
-        "Request files of a pool's directory by what became of them.";
+        "Request files in a pool's file plane by result.";
     FILE_PLANE_ANSWERS = Recorder Counter, "marshal_file_plane_answers_total", [POOL, closed_label("result", labels::file_answers)],
-        "Answer files of a pool's directory by what became of them.";
+        "Answer files in a pool's file plane by result.";
     FILE_PLANE_UP = Recorder Gauge, "marshal_file_plane_up", [POOL],
-        "Whether a pool's directory is worked (1) or cannot be (0).";
+        "Whether a pool's file plane works (1) or has failed (0).";
 
     QUEUE_TASKS = Recorder Gauge, "marshal_queue_tasks", [POOL],
         "Tasks waiting for a slot.";
@@ -352,9 +352,9 @@ catalogue!(
     JOURNAL_FSYNC = Recorder Histogram(MILLISECOND_BUCKETS), "marshal_journal_fsync_duration_seconds", [],
         "Duration of one commit of the journal: the write-ahead log's write and its sync.";
     JOURNAL_BATCH = Recorder Histogram(COUNT_BUCKETS), "marshal_journal_batch_events", [],
-        "Events made durable by one commit.";
+        "Events made durable by one group commit.";
     JOURNAL_BACKLOG = Recorder Gauge, "marshal_journal_backlog_events", [],
-        "Rows accepted and not yet durable.";
+        "Rows accepted but not yet durable.";
     JOURNAL_ERRORS = Recorder Counter, "marshal_journal_errors_total", [closed_label("reason", labels::journal_errors)],
         "Journal failures by reason.";
     JOURNAL_SIZE = Recorder Gauge, "marshal_journal_size_bytes", [],

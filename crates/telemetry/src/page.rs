@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use super::names::{self, Metric};
 use marshal_model::SlotId;
 
-/// What was built.
+/// Build information.
 #[derive(Debug, Clone)]
 pub struct BuildInfo {
     /// The crate's version.
@@ -19,25 +19,25 @@ pub struct BuildInfo {
     pub rustc: &'static str,
 }
 
-/// The supervisor's own process, as proc(5) tells it.
+/// The supervisor's own process, from proc(5).
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct ProcessStats {
     /// User and system time.
     pub cpu_seconds: f64,
     /// Resident memory.
     pub resident_bytes: u64,
-    /// Open descriptors.
+    /// Open file descriptors.
     pub open_fds: u64,
-    /// The soft limit of open descriptors; `None` if there is none.
+    /// The soft limit of open file descriptors; `None` if there is none.
     pub max_fds: Option<u64>,
     /// When it started, Unix seconds.
     pub start_time_seconds: f64,
 }
 
-/// A slot, as it is at this moment.
+/// A slot at the moment of the scrape.
 #[derive(Debug, Clone)]
 pub struct SlotSample<'a> {
-    /// Which.
+    /// The slot.
     pub slot: &'a SlotId,
     /// The agent: the first word of the pool's command, or the preset's name.
     pub agent: &'a str,
@@ -47,7 +47,7 @@ pub struct SlotSample<'a> {
     pub up: bool,
     /// When its child started, Unix seconds, if it has one.
     pub start_time_seconds: Option<f64>,
-    /// How its last child ended, as [`marshal_model::ExitStatus::shell_code`] says it.
+    /// The exit code of its last child, by [`marshal_model::ExitStatus::shell_code`].
     pub last_exit_code: Option<i32>,
 }
 

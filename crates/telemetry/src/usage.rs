@@ -1,6 +1,6 @@
-//! What slots' children and the host used, as series of the page.
+//! Resource usage of the slots' children and of the host, as series of the page.
 //!
-//! A series without a value is left out: this host does not count it, or no child runs.
+//! A series without a value is omitted: this host does not count it, or no child runs.
 
 use std::fmt::Write as _;
 
@@ -12,31 +12,31 @@ use marshal_model::SlotId;
 /// Stall times in seconds, by resource (cpu, memory, io) and kind (some, full).
 pub type StallSeconds = [[Option<f64>; 2]; 3];
 
-/// What a slot's children used.
+/// The resource usage of a slot's children.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SlotUsage {
-    /// Which slot.
+    /// The slot.
     pub slot: SlotId,
-    /// Time of processors, all of its children together.
+    /// CPU time of all its children together.
     pub cpu_seconds: Option<f64>,
-    /// Memory of its child, bytes, by [`MemoryKind`].
+    /// Memory of its current child in bytes, by [`MemoryKind`].
     pub memory: [Option<u64>; 3],
-    /// The limit of that, bytes.
+    /// The memory limit in bytes, if one is enforced.
     pub memory_limit: Option<u64>,
-    /// Processes killed for memory, of all of its children.
+    /// Processes of all its children that were killed for lack of memory.
     pub oom_kills: Option<u64>,
-    /// Processes and threads of its child.
+    /// Processes and threads of its current child.
     pub processes: Option<u64>,
-    /// Waiting, of all of its children.
+    /// Stall times of all its children.
     pub stalls: StallSeconds,
 }
 
-/// What is used, at the moment of a page.
+/// The resource usage at the moment of a scrape.
 #[derive(Debug, Clone, Default)]
 pub struct UsageSample {
-    /// By slots.
+    /// Usage of each slot.
     pub slots: Vec<SlotUsage>,
-    /// By the whole host.
+    /// Stall times of the whole host.
     pub host: StallSeconds,
 }
 

@@ -1,12 +1,12 @@
-//! What a helper is told of the program that puts walls up in its place: bubblewrap, or the command
-//! line of a container engine.
+//! What a helper gets about the program that builds the sandbox in its place: bubblewrap, or the
+//! command line of a container engine.
 //!
-//! Plain data, a part of [`super::shim::StartMessage`]. Whoever makes it has looked the programs up, pinned
-//! the image and judged the options. Must not know what command lines come of it.
+//! Plain data, a part of [`super::shim::StartMessage`]. The caller has found the programs, pinned
+//! the image and checked the options. Must not know the resulting command lines.
 
 use serde::{Deserialize, Serialize};
 
-/// Who puts the walls up.
+/// The program that builds the sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Engine {
@@ -20,7 +20,7 @@ pub enum Engine {
 }
 
 impl Engine {
-    /// Whether its walls are a container's.
+    /// Whether its sandbox is a container.
     #[must_use]
     pub const fn is_container(&self) -> bool {
         matches!(self, Self::Container(_))
@@ -33,27 +33,27 @@ impl Engine {
     }
 }
 
-/// Which command line a container engine understands.
+/// The kind of a container engine's command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ContainerCli {
-    /// podman's.
+    /// podman.
     Podman,
-    /// docker's, whose daemon starts the container.
+    /// docker, whose daemon starts the container.
     Docker,
 }
 
-/// A container engine, and what it is to run.
+/// A container engine, and the container to run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Container {
-    /// What it understands.
+    /// The kind of its command line.
     pub flavour: ContainerCli,
-    /// The program, an absolute path, and the options that stand before every command.
+    /// The program, an absolute path, and its global options.
     pub program: Vec<String>,
     /// Its whole environment.
     pub env: Vec<(String, String)>,
-    /// What it may take, where the engine is to hold it.
+    /// The resource limits, where the engine enforces them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<ContainerLimits>,
     /// More options of `run`, which go before all others.
@@ -69,7 +69,7 @@ pub struct Container {
     pub directory: String,
 }
 
-/// What a container with everything in it may take of the host; `None`: not limited.
+/// The resource limits of a container with everything in it; `None` means not limited.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ContainerLimits {
@@ -77,11 +77,11 @@ pub struct ContainerLimits {
     pub pids: Option<u32>,
     /// Memory, in bytes.
     pub memory: Option<u64>,
-    /// Swap beside it, in bytes.
+    /// Swap in addition to it, in bytes.
     pub swap: Option<u64>,
-    /// Time of processors, in thousandths of one.
+    /// CPU time, in thousandths of a CPU.
     pub cpu_millis: Option<u32>,
 }
 
-/// What a helper ends with that could not remove its container.
+/// The exit code of a helper that could not remove its container.
 pub const EXIT_CONTAINER_LEFT: u8 = 3;

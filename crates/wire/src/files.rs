@@ -6,13 +6,13 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What is to be done, below one directory and through no link.
+/// The operation, below one directory and without following links.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "snake_case")]
 pub enum FileOperation {
     /// Read lines.
     Read {
-        /// The directory that nothing leaves: absolute, as seen inside.
+        /// The directory that the operation never leaves: an absolute path inside.
         root: String,
         /// The file below it: plain components.
         path: String,
@@ -23,22 +23,22 @@ pub enum FileOperation {
     },
     /// Replace a file, or make one. Its text follows.
     Write {
-        /// As above.
+        /// The directory that the operation never leaves: an absolute path inside.
         root: String,
-        /// As above.
+        /// The file below it: plain components.
         path: String,
         /// The length of the text.
         bytes: u64,
-        /// What must stand there until the text takes its place.
+        /// The required state of the path until the text replaces it.
         expect: FilePrecondition,
     },
 }
 
-/// What must stand where a file is written.
+/// The required state of a path that is written.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "snake_case")]
 pub enum FilePrecondition {
-    /// Whatever does.
+    /// Any state.
     Anything,
     /// No file.
     Missing,
@@ -46,7 +46,7 @@ pub enum FilePrecondition {
     Holds(String),
 }
 
-/// What came of it.
+/// The result of a file operation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "snake_case")]
 pub enum FileReport {
@@ -55,9 +55,9 @@ pub enum FileReport {
         /// Their length.
         bytes: u64,
     },
-    /// The file has the text, and so has the disk.
+    /// The file has the text, and it is on the disk.
     Written,
-    /// Nothing was read, or nothing has changed; but see [`FileFault::Unsure`].
+    /// Nothing was read, or nothing has changed; but see [`FileFailureKind::Unsure`].
     Failed(FileFailure),
 }
 
@@ -77,12 +77,12 @@ pub struct FileFailure {
 pub enum FileFailureKind {
     /// It is not there, or the directory for it is not.
     NotFound,
-    /// It is nothing that may be read or written so.
+    /// It is not a file that may be read or written this way.
     Refused,
-    /// Something else stands there than was expected.
+    /// The path has another content than expected.
     Changed,
-    /// The system did not let us.
+    /// The system refused the operation.
     System,
-    /// The file has the text, but whether the disk has it nobody can say.
+    /// The file has the text, but it is unknown whether the disk has it.
     Unsure,
 }

@@ -20,11 +20,11 @@ pub fn parse_header(line: &[u8]) -> Result<(&[u8], &[u8]), &'static str> {
         return Err("a header has no colon");
     };
     if !is_token(name) {
-        return Err("the name of a header is none, or a header goes over two lines");
+        return Err("the name of a header is invalid, or a header spans two lines");
     }
     let is_of_values = |byte: &u8| matches!(byte, b'\t' | b' '..=b'~' | 0x80..);
     if !value.iter().all(is_of_values) {
-        return Err("the value of a header holds a control character");
+        return Err("the value of a header contains a control character");
     }
     Ok((name, value.trim_ascii()))
 }

@@ -1,4 +1,4 @@
-//! What makes a line a JSON message: UTF-8, one object, a `type`; and how one is written.
+//! JSON messages, one per line: UTF-8, one object, a `type`; reading and writing them.
 //!
 //! Must not know any protocol's messages. Reading finds the tag without building a tree, so that
 //! the caller can parse the whole line once, typed, with what is only passed on as raw JSON.
@@ -14,7 +14,7 @@ use serde::de::{Deserializer as _, IgnoredAny, MapAccess, Visitor};
 use serde_json::error::Category;
 use serde_json::value::RawValue;
 
-/// Why a line is no message.
+/// Why a line is not a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum BadFrame {
     /// It is not UTF-8.
@@ -23,8 +23,8 @@ pub enum BadFrame {
     /// It is not JSON, or more than one value.
     #[error("the line is not JSON")]
     Json,
-    /// It is JSON, but no object.
-    #[error("the line is JSON, but no object")]
+    /// It is JSON, but not an object.
+    #[error("the line is JSON, but not an object")]
     NotObject,
     /// It is an object without a `type` that is a string.
     #[error("the object has no type")]

@@ -1,6 +1,6 @@
 //! Bytes in, bytes out: framing, the JSON of the wire, the messages of the sandbox's helpers.
 //!
-//! Floor 1. Owns the encodings of every stream that the program reads or writes. Must not know any
+//! Owns the encodings of every stream that the program reads or writes. Must not know any
 //! protocol of an agent, any process, or a clock; does no IO.
 
 pub mod engine;

@@ -1,6 +1,6 @@
-//! Newline-delimited frames out of chunks of bytes, over one buffer.
+//! Newline-delimited frames from chunks of bytes, over one buffer.
 //!
-//! Owns where a line ends and how much of an unfinished one is kept. Must not know what stands in
+//! Owns where a line ends and how much of an unfinished line is kept. Must not know the content of
 //! a line.
 //!
 //! Only `\n` ends a line; a `\r` before it stays, as JSON calls it white space. Blank lines are no
@@ -11,7 +11,7 @@ use bytes::{Buf, Bytes};
 
 use marshal_model::limits;
 
-/// Why a stream of lines cannot go on.
+/// Why a stream of lines cannot continue.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LineError {
     /// A line is longer than the cap.
@@ -34,7 +34,7 @@ pub struct LineDecoder {
     cap: usize,
     /// The part of the last chunk that no frame was cut from yet.
     rest: Bytes,
-    /// The beginning of a line whose end has not come; never longer than `cap`.
+    /// The start of an incomplete line; never longer than `cap`.
     partial: Vec<u8>,
     failed: bool,
 }
@@ -57,7 +57,7 @@ impl LineDecoder {
         }
     }
 
-    /// Takes the next chunk in. Frames of the chunk before it that were not taken yet come first;
+    /// Accepts the next chunk. Frames of the chunk before it that were not taken yet come first;
     /// keeping them costs a copy, so take them before.
     pub fn push(&mut self, chunk: impl Into<Bytes>) {
         let chunk = chunk.into();
@@ -90,7 +90,7 @@ impl LineDecoder {
         self.partial.capacity() + self.rest.len()
     }
 
-    /// Fails the stream and lets go of everything that was held.
+    /// Fails the stream and releases all buffers.
     fn fail(&mut self, line_part: &[u8]) -> LineError {
         let mut head = std::mem::take(&mut self.partial);
         head.truncate(limits::BAD_LINE_HEAD_BYTES);
@@ -120,7 +120,7 @@ impl Iterator for LineDecoder {
     type Item = Result<Bytes, LineError>;
 
     /// The next whole line, without its newline. `None` says that more bytes are needed; iterating
-    /// goes on after the next [`Lines::push_open`].
+    /// goes on after the next [`LineDecoder::push`].
     fn next(&mut self) -> Option<Self::Item> {
         while !self.rest.is_empty() {
             let end = memchr::memchr(b'\n', &self.rest);

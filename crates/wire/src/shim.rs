@@ -4,7 +4,7 @@
 //! Owns the messages and their framing: a length of four bytes (little-endian), then that many
 //! bytes of JSON. Descriptors travel beside the first byte of a message; which ones is said at the
 //! message. Both ends are the same binary, so an unknown field or another version is an error,
-//! never something to live with. Must know no IO: it neither sends nor receives.
+//! never tolerated. Must know no IO: it neither sends nor receives.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -22,11 +22,12 @@ pub const ARG0_OUTER: &str = "marshal-sandbox";
 pub const ARG0_INIT: &str = "marshal-init";
 /// The name under which the outer helper starts the holder of an id map.
 pub const ARG0_IDMAP: &str = "marshal-idmap";
-/// The name under which the binary starts as the leash of an agent without walls.
+/// The name under which the binary starts as the leash of an agent without a sandbox.
 pub const ARG0_LEASH: &str = "marshal-leash";
-/// The name under which the binary starts as the helper that has another program make the walls.
+/// The name under which the binary starts as the helper that lets another program build the
+/// sandbox.
 pub const ARG0_ENGINE: &str = "marshal-engine";
-/// The name, and in walls of another program's making the path, under which it starts as pid 1.
+/// The name under which it starts as pid 1; in a sandbox of another program it is the path, too.
 pub const ARG0_ENTRY: &str = "/run/marshal/entry";
 /// The name under which pid 1 starts the process that reads or writes one file.
 pub const ARG0_FILES: &str = "marshal-files";
@@ -38,18 +39,18 @@ pub const ARG0_JANITOR: &str = "marshal-janitor";
 /// The name under which the binary reads what was written over a workspace, as its owner.
 pub const ARG0_UPPER: &str = "marshal-upper";
 
-/// What the door of a sandbox is told to start: a leash, for a command of the agent's.
+/// The order to a sandbox's entry to start a leash, for a command of the agent.
 pub const ENTRY_LEASH: u8 = b't';
-/// The same: the process that reads or writes one file.
+/// The order to a sandbox's entry to start the process that reads or writes one file.
 pub const ENTRY_FILES: u8 = b'f';
 
-/// Where this program is inside walls.
+/// The path of this program inside a sandbox.
 pub const BINARY_PATH_INSIDE: &str = "/run/marshal/marshal";
 
 /// The environment variable that marks every process of a child, helpers included.
 pub const MARKER: &str = "MARSHAL_MARKER";
 
-/// The user inside the walls, and its group: `agent`.
+/// The user inside the sandbox, and its group: `agent`.
 pub const AGENT_ID: u32 = 1000;
 
 mod layers;
@@ -58,7 +59,7 @@ pub use layers::{ActiveLayers, OverlayLayer, OverlayLayers, Seccomp};
 
 pub use marshal_model::SandboxStage as Stage;
 
-/// The form of a [`StagedMounts`] in a message: its word.
+/// The form of a [`Stage`] in a message: its word.
 mod stage_word {
     use serde::de::Error as _;
     use serde::{Deserialize as _, Deserializer, Serializer};
@@ -94,21 +95,21 @@ pub struct StartMessage {
     pub parent: u32,
     /// What to run.
     pub program: Program,
-    /// The walls; `None` for the leash.
+    /// The plan of the sandbox; `None` for the leash.
     pub walls: Option<ShimPlan>,
-    /// The leash only: the working directory is entered through no link, even one that was put on
-    /// the way after the directory was judged.
+    /// The leash only: the working directory is entered through no link, even one that was added to
+    /// the path after the directory was checked.
     pub no_links: bool,
-    /// Who puts the walls up, if not the helper itself.
+    /// The engine that builds the sandbox, if not the helper itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub engine: Option<Engine>,
-    /// Whether the helper is another binary than the supervisor: then the supervisor's own, which
-    /// is what the walls show as [`Source::OwnBinary`], is one descriptor more, the last.
+    /// Whether the helper is another binary than the supervisor. Then the supervisor's own binary,
+    /// which the sandbox shows as [`MountSource::OwnBinary`], is one more descriptor, the last one.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub program_beside: bool,
 }
 
-/// What to run, inside the walls if there are any.
+/// What to run, inside the sandbox if there is one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Program {
@@ -123,7 +124,7 @@ pub struct Program {
     pub limits: ProcessLimits,
 }
 
-/// Resource limits; RLIMIT_CORE is always 0. Where the hard limit at hand is lower, that one holds.
+/// Resource limits; RLIMIT_CORE is always 0. A lower hard limit of the supervisor applies instead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ProcessLimits {
@@ -134,13 +135,13 @@ pub struct ProcessLimits {
     /// RLIMIT_NPROC, where it counts nobody else's processes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nproc: Option<u64>,
-    /// What all of them may take together. That is not a helper's business: its supervisor puts it
-    /// where this holds before it is told anything.
+    /// The limits of all processes together. The helper does not apply them: the supervisor puts it
+    /// into their control groups before it sends the plan.
     #[serde(skip)]
     pub group: ResourceLimits,
 }
 
-/// The walls, as data: made by `sandbox::plan`, executed by the shim in this order: ids,
+/// The sandbox, as data: made by `sandbox::plan`, executed by the shim in this order: ids,
 /// namespaces, network, host name, mounts, limits, capabilities, Landlock, seccomp, program.
 ///
 /// Resource groups are no part of it: the supervisor puts the helper there, and says so ([`CgroupReady`]).
@@ -149,16 +150,16 @@ pub struct ProcessLimits {
 pub struct ShimPlan {
     /// Who the agent is outside.
     pub ids: HostIds,
-    /// What it reaches.
+    /// The network inside.
     pub network: NetworkMode,
-    /// Ports of the own loopback that the supervisor listens on, for [`Net::Loopback`].
+    /// Ports of the own loopback that the supervisor listens on, for [`NetworkMode::Loopback`].
     pub listen: Vec<u16>,
     /// The host name inside.
     pub hostname: String,
     /// The file system inside, in the order of making.
     pub mounts: Vec<Mount>,
-    /// Whether helpers can be started inside later on: then the door's socket is one descriptor
-    /// more beside [`StartMessage`] and [`EnterMessage`], after the agent's pipes.
+    /// Whether helpers can be started inside later: then the entry's socket is one more descriptor
+    /// beside [`StartMessage`] and [`EnterMessage`], after the agent's pipes.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub door: bool,
     /// The least ABI of Landlock, 0 to 6, without which nothing runs; the highest that the kernel
@@ -180,7 +181,7 @@ pub enum HostIds {
         /// The slot's uid on the host.
         slot_uid: u32,
     },
-    /// A supervisor that is somebody: its own ids.
+    /// A supervisor of an ordinary user: its own ids.
     Own {
         /// Its uid.
         uid: u32,
@@ -200,11 +201,11 @@ impl HostIds {
     }
 }
 
-/// What a child reaches.
+/// The network of a child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NetworkMode {
-    /// A network of its own with nothing but a loopback, which is up.
+    /// A network namespace with only a loopback, which is up.
     Loopback,
     /// The host's network.
     Host,
@@ -219,21 +220,21 @@ pub enum Mount {
     Tree {
         /// What.
         source: MountSource,
-        /// Where.
+        /// The path inside.
         target: String,
-        /// How.
+        /// Read-only or writable.
         access: MountAccess,
         /// Whether it may be missing on the host.
         optional: bool,
         /// Its owner on disk, who becomes the user inside.
         idmap: Option<IdMap>,
-        /// Device and inode that were looked at when the walls were planned: another directory at
+        /// Device and inode at the time of planning: another directory at
         /// the same path is not what was meant.
         expect: Option<(u64, u64)>,
     },
     /// A writable view over a directory of the host that itself is never written.
     Overlay {
-        /// Where.
+        /// The path inside.
         target: String,
         /// The directory, and the one that takes what is written.
         layers: Box<OverlayLayers>,
@@ -246,7 +247,7 @@ pub enum Mount {
     },
     /// An own file system in memory, gone with the child.
     Tmpfs {
-        /// Where.
+        /// The path inside.
         target: String,
         /// Its size in bytes.
         bytes: u64,
@@ -268,33 +269,33 @@ pub enum Mount {
     Terminals,
     /// A directory of the root.
     Dir {
-        /// Where.
+        /// The path inside.
         target: String,
     },
     /// Nothing that can be read or written, over the file or directory that is there. If it is not,
-    /// somebody moved it since the walls were planned, and nothing starts.
+    /// it was moved after the sandbox was planned, and nothing starts.
     Hidden {
-        /// Where.
+        /// The path inside.
         target: String,
     },
     /// A directory or link that stays where it is: a mount of itself, which nobody inside can move or
     /// remove. If it is not there, nothing starts.
     Held {
-        /// Where.
+        /// The path inside.
         target: String,
     },
     /// A small file of the root.
     File {
-        /// Where.
+        /// The path inside.
         target: String,
         /// What it holds.
         text: String,
     },
     /// A symbolic link of the root.
     Link {
-        /// Where.
+        /// The path inside.
         target: String,
-        /// Whereto.
+        /// The target of the link.
         to: String,
     },
 }
@@ -333,8 +334,8 @@ pub struct IdMap {
     pub or_plain: bool,
 }
 
-/// What the outer helper hands to pid 1. Beside it travel the agent's stdin, stdout and stderr,
-/// then one descriptor for every [`Opened::Hierarchy`], in order.
+/// What the outer helper passes to pid 1. Beside it travel the agent's stdin, stdout and stderr,
+/// then one descriptor for every [`OpenedMount::Tree`], in order.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EnterMessage {
@@ -342,14 +343,14 @@ pub struct EnterMessage {
     pub start: StartMessage,
     /// What it opened: one entry for each of the plan's mounts.
     pub opened: Vec<OpenedMount>,
-    /// What it has to say beside that.
+    /// Notes for the operator.
     pub notes: Vec<String>,
-    /// What stands in the file of [`Seccomp::File`].
+    /// The content of the file of [`Seccomp::File`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub filter: Option<String>,
 }
 
-/// What became of one mount's source.
+/// The opened source of one mount.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "snake_case")]
 pub enum OpenedMount {
@@ -362,31 +363,33 @@ pub enum OpenedMount {
     },
     /// A symbolic link that is to be the same inside.
     Link {
-        /// Whereto.
+        /// The target of the link.
         to: String,
     },
 }
 
-/// What a helper tells the supervisor: a sandbox's by the control socket, a leash by a pipe.
+/// A report of a helper to the supervisor: of a sandbox by the control socket, of a leash by a
+/// pipe.
 /// `Started` or `Failed` comes once, and first but for
 /// `Listening`; after `Started` comes `Ended`. A socket that ends without them is a helper that was lost.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "snake_case")]
 pub enum HelperReport {
     /// The sandbox's network stands, and its ports are listened on: beside this message travel the
-    /// sockets, in the order of [`ShimPlan::read_listen`]. Nobody inside has them. Sent only where the
+    /// sockets, in the order of [`ShimPlan::listen`]. Nobody inside has them. Sent only where the
     /// plan names ports.
     Listening {
         /// The ports.
         ports: Vec<u16>,
     },
-    /// All walls stand, and the agent's program runs.
+    /// The sandbox is complete, and the agent's program runs.
     Started {
         /// [`VERSION`].
         version: u32,
-        /// What an operator should know, a sentence each: a map that a file system refused.
+        /// Notes for the operator, one sentence each: for example an id map that a file system
+        /// refused.
         notes: Vec<String>,
-        /// Which walls stand; none around a leash.
+        /// The active layers; none for a leash.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         layers: Option<ActiveLayers>,
     },
@@ -394,7 +397,7 @@ pub enum HelperReport {
     Failed(SetupFailure),
     /// The agent has ended, and everything that it left was killed.
     Ended {
-        /// How.
+        /// How the process ended.
         end: WireExitStatus,
         /// Processes that were alive after it and were killed.
         killed: u32,
@@ -422,13 +425,13 @@ impl From<WireExitStatus> for ExitStatus {
     }
 }
 
-/// The second message to the outer helper of a sandbox: it stands in its resource groups, so that
+/// The second message to the outer helper of a sandbox: it is in its control groups, so that
 /// whatever it starts from now on does too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CgroupReady;
 
-/// What the supervisor tells a helper after its start. The end of the socket is the order to kill
-/// everything and go.
+/// An order of the supervisor to a helper after its start. The end of the socket is the order to
+/// kill everything and exit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HelperCommand {
@@ -444,19 +447,19 @@ pub enum HelperCommand {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SetupFailure {
-    /// Where.
+    /// The stage that failed.
     #[serde(with = "stage_word")]
     pub stage: Stage,
     /// What was being done, as a fragment: `open`, `mount`, `unshare the namespaces`.
     pub what: String,
-    /// On what, if on a file.
+    /// The path of the operation, if it has one.
     pub path: Option<String>,
-    /// What the kernel said, if it was asked.
+    /// The kernel's error number, if a system call failed.
     pub errno: Option<i32>,
 }
 
 impl SetupFailure {
-    /// What to do about it, where that is known.
+    /// What to do about it; `None` if that is unknown.
     #[must_use]
     pub fn hint(&self) -> Option<&'static str> {
         const EPERM: i32 = 1;
@@ -476,21 +479,21 @@ impl SetupFailure {
             }
             (Stage::Userns, Some(EINVAL)) => Some("this kernel lacks one of the namespaces"),
             (Stage::Proc, Some(EPERM)) => Some(
-                "procfs can be mounted only where the one outside is fully visible: a container \
-                 that masks /proc must not mask it for marshal",
+                "procfs can be mounted only if the /proc outside is fully visible: the container \
+                 around marshal must not mask /proc",
             ),
             (Stage::Idmap, Some(EINVAL | EOPNOTSUPP | EPERM)) => Some(
                 "this file system cannot be mounted with an id map: use workspace mode \"copy\", \
                  or keep the state directory on another file system",
             ),
             (Stage::Overlay, _) => Some(
-                "an overlay cannot be had here: it needs a kernel from 5.19 on, a state directory on a \
-                 file system with extended attributes that is no overlay itself, and a workspace \
-                 without other file systems mounted in it; else use workspace mode \"copy\"",
+                "an overlay is not possible here: it needs Linux 5.19 or later, a state directory on \
+                 a file system with extended attributes that is not an overlay itself, and a \
+                 workspace without mounts in it; otherwise use workspace mode \"copy\"",
             ),
             (Stage::Mount, Some(ENOENT)) if self.what == "hide" => Some(
-                "what the mask hides was moved or made unreachable since this session began: \
-                 begin a new session",
+                "a path that the mask hides was moved or became unreachable after this session \
+                 started: start a new session",
             ),
             (Stage::Mount, Some(ENOENT)) => {
                 Some("it does not exist on this host: correct the sandbox profile or the path")
@@ -502,14 +505,14 @@ impl SetupFailure {
             (Stage::Mount, Some(EACCES)) => Some("the user that runs marshal cannot reach it"),
             (Stage::Exec, Some(ENOENT)) => Some(
                 "inside the sandbox only /usr and the profile's ro_bind directories are visible; \
-                 the same is said when a script's interpreter is missing",
+                 a script whose interpreter is missing gives the same error",
             ),
             (Stage::Exec, Some(EACCES)) => Some("it is not executable for the agent's user"),
             _ => None,
         }
     }
 
-    /// What the kernel said, in its words.
+    /// The kernel's error as text.
     #[must_use]
     pub fn reason(&self) -> Option<String> {
         self.errno

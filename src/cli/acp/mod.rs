@@ -1,17 +1,18 @@
-//! `acp`: an ACP agent on standard input and output, whose sessions are a supervisor's conversations.
+//! `acp`: an ACP agent on standard input and output, whose sessions are a supervisor's
+//! conversations.
 //!
-//! Owns the editor's connection and which sessions it has open. Must not know what a supervisor
-//! does with them: it speaks to one over its control socket, to its own as to any other.
+//! Owns the editor's connection and its open sessions. Must not know what a supervisor does with
+//! them: it uses the control socket, also for a fleet in this process.
 //!
-//! What ends what:
+//! How things end:
 //!
-//! - The editor ends, by EOF or a kill: its connections end, turns are cancelled, requests are denied
-//!   (`gone`), children are stopped and slots are free.
-//! - `marshal acp` with a fleet of its own ends: the same, and its children die with it.
-//! - The daemon is killed: the editor's prompts end with an error. The next start ends them `lost`, and the
-//!   session can be loaded.
-//! - An editor reads nothing: what waits for it has a bound. Then its connection is not read any more, and
-//!   the supervisor drops it after `CONTROL_TIMEOUT`.
+//! - The editor ends, by EOF or a kill: its connections end, turns are cancelled, requests are
+//!   denied (`gone`), children are stopped and slots become free.
+//! - `marshal acp` with its own fleet ends: the same, and its children die with it.
+//! - The daemon is killed: the editor's prompts end with an error. The next start marks them
+//!   `lost`, and the session can be loaded again.
+//! - The editor does not read: the output queue is bounded. When it is full, the connection is not
+//!   read any more, and the supervisor drops it after `CONTROL_TIMEOUT`.
 
 mod output;
 mod session;
@@ -42,38 +43,38 @@ use marshal_wire::ndjson::LineDecoder;
 use output::EditorOutput;
 use sessions::{SessionCommand, Sessions};
 
-/// Whom an editor's sessions come from.
+/// The supervisor and the pool of an editor's sessions.
 #[derive(Debug, Clone)]
 pub struct SupervisorTarget {
     /// The state directory of the supervisor.
     pub state_dir: PathBuf,
-    /// The pool.
+    /// The pool whose slots run the sessions.
     pub pool: PoolName,
 }
 
 /// Why the editor's connection ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
-    /// It closed its end, or was asked to.
+    /// The editor closed the connection, or `stop` was cancelled.
     Closed,
-    /// It sent a line without an end.
+    /// The editor sent a line that is too long.
     LineTooLong,
 }
 
-/// What every part of one editor's connection needs.
+/// Shared parts of one editor's connection.
 #[derive(Debug, Clone)]
 struct EditorContext {
     target: Arc<SupervisorTarget>,
     output: EditorOutput,
     sessions: Arc<Sessions>,
     tasks: TaskTracker,
-    /// What the editor understands, once it has greeted.
+    /// The editor's capabilities, set by `initialize`.
     capabilities: Arc<OnceLock<ClientCapabilities>>,
-    /// The editor is gone.
+    /// Cancelled when the editor is gone.
     editor_gone: CancellationToken,
 }
 
-/// Serves one editor until it goes, or `stop`.
+/// Serves one editor until it disconnects or `stop` is cancelled.
 pub async fn serve(
     place: SupervisorTarget,
     input: impl Read + Send + 'static,
@@ -83,7 +84,7 @@ pub async fn serve(
     let gone = stop.child_token();
     let (out, written) = EditorOutput::start(output, gone.clone());
     let chunks = output::read(input);
-    let desk = EditorContext {
+    let context = EditorContext {
         target: Arc::new(place),
         output: out,
         sessions: Arc::new(Sessions::default()),
@@ -92,21 +93,21 @@ pub async fn serve(
         editor_gone: gone.clone(),
     };
     let ended = tokio::select! {
-        ended = read_messages(&desk, chunks) => ended,
+        ended = read_messages(&context, chunks) => ended,
         () = gone.cancelled() => Ended::Closed,
     };
-    // Whoever waits for the supervisor or for the editor stops waiting: connections end, and with
-    // them the conversations.
+    // Tasks that wait for the supervisor or the editor stop, which ends their connections and
+    // conversations.
     gone.cancel();
-    desk.tasks.close();
-    desk.tasks.wait().await;
-    drop(desk);
+    context.tasks.close();
+    context.tasks.wait().await;
+    drop(context);
     output::finish(written).await;
     ended
 }
 
-/// Reads until the editor closes its end.
-async fn read_messages(desk: &EditorContext, mut chunks: mpsc::Receiver<Vec<u8>>) -> Ended {
+/// Reads messages until the editor closes the connection.
+async fn read_messages(context: &EditorContext, mut chunks: mpsc::Receiver<Vec<u8>>) -> Ended {
     let mut lines = LineDecoder::new(limits::EDITOR_LINE_BYTES);
     let mut greeted = false;
     while let Some(chunk) = chunks.recv().await {
@@ -118,10 +119,13 @@ async fn read_messages(desk: &EditorContext, mut chunks: mpsc::Receiver<Vec<u8>>
                     limits::EDITOR_LINE_BYTES
                 );
                 let error = RpcError::new(RpcError::INVALID_REQUEST, message);
-                desk.output.send(outgoing::error_reply(None, &error)).await;
+                context
+                    .output
+                    .send(outgoing::error_reply(None, &error))
+                    .await;
                 return Ended::LineTooLong;
             };
-            desk.line(&line, &mut greeted).await;
+            context.line(&line, &mut greeted).await;
         }
     }
     Ended::Closed
@@ -133,7 +137,7 @@ impl EditorContext {
             Ok(Incoming::Request { id, method, params }) => {
                 if method == "initialize" {
                     *greeted = true;
-                    // Whoever greets twice is taken by the first word.
+                    // Only the first `initialize` sets the capabilities.
                     let _ = self
                         .capabilities
                         .set(incoming::client_capabilities(&params));
@@ -141,7 +145,10 @@ impl EditorContext {
                 } else if *greeted {
                     self.request(id, &method, &params).await;
                 } else {
-                    let error = RpcError::new(RpcError::INVALID_REQUEST, "initialize comes first");
+                    let error = RpcError::new(
+                        RpcError::INVALID_REQUEST,
+                        "the first request must be initialize",
+                    );
                     self.fail(&id, &error).await;
                 }
             }
@@ -153,8 +160,8 @@ impl EditorContext {
                     .deliver_answer(id, incoming::parse_permission_answer(outcome.as_deref()));
             }
             Err(bad) => {
-                let told = outgoing::error_reply(bad.id.as_ref(), &bad.error);
-                self.output.send(told).await;
+                let reply = outgoing::error_reply(bad.id.as_ref(), &bad.error);
+                self.output.send(reply).await;
             }
         }
     }
@@ -174,7 +181,7 @@ impl EditorContext {
             "session/close" => self.close(&id, params),
             "session/list" => self.list(&id, params),
             "authenticate" => Err(RpcError::invalid_params(
-                "there is nothing to authenticate with",
+                "this agent has no authentication methods",
             )),
             "session/set_mode" => self.set_mode(&id, params),
             "session/set_config_option" => self.set_option(&id, params),
@@ -189,7 +196,7 @@ impl EditorContext {
     }
 
     fn handle_notification(&self, method: &str, params: &Params) {
-        // Every other notification is ignored, as the protocol wants it.
+        // The protocol requires that unknown notifications are ignored.
         if method == "session/cancel"
             && let Ok(of) = params.read::<SessionParams>()
         {
@@ -213,7 +220,7 @@ impl EditorContext {
             && self.sessions.has(session.as_str())
         {
             return Err(RpcError::invalid_params(format!(
-                "session {session} is open here already; close it first"
+                "session {session} is open already; close it first"
             )));
         }
         let place = self.sessions.reserve()?;
@@ -273,25 +280,25 @@ impl EditorContext {
             None => 0,
             Some(cursor) => cursor
                 .parse()
-                .map_err(|_| RpcError::invalid_params("the cursor is none of ours"))?,
+                .map_err(|_| RpcError::invalid_params("the cursor is not valid"))?,
         };
-        let (desk, id) = (self.clone(), id.clone());
+        let (context, id) = (self.clone(), id.clone());
         let place = self.sessions.reserve()?;
         self.tasks.spawn(async move {
-            let asked = async {
-                let mut client = Client::connect(&desk.target.state_dir).await?;
-                client.conversations(&desk.target.pool, after).await
+            let reply = async {
+                let mut client = Client::connect(&context.target.state_dir).await?;
+                client.conversations(&context.target.pool, after).await
             };
-            let found = tokio::select! {
-                found = asked => found,
-                () = desk.editor_gone.cancelled() => return,
+            let result = tokio::select! {
+            result = reply => result,
+                () = context.editor_gone.cancelled() => return,
             };
-            match found {
-                Ok(found) => {
-                    let result = page(&found, after, list.cwd.as_deref());
-                    desk.output.send(outgoing::reply(&id, &result)).await;
+            match result {
+                Ok(lines) => {
+                    let result = page(&lines, after, list.cwd.as_deref());
+                    context.output.send(outgoing::reply(&id, &result)).await;
                 }
-                Err(error) => desk.fail(&id, &rpc(error)).await,
+                Err(error) => context.fail(&id, &rpc(error)).await,
             }
             drop(place);
         });
@@ -322,7 +329,7 @@ fn page(found: &[ConversationLine], after: u32, cwd: Option<&str>) -> serde_json
     result
 }
 
-/// What the supervisor said, or that none is there, as an error of the protocol.
+/// Converts an error of the supervisor's client into an error of the protocol.
 fn rpc(error: ClientError) -> RpcError {
     match error {
         ClientError::Refused(failure) if failure.code != Code::Stopping => failure.into(),

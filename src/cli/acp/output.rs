@@ -1,8 +1,8 @@
-//! The editor's two pipes, each with a thread of its own: what they are is not ours to choose, and a
-//! terminal or a file can only be waited for by blocking.
+//! The editor's input and output, each with a separate thread: they may be a terminal or a file,
+//! which support only blocking reads and writes.
 //!
-//! What goes to the editor is bounded in lines and bytes: whoever sends waits while it does not
-//! read. Must not know what a line says.
+//! The output queue is bounded in lines and bytes: senders wait while the editor does not read.
+//! Must not know what a line says.
 
 use std::io::{self, Read, Write};
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use tokio_util::sync::CancellationToken;
 
 use marshal_model::limits::{EDITOR_OUT_BYTES, EDITOR_OUT_LINES, READ_CHUNK_BYTES};
 
-/// How long an editor that leaves may take to read what is left for it.
+/// How long to wait at the end for an editor that does not read its remaining output.
 const FLUSH_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// The way to the editor; clones are the same way.
+/// The output to the editor; clones share one queue.
 #[derive(Debug, Clone)]
 pub(super) struct EditorOutput {
     lines: mpsc::Sender<Line>,
@@ -25,7 +25,7 @@ pub(super) struct EditorOutput {
     editor_gone: CancellationToken,
 }
 
-/// A line with its share of the room.
+/// A line with its share of the byte budget.
 #[derive(Debug)]
 struct Line {
     text: String,
@@ -33,8 +33,8 @@ struct Line {
 }
 
 impl EditorOutput {
-    /// Writes to `output` until every clone is dropped, or it fails: then the editor is gone.
-    /// The receiver hears of the thread's end.
+    /// Starts a thread that writes to `output` until every clone is dropped. A failed write cancels
+    /// `gone`. The receiver is notified of the thread's end.
     pub(super) fn start(
         output: impl Write + Send + 'static,
         gone: CancellationToken,
@@ -55,7 +55,7 @@ impl EditorOutput {
         (out, written)
     }
 
-    /// Sends one line; returns when there is room for it. Nothing, once the editor is gone.
+    /// Sends one line; waits until there is room for it. Does nothing once the editor is gone.
     pub(super) async fn send(&self, mut text: String) {
         text.push('\n');
         let bytes = u32::try_from(text.len().min(EDITOR_OUT_BYTES)).unwrap_or(u32::MAX);
@@ -84,13 +84,13 @@ fn write(mut output: impl Write, mut coming: mpsc::Receiver<Line>) -> io::Result
     Ok(())
 }
 
-/// Waits a little for what is left to be written. A thread that an editor holds by not reading ends
-/// with the process.
+/// Waits a short time until the remaining output is written. A thread that is blocked by an editor
+/// that does not read ends with the process.
 pub(super) async fn finish(written: oneshot::Receiver<()>) {
     let _ = tokio::time::timeout(FLUSH_TIMEOUT, written).await;
 }
 
-/// What the editor writes, chunk by chunk, until its end.
+/// Reads the editor's input in chunks, until its end.
 pub(super) fn read(mut input: impl Read + Send + 'static) -> mpsc::Receiver<Vec<u8>> {
     let (chunks, coming) = mpsc::channel(1);
     thread::spawn(move || {

@@ -1,4 +1,4 @@
-//! One session of an editor: a conversation with the supervisor, and what the editor hears of it.
+//! One session of an editor: a conversation with the supervisor, translated to ACP.
 //!
 //! Must not know the other sessions.
 
@@ -32,15 +32,15 @@ use marshal_model::{
 /// How a session is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum OpenMode {
-    /// A new one.
+    /// A new session.
     New,
-    /// An earlier one, whose history is told first.
+    /// An earlier session, whose history is sent first.
     Load,
-    /// An earlier one, of which nothing is told.
+    /// An earlier session, without its history.
     Resume,
 }
 
-/// What the editor asked for.
+/// The editor's request to open a session.
 #[derive(Debug)]
 pub(super) struct OpenRequest {
     pub(super) id: RequestId,
@@ -50,37 +50,41 @@ pub(super) struct OpenRequest {
     pub(super) permit: OwnedSemaphorePermit,
 }
 
-/// One session, from its opening to its end.
-pub(super) async fn run(desk: EditorContext, opening: OpenRequest) {
-    let gone = desk.editor_gone.clone();
+/// Runs one session from its opening to its end.
+pub(super) async fn run(context: EditorContext, opening: OpenRequest) {
+    let gone = context.editor_gone.clone();
     let mut id = None;
     tokio::select! {
-        () = run_session(&desk, opening, &mut id) => {}
+        () = run_session(&context, opening, &mut id) => {}
         () = gone.cancelled() => {}
     }
     if let Some(id) = id {
-        desk.sessions.remove(&id);
+        context.sessions.remove(&id);
     }
 }
 
-async fn run_session(desk: &EditorContext, opening: OpenRequest, registered: &mut Option<String>) {
+async fn run_session(
+    context: &EditorContext,
+    opening: OpenRequest,
+    registered: &mut Option<String>,
+) {
     let place = opening.permit;
     let opened = async {
-        let mut client = Client::connect(&desk.target.state_dir).await?;
-        let (pool, directory) = (desk.target.pool.clone(), opening.directory.clone());
+        let mut client = Client::connect(&context.target.state_dir).await?;
+        let (pool, directory) = (context.target.pool.clone(), opening.directory.clone());
         let session = client.open(pool, directory, opening.session).await?;
         Ok::<_, ClientError>((client, session))
     };
     let (client, session) = match opened.await {
         Ok(opened) => opened,
-        Err(error) => return desk.fail(&opening.id, &rpc(error)).await,
+        Err(error) => return context.fail(&opening.id, &rpc(error)).await,
     };
     let (reader, writer) = client.into_lines().split();
-    let (to_server, says) = mpsc::channel(limits::CONVERSATION_QUEUE);
-    let writing = tokio::spawn(write(writer, says));
-    let (handle, heard, cancel) = SessionHandle::new(opening.directory);
-    let mut talk = EditorSession {
-        context: desk,
+    let (to_server, messages) = mpsc::channel(limits::CONVERSATION_QUEUE);
+    let writing = tokio::spawn(write(writer, messages));
+    let (handle, commands, cancel) = SessionHandle::new(opening.directory);
+    let mut editor_session = EditorSession {
+        context,
         session: session.to_string(),
         reader,
         to_server,
@@ -89,7 +93,7 @@ async fn run_session(desk: &EditorContext, opening: OpenRequest, registered: &mu
         next: 0,
         turn: None,
         prompted: None,
-        state: SessionState::new(desk.capabilities.get().copied().unwrap_or_default()),
+        state: SessionState::new(context.capabilities.get().copied().unwrap_or_default()),
         pending_settings: HashMap::new(),
         deferred_events: Some(Vec::new()),
         is_replaying: true,
@@ -100,41 +104,43 @@ async fn run_session(desk: &EditorContext, opening: OpenRequest, registered: &mu
         OpenMode::New => json!({"sessionId": session.as_str()}),
         OpenMode::Load | OpenMode::Resume => json!({}),
     };
-    // What was there comes before the reply, what the agent says at its start after it.
+    // The history is sent before the reply, and events of the agent's start after it.
     let began = async {
-        talk.replay_history().await?;
-        talk.wait_started().await
+        editor_session.replay_history().await?;
+        editor_session.wait_started().await
     };
     match began.await {
         Ok(()) => {
-            talk.state.add_to(&mut result);
-            desk.sessions.insert(session.as_str(), handle);
+            editor_session.state.add_to(&mut result);
+            context.sessions.insert(session.as_str(), handle);
             *registered = Some(session.to_string());
-            desk.output
+            context
+                .output
                 .send(outgoing::reply(&opening.id, &result))
                 .await;
-            for event in talk.deferred_events.take().into_iter().flatten() {
-                talk.event(&event).await;
+            for event in editor_session.deferred_events.take().into_iter().flatten() {
+                editor_session.event(&event).await;
             }
-            let ended = talk.run(heard, &cancel).await;
-            desk.sessions.remove(session.as_str());
-            talk.finish(ended).await;
+            let ended = editor_session.run(commands, &cancel).await;
+            context.sessions.remove(session.as_str());
+            editor_session.finish(ended).await;
         }
-        Err(error) => desk.fail(&opening.id, &rpc(error)).await,
+        Err(error) => context.fail(&opening.id, &rpc(error)).await,
     }
     writing.abort();
     drop(place);
 }
 
-/// Writes what the editor says, beside the reading: one that does not read would stop the other.
-async fn write(mut writer: LineWriter, mut says: mpsc::Receiver<ClientMessage>) {
-    while let Some(say) = says.recv().await {
+/// Writes the editor's messages, in a separate task: if the supervisor does not read, receiving
+/// from it must go on.
+async fn write(mut writer: LineWriter, mut messages: mpsc::Receiver<ClientMessage>) {
+    while let Some(message) = messages.recv().await {
         if writer
-            .send(conversation_protocol::write_client_message(&say))
+            .send(conversation_protocol::write_client_message(&message))
             .await
             .is_err()
         {
-            return; // The reader hears of it.
+            return; // The reading side reports the error.
         }
     }
 }
@@ -145,26 +151,26 @@ struct EditorSession<'a> {
     session: String,
     reader: LineReader,
     to_server: mpsc::Sender<ClientMessage>,
-    /// The editor's requests that wait for the end of a prompt, by our number of it.
+    /// The editor's requests that wait for the end of a prompt, by the prompt's number.
     prompts: HashMap<u64, RequestId>,
-    /// Those that were open when the editor cancelled.
+    /// The prompts that were open when the editor cancelled.
     cancelled: HashSet<u64>,
     next: u64,
     /// How the last turn ended.
     turn: Option<(TurnOutcome, Option<UntrustedText>)>,
-    /// The task of the prompt that was told last, of the past: one that was taken in again because
-    /// its child ended before it got it is told once.
+    /// The task of the last prompt in the history. A prompt that was sent again, because its child
+    /// ended before receiving it, is shown once.
     prompted: Option<TaskId>,
-    /// What is known of it.
+    /// The known state of the session.
     state: SessionState,
-    /// The editor's requests that wait for something to be set, by our number of it; whether it is
-    /// an option.
+    /// The editor's requests that wait for a setting, by the setting's number, and whether it is an
+    /// option.
     pending_settings: HashMap<u64, (RequestId, bool)>,
-    /// What the agent said before the reply to the opening was sent.
+    /// Events of the agent before the reply to the opening; `None` once the reply was sent.
     deferred_events: Option<Vec<Event>>,
-    /// What comes is of the past.
+    /// Whether the received events are history.
     is_replaying: bool,
-    /// The past is told.
+    /// Whether the history is sent to the editor.
     is_history_sent: bool,
     closing: Option<RequestId>,
 }
@@ -182,8 +188,8 @@ impl EditorSession<'_> {
         let line = self.reader.next(None).await?;
         let line = line.ok_or_else(|| lost("it closed the connection"))?;
         let line = String::from_utf8(line).map_err(|_| lost("a line is not UTF-8"))?;
-        if let Some(told) = conversation_protocol::read_server_message(&line) {
-            return Ok(ServerLine::Message(told));
+        if let Some(message) = conversation_protocol::read_server_message(&line) {
+            return Ok(ServerLine::Message(message));
         }
         match json_lines::read_item(&line) {
             Ok(Some(RunStreamItem::Notice(FleetEvent::SessionEvents { events, .. }))) => {
@@ -197,7 +203,7 @@ impl EditorSession<'_> {
         }
     }
 
-    /// What was there before it was opened.
+    /// Receives the history of the session.
     async fn replay_history(&mut self) -> Result<(), ClientError> {
         loop {
             match self.read_line().await? {
@@ -221,7 +227,7 @@ impl EditorSession<'_> {
         Ok(())
     }
 
-    /// Until the agent has said what it offers, or will not without a prompt.
+    /// Waits until the agent has reported its capabilities, or does not before the first prompt.
     async fn wait_started(&mut self) -> Result<(), ClientError> {
         loop {
             match self.read_line().await? {
@@ -241,24 +247,24 @@ impl EditorSession<'_> {
         }
     }
 
-    /// Goes on until it is closed; the error says why it is not any more, if it is not closed.
+    /// Runs until the session is closed; an error if it ended otherwise.
     async fn run(
         &mut self,
-        mut heard: mpsc::Receiver<SessionCommand>,
+        mut commands: mpsc::Receiver<SessionCommand>,
         cancel: &Notify,
     ) -> Result<(), ClientError> {
         loop {
             tokio::select! {
                 biased;
-                // Before a cancel that found no room: what came before it is cancelled with it.
-                wanted = heard.recv() => match wanted {
-                    Some(wanted) => self.handle_command(wanted).await,
+                // Commands come before a cancel that found the queue full: it must cancel them too.
+                command = commands.recv() => match command {
+                Some(command) => self.handle_command(command).await,
                     None => return Ok(()),
                 },
                 () = cancel.notified() => self.handle_command(SessionCommand::Cancel).await,
-                heard = self.read_line() => match heard? {
+                line = self.read_line() => match line? {
                     ServerLine::Message(ServerMessage::Closed) => return Ok(()),
-                    ServerLine::Message(told) => self.handle_message(told).await,
+                    ServerLine::Message(message) => self.handle_message(message).await,
                     ServerLine::Events(events) => {
                         for event in events.iter() {
                             self.event(&event.event).await;
@@ -270,24 +276,20 @@ impl EditorSession<'_> {
         }
     }
 
-    async fn handle_command(&mut self, wanted: SessionCommand) {
-        let say = match wanted {
+    async fn handle_command(&mut self, command: SessionCommand) {
+        let message = match command {
             SessionCommand::Prompt { id, text } => {
                 self.next += 1;
                 self.prompts.insert(self.next, id);
                 ClientMessage::Prompt { n: self.next, text }
             }
-            SessionCommand::Answer {
-                approval,
-                answer: said,
-            } => ClientMessage::Answer {
-                approval,
-                answer: said,
-            },
+            SessionCommand::Answer { approval, answer } => {
+                ClientMessage::Answer { approval, answer }
+            }
             SessionCommand::Set { id, .. }
                 if self.pending_settings.len() >= MAX_PENDING_SETTINGS =>
             {
-                let why = "too much is being set at once: wait for the answers";
+                let why = "too many settings are pending; wait for their replies";
                 return self.context.fail(&id, &RpcError::internal_error(why)).await;
             }
             SessionCommand::Set { id, setting } => {
@@ -311,11 +313,11 @@ impl EditorSession<'_> {
                 ClientMessage::Close
             }
         };
-        let _ = self.to_server.send(say).await;
+        let _ = self.to_server.send(message).await;
     }
 
-    async fn handle_message(&mut self, told: ServerMessage) {
-        match told {
+    async fn handle_message(&mut self, message: ServerMessage) {
+        match message {
             ServerMessage::PromptRefused { n, message } => {
                 if let Some(id) = self.prompts.remove(&n) {
                     self.context
@@ -387,7 +389,7 @@ impl EditorSession<'_> {
             Event::PermissionDecided(verdict)
                 if verdict.decision == Decision::Deny && verdict.decided_by != DecidedBy::Human =>
             {
-                // Few agents say why, and a person wants to know.
+                // Few agents show the reason of a denial to the user.
                 let why = escape_for_display(&verdict.reason, 400);
                 let text = format!("[marshal] denied: {why}\n\n");
                 if !self.is_replaying || self.is_history_sent {
@@ -403,15 +405,15 @@ impl EditorSession<'_> {
         if self.is_replaying && !self.is_history_sent {
             return;
         }
-        if let Some(told) = update::from_event(event, &self.state, self.is_replaying) {
-            self.update(&told).await;
+        if let Some(update) = update::from_event(event, &self.state, self.is_replaying) {
+            self.update(&update).await;
         }
     }
 
-    async fn update(&self, told: &update::Update<'_>) {
+    async fn update(&self, update: &update::Update<'_>) {
         self.context
             .output
-            .send(outgoing::session_update(&self.session, told))
+            .send(outgoing::session_update(&self.session, update))
             .await;
     }
 
@@ -419,12 +421,12 @@ impl EditorSession<'_> {
         self.context.output.send(outgoing::reply(id, result)).await;
     }
 
-    /// The session is over: whoever waits is told.
+    /// Ends the session: answers all requests that still wait.
     async fn finish(mut self, ended: Result<(), ClientError>) {
         let why = ended.err().map_or_else(
             || RpcError::internal_error("the session was closed"),
             |error| {
-                tracing::warn!(session = %self.session, %error, "a session broke off");
+                tracing::warn!(session = %self.session, %error, "a session ended with an error");
                 rpc(error)
             },
         );
@@ -439,13 +441,13 @@ impl EditorSession<'_> {
     }
 }
 
-/// Events at the start of an agent that wait for the reply to the opening; more are only journalled.
+/// The most events that wait for the reply to the opening; further ones are only in the journal.
 const MAX_DEFERRED_EVENTS: usize = 1024;
-/// Requests to set something that wait for their answers.
+/// The most settings that wait for their replies.
 const MAX_PENDING_SETTINGS: usize = 8;
 
-/// What the user reads when the agent had to begin anew.
-const HISTORY_LOST_NOTICE: &str = "[marshal] The agent could not load this session again: it goes on in the same files and does not remember what was said.\n\n";
+/// The note to the user when the agent lost the conversation's history.
+const HISTORY_LOST_NOTICE: &str = "[marshal] The agent could not resume this session. It continues with the same files, but does not remember the conversation.\n\n";
 
 /// The stop reason of a prompt that ended, or the error that it ended with.
 fn result(
@@ -458,7 +460,7 @@ fn result(
     let word = word.flatten();
     match (outcome, turn) {
         (TaskOutcome::Skipped | TaskOutcome::Cancelled, _) => Ok("cancelled"),
-        // What was asked for while it ended otherwise is no error of anybody.
+        // A cancelled prompt that ended in another way is not an error for the editor.
         (TaskOutcome::Lost | TaskOutcome::Failed, _) if was_cancelled => Ok("cancelled"),
         (_, Some(TurnOutcome::Completed)) => Ok("end_turn"),
         (_, Some(TurnOutcome::Limited)) => Ok(match word.as_ref().map(UntrustedText::raw) {

@@ -1,4 +1,4 @@
-//! The sessions that one editor has open, and the questions that it was asked.
+//! The sessions that one editor has open, and the permission requests that wait for its answer.
 //!
 //! Must not know what a session does.
 
@@ -14,43 +14,44 @@ use marshal_fleet::ApproverReply;
 use marshal_model::limits;
 use marshal_model::{PermissionRequestId, Setting, UntrustedText};
 
-/// What the editor wants of a session.
+/// A command of the editor to a session.
 #[derive(Debug)]
 pub(super) enum SessionCommand {
-    /// Work this.
+    /// Run a prompt.
     Prompt {
-        /// The request that is answered at its end.
+        /// The request that is answered at the prompt's end.
         id: RequestId,
-        /// The text.
+        /// The prompt.
         text: UntrustedText,
     },
     /// A person's answer to an approval.
     Answer {
-        /// Which ask.
+        /// The approval's id.
         approval: PermissionRequestId,
-        /// What was said.
+        /// The answer.
         answer: ApproverReply,
     },
-    /// Set something.
+    /// Change a setting.
     Set {
-        /// The request that is answered when it is set.
+        /// The request that is answered when the setting is changed.
         id: RequestId,
-        /// What.
+        /// The setting.
         setting: Setting,
     },
-    /// Cancel what it does, and what waits.
+    /// Cancel the running prompt and the waiting ones.
     Cancel,
-    /// Close it.
+    /// Close the session.
     Close {
-        /// The request that is answered then.
+        /// The request that is answered when the session is closed.
         id: RequestId,
     },
 }
 
-/// What waits for one session beside its queue of prompts: they are refused there, not here.
+/// Room for the commands of one session. It is larger than the queue of prompts, so that prompts
+/// are refused there and not here.
 const WAITING: usize = 4 * limits::CONVERSATION_QUEUE;
 
-/// The way to one session.
+/// A handle for sending commands to one session.
 #[derive(Debug, Clone)]
 pub(super) struct SessionHandle {
     to: mpsc::Sender<SessionCommand>,
@@ -59,28 +60,28 @@ pub(super) struct SessionHandle {
 }
 
 impl SessionHandle {
-    /// A session and what it hears.
+    /// A handle, and the receivers of its commands and its cancel.
     pub(super) fn new(directory: PathBuf) -> (Self, mpsc::Receiver<SessionCommand>, Arc<Notify>) {
-        let (to, heard) = mpsc::channel(WAITING);
+        let (to, commands) = mpsc::channel(WAITING);
         let cancel = Arc::new(Notify::new());
         let session = Self {
             to,
             cancel: Arc::clone(&cancel),
             directory: Arc::new(directory),
         };
-        (session, heard, cancel)
+        (session, commands, cancel)
     }
 
-    /// Where the editor works in it.
+    /// The editor's working directory for the session.
     pub(super) fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// Tells it something.
+    /// Sends a command.
     pub(super) fn send(&self, what: SessionCommand) -> Result<(), RpcError> {
         self.to.try_send(what).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => {
-                RpcError::internal_error("too much waits for this session; wait for its end")
+                RpcError::internal_error("too many requests wait for this session; try again later")
             }
             mpsc::error::TrySendError::Closed(_) => {
                 RpcError::internal_error("the session is being closed")
@@ -89,7 +90,7 @@ impl SessionHandle {
     }
 }
 
-/// All of them.
+/// All open sessions of an editor.
 #[derive(Debug)]
 pub(super) struct Sessions {
     inner: Mutex<Inner>,
@@ -99,7 +100,7 @@ pub(super) struct Sessions {
 #[derive(Debug, Default)]
 struct Inner {
     open: HashMap<String, SessionHandle>,
-    /// Requests of ours that wait for the editor's answer: bounded by the open approvals.
+    /// Requests to the editor that wait for its answer. Bounded by the open approvals.
     pending_requests: HashMap<u64, (String, PermissionRequestId)>,
     last_id: u64,
 }
@@ -118,7 +119,7 @@ impl Sessions {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A place for one more, held until it is dropped.
+    /// Reserves a place for one more session, until the permit is dropped.
     pub(super) fn reserve(&self) -> Result<OwnedSemaphorePermit, RpcError> {
         let place = Arc::clone(&self.permits).try_acquire_owned();
         place.map_err(|_| {
@@ -142,7 +143,7 @@ impl Sessions {
         self.lock().open.insert(id.to_owned(), session);
     }
 
-    /// A session is over: what it asked needs no answer.
+    /// Removes a session that has ended, and its requests to the editor.
     pub(super) fn remove(&self, id: &str) {
         let mut inner = self.lock();
         inner.open.remove(id);
@@ -151,17 +152,18 @@ impl Sessions {
             .retain(|_, (session, _)| session != id);
     }
 
-    /// Cancels what a session does. One that is not there has nothing to cancel.
+    /// Cancels a session's prompts. An unknown session is ignored.
     pub(super) fn cancel(&self, id: &str) {
         if let Some(session) = self.lock().open.get(id)
             && session.to.try_send(SessionCommand::Cancel).is_err()
         {
-            // Behind everything that waits already, as it would be there.
+            // The queue is full: notify instead. The session handles queued commands before the
+            // cancel.
             session.cancel.notify_one();
         }
     }
 
-    /// The id of a question to the editor.
+    /// Registers a request to the editor, and returns its id.
     pub(super) fn register_request(&self, session: &str, approval: PermissionRequestId) -> u64 {
         let mut inner = self.lock();
         inner.last_id += 1;
@@ -172,25 +174,24 @@ impl Sessions {
         id
     }
 
-    /// An approval is decided: an answer to it is none any more.
+    /// Forgets the requests of an approval that was decided: later answers are ignored.
     pub(super) fn forget_request(&self, approval: &PermissionRequestId) {
         self.lock()
             .pending_requests
             .retain(|_, (_, open)| open != approval);
     }
 
-    /// The editor answered a question.
-    pub(super) fn deliver_answer(&self, id: Option<u64>, said: ApproverReply) {
+    /// Delivers the editor's answer to the session that sent the request.
+    pub(super) fn deliver_answer(&self, id: Option<u64>, answer: ApproverReply) {
         let mut inner = self.lock();
         let Some((session, approval)) = id.and_then(|id| inner.pending_requests.remove(&id)) else {
             return;
         };
         if let Some(session) = inner.open.get(&session) {
-            // With no room left the approval is denied at its deadline.
-            let _ = session.to.try_send(SessionCommand::Answer {
-                approval,
-                answer: said,
-            });
+            // If the queue is full, the approval is denied at its deadline.
+            let _ = session
+                .to
+                .try_send(SessionCommand::Answer { approval, answer });
         }
     }
 }

@@ -1,8 +1,8 @@
-//! Finds the program of an agent that is built in on this host, and what of the host it needs to
-//! see inside a sandbox.
+//! Finds the program of a built-in agent on this host, and the host paths that it needs inside a
+//! sandbox.
 //!
-//! Agents come as packages of npm, as Python environments and as single programs. Must not know
-//! pools' other keys, or how walls are built.
+//! Agents are npm packages, Python environments or single programs. Must not know pools' other
+//! keys, or how a sandbox is built.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -14,30 +14,30 @@ use std::path::{Path, PathBuf};
 use crate::cli::trust::shown;
 use marshal_config::{Program, ProgramLookup};
 
-/// Where the system's programs are; every sandbox has `/usr`, and these lead there.
+/// The directories of the system's programs. Every sandbox has `/usr`, and all of these are in it.
 const SYSTEM: &[&str] = &["/usr/local/bin", "/usr/bin", "/bin"];
-/// Places that every sandbox shows.
+/// The directory that every sandbox has.
 const ALWAYS: &str = "/usr";
-/// Directories of packages.
+/// The directory of npm packages.
 const MODULES: &str = "node_modules";
-/// The most directories of a `PATH` that are looked at.
+/// The most directories of a `PATH` that are searched.
 const PATH_ENTRIES: usize = 256;
-/// Links that are followed from a Python environment to its interpreter.
+/// The most links that are followed from a Python environment to its interpreter.
 const LINKS: usize = 16;
 
-/// Where to look.
+/// Where programs are searched.
 #[derive(Debug, Clone, Default)]
 pub(in crate::cli) struct SearchPaths {
     /// The directories of `PATH`.
     pub(in crate::cli) path: Vec<PathBuf>,
     /// The directory of the configuration.
     pub(in crate::cli) dir: PathBuf,
-    /// The caller's home, which no agent is to see whole.
+    /// The caller's home, which no agent may see as a whole.
     pub(in crate::cli) home: Option<PathBuf>,
 }
 
 impl SearchPaths {
-    /// What the process itself has around it.
+    /// The search paths of this process.
     pub(in crate::cli) fn from_process(dir: &Path) -> Self {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let entries = std::env::split_paths(&path).filter(|entry| entry.is_absolute());
@@ -52,53 +52,52 @@ impl SearchPaths {
 /// A program that was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::cli) struct FoundProgram {
-    /// What starts it, and what it needs to see.
+    /// The command that starts it, and the host paths that it needs.
     pub(in crate::cli) program: Program,
-    /// Its file.
+    /// The program's file.
     pub(in crate::cli) file: PathBuf,
-    /// The version that its package's own files name.
+    /// The version in the files of its package, if known.
     pub(in crate::cli) version: Option<String>,
 }
 
-/// Why there is none.
+/// Why a program cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(in crate::cli) enum Missing {
-    /// Nothing of that name is where it could be.
+    /// The program does not exist.
     #[error("{program} was not found in {places}")]
     Nowhere {
-        /// Its name.
+        /// The program's name.
         program: String,
-        /// Where it was looked for.
+        /// The searched directories, as text.
         places: String,
     },
-    /// The program that runs it is not there.
-    #[error("{} is run by {interpreter}, which was not found in PATH", shown(.file))]
+    /// The interpreter of the program does not exist.
+    #[error("{} needs the interpreter {interpreter}, which was not found in PATH", shown(.file))]
     Interpreter {
-        /// The program.
+        /// The program's file.
         file: PathBuf,
-        /// What it names.
+        /// The interpreter's name.
         interpreter: String,
     },
-    /// It stands where an agent would have to see too much.
-    #[error("{} stands in {}, and an agent must not see that whole", shown(.file), shown(.dir))]
+    /// The agent would have to see a directory that is too wide, such as the home.
+    #[error("{} is in {}, which an agent must not see as a whole; install it elsewhere", shown(.file), shown(.dir))]
     TooWide {
-        /// The program.
+        /// The program's file.
         file: PathBuf,
-        /// The directory.
+        /// The directory that is too wide.
         dir: PathBuf,
     },
-    /// It cannot be looked at.
+    /// The file cannot be read.
     #[error("{}: {why}", shown(.file))]
     Unreadable {
-        /// The program.
+        /// The program's file.
         file: PathBuf,
-        /// What the system says.
+        /// The error of the system.
         why: String,
     },
 }
 
-/// Looks for a program: in `read_agent_dir` alone if that is given, else beside the configuration and
-/// in `PATH`.
+/// Finds a program: only in `agent_dir` if it is set, else beside the configuration and in `PATH`.
 pub(in crate::cli) fn find(
     find: &ProgramLookup,
     agent_dir: Option<&Path>,
@@ -125,7 +124,7 @@ pub(in crate::cli) fn find(
             program: find.program.clone(),
             places: match agent_dir {
                 Some(dir) => shown(dir),
-                None => format!("PATH, nor in {MODULES} beside the configuration"),
+                None => format!("PATH or in {MODULES} beside the configuration"),
             },
         });
     };
@@ -167,7 +166,7 @@ fn inspect(
     if let Some(native) = native(find, &file) {
         file = native;
     }
-    // The outermost: packages of some package managers are links among them.
+    // The outermost one: some package managers link packages to each other inside of it.
     let modules = file
         .ancestors()
         .filter(|dir| dir.file_name() == Some(OsStr::new(MODULES)));
@@ -196,7 +195,7 @@ fn text(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }
 
-/// The architecture as npm's packages name it.
+/// The architecture in the names of npm packages.
 const fn arch() -> &'static str {
     if cfg!(target_arch = "aarch64") {
         "arm64"
@@ -205,7 +204,7 @@ const fn arch() -> &'static str {
     }
 }
 
-/// A program to be taken instead, below a `node_modules` around the file or beside it.
+/// A native program to use instead, below a `node_modules` around the file or beside it.
 fn native(find: &ProgramLookup, file: &Path) -> Option<PathBuf> {
     let roots = file.ancestors().filter_map(|dir| {
         let is_modules = dir.file_name() == Some(OsStr::new(MODULES));
@@ -226,7 +225,7 @@ fn native(find: &ProgramLookup, file: &Path) -> Option<PathBuf> {
     fs::canonicalize(found).ok()
 }
 
-/// The words of the line that names a script's interpreter.
+/// The words of a script's `#!` line.
 fn shebang(file: &Path) -> Result<Option<Vec<String>>, Missing> {
     let mut head = Vec::new();
     let opened = fs::File::open(file).map_err(unreadable(file))?;
@@ -241,7 +240,7 @@ fn shebang(file: &Path) -> Result<Option<Vec<String>>, Missing> {
     Ok((!words.is_empty()).then_some(words))
 }
 
-/// What starts a script, and what that needs to be seen.
+/// The command that starts a script. Adds the host paths that it needs to `binds`.
 fn interpreter_of(
     file: &Path,
     words: &[String],
@@ -279,15 +278,15 @@ fn interpreter_of(
     Ok(argv)
 }
 
-/// The Python environment whose program a file is.
+/// The Python environment that a program belongs to.
 fn environment(file: &Path) -> Option<PathBuf> {
     let venv = file.parent()?.parent()?;
     let is_one = venv.join("pyvenv.cfg").is_file();
     is_one.then(|| fs::canonicalize(venv).ok())?
 }
 
-/// A program of a Python environment: started by the environment's own interpreter, which may
-/// stand elsewhere.
+/// A program of a Python environment. The environment's interpreter starts it, and may be in
+/// another directory.
 fn in_environment(
     find: &ProgramLookup,
     venv: &Path,
@@ -302,7 +301,7 @@ fn in_environment(
     let mut hop = python.clone();
     for _ in 0..LINKS {
         if hop.starts_with(venv) || hop == real {
-            // Its own, or the end.
+            // Inside the environment, or the interpreter itself.
         } else if let Some(prefix) = prefix(&hop) {
             binds.insert(prefix);
         }

@@ -1,7 +1,6 @@
-//! `agents`: which agents are built in, which of them this host has, and a configuration to begin
-//! with.
+//! `agents`: the built-in agents, which of them this host has, and a starting configuration.
 //!
-//! Must not know how an agent is started (`find` says what is there; the fleet starts it).
+//! Must not know how an agent is started: `find` locates it, the fleet starts it.
 
 pub(super) mod find;
 mod version;
@@ -17,7 +16,7 @@ use super::trust::shown;
 use marshal_config::{Config, Preset, agent_names, agent_preset};
 use marshal_model::untrusted::escape_for_display;
 
-/// The widest text of a package that is shown.
+/// Columns shown of a text that a package provides.
 const WIDTH: usize = 60;
 
 /// `agents …`
@@ -27,7 +26,7 @@ pub struct Args {
     /// Write a starting configuration for this agent into ./supervisor.toml
     #[arg(long, value_name = "NAME", value_parser = known)]
     pub write: Option<String>,
-    /// What to do
+    /// The subcommand
     #[command(subcommand)]
     pub command: Option<Command>,
 }
@@ -35,9 +34,9 @@ pub struct Args {
 /// `agents …`
 #[derive(Debug, Clone, PartialEq, Eq, clap::Subcommand)]
 pub enum Command {
-    /// Tell everything about one agent
+    /// Show details of one agent
     Show {
-        /// Its name
+        /// Name of the agent
         #[arg(value_parser = known)]
         name: String,
     },
@@ -46,12 +45,15 @@ pub enum Command {
 fn known(name: &str) -> Result<String, String> {
     match agent_preset(name) {
         Some(_) => Ok(name.to_owned()),
-        None => Err(format!("there are {}", agent_names().join(", "))),
+        None => Err(format!(
+            "the built-in agents are {}",
+            agent_names().join(", ")
+        )),
     }
 }
 
-/// Puts the programs of pools that name an agent into the configuration. Gives the faults: key,
-/// message, help.
+/// Finds the program of each pool that names a built-in agent, and writes it into the
+/// configuration. Returns the faults as key, message and help.
 pub(super) fn find_programs(
     config: &mut Config,
     around: &SearchPaths,
@@ -59,7 +61,7 @@ pub(super) fn find_programs(
     let mut faults = Vec::new();
     for pool in config.pools.iter_mut().filter(|pool| pool.is_preset) {
         let find = agent_preset(&pool.agent).and_then(|preset| preset.find.as_ref());
-        // The far end of ssh has programs of its own, and so has an image.
+        // With ssh the remote host has the programs, with a container the image has them.
         let is_here = pool.launcher.uses_host_programs();
         let Some(find) = find.filter(|_| is_here && !pool.has_own_command) else {
             continue;
@@ -72,7 +74,7 @@ pub(super) fn find_programs(
                     None => "agent",
                 };
                 let help = format!(
-                    "install it ({}), or say where it is with agent_dir",
+                    "install it ({}), or set agent_dir to the directory that has it",
                     find.install
                 );
                 let key = format!("pool.{}.{key}", pool.name);
@@ -83,7 +85,7 @@ pub(super) fn find_programs(
     faults
 }
 
-/// Runs the command. `directory` is where a configuration is written, and where packages may be.
+/// Runs the command. A configuration is written to `directory`, and packages are looked up there.
 pub(super) async fn run(args: Args, json: bool, directory: &Path, mut streams: Streams) -> Exit {
     let around = SearchPaths::from_process(directory);
     match (args.write, args.command) {
@@ -95,7 +97,7 @@ pub(super) async fn run(args: Args, json: bool, directory: &Path, mut streams: S
     }
 }
 
-/// What there is of an agent on this host.
+/// What this host has of one agent.
 struct AgentStatus {
     preset: &'static Preset,
     found: Option<Result<FoundProgram, Missing>>,
@@ -104,14 +106,14 @@ struct AgentStatus {
 
 impl AgentStatus {
     async fn probe(preset: &'static Preset, around: &SearchPaths) -> Self {
-        let mut standing = Self::from_files(preset, around);
-        if let (None, Some(Ok(found))) = (&standing.version, &standing.found) {
-            standing.version = version::query_version(&found.program.argv).await;
+        let mut status = Self::from_files(preset, around);
+        if let (None, Some(Ok(found))) = (&status.version, &status.found) {
+            status.version = version::query_version(&found.program.argv).await;
         }
-        standing
+        status
     }
 
-    /// The same by its files alone: nothing is run.
+    /// The same from the agent's files alone: runs no program.
     fn from_files(preset: &'static Preset, around: &SearchPaths) -> Self {
         let find = preset.find.as_ref();
         let found = find.map(|find| find::find(find, None, around));
@@ -139,7 +141,7 @@ impl AgentStatus {
         self.preset.find.as_ref().map_or("-", |find| &find.tested)
     }
 
-    /// What to do, or why it cannot be used.
+    /// The program's file, how to install it, or why it cannot be used.
     fn remark(&self) -> String {
         match (&self.found, &self.preset.find) {
             (Some(Err(Missing::Nowhere { .. })), Some(find)) => find.install.clone(),
@@ -178,8 +180,8 @@ impl AgentStatus {
     }
 }
 
-/// What there is of every agent, as `marshal --json agents` tells it, but by its files alone: whoever
-/// may look has nothing run by the supervisor.
+/// The status of every agent, as `marshal --json agents` shows it, but from files alone: a client
+/// that may only read must not make the supervisor run programs.
 pub(super) fn statuses_json(directory: &Path) -> Vec<serde_json::Value> {
     let around = SearchPaths::from_process(directory);
     let presets = agent_names().into_iter().filter_map(agent_preset);
@@ -190,21 +192,21 @@ pub(super) fn statuses_json(directory: &Path) -> Vec<serde_json::Value> {
 async fn list(around: &SearchPaths, json: bool, streams: &mut Streams) -> Exit {
     let mut rows = vec![["agent", "state", "version", "tested", "requests", ""].map(str::to_owned)];
     for preset in agent_names().into_iter().filter_map(agent_preset) {
-        let standing = AgentStatus::probe(preset, around).await;
+        let status = AgentStatus::probe(preset, around).await;
         if json {
-            streams.out.json(&standing.json().to_string());
+            streams.out.json(&status.json().to_string());
             continue;
         }
         rows.push([
             preset.name.to_owned(),
-            standing.state().to_owned(),
-            standing
+            status.state().to_owned(),
+            status
                 .version
                 .as_deref()
                 .map_or("-".to_owned(), |text| escape_for_display(text, 20)),
-            standing.tested().to_owned(),
+            status.tested().to_owned(),
             preset.pool_text_or_default("permission_requests"),
-            escape_for_display(&standing.remark(), 200),
+            escape_for_display(&status.remark(), 200),
         ]);
     }
     if json {
@@ -231,21 +233,18 @@ async fn show_agent(name: &str, around: &SearchPaths, json: bool, streams: &mut 
     let Some(preset) = agent_preset(name) else {
         return Exit::Usage;
     };
-    let standing = AgentStatus::probe(preset, around).await;
+    let status = AgentStatus::probe(preset, around).await;
     if json {
-        streams.out.json(&standing.json().to_string());
+        streams.out.json(&status.json().to_string());
         return Exit::Done;
     }
     let out = &mut streams.out;
-    let mut tell = |what: &str, text: &str| out.line(&format!("{what:<10} {text}"));
-    tell("agent", &format!("{name}: {}", preset.title));
-    tell(
-        "state",
-        &format!("{} {}", standing.state(), standing.remark()),
-    );
-    if let Some(version) = &standing.version {
-        let tested = standing.tested();
-        tell(
+    let mut show = |what: &str, text: &str| out.line(&format!("{what:<10} {text}"));
+    show("agent", &format!("{name}: {}", preset.title));
+    show("state", &format!("{} {}", status.state(), status.remark()));
+    if let Some(version) = &status.version {
+        let tested = status.tested();
+        show(
             "version",
             &format!(
                 "{}, tested with {tested}",
@@ -253,14 +252,14 @@ async fn show_agent(name: &str, around: &SearchPaths, json: bool, streams: &mut 
             ),
         );
     }
-    if let Some(Ok(found)) = &standing.found {
+    if let Some(Ok(found)) = &status.found {
         for bind in &found.program.binds {
-            tell("sees", &format!("{}, read-only", shown(bind)));
+            show("sees", &format!("{}, read-only", shown(bind)));
         }
     }
-    tell("speaks", &preset.pool_text_or_default("dialect"));
-    tell(
-        "permission_requests",
+    show("speaks", &preset.pool_text_or_default("dialect"));
+    show(
+        "requests",
         &format!(
             "{}: {}",
             preset.pool_text_or_default("permission_requests"),
@@ -268,28 +267,28 @@ async fn show_agent(name: &str, around: &SearchPaths, json: bool, streams: &mut 
         ),
     );
     let waits = preset.agent_waits();
-    let waits = waits.as_deref().unwrap_or("for ever");
-    tell("waits", &format!("{waits} for an answer"));
+    let waits = waits.as_deref().unwrap_or("forever");
+    show("waits", &format!("{waits} for an answer"));
     if let Some(mode) = preset.pool_text("mode") {
-        tell("mode", &format!("{mode}, set in every session"));
+        show("mode", &format!("{mode}, set in every session"));
     }
     if let Some(auth) = preset.pool_text("auth") {
-        tell("logs in", &format!("by {auth}, where it has a route"));
+        show("logs in", &format!("by {auth}, if the pool has a route"));
     }
-    tell("proc", &preset.proc);
-    tell("proxies", &preset.proxies);
+    show("proc", &preset.proc);
+    show("proxies", &preset.proxies);
     if let Some(memory) = &preset.memory {
-        tell("memory", &format!("about {memory}"));
+        show("memory", &format!("about {memory}"));
     }
     for file in preset.home_paths() {
-        tell("home", &format!("gets {file}"));
+        show("home", &format!("gets {file}"));
     }
-    out.line("\nA configuration to begin with (agents --write):\n");
+    out.line("\nStarting configuration (written by agents --write):\n");
     out.text(&starting(name));
     Exit::Done
 }
 
-/// The configuration to begin with.
+/// The starting configuration.
 fn starting(name: &str) -> String {
     format!(
         "[pool.{name}]\nsize      = 2\nagent     = \"{name}\"\nworkspace = {{ path = \".\", mode = \"copy\" }}\npolicy    = \"developer\"\n"

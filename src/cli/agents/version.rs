@@ -1,4 +1,5 @@
-//! Asks a program for its version: by `--version`, in an empty environment, for a short time.
+//! Queries a program's version: runs it with `--version`, in an empty environment, with a time
+//! limit.
 //!
 //! Must not know agents.
 
@@ -7,12 +8,12 @@ use std::time::Duration;
 
 use tokio::io::AsyncReadExt as _;
 
-/// How long it may take.
-const MOST: Duration = Duration::from_secs(10);
-/// How much it may say.
+/// How long the program may take.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// The most bytes of output that are read.
 const MAX_OUTPUT_BYTES: u64 = 4096;
 
-/// The first line of what it says, if that looks like a version.
+/// The version in the first line of the program's output.
 pub(super) async fn query_version(argv: &[String]) -> Option<String> {
     let (program, arguments) = argv.split_first()?;
     let home = std::env::temp_dir();
@@ -29,17 +30,17 @@ pub(super) async fn query_version(argv: &[String]) -> Option<String> {
         .kill_on_drop(true)
         .spawn()
         .ok()?;
-    let mut said = Vec::new();
+    let mut output = Vec::new();
     let out = child.stdout.take()?;
     let mut out = out.take(MAX_OUTPUT_BYTES);
-    let reading = out.read_to_end(&mut said);
-    tokio::time::timeout(MOST, reading).await.ok()?.ok()?;
-    version(&String::from_utf8_lossy(&said))
+    let reading = out.read_to_end(&mut output);
+    tokio::time::timeout(TIMEOUT, reading).await.ok()?.ok()?;
+    version(&String::from_utf8_lossy(&output))
 }
 
-/// The word of the first line that has a digit and a dot.
-fn version(said: &str) -> Option<String> {
-    let mut words = said.lines().next()?.split_whitespace();
+/// The first word of the first line that has a digit and a dot.
+fn version(output: &str) -> Option<String> {
+    let mut words = output.lines().next()?.split_whitespace();
     let is_version =
         |word: &&str| word.contains('.') && word.contains(|c: char| c.is_ascii_digit());
     words.find(is_version).map(str::to_owned)

@@ -1,4 +1,4 @@
-//! `audit tail`, `query` and `export`: records, one a line.
+//! `audit tail`, `query` and `export`: show records, one per line.
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::cli::exit::Exit;
 use crate::cli::streams::Streams;
 use marshal_journal::{AuditRecord, Reader};
 
-/// How often a follower looks for more.
+/// How often a follower checks for new records.
 const LOOK: Duration = Duration::from_millis(100);
 
 pub(super) fn tail(
@@ -22,16 +22,16 @@ pub(super) fn tail(
     let reader = open_journal(state)?;
     let query = args.filter.query();
     let mut turns = TurnIndex::default();
-    let most = usize::try_from(args.count).unwrap_or(usize::MAX);
+    let count = usize::try_from(args.count).unwrap_or(usize::MAX);
     let mut version = reader.data_version()?;
-    let last = reader.last_audit_records(&query, most)?;
-    // Without one that is wanted: from the end on, as it was before these were looked for.
+    let last = reader.last_audit_records(&query, count)?;
+    // If no record matches, follow from the newest record of all.
     let mut after = match last.last() {
         Some(record) => record.link,
         None => reader
             .last_audit_records(&marshal_journal::AuditQuery::default(), 1)?
             .last()
-            .map_or(0, |of| of.link),
+            .map_or(0, |record| record.link),
     };
     for record in &last {
         one(&reader, record, json, &mut turns, streams);

@@ -1,7 +1,7 @@
-//! `audit`: the verdicts on record, and the proof that nobody changed them since.
+//! `audit`: recorded verdicts, and the proof that nobody changed them.
 //!
-//! Owns what is asked for. Reads the state directory's journal itself, beside whatever runs there,
-//! and writes nothing. Must not judge anything.
+//! Reads the journal directly, also while a supervisor runs, and writes nothing. Must not evaluate
+//! policies.
 
 mod list;
 pub(super) mod record;
@@ -22,24 +22,24 @@ use marshal_model::{DecidedBy, Decision, PoolName, SessionId};
 /// `audit …`
 #[derive(Debug, Subcommand)]
 pub enum AuditCommand {
-    /// Prove that the chain of verdicts is whole; names the first broken record
+    /// Verify the hash chain of the verdicts, and name the first broken record
     ///
-    /// A chain alone shows neither a cut tail nor a rewrite of everything. The log has its head at
-    /// every start and stop and every hour ("audit head"): with --head, everything up to there is
-    /// proved to be what it was then.
+    /// The chain alone cannot show that records were cut off at its end, or that all of it was
+    /// rewritten. The supervisor logs the head of the chain at every start and stop and every hour
+    /// ("audit head"). With --head, everything up to that record is proved unchanged.
     Verify(VerifyArgs),
-    /// Show the last verdicts
+    /// Show the newest verdicts
     Tail(TailArgs),
-    /// Show the verdicts that fit
+    /// Show the verdicts that match the filters
     Query(FilterArgs),
-    /// Write the verdicts that fit as JSON Lines, with everything that is on record of them
+    /// Export the verdicts that match the filters as JSON Lines, with all recorded fields
     Export(FilterArgs),
 }
 
 /// `audit verify …`
 #[derive(Debug, Args)]
 pub struct VerifyArgs {
-    /// A head that the log told: it must still be in the chain
+    /// A chain head from the log ("audit head"); it must still be in the chain
     #[arg(long, value_name = "HASH", value_parser = hash)]
     pub head: Option<String>,
 }
@@ -47,27 +47,27 @@ pub struct VerifyArgs {
 /// `audit tail …`
 #[derive(Debug, Args)]
 pub struct TailArgs {
-    /// How many
+    /// How many verdicts to show
     #[arg(short = 'n', long = "lines", value_name = "N", default_value_t = 20)]
     pub count: u32,
 
-    /// Go on as verdicts come
+    /// Wait for new verdicts and show them
     #[arg(short, long)]
     pub follow: bool,
 
-    /// Which
+    /// The filters
     #[command(flatten)]
     pub filter: FilterArgs,
 }
 
-/// Which verdicts are wanted.
+/// The filters for verdicts; without any, all match.
 #[derive(Debug, Clone, Default, Args)]
 pub struct FilterArgs {
-    /// Only of this session
+    /// Only verdicts of this session
     #[arg(long, value_parser = |text: &str| SessionId::new(text))]
     pub session: Option<SessionId>,
 
-    /// Only of sessions of this pool
+    /// Only verdicts of this pool's sessions
     #[arg(long, value_parser = |text: &str| PoolName::new(text))]
     pub pool: Option<PoolName>,
 
@@ -75,25 +75,26 @@ pub struct FilterArgs {
     #[arg(long, value_parser = decision)]
     pub decision: Option<Decision>,
 
-    /// Only verdicts of this origin: policy, default, human, cache, timeout, error, budget, gone, delegate
+    /// Only verdicts of this origin: policy, default, human, cache, timeout, error, budget, gone,
+    /// delegate
     #[arg(long, value_name = "WHO", value_parser = decided_by)]
     pub by: Option<DecidedBy>,
 
-    /// Only what this rule decided
+    /// Only verdicts that this rule decided
     #[arg(long, value_name = "ID")]
     pub rule: Option<String>,
 
-    /// Only this tool, as the agent calls it
+    /// Only verdicts on this tool, by the agent's name for it
     #[arg(long)]
     pub tool: Option<String>,
 
-    /// Only since so long ago (10m), or from this time on (RFC 3339)
+    /// Only verdicts since this duration ago (10m) or this time (RFC 3339)
     #[arg(long, value_name = "TIME", value_parser = since)]
     pub since: Option<Since>,
 }
 
 impl FilterArgs {
-    /// The same for the journal, as of now.
+    /// The filters as a query of the journal; durations count back from now.
     pub(super) fn query(&self) -> AuditQuery {
         AuditQuery {
             session: self.session.as_ref().map(ToString::to_string),
@@ -112,7 +113,7 @@ fn hash(text: &str) -> Result<String, String> {
     if is_hash {
         Ok(text.to_ascii_lowercase())
     } else {
-        Err("expected the 64 hexadecimal digits that the log has as \"audit head\"".to_owned())
+        Err("expected the 64 hexadecimal digits that the log shows as \"audit head\"".to_owned())
     }
 }
 
@@ -130,7 +131,7 @@ fn decided_by(text: &str) -> Result<DecidedBy, String> {
     })
 }
 
-/// A time, or how long ago.
+/// Parses a time or a duration before now; an event id is refused.
 pub(super) fn since(text: &str) -> Result<Since, String> {
     match Since::parse(text) {
         Ok(Since::Event(_)) | Err(_) => Err(

@@ -1,6 +1,6 @@
-//! One audit record as a line for a person, and as a line of JSON; and back from that.
+//! One audit record as a line for a person and as a line of JSON, which can be parsed again.
 //!
-//! Owns the form of an exported record. Must not know where lines go.
+//! Owns the format of an exported record. Must not know where lines go.
 
 use std::collections::HashMap;
 
@@ -12,22 +12,22 @@ use marshal_journal::{AuditRecord, Reader};
 use marshal_model::UntrustedText;
 use marshal_model::untrusted::escape_for_display;
 
-/// Columns of a foreign word.
+/// Columns shown of an untrusted word.
 const WORD: usize = 40;
-/// The least that is shown of an input, in columns.
+/// The least columns shown of an input.
 const LEAST: usize = 40;
-/// Sessions whose turns are remembered at a time.
+/// The most sessions whose turns are cached.
 const SESSIONS: usize = 64;
 
-/// Places of turns, by session: which turn of its session a request belongs to.
+/// The start positions of turns, by session. Finds the turn that a request belongs to.
 #[derive(Debug, Default)]
 pub(super) struct TurnIndex(HashMap<String, Vec<u64>>);
 
 impl TurnIndex {
-    /// The number of the turn, from 1; `NoJournal` before the first, or once the session was removed.
+    /// The number of the turn, from 1; `None` before the first turn, or if the session was removed.
     pub(super) fn turn_of(&mut self, reader: &Reader, record: &AuditRecord) -> Option<usize> {
         let known = self.0.get(&record.session);
-        // A session that goes on has more turns than it had.
+        // A running session may have more turns than when it was cached.
         let is_old =
             known.is_none_or(|turns| turns.last().is_none_or(|l| *l < record.requested_seq));
         if is_old {
@@ -43,7 +43,7 @@ impl TurnIndex {
     }
 }
 
-/// The policy that judged.
+/// The policy that decided.
 #[derive(Debug, Serialize, Deserialize)]
 pub(in crate::cli) struct PolicyName {
     pub(in crate::cli) name: Option<String>,
@@ -57,7 +57,7 @@ pub(in crate::cli) struct ExportedRecord {
     pub(in crate::cli) ts: String,
     pub(in crate::cli) prev_hash: String,
     pub(in crate::cli) hash: String,
-    /// What the hash covers; `NoJournal` in records of earlier versions.
+    /// The format version of the hashed data; `None` in records of earlier versions.
     #[serde(default)]
     pub(in crate::cli) format: Option<i64>,
     pub(in crate::cli) decision_id: String,
@@ -78,7 +78,7 @@ pub(in crate::cli) struct ExportedRecord {
     pub(in crate::cli) input_sha256: String,
     pub(in crate::cli) claimed: Option<Box<RawValue>>,
     pub(in crate::cli) facts: Option<Box<RawValue>>,
-    /// What budgets had counted of the turn before this.
+    /// What budgets had counted in the turn before this request.
     #[serde(default)]
     pub(in crate::cli) budget: Option<BudgetCounts>,
     pub(in crate::cli) decision: String,
@@ -94,7 +94,7 @@ pub(in crate::cli) struct ExportedRecord {
     pub(in crate::cli) waited_ms: i64,
 }
 
-/// Whose request it is, as its facts say beside the place.
+/// The origin of a request in its facts.
 #[derive(Default, Deserialize)]
 struct FactsOrigin {
     at: Option<RequestOrigin>,
@@ -108,22 +108,22 @@ struct RequestOrigin {
     protocol: Option<String>,
 }
 
-/// A stored document on one line: outside of its strings, where there are no raw line ends, white
-/// space has no meaning. `NoJournal` if it is none.
+/// A stored JSON document on one line; `None` if it is not valid. Line ends can be replaced by
+/// spaces: they are only possible outside of strings, where white space has no meaning.
 fn raw(text: Option<&UntrustedText>) -> Option<Box<RawValue>> {
     let text = text?.raw().replace(['\n', '\r'], " ");
     RawValue::from_string(text).ok()
 }
 
-/// A stored text as a value of a document: as it is, where it is no value that can be (half of a
-/// surrogate pair, a number beyond all bounds).
-pub(in crate::cli) fn value(of: Option<&RawValue>) -> serde_json::Value {
-    of.map_or(serde_json::Value::Null, |of| {
-        serde_json::from_str(of.get()).unwrap_or_else(|_| of.get().into())
+/// A stored JSON text as a value. A text that cannot be a value, such as half of a surrogate pair
+/// or a number out of range, becomes a string.
+pub(in crate::cli) fn value(raw: Option<&RawValue>) -> serde_json::Value {
+    raw.map_or(serde_json::Value::Null, |raw| {
+        serde_json::from_str(raw.get()).unwrap_or_else(|_| raw.get().into())
     })
 }
 
-/// Requests of a turn.
+/// The allowed and denied requests of a turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::cli) struct BudgetCounts {
     allows: u64,
@@ -131,7 +131,7 @@ pub(in crate::cli) struct BudgetCounts {
 }
 
 impl BudgetCounts {
-    /// From the facts as they are stored; records of earlier versions have none.
+    /// Reads the counts from stored facts; records of earlier versions have none.
     fn from_facts(facts: &UntrustedText) -> Option<Self> {
         #[derive(Deserialize)]
         struct Facts {
@@ -143,7 +143,7 @@ impl BudgetCounts {
 }
 
 impl ExportedRecord {
-    /// The line of a record; `turn` as [`Turns::of`] gives it.
+    /// The exported form of a record; `turn` is the result of [`TurnIndex::turn_of`].
     pub(in crate::cli) fn from_record(record: &AuditRecord, turn: Option<usize>) -> Self {
         let facts = raw(record.facts.as_ref());
         let place = facts.as_ref().and_then(|facts| {
@@ -195,7 +195,7 @@ impl ExportedRecord {
 /// A record as one line of JSON.
 pub(super) fn json(record: &AuditRecord, turn: Option<usize>) -> String {
     let line = ExportedRecord::from_record(record, turn);
-    // No map with keys that are no strings: this does not fail.
+    // Cannot fail: every map has string keys.
     serde_json::to_string(&line).unwrap_or_default()
 }
 

@@ -1,4 +1,4 @@
-//! `audit verify`: what is said of the chain.
+//! `audit verify`: verifies the hash chain and reports the result.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use crate::cli::streams::Streams;
 use marshal_journal::{ChainProof, ReadError, RecordIdentity};
 use marshal_model::untrusted::escape_for_display;
 
-/// Columns of a foreign id.
+/// Columns shown of an id.
 const ID: usize = 128;
 
 pub(super) fn verify(
@@ -26,15 +26,15 @@ pub(super) fn verify(
     match reader.prove_audit(wanted) {
         Ok(proof) => Ok(whole(&proof, wanted, json, streams)),
         Err(ReadError::Chain { link, detail }) => {
-            let named = reader.audit_record_identity(link)?;
-            broken(link, &detail, named.as_ref(), json, streams);
+            let identity = reader.audit_record_identity(link)?;
+            broken(link, &detail, identity.as_ref(), json, streams);
             Ok(Exit::Failures)
         }
         Err(other) => Err(other.into()),
     }
 }
 
-/// Nothing in it contradicts itself; with a head, that must be in it.
+/// Reports a consistent chain; with a head, it must be in the chain.
 fn whole(proof: &ChainProof, wanted: Option<&str>, json: bool, streams: &mut Streams) -> Exit {
     let is_missing = wanted.is_some() && proof.found.is_none();
     let records = proof.head.link - proof.begin.link;
@@ -51,11 +51,11 @@ fn whole(proof: &ChainProof, wanted: Option<&str>, json: bool, streams: &mut Str
     } else {
         let removed = match proof.begin.link {
             0 => String::new(),
-            link => format!(" ({link} older ones were removed because of their age)"),
+            link => format!(" ({link} older records were removed after the retention time)"),
         };
         let (link, hash) = (proof.head.link, &proof.head.hash);
         streams.out.line(&format!(
-            "{records} records, none is changed or missing{removed}"
+            "{records} records, none changed or missing{removed}"
         ));
         streams.out.line(&format!("head {link} {hash}"));
         if let Some(found) = proof.found {
@@ -66,24 +66,24 @@ fn whole(proof: &ChainProof, wanted: Option<&str>, json: bool, streams: &mut Str
         return Exit::Done;
     }
     streams.err.line(
-        "error: the head of --head is not in the chain: records were cut off or written anew since it was \
-         told, or removed because of their age",
+        "error: the head of --head is not in the chain: since it was logged, records were cut off or \
+        rewritten, or removed after the retention time",
     );
     Exit::Failures
 }
 
-/// What is known of the records up to the head that was told.
+/// Describes what is proved about the records up to the given head.
 fn describe_head(found: u64, proof: &ChainProof) -> String {
     let since = proof.head.link - found;
     match proof.begin.link {
         0 => format!(
-            "the head of --head is record {found}: up to there all is as it was told, {since} came after it"
+            "the head of --head is record {found}: all records up to it are unchanged, {since} are newer"
         ),
         begin if begin == found => format!(
-            "the head of --head is record {found}, the last of those that were removed because of their age: of them nothing can be said; the {since} that came after it continue it"
+            "the head of --head is record {found}, the last one that was removed after the retention time: removed records cannot be verified; the {since} newer records continue the chain"
         ),
         begin => format!(
-            "the head of --head is record {found}: from record {} up to there all is as it was told, {since} came after it",
+            "the head of --head is record {found}: records {} to {found} are unchanged, {since} are newer",
             begin + 1
         ),
     }
@@ -109,10 +109,10 @@ fn broken(
         });
         streams.out.json(&document.to_string());
     }
-    let whom = named.map_or_else(String::new, |named| {
+    let origin = named.map_or_else(String::new, |named| {
         let at = named
             .decided_at_us
-            .map_or_else(|| "at no time".to_owned(), time);
+            .map_or_else(|| "at an unknown time".to_owned(), time);
         let (id, session) = (
             named.id.escape_for_display(ID),
             named.session.escape_for_display(ID),
@@ -121,6 +121,6 @@ fn broken(
     });
     let detail = escape_for_display(detail, 300);
     streams.err.line(&format!(
-        "error: audit record {link}{whom} does not continue the chain: {detail}; the records before it are whole"
+        "error: audit record {link}{origin} does not continue the chain: {detail}; the records before it are intact"
     ));
 }

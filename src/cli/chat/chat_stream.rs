@@ -1,6 +1,6 @@
-//! The stream of one chat, taken up by its cursor wherever it was cut.
+//! The event stream of one chat, resumed at its cursor after an interruption.
 //!
-//! Owns the cursor. What is dropped while it waits loses nothing. Must not know what an event says.
+//! Owns the cursor. Dropping a pending call loses no event. Must not know what an event says.
 
 use std::path::Path;
 
@@ -8,26 +8,27 @@ use super::super::control_client::ClientError;
 use super::super::http_client::{EventStream, HttpError, stream};
 use marshal_model::limits;
 
-/// How often a stream is opened again before an event came of it: a daemon may need its time.
+/// How often a stream is reopened without receiving an event: a daemon may take time to restart.
 const MAX_REOPENS: u32 = 40;
-/// The longest wait before it is, in times of [`limits::CHAT_STREAM_RETRY`].
+/// The longest wait before a reopen, in multiples of [`limits::CHAT_STREAM_RETRY`].
 const LONGEST: u32 = 4;
-/// A place that no session reaches: a stream from there begins at its end, and says where that is.
+/// A position that no session reaches: a stream from there starts at the end of the session, and
+/// its first event has that position.
 const END: u64 = u64::MAX >> 1;
 
-/// See the head of this file.
+/// The event stream of one chat, with its cursor.
 pub(super) struct ChatStream<'a> {
     state: &'a Path,
     path: String,
     events: Option<EventStream>,
     last: Option<String>,
-    /// It begins at the chat's end, which it does not know yet.
+    /// Whether the stream starts at the chat's end, whose position is not known yet.
     is_new: bool,
     cuts: u32,
 }
 
 impl<'a> ChatStream<'a> {
-    /// Of a chat that goes on: what was said before is not told.
+    /// The stream of an existing chat: earlier events are not shown.
     pub(super) const fn from_end(state: &'a Path, place: String) -> Self {
         Self {
             state,
@@ -39,7 +40,7 @@ impl<'a> ChatStream<'a> {
         }
     }
 
-    /// Of a new chat.
+    /// The stream of a new chat, from its start.
     pub(super) fn from_start(state: &'a Path, place: String) -> Self {
         Self {
             is_new: false,
@@ -52,7 +53,7 @@ impl<'a> ChatStream<'a> {
         &self.path
     }
 
-    /// Knows where the chat ends now, if it begins there.
+    /// Fetches the current end of the chat, if the stream starts there.
     ///
     /// # Errors
     /// [`HttpError`]
@@ -73,7 +74,7 @@ impl<'a> ChatStream<'a> {
     /// The next event's data.
     ///
     /// # Errors
-    /// The last [`HttpError`], when it was tried for long enough.
+    /// The last [`HttpError`], after the stream could not be reopened often enough.
     pub(super) async fn next(&mut self) -> Result<String, HttpError> {
         loop {
             let Some(events) = &mut self.events else {
@@ -100,7 +101,7 @@ impl<'a> ChatStream<'a> {
                     return Ok(event.data);
                 }
                 Err(error) if self.cuts > MAX_REOPENS => return Err(error),
-                // The daemon restarts, or the stream is old.
+                // The daemon restarted, or the stream reached its time limit.
                 Ok(None) | Err(_) => {
                     self.events = None;
                     self.cuts = self.cuts.max(1);

@@ -1,7 +1,7 @@
-//! Where the lines of `marshal chat` come from: a terminal with an editor, or a pipe.
+//! The input lines of `marshal chat`: from a terminal with a line editor, or from a pipe.
 //!
-//! Owns the thread that reads, and the history. One line is read when one is asked for, so that what a
-//! person types while an answer comes stays with the terminal. Must not know what a line is for.
+//! Owns the reading thread and the history. A line is read only on request, so that text that is
+//! typed while an answer arrives stays in the terminal. Must not know what a line is for.
 
 use std::fs::OpenOptions;
 use std::io::{self, BufRead, IsTerminal as _, Read as _};
@@ -19,23 +19,23 @@ use marshal_model::limits;
 
 /// The file of the history, in the state directory.
 const HISTORY: &str = "chat.history";
-/// Lines of it.
+/// The most lines of the history.
 const REMEMBERED: usize = 1000;
 
-/// A line, or why there is none.
+/// A line, or the reason why there is none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Line {
-    /// It was typed.
+    /// A line of text.
     Text(String),
-    /// Ctrl-C in the editor.
+    /// Ctrl-C in the line editor.
     Interrupt,
-    /// There will be no more.
+    /// The end of the input.
     End,
-    /// It cannot be read; why.
+    /// The input cannot be read, with the reason.
     Failed(String),
 }
 
-/// What a line is asked for with.
+/// A request for a line.
 struct LineRequest {
     prompt: String,
     is_in_history: bool,
@@ -45,36 +45,37 @@ struct LineRequest {
 pub(super) struct Lines {
     requests: mpsc::Sender<LineRequest>,
     lines: mpsc::Receiver<Line>,
-    /// A line was asked for that has not come.
+    /// Whether a requested line has not arrived yet.
     is_awaited: bool,
-    /// And for something that is over by now; the same of the line that came last.
+    /// Whether the awaited line answers something that has ended; `was_stale` is the same for the
+    /// last line.
     is_stale: bool,
     was_stale: bool,
     is_terminal: bool,
-    /// How the terminal was set.
+    /// The terminal settings at the start.
     before: Option<Termios>,
 }
 
 impl Lines {
-    /// Begins to read where there is an editor if `edits`, with its history below `state`.
+    /// Starts to read; on a terminal, with a line editor if `edits`. The history is below `state`.
     pub(super) fn open(state: &Path, edits: bool) -> Self {
-        let (approval, wishes) = mpsc::channel(1);
-        let (tell, came) = mpsc::channel(1);
+        let (request_sender, requests) = mpsc::channel(1);
+        let (line_sender, lines) = mpsc::channel(1);
         let is_terminal = edits && io::stdin().is_terminal() && io::stdout().is_terminal();
         let before = is_terminal.then(|| rustix::termios::tcgetattr(io::stdin()).ok());
         let before = before.flatten();
         let history = state.join(HISTORY);
-        // It may wait for a person for ever, and ends with the process.
+        // The thread may block on the terminal forever; it ends with the process.
         std::thread::spawn(move || {
             if is_terminal {
-                read_terminal(wishes, &tell, &history);
+                read_terminal(requests, &line_sender, &history);
             } else {
-                read_pipe(wishes, &tell);
+                read_pipe(requests, &line_sender);
             }
         });
         Self {
-            requests: approval,
-            lines: came,
+            requests: request_sender,
+            lines,
             is_awaited: false,
             is_stale: false,
             was_stale: false,
@@ -83,7 +84,7 @@ impl Lines {
         }
     }
 
-    /// Leaves the terminal as it was: the editor may still hold it.
+    /// Restores the terminal settings: the line editor may still be active.
     pub(super) fn restore(&self) {
         if let Some(before) = &self.before {
             let now = rustix::termios::OptionalActions::Now;
@@ -91,34 +92,34 @@ impl Lines {
         }
     }
 
-    /// Whether a person types them.
+    /// Whether the lines come from a terminal.
     pub(super) const fn is_terminal(&self) -> bool {
         self.is_terminal
     }
 
-    /// What was asked is over: a line that still comes for it is late.
+    /// Marks the awaited line as stale: what it would answer has ended.
     pub(super) const fn discard_pending(&mut self) {
         self.is_stale = self.is_awaited;
     }
 
-    /// Whether the line that came last was asked for something that is over.
+    /// Whether the last line was stale when it arrived.
     pub(super) const fn is_stale_line(&self) -> bool {
         self.was_stale
     }
 
-    /// Asks for a line, unless one was asked for already.
+    /// Requests a line, unless one is awaited already.
     pub(super) fn request_line(&mut self, prompt: &str, is_remembered: bool) {
         if self.is_awaited {
             return;
         }
-        let wish = LineRequest {
+        let request = LineRequest {
             prompt: prompt.to_owned(),
             is_in_history: is_remembered,
         };
-        self.is_awaited = self.requests.try_send(wish).is_ok();
+        self.is_awaited = self.requests.try_send(request).is_ok();
     }
 
-    /// The line that was asked for; waits for ever if none was.
+    /// The requested line; waits forever if none was requested.
     pub(super) async fn next(&mut self) -> Line {
         if !self.is_awaited {
             return std::future::pending().await;
@@ -131,8 +132,8 @@ impl Lines {
 }
 
 fn read_terminal(
-    mut wishes: mpsc::Receiver<LineRequest>,
-    tell: &mpsc::Sender<Line>,
+    mut requests: mpsc::Receiver<LineRequest>,
+    lines: &mpsc::Sender<Line>,
     history: &Path,
 ) {
     let config = Config::builder().auto_add_history(false).build();
@@ -140,16 +141,16 @@ fn read_terminal(
     let mut editor = match editor {
         Ok(editor) => editor,
         Err(error) => {
-            let _ = tell.blocking_send(Line::Failed(error.to_string()));
+            let _ = lines.blocking_send(Line::Failed(error.to_string()));
             return;
         }
     };
     let _ = editor.set_max_history_size(REMEMBERED);
     let keeps = create_history(history) && editor.load_history(history).is_ok();
-    while let Some(wish) = wishes.blocking_recv() {
-        let line = match editor.readline(&wish.prompt) {
+    while let Some(request) = requests.blocking_recv() {
+        let line = match editor.readline(&request.prompt) {
             Ok(text) => {
-                if wish.is_in_history && !text.trim().is_empty() {
+                if request.is_in_history && !text.trim().is_empty() {
                     let added = editor.add_history_entry(text.as_str()).unwrap_or(false);
                     if keeps && added {
                         let _ = editor.save_history(history);
@@ -161,13 +162,13 @@ fn read_terminal(
             Err(ReadlineError::Eof) => Line::End,
             Err(error) => Line::Failed(error.to_string()),
         };
-        if tell.blocking_send(line).is_err() {
+        if lines.blocking_send(line).is_err() {
             return;
         }
     }
 }
 
-/// Makes the file of the history, for its owner alone.
+/// Creates the history file, readable only for its owner.
 fn create_history(history: &Path) -> bool {
     let mut how = OpenOptions::new();
     let how = how.append(true).create(true).mode(0o600);
@@ -176,11 +177,11 @@ fn create_history(history: &Path) -> bool {
         .is_ok()
 }
 
-fn read_pipe(mut wishes: mpsc::Receiver<LineRequest>, tell: &mpsc::Sender<Line>) {
+fn read_pipe(mut requests: mpsc::Receiver<LineRequest>, lines: &mpsc::Sender<Line>) {
     let mut stdin = io::stdin().lock();
-    while wishes.blocking_recv().is_some() {
+    while requests.blocking_recv().is_some() {
         let line = read(&mut stdin);
-        if tell.blocking_send(line).is_err() {
+        if lines.blocking_send(line).is_err() {
             return;
         }
     }
@@ -189,8 +190,8 @@ fn read_pipe(mut wishes: mpsc::Receiver<LineRequest>, tell: &mpsc::Sender<Line>)
 /// One line of at most [`limits::TURN_BYTES`].
 fn read(from: &mut impl BufRead) -> Line {
     let mut bytes = Vec::new();
-    let most = limits::TURN_BYTES as u64 + 1;
-    if let Err(error) = from.take(most).read_until(b'\n', &mut bytes) {
+    let max_bytes = limits::TURN_BYTES as u64 + 1;
+    if let Err(error) = from.take(max_bytes).read_until(b'\n', &mut bytes) {
         return Line::Failed(error.to_string());
     }
     if bytes.is_empty() {
@@ -199,12 +200,14 @@ fn read(from: &mut impl BufRead) -> Line {
     if bytes.last() == Some(&b'\n') {
         bytes.pop();
     } else if bytes.len() > limits::TURN_BYTES {
-        let most = limits::TURN_BYTES;
-        return Line::Failed(format!("the line has more than {most} bytes: send less"));
+        let max_bytes = limits::TURN_BYTES;
+        return Line::Failed(format!(
+            "the line is longer than {max_bytes} bytes; send less"
+        ));
     }
     match String::from_utf8(bytes) {
         Ok(text) => Line::Text(text),
-        Err(_) => Line::Failed("the line is no UTF-8".to_owned()),
+        Err(_) => Line::Failed("the line is not UTF-8".to_owned()),
     }
 }
 

@@ -1,7 +1,7 @@
-//! `marshal chat`: a chat with an agent of the daemon, message by message, in a terminal or over a pipe.
+//! `marshal chat`: an interactive chat with an agent of the daemon, in a terminal or over a pipe.
 //!
-//! Owns the turns as a person has them: what is typed is sent once, the answer is shown as it comes,
-//! Ctrl-C ends the turn, questions are answered in place. Must not know how a chat is worked.
+//! Owns the turns as a person sees them. A message is sent once, its answer is shown as it arrives,
+//! Ctrl-C cancels the turn, and approvals are answered in the chat. Must not know how a chat works.
 //!
 //! Tests: `tests/drills/fleet/chat_terminal.rs`.
 
@@ -30,51 +30,51 @@ use marshal_model::{
     Decision, PermissionRequestId, RememberScope, RoleName, SessionId, WorkspaceName,
 };
 
-/// How often a message is sent again to a daemon that is not there, under the same key.
+/// How often a message is sent again, under the same key, to a daemon that does not answer.
 const TRIES: u32 = 60;
-/// Questions of one turn that wait here to be shown.
+/// The most approvals of one turn that wait to be shown.
 const QUESTIONS: usize = 32;
-/// What a person is asked with.
+/// The prompts of the terminal.
 const PROMPT: &str = "> ";
 const MORE: &str = "… ";
-const ALLOW: &str = "allow? y, n, n REASON, or s to leave it: ";
+const ALLOW: &str = "allow? y, n, n REASON, or s to skip: ";
 
 /// `chat …`
 #[derive(Debug, Clone, clap::Args)]
 pub struct ChatArgs {
-    /// The workspace, a [workspace.NAME]; may be left out where the configuration has one
+    /// Name of the workspace, a [workspace.NAME]; optional if the configuration has only one
     #[arg(long, value_name = "NAME", value_parser = |text: &str| WorkspaceName::new(text))]
     workspace: Option<WorkspaceName>,
-    /// The role of a new chat, a [role.NAME]; may be left out where there is one
+    /// Role of a new chat, a [role.NAME]; optional if the configuration has only one
     #[arg(long, value_name = "NAME", conflicts_with = "resume", value_parser = |text: &str| RoleName::new(text))]
     role: Option<RoleName>,
-    /// Go on with this chat, instead of a new one
+    /// Continue this chat, instead of starting a new one
     #[arg(long, value_name = "CHAT", value_parser = |text: &str| SessionId::new(text))]
     resume: Option<SessionId>,
-    /// Without a terminal: a line that comes while a question waits is its answer, not the next
-    /// message. On a terminal that is always so
+    /// Without a terminal: while an approval is pending, treat the next line as its answer, not as
+    /// a message (on a terminal, this is always so)
     #[arg(long)]
     answers: bool,
 }
 
-/// A chat as it is held here.
+/// The state of the chat on the client.
 struct ChatSession<'a> {
     state: &'a Path,
     /// `/api/v1/workspaces/NAME/chats`
     chats: String,
     role: Option<RoleName>,
-    /// The chat and its stream, once there is one.
+    /// The chat's stream; `None` until the chat exists.
     chat_stream: Option<ChatStream<'a>>,
     lines: Lines,
     signals: Signals,
     streams: &'a mut Streams,
     json: bool,
     quiet: bool,
-    /// A line may be the answer to a question: somebody has seen it.
+    /// Whether a line may be the answer to a pending approval.
     answers: bool,
-    /// Questions that nobody has answered here, the one that is asked first.
+    /// Approvals that are not answered yet; the first one is shown.
     approvals: VecDeque<PendingApproval>,
-    /// What ended the last turn.
+    /// The exit code of the last turn.
     last: Exit,
 }
 
@@ -83,13 +83,13 @@ struct PendingApproval {
     digest: Option<String>,
 }
 
-/// What becomes of the chat here.
+/// What to do after a turn.
 enum NextStep {
     Continue,
     Leave(Exit),
 }
 
-/// Holds a chat until its person leaves.
+/// Runs the chat until the user leaves.
 pub(super) async fn run(
     state: &Path,
     config: &Config,
@@ -106,13 +106,14 @@ pub(super) async fn run(
         (None, _) => {
             let names = config.workspaces.keys().map(WorkspaceName::as_str);
             let names = names.collect::<Vec<_>>().join(", ");
-            let text = format!("error: name a workspace with --workspace; there are: {names}");
+            let text =
+                format!("error: name a workspace with --workspace; the workspaces are: {names}");
             streams.err.line(&text);
             return Exit::Usage;
         }
     };
     let Ok(signals) = Signals::install() else {
-        streams.err.line("error: signals cannot be handled");
+        streams.err.line("error: cannot install signal handlers");
         return Exit::CannotStart;
     };
     let lines = Lines::open(state, !json);
@@ -150,14 +151,14 @@ impl ChatSession<'_> {
 
     async fn run_turns(&mut self) -> Exit {
         if let Some(feed) = &mut self.chat_stream {
-            // Whether there is such a chat is known before anything is typed.
+            // An unknown chat is reported before the user types anything.
             if let Err(error) = feed.begin().await {
                 return error.report(self.streams);
             }
         }
         if self.lines.is_terminal() {
             self.print_note(
-                "Ctrl-C ends a turn, Ctrl-D leaves; \\ at a line's end goes on in the next",
+                "Ctrl-C cancels a turn, Ctrl-D exits; \\ at the end of a line continues it",
             );
         }
         let mut message = String::new();
@@ -169,14 +170,14 @@ impl ChatSession<'_> {
                 line = self.lines.next() => line,
                 signal = self.signals.next() => match signal {
                     Signal::Hangup => continue,
-                    // The editor does not have the terminal yet.
+                    // The line editor does not control the terminal yet.
                     Signal::Interrupt if self.lines.is_terminal() => Line::Interrupt,
                     ended => return ended.exit(),
                 },
             };
             match line {
                 Line::Text(_) if self.lines.is_stale_line() => {
-                    self.print_note("the question was over before that: nothing was sent");
+                    self.print_note("the request had ended before this answer: nothing was sent");
                 }
                 Line::Text(line) => {
                     interrupts = 0;
@@ -199,7 +200,7 @@ impl ChatSession<'_> {
                 Line::Interrupt => {
                     interrupts += 1;
                     message.clear();
-                    self.print_note("Ctrl-C again leaves");
+                    self.print_note("press Ctrl-C again to exit");
                 }
                 Line::End => return self.last,
                 Line::Failed(why) => {
@@ -211,7 +212,7 @@ impl ChatSession<'_> {
         }
     }
 
-    /// Sends a message and shows what comes of it, until its turn is over.
+    /// Sends a message and shows its turn until the end.
     async fn turn(&mut self, message: &str) -> NextStep {
         self.approvals.clear();
         let sent = match self.send(message).await {
@@ -219,7 +220,7 @@ impl ChatSession<'_> {
             Ok(None) => return NextStep::Leave(Exit::Interrupted),
             Err(error) => {
                 self.last = error.report(self.streams);
-                // What is wrong with a message is no reason to leave, if there is a chat.
+                // A refused message does not end an existing chat.
                 let is_refused = matches!(error, HttpError::Refused { .. });
                 return if self.chat_stream.is_some() && is_refused {
                     NextStep::Continue
@@ -256,7 +257,7 @@ impl ChatSession<'_> {
                     }
                     Line::End | Line::Failed(_) => {
                         self.approvals.clear();
-                        self.print_note("nobody is left to answer here: see marshal approvals");
+                        self.print_note("the input has ended: answer with `marshal approvals`");
                     }
                 },
                 signal = self.signals.next() => match signal {
@@ -274,7 +275,7 @@ impl ChatSession<'_> {
         }
     }
 
-    /// Has the daemon take the message, once; gives its turn, or nothing if the person left.
+    /// Sends the message exactly once; returns its turn, or `None` if the user left.
     async fn send(&mut self, message: &str) -> Result<Option<String>, HttpError> {
         let key = new_run_id().map_or_else(|_| String::new(), |id| id.to_string());
         let mut tries = 0;
@@ -289,7 +290,7 @@ impl ChatSession<'_> {
                         post_idempotent(self.state, &self.chats, &key, &body).await
                     }
                     Some(feed) => {
-                        // What comes of it is in the stream, from before it was sent.
+                        // Open the stream before sending, so that no event of the turn is missed.
                         feed.begin().await?;
                         let body = json!({"content": message});
                         post_idempotent(self.state, feed.path(), &key, &body).await
@@ -318,13 +319,14 @@ impl ChatSession<'_> {
                     }
                     return Ok(Some(text(&answer, "turn_id").to_owned()));
                 }
-                // Under its key it is taken once, whatever came of the try before.
+                // The key makes the daemon accept the message only once, even if an earlier try
+                // arrived.
                 Err(error) if tries >= TRIES || !error.is_retryable() => {
                     return Err(error);
                 }
                 Err(_) => {
                     if tries == 0 {
-                        self.print_note("the daemon is not there; trying again");
+                        self.print_note("the daemon does not answer; trying again");
                     }
                     tries += 1;
                     tokio::time::sleep(limits::CHAT_STREAM_RETRY).await;
@@ -339,12 +341,12 @@ impl ChatSession<'_> {
         };
         let path = format!("{}/stop", feed.path());
         match request_json(self.state, Method::POST, &path, None).await {
-            Ok(_) => self.print_note("stopping; Ctrl-C again leaves"),
+            Ok(_) => self.print_note("cancelling the turn; press Ctrl-C again to exit"),
             Err(error) => drop(error.report(self.streams)),
         }
     }
 
-    /// Takes a question note, if an event is one.
+    /// Queues an approval, if the event reports one.
     async fn note(&mut self, data: &str) {
         let event: Value = serde_json::from_str(data).unwrap_or_default();
         if text(&event, "type") != "approval" || self.approvals.len() >= QUESTIONS {
@@ -362,7 +364,7 @@ impl ChatSession<'_> {
         }
     }
 
-    /// Shows the first question that still waits, and asks for an answer.
+    /// Shows the first pending approval, and requests an answer.
     async fn show_next_approval(&mut self) {
         while let Some(question) = self.approvals.front_mut() {
             match approvals::fetch_pending(self.state, &question.approval).await {
@@ -377,11 +379,15 @@ impl ChatSession<'_> {
                         self.lines.request_line(ALLOW, false);
                         return;
                     }
-                    // Lines that were written before it cannot be meant for it.
-                    let text = format!("left: marshal approvals show {}", question.approval);
+                    // The lines of a pipe were written before the approval, so they cannot answer
+                    // it.
+                    let text = format!(
+                        "not answered here: marshal approvals show {}",
+                        question.approval
+                    );
                     self.print_note(&text);
                 }
-                // It is over already.
+                // It has ended already.
                 Ok(None) => {}
                 Err(error) => drop(super::control_client::report_error(&error, self.streams)),
             }
@@ -389,10 +395,10 @@ impl ChatSession<'_> {
         }
     }
 
-    /// Takes a line as the answer to the first question.
+    /// Sends a line as the answer to the first approval.
     async fn answer(&mut self, line: &str) {
         let Some(question) = self.approvals.front() else {
-            self.print_note("the question was over before that: nothing was sent");
+            self.print_note("the request had ended before this answer: nothing was sent");
             return;
         };
         let (word, reason) = match line.trim().split_once(char::is_whitespace) {
@@ -403,13 +409,13 @@ impl ChatSession<'_> {
             "y" | "yes" => Decision::Allow,
             "n" | "no" => Decision::Deny,
             "s" => {
-                let text = format!("left: marshal approvals show {}", question.approval);
+                let text = format!("skipped: marshal approvals show {}", question.approval);
                 self.approvals.pop_front();
                 self.print_note(&text);
                 return self.show_next_approval().await;
             }
             _ => {
-                self.print_note("say y, n, n REASON or s");
+                self.print_note("enter y, n, n REASON or s");
                 self.lines.request_line(ALLOW, false);
                 return;
             }

@@ -76,7 +76,7 @@ fn what_others_can_write_is_not_used() {
     chmod(&file, 0o600);
     for (mode, expect) in [
         (0o777, "is writable by everybody (mode 0777)"),
-        (0o1777, "is a directory of everybody (mode 1777)"),
+        (0o1777, "(mode 1777), so the file may not be yours"),
         (0o1757, "move it into a directory of your own"),
     ] {
         chmod(dir.path(), mode);
@@ -185,11 +185,11 @@ fn a_found_file_cannot_leave_its_directory_by_a_link() {
     symlink(outside.path(), dir.path().join("link")).expect("link");
     let shown = refused(None, dir.path());
     assert!(
-        shown.contains("pool.demo.workspace.path: the workspace is really"),
+        shown.contains("pool.demo.workspace.path: the workspace resolves to"),
         "{shown}"
     );
     assert!(
-        shown.contains("pool.demo.home_files.x: the file is really"),
+        shown.contains("pool.demo.home_files.x: the file resolves to"),
         "{shown}"
     );
     load(Some(Path::new(NAME)), dir.path()).expect("named, it may");

@@ -1,12 +1,12 @@
-//! Limits of children as a whole, as the table tells them: what would hold each, and who needs it.
+//! The limits of children as rows of the table: what enforces each one, and who needs it.
 //!
-//! What holds them is found out by `launch::cgroup`, where they are held.
+//! `launch::cgroup` enforces them and finds out what this host supports.
 
 use marshal_config::{Config, Degradable, Sandbox};
 use marshal_launch::cgroup::{self, Enforcement, LimitEnforcement};
 use marshal_sandbox::doctor::{CheckStatus, Feature, FeatureQuery, ProbeResult, Requirement, Row};
 
-/// The features whose answers come from here.
+/// The features that this module probes.
 pub(super) const FEATURES: &[Feature] = &[
     Feature::CgroupKill,
     Feature::CgroupMemory,
@@ -18,7 +18,7 @@ fn feature_query(feature: Feature) -> FeatureQuery {
     FeatureQuery { feature, at: None }
 }
 
-/// What a profile needs. Processes are held without groups too.
+/// What a profile needs. The number of processes is limited without cgroups too.
 pub(super) fn needs(name: &str, profile: &Sandbox) -> Vec<Requirement> {
     let limits = &profile.group_limits;
     let wanted = [
@@ -50,7 +50,7 @@ pub(super) fn needs_of_all(config: &Config, only: Option<&str>) -> Vec<Requireme
         .collect()
 }
 
-/// What this host gives.
+/// What this host supports.
 pub(super) fn probe_limits() -> Vec<(FeatureQuery, ProbeResult)> {
     let findings = cgroup::survey();
     FEATURES
@@ -71,19 +71,20 @@ pub(super) fn probe_limits() -> Vec<(FeatureQuery, ProbeResult)> {
         .collect()
 }
 
-/// Of limits that nothing holds: what a profile cannot do without, and what it does without.
+/// The limits that nothing enforces: rows for those that the profile requires, and words for those
+/// that it may lack.
 pub(super) fn unenforced_limits(
     name: &str,
     profile: &Sandbox,
-    held: &LimitEnforcement,
+    enforcement: &LimitEnforcement,
 ) -> (Vec<Row>, Vec<Degradable>) {
     let mut rows = Vec::new();
     let mut without = Vec::new();
-    for limit in held.missing() {
+    for limit in enforcement.missing() {
         let word = match limit {
             "pids" => Degradable::Pids,
             "cpu" => Degradable::Cpu,
-            // Swap is part of the memory's.
+            // The swap limit is part of the memory limit.
             _ => Degradable::Memory,
         };
         if !profile.requirements.limits_held || profile.requirements.may_degrade(word) {
@@ -100,10 +101,13 @@ pub(super) fn unenforced_limits(
             required_by: vec![format!("{name}: limits_held")],
             status: CheckStatus::Missing,
             result: ProbeResult {
-                said: format!("{limit}: {}", held.why.as_deref().unwrap_or("not held")),
+                said: format!(
+                    "{limit}: {}",
+                    enforcement.why.as_deref().unwrap_or("not enforced")
+                ),
                 hint: Some(
-                    "run marshal as a service of systemd with Delegate=yes, or name it in \
-                     allow_degrade"
+                    "run marshal as a systemd service with Delegate=yes, or add the limit to \
+                    allow_degrade"
                         .to_owned(),
                 ),
                 ..ProbeResult::unknown()

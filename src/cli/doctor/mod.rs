@@ -1,7 +1,7 @@
-//! `marshal doctor`: what this host has, who needs it, and what is missing; the same table when a
-//! fleet cannot start.
+//! `marshal doctor`: which features this host has, who needs them, and which are missing. The same
+//! table is shown when a fleet cannot start.
 //!
-//! Must not know how anything is looked for.
+//! Must not know how a feature is probed.
 
 mod limits;
 mod needs;
@@ -20,13 +20,13 @@ use marshal_sandbox::doctor::{
 };
 use marshal_sandbox::uids::{self, LockedBlock, Sources};
 
-/// This program, as its helpers are started.
+/// This program's own file, for starting its helpers.
 const OWN: &str = "/proc/self/exe";
 
-/// A uid for probes where none can be had: "nobody".
+/// The uid for probes if no block of uids can be locked: "nobody".
 const NOBODY: u32 = 65_534;
 
-/// Looks, and prints what was found; `only` is the profile that was asked for.
+/// Probes the host and prints the table; `only` limits it to one profile.
 pub(super) fn run(
     config: &Config,
     state: &Path,
@@ -40,7 +40,7 @@ pub(super) fn run(
         let names: Vec<&str> = config.sandboxes.keys().map(String::as_str).collect();
         let name = marshal_model::untrusted::escape_for_display(name, 40);
         streams.err.line(&format!(
-            "error: no profile {name}: there is {}",
+            "error: there is no profile {name}; the profiles are {}",
             names.join(", ")
         ));
         return Exit::Usage;
@@ -52,11 +52,11 @@ pub(super) fn run(
         ids,
         slots: u32::from(config.supervisor.max_children),
     };
-    let asked = all_queries(&needs, config, &state);
-    let mut found = doctor::probe(Path::new(OWN), asking, &asked);
+    let queries = all_queries(&needs, config, &state);
+    let mut found = doctor::probe(Path::new(OWN), asking, &queries);
     needs.extend(limits::needs_of_all(config, only));
     found.extend(limits::probe_limits());
-    found.sort_by_key(|(asked, _)| asked.feature);
+    found.sort_by_key(|(query, _)| query.feature);
     let rows = doctor::evaluate(&needs, found);
     let profiles = profiles(config, only, &needs, &rows);
     if json {
@@ -86,13 +86,13 @@ pub(super) fn run(
     }
 }
 
-/// Everything that can be looked at, in the order of the table.
+/// Every feature that can be probed, in the order of the table.
 fn all_queries(needs: &[Requirement], config: &Config, state: &str) -> Vec<FeatureQuery> {
-    let mut asked: Vec<FeatureQuery> = Vec::new();
+    let mut queries: Vec<FeatureQuery> = Vec::new();
     for feature in Feature::ALL.iter().copied() {
         let at = match feature {
             Feature::Sandbox => continue,
-            // Found where limits are held.
+            // Probed in `limits`.
             feature if limits::FEATURES.contains(&feature) => continue,
             Feature::IdmapState | Feature::ProjectQuota => vec![state.to_owned()],
             Feature::IdmapWorkspace => needs::workspaces(config),
@@ -109,25 +109,25 @@ fn all_queries(needs: &[Requirement], config: &Config, state: &str) -> Vec<Featu
             all.push(FeatureQuery { feature, at: None });
         }
         for one in all {
-            if !asked.contains(&one) {
-                asked.push(one);
+            if !queries.contains(&one) {
+                queries.push(one);
             }
         }
     }
-    asked
+    queries
 }
 
-/// Whom agents would be: as root, a uid that is nobody's.
+/// The ids that agents would have: for root, a uid that no user has.
 pub(super) fn probe_ids() -> (HostIds, Option<LockedBlock>) {
     if !rustix::process::geteuid().is_root() {
         return (own_ids(), None);
     }
-    let held = uids::acquire(&Sources::host(), 1, marshal_config::UidRange::Auto).ok();
-    let slot_uid = held.as_ref().map_or(NOBODY, |held| held.block().first);
-    (HostIds::Root { slot_uid }, held)
+    let block = uids::acquire(&Sources::host(), 1, marshal_config::UidRange::Auto).ok();
+    let slot_uid = block.as_ref().map_or(NOBODY, |locked| locked.block().first);
+    (HostIds::Root { slot_uid }, block)
 }
 
-/// The ids of whoever runs this.
+/// The ids of the caller.
 pub(super) fn own_ids() -> HostIds {
     HostIds::Own {
         uid: rustix::process::geteuid().as_raw(),
@@ -135,10 +135,10 @@ pub(super) fn own_ids() -> HostIds {
     }
 }
 
-/// What comes of a profile.
+/// Whether this host can provide a profile.
 struct Profile {
     name: String,
-    /// Whether a pool uses it, or somebody asked for it.
+    /// Whether a pool uses it or `--profile` names it: only then the exit code counts it.
     counts: bool,
     missing: BTreeSet<&'static str>,
     degraded: BTreeSet<&'static str>,
@@ -148,16 +148,16 @@ impl Profile {
     fn line(&self) -> String {
         let list = |words: &BTreeSet<&str>| words.iter().copied().collect::<Vec<_>>().join(", ");
         let mut parts = vec![if self.missing.is_empty() {
-            format!("profile {}: can be had here", self.name)
+            format!("profile {}: available on this host", self.name)
         } else {
             let missing = list(&self.missing);
             format!(
-                "profile {}: cannot be had here, for want of {missing}",
+                "profile {}: not available on this host, missing {missing}",
                 self.name
             )
         }];
         if !self.degraded.is_empty() {
-            parts.push(format!("goes without {}", list(&self.degraded)));
+            parts.push(format!("runs without {}", list(&self.degraded)));
         }
         if !self.counts {
             parts.push("no pool uses it".to_owned());

@@ -1,4 +1,4 @@
-//! What a configuration needs of its host: its profiles, and its pools' launchers.
+//! The host features that a configuration needs: by its profiles and its pools' launchers.
 
 use std::collections::BTreeSet;
 
@@ -37,7 +37,7 @@ pub(super) fn of_all(config: &Config, state: &str, only: Option<&str>) -> Vec<Re
     needs
 }
 
-/// The programs that pools have their walls put up by.
+/// The programs that build the pools' sandboxes.
 pub(super) fn of_launchers(config: &Config) -> Vec<Requirement> {
     let engine = config.container.engine.word();
     let needs = config.pools.iter().filter_map(|pool| match pool.launcher {
@@ -61,7 +61,7 @@ fn of_launcher(pool: &Pool, feature: Feature, at: Option<&str>) -> Requirement {
     }
 }
 
-/// What the pools that have walls need.
+/// What the sandboxed pools need.
 pub(super) fn of_used(config: &Config, state: &str, only: Option<&str>) -> Vec<Requirement> {
     let mut needs: Vec<Requirement> = Vec::new();
     for pool in sandboxed_pools(config) {
@@ -80,7 +80,7 @@ pub(super) fn of_used(config: &Config, state: &str, only: Option<&str>) -> Vec<R
     needs
 }
 
-/// What one command in the walls of a profile needs.
+/// What one command in the sandbox of a profile needs.
 pub(super) fn of_command(name: &str, profile: &Sandbox, own_network: bool) -> Vec<Requirement> {
     requirements_of(&ProfileContext {
         name,
@@ -93,14 +93,14 @@ pub(super) fn of_command(name: &str, profile: &Sandbox, own_network: bool) -> Ve
     })
 }
 
-/// The pools whose agents stand behind walls of this host, whoever puts them up: git's are this
-/// program's own there too, or bubblewrap's, which needs the same.
+/// The pools whose agents run in a sandbox of this host, whatever builds it. Git's sandbox is built
+/// by this program or by bubblewrap, which needs the same.
 pub(super) fn sandboxed_pools(config: &Config) -> impl Iterator<Item = &Pool> {
     let pools = config.pools.iter();
     pools.filter(|pool| pool.launcher.has_sandbox())
 }
 
-/// The workspaces that are shown themselves.
+/// The workspaces that are mounted themselves, without a copy.
 pub(super) fn workspaces(config: &Config) -> Vec<String> {
     let pools = sandboxed_pools(config).filter(|pool| pool.workspace.mode != WorkspaceMode::Copy);
     let paths: BTreeSet<String> = pools

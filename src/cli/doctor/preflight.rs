@@ -1,8 +1,9 @@
-//! Whether a fleet's walls can be had, before any child is started.
+//! Checks that a fleet's sandboxes can be built, before any child is started.
 //!
-//! What walls in memory cannot tell is looked for first, each thing in a helper; then the walls of
-//! every profile are tried once. When that fails, everything that the profile needs is looked for,
-//! so that the table names what is missing. What a profile may do without is taken out of it here.
+//! Features that a trial sandbox in memory does not use are probed first, each in a helper. Then
+//! the sandbox of every profile is tried once. If that fails, every feature that the profile needs
+//! is probed, so that the table names what is missing. Features that a profile may lack are removed
+//! from it here.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,45 +21,45 @@ use marshal_sandbox::uids::SlotUids;
 use marshal_sandbox::{self as sandbox, HostIds, PlanError};
 use marshal_wire::shim::{AGENT_ID, SetupFailure};
 
-/// How wide the table is when it is part of an error, in columns.
+/// Width of the table inside an error message, in columns.
 const WIDTH: usize = crate::cli::streams::PIPED_WIDTH;
 
-/// What walls in memory do not try.
+/// Features that a trial sandbox in memory does not use.
 const UNTRIED_FEATURES: &[Feature] = &[
     Feature::IdmapState,
     Feature::IdmapWorkspace,
     Feature::UidPerSlot,
 ];
 
-/// Why there can be no fleet.
+/// Why the fleet cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum PreflightError {
-    /// This host lacks something.
+    /// This host lacks a required feature.
     #[error("{0}")]
     Missing(MissingFeatures),
-    /// The walls cannot be planned.
+    /// The sandbox cannot be planned.
     #[error("sandbox {profile}: {error}")]
     Plan {
-        /// The profile.
+        /// The profile's name.
         profile: String,
-        /// Why.
+        /// The cause.
         error: PlanError,
     },
-    /// Nobody looked.
-    #[error("what this host has could not be looked at")]
+    /// The probe did not run.
+    #[error("the features of this host could not be probed")]
     ProbeFailed,
 }
 
-/// Why a command's limits are not held.
+/// Why a command's limits cannot be enforced.
 #[derive(Debug)]
 pub(in crate::cli) enum LimitsError {
-    /// There are no walls.
+    /// The sandbox cannot be built.
     Sandbox(RunError),
-    /// There are, but not all of their limits.
+    /// The sandbox can be built, but not all of its limits can be enforced.
     Preflight(PreflightError),
 }
 
-/// What a host lacks: only the rows of the table that nobody can do without.
+/// The required features that a host lacks, as rows of the table.
 #[derive(Debug)]
 pub struct MissingFeatures {
     rows: Vec<Row>,
@@ -76,7 +77,7 @@ impl fmt::Display for MissingFeatures {
     }
 }
 
-/// The profiles that pools with walls use, once each.
+/// The profiles that sandboxed pools use, once each.
 pub(in crate::cli) fn sandboxed_profiles(
     config: &Config,
 ) -> impl Iterator<Item = (&str, &Sandbox)> {
@@ -91,7 +92,7 @@ pub(in crate::cli) fn sandboxed_profiles(
     })
 }
 
-/// The ranges of uids that the walled pools' profiles name, and how many ids each needs below it.
+/// The uid ranges of the profiles that sandboxed pools use, and how many ids each needs below it.
 pub(in crate::cli) fn uid_ranges(config: &Config) -> Vec<(UidRange, u32)> {
     let pools = needs::sandboxed_pools(config);
     pools
@@ -110,7 +111,7 @@ pub(in crate::cli) fn uid_ranges(config: &Config) -> Vec<(UidRange, u32)> {
         .collect()
 }
 
-/// Every profile with every engine by which a pool has it put up; `NoJournal`: this program itself.
+/// Every profile with each engine that builds it for a pool; `None` is this program itself.
 fn profiles_by_engine<'c>(
     config: &'c Config,
     engines: &'c BTreeMap<PoolName, Arc<Engine>>,
@@ -129,8 +130,8 @@ fn profiles_by_engine<'c>(
     ways
 }
 
-/// Sees to it that all walls can be had, and takes out of the profiles what they may do without and
-/// this host has not.
+/// Checks that every sandbox can be built, and removes from the profiles the features that they may
+/// lack and that this host does not have.
 pub(in crate::cli) async fn check(
     config: &mut Config,
     spawner: &Spawner,
@@ -146,7 +147,7 @@ pub(in crate::cli) async fn check(
         slots: u32::from(config.supervisor.max_children),
     };
     let state = state.to_string_lossy().into_owned();
-    // Root's block is held already: another one of its size need not be free.
+    // Root's block of uids is locked already: another one of its size need not be free.
     let is_open = |need: &Requirement| uids.is_none() || need.query.feature != Feature::UidPerSlot;
     let mut needs = needs::of_used(config, &state, None);
     needs.retain(is_open);
@@ -154,32 +155,34 @@ pub(in crate::cli) async fn check(
     let mut without = Vec::new();
     for (name, profile, engine) in profiles_by_engine(config, engines) {
         let ids = ids(uids, profile);
-        let walls = sandbox::plan(&sandbox::probe_request(profile, ids));
-        let walls = walls.map_err(|error| PreflightError::Plan {
+        let plan = sandbox::plan(&sandbox::probe_request(profile, ids));
+        let plan = plan.map_err(|error| PreflightError::Plan {
             profile: name.to_owned(),
             error,
         })?;
-        let walls = match engine {
-            Some(engine) => SandboxSpec::Engine(Box::new(walls), Arc::clone(engine)),
-            None => SandboxSpec::Shim(Box::new(walls)),
+        let spec = match engine {
+            Some(engine) => SandboxSpec::Engine(Box::new(plan), Arc::clone(engine)),
+            None => SandboxSpec::Shim(Box::new(plan)),
         };
-        let tried = launch::probe_sandbox(spawner, walls, sandbox::limits_of(profile)).await;
-        let held = match tried {
-            Ok(held) => held,
+        let result = launch::probe_sandbox(spawner, spec, sandbox::limits_of(profile)).await;
+        let enforcement = match result {
+            Ok(enforcement) => enforcement,
             Err(error) => {
                 let own = |need: &&Requirement| need.profile.as_deref() == Some(name);
                 let own: Vec<Requirement> = needs.iter().filter(own).cloned().collect();
                 return Err(diagnose(name, &own, ProbeContext { ids, ..asking }, &error).await);
             }
         };
-        let Some(held) = held else { continue };
-        let (rows, words) = limits::unenforced_limits(name, profile, &held);
+        let Some(enforcement) = enforcement else {
+            continue;
+        };
+        let (rows, words) = limits::unenforced_limits(name, profile, &enforcement);
         if !rows.is_empty() {
             return Err(PreflightError::Missing(MissingFeatures { rows }));
         }
         without.push((name.to_owned(), words));
     }
-    // The spawner has said it already.
+    // No log message here: the spawner has logged it already.
     for (name, words) in without {
         if let Some(profile) = config.sandboxes.get_mut(&name) {
             for word in words {
@@ -190,7 +193,7 @@ pub(in crate::cli) async fn check(
     Ok(())
 }
 
-/// Sees to it that the programs that pools have their walls put up by are there.
+/// Checks that the programs that build the pools' sandboxes are installed.
 pub(in crate::cli) async fn check_programs(config: &Config) -> Result<(), PreflightError> {
     let asking = ProbeContext {
         ids: own_ids(),
@@ -204,7 +207,7 @@ pub(in crate::cli) async fn check_programs(config: &Config) -> Result<(), Prefli
     }
 }
 
-/// The same for one command in the walls of a profile, which tries them itself.
+/// The same for one command in the sandbox of a profile; the command itself tries the sandbox.
 pub(in crate::cli) async fn check_one(
     config: &mut Config,
     name: &str,
@@ -219,22 +222,22 @@ pub(in crate::cli) async fn check_one(
     probe_early(&mut config.sandboxes, &needs, asking).await
 }
 
-/// Sees to it that what a command's profile demands to be held is held: tries its walls, where it
-/// demands that.
+/// Checks that the limits that a command's profile requires are enforced, by trying its sandbox.
+/// Does nothing if the profile does not require that.
 pub(in crate::cli) async fn check_limits(
     name: &str,
     profile: &Sandbox,
     spawner: &Spawner,
-    walls: SandboxSpec,
+    spec: SandboxSpec,
 ) -> Result<(), LimitsError> {
     if !profile.requirements.limits_held {
         return Ok(());
     }
-    let tried = launch::probe_sandbox(spawner, walls, sandbox::limits_of(profile)).await;
-    let Some(held) = tried.map_err(LimitsError::Sandbox)? else {
+    let result = launch::probe_sandbox(spawner, spec, sandbox::limits_of(profile)).await;
+    let Some(enforcement) = result.map_err(LimitsError::Sandbox)? else {
         return Ok(());
     };
-    let (rows, _) = limits::unenforced_limits(name, profile, &held);
+    let (rows, _) = limits::unenforced_limits(name, profile, &enforcement);
     if rows.is_empty() {
         Ok(())
     } else {
@@ -244,7 +247,7 @@ pub(in crate::cli) async fn check_limits(
     }
 }
 
-/// What is missing of a profile whose walls could not be had for a command.
+/// What is missing for a profile whose sandbox could not be built for a command.
 pub(in crate::cli) async fn diagnose_command(
     config: &Config,
     name: &str,
@@ -258,8 +261,7 @@ pub(in crate::cli) async fn diagnose_command(
     diagnose(name, &needs.unwrap_or_default(), asking, error).await
 }
 
-/// What a command in the walls of this profile goes without here: rows that are missing or done
-/// without.
+/// What the sandbox of this profile lacks on this host: rows that are missing or degraded.
 pub(in crate::cli) fn missing_rows(
     name: &str,
     profile: &Sandbox,
@@ -267,8 +269,8 @@ pub(in crate::cli) fn missing_rows(
     own_network: bool,
 ) -> Vec<Row> {
     let mut needs = needs::of_command(name, profile, own_network);
-    let asked = distinct(&needs);
-    let mut found = doctor::probe(Path::new(OWN), ProbeContext { ids, slots: 1 }, &asked);
+    let queries = distinct(&needs);
+    let mut found = doctor::probe(Path::new(OWN), ProbeContext { ids, slots: 1 }, &queries);
     needs.extend(limits::needs(name, profile));
     found.extend(limits::probe_limits());
     let rows = doctor::evaluate(&needs, found);
@@ -276,7 +278,7 @@ pub(in crate::cli) fn missing_rows(
     rows.into_iter().filter(is_lack).collect()
 }
 
-/// Looks for what walls in memory do not try, and for what may be done without.
+/// Probes the features that a trial sandbox in memory does not use, and those that may be missing.
 async fn probe_early(
     profiles: &mut BTreeMap<String, Sandbox>,
     needs: &[Requirement],
@@ -288,7 +290,7 @@ async fn probe_early(
     let early: Vec<Requirement> = needs.iter().filter(beside).cloned().collect();
     let rows = probe(&early, asking).await?;
     if !doctor::missing_rows(&rows).is_empty() {
-        // What is missing here may be so for want of something that was not looked for yet.
+        // A feature may be missing because of another one that was not probed yet.
         let rows = doctor::missing_rows(&probe(needs, asking).await?);
         return Err(PreflightError::Missing(MissingFeatures { rows }));
     }
@@ -296,7 +298,7 @@ async fn probe_early(
     Ok(())
 }
 
-/// Why walls failed: what is missing, or if nothing is, the failure itself.
+/// Why a sandbox failed: the missing features, or the failure itself if none is missing.
 async fn diagnose(
     name: &str,
     needs: &[Requirement],
@@ -323,28 +325,29 @@ fn ids(uids: Option<&SlotUids>, profile: &Sandbox) -> HostIds {
     }
 }
 
-/// Looks for what is needed.
+/// Probes the needed features.
 async fn probe(needs: &[Requirement], asking: ProbeContext) -> Result<Vec<Row>, PreflightError> {
-    let asked = distinct(needs);
-    if asked.is_empty() {
+    let queries = distinct(needs);
+    if queries.is_empty() {
         return Ok(Vec::new());
     }
-    let looked = tokio::task::spawn_blocking(move || doctor::probe(Path::new(OWN), asking, &asked));
-    let found = looked.await.map_err(|_| PreflightError::ProbeFailed)?;
-    Ok(doctor::evaluate(needs, found))
+    let probes =
+        tokio::task::spawn_blocking(move || doctor::probe(Path::new(OWN), asking, &queries));
+    let results = probes.await.map_err(|_| PreflightError::ProbeFailed)?;
+    Ok(doctor::evaluate(needs, results))
 }
 
 fn distinct(needs: &[Requirement]) -> Vec<FeatureQuery> {
-    let mut asked: Vec<FeatureQuery> = Vec::new();
+    let mut queries: Vec<FeatureQuery> = Vec::new();
     for need in needs {
-        if !asked.contains(&need.query) {
-            asked.push(need.query.clone());
+        if !queries.contains(&need.query) {
+            queries.push(need.query.clone());
         }
     }
-    asked
+    queries
 }
 
-/// Notes in each profile what it goes without.
+/// Removes the missing features from the profiles that may lack them.
 fn degrade_profiles(profiles: &mut BTreeMap<String, Sandbox>, needs: &[Requirement], rows: &[Row]) {
     for row in rows
         .iter()
@@ -358,8 +361,8 @@ fn degrade_profiles(profiles: &mut BTreeMap<String, Sandbox>, needs: &[Requireme
             let Some(profile) = profiles.get_mut(name) else {
                 continue;
             };
-            // A part of Landlock that the host's network wants is not the version of a profile: the
-            // children that have that network lack it.
+            // The Landlock feature that only the host's network needs does not change the profile's
+            // version: only the children with that network lack it.
             let feature = if need.query.feature == Feature::Landlock || word != Degradable::Landlock
             {
                 profile.degrade(word);
@@ -374,13 +377,13 @@ fn degrade_profiles(profiles: &mut BTreeMap<String, Sandbox>, needs: &[Requireme
                 profile = name,
                 feature,
                 found = row.result.said,
-                "the sandbox goes without a layer that this host has not"
+                "the sandbox lacks a layer that this host does not support"
             );
         }
     }
 }
 
-/// The version that there is instead of the one that is wanted; 0 where there is none that is used.
+/// The Landlock version of this host, below the required one; 0 if it is too old to use.
 fn lower_landlock(found: &ProbeResult) -> u8 {
     match u8::try_from(found.count) {
         Ok(abi) if found.has && abi >= doctor::MIN_LANDLOCK_ABI => abi,
@@ -388,7 +391,7 @@ fn lower_landlock(found: &ProbeResult) -> u8 {
     }
 }
 
-/// The walls failed, and no single thing is to blame.
+/// The row for a sandbox that failed without a single missing feature.
 fn failed(profile: &str, error: &RunError) -> Row {
     let failure = match error {
         RunError::Spawn(SpawnError::Sandbox(failure) | SpawnError::Exec(failure))

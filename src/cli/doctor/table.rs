@@ -1,6 +1,6 @@
-//! The table of what a host has: one text, or one JSON object for each row.
+//! The table of a host's features: one text, or one JSON object for each row.
 //!
-//! Pure. What the host says is foreign text.
+//! Pure. Messages of the host are untrusted text.
 
 use std::fmt::Write as _;
 
@@ -9,14 +9,14 @@ use unicode_width::UnicodeWidthStr as _;
 use marshal_model::untrusted::escape_for_display;
 use marshal_sandbox::doctor::Row;
 
-/// Columns of whoever needs it.
+/// Columns of "needed by".
 const NEEDED_BY: usize = 36;
-/// Columns that what was found gets at least.
+/// The least columns of "found".
 const FOUND: usize = 24;
-/// Columns of a hint in a line.
+/// Columns of a hint.
 const HINT: usize = 400;
 
-/// The table, with its hints below their rows. `width` is in columns.
+/// The table, with each hint below its row. `width` is in columns.
 pub(super) fn render(rows: &[Row], width: usize) -> String {
     let heads = ["feature", "needed by", "result", "errno", "found"].map(str::to_owned);
     let mut lines = vec![(heads, None)];
@@ -60,7 +60,7 @@ pub(super) fn render(rows: &[Row], width: usize) -> String {
     text
 }
 
-/// One row as an object. What the host says is as it was said.
+/// One row as an object. Messages of the host are not escaped.
 pub(super) fn json(row: &Row) -> serde_json::Value {
     serde_json::json!({
         "feature": row.query.feature.word(),

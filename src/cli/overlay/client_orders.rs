@@ -1,7 +1,7 @@
-//! `diff` and `apply` for clients of a daemon: what was done as JSON, why not as a sentence.
+//! `diff` and `apply` for clients of a daemon: the result as JSON, a refusal as a sentence.
 //!
-//! Owns how much of a change an answer holds. What is judged, and what is refused, is that of the
-//! commands. Must not know how a client asks.
+//! Owns how much of a change an answer contains. The policy checks and refusals are those of the
+//! commands. Must not know how a client sends its request.
 
 use std::path::{Path, PathBuf};
 
@@ -16,11 +16,11 @@ use marshal_sandbox::workspace::OverlayError;
 use marshal_sandbox::workspace::overlay::apply;
 use marshal_sandbox::workspace::overlay::apply_plan::ApplyPlan;
 
-/// Changes that one answer tells of.
+/// The most changes in one answer.
 const CHANGES: usize = 5000;
-/// Bytes of lines that differ, in one answer.
+/// The most bytes of diffs in one answer.
 const LINES: usize = 4 << 20;
-/// Reasons that one sentence has, and columns of each.
+/// The most reasons in one sentence, and the columns of each.
 const REASONS: usize = 5;
 const REASON: usize = 150;
 
@@ -35,7 +35,7 @@ impl From<OverlayFailure> for OverlayRefusal {
     }
 }
 
-/// Does it on this thread, which a process is started from that must not outlive it.
+/// Runs the order on this thread: it starts a process that must not outlive the thread.
 pub(in crate::cli) fn handle_order(
     state: &Path,
     config: &Config,
@@ -45,14 +45,14 @@ pub(in crate::cli) fn handle_order(
     let overlay = lock_overlay(state, session)?;
     let note = apply::recover(&overlay).map_err(OverlayFailure::from)?;
     let plan = plan_changes(&overlay, config, order == OverlayOrder::Diff)?;
-    let mut told = changes(session, &plan);
-    told["note"] = json!(note);
+    let mut reply = changes(session, &plan);
+    reply["note"] = json!(note);
     let OverlayOrder::Apply { check, yes } = order else {
-        return Ok(told);
+        return Ok(reply);
     };
     let refusals = plan.refusals();
     if !refusals.is_empty() {
-        return Err(conflict("the policy, or the workspace, refuses", &refusals));
+        return Err(conflict("the policy or the workspace refuses", &refusals));
     }
     let approvals = plan.changes.iter().filter_map(|item| {
         let why = item.approval_reason.as_ref()?;
@@ -60,21 +60,21 @@ pub(in crate::cli) fn handle_order(
     });
     let approvals: Vec<String> = approvals.collect();
     if !approvals.is_empty() && !yes {
-        let what = "the policy would ask a person (send \"yes\": true to be that person)";
+        let what = "the policy needs an approval (send \"yes\": true to approve) for";
         return Err(conflict(what, &approvals));
     }
     if !check {
         let program: PathBuf = "/proc/self/exe".into();
         let applied = apply::apply(&overlay, &plan, &program).map_err(OverlayFailure::from)?;
         if applied.kept.is_some() {
-            told["note"] = json!(applied.kept);
+            reply["note"] = json!(applied.kept);
         }
     }
-    told["applied"] = json!(!check);
-    Ok(told)
+    reply["applied"] = json!(!check);
+    Ok(reply)
 }
 
-/// Every change, as far as they fit.
+/// The changes, as far as they fit into one answer.
 fn changes(session: &SessionId, plan: &ApplyPlan) -> Value {
     let mut room = LINES;
     let items = plan.changes.iter().take(CHANGES);

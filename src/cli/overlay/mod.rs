@@ -1,9 +1,9 @@
-//! `diff`, `apply` and `discard`: what a session wrote over its workspace is shown, put there or
-//! thrown away.
+//! `diff`, `apply` and `discard`: show, apply or discard the changes in a session's overlay.
 //!
-//! Done in this process, with a daemon beside it or without: a session that is at work holds its
-//! overlay's lock, and so does whoever applies it. A daemon does the same for its clients (`asked`). Owns what the policy is asked: the same that is
-//! asked when an agent writes a file. Must not know in which forms an overlay keeps a change.
+//! They run in this process, with or without a daemon. A working session holds the lock of its
+//! overlay, and so does each of these commands. A daemon does the same for its clients
+//! (`client_orders`). The policy decides each change as if the agent wrote that file. Must not know
+//! how an overlay stores a change.
 
 mod client_orders;
 mod text;
@@ -28,21 +28,21 @@ use marshal_sandbox::workspace::overlay::apply_plan::{self, ApplyPlan, ChangeDec
 use marshal_sandbox::workspace::{Overlay, OverlayError, Root, overlay};
 use marshal_sandbox::{HOME_INSIDE, WORKSPACE_INSIDE};
 
-/// What nothing may be written to, whatever a pool's policy says.
+/// A policy of paths that are never written, whatever a pool's policy says.
 const GUARD: &str =
     "schema = 1\nname = \"apply\"\nextends = [\"builtin:guard\"]\ndefault = \"allow\"\n";
 
-/// Columns of an error, and of a reason in it: names in them are an agent's.
+/// Columns of an error, and of a reason in it: they contain names that an agent chose.
 const ERROR: usize = 8000;
 const REASON: usize = 700;
 
 /// `diff …`
 #[derive(Debug, clap::Args)]
 pub struct DiffArgs {
-    /// The session, as `events` and results name it
+    /// Id of the session, as `events` and results show it
     #[arg(value_parser = |text: &str| SessionId::new(text))]
     session: SessionId,
-    /// Only these, and what is below them: paths below the workspace
+    /// Show only these paths, and everything below them; relative to the workspace
     #[arg(value_name = "PATH")]
     paths: Vec<String>,
 }
@@ -50,13 +50,13 @@ pub struct DiffArgs {
 /// `apply …`
 #[derive(Debug, clap::Args)]
 pub struct ApplyArgs {
-    /// The session, as `events` and results name it
+    /// Id of the session, as `events` and results show it
     #[arg(value_parser = |text: &str| SessionId::new(text))]
     session: SessionId,
-    /// Only say what would be done, and what speaks against it
+    /// Only show what would be applied and what prevents it
     #[arg(long)]
     check: bool,
-    /// Apply what the policy would ask a person for
+    /// Also apply changes that the policy would ask a person about
     #[arg(short, long)]
     yes: bool,
 }
@@ -64,15 +64,15 @@ pub struct ApplyArgs {
 /// `discard …`
 #[derive(Debug, clap::Args)]
 pub struct DiscardArgs {
-    /// The session, as `events` and results name it
+    /// Id of the session, as `events` and results show it
     #[arg(value_parser = |text: &str| SessionId::new(text))]
     session: SessionId,
 }
 
-/// Why a command did nothing.
+/// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 enum OverlayFailure {
-    /// It was told, or needs no words.
+    /// The error was printed already.
     #[error("")]
     Reported(Exit),
     #[error("{0}")]
@@ -99,7 +99,7 @@ impl OverlayFailure {
     }
 }
 
-/// Runs the command, if it is one of these; else gives it back.
+/// Runs the command if it is one of these; otherwise returns it.
 pub(super) fn main(cli: Cli, streams: &mut dyn FnMut() -> Streams) -> Result<Exit, Box<Cli>> {
     if !matches!(
         cli.command,
@@ -142,10 +142,10 @@ fn run(cli: &Cli, streams: &mut Streams) -> Result<Exit, OverlayFailure> {
         }
         Command::Discard(args) => {
             let overlay = lock_overlay(&state, &args.session)?;
-            // What cannot be brought to its end must not keep what is thrown away.
+            // An interrupted apply that cannot be completed must not prevent the discard.
             if let Err(error) = recover(&overlay, streams) {
                 let text = escape_for_display(&error.to_string(), ERROR);
-                let text = format!("note: {text}; what the session wrote is removed all the same");
+                let text = format!("note: {text}; the session's changes are discarded anyway");
                 streams.err.line(&text);
             }
             overlay.discard().map_err(OverlayError::from)?;
@@ -156,7 +156,7 @@ fn run(cli: &Cli, streams: &mut Streams) -> Result<Exit, OverlayFailure> {
     }
 }
 
-/// Takes a session's overlay, and brings an apply of it to its end that was killed.
+/// Locks a session's overlay, and completes an apply that was killed.
 fn open_overlay(
     state: &Path,
     session: &SessionId,
@@ -168,10 +168,10 @@ fn open_overlay(
 }
 
 fn recover(overlay: &Overlay, streams: &mut Streams) -> Result<(), ApplyError> {
-    if let Some(told) = apply::recover(overlay)? {
+    if let Some(note) = apply::recover(overlay)? {
         streams
             .err
-            .line(&format!("note: {}", escape_for_display(&told, ERROR)));
+            .line(&format!("note: {}", escape_for_display(&note, ERROR)));
     }
     Ok(())
 }
@@ -186,7 +186,7 @@ fn lock_overlay(state: &Path, session: &SessionId) -> Result<Overlay, OverlayFai
     Ok(Overlay::lock_existing(root, session)?)
 }
 
-/// Looks at everything that the session wrote, by the policy of its pool.
+/// Evaluates every change of the session by the policy of its pool.
 fn plan_changes(
     overlay: &Overlay,
     config: &Config,
@@ -195,42 +195,43 @@ fn plan_changes(
     let pool = overlay.record()?.pool;
     let Some(pool) = config.pool(&pool) else {
         return Err(OverlayFailure::Usage(format!(
-            "the session worked in the pool {}, which is not in this configuration, and its policy \
-             decides: name the file with --config",
+            "the pool {} of this session is not in this configuration, but its policy decides what \
+            may be applied; name the right file with --config",
             escape_for_display(&pool, 60)
         )));
     };
     let loaded = policies::load_policies(config).map_err(OverlayFailure::Faulty)?;
     let Some(policy) = loaded.by_name.get(&pool.policy) else {
         return Err(OverlayFailure::Usage(format!(
-            "there is no policy {}",
+            "the pool's policy {} does not exist",
             escape_for_display(&pool.policy, 60)
         )));
     };
     let none = |name: &str| Err(format!("there is no file {name:?} beside it"));
-    let guard = Policy::load(GUARD, "apply", &none)
-        .map_err(|error| OverlayFailure::System(format!("the guard cannot be loaded: {error}")))?;
+    let guard = Policy::load(GUARD, "apply", &none).map_err(|error| {
+        OverlayFailure::System(format!("cannot load the guard policy: {error}"))
+    })?;
     let program: PathBuf = "/proc/self/exe".into();
     let judge = |path: &str| decide_write(&[&guard, &policy.policy], path);
     Ok(apply_plan::plan_apply(overlay, &program, &judge, texts)?)
 }
 
-/// What the policies say of a file that is written at this path of the workspace: the most severe.
+/// The strictest decision of the policies on a write to this path of the workspace.
 fn decide_write(policies: &[&Policy], path: &str) -> ChangeDecision {
     let at = FsContext {
         workspace: WORKSPACE_INSIDE,
         home: HOME_INSIDE,
         cwd: Some(WORKSPACE_INSIDE),
-        // Nothing is followed when it is written.
+        // The write follows no link.
         resolver: &NoLinks,
     };
-    let wish = ClientRequest::Write(format!("{WORKSPACE_INSIDE}/{path}"));
+    let request = ClientRequest::Write(format!("{WORKSPACE_INSIDE}/{path}"));
     let mut verdict = ChangeDecision::Allow;
     for policy in policies {
-        let (judged, _) = policy.decide_client(&wish, &at);
-        let rule = judged.rules.first().map_or("default", String::as_str);
-        let why = format!("{} ({rule})", judged.reason);
-        match judged.decision {
+        let (decision, _) = policy.decide_client(&request, &at);
+        let rule = decision.rules.first().map_or("default", String::as_str);
+        let why = format!("{} ({rule})", decision.reason);
+        match decision.decision {
             Decision::Deny => return ChangeDecision::Deny(why),
             Decision::Ask => verdict = ChangeDecision::Ask(why),
             Decision::Allow => {}
@@ -246,12 +247,12 @@ fn apply_plan(
     json: bool,
     streams: &mut Streams,
 ) -> Result<Exit, OverlayFailure> {
-    let asked = plan
+    let needs_approval = plan
         .changes
         .iter()
         .any(|item| item.approval_reason.is_some());
     let refusals = plan.refusals();
-    if args.check || !refusals.is_empty() || (asked && !args.yes) {
+    if args.check || !refusals.is_empty() || (needs_approval && !args.yes) {
         text::list(plan, json, streams);
     }
     if !refusals.is_empty() {
@@ -265,15 +266,15 @@ fn apply_plan(
         streams.err.line(&text);
         return Err(OverlayFailure::Reported(Exit::Failures));
     }
-    if asked && !args.yes {
+    if needs_approval && !args.yes {
         for item in &plan.changes {
             if let Some(why) = &item.approval_reason {
                 let path = item.path.escape_for_display(300);
                 let why = escape_for_display(why, REASON);
-                streams.err.line(&format!("asked: {path}: {why}"));
+                streams.err.line(&format!("needs approval: {path}: {why}"));
             }
         }
-        let text = "error: nothing was applied: the policy would ask a person; add --yes to be that person";
+        let text = "error: nothing was applied: the policy needs a person's approval; add --yes to approve the changes";
         streams.err.line(text);
         return Err(OverlayFailure::Reported(Exit::Failures));
     }
@@ -282,10 +283,10 @@ fn apply_plan(
     }
     let program: PathBuf = "/proc/self/exe".into();
     let applied = apply::apply(overlay, plan, &program)?;
-    if let Some(kept) = applied.kept {
+    if let Some(note) = applied.kept {
         streams
             .err
-            .line(&format!("note: {}", escape_for_display(&kept, ERROR)));
+            .line(&format!("note: {}", escape_for_display(&note, ERROR)));
     }
     text::done(
         "applied",

@@ -1,6 +1,6 @@
-//! How changes are told: a line each, with the lines that differ, or as JSON.
+//! Shows changes: one line each, with a diff, or as JSON.
 //!
-//! Everything of an agent's is made safe to show. Must not know what becomes of a change.
+//! Text of an agent is escaped. Must not know how a change is applied.
 
 use std::fmt::Write as _;
 
@@ -14,13 +14,13 @@ use marshal_sandbox::workspace::overlay::apply_plan::{
     ApplyPlan, PlannedChange, PlannedChangeKind,
 };
 
-/// Columns of a path, and of a line of a file.
+/// Columns of a path, and of a line in a file.
 const PATH: usize = 400;
 const LINE: usize = 2000;
-/// Lines around a change.
+/// Context lines around a change.
 const CONTEXT: usize = 3;
 
-/// Shows every change at or below one of `paths` (all, if there are none), with what differs.
+/// Shows every change at or below one of `paths` (all if empty), with its diff.
 pub(super) fn diff(plan: &ApplyPlan, paths: &[String], json: bool, streams: &mut Streams) {
     for item in plan.changes.iter().filter(|item| is_wanted(item, paths)) {
         if json {
@@ -28,7 +28,7 @@ pub(super) fn diff(plan: &ApplyPlan, paths: &[String], json: bool, streams: &mut
             if let Some(text) = lines(item) {
                 object.insert("diff".to_owned(), json!(text));
             }
-            // It may go to a file that somebody looks at.
+            // The output may go to a file that a person views in a terminal later.
             streams.out.line(&escape_json_for_terminal(
                 &Value::Object(object).to_string(),
             ));
@@ -42,7 +42,7 @@ pub(super) fn diff(plan: &ApplyPlan, paths: &[String], json: bool, streams: &mut
     cut(plan, streams);
 }
 
-/// Shows every change, a line each.
+/// Shows every change on one line.
 pub(super) fn list(plan: &ApplyPlan, json: bool, streams: &mut Streams) {
     for item in &plan.changes {
         if json {
@@ -55,7 +55,7 @@ pub(super) fn list(plan: &ApplyPlan, json: bool, streams: &mut Streams) {
     cut(plan, streams);
 }
 
-/// Says that something was done.
+/// Reports what was done.
 pub(super) fn done(
     what: &str,
     session: &SessionId,
@@ -67,11 +67,13 @@ pub(super) fn done(
         let done = json!({ "session": session.as_str(), "done": what, "changes": changes });
         streams.out.json(&done.to_string());
     } else if what == "discarded" {
-        streams.out.line(&format!("discarded what {session} wrote"));
+        streams
+            .out
+            .line(&format!("discarded the changes of {session}"));
     } else if changes == 0 {
         streams
             .out
-            .line(&format!("nothing of {session} is to be applied"));
+            .line(&format!("{session} has no changes to apply"));
     } else {
         streams
             .out
@@ -142,8 +144,7 @@ fn object(item: &PlannedChange) -> Map<String, Value> {
     object
 }
 
-/// A change as JSON, with the lines that differ where they are few enough for `room`, whose bytes
-/// they take.
+/// A change as JSON. The diff is included if it fits into `room`, which is reduced by its bytes.
 pub(super) fn whole(item: &PlannedChange, room: &mut usize) -> Value {
     let mut object = object(item);
     if let Some(text) = lines(item)
@@ -155,7 +156,7 @@ pub(super) fn whole(item: &PlannedChange, room: &mut usize) -> Value {
     Value::Object(object)
 }
 
-/// The lines that differ, as a unified diff; `NoJournal` if they are no text, or too long to be kept.
+/// The unified diff; `None` if the file is not text, or is too long.
 fn lines(item: &PlannedChange) -> Option<String> {
     let (before, after) = item.texts.as_ref()?;
     let before = std::str::from_utf8(before).ok()?;

@@ -1,4 +1,4 @@
-//! Who works a plan's runs: a fleet of this process, or the daemon of a state directory.
+//! Executes a plan's runs: with a fleet of this process, or with the daemon of a state directory.
 //!
 //! Must not know what a plan is.
 
@@ -13,10 +13,10 @@ use marshal_engine::api::{Fleet, Refusal};
 use marshal_fleet::RunBounds;
 use marshal_model::{RunId, TaskId, TaskSpec};
 
-/// What a run's stream gave, from a daemon with its line.
+/// An item of a run's stream; from a daemon, with its line.
 pub(super) type StreamResult = Result<(Option<RunStreamItem>, Option<String>), ClientError>;
 
-/// Who works the runs.
+/// What executes the runs.
 #[derive(Debug)]
 pub(super) enum Executor<F> {
     Local(F),
@@ -24,7 +24,7 @@ pub(super) enum Executor<F> {
     Daemon(PathBuf),
 }
 
-/// Why a run was not begun.
+/// Why a run was not started.
 pub(super) enum StartError {
     Client(ClientError),
     Fleet(Refusal),
@@ -86,7 +86,7 @@ impl<F: Fleet> Executor<F> {
         }
     }
 
-    /// The signal came while the run was begun.
+    /// Cancels a run that was started while a signal arrived.
     pub(super) fn cancel(&self, run: &RunId) {
         match self {
             Self::Local(fleet) => fleet.cancel(run),
@@ -94,14 +94,15 @@ impl<F: Fleet> Executor<F> {
                 let (state, run) = (state.clone(), run.clone());
                 tokio::spawn(async move {
                     if let Err(error) = Client::cancel(&state, run).await {
-                        tracing::warn!(%error, "the daemon does not cancel");
+                        tracing::warn!(%error, "the daemon did not cancel the run");
                     }
                 });
             }
         }
     }
 
-    /// Ends a task that waits; that it could not be is no more than a task that is worked.
+    /// Cancels a waiting task. A failure is only logged: the task then runs although its item was
+    /// removed.
     pub(super) async fn cancel_task(&self, plan: &PlanJob, run: &RunId, task: &TaskId) {
         let withdrawn = match self {
             Self::Local(fleet) => {
@@ -114,7 +115,7 @@ impl<F: Fleet> Executor<F> {
             }
         };
         if let Err(why) = withdrawn {
-            tracing::debug!(why, "an item is not withdrawn");
+            tracing::debug!(why, "a removed item could not be cancelled");
         }
     }
 }

@@ -1,8 +1,7 @@
-//! The file of a plan on the disk: read whole, ticked by one byte.
+//! The file of a plan: reads it and ticks its items.
 //!
-//! Owns that no link is followed, that a tick puts a new file in the place of the old one with its
-//! owner and mode, and that what somebody else wrote meanwhile is not lost. Must not know who works
-//! the plan.
+//! Follows no link. A tick replaces the file by a new one with the same owner and mode, and does
+//! not overwrite changes that were made meanwhile. Must not know what runs the plan.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -17,36 +16,36 @@ use rustix::io::Errno;
 use marshal_model::untrusted::escape_for_display;
 use marshal_wire::plan::checklist::{Checklist, ChecklistError, ItemId, TEXT_BYTES, tick};
 
-/// So often a tick begins anew because somebody wrote the file meanwhile.
+/// How often a tick starts again because the file was changed meanwhile.
 const TRIES: usize = 20;
 
 /// Why a plan cannot be read or ticked. Its text is safe to show.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum FileError {
-    /// The system said no.
+    /// The system reported an error.
     #[error("the plan {name} cannot be {doing}: {source}")]
     Io {
         /// The plan.
         name: String,
-        /// What was to be done.
+        /// The failed operation, as a participle.
         doing: &'static str,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
-    /// It is not what a plan has to be.
+    /// The file cannot be used as a plan.
     #[error("the plan {name} {why}")]
     Kind {
         /// The plan.
         name: String,
-        /// What it is, and what to do.
+        /// The problem, and what to do.
         why: &'static str,
     },
-    /// It is no checklist.
+    /// The checklist is not valid.
     #[error("{name}: {source}")]
     Checklist {
         /// The plan.
         name: String,
-        /// What is wrong.
+        /// The error of the checklist.
         source: ChecklistError,
     },
 }
@@ -54,14 +53,14 @@ pub(super) enum FileError {
 /// A plan's file.
 #[derive(Debug, Clone)]
 pub(super) struct PlanFile {
-    /// Its directory, without links.
+    /// The file's directory, with links resolved.
     dir: PathBuf,
     name: OsString,
-    /// Its name as it is shown.
+    /// The file's name, safe to show.
     pub(super) shown: String,
 }
 
-/// A text with what is in it.
+/// A text and its checklist.
 #[derive(Debug, Clone)]
 pub(super) struct PlanText {
     pub(super) text: String,
@@ -69,7 +68,7 @@ pub(super) struct PlanText {
 }
 
 impl PlanFile {
-    /// The plan of this path; links on the way to its directory are followed once, now.
+    /// The plan at this path. Links in the path of its directory are resolved once, here.
     ///
     /// # Errors
     /// [`FileError`]
@@ -78,7 +77,7 @@ impl PlanFile {
         let Some(name) = path.file_name() else {
             return Err(FileError::Kind {
                 name: shown,
-                why: "is no file: name a Markdown file with a checklist",
+                why: "is not a file; name a Markdown file with a checklist",
             });
         };
         let parent = match path.parent() {
@@ -98,16 +97,14 @@ impl PlanFile {
         })
     }
 
-    /// Its path, without links on the way.
+    /// The file's path, with links resolved.
     pub(super) fn path(&self) -> PathBuf {
         self.dir.join(&self.name)
     }
 
     fn io(&self, doing: &'static str) -> impl Fn(Errno) -> FileError + '_ {
         move |errno| match errno {
-            Errno::LOOP => {
-                self.kind("is a link, or its directory was put elsewhere: name the file itself")
-            }
+            Errno::LOOP => self.kind("is a link, or its directory was moved; name the file itself"),
             errno => FileError::Io {
                 name: self.shown.clone(),
                 doing,
@@ -136,18 +133,18 @@ impl PlanFile {
         rustix::fs::openat2(CWD, &self.dir, flags, Mode::empty(), way).map_err(self.io("found"))
     }
 
-    /// Opens it and reads it as it is now.
+    /// Opens the file and reads it.
     fn read_at(&self, dir: &OwnedFd) -> Result<(Stat, PlanText), FileError> {
-        // Not to wait for somebody at the other end of a fifo.
+        // O_NONBLOCK: opening a fifo must not wait for its writer.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let fd = rustix::fs::openat(dir, &self.name, flags, Mode::empty());
         let fd = fd.map_err(self.io("opened"))?;
         let stat = rustix::fs::fstat(&fd).map_err(self.io("read"))?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-            return Err(self.kind("is no regular file: name a Markdown file with a checklist"));
+            return Err(self.kind("is not a regular file; name a Markdown file with a checklist"));
         }
         if stat.st_nlink > 1 {
-            return Err(self.kind("has several names (hard links), of which a tick would change one: give it one name"));
+            return Err(self.kind("has several hard links, and a tick would change only one of them; remove the others"));
         }
         let mut bytes = Vec::new();
         let bound = u64::try_from(TEXT_BYTES).unwrap_or(u64::MAX) + 1;
@@ -158,7 +155,7 @@ impl PlanFile {
             source,
         })?;
         let bytes = if bytes.len() > TEXT_BYTES {
-            // How large it is in fact may be more than was read.
+            // The file may be larger than what was read.
             let whole = usize::try_from(stat.st_size).unwrap_or(usize::MAX);
             let bytes = whole.max(bytes.len());
             return Err(self.checklist()(ChecklistError::TooLarge { bytes }));
@@ -171,7 +168,7 @@ impl PlanFile {
         Ok((stat, PlanText { text, list }))
     }
 
-    /// Reads it.
+    /// Reads the file.
     ///
     /// # Errors
     /// [`FileError`]
@@ -180,10 +177,10 @@ impl PlanFile {
         Ok(self.read_at(&dir)?.1)
     }
 
-    /// Ticks an item in the file as it is now, durably. One that is ticked stays so.
+    /// Ticks an item in the current file, durably. An item that is ticked already stays ticked.
     ///
     /// # Errors
-    /// [`FileError`]; the file is as it was then.
+    /// [`FileError`]; the file is unchanged then.
     pub(super) fn tick(&self, item: ItemId) -> Result<PlanText, FileError> {
         for _ in 0..TRIES {
             let dir = self.directory()?;
@@ -197,18 +194,23 @@ impl PlanFile {
                 return Ok(PlanText { text, list });
             }
         }
-        Err(self.kind("is being written all the time: it was not ticked"))
+        Err(self.kind("changes all the time, so it could not be ticked"))
     }
 
-    /// Puts a text in its place, if it still is what was read; `false` if it is not.
+    /// Replaces the file, if it is still the one that was read; `false` if it is not.
     fn put(&self, dir: &OwnedFd, before: &Stat, text: &str) -> Result<bool, FileError> {
         let mut beside = OsString::from(".");
         beside.push(&self.name);
         beside.push(".marshal");
-        // What an end in the middle of this left.
+        // Remove the leftover of a process that ended in the middle of this.
         match rustix::fs::unlinkat(dir, &beside, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => {}
-            Err(error) => return Err(self.io("ticked: what was left beside it stays")(error)),
+            Err(error) => {
+                return Err(self
+                    .io("ticked: cannot remove an old temporary file beside it")(
+                    error
+                ));
+            }
         }
         let made = self.make(dir, &beside, before, text);
         let is_put = made.and_then(|()| {
@@ -236,12 +238,12 @@ impl PlanFile {
         let flags =
             OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let fd = rustix::fs::openat(dir, beside, flags, Mode::from_raw_mode(0o600));
-        let fd = fd.map_err(self.io("ticked: nothing can be written beside it"))?;
+        let fd = fd.map_err(self.io("ticked: cannot create a file beside it"))?;
         let now = rustix::fs::fstat(&fd).map_err(self.io("ticked"))?;
         if (now.st_uid, now.st_gid) != (before.st_uid, before.st_gid) {
             let (uid, gid) = (Uid::from_raw(before.st_uid), Gid::from_raw(before.st_gid));
-            let given = rustix::fs::fchown(&fd, Some(uid), Some(gid));
-            given.map_err(self.io("ticked: it would not keep its owner"))?;
+            let result = rustix::fs::fchown(&fd, Some(uid), Some(gid));
+            result.map_err(self.io("ticked: its owner cannot be kept"))?;
         }
         let mode = Mode::from_raw_mode(before.st_mode & 0o7777);
         rustix::fs::fchmod(&fd, mode).map_err(self.io("ticked"))?;
@@ -256,7 +258,7 @@ impl PlanFile {
         })
     }
 
-    /// What names it among all plans of a state directory.
+    /// Identifies the plan among all plans of a state directory.
     pub(super) fn digest(&self) -> String {
         use sha2::{Digest as _, Sha256};
         let sum = Sha256::digest(self.path().as_os_str().as_bytes());

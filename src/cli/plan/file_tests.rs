@@ -49,7 +49,7 @@ fn an_item_that_is_gone_is_not_ticked() {
     let item = file.read().expect("read").list.items()[0].id;
     fs::write(dir.path().join("plan.md"), "- [ ] another\n").expect("written");
     let error = file.tick(item).expect_err("gone").to_string();
-    assert!(error.contains("is gone from the plan"), "{error}");
+    assert!(error.contains("the plan no longer has the item"), "{error}");
     let text = fs::read_to_string(dir.path().join("plan.md")).expect("there");
     assert_eq!(text, "- [ ] another\n");
 }
@@ -74,7 +74,7 @@ fn what_is_no_plan_is_named() {
         .status();
     assert!(made.expect("mkfifo").success());
     let pipe = PlanFile::at(&dir.path().join("pipe.md")).expect("found");
-    assert!(why(&pipe).contains("no regular file"), "{}", why(&pipe));
+    assert!(why(&pipe).contains("not a regular file"), "{}", why(&pipe));
     let gone = PlanFile::at(&dir.path().join("none.md")).expect("found");
     assert!(why(&gone).contains("cannot be opened"), "{}", why(&gone));
     assert!(PlanFile::at(Path::new("/")).is_err());

@@ -1,7 +1,7 @@
 //! `run PLAN.md`: a Markdown checklist whose open items are the tasks of a run.
 //!
-//! Owns what a plan's run is made of, and which earlier runs it goes on with. Must not know how a run
-//! is shown.
+//! Owns which items a plan's run has, and which earlier runs it resumes. Must not know how a run is
+//! shown.
 //!
 //! `wire/plan/checklist.rs` says what an item is. Tests: `tests/drills/fleet/plan_runs.rs`.
 
@@ -25,23 +25,24 @@ use marshal_model::untrusted::escape_for_display;
 use marshal_model::{PoolName, RunId, TaskId};
 use plan_state::Leftovers;
 
-/// A plan that is to be worked.
+/// A plan to run.
 #[derive(Debug, Clone)]
 pub struct PlanJob {
     file: PlanFile,
-    /// As it was when the run was asked for.
+    /// The plan's text when the run was requested.
     read: PlanText,
-    /// The pool whose slots work its items.
+    /// The pool whose slots run its items.
     pub(super) pool: PoolName,
     policy_layer: Option<String>,
-    /// Items that agents may have added run, too.
+    /// Whether items run that agents may have added.
     agent_items: bool,
-    /// Agents of the pool could write the file, so that nobody knows who added an item while one works.
+    /// Whether agents of the pool can write the file: then it is not known who added an item while
+    /// an agent worked.
     agents_write: bool,
     leftovers: Leftovers,
 }
 
-/// How a plan is to be worked.
+/// The options for running a plan.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PlanOptions<'a> {
     pub(super) config: &'a Config,
@@ -50,14 +51,14 @@ pub(super) struct PlanOptions<'a> {
     pub(super) pool: Option<&'a PoolName>,
     pub(super) policy_layer: Option<&'a String>,
     pub(super) agent_items: bool,
-    /// In a state directory of its own, which has nothing of earlier runs.
+    /// Use a separate state directory, which has no earlier runs.
     pub(super) local: bool,
 }
 
 /// The plan among the arguments of `run`: the only one, if it names a file that ends in `.md`.
 ///
 /// # Errors
-/// There are others beside it.
+/// There are other arguments beside the plan.
 pub(super) fn plan_argument(
     arguments: &[OsString],
     directory: &Path,
@@ -73,30 +74,30 @@ pub(super) fn plan_argument(
     if arguments.len() > 1 {
         let name = escape_for_display(&plan.to_string_lossy(), 100);
         return Err(format!(
-            "{name} is a plan, and a plan is worked alone: leave the other tasks out"
+            "{name} is a plan, and a plan runs alone; leave out the other tasks"
         ));
     }
     Ok(Some(directory.join(plan)))
 }
 
-/// The plan whose run this is, by the ids of its tasks.
+/// The plan that a run belongs to, by the ids of its tasks.
 pub(super) fn plan_of_run(state: &Path, tasks: &[TaskId]) -> Option<PathBuf> {
     let (digest, _) = plan_state::item_of(tasks.first()?.as_str())?;
-    let kept = plan_state::read_state(state, digest).ok()??;
-    Some(kept.path)
+    let record = plan_state::read_state(state, digest).ok()??;
+    Some(record.path)
 }
 
-/// The plan that was left with items that are done and not ticked.
+/// A plan with done items that are not ticked yet.
 pub(super) fn unsettled(state: &Path) -> Option<PathBuf> {
     plan_state::unsettled(state)
 }
 
 impl PlanJob {
-    /// Reads a plan, and what earlier runs left of it.
+    /// Reads a plan, and the leftovers of earlier runs.
     ///
     /// # Errors
-    /// What is wrong, made to be shown.
-    pub(super) fn read(path: &Path, wish: PlanOptions<'_>) -> Result<Self, String> {
+    /// A message that is safe to show.
+    pub(super) fn read(path: &Path, options: PlanOptions<'_>) -> Result<Self, String> {
         let file = PlanFile::at(path).map_err(|error| error.to_string())?;
         let read = file.read().map_err(|error| error.to_string())?;
         if read.list.items().is_empty() {
@@ -105,57 +106,59 @@ impl PlanJob {
                 file.shown
             ));
         }
-        let kept = if wish.local {
+        let record = if options.local {
             None
         } else {
-            let kept = plan_state::read_state(wish.state, &file.digest());
-            kept.map_err(|error| format!("the book of the plan {}: {error}", file.shown))?
+            let record = plan_state::read_state(options.state, &file.digest());
+            record.map_err(|error| {
+                format!("cannot read the state of the plan {}: {error}", file.shown)
+            })?
         };
-        let left = if wish.local {
+        let left = if options.local {
             Leftovers::default()
         } else {
-            plan_state::find_leftovers(wish.state, &file).map_err(|error| error.to_string())?
+            plan_state::find_leftovers(options.state, &file).map_err(|error| error.to_string())?
         };
-        // What is gone on with keeps what it was begun with.
-        let before = kept.as_ref().filter(|_| !left.is_empty());
-        let pool = wish.pool.cloned();
+        // A resumed run keeps the pool and the policy layer that it began with.
+        let before = record.as_ref().filter(|_| !left.is_empty());
+        let pool = options.pool.cloned();
         let pool = pool.or_else(|| before.and_then(plan_state::pool_of));
-        let pool = pool_among(wish.config, pool.as_ref())?;
-        let layer = wish.policy_layer.cloned();
+        let pool = pool_among(options.config, pool.as_ref())?;
+        let layer = options.policy_layer.cloned();
         Ok(Self {
             read,
             agents_write: agents_write(pool, &file.path()),
             pool: pool.name.clone(),
-            policy_layer: layer.or_else(|| before.and_then(|kept| kept.policy_layer.clone())),
-            agent_items: wish.agent_items,
+            policy_layer: layer.or_else(|| before.and_then(|record| record.policy_layer.clone())),
+            agent_items: options.agent_items,
             leftovers: left,
             file,
         })
     }
 
-    /// The run that a fleet of this process goes on with.
+    /// The run that a fleet of this process resumes.
     pub(super) fn resumed_run(&self) -> Option<&RunId> {
         self.leftovers.open.last().map(|(run, _)| run)
     }
 
-    /// Nothing of it is open, and nothing is left.
+    /// Whether no item is open and no earlier run is unfinished.
     pub(super) fn is_done(&self) -> bool {
         let progress = self.read.list.progress();
         progress.done == progress.total && self.leftovers.is_empty()
     }
 
-    /// What a person should know about how it is worked.
+    /// Notes for the user before the plan runs.
     pub(super) fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
         for (run, _) in &self.leftovers.open {
             notes.push(format!(
-                "run {run} of the plan {} is unfinished: it is gone on with",
+                "resuming the unfinished run {run} of the plan {}",
                 self.file.shown
             ));
         }
         if self.agents_write && !self.agent_items {
             notes.push(format!(
-                "agents of pool {} can write {}: items that come while they work are not worked without --agent-items",
+                "agents of pool {} can write {}; items that are added while they work run only with --agent-items",
                 self.pool, self.file.shown
             ));
         }
@@ -163,32 +166,32 @@ impl PlanJob {
     }
 }
 
-/// A plan as what is to be worked, and what a person should know of it.
-pub(super) fn job_of(path: &Path, wish: PlanOptions<'_>) -> Result<(Job, Vec<String>), String> {
-    let plan = PlanJob::read(path, wish)?;
+/// A plan as a job, and its notes.
+pub(super) fn job_of(path: &Path, options: PlanOptions<'_>) -> Result<(Job, Vec<String>), String> {
+    let plan = PlanJob::read(path, options)?;
     let notes = plan.notes();
     Ok((Job::Plan(Box::new(plan)), notes))
 }
 
-/// What `--continue` goes on with: a run, or the plan whose run it is.
+/// The job of `--continue`: a run, or the plan that the run belongs to.
 pub(super) fn resume_job(
     wanted: Option<&RunId>,
-    wish: PlanOptions<'_>,
+    options: PlanOptions<'_>,
 ) -> Result<(Job, Vec<String>), String> {
-    match continuing::find(wish.state, wanted) {
+    match continuing::find(options.state, wanted) {
         Ok(job) => {
             let tasks = match &job {
                 Job::Continue { tasks, .. } => tasks.as_slice(),
                 _ => &[],
             };
-            match plan_of_run(wish.state, tasks) {
-                Some(path) => job_of(&path, wish),
+            match plan_of_run(options.state, tasks) {
+                Some(path) => job_of(&path, options),
                 None => Ok((job, Vec::new())),
             }
         }
-        // Its runs may be over while its file is behind.
-        Err(error) => match unsettled(wish.state).filter(|_| wanted.is_none()) {
-            Some(path) => job_of(&path, wish),
+        // All runs may have ended while a plan's file has items that are not ticked yet.
+        Err(error) => match unsettled(options.state).filter(|_| wanted.is_none()) {
+            Some(path) => job_of(&path, options),
             None => Err(error.to_string()),
         },
     }
@@ -199,27 +202,27 @@ fn pool_among<'a>(config: &'a Config, wanted: Option<&PoolName>) -> Result<&'a P
         let names: Vec<&str> = config.pools.iter().map(|pool| pool.name.as_str()).collect();
         names.join(", ")
     };
-    let found = match (wanted, config.pools.as_slice()) {
+    let pool = match (wanted, config.pools.as_slice()) {
         (None, [only]) => Ok(only),
         (None, _) => Err(format!(
-            "--pool is needed to work a plan; the pools are {}",
+            "a plan needs --pool if there are several pools; the pools are {}",
             names()
         )),
         (Some(name), pools) => {
-            let found = pools.iter().find(|pool| pool.name == *name);
-            found.ok_or_else(|| format!("there is no pool {name}; the pools are {}", names()))
+            let pool = pools.iter().find(|pool| pool.name == *name);
+            pool.ok_or_else(|| format!("there is no pool {name}; the pools are {}", names()))
         }
     }?;
-    if found.dialect.supports_remarks() {
-        return Ok(found);
+    if pool.dialect.supports_remarks() {
+        return Ok(pool);
     }
     Err(format!(
-        "pool {} has a tool at a terminal, which would run the words of a plan's items as commands; name a pool of agents",
-        found.name
+        "pool {} has a tool at a terminal, which would run the text of a plan's items as commands; name a pool of agents",
+        pool.name
     ))
 }
 
-/// Whether agents of a pool could write a file of this host.
+/// Whether agents of a pool can write a file of this host.
 fn agents_write(pool: &Pool, path: &Path) -> bool {
     if pool.launcher == Launcher::None {
         return true;

@@ -1,26 +1,26 @@
-//! What a person or a program is told while a plan is worked.
+//! The output while a plan runs, for a person or a program.
 //!
-//! Must not know how it is worked.
+//! Must not know how a plan runs.
 
 use marshal_engine::api::run_stream::RunStreamItem;
 use marshal_model::untrusted::escape_for_display;
 use marshal_model::{RunId, TaskId};
 
-/// Columns of an item's text in a sentence.
+/// Columns shown of an item's text in a sentence.
 pub(super) const ITEM_WIDTH: usize = 160;
 
-/// What is to be shown.
+/// One output.
 pub(in crate::cli) enum PlanOutput {
     Item(Option<RunStreamItem>, Option<String>),
-    /// A run with these tasks.
+    /// A run with these tasks was started.
     RunStarted(RunId, Vec<TaskId>),
     Step(Step),
     Note(String),
-    /// This task needs no success.
+    /// This task need not succeed.
     Excused(TaskId),
 }
 
-/// An item's move.
+/// A change of an item's status.
 #[derive(Debug, Clone, serde::Serialize)]
 pub(in crate::cli) struct Step {
     pub(super) v: u32,
@@ -35,12 +35,12 @@ pub(in crate::cli) struct Step {
 }
 
 impl Step {
-    /// One JSON object.
+    /// The step as one JSON object.
     pub(in crate::cli) fn json(&self) -> String {
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// A sentence that is safe to show; `NoJournal` for what needs none.
+    /// A sentence that is safe to show; `None` for a status that is not shown.
     pub(in crate::cli) fn text(&self) -> Option<String> {
         let word = match self.status {
             "done" => "is done",

@@ -1,8 +1,8 @@
-//! What the state directory keeps of a plan: where it is, and which of its runs are seen to.
+//! The state of a plan in the state directory: its path, and which of its runs are settled.
 //!
-//! A task's id names its plan and its item, so the journal has what became of every item; the book
-//! says of which runs that was carried into the file. It is locked as long as somebody works the
-//! plan, and written before anything of a new run is begun. Must not know how a plan is worked.
+//! A task's id names its plan and its item, so the journal has the result of every item. The state
+//! file says which runs are settled: their results are ticked in the plan. It is locked while a
+//! process runs the plan, and written before a new run starts. Must not know how a plan runs.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -20,49 +20,50 @@ use marshal_model::{PoolName, RunId, TaskId, TaskOutcome};
 use marshal_sandbox::flock::FlockGuard;
 use marshal_wire::plan::ItemId;
 
-/// The directory of the books, below the state directory.
+/// The directory of the state files, below the state directory.
 const BOOKS: &str = "plans";
-/// The largest book that is read: a path and the ids of runs that the journal still has.
+/// The largest state file that is read. It has a path and the ids of runs that the journal still
+/// has.
 const BOOK_BYTES: u64 = 16 << 20;
-/// The state of a task that is over, as the journal writes it.
+/// The state of an ended task, as the journal writes it.
 const ENDED: &str = "ended";
 
-/// Why a plan's book cannot be used. Its text is safe to show.
+/// Why a plan's state file cannot be used. Its text is safe to show.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum PlanStateError {
-    /// Somebody else works the plan.
-    #[error("the plan {0} is being worked by another `marshal run`: wait for its end, or end it")]
+    /// Another process runs the plan.
+    #[error("another `marshal run` is running the plan {0}; wait until it ends, or stop it")]
     InUse(String),
-    /// The system said no.
-    #[error("the book of the plan {name} in the state directory cannot be used: {source}")]
+    /// The system reported an error.
+    #[error("cannot use the state of the plan {name} in the state directory: {source}")]
     Io {
-        /// The plan.
+        /// The plan's path.
         name: String,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
     /// The journal cannot be read.
-    #[error("what became of the plan's items cannot be read: {0}")]
+    #[error("cannot read the results of the plan's items: {0}")]
     Journal(String),
 }
 
-/// What a book holds.
+/// The contents of a state file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct PlanState {
-    /// Where the plan is.
+    /// The plan's path.
     pub(super) path: PathBuf,
-    /// The pool that works its items.
+    /// The pool that runs its items.
     pub(super) pool: Option<String>,
-    /// What lies on top of the pool's policy.
+    /// The policy layer on top of the pool's policy.
     pub(super) policy_layer: Option<String>,
-    /// Items that agents added since it was last done with.
+    /// Items that agents added since all items were last done.
     pub(super) added: usize,
-    /// Runs of which everything was carried into the file.
+    /// Runs whose results are ticked in the file.
     settled: BTreeSet<String>,
 }
 
-/// A book that is open: nobody else works the plan.
+/// An open, locked state file: no other process runs the plan.
 #[derive(Debug)]
 pub(super) struct PlanStateFile {
     path: PathBuf,
@@ -71,30 +72,30 @@ pub(super) struct PlanStateFile {
     _lock: FlockGuard<File>,
 }
 
-/// What earlier runs left of a plan.
+/// The leftovers of a plan's earlier runs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Leftovers {
-    /// Items that are done, and may not be ticked.
+    /// Items that are done, but may not be ticked yet.
     pub(super) done: Vec<ItemId>,
-    /// Runs with tasks that are not over, oldest first, each with all of its tasks.
+    /// Runs with tasks that have not ended, oldest first, each with all of its tasks.
     pub(super) open: Vec<(RunId, Vec<TaskId>)>,
-    /// Runs that are over, and not settled.
+    /// Runs that have ended and are not settled.
     pub(super) ended: Vec<RunId>,
 }
 
 impl Leftovers {
-    /// Nothing is left.
+    /// Whether there are no leftovers.
     pub(super) fn is_empty(&self) -> bool {
         self.open.is_empty() && self.ended.is_empty()
     }
 }
 
-/// How the ids of a plan's tasks begin.
+/// The prefix of the ids of a plan's tasks.
 pub(super) fn prefix(digest: &str) -> String {
     format!("p{digest}.")
 }
 
-/// The plan's digest and the item that a task is of, if it is one of a plan.
+/// The plan's digest and the item of a task, if it belongs to a plan.
 pub(super) fn item_of(task: &str) -> Option<(&str, ItemId)> {
     let (digest, item) = task.strip_prefix('p')?.split_once('.')?;
     let is_digest = digest.len() == 12 && digest.bytes().all(|byte| byte.is_ascii_hexdigit());
@@ -105,7 +106,7 @@ fn state_path(state: &Path, digest: &str) -> PathBuf {
     state.join(BOOKS).join(format!("{digest}.json"))
 }
 
-/// The book of a plan, if it was ever worked here.
+/// The state of a plan, if it ever ran with this state directory.
 pub(super) fn read_state(state: &Path, digest: &str) -> io::Result<Option<PlanState>> {
     use std::io::Read as _;
     let file = match File::open(state_path(state, digest)) {
@@ -115,23 +116,24 @@ pub(super) fn read_state(state: &Path, digest: &str) -> io::Result<Option<PlanSt
     };
     let mut text = Vec::new();
     file.take(BOOK_BYTES).read_to_end(&mut text)?;
-    let kept = serde_json::from_slice(&text);
-    kept.map(Some)
+    let record = serde_json::from_slice(&text);
+    record
+        .map(Some)
         .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
-/// What the journal has of a plan that was not carried into its file.
+/// The results in the journal that are not ticked in the plan's file yet.
 ///
 /// # Errors
 /// [`PlanStateError`]
 pub(super) fn find_leftovers(state: &Path, file: &PlanFile) -> Result<Leftovers, PlanStateError> {
     let digest = file.digest();
-    let kept = read_state(state, &digest).map_err(|source| PlanStateError::Io {
+    let record = read_state(state, &digest).map_err(|source| PlanStateError::Io {
         name: file.shown.clone(),
         source,
     })?;
-    // Without a book nothing was begun.
-    let Some(kept) = kept else {
+    // Without a state file, no run was started.
+    let Some(record) = record else {
         return Ok(Leftovers::default());
     };
     if !state.join(marshal_journal::FILE_NAME).exists() {
@@ -147,14 +149,14 @@ pub(super) fn find_leftovers(state: &Path, file: &PlanFile) -> Result<Leftovers,
     }
     let rows = reader.tasks_with_prefix(&prefix(&digest));
     let rows = rows.map_err(|error| unread(error.to_string()))?;
-    sort_leftovers(rows, &kept).ok_or_else(|| unread("an id in it is none".to_owned()))
+    sort_leftovers(rows, &record).ok_or_else(|| unread("an id in it is not valid".to_owned()))
 }
 
-fn sort_leftovers(rows: Vec<TaskMatch>, kept: &PlanState) -> Option<Leftovers> {
+fn sort_leftovers(rows: Vec<TaskMatch>, record: &PlanState) -> Option<Leftovers> {
     let mut left = Leftovers::default();
     let mut runs: Vec<(String, Vec<TaskMatch>)> = Vec::new();
     for row in rows {
-        if kept.settled.contains(&row.run) {
+        if record.settled.contains(&row.run) {
             continue;
         }
         match runs.iter_mut().find(|(run, _)| *run == row.run) {
@@ -181,30 +183,30 @@ fn sort_leftovers(rows: Vec<TaskMatch>, kept: &PlanState) -> Option<Leftovers> {
     Some(left)
 }
 
-/// The plan that was last left with something to carry into its file.
+/// The plan with results that are not ticked yet; the newest one, if there are several.
 pub(super) fn unsettled(state: &Path) -> Option<PathBuf> {
     let books = fs::read_dir(state.join(BOOKS)).ok()?;
-    let mut found: Vec<_> = books
+    let mut files: Vec<_> = books
         .filter_map(Result::ok)
         .filter(|entry| entry.path().extension() == Some("json".as_ref()))
         .filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.path())))
         .collect();
-    found.sort();
-    found.into_iter().rev().find_map(|(_, path)| {
-        let kept = read_state(state, path.file_stem()?.to_str()?).ok()??;
-        let file = PlanFile::at(&kept.path).ok()?;
+    files.sort();
+    files.into_iter().rev().find_map(|(_, path)| {
+        let record = read_state(state, path.file_stem()?.to_str()?).ok()??;
+        let file = PlanFile::at(&record.path).ok()?;
         let left = find_leftovers(state, &file).ok()?;
-        (!left.is_empty()).then_some(kept.path)
+        (!left.is_empty()).then_some(record.path)
     })
 }
 
 /// The pool of a plan's last run.
-pub(super) fn pool_of(kept: &PlanState) -> Option<PoolName> {
-    PoolName::new(kept.pool.as_deref()?).ok()
+pub(super) fn pool_of(record: &PlanState) -> Option<PoolName> {
+    PoolName::new(record.pool.as_deref()?).ok()
 }
 
 impl PlanStateFile {
-    /// Opens the book of a plan, and keeps others from it.
+    /// Opens and locks the state file of a plan.
     ///
     /// # Errors
     /// [`PlanStateError`]
@@ -232,7 +234,7 @@ impl PlanStateFile {
             Err(Errno::AGAIN) => return Err(PlanStateError::InUse(file.shown.clone())),
             Err(error) => return Err(failed(error.into())),
         };
-        let kept = read_state(state, &digest)
+        let record = read_state(state, &digest)
             .map_err(failed)?
             .unwrap_or_default();
         Ok(Self {
@@ -240,7 +242,7 @@ impl PlanStateFile {
             shown: file.shown.clone(),
             state: PlanState {
                 path: file.path(),
-                ..kept
+                ..record
             },
             _lock: lock,
         })
@@ -249,7 +251,7 @@ impl PlanStateFile {
     /// Writes it, durably.
     ///
     /// # Errors
-    /// [`BookError::Io`]
+    /// [`PlanStateError::Io`]
     pub(super) fn write(&self) -> Result<(), PlanStateError> {
         let written = || -> io::Result<()> {
             let text = serde_json::to_string(&self.state)?;
@@ -274,12 +276,12 @@ impl PlanStateFile {
         })
     }
 
-    /// Everything of these runs is carried into the file.
+    /// Marks these runs as settled: their results are ticked in the file.
     ///
     /// # Errors
-    /// [`BookError::Io`]
+    /// [`PlanStateError::Io`]
     pub(super) fn settle(&mut self, runs: &[RunId], state: &Path) -> Result<(), PlanStateError> {
-        // Those that the journal has forgotten need no word.
+        // Runs that the journal no longer has need not be listed.
         if let Ok(reader) = Reader::open(state) {
             let known = |run: &String| {
                 let run = RunId::new(run).ok();
@@ -329,8 +331,8 @@ mod tests {
 
     #[test]
     fn what_is_not_settled_is_left() {
-        let mut kept = PlanState::default();
-        kept.settled.insert("r1".to_owned());
+        let mut record = PlanState::default();
+        record.settled.insert("r1".to_owned());
         let rows = vec![
             row("r1", A, ENDED, Some("done")),
             row("r2", A, ENDED, Some("failed")),
@@ -338,7 +340,7 @@ mod tests {
             row("r3", A, "running", None),
             row("r3", B, ENDED, Some("done")),
         ];
-        let left = sort_leftovers(rows, &kept).expect("read");
+        let left = sort_leftovers(rows, &record).expect("read");
         let run = |id: &str| RunId::new(id).expect("an id");
         assert_eq!(left.done, vec![ItemId::parse(B).expect("an id"); 2]);
         assert_eq!(left.ended, [run("r2")]);
@@ -377,7 +379,7 @@ mod tests {
         wait_until_unlocked(&lock);
         let error = PlanStateFile::open(state.path(), &file).expect_err("damaged");
         assert!(
-            error.to_string().contains("the book of the plan"),
+            error.to_string().contains("the state of the plan"),
             "{error}"
         );
     }

@@ -1,7 +1,7 @@
-//! A plan that is worked: its open items become runs, what is done is ticked, what is added follows.
+//! Runs a plan: its open items become runs, done items are ticked, and added items run later.
 //!
-//! Owns the order: the book before a run, the tick after its report, the file read anew before
-//! anything of it is begun or ticked. Must not know how it is shown.
+//! Owns the order: the state file is written before a run, an item is ticked after its report, and
+//! the plan is read again before an item is started or ticked. Must not know how output is shown.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
@@ -35,35 +35,35 @@ use marshal_model::{RunId, TaskId, TaskOutcome, TaskSpec, UntrustedText};
 use marshal_wire::plan::checklist::AGENT_ITEMS;
 use marshal_wire::plan::{ChecklistItem as PlanItem, ItemId, prompt};
 
-/// Items of runs that wait to be looked at.
+/// Stream items of runs that wait to be handled.
 const QUEUE: usize = 256;
 /// How long a file that changes is left alone before it is read.
 const SETTLE: Duration = Duration::from_millis(100);
-/// So often it is waited for that.
+/// The most waits for an unchanged file, one after the other.
 const SETTLES: usize = 20;
 
-/// How an item stands.
+/// The stage of an item.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Stage {
     Waiting(RunId),
     Running(RunId),
     Done,
-    /// It was worked and is not done.
+    /// It ran and is not done.
     Blocked,
-    /// It is not worked here.
+    /// It does not run in this `marshal run`.
     HeldBack,
-    /// It went from the plan, or was ticked, before it began.
+    /// It was removed from the plan or ticked before it began.
     Withdrawn,
 }
 
-/// What came.
+/// An input of the plan's main loop.
 enum PlanInput {
     Item(StreamResult),
     /// The file changed.
     FileChanged,
 }
 
-/// How the work ends before its end.
+/// Why the plan's run ends early.
 enum PlanRunError {
     Client(ClientError),
     Message(String),
@@ -91,14 +91,14 @@ struct PlanRun<F> {
     streams: JoinSet<()>,
     /// Runs that are not complete.
     open: usize,
-    /// All runs of this work.
+    /// All runs of the plan, also earlier ones that are not settled.
     runs: Vec<RunId>,
     watch: Option<Watch>,
-    /// An agent may have written the file since it was read.
+    /// Whether an agent may have written the file since it was read.
     touched: bool,
-    /// Something that is done could not be ticked.
+    /// Whether a done item could not be ticked.
     unticked: bool,
-    /// What is wrong with the file was said.
+    /// Whether the current error of the file was reported.
     is_fault_reported: bool,
     output: VecDeque<PlanOutput>,
 }
@@ -106,29 +106,29 @@ struct PlanRun<F> {
 impl<F: Fleet> PlanRun<F> {
     fn new(
         plan: PlanJob,
-        book: PlanStateFile,
+        state_file: PlanStateFile,
         state: &Path,
-        hands: Executor<F>,
+        executor: Executor<F>,
         bounds: RunBounds,
     ) -> Self {
-        let (tell, came) = mpsc::channel(QUEUE);
+        let (sender, receiver) = mpsc::channel(QUEUE);
         let watch = Watch::open().and_then(|mut watch| {
             watch.set(&[plan.file.path()].into())?;
             Ok(watch)
         });
         let watch = watch.inspect_err(
-            |error| tracing::warn!(%error, "the plan is not watched: it is read when an item ends"),
+            |error| tracing::warn!(%error, "the plan file cannot be watched; it is read again when an item ends"),
         );
         Self {
             plan,
-            state_file: book,
+            state_file,
             state: state.to_owned(),
-            executor: hands,
+            executor,
             bounds,
             started_runs: Arc::default(),
             items: BTreeMap::new(),
-            sender: tell,
-            receiver: came,
+            sender,
+            receiver,
             streams: JoinSet::new(),
             open: 0,
             runs: Vec::new(),
@@ -140,7 +140,7 @@ impl<F: Fleet> PlanRun<F> {
         }
     }
 
-    /// Carries what is done into the file, goes on with what is left, begins what is open.
+    /// Ticks items that are done, resumes unfinished runs, and starts open items.
     async fn begin(&mut self) -> Result<(), PlanRunError> {
         let left = self.plan.leftovers.clone();
         self.state_file.state.pool = Some(self.plan.pool.to_string());
@@ -178,32 +178,32 @@ impl<F: Fleet> PlanRun<F> {
         self.runs.push(run.clone());
         self.output.push_back(PlanOutput::RunStarted(run, tasks));
         self.open += 1;
-        let tell = self.sender.clone();
+        let sender = self.sender.clone();
         self.streams.spawn(async move {
             loop {
-                let got = source.next().await;
-                let is_last = matches!(got, Err(_) | Ok((Some(RunStreamItem::Complete), _)));
-                if tell.send(got).await.is_err() || is_last {
+                let item = source.next().await;
+                let is_last = matches!(item, Err(_) | Ok((Some(RunStreamItem::Complete), _)));
+                if sender.send(item).await.is_err() || is_last {
                     return;
                 }
             }
         });
     }
 
-    /// What comes next. Cancel-safe.
+    /// The next input. Cancel-safe.
     async fn next_input(&mut self) -> PlanInput {
         tokio::select! {
-            got = self.receiver.recv() => match got {
-                Some(got) => PlanInput::Item(got),
+            item = self.receiver.recv() => match item {
+            Some(item) => PlanInput::Item(item),
                 None => PlanInput::FileChanged,
             },
             () = wait_for_change(&mut self.watch) => PlanInput::FileChanged,
         }
     }
 
-    /// Everything that follows from it; `false` when nothing comes any more.
-    async fn handle_input(&mut self, came: PlanInput) -> Result<bool, PlanRunError> {
-        match came {
+    /// Handles an input; `false` when no run is open any more.
+    async fn handle_input(&mut self, input: PlanInput) -> Result<bool, PlanRunError> {
+        match input {
             PlanInput::Item(Err(error)) => return Err(PlanRunError::Client(error)),
             PlanInput::Item(Ok((Some(RunStreamItem::Complete), _))) => {
                 self.open -= 1;
@@ -231,8 +231,8 @@ impl<F: Fleet> PlanRun<F> {
                 self.touched = true;
                 if let Some(id) = self.item_of(task) {
                     self.items.insert(id, Stage::Running(run.clone()));
-                    if let Some(of) = self.plan.read.list.item(id).cloned() {
-                        self.step(&of, "running");
+                    if let Some(item) = self.plan.read.list.item(id).cloned() {
+                        self.step(&item, "running");
                     }
                 }
             }
@@ -280,7 +280,7 @@ impl<F: Fleet> PlanRun<F> {
         let ticked = tokio::task::spawn_blocking(move || file.tick(id)).await;
         match ticked {
             Ok(Ok(read)) => {
-                // What else is new in it is looked at next.
+                // Other changes of the file are handled by the next `reread`.
                 if let Some(item) = read.list.item(id).cloned() {
                     self.plan.read.list.clone_from(&read.list);
                     self.step(&item, "done");
@@ -290,16 +290,16 @@ impl<F: Fleet> PlanRun<F> {
                 source: marshal_wire::plan::ChecklistError::ItemRemoved(_),
                 ..
             })) => {
-                let text = "plan: an item is done that is not in the plan any more: it was removed, or its text was changed";
+                let text = "plan: a done item is no longer in the plan: it was removed, or its text was changed";
                 self.output.push_back(PlanOutput::Note(text.to_owned()));
             }
             other => {
                 self.unticked = true;
                 let why = match other {
                     Ok(Err(error)) => error.to_string(),
-                    _ => "the supervisor ends".to_owned(),
+                    _ => "the supervisor is stopping".to_owned(),
                 };
-                let text = format!("error: an item is done and not ticked: {why}");
+                let text = format!("error: an item is done but could not be ticked: {why}");
                 self.output.push_back(PlanOutput::Note(text));
             }
         }
@@ -325,7 +325,7 @@ impl<F: Fleet> PlanRun<F> {
         format!("{}{item}", prefix(&self.plan.file.digest()))
     }
 
-    /// Waits until the file is left alone for a moment, but not for ever.
+    /// Waits until the file is unchanged for a moment, but not forever.
     async fn wait_settled(&mut self) {
         for _ in 0..SETTLES {
             if timeout(SETTLE, wait_for_change(&mut self.watch))
@@ -337,7 +337,7 @@ impl<F: Fleet> PlanRun<F> {
         }
     }
 
-    /// Reads the file anew, and follows it.
+    /// Reads the file again, and handles its changes.
     async fn reread(&mut self) -> Result<(), PlanRunError> {
         let file = self.plan.file.clone();
         let read = tokio::task::spawn_blocking(move || file.read()).await;
@@ -347,10 +347,11 @@ impl<F: Fleet> PlanRun<F> {
                 read
             }
             Ok(Err(error)) => {
-                // As editors put a new file in the place of an old one, it may be away for a moment.
+                // Editors replace a file, so it may be missing for a moment: report only the first
+                // error.
                 if !std::mem::replace(&mut self.is_fault_reported, true) {
                     let text =
-                        format!("{error}: nothing further of it is begun until it can be read");
+                        format!("{error}; no further item starts until the plan can be read");
                     self.output.push_back(PlanOutput::Note(text));
                 }
                 return Ok(());
@@ -361,7 +362,7 @@ impl<F: Fleet> PlanRun<F> {
             .items
             .values()
             .any(|stage| matches!(stage, Stage::Running(_)));
-        // Nobody knows who wrote what came while an agent could have.
+        // It is not known who added items while an agent could write the file.
         let by_agents = self.plan.agents_write && (is_running || self.touched);
         self.touched = is_running;
         self.plan.read = read;
@@ -372,7 +373,7 @@ impl<F: Fleet> PlanRun<F> {
         self.begin_new(by_agents).await
     }
 
-    /// Items that wait and are gone, or were ticked by somebody else, are not worked.
+    /// Cancels waiting items that were removed from the plan or ticked by someone else.
     async fn cancel_withdrawn(&mut self) {
         let list = &self.plan.read.list;
         let waiting = self.items.iter().filter_map(|(id, stage)| match stage {
@@ -397,19 +398,19 @@ impl<F: Fleet> PlanRun<F> {
             return Ok(());
         }
         if !self.runs.is_empty() && self.bounds.is_set() {
-            let text = "these come with the next `marshal run`: this one has bounds, which are of the items that it began with";
+            let text = "the limits of this `marshal run` are for the items that it began with; the next one runs this item";
             self.hold_back(&new, text);
             return Ok(());
         }
         if by_agents && !self.plan.agent_items {
-            self.hold_back(&new, "agents may have added these: without --agent-items they are not worked before the next `marshal run`");
+            self.hold_back(&new, "an agent may have added it; the next `marshal run`, or one with --agent-items, runs it");
             return Ok(());
         }
         if by_agents {
             let added = self.state_file.state.added.saturating_add(new.len());
             if added > AGENT_ITEMS {
                 let text = format!(
-                    "agents may add {AGENT_ITEMS} items to a plan: these are not worked before the next `marshal run`"
+                    "agents may add at most {AGENT_ITEMS} items to a plan; the next `marshal run` runs this item"
                 );
                 self.hold_back(&new, &text);
                 return Ok(());
@@ -428,10 +429,7 @@ impl<F: Fleet> PlanRun<F> {
                 self.plan.agent_items && self.plan.agents_write,
             );
             if let Err(why) = task_rules::check_prompt(&text) {
-                self.hold_back(
-                    std::slice::from_ref(item),
-                    &format!("what stands beneath it {why}"),
-                );
+                self.hold_back(std::slice::from_ref(item), &format!("its prompt {why}"));
                 continue;
             }
             if let Ok(id) = TaskId::new(&self.task(item.id)) {
@@ -455,7 +453,7 @@ impl<F: Fleet> PlanRun<F> {
         for item in items {
             self.items.insert(item.id, Stage::HeldBack);
             let content = escape_for_display(&item.text, ITEM_WIDTH);
-            let text = format!("plan: not worked: {content}: {why}");
+            let text = format!("plan: item not started: {content}: {why}");
             self.output.push_back(PlanOutput::Note(text));
         }
     }
@@ -476,7 +474,8 @@ impl<F: Fleet> PlanRun<F> {
         }
     }
 
-    /// Everything is over: the book says so. How many items are open, and whether all is kept.
+    /// Marks the runs as settled in the state file. Returns the number of open items, and whether
+    /// every result was recorded.
     fn finish(&mut self) -> (usize, bool) {
         let progress = self.plan.read.list.progress();
         let open = progress.total - progress.done;
@@ -498,12 +497,12 @@ impl<F: Fleet> PlanRun<F> {
     }
 }
 
-/// Returns when the file may be another one. Cancel-safe.
+/// Returns when the file may have changed. Cancel-safe.
 async fn wait_for_change(watch: &mut Option<Watch>) {
     match watch {
-        Some(of) => {
-            if let Err(error) = of.changed().await {
-                tracing::warn!(%error, "the plan is not watched any more");
+        Some(active) => {
+            if let Err(error) = active.changed().await {
+                tracing::warn!(%error, "the plan file is no longer watched");
                 *watch = None;
                 std::future::pending::<()>().await;
             }
@@ -512,7 +511,7 @@ async fn wait_for_change(watch: &mut Option<Watch>) {
     }
 }
 
-/// Works a plan with a fleet of this process.
+/// Runs a plan with a fleet of this process.
 pub(in crate::cli) async fn run_local<F: Fleet>(
     fleet: F,
     plan: PlanJob,
@@ -521,20 +520,26 @@ pub(in crate::cli) async fn run_local<F: Fleet>(
     mut streams: Streams,
     signals: &mut Signals,
 ) -> Exit {
-    let book = match PlanStateFile::open(state, &plan.file) {
-        Ok(book) => book,
+    let state_file = match PlanStateFile::open(state, &plan.file) {
+        Ok(state_file) => state_file,
         Err(error) => {
             streams.err.line(&format!("error: {error}"));
             return Exit::CannotStart;
         }
     };
-    let hands = Executor::Local(fleet.clone());
-    let work = PlanRun::new(plan, book, state, hands, order.bounds);
-    let reins = LocalControl(fleet, Arc::clone(&work.started_runs));
-    run(work, RunDisplay::new(order, streams, None), &reins, signals).await
+    let executor = Executor::Local(fleet.clone());
+    let work = PlanRun::new(plan, state_file, state, executor, order.bounds);
+    let control = LocalControl(fleet, Arc::clone(&work.started_runs));
+    run(
+        work,
+        RunDisplay::new(order, streams, None),
+        &control,
+        signals,
+    )
+    .await
 }
 
-/// Works a plan with the daemon of a state directory.
+/// Runs a plan with the daemon of a state directory.
 pub(in crate::cli) async fn run_on_daemon(
     client: Client,
     mut plan: PlanJob,
@@ -544,13 +549,13 @@ pub(in crate::cli) async fn run_on_daemon(
 ) -> Exit {
     let state = client.state_dir().to_owned();
     drop(client);
-    let opened = PlanStateFile::open(&state, &plan.file).and_then(|book| {
-        // Now nobody else changes it.
+    let opened = PlanStateFile::open(&state, &plan.file).and_then(|state_file| {
+        // Read after the lock is taken: no other process changes the state now.
         plan.leftovers = super::plan_state::find_leftovers(&state, &plan.file)?;
-        Ok(book)
+        Ok(state_file)
     });
-    let book = match opened {
-        Ok(book) => book,
+    let state_file = match opened {
+        Ok(state_file) => state_file,
         Err(error) => {
             streams.err.line(&format!("error: {error}"));
             return Exit::CannotStart;
@@ -558,38 +563,44 @@ pub(in crate::cli) async fn run_on_daemon(
     };
     if let (Some(run), true) = (plan.resumed_run(), order.bounds.is_set()) {
         let text = format!(
-            "error: the daemon goes on with run {run} under the bounds that it began with: leave out --until, --max-cost and --jobs"
+            "error: the daemon resumes run {run} with its original limits; leave out --until, --max-cost and --jobs"
         );
         streams.err.line(&text);
         return Exit::Usage;
     }
-    let hands = Executor::<FleetHandle>::Daemon(state.clone());
-    let work = PlanRun::new(plan, book, &state, hands, order.bounds);
-    let reins = DaemonControl(state, Arc::clone(&work.started_runs));
-    run(work, RunDisplay::new(order, streams, None), &reins, signals).await
+    let executor = Executor::<FleetHandle>::Daemon(state.clone());
+    let work = PlanRun::new(plan, state_file, &state, executor, order.bounds);
+    let control = DaemonControl(state, Arc::clone(&work.started_runs));
+    run(
+        work,
+        RunDisplay::new(order, streams, None),
+        &control,
+        signals,
+    )
+    .await
 }
 
 async fn run<F: Fleet>(
     work: PlanRun<F>,
     show: RunDisplay,
-    reins: &impl RunControl,
+    control: &impl RunControl,
     signals: &mut Signals,
 ) -> Exit {
-    /// Sentences that wait to be shown; more would say nothing new.
-    const SENTENCES: usize = 8;
-    let (say, said) = mpsc::channel(SENTENCES);
-    run_with_signals(follow(work, show, said), &say, reins, signals).await
+    /// Notes that wait to be shown; further ones are dropped, as they would repeat the same.
+    const NOTES: usize = 8;
+    let (sender, notes) = mpsc::channel(NOTES);
+    run_with_signals(follow(work, show, notes), &sender, control, signals).await
 }
 
 async fn follow<F: Fleet>(
     mut work: PlanRun<F>,
     mut show: RunDisplay,
-    mut said: mpsc::Receiver<String>,
+    mut notes: mpsc::Receiver<String>,
 ) -> Exit {
     let mut goes_on = work.begin().await.map(|()| work.open > 0);
     loop {
-        while let Some(told) = work.output.pop_front() {
-            show.show_plan_output(told);
+        while let Some(output) = work.output.pop_front() {
+            show.show_plan_output(output);
         }
         match goes_on {
             Ok(true) => {}
@@ -597,18 +608,18 @@ async fn follow<F: Fleet>(
             Err(PlanRunError::Client(error)) => return show.connection_lost(&error),
             Err(PlanRunError::Message(why)) => return show.fail(&why),
         }
-        let came = tokio::select! {
-            came = work.next_input() => came,
-            Some(note) = said.recv() => {
+        let input = tokio::select! {
+        input = work.next_input() => input,
+        Some(note) = notes.recv() => {
                 show.note(&note);
                 continue;
             }
         };
-        goes_on = work.handle_input(came).await;
+        goes_on = work.handle_input(input).await;
     }
     let (open, is_kept) = work.finish();
-    while let Some(told) = work.output.pop_front() {
-        show.show_plan_output(told);
+    while let Some(output) = work.output.pop_front() {
+        show.show_plan_output(output);
     }
     let exit = show.finish();
     if open > 0 || !is_kept {

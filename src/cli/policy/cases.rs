@@ -1,6 +1,6 @@
-//! `policy test`: labelled requests, and how often a policy is wrong about them.
+//! `policy test`: evaluates labelled requests and counts the wrong decisions.
 //!
-//! Owns how cases are counted and told. Must not know what a line of them means (`policy/cases.rs`).
+//! Owns how cases are counted and shown. Must not know the format of a case (`policy/cases.rs`).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,9 +17,9 @@ use marshal_model::{AgentClaims, Decision};
 use marshal_policy::cases::{Case, Grade};
 use marshal_policy::{EvaluationContext, PolicyDecision};
 
-/// Columns of a foreign id.
+/// Columns shown of a case's id.
 const ID: usize = 80;
-/// Columns of a foreign request.
+/// Columns shown of a request.
 const REQUEST: usize = 160;
 
 /// `policy test …`
@@ -29,33 +29,33 @@ pub struct TestArgs {
     #[arg(required = true, value_name = "CASES.jsonl | DIR")]
     pub cases: Vec<PathBuf>,
 
-    /// Judge each case by the file of this directory that its `policy` names, without .toml; else by
-    /// the built-in policy of this name
+    /// Evaluate each case by the policy that its `policy` field names: the file NAME.toml of this
+    /// directory, else the built-in policy of that name
     #[arg(long, value_name = "DIR", conflicts_with_all = ["policy", "file"])]
     pub policies: Option<PathBuf>,
 
-    /// Without --policies: judge all of them by this one
+    /// Without --policies: the policy for all cases
     #[command(flatten)]
     pub which: PolicyArgs,
 
-    /// Where
+    /// The file system
     #[command(flatten)]
     pub place: PlaceArgs,
 
-    /// When, and by whom, where a case does not say it
+    /// The circumstances that a case leaves out
     #[command(flatten)]
     pub occasion: OccasionArgs,
 }
 
-/// What became of the cases of one policy, or of all.
+/// The results of the cases of one policy, or of all.
 #[derive(Default)]
 struct Score {
     cases: usize,
     grades: BTreeMap<Grade, usize>,
-    /// Cases that must be allowed, and those that must be denied.
+    /// Cases that must be allowed; beside them, those that must be denied.
     allows: usize,
     denies: usize,
-    /// Denies that were denied, or decided as well.
+    /// Cases that must be denied and were not allowed.
     caught: usize,
 }
 
@@ -105,7 +105,7 @@ impl Score {
     }
 }
 
-/// One policy and what its cases did.
+/// One policy and the results of its cases.
 struct TestedPolicy {
     chosen: SelectedPolicy,
     score: Score,
@@ -129,7 +129,7 @@ impl TestedPolicy {
     }
 }
 
-/// A case that was judged otherwise than its label says.
+/// A case whose decision differs from its label.
 struct Miss {
     id: String,
     policy: String,
@@ -216,7 +216,7 @@ pub(super) fn test(
     }
     if all.cases == 0 {
         return Err(PolicyCommandError::Usage(
-            "there is no case in these files".to_owned(),
+            "these files have no cases".to_owned(),
         ));
     }
     if json {
@@ -228,7 +228,7 @@ pub(super) fn test(
     Ok(u8::from(!misses.is_empty()))
 }
 
-/// The files of the cases: those that are named, and those of named directories.
+/// The case files: those that are named, and those in the named directories.
 fn files(
     named: &[PathBuf],
     around: &PolicySources<'_>,
@@ -257,14 +257,14 @@ fn files(
     Ok(found)
 }
 
-/// A case may not lead out of the directory of policies.
+/// The name must not lead out of the directory of policies.
 fn file_name(policy: &str) -> Result<PathBuf, PolicyCommandError> {
     if marshal_model::ids::is_safe_token(policy) {
         Ok(Path::new(&format!("{policy}.toml")).to_owned())
     } else {
         let name = escape_for_display(policy, ID);
         Err(PolicyCommandError::Usage(format!(
-            "a case names the policy {name:?}, which is no name of a file"
+            "a case names the policy {name:?}, which is not a plain file name"
         )))
     }
 }
@@ -334,7 +334,7 @@ fn print_results(
         } else {
             let ids: Vec<_> = never.iter().map(|id| escape_for_display(id, ID)).collect();
             streams.out.line(&format!(
-                "    {} of {count} rules never hit: {}",
+                "    {} of {count} rules were never hit: {}",
                 never.len(),
                 ids.join(", ")
             ));

@@ -1,4 +1,4 @@
-//! `policy check` and `policy explain`: one request, judged.
+//! `policy check` and `policy explain`: evaluate one request.
 
 use std::io::Read as _;
 use std::time::Instant;
@@ -18,24 +18,24 @@ use marshal_policy::{PolicyDecision, Request, ResolvedPath, resolve_paths};
 /// `policy check …` and `policy explain …`
 #[derive(Debug, clap::Args)]
 pub struct CheckArgs {
-    /// By which policy
+    /// The policy
     #[command(flatten)]
     pub which: PolicyArgs,
 
-    /// By the policy and the table of tools of this pool; --tool and --input are then the agent's own
+    /// Use this pool's policy and tools; --tool and --input are then the agent's own name and input
     #[arg(long, value_name = "NAME", conflicts_with_all = ["policy", "file"], value_parser = PoolName::new)]
     pub pool: Option<PoolName>,
 
-    /// The tool: shell, read, write, edit, delete, move or fetch; with --input also mcp__SERVER__NAME,
-    /// and any other, which is an unknown one
+    /// The tool: shell, read, write, edit, delete, move or fetch; with --input also
+    /// mcp__SERVER__NAME or any other name, which counts as an unknown tool
     #[arg(long, default_value = "shell")]
     pub tool: String,
 
-    /// The tool's whole input, instead of TEXT
+    /// The whole input of the tool, instead of TEXT
     #[arg(long, value_name = "JSON", required_unless_present = "text")]
     pub input: Option<String>,
 
-    /// The command, path, FROM -> TO or URL; - reads it from standard input
+    /// The command, path, FROM -> TO or URL; - reads standard input
     #[arg(conflicts_with = "input")]
     pub text: Option<String>,
 
@@ -43,20 +43,20 @@ pub struct CheckArgs {
     #[arg(long)]
     pub explain: bool,
 
-    /// Where
+    /// The file system
     #[command(flatten)]
     pub place: PlaceArgs,
 
-    /// When, and by whom; with --pool its agent and mode, if nothing else is said
+    /// The circumstances; with --pool, its agent and mode are the defaults
     #[command(flatten)]
     pub occasion: OccasionArgs,
 }
 
-/// A judged request.
+/// An evaluated request.
 struct CheckedRequest {
     chosen: SelectedPolicy,
     decision: PolicyDecision,
-    /// Where its paths lead.
+    /// The resolved paths of the request.
     resolved_paths: Vec<ResolvedPath>,
     eval_us: u128,
 }
@@ -126,7 +126,7 @@ fn judge(
         Some(pool) => {
             let config = around.load(streams)?;
             let Some(found) = config.pool(pool.as_str()) else {
-                let text = format!("there is no pool {pool} in the configuration");
+                let text = format!("the configuration has no pool {pool}");
                 return Err(PolicyCommandError::Usage(text));
             };
             occasion.agent.get_or_insert_with(|| found.agent.clone());
@@ -137,7 +137,7 @@ fn judge(
             })?;
             let Some(table) = tables.get(pool.as_str()) else {
                 return Err(PolicyCommandError::Failed(format!(
-                    "pool {pool} has no table of tools"
+                    "pool {pool} has no extractor, so its tool calls cannot be read"
                 )));
             };
             let request = request(args, table)?;
@@ -167,18 +167,20 @@ fn request(
 ) -> Result<Request, PolicyCommandError> {
     if let Some(input) = &args.input {
         let input = RawValue::from_string(input.clone())
-            .map_err(|error| PolicyCommandError::Usage(format!("--input is no JSON: {error}")))?;
+            .map_err(|error| PolicyCommandError::Usage(format!("--input is not JSON: {error}")))?;
         return Ok(table.extract(&args.tool, &input));
     }
     let text = match args.text.as_deref() {
         Some("-") => {
             let mut text = String::new();
-            let most = limits::PERMISSION_INPUT_BYTES as u64;
-            let read = std::io::stdin().take(most + 1).read_to_string(&mut text);
+            let max_bytes = limits::PERMISSION_INPUT_BYTES as u64;
+            let read = std::io::stdin()
+                .take(max_bytes + 1)
+                .read_to_string(&mut text);
             let read = read
                 .map_err(|error| PolicyCommandError::Usage(format!("standard input: {error}")))?;
-            if read as u64 > most {
-                let text = format!("standard input has more than {most} bytes");
+            if read as u64 > max_bytes {
+                let text = format!("standard input has more than {max_bytes} bytes");
                 return Err(PolicyCommandError::Usage(text));
             }
             text

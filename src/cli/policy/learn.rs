@@ -1,8 +1,7 @@
-//! `policy learn`: rules that would have answered what people were asked.
+//! `policy learn`: proposes rules that would have answered requests that people answered.
 //!
-//! Owns what a proposal is tried on: all that was allowed and denied by the same policy. One that
-//! would allow anything that was denied, however it was spelled, is not made: the engine itself says
-//! what it would allow.
+//! Tries each proposal on all recorded requests of the same policy. A proposal that would allow
+//! anything that was denied, in any spelling, is dropped. The policy engine itself evaluates it.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -23,11 +22,11 @@ use marshal_policy::learn::{Proposal, propose_rules, render_rules};
 /// `policy learn …`
 #[derive(Debug, clap::Args)]
 pub struct LearnArgs {
-    /// The policy that asked, and that the rules are for
+    /// The policy whose requests were answered, and that gets the rules
     #[command(flatten)]
     pub which: PolicyArgs,
 
-    /// Which requests
+    /// The requests to learn from
     #[command(flatten)]
     pub of: LogArgs,
 }
@@ -42,14 +41,15 @@ struct Candidate {
 struct Trial<'t> {
     base: &'t Policy,
     all: Vec<Candidate>,
-    /// All of them in one policy: what that does not allow none of them allows.
+    /// All proposals in one policy. A request that it does not allow is allowed by none of them,
+    /// which saves trying each one.
     together: Option<Policy>,
 }
 
-/// How the rules of proposals that are tried together are called, before their numbers.
+/// Prefix of the rule ids of proposals that are tried together; a number follows.
 const NUMBERED: &str = "learned-together-";
 
-/// As many parts as a judgement tells of.
+/// The most parts that a decision lists.
 const PARTS_SHOWN: usize = 64;
 
 /// How a request ended.
@@ -59,7 +59,7 @@ enum Outcome {
     Allowed,
     /// Denied by the policy or by a person.
     Denied,
-    /// Nobody answered.
+    /// Not answered.
     Unanswered,
 }
 
@@ -70,14 +70,14 @@ struct Requests {
     skipped: BTreeMap<&'static str, usize>,
 }
 
-/// A proposal that was tried.
+/// A proposal with the results of its trial.
 struct ScoredProposal {
     proposal: Proposal,
     answered: usize,
     unanswered: usize,
 }
 
-/// A policy with one more rule; `NoJournal` if the rule is none.
+/// The policy with one more rule; `None` if the rule is not valid.
 pub(in crate::cli) fn with_rule(base: &SelectedPolicy, rule: &str) -> Option<Policy> {
     const OWN: &str = "the-policy";
     let (name, _) = base.layers.last()?;
@@ -96,7 +96,7 @@ pub(in crate::cli) fn with_rule(base: &SelectedPolicy, rule: &str) -> Option<Pol
         };
         found
             .map(|(_, text)| text.clone())
-            .ok_or_else(|| "it is not there".to_owned())
+            .ok_or_else(|| "the layer does not exist".to_owned())
     };
     Policy::load(&text, "learned", &find).ok()
 }
@@ -150,7 +150,7 @@ pub(super) fn learn(
             proposal: candidate.proposal,
         })
         .collect();
-    // The narrowest first; among those, what would have spared most questions.
+    // The narrowest first; among those, the one that would have answered most requests.
     tried.sort_by(|a, b| (a.proposal.width, b.answered).cmp(&(b.proposal.width, a.answered)));
     print_proposals(&tried, &requests, refused, json, streams);
     Ok(0)
@@ -173,7 +173,8 @@ impl<'t> Trial<'t> {
         }
     }
 
-    /// How many of the requests that ended so each proposal would allow and the policy does not.
+    /// How many of the requests with this outcome each proposal would allow and the policy does
+    /// not.
     fn count_newly_allowed(&self, requests: &Requests, how: Outcome) -> Vec<usize> {
         let mut counts = vec![0; self.all.len()];
         for past in requests.with_outcome(how) {
@@ -188,8 +189,8 @@ impl<'t> Trial<'t> {
         counts
     }
 
-    /// The proposals of which one alone may allow a request: those that are for each of its parts.
-    /// Where that cannot be told, all.
+    /// The proposals that alone may allow a request: those that match each of its parts. All of
+    /// them if that is not known.
     fn may_allow(&self, past: &RecordedRequest) -> Vec<usize> {
         let every = || (0..self.all.len()).collect();
         let Some(together) = &self.together else {
@@ -202,7 +203,8 @@ impl<'t> Trial<'t> {
         let rules = judged.facts.parts.iter().flat_map(|part| &part.rules);
         let numbers = rules.filter_map(|id| id.strip_prefix(NUMBERED)?.parse().ok());
         let numbers: BTreeSet<usize> = numbers.filter(|at| *at < self.all.len()).collect();
-        // Parts that are not shown, or that were judged from elsewhere, may need another one.
+        // Parts that are not listed, or that were evaluated from another directory, may need
+        // another rule.
         let all_shown = judged.facts.parts.len() < PARTS_SHOWN && past.has_one_cwd();
         if numbers.is_empty() || !all_shown {
             return every();
@@ -225,17 +227,17 @@ impl Requests {
             _ => return,
         };
         if recorded_decision(line).is_none() || is_budget_decision(line) {
-            return; // Nobody looked at what it was.
+            return; // It was denied without being evaluated.
         }
         match RecordedRequest::from_record(line, tables) {
             Ok(past) => {
                 self.all.push_back((how, past));
-                // They come in their order: the oldest goes.
+                // Requests arrive oldest first, so the oldest is dropped.
                 if self.all.len() > limits::LEARN_REQUESTS {
                     self.all.pop_front();
                     *self
                         .skipped
-                        .entry("older than those that are looked at")
+                        .entry("too old: only the newest requests are used")
                         .or_default() += 1;
                 }
             }
@@ -268,7 +270,7 @@ fn print_proposals(
             continue;
         }
         streams.out.line(&format!(
-            "# {}: would have answered {} of {} that people allowed, and none that was denied; {} that nobody answered",
+            "# {}: would have answered {} of {} that people allowed, none that was denied, and {} that nobody answered",
             tried.proposal.width.as_str(),
             tried.answered,
             requests.with_outcome(Outcome::Allowed).count(),
@@ -283,13 +285,11 @@ fn print_proposals(
         return;
     }
     streams.out.line(&format!(
-        "# {} requests that people allowed, {} denied; {refused} rules are not proposed because they would allow something that was denied",
+        "# {} requests were allowed by people, {} were denied; {refused} rules are not proposed because they would allow a denied request",
         requests.with_outcome(Outcome::Allowed).count(),
         requests.with_outcome(Outcome::Denied).count()
     ));
     for (why, count) in &requests.skipped {
-        streams
-            .out
-            .line(&format!("# not looked at: {count}, {why}"));
+        streams.out.line(&format!("# not used: {count}, {why}"));
     }
 }

@@ -1,4 +1,4 @@
-//! `policy lint`: what is suspicious in policies.
+//! `policy lint`: reports suspicious rules of policies.
 
 use std::path::PathBuf;
 
@@ -10,13 +10,13 @@ use crate::cli::streams::Streams;
 use marshal_model::untrusted::escape_for_display;
 use marshal_policy::lint::{Level, lint as look};
 
-/// Columns of a foreign text.
+/// Columns shown of a text.
 const TEXT: usize = 300;
 
 /// `policy lint …`
 #[derive(Debug, clap::Args)]
 pub struct LintArgs {
-    /// Policy files, or with builtin:NAME one that is built in
+    /// Policy files, or builtin:NAME for a built-in policy
     #[arg(required = true, value_name = "FILE")]
     pub policies: Vec<PathBuf>,
 }

@@ -1,7 +1,7 @@
-//! `policy`: what a policy says of a request, of labelled requests, and of those of the past.
+//! `policy`: evaluates one request, labelled requests and recorded requests.
 //!
-//! Owns the exit codes of `check`: 0 allow, 1 ask, 2 deny, 3 everything that is no verdict. Must not
-//! know how a policy judges, and starts nothing.
+//! Owns the exit codes of `check`: 0 allow, 1 ask, 2 deny, 3 for any error. Must not know how a
+//! policy decides. Starts nothing.
 
 mod cases;
 mod check;
@@ -25,41 +25,41 @@ use super::exit::Exit;
 use super::streams::Streams;
 use source::PolicySources;
 
-/// What `policy check` ends with where there is no verdict.
+/// The exit code of `policy check` without a decision.
 pub const NO_VERDICT: u8 = 3;
 
 /// `policy …`
 #[derive(Debug, Subcommand)]
 pub enum PolicyCommand {
-    /// Judge one request; exits with 0 for allow, 1 for ask, 2 for deny, 3 for anything else
+    /// Evaluate one request; exits with 0 for allow, 1 for ask, 2 for deny, 3 for an error
     Check(check::CheckArgs),
-    /// Show how one request is judged: its parts, what is known of them, the rules that apply
+    /// Show how one request is evaluated: its parts, their facts and the rules that apply
     Explain(check::CheckArgs),
-    /// Judge labelled requests (JSON Lines) and count what is allowed or stopped wrongly
+    /// Evaluate labelled requests (JSON Lines), and count the wrong decisions
     Test(cases::TestArgs),
-    /// Judge the requests on record again by another policy, and show what would change
+    /// Evaluate recorded requests again by another policy, and show what would change
     Replay(replay::ReplayArgs),
-    /// Propose rules from what people allowed, the narrowest first; none would allow what was denied
+    /// Propose rules from what people allowed, the narrowest first; none allows what was denied
     Learn(learn::LearnArgs),
-    /// Look for rules that do less, or allow more, than they seem to
+    /// Find rules that do less, or allow more, than they seem to
     Lint(lint::LintArgs),
-    /// Print the text of a policy: one to start from, or to read
+    /// Print the text of a policy
     Show(show::ShowArgs),
-    /// Show what judges each pool of the running supervisor, and what came of the last reload
+    /// Show the policies in force in the running supervisor, and the result of the last reload
     Status,
-    /// Have the running supervisor read its policies again: all of them come into force, or none
+    /// Make the running supervisor reload its policies: all of them or none
     Reload,
 }
 
 impl PolicyCommand {
-    /// Whether a running supervisor is asked.
+    /// Whether the command needs a running supervisor.
     #[must_use]
     pub const fn is_live(&self) -> bool {
         matches!(self, Self::Status | Self::Reload)
     }
 }
 
-/// Asks the supervisor of a state directory.
+/// Runs a command that needs the supervisor of a state directory.
 pub async fn live(
     command: &PolicyCommand,
     state: &Path,
@@ -70,10 +70,10 @@ pub async fn live(
     status::run(state, reload, json, streams).await
 }
 
-/// Why a command gave no result.
+/// Why a command failed.
 #[derive(Debug)]
 pub(in crate::cli) enum PolicyCommandError {
-    /// It was told already.
+    /// The error was printed already.
     Reported(Exit),
     /// Wrong usage, or a policy or file that cannot be used.
     Usage(String),
@@ -124,21 +124,21 @@ fn run(
     let directory = std::env::current_dir().map_err(|_| {
         PolicyCommandError::Usage("the current directory cannot be read".to_owned())
     })?;
-    let around = PolicySources { config, directory };
+    let sources = PolicySources { config, directory };
     match command {
-        PolicyCommand::Check(args) => check::check(args, &around, json, streams),
-        PolicyCommand::Explain(args) => check::explain(args, &around, json, streams),
-        PolicyCommand::Test(args) => cases::test(args, &around, json, streams),
-        PolicyCommand::Replay(args) => replay::replay(args, &around, json, streams),
-        PolicyCommand::Learn(args) => learn::learn(args, &around, json, streams),
-        PolicyCommand::Lint(args) => lint::lint(args, &around, json, streams),
-        PolicyCommand::Show(args) => show::show(args, &around, json, streams),
-        PolicyCommand::Status | PolicyCommand::Reload => Ok(NO_VERDICT), // asked before
+        PolicyCommand::Check(args) => check::check(args, &sources, json, streams),
+        PolicyCommand::Explain(args) => check::explain(args, &sources, json, streams),
+        PolicyCommand::Test(args) => cases::test(args, &sources, json, streams),
+        PolicyCommand::Replay(args) => replay::replay(args, &sources, json, streams),
+        PolicyCommand::Learn(args) => learn::learn(args, &sources, json, streams),
+        PolicyCommand::Lint(args) => lint::lint(args, &sources, json, streams),
+        PolicyCommand::Show(args) => show::show(args, &sources, json, streams),
+        PolicyCommand::Status | PolicyCommand::Reload => Ok(NO_VERDICT), // handled by `live`
     }
 }
 
-/// Whether the arguments, the program's name first, are for `policy check`, which has a code of its
-/// own for wrong usage.
+/// Whether the arguments, the program's name first, are for `policy check`, which has its own exit
+/// code for wrong usage.
 #[must_use]
 pub fn is_check(arguments: &[OsString]) -> bool {
     let mut words = arguments.iter().skip(1);

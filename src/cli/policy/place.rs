@@ -1,7 +1,7 @@
-//! Where a request is judged, and how it is read, away from any workspace.
+//! The file system and the tools that `policy` commands assume for a request, without a workspace.
 //!
-//! Owns the tools that `check` and `explain` know without a pool, and what stands where requests are
-//! judged. Looks at no file.
+//! Owns the tools that `check` and `explain` know without a pool, and the simulated files. Reads no
+//! file of this host.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use marshal_policy::cases::{FixtureFs, HOME, WORKSPACE};
 use marshal_policy::extract::Extractor;
 use marshal_policy::{EvaluationContext, FsContext, FsEntry, Request, Resolver, TimeOfDay};
 
-/// Which field holds what, of a tool of labelled requests.
+/// The extractor table for the tools of labelled requests: which field has which fact.
 const PLAIN: &str = r#"
 schema = 1
 mcp = { begins = "mcp__", between = "__" }
@@ -42,40 +42,42 @@ url = "url"
 method = "method"
 "#;
 
-/// Where requests are judged.
+/// The options for the file system that requests are evaluated in.
 #[derive(Debug, Clone, clap::Args)]
 pub struct PlaceArgs {
-    /// The workspace, as the agent sees it
+    /// Path of the workspace, as the agent sees it
     #[arg(long, value_name = "PATH", default_value = WORKSPACE, value_parser = absolute)]
     pub workspace: String,
 
-    /// The home, as the agent sees it
+    /// Path of the home directory, as the agent sees it
     #[arg(long, value_name = "PATH", default_value = HOME, value_parser = absolute)]
     pub home: String,
 
-    /// The directory that a command starts in; else the workspace
+    /// Directory that a command starts in; without it, the workspace
     #[arg(long, value_name = "PATH", value_parser = absolute)]
     pub cwd: Option<String>,
 
-    /// A symbolic link below the workspace or the home; may be repeated, and there is nothing else then.
-    /// Without any, and with the usual workspace and home, there is the tree of labelled requests
+    /// Assume this symbolic link below the workspace or the home; may be repeated
+    ///
+    /// With --link, no other files are assumed. Without it, and with the default workspace and
+    /// home, the file tree of the built-in labelled requests is assumed.
     #[arg(long, value_name = "PATH=TARGET", value_parser = link)]
     pub link: Vec<(String, String)>,
 }
 
-/// On which occasion requests are made; what is not said is not known, which counts against rules that
-/// allow.
+/// The options for the circumstances of a request. A circumstance that is not given is unknown, and
+/// an allow rule that depends on it does not apply.
 #[derive(Debug, Clone, clap::Args)]
 pub struct OccasionArgs {
-    /// The agent, as a pool of the configuration names it
+    /// The agent, by its name in the configuration
     #[arg(long, value_name = "NAME")]
     pub agent: Option<String>,
 
-    /// The mode that the session is set to
+    /// The mode of the session
     #[arg(long, value_name = "MODE")]
     pub mode: Option<String>,
 
-    /// The time of day, taken for the time here and for UTC
+    /// The time of day; used as local time and as UTC
     #[arg(long, value_name = "HH:MM", value_parser = time)]
     pub at: Option<TimeOfDay>,
 }
@@ -85,7 +87,7 @@ fn time(text: &str) -> Result<TimeOfDay, String> {
 }
 
 impl OccasionArgs {
-    /// The occasion in a pool, as far as it is known.
+    /// The circumstances of a request in a pool, as far as they are known.
     pub(super) fn occasion<'a>(&'a self, pool: Option<&'a str>) -> EvaluationContext<'a> {
         EvaluationContext {
             pool,
@@ -117,17 +119,17 @@ fn link(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// What stands where requests are judged.
+/// The files that are assumed to exist.
 #[derive(Debug)]
 pub(super) enum SimulatedFiles {
-    /// The tree of labelled requests.
+    /// The file tree of the built-in labelled requests.
     Ground(FixtureFs),
-    /// Only links.
+    /// Only the links of `--link`.
     Links(BTreeMap<String, String>),
 }
 
 impl PlaceArgs {
-    /// What stands there.
+    /// The assumed files.
     pub(super) fn files(&self) -> SimulatedFiles {
         let elsewhere = self.workspace != WORKSPACE || self.home != HOME;
         if self.link.is_empty() && !elsewhere {
@@ -137,7 +139,7 @@ impl PlaceArgs {
         }
     }
 
-    /// The place; `standing` is [`PlaceArgs::files`].
+    /// The file system context; `standing` is [`PlaceArgs::files`].
     pub(super) fn place<'a>(&'a self, standing: &'a SimulatedFiles) -> FsContext<'a> {
         FsContext {
             workspace: &self.workspace,
@@ -178,12 +180,12 @@ impl Resolver for SimulatedFiles {
     }
 }
 
-/// How labelled requests are read.
+/// The extractor for labelled requests.
 pub(super) fn plain() -> Result<Extractor, PolicyCommandError> {
     Extractor::parse(PLAIN).map_err(|error| PolicyCommandError::Failed(error.to_string()))
 }
 
-/// The request of a tool and its one text: a command, a path, `FROM -> TO`, a URL.
+/// The request of a tool from its text argument: a command, a path, `FROM -> TO` or a URL.
 pub(super) fn request(tool: &str, text: &str) -> Result<Request, PolicyCommandError> {
     let input = match tool {
         "shell" => serde_json::json!({ "command": text }),
@@ -191,15 +193,15 @@ pub(super) fn request(tool: &str, text: &str) -> Result<Request, PolicyCommandEr
         "fetch" => serde_json::json!({ "url": text }),
         "move" => {
             let Some((from, to)) = text.split_once(" -> ") else {
-                let text = "what a `move` is about is written FROM -> TO".to_owned();
+                let text = "the text of a `move` must be FROM -> TO".to_owned();
                 return Err(PolicyCommandError::Usage(text));
             };
             serde_json::json!({ "from": from, "to": to })
         }
         _ => {
             return Err(PolicyCommandError::Usage(
-                "--tool is `shell`, `read`, `write`, `edit`, `delete`, `move` or `fetch`; any other, \
-                 mcp__SERVER__NAME among them, needs its --input"
+                "--tool must be `shell`, `read`, `write`, `edit`, `delete`, `move` or `fetch`; any other \
+                tool, such as mcp__SERVER__NAME, needs --input"
                     .to_owned(),
             ));
         }

@@ -1,4 +1,4 @@
-//! One request on record, ready to be judged again.
+//! One recorded request, ready to be evaluated again.
 
 use serde::Deserialize;
 
@@ -12,11 +12,11 @@ use marshal_policy::{
     ReplayResolver, Request, TimeOfDay,
 };
 
-/// Refusals that no rule had a part in: what was asked was not looked at.
+/// Refusals without a policy decision: the request was not evaluated.
 const UNJUDGED_RULES: &[&str] = &["twice", "journal", "max_pending", "too_large"];
 
-/// What the policy said of a request then, before a person, or that there was none, decided it;
-/// `NoJournal` if no policy was asked.
+/// The recorded decision of the policy, before a person or a timeout decided the request; `None` if
+/// no policy decided it.
 pub(in crate::cli) fn recorded_decision(line: &ExportedRecord) -> Option<Decision> {
     let facts = line.facts.as_ref()?;
     let facts: Option<FactsText> = serde_json::from_str(facts.get()).ok();
@@ -28,7 +28,7 @@ pub(in crate::cli) fn recorded_decision(line: &ExportedRecord) -> Option<Decisio
         // The policy allowed it; a budget did not.
         _ if is_budget_decision(line) => Some(Decision::Allow),
         "human" | "cache" | "timeout" | "gone" => Some(Decision::Ask),
-        // A person answered, and by then a rule, or what had changed, was against it.
+        // A person allowed it, but by then a rule or a change denied it.
         _ if line.approver.is_some() => Some(Decision::Ask),
         _ if line
             .rules
@@ -41,7 +41,7 @@ pub(in crate::cli) fn recorded_decision(line: &ExportedRecord) -> Option<Decisio
     }
 }
 
-/// Whether a budget stood between what the policy allowed and the answer.
+/// Whether a budget denied a request that the policy allowed.
 pub(in crate::cli) fn is_budget_decision(line: &ExportedRecord) -> bool {
     line.by == "budget" || line.rules.iter().any(|rule| rule.starts_with("budget."))
 }
@@ -51,15 +51,15 @@ struct FactsText {
     at: Option<RecordedPlace>,
     #[serde(default)]
     looked: FsObservations,
-    /// What it was with the secrets that are not on record, where that was more severe.
+    /// The decision with the secrets, which are not recorded; present if it was stricter.
     with_secrets: Option<String>,
     delegate: Option<DelegateText>,
 }
 
-/// What a delegate was asked about.
+/// The request that a delegate decided.
 #[derive(Deserialize)]
 struct DelegateText {
-    /// What the policy said before.
+    /// The policy's decision before the delegate's.
     policy: String,
 }
 
@@ -83,10 +83,11 @@ struct ClaimedText {
     no_allow: bool,
 }
 
-/// A request with its place.
+/// A request with its directories.
 pub(in crate::cli) struct RecordedRequest {
     pub(in crate::cli) request: Request,
-    /// What its agent had its client do: then this is judged, and the request is what it comes to.
+    /// The client request, if the agent let its client act: it is evaluated, and the request is
+    /// only derived from it.
     client_request: Option<ClientRequest>,
     claimed: AgentClaims,
     place: RecordedPlace,
@@ -96,7 +97,7 @@ pub(in crate::cli) struct RecordedRequest {
     files: ReplayResolver,
 }
 
-/// What a wish comes to, for whoever looks at requests only.
+/// The request that corresponds to a client request.
 fn to_request(wish: &ClientRequest, tool: &str) -> Request {
     match wish {
         ClientRequest::Read(path) => Request::Read {
@@ -117,33 +118,33 @@ fn to_request(wish: &ClientRequest, tool: &str) -> Request {
 }
 
 impl RecordedRequest {
-    /// Why not, if it cannot be judged again.
+    /// The error is the reason why the request cannot be evaluated again.
     pub(in crate::cli) fn from_record(
         line: &ExportedRecord,
         tables: &Extractors,
     ) -> Result<Self, &'static str> {
-        let input = line.input.as_ref().ok_or("its input is not kept")?;
+        let input = line.input.as_ref().ok_or("the input was not kept")?;
         let facts = line.facts.as_ref().map(|facts| facts.get());
         let facts: Option<FactsText> = serde_json::from_str(facts.unwrap_or_default()).ok();
         let (at, looked, floor) = facts.map_or_else(Default::default, |facts| {
             let floor = facts.with_secrets.as_deref();
             (facts.at, facts.looked, floor.and_then(Decision::from_word))
         });
-        let at = at.ok_or("where it was judged is not on record")?;
+        let at = at.ok_or("the directory was not recorded")?;
         let wish = parse_recorded_request(&line.tool, input);
         let request = if let Some(wish) = &wish {
             to_request(wish, &line.tool)
         } else {
             let table = tables
                 .get(line.pool.as_deref())
-                .ok_or("no pool of its name is in the configuration (--extractor NAME)")?;
+                .ok_or("the configuration does not have its pool (use --extractor NAME)")?;
             table.extract(&line.tool, input)
         };
         let claimed = line.claimed.as_ref().map(|claimed| claimed.get());
         let claimed: ClaimedText = match claimed {
             None => ClaimedText::default(),
             Some(text) => {
-                serde_json::from_str(text).map_err(|_| "what was claimed cannot be read")?
+                serde_json::from_str(text).map_err(|_| "the agent's claims cannot be read")?
             }
         };
         Ok(Self {
@@ -164,24 +165,25 @@ impl RecordedRequest {
         })
     }
 
-    /// The workspace, as its agent saw it.
+    /// The workspace, as the agent saw it.
     pub(in crate::cli) fn workspace(&self) -> &str {
         &self.place.workspace
     }
 
-    /// Whether it was judged from a single directory.
+    /// Whether it was evaluated from a single directory.
     pub(in crate::cli) fn has_one_cwd(&self) -> bool {
         self.place.from.len() == 1
     }
 
-    /// Whether a judgement since the last time that this was asked depends on files that nobody
-    /// looked at then.
+    /// Whether a decision since the last call depends on files that were not recorded. Resets the
+    /// flag.
     pub(in crate::cli) fn has_guessed(&self) -> bool {
         self.files.take_missed()
     }
 
-    /// What a policy says of it: from each directory that it was judged from, the most severe.
-    /// It is on the occasion of then, but that nothing was allowed before in its turn.
+    /// The strictest decision of a policy, over each directory that the request was evaluated from.
+    /// The circumstances are the recorded ones, except that no earlier request of the turn counts
+    /// as allowed.
     pub(in crate::cli) fn judge(&self, policy: &Policy) -> PolicyDecision {
         let occasion = EvaluationContext {
             pool: self.pool.as_deref(),
@@ -204,7 +206,10 @@ impl RecordedRequest {
         });
         let severe = from.reduce(|a, b| if b.decision > a.decision { b } else { a });
         let mut judged = severe.unwrap_or_else(|| {
-            PolicyDecision::from_error("no_directory", "there is no directory to judge paths by")
+            PolicyDecision::from_error(
+                "no_directory",
+                "there is no directory to resolve paths from",
+            )
         });
         judged.decision = judged.decision.max(self.min_decision);
         judged

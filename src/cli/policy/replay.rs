@@ -1,8 +1,8 @@
-//! `policy replay`: the requests on record, judged again by another policy.
+//! `policy replay`: evaluates recorded requests again, by another policy.
 //!
-//! Owns what can be judged again: what a policy judged, whose input is kept, and of which it is on
-//! record where. Links and directories are as they were seen then; what nobody looked at then is
-//! counted as not there, and told.
+//! A request can be replayed if a policy decided it, its input is kept and its directory is
+//! recorded. Links and directories are as they were recorded. Files that were not recorded count as
+//! missing, and the output says so.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Read as _};
@@ -25,61 +25,60 @@ use marshal_model::limits;
 use marshal_model::untrusted::escape_for_display;
 use marshal_policy::extract::{Extractor, builtin_text};
 
-/// Changes that a person is shown; --json has all.
+/// Changes in the text output; `--json` has all of them.
 const SHOWN: usize = 200;
-/// Columns of a foreign request.
+/// Columns shown of a request.
 const REQUEST: usize = 160;
 
 /// `policy replay …`
 #[derive(Debug, clap::Args)]
 pub struct ReplayArgs {
-    /// The policy that judges now: a file, or with builtin:NAME one that is built in
+    /// The new policy: a file, or builtin:NAME for a built-in policy
     #[arg(long = "with", value_name = "FILE")]
     pub new: String,
 
-    /// Which requests
+    /// The requests to evaluate again
     #[command(flatten)]
     pub of: LogArgs,
 
-    /// Exit with 1 if anything that was denied or asked for is now allowed, or on any change, or if
-    /// a request cannot be judged again
+    /// Exit with 1 on such a change, or if a request cannot be evaluated again
     #[arg(long, value_name = "WHAT")]
     pub fail_on: Option<FailOn>,
 }
 
-/// Requests of the past, and how their tool calls are read.
+/// The recorded requests, and how their tool calls are read.
 #[derive(Debug, Clone, clap::Args)]
 pub struct LogArgs {
-    /// Requests of `audit export` instead of the journal's
+    /// Read the requests from this file of `audit export`, instead of the journal
     #[arg(long, value_name = "AUDIT.jsonl")]
     pub log: Option<PathBuf>,
 
-    /// Read tool calls by this built-in table instead of that of each request's pool
+    /// Read tool calls with this built-in extractor, instead of the one of each request's pool
     #[arg(long, value_name = "NAME")]
     pub extractor: Option<String>,
 
-    /// Which requests, of the journal's
+    /// Filters for the requests of the journal
     #[command(flatten)]
     pub filter: FilterArgs,
 }
 
-/// What makes a replay fail.
+/// The changes that make a replay fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum FailOn {
-    /// What was not allowed is allowed.
+    /// A request that was denied or needed a person is now allowed.
     Widened,
-    /// Anything is judged otherwise.
+    /// Any decision differs.
     Changed,
 }
 
-/// How tool calls are read, and by what they were judged.
+/// The extractors for tool calls, by pool.
 pub(in crate::cli) struct Extractors {
     named: Option<Arc<Extractor>>,
     pools: BTreeMap<String, Arc<Extractor>>,
 }
 
 impl Extractors {
-    /// Those of the configuration, or the one that is named.
+    /// The extractors of the configuration, or the one that is named.
     pub(in crate::cli) fn load(
         config: Option<&Config>,
         named: Option<&str>,
@@ -88,7 +87,7 @@ impl Extractors {
         if let Some(name) = named {
             let text = builtin_text(name).ok_or_else(|| {
                 PolicyCommandError::Usage(format!(
-                    "there is no built-in table {:?}",
+                    "there is no built-in extractor {:?}",
                     escape_for_display(name, 40)
                 ))
             })?;
@@ -109,14 +108,14 @@ impl Extractors {
         })
     }
 
-    /// The table for a pool's requests.
+    /// The extractor for a pool's requests.
     pub(in crate::cli) fn get(&self, pool: Option<&str>) -> Option<&Extractor> {
         let of_pool = || self.pools.get(pool?);
         self.named.as_ref().or_else(of_pool).map(AsRef::as_ref)
     }
 }
 
-/// Gives every request on record, from a file or from the journal.
+/// Calls back for every recorded request, from a file or from the journal.
 pub(super) fn for_each_record(
     LogArgs { log, filter, .. }: &LogArgs,
     config: &Config,
@@ -140,7 +139,7 @@ pub(super) fn for_each_record(
     };
     if filter.query() != marshal_journal::AuditQuery::default() {
         let text =
-            "filters are for the journal: filter the export instead (`marshal audit export`)";
+            "filters do not apply to --log; filter the export instead (`marshal audit export`)";
         return Err(PolicyCommandError::Usage(text.to_owned()));
     }
     let shown = escape_for_display(&log.to_string_lossy(), 300);
@@ -165,7 +164,7 @@ pub(super) fn for_each_record(
         let line = serde_json::from_str(&text).map_err(|error| {
             let why = escape_for_display(&error.to_string(), 200);
             PolicyCommandError::Usage(format!(
-                "{shown}:{number}: no line of `audit export`: {why}"
+                "{shown}:{number}: not a line of `audit export`: {why}"
             ))
         })?;
         take(line);
@@ -173,16 +172,16 @@ pub(super) fn for_each_record(
     Ok(())
 }
 
-/// A request that is judged otherwise.
+/// A request with a different decision.
 struct Change {
     line: ExportedRecord,
     old: Decision,
     new: Decision,
     rules: Vec<String>,
     reason: String,
-    /// The policy that judged then judges otherwise now, too: what differs is not known here.
+    /// The old policy also decides differently now, so the cause may not be the new policy.
     drifted: bool,
-    /// It depends on files that nobody looked at then.
+    /// The decision depends on files that were not recorded.
     guessed: bool,
 }
 
@@ -193,7 +192,7 @@ struct ReplayResult {
     skipped: BTreeMap<&'static str, usize>,
     changes: Vec<Change>,
     widened: usize,
-    /// How many depend on files that nobody looked at then.
+    /// Requests that depend on files that were not recorded.
     guessed: usize,
 }
 
@@ -228,7 +227,7 @@ pub(super) fn replay(
     Ok(u8::from(fails))
 }
 
-/// The policies that may have judged, by their digest.
+/// The policies that may have decided a recorded request, by their digest.
 pub(in crate::cli) fn known_policies(
     around: &PolicySources<'_>,
     config: &Config,
@@ -248,7 +247,7 @@ fn one(
     seen: &mut ReplayResult,
 ) {
     let Some(old) = recorded_decision(&line) else {
-        return; // No policy was asked.
+        return; // No policy decided it.
     };
     seen.requests += 1;
     let past = match RecordedRequest::from_record(&line, tables) {
@@ -326,9 +325,9 @@ fn print_result(seen: &ReplayResult, new: &SelectedPolicy, streams: &mut Streams
     for change in seen.changes.iter().take(SHOWN) {
         let input = change.line.input.as_ref().map_or("", |input| input.get());
         let mark = match (change.new, change.drifted, change.guessed) {
-            (_, true, _) => "  (its own policy judges it otherwise here, too)",
+            (_, true, _) => "  (the old policy also decides differently here)",
             (Decision::Allow, ..) => "  WIDENED",
-            (.., true) => "  (it asks for files that nobody looked at then)",
+            (.., true) => "  (depends on files that were not recorded)",
             _ => "",
         };
         streams.out.line(&format!(
@@ -357,11 +356,11 @@ fn print_result(seen: &ReplayResult, new: &SelectedPolicy, streams: &mut Streams
     for (why, count) in &seen.skipped {
         streams
             .out
-            .line(&format!("  not judged again: {count}, {why}"));
+            .line(&format!("  not evaluated again: {count}, {why}"));
     }
     if seen.guessed > 0 {
         streams.out.line(&format!(
-            "  {} ask for files that nobody looked at then: these count as not there",
+            "  {} depend on files that were not recorded; such files count as missing",
             seen.guessed
         ));
     }

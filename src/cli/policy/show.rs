@@ -1,6 +1,6 @@
-//! `policy show`: the text of a policy, to be read or to start from.
+//! `policy show`: prints the text of a policy.
 //!
-//! Owns nothing but the naming. Must not know what a text means.
+//! Must not know what a text means.
 
 use serde_json::json;
 
@@ -11,13 +11,13 @@ use crate::cli::streams::Streams;
 use marshal_model::untrusted::escape_for_display as safe;
 use marshal_policy::builtin_text;
 
-/// Columns of a foreign name.
+/// Columns shown of a name.
 const NAME: usize = 120;
 
 /// `policy show …`
 #[derive(Debug, clap::Args)]
 pub struct ShowArgs {
-    /// A [policy.NAME] of the configuration, or one that is built in: developer, ci, reviewer, guard
+    /// A [policy.NAME] of the configuration, or a built-in policy: developer, ci, reviewer or guard
     pub name: String,
 }
 
@@ -39,8 +39,8 @@ pub(super) fn show(
             .ok_or_else(|| {
                 let name = safe(&args.name, NAME);
                 PolicyCommandError::Usage(format!(
-                    "there is no policy {name:?}: neither is it built in (developer, ci, reviewer, \
-                     guard), nor has the configuration a [policy.{name}]"
+                    "there is no policy {name:?}: it is not built in (developer, ci, reviewer, guard), \
+                    and the configuration has no [policy.{name}]"
                 ))
             })?
             .to_owned(),

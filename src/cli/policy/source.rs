@@ -1,6 +1,6 @@
-//! Which policy is meant: one that is built in, one of the configuration, or a file.
+//! Finds the policy of a command: a built-in one, one of the configuration, or a file.
 //!
-//! Owns how a policy's layers are had as texts, for those who look at the rules as they are written.
+//! Owns the texts of a policy's layers, for commands that show the rules as written.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -18,34 +18,35 @@ use marshal_model::limits;
 use marshal_model::untrusted::escape_for_display;
 use marshal_policy::{Policy, builtin_text};
 
-/// Columns of a foreign name.
+/// Columns shown of a name.
 const NAME: usize = 120;
 
-/// What is around a command.
+/// Where a command looks for policies.
 pub(in crate::cli) struct PolicySources<'a> {
-    /// The configuration that was named.
+    /// The file of `--config`, if given.
     pub(in crate::cli) config: Option<&'a Path>,
     /// The current directory.
     pub(in crate::cli) directory: PathBuf,
 }
 
-/// Which policy.
+/// The options that select a policy.
 #[derive(Debug, Clone, clap::Args)]
 pub struct PolicyArgs {
-    /// A policy that is built in, or a [policy.NAME] of the configuration
+    /// A built-in policy, or a [policy.NAME] of the configuration
     #[arg(short = 'p', long, value_name = "NAME", default_value = "developer")]
     pub policy: String,
 
-    /// A policy file, whoever wrote it
+    /// A policy file; its owner is not checked
     #[arg(long, value_name = "FILE", conflicts_with = "policy")]
     pub file: Option<PathBuf>,
 }
 
-/// A policy with what it was made of.
+/// A policy with the texts of its layers.
 pub(in crate::cli) struct SelectedPolicy {
     pub(in crate::cli) policy: Arc<Policy>,
     pub(in crate::cli) sha256: String,
-    /// Name and text of every layer, what is extended before what extends it; its own is the last.
+    /// Name and text of every layer. A layer stands after those that it extends; the policy's own
+    /// text is the last.
     pub(in crate::cli) layers: Vec<(String, String)>,
 }
 
@@ -54,7 +55,7 @@ impl PolicySources<'_> {
     pub(in crate::cli) fn load(&self, streams: &mut Streams) -> Result<Config, PolicyCommandError> {
         let loaded = config_file::load(self.config, &self.directory);
         loaded.map(|loaded| loaded.config).map_err(|error| {
-            // Standard output is for results.
+            // Standard output is only for results.
             match &error {
                 config_file::LoadError::Faulty(errors) => {
                     show_errors(errors, false, streams);
@@ -65,7 +66,7 @@ impl PolicySources<'_> {
         })
     }
 
-    /// The policy that is meant.
+    /// The selected policy.
     pub(in crate::cli) fn choose(
         &self,
         which: &PolicyArgs,
@@ -87,15 +88,15 @@ impl PolicySources<'_> {
         if !config.policies.contains_key(name) {
             if builtin_text(name).is_none() {
                 return Err(PolicyCommandError::Usage(format!(
-                    "there is no policy {:?}: neither is it built in, nor has the configuration a \
-                     [policy.{}]",
+                    "there is no policy {:?}: it is not built in, and the configuration has no \
+                    [policy.{}]",
                     escape_for_display(name, NAME),
                     escape_for_display(name, NAME)
                 )));
             }
             if Policy::builtin(name).is_none() {
                 return Err(PolicyCommandError::Usage(format!(
-                    "builtin:{name} is no policy by itself: it is for `extends`"
+                    "builtin:{name} is not a policy by itself; it can only be used in `extends`"
                 )));
             }
         }
@@ -116,7 +117,7 @@ impl PolicySources<'_> {
         })
     }
 
-    /// The policy of a file. It decides nothing here, so it may be anybody's.
+    /// The policy of a file. It decides nothing in a running fleet, so its owner is not checked.
     pub(in crate::cli) fn by_path(
         &self,
         path: &Path,
@@ -160,7 +161,7 @@ fn of_file(
     })
 }
 
-/// The texts of a policy that is known to be good.
+/// The texts of a policy that was loaded without errors.
 fn gather(
     name: &str,
     text: &str,
@@ -188,7 +189,7 @@ fn gather(
     Ok(())
 }
 
-/// Reads a whole file of at most so many bytes.
+/// Reads a whole file up to a maximum size.
 pub(super) fn read(path: &Path, most: u64) -> Result<String, String> {
     let shown = escape_for_display(&path.to_string_lossy(), 300);
     let failed = |error: std::io::Error| format!("cannot read {shown}: {error}");

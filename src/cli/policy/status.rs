@@ -1,7 +1,7 @@
-//! `policy status` and `policy reload`: what judges each pool of the supervisor that runs here.
+//! `policy status` and `policy reload`: the policies in force in the running supervisor.
 //!
-//! Owns how it looks. Must not know how a supervisor is asked. The text is safe to show, whatever the
-//! supervisor said.
+//! Owns their layout. Must not know how a request to the supervisor is sent. The text is safe to
+//! show, whatever the supervisor sent.
 
 use std::path::Path;
 
@@ -16,21 +16,21 @@ use marshal_model::untrusted::escape_for_display;
 const NAME: usize = 80;
 /// Columns of a path.
 const PATH: usize = 300;
-/// Columns of what is wrong.
+/// Columns of an error.
 const WHY: usize = 2000;
-/// Characters of a digest.
+/// Characters shown of a digest.
 const DIGEST: usize = 12;
 
-/// Asks, after having the policies read again if that is wanted, and prints; with `json` one object
-/// in a line.
+/// Prints the policies in force, after a reload if `reload` is set. With `json` as one object in a
+/// line.
 pub(in crate::cli) async fn run(
     state: &Path,
     reload: bool,
     json: bool,
     streams: &mut Streams,
 ) -> Exit {
-    let asked = async { Client::connect(state).await?.policies(reload).await };
-    let status = match asked.await {
+    let reply = async { Client::connect(state).await?.policies(reload).await };
+    let status = match reply.await {
         Ok(status) => status,
         Err(error) => return report_error(&error, streams),
     };
@@ -52,17 +52,17 @@ fn render(status: &PolicyStatusView) -> String {
         None => lines.push("last reload: none since the start".to_owned()),
         Some(last) => {
             let (at, cause) = (time(last.at_us), escape_for_display(&last.cause, NAME));
-            let came = match (&last.error, last.pools_changed) {
+            let result = match (&last.error, last.pools_changed) {
                 (Some(_), _) => "failed".to_owned(),
                 (None, Some(1)) => "ok, 1 pool changed".to_owned(),
                 (None, count) => format!("ok, {} pools changed", count.unwrap_or(0)),
             };
-            lines.push(format!("last reload: {came} ({cause}, {at})"));
+            lines.push(format!("last reload: {result} ({cause}, {at})"));
         }
     }
     if let Some(since) = status.stale_since_us {
         let text = format!(
-            "STALE since {}: the files are faulty, the policies above stay in force",
+            "STALE since {}: the files have errors; the policies above stay in force",
             time(since)
         );
         lines.push(text);
@@ -73,8 +73,10 @@ fn render(status: &PolicyStatusView) -> String {
         lines.extend(error.map(|error| format!("  {}", escape_for_display(error, WHY))));
     }
     if !status.watched {
-        lines
-            .push("the files are not watched: a change needs SIGHUP or `policy reload`".to_owned());
+        lines.push(
+            "the files are not watched: after a change, send SIGHUP or use `policy reload`"
+                .to_owned(),
+        );
     }
     lines.join("\n") + "\n"
 }
@@ -92,7 +94,7 @@ fn pool(view: &PoolPolicyView, lines: &mut Vec<String>) {
         line += ", without the guard";
     }
     if !view.enforced {
-        line += ", only tried (enforce = false)";
+        line += ", not enforced (enforce = false)";
     }
     lines.push(line);
     if view.files.is_empty() {
@@ -128,12 +130,12 @@ fn shadow(of: &ShadowPolicyView) -> String {
         })
         .collect();
     let differences = if differences.is_empty() {
-        "none otherwise".to_owned()
+        "no difference".to_owned()
     } else {
         differences.join(", ")
     };
     format!(
-        "  shadow {} {}: {} judged, {differences}",
+        "  shadow {} {}: {} evaluated, {differences}",
         escape_for_display(&of.policy, NAME),
         digest(&of.sha256),
         of.judged
@@ -189,10 +191,10 @@ mod tests {
         assert!(!text.contains('\u{1b}'), "{text:?}");
         for part in [
             "0123456789ab,",
-            "only tried",
+            "not enforced",
             "from /etc/own.toml",
             "layers for tasks: night",
-            "3 judged, allow -> deny: 2",
+            "3 evaluated, allow -> deny: 2",
             "STALE since 2023-11-14",
             "unknown field `alow`",
             "not watched",

@@ -1,4 +1,4 @@
-//! How a request is judged, as a tree: its parts, what is known of each, the rules as written.
+//! Shows the evaluation of a request as a tree: its parts, their facts and the rules as written.
 
 use serde_json::{Value, json};
 
@@ -8,10 +8,10 @@ use marshal_model::UntrustedText;
 use marshal_model::untrusted::escape_for_display as safe;
 use marshal_policy::{Part, PolicyDecision, ResolvedPath};
 
-/// Columns of a foreign text.
+/// Columns shown of a text.
 const TEXT: usize = 200;
 
-/// A rule as it is written, with the layer that has it.
+/// A rule as written, with the name of its layer.
 struct RuleText<'c> {
     layer: &'c str,
     table: toml::Table,
@@ -30,7 +30,7 @@ fn find<'c>(chosen: &'c SelectedPolicy, id: &str) -> Option<RuleText<'c>> {
     })
 }
 
-/// Everything that applied, each once.
+/// The ids of all rules that applied, each once.
 fn applied_rules(judgement: &PolicyDecision) -> Vec<&String> {
     let mut ids: Vec<&String> = Vec::new();
     let of_parts = judgement.facts.parts.iter().flat_map(|part| &part.rules);
@@ -42,7 +42,7 @@ fn applied_rules(judgement: &PolicyDecision) -> Vec<&String> {
     ids
 }
 
-/// The rules that applied, as they are written. Settings are no rules.
+/// The rules that applied, as written. Settings are left out: they are not rules.
 pub(super) fn rules(chosen: &SelectedPolicy, judgement: &PolicyDecision) -> Vec<Value> {
     let ids = applied_rules(judgement).into_iter();
     ids.filter_map(|id| {
@@ -52,11 +52,11 @@ pub(super) fn rules(chosen: &SelectedPolicy, judgement: &PolicyDecision) -> Vec<
     .collect()
 }
 
-/// Why a part is judged as it is.
+/// The reason for the decision on a part.
 pub(super) fn why(part: &Part) -> String {
     let rules: Vec<_> = part.rules.iter().map(|id| safe(id, TEXT)).collect();
     if rules.is_empty() {
-        "no rule applies: the policy's default".to_owned()
+        "no rule applies, so the policy's default decides".to_owned()
     } else {
         format!("rules that apply: {}", rules.join(", "))
     }
@@ -86,7 +86,7 @@ fn lines(chosen: &SelectedPolicy, judgement: &PolicyDecision, led: &[ResolvedPat
     ];
     if let Some(why) = &judgement.facts.not_plain {
         lines.push(format!(
-            "not plain, so no rule can allow it: {}",
+            "the command is not plain, so no rule can allow it: {}",
             safe(why, TEXT)
         ));
     }

@@ -1,6 +1,6 @@
-//! What was spent, by pool: what budgets count, as the report shows it.
+//! Tokens and cost by pool, as budgets count them, for the report.
 //!
-//! Must not know where it was read from.
+//! Must not know where they were read from.
 
 use std::collections::BTreeMap;
 
@@ -19,8 +19,8 @@ fn total(pools: &BTreeMap<String, StoredSpend>) -> StoredSpend {
     all.fold(StoredSpend::default(), |sum, of| sum.plus(*of))
 }
 
-/// `tokens` and `cost_usd` are what was spent: what routes counted, or what agents reported where it is
-/// more. `counted_…` is what routes counted of it.
+/// `tokens` and `cost_usd` are the larger of what routes counted and what agents reported.
+/// `counted_…` is what routes counted.
 fn amounts(of: StoredSpend) -> Value {
     let usd = |nano: u64| nano as f64 / NANOS_PER_DOLLAR as f64;
     json!({
@@ -40,7 +40,7 @@ pub(super) fn document(pools: &BTreeMap<String, StoredSpend>) -> Value {
 
 fn describe_spend(of: StoredSpend) -> String {
     format!(
-        "{}, {} tokens; of it routes counted {}, {} tokens",
+        "{}, {} tokens; counted by routes: {}, {} tokens",
         format_cost(of.amount.nanodollars),
         of.amount.tokens,
         format_cost(of.counted.nanodollars),
@@ -48,11 +48,12 @@ fn describe_spend(of: StoredSpend) -> String {
     )
 }
 
-/// For people: the sum, then each pool.
+/// Lines for a person: the total, then each pool.
 pub(super) fn push_lines(pools: &BTreeMap<String, StoredSpend>, lines: &mut Vec<String>) {
     if pools.is_empty() {
         lines.push(
-            "SPENT      nothing is on record; without a budget or a price nothing is".to_owned(),
+            "SPENT      nothing recorded; usage is recorded only with a budget or a price"
+                .to_owned(),
         );
         return;
     }

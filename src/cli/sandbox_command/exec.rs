@@ -1,7 +1,8 @@
-//! `sandbox exec`: one command behind walls, from its start to its end.
+//! `sandbox exec`: runs one command in a sandbox.
 //!
-//! Owns the order of its end: the end of the input, then the time that it has, then the ladder; at
-//! once when whoever started this is gone. Must not know what the walls are made of.
+//! Owns how the command is stopped: after the end of the input it may run on for `--eof-wait`, then
+//! the stop ladder begins. If the parent process ends, the command is killed at once. Must not know
+//! how a sandbox is built.
 
 use std::future::pending;
 use std::io;
@@ -23,67 +24,67 @@ use marshal_launch::{
 };
 use marshal_sandbox as sandbox;
 
-/// Its PATH, unless more is added.
+/// The command's PATH, without additions.
 pub(super) const PATH_INSIDE: &str = "/usr/local/bin:/usr/bin:/bin";
 
-/// The ladder after the end of the input, as for every child.
+/// The waits of the stop ladder after the end of the input, as for every child.
 const INT: Duration = Duration::from_secs(2);
 const TERM: Duration = Duration::from_secs(5);
 
-/// How long outputs may take after everything has ended, if nobody reads them.
+/// How long to wait for a reader of the outputs after all processes have ended.
 const LAST_OUTPUT: Duration = Duration::from_secs(10);
 
-/// How long a start under way may take when the order to go has come.
+/// How long to wait for a pending start after a signal to stop.
 const LAST_START: Duration = Duration::from_secs(5);
 
-/// What a command that may not be executed, or is not there, ends with.
+/// The exit codes for a command that is not executable, or not found.
 const NOT_EXECUTABLE: u8 = 126;
 const NOT_FOUND: u8 = 127;
 
 const ENOENT: i32 = 2;
 
-/// Runs the command; gives the exit code.
+/// Runs the command; returns the exit code.
 pub(super) async fn exec(args: &ExecArgs, config: &Config, streams: &mut Streams) -> u8 {
     let parent = getppid();
     let mut fail = |why: &dyn std::fmt::Display| {
         streams.err.line(&format!("marshal: {why}"));
         NO_SANDBOX
     };
-    // Before anything runs: what comes from here on is the order to go.
+    // Before anything runs: a signal from here on stops the command.
     let mut signals = match Signals::install() {
         Ok(signals) => signals,
-        Err(error) => return fail(&format!("signals cannot be handled: {error}")),
+        Err(error) => return fail(&format!("cannot install signal handlers: {error}")),
     };
-    // SIGHUP, as sshd sends it to what it leaves, also when it is killed itself.
+    // Get SIGHUP when the parent ends: sshd sends it at a hangup, but not when it is killed itself.
     if set_parent_process_death_signal(Some(Death::HUP)).is_err() || getppid() != parent {
-        return fail(&"the process that started this one is gone");
+        return fail(&"the parent process has ended");
     }
     let spawner = match Spawner::start(crate::BUILD) {
         Ok(spawner) => spawner,
-        Err(error) => return fail(&format!("the spawner cannot be started: {error}")),
+        Err(error) => return fail(&format!("cannot start the spawner: {error}")),
     };
     let prepared = tokio::select! {
         prepared = preparation::prepare(&args.walls, config, &spawner) => prepared,
         () = wait_for_signal(&mut signals) => return fail(&"stopped before the command ran"),
     };
-    let room = match prepared {
-        Ok(room) => room,
+    let sandbox = match prepared {
+        Ok(sandbox) => sandbox,
         Err(PrepareError::Sandbox(error)) => return fail(&diagnose(args, config, &error).await),
         Err(error) => return fail(&error),
     };
     let profile = args.walls.profile();
     if let Some(settings) = config.sandboxes.get(profile) {
-        let held = tokio::select! {
-            held = preflight::check_limits(profile, settings, &spawner, room.sandbox_spec()) => held,
+        let checked = tokio::select! {
+        checked = preflight::check_limits(profile, settings, &spawner, sandbox.sandbox_spec()) => checked,
             () = wait_for_signal(&mut signals) => return fail(&"stopped before the command ran"),
         };
-        match held {
+        match checked {
             Ok(()) => {}
             Err(LimitsError::Preflight(unready)) => return fail(&unready),
             Err(LimitsError::Sandbox(error)) => return fail(&diagnose(args, config, &error).await),
         }
     }
-    let Some((launched, early)) = begin(&spawner, plan(args, &room), &mut signals).await else {
+    let Some((launched, early)) = begin(&spawner, plan(args, &sandbox), &mut signals).await else {
         return fail(&"stopped before the command ran");
     };
     let launched = match launched {
@@ -99,12 +100,12 @@ pub(super) async fn exec(args: &ExecArgs, config: &Config, streams: &mut Streams
     }
     let ended = match watch(launched, args, &mut signals, early).await {
         Ok(ended) => ended,
-        Err(error) => return fail(&format!("input and output cannot be passed on: {error}")),
+        Err(error) => return fail(&format!("cannot pass input and output through: {error}")),
     };
-    if let Some(copy) = &room.copy {
+    if let Some(copy) = &sandbox.copy {
         copy.mark_ended();
         let path = crate::cli::trust::shown(&copy.path);
-        fail(&format!("the copy of the workspace is kept: {path}"));
+        fail(&format!("the copy of the workspace is kept in {path}"));
     }
     match ended {
         Some(ChildExit {
@@ -115,12 +116,13 @@ pub(super) async fn exec(args: &ExecArgs, config: &Config, streams: &mut Streams
         Some(ChildExit { survivors_left, .. }) if survivors_left > 0 => fail(&format!(
             "{survivors_left} processes of the command could not be killed"
         )),
-        _ => fail(&"the walls were lost, and the command with them"),
+        _ => fail(&"the connection to the sandbox was lost, and the command was killed"),
     }
 }
 
-/// Starts the command; also the order to go that came meanwhile, which it is given once it runs: it
-/// may have begun its work before its start is known here. None if it has not started in time.
+/// Starts the command. Also returns a signal that arrived meanwhile: the caller forwards it,
+/// because the command may already run before its start is known here. `None` if it did not start
+/// in time.
 async fn begin(
     spawner: &Spawner,
     plan: LaunchPlan,
@@ -137,7 +139,7 @@ async fn begin(
     }
 }
 
-/// Why the walls could not be had: the table of what is missing.
+/// Why the sandbox could not be built: the table of what is missing.
 async fn diagnose(args: &ExecArgs, config: &Config, error: &RunError) -> PreflightError {
     let walls = &args.walls;
     let own_network = walls.network == NetworkArg::None;
@@ -145,7 +147,7 @@ async fn diagnose(args: &ExecArgs, config: &Config, error: &RunError) -> Preflig
     preflight::diagnose_command(config, walls.profile(), ids, own_network, error).await
 }
 
-/// Passes everything through until the command has ended; how it did.
+/// Passes input and output through until the command ends; returns how it ended.
 async fn watch(
     launched: LaunchedChild,
     args: &ExecArgs,
@@ -179,7 +181,7 @@ async fn watch(
     Ok(ended)
 }
 
-/// Until somebody wants the end.
+/// Waits for any signal.
 async fn wait_for_signal(signals: &mut Signals) {
     signals.next().await;
 }
@@ -192,7 +194,7 @@ fn exit_code_of(error: &SpawnError) -> u8 {
     }
 }
 
-fn plan(args: &ExecArgs, room: &PreparedSandbox) -> LaunchPlan {
+fn plan(args: &ExecArgs, prepared: &PreparedSandbox) -> LaunchPlan {
     let mut argv = args.command.clone();
     if let Some(program) = argv.first_mut().filter(|word| *word == OWN_PROGRAM) {
         *program = sandbox::MARSHAL_INSIDE.to_owned();
@@ -201,13 +203,13 @@ fn plan(args: &ExecArgs, room: &PreparedSandbox) -> LaunchPlan {
         argv,
         env: environment(args),
         cwd: sandbox::WORKSPACE_INSIDE.to_owned(),
-        limits: room.limits,
-        sandbox: room.sandbox_spec(),
+        limits: prepared.limits,
+        sandbox: prepared.sandbox_spec(),
         preamble: Vec::new(),
     }
 }
 
-/// The command's whole environment. What every sandbox sets itself is nobody's to change.
+/// The command's whole environment. Variables that every sandbox sets cannot be overridden.
 fn environment(args: &ExecArgs) -> Vec<(String, String)> {
     let home = sandbox::HOME_INSIDE;
     let mut path = String::new();
@@ -240,14 +242,14 @@ fn environment(args: &ExecArgs) -> Vec<(String, String)> {
     env.into_iter().collect()
 }
 
-/// A command that runs.
+/// A running command.
 struct RunningCommand {
     keeper: KeeperHandle,
     events: mpsc::Receiver<PumpEvent>,
     /// Outputs that have not ended.
     outputs: u32,
     eof_wait: Option<Duration>,
-    /// When the ladder begins.
+    /// When the stop ladder begins; `None` for never.
     until: Option<Instant>,
 }
 
@@ -261,7 +263,7 @@ impl RunningCommand {
         loop {
             tokio::select! {
                 ended = &mut ended => return ended.ok(),
-                word = next(&mut self.events) => self.handle_event(word),
+                event = next(&mut self.events) => self.handle_event(event),
                 signal = signals.next() => self.handle_signal(signal, signals.is_insistent()),
                 () = at(self.until) => {
                     self.until = None;
@@ -271,11 +273,11 @@ impl RunningCommand {
         }
     }
 
-    fn handle_event(&mut self, word: PumpEvent) {
-        match word {
+    fn handle_event(&mut self, event: PumpEvent) {
+        match event {
             PumpEvent::InputEnded => self.until = self.eof_wait.map(|wait| Instant::now() + wait),
             PumpEvent::OutputEnded => self.outputs -= 1,
-            // Nobody is left who could want the rest.
+            // The reader of the output is gone, so the command has no more use.
             PumpEvent::OutputLost => {
                 self.outputs -= 1;
                 self.keeper.kill();
@@ -292,12 +294,12 @@ impl RunningCommand {
         }
     }
 
-    /// Everything has ended: what is left in the pipes is passed on, if somebody takes it.
+    /// After all processes have ended: passes on the rest in the pipes, if there is a reader.
     async fn drain_outputs(&mut self, signals: &mut Signals) {
         let until = Instant::now() + LAST_OUTPUT;
         while self.outputs > 0 {
             tokio::select! {
-                word = next(&mut self.events) => self.handle_event(word),
+                event = next(&mut self.events) => self.handle_event(event),
                 _ = signals.next() => return,
                 () = tokio::time::sleep_until(until) => return,
             }
@@ -305,9 +307,9 @@ impl RunningCommand {
     }
 }
 
-async fn next(words: &mut mpsc::Receiver<PumpEvent>) -> PumpEvent {
-    match words.recv().await {
-        Some(word) => word,
+async fn next(events: &mut mpsc::Receiver<PumpEvent>) -> PumpEvent {
+    match events.recv().await {
+        Some(event) => event,
         None => pending().await,
     }
 }

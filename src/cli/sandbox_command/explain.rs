@@ -1,4 +1,4 @@
-//! `sandbox explain`: the walls in words, or the whole plan as JSON.
+//! `sandbox explain`: describes the sandbox, or prints the whole plan as JSON.
 //!
 //! Must not build anything.
 
@@ -13,7 +13,7 @@ use marshal_sandbox::doctor::Row;
 use marshal_sandbox::{HostIds, ShimPlan, Tree};
 use marshal_wire::shim::{Mount, MountAccess, MountSource, NetworkMode};
 
-/// Prints the plan; gives the exit code.
+/// Prints the plan; returns the exit code.
 pub(super) fn explain(
     args: &SandboxArgs,
     config: &Config,
@@ -32,7 +32,9 @@ pub(super) fn explain(
         match serde_json::to_string(&plan) {
             Ok(document) => streams.out.json(&document),
             Err(error) => {
-                streams.err.line(&format!("marshal: no JSON: {error}"));
+                streams
+                    .err
+                    .line(&format!("marshal: cannot write the plan as JSON: {error}"));
                 return NO_SANDBOX;
             }
         }
@@ -60,13 +62,13 @@ fn build_plan(
     config: &Config,
 ) -> Result<(ShimPlan, String, HostIds), PrepareError> {
     let wanted = preparation::check_args(args, config)?;
-    // What cannot be had here is explained all the same.
+    // Also explain a sandbox that cannot be built here.
     let (ids, _held) = match preparation::ids(wanted.profile, args.launcher) {
         Err(PrepareError::SharedUid) => (own_ids(), None),
         ids => ids?,
     };
     let workspace = match args.mode {
-        // It would be made at the start, and belong to the command.
+        // The copy would be made at the start, and the command would own it.
         WorkspaceModeArg::Copy => Tree {
             owner: ids.uid_and_gid(),
             identity: None,
@@ -83,21 +85,21 @@ fn build_plan(
 fn lines(args: &SandboxArgs, profile: &Sandbox, plan: &ShimPlan, workspace: &str) -> Vec<String> {
     let (uid, gid) = plan.ids.uid_and_gid();
     let whose = match plan.ids {
-        HostIds::Root { .. } => "which nobody else has",
-        HostIds::Own { .. } => "which is whoever runs this (shared_uid)",
+        HostIds::Root { .. } => "used by nothing else",
+        HostIds::Own { .. } => "the same as your own (shared_uid)",
     };
     let mode = match args.mode {
-        WorkspaceModeArg::Copy => "in a copy, which is kept below the state directory",
-        WorkspaceModeArg::Ro => "itself, read-only",
-        WorkspaceModeArg::Rw => "itself, writable",
+        WorkspaceModeArg::Copy => "as a copy, which is kept below the state directory",
+        WorkspaceModeArg::Ro => "read-only",
+        WorkspaceModeArg::Rw => "writable",
     };
     let network = match plan.network {
-        NetworkMode::Loopback => "a loopback of its own, and nothing else",
-        NetworkMode::Host => "the host's network: whatever this host reaches",
+        NetworkMode::Loopback => "a private loopback, and nothing else",
+        NetworkMode::Host => "the network of this host",
     };
     let home = match &args.home {
         Some(home) => format!("{}, writable", shown(home)),
-        None => "in memory, gone at the end".to_owned(),
+        None => "in memory, removed at the end".to_owned(),
     };
     let mut lines = vec![
         format!("profile    {}", args.profile()),
@@ -132,16 +134,16 @@ fn lines(args: &SandboxArgs, profile: &Sandbox, plan: &ShimPlan, workspace: &str
             .iter()
             .map(|mount| format!("  {}", describe_mount(mount, args.mode))),
     );
-    lines.push("and nothing else of this host's files".to_owned());
+    lines.push("and no other files of this host".to_owned());
     lines
 }
 
-/// What the command may take with everything that it starts.
+/// The limits of the command and all its processes together.
 fn describe_group_limits(profile: &Sandbox) -> String {
     let limits = &profile.group_limits;
     let none = || "any".to_owned();
     format!(
-        "{} processes, {} of memory, {} of swap, {} of processors (held by: {})",
+        "{} processes, {} of memory, {} of swap, {} CPUs (backend: {})",
         limits.pids.map_or_else(none, |pids| pids.to_string()),
         limits.memory.map_or_else(none, show_size),
         limits.swap.map_or_else(none, show_size),
@@ -156,20 +158,20 @@ fn describe_group_limits(profile: &Sandbox) -> String {
 
 fn seccomp(profile: &Sandbox) -> String {
     match &profile.seccomp {
-        Seccomp::Default => "the built-in list of the system calls that are allowed".to_owned(),
-        Seccomp::Off => "off: every system call of this kernel can be made".to_owned(),
-        Seccomp::File(path) => format!("what {} allows", shown(path)),
+        Seccomp::Default => "the built-in list of allowed system calls".to_owned(),
+        Seccomp::Off => "off: every system call of this kernel is allowed".to_owned(),
+        Seccomp::File(path) => format!("the system calls that {} allows", shown(path)),
     }
 }
 
 fn landlock(profile: &Sandbox) -> String {
     match profile.landlock_min_abi {
-        0 => "the highest ABI of this kernel, none included".to_owned(),
+        0 => "the highest ABI of this kernel, or none".to_owned(),
         least => format!("the highest ABI of this kernel, at least {least}"),
     }
 }
 
-/// What becomes of a command where this host lacks a layer.
+/// What happens to a command if this host lacks a layer.
 fn on_missing(profile: &Sandbox) -> String {
     let demands = &profile.requirements;
     let words: Vec<&str> = demands
@@ -178,12 +180,15 @@ fn on_missing(profile: &Sandbox) -> String {
         .map(|word| word.word())
         .collect();
     match demands.on_missing {
-        OnMissing::Fail => "nothing runs".to_owned(),
-        OnMissing::Degrade => format!("runs without {}; else nothing runs", words.join(", ")),
+        OnMissing::Fail => "the command does not run".to_owned(),
+        OnMissing::Degrade => format!(
+            "the command runs without {}; without any other layer, it does not run",
+            words.join(", ")
+        ),
     }
 }
 
-/// What this host lacks of it.
+/// A line about a feature that this host lacks.
 fn lack(row: &Row) -> String {
     let found = &row.result;
     let hint = found.hint.as_deref().map_or_else(String::new, |hint| {
@@ -223,7 +228,7 @@ fn describe_mount(mount: &Mount, mode: WorkspaceModeArg) -> String {
                 MountSource::Path(path) if path == target => String::new(),
                 MountSource::Path(path) => format!(" = {}", show(path)),
             };
-            let maybe = if *optional { ", if it is there" } else { "" };
+            let maybe = if *optional { ", if it exists" } else { "" };
             format!("{access}  {}{from}{maybe}", show(target))
         }
         Mount::Overlay { target, layers } => format!(

@@ -1,8 +1,8 @@
-//! `marshal sandbox`: the walls around one command, without a fleet.
+//! `marshal sandbox`: one command in a sandbox, without a fleet.
 //!
-//! `exec` runs it with its input and outputs passed through, and leaves nothing of it; `explain`
-//! says what it would see. The far end of `launcher = "ssh"` runs its agents so. Must not know
-//! pools, tasks or protocols.
+//! `exec` runs it, passes its input and outputs through, and leaves no process behind. `explain`
+//! shows what it would see. The remote side of `launcher = "ssh"` runs agents with `exec`. Must not
+//! know pools, tasks or protocols.
 
 mod exec;
 mod explain;
@@ -23,54 +23,54 @@ use marshal_config::{Config, DEFAULT, Origin, read_duration};
 use marshal_model::limits;
 use marshal_sandbox::HostIds;
 
-/// What the program ends with when the walls, or what they need, cannot be had: nothing ran then.
-/// 126 and 127 are a command that may not be executed, or is not there, as with other programs that
-/// run one.
+/// Exit code if the sandbox cannot be built; the command did not run then.
+/// 126 (not executable) and 127 (not found) are as in other programs that run a command.
 pub const NO_SANDBOX: u8 = 125;
 
 /// `sandbox …`
 #[derive(Debug, Subcommand)]
 pub enum SandboxCommand {
-    /// Run one command behind the walls; exits with its code, 125 if there can be no walls
+    /// Run one command in a sandbox; exits with its code, or 125 if the sandbox cannot be built
     ///
-    /// Input, output and errors are passed through as they are. After the end of the input the
-    /// command has its time (--eof-wait), then it is sent SIGINT and SIGTERM, and then all its
-    /// processes are killed. SIGHUP, and the end of the process that started this one, kill them at
-    /// once. Nothing of it is left when this ends.
+    /// Standard input, output and error are passed through unchanged. After the end of the input,
+    /// the command may run on for --eof-wait. Then it receives SIGINT and SIGTERM, and after that
+    /// all its processes are killed. SIGHUP, or the end of the parent process, kills them at once.
+    /// No process of the command remains when this one ends.
     Exec(ExecArgs),
-    /// Print what a command would see and reach behind the walls
+    /// Print what a command can see and reach inside the sandbox
     Explain(SandboxArgs),
 }
 
-/// The walls.
+/// The options that define the sandbox.
 #[derive(Debug, Clone, Args)]
 pub struct SandboxArgs {
-    /// The profile: standard, strict, or a [sandbox.NAME] of the file named with --config
+    /// The profile: standard, strict or a [sandbox.NAME] of the file given with --config
     #[arg(value_name = "PROFILE", conflicts_with = "also_profile")]
     pub named: Option<String>,
 
-    /// The same as PROFILE
+    /// Same as PROFILE
     #[arg(long = "profile", value_name = "NAME")]
     pub also_profile: Option<String>,
 
-    /// The directory that the command works on, seen as /workspace
+    /// The directory that the command works on; mounted as /workspace
     #[arg(long, value_name = "DIR", default_value = ".")]
     pub workspace: PathBuf,
 
-    /// How it sees that directory: a copy of it (which is kept), or itself, read-only or not
+    /// How the directory is mounted: as a copy (which is kept), read-only or read-write
     #[arg(long, value_enum, default_value = "copy")]
     pub mode: WorkspaceModeArg,
 
-    /// Who puts the walls up: marshal, bubblewrap, or the container engine of the file named with
-    /// --config, whose [container] names the image
+    /// What builds the sandbox: marshal, bubblewrap or a container engine
+    ///
+    /// A container needs --config: the [container] of that file names the image.
     #[arg(long, value_enum, default_value = "unshare")]
     pub launcher: LauncherArg,
 
-    /// What it reaches: nothing, or what this host reaches
+    /// The network of the command: none, or the network of this host
     #[arg(long, value_enum, default_value = "none")]
     pub network: NetworkArg,
 
-    /// A directory that is its home, writable; without it a home in memory, gone at the end
+    /// The command's home directory, writable; without it, a home in memory that is lost at the end
     #[arg(long, value_name = "DIR")]
     pub home: Option<PathBuf>,
 }
@@ -83,23 +83,23 @@ impl SandboxArgs {
     }
 }
 
-/// Who a command would be, for looking at what this host has.
+/// The user and group ids that a command would have, for probing this host.
 fn probe_ids() -> HostIds {
     super::doctor::probe_ids().0
 }
 
-/// How a command sees its workspace.
+/// How the workspace is mounted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum WorkspaceModeArg {
     /// The directory itself, read-only
     Ro,
-    /// The directory itself
+    /// The directory itself, read-write
     Rw,
     /// A copy of it, below the state directory
     Copy,
 }
 
-/// Who puts the walls up.
+/// What builds the sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LauncherArg {
     /// marshal itself
@@ -110,10 +110,10 @@ pub enum LauncherArg {
     Container,
 }
 
-/// What a command reaches.
+/// The network of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum NetworkArg {
-    /// A loopback of its own
+    /// Only a private loopback interface
     None,
     /// The network of this host
     Host,
@@ -125,28 +125,28 @@ pub struct ExecArgs {
     #[command(flatten)]
     walls: SandboxArgs,
 
-    /// A variable that is passed on, if it is set here
+    /// Pass this environment variable on, if it is set
     #[arg(long, value_name = "NAME", value_parser = variable)]
     pass: Vec<String>,
 
-    /// A variable and its value; everybody on this host can see it in the list of processes
+    /// Set an environment variable; other users of this host can see the value in the process list
     #[arg(long, value_name = "NAME=VALUE", value_parser = assignment)]
     set: Vec<(String, String)>,
 
-    /// A directory put before the PATH inside, absolute or below $HOME
+    /// Prepend this directory to PATH inside the sandbox; absolute or below $HOME
     #[arg(long, value_name = "DIR", value_parser = directory)]
     path_add: Vec<String>,
 
-    /// How long the command may go on after the end of its input; none: until it ends by itself
+    /// How long the command may run after the end of its input; `none` means no limit
     #[arg(long, value_name = "DURATION|none", default_value = "6s", value_parser = wait)]
     eof_wait: Wait,
 
-    /// The command and its arguments; marshal as first word is this very program
+    /// The command and its arguments; `marshal` as the first word means this program
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<String>,
 }
 
-/// A duration, or for ever.
+/// A duration, or `None` for no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Wait(Option<Duration>);
 
@@ -189,7 +189,7 @@ fn wait(text: &str) -> Result<Wait, String> {
     Ok(Wait(Some(wait)))
 }
 
-/// Runs `sandbox …`; `named` is the file of `--config`.
+/// Runs a subcommand of `sandbox`; `named` is the file of `--config`.
 #[must_use]
 pub fn main(
     command: SandboxCommand,
@@ -211,7 +211,9 @@ pub fn main(
     let runtime = match runtime {
         Ok(runtime) => runtime,
         Err(error) => {
-            streams.err.line(&format!("marshal: no runtime: {error}"));
+            streams
+                .err
+                .line(&format!("marshal: cannot start the async runtime: {error}"));
             return NO_SANDBOX.into();
         }
     };
@@ -235,8 +237,8 @@ pub fn main(
     code.into()
 }
 
-/// The file that was named, else what is built in. A file that was only found says nothing here:
-/// the current directory is often the one that an agent works on.
+/// The configuration of `--config`, else the built-in one. A supervisor.toml in the current
+/// directory is ignored: this directory is often the one that an agent works on.
 fn config(named: Option<&Path>) -> Result<Config, String> {
     let directory = std::env::current_dir()
         .map_err(|error| format!("the current directory cannot be read: {error}"))?;

@@ -1,7 +1,7 @@
-//! What stands before a command of `sandbox exec` runs: its uid, its workspace, its home, the plan.
+//! Prepares a command of `sandbox exec`: its uid, its workspace, its home and the sandbox plan.
 //!
-//! Refuses what a pool's configuration would refuse. Everything that is held here is held as long
-//! as the command runs. Must not start it.
+//! Refuses what a pool's configuration would refuse. All locks are held as long as the command
+//! runs. Must not start the command.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,95 +25,95 @@ use marshal_sandbox::workspace::{
 use marshal_sandbox::{self as sandbox, HostIds, PlanError, SandboxRequest, ShimPlan, Tree};
 use marshal_wire::shim::{AGENT_ID, MountAccess};
 
-/// Why a command cannot run behind walls. Nothing ran.
+/// Why a command cannot run in a sandbox. It did not run.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum PrepareError {
-    /// There is no such profile.
+    /// The profile does not exist.
     #[error(
-        "no profile {0:?}: expected standard, strict, or a [sandbox.NAME] of the file named with --config"
+        "there is no profile {0:?}; use standard, strict or a [sandbox.NAME] of the file given with --config"
     )]
     Profile(String),
-    /// A directory is none.
-    #[error("no directory {path}: {why}")]
+    /// A directory cannot be used.
+    #[error("cannot use the directory {path}: {why}")]
     Directory {
-        /// As it was given.
+        /// The path as given.
         path: String,
-        /// What is wrong with it.
+        /// The error.
         why: String,
     },
-    /// An agent could change what supervisors remember.
+    /// The command could change the state of a supervisor.
     #[error(
-        "the state directory {state} lies in {path}, which the command would see: name a smaller directory"
+        "the state directory {state} is in {path}, which the command would see; use a smaller directory"
     )]
     State {
-        /// Where the state is.
+        /// The state directory.
         state: String,
-        /// What was given.
+        /// The path as given.
         path: String,
     },
-    /// One directory would be two things.
-    #[error("the home {home} and the workspace {workspace} lie in each other")]
+    /// The home and the workspace overlap.
+    #[error("the home {home} and the workspace {workspace} must not contain each other")]
     Nested {
         /// The home.
         home: String,
         /// The workspace.
         workspace: String,
     },
-    /// The profile wants a uid that only root can give.
+    /// The profile needs a separate uid, which only root can provide.
     #[error(
-        "the profile has uid_per_slot = true, and an ordinary user's commands have that user's uid \
-         (shared_uid): run this as root, or use a profile that shares it"
+        "the profile has uid_per_slot = true, but commands of an ordinary user have that user's uid \
+        (shared_uid); run this as root, or use a profile with a shared uid"
     )]
     SharedUid,
-    /// No state directory for the copy.
+    /// No state directory is available for the copy.
     #[error(transparent)]
     StateDir(#[from] StateError),
-    /// No uid.
+    /// No uid is available.
     #[error(transparent)]
     Uids(#[from] UidError),
-    /// The walls cannot be planned.
+    /// The sandbox cannot be planned.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// The workspace cannot be looked at.
+    /// The workspace cannot be examined.
     #[error(transparent)]
     Tree(#[from] TreeError),
-    /// It cannot be looked through for what the command must not reach.
+    /// The workspace cannot be searched for files that must be hidden.
     #[error(transparent)]
     Covers(#[from] MaskError),
-    /// It cannot be copied.
+    /// The workspace cannot be copied.
     #[error(transparent)]
     Copy(#[from] CopyError),
-    /// The program that is to put the walls up cannot be used.
+    /// The program that builds the sandbox cannot be used.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// There is no image.
+    /// No image is configured.
     #[error(
-        "--launcher container needs an image: name it in [container] of a file, and that file with --config"
+        "--launcher container needs an image; set it in [container] of a configuration file, and name that file with --config"
     )]
     NoImage,
-    /// Git could not list it.
+    /// Git could not list the files.
     #[error("git could not list the files of the workspace: {0}")]
     Git(String),
-    /// The walls around git cannot be had, and so none around the command.
+    /// The sandbox for git cannot be built, so the sandbox for the command cannot either.
     #[error("{0}")]
     Sandbox(RunError),
 }
 
-/// A command's surroundings.
+/// A sandbox that is ready for a command.
 #[derive(Debug)]
 pub(super) struct PreparedSandbox {
     plan: ShimPlan,
-    /// Who puts them up, if not marshal itself.
+    /// What builds the sandbox; `None` is marshal itself.
     engine: Option<Arc<Engine>>,
     /// Resource limits.
     pub(super) limits: ProcessLimits,
-    /// Its own copy of the workspace, where it has one.
+    /// The command's own copy of the workspace, if any.
     pub(super) copy: Option<KeptCopy>,
     _uids: Option<LockedBlock>,
 }
 
 impl PreparedSandbox {
-    /// The walls.
+    /// The sandbox for the launcher.
     pub(super) fn sandbox_spec(&self) -> SandboxSpec {
         let plan = Box::new(self.plan.clone());
         match &self.engine {
@@ -123,7 +123,7 @@ impl PreparedSandbox {
     }
 }
 
-/// Who puts the walls up, if not marshal itself.
+/// What builds the sandbox; `None` is marshal itself.
 async fn engine(
     who: LauncherArg,
     config: &Config,
@@ -138,7 +138,8 @@ async fn engine(
                 .image
                 .as_deref()
                 .ok_or(PrepareError::NoImage)?;
-            // Nobody else's: what an exec leaves is not swept by a supervisor that starts meanwhile.
+            // A label of this process alone: a supervisor that starts meanwhile must not remove its
+            // container.
             let owner = format!("exec-{}", std::process::id());
             let directory = std::env::temp_dir().join(format!("marshal-{owner}"));
             let made =
@@ -149,24 +150,24 @@ async fn engine(
     Ok(Some(Arc::new(engine)))
 }
 
-/// A copy that stays.
+/// A copy that is kept.
 #[derive(Debug)]
 pub(super) struct KeptCopy {
-    /// Where it is.
+    /// The copy's path.
     pub(super) path: PathBuf,
     state: StateDir,
     session: SessionId,
 }
 
 impl KeptCopy {
-    /// Its time runs from now on.
+    /// Starts the retention time of the copy.
     pub(super) fn mark_ended(&self) {
-        // Without the mark its time begins when somebody sweeps.
+        // Without the mark, the retention time starts at the next sweep.
         let _ = copy::mark_ended(&self.state, &self.session);
     }
 }
 
-/// What was asked for, looked at.
+/// The checked arguments.
 pub(super) struct CheckedArgs<'a> {
     pub(super) profile: &'a config::Sandbox,
     pub(super) workspace: PathBuf,
@@ -174,7 +175,7 @@ pub(super) struct CheckedArgs<'a> {
     state: Option<PathBuf>,
 }
 
-/// Looks at what was asked for, and refuses what no command may have.
+/// Checks the arguments, and refuses what no command may have.
 pub(super) fn check_args<'a>(
     args: &SandboxArgs,
     config: &'a Config,
@@ -222,12 +223,12 @@ fn directory(path: &Path) -> Result<PathBuf, PrepareError> {
     if real.is_dir() {
         Ok(real)
     } else {
-        Err(bad("it is no directory".to_owned()))
+        Err(bad("it is not a directory".to_owned()))
     }
 }
 
-/// Who the command is outside: as root a uid of nobody else's; a profile that wants such a one has
-/// it or nothing.
+/// The command's ids on this host: for root, a uid that nothing else uses. Fails if the profile
+/// requires such a uid and there is none.
 pub(super) fn ids(
     profile: &config::Sandbox,
     who: LauncherArg,
@@ -246,15 +247,15 @@ pub(super) fn ids(
         LauncherArg::Container => AGENT_ID,
         LauncherArg::Unshare | LauncherArg::Bwrap => 0,
     };
-    let held =
+    let block =
         uids::acquire_after_reserve(&Sources::host(), before, 1, profile.requirements.uid_range)?;
     let ids = HostIds::Root {
-        slot_uid: held.block().first,
+        slot_uid: block.block().first,
     };
-    Ok((ids, Some(held)))
+    Ok((ids, Some(block)))
 }
 
-/// The walls around a workspace.
+/// The sandbox plan for a workspace.
 pub(super) fn plan(
     args: &SandboxArgs,
     wanted: &CheckedArgs<'_>,
@@ -290,7 +291,7 @@ pub(super) fn plan(
     })?)
 }
 
-/// What of the workspace the command must not reach: sockets, behind which somebody else listens.
+/// The sockets in the workspace, which are hidden from the command: other processes listen on them.
 fn covered_sockets(
     workspace: &Path,
     view: WorkspaceView,
@@ -303,7 +304,7 @@ fn covered_sockets(
     })
 }
 
-/// A directory of the host for inside, with its owner on disk.
+/// A directory of the host to mount in the sandbox, with its owner on disk.
 pub(super) fn tree(path: &Path, writable: bool) -> Result<Tree, PrepareError> {
     let root = Root::open_resolved(path)?;
     let stat =
@@ -320,7 +321,7 @@ pub(super) fn tree(path: &Path, writable: bool) -> Result<Tree, PrepareError> {
     })
 }
 
-/// Makes everything ready.
+/// Prepares the sandbox.
 pub(super) async fn prepare(
     args: &SandboxArgs,
     config: &Config,
@@ -346,17 +347,17 @@ pub(super) async fn prepare(
     })
 }
 
-/// A copy of the workspace, in a state directory of its own.
+/// Copies the workspace into a separate state directory.
 async fn copy_workspace(
     wanted: &CheckedArgs<'_>,
     ids: HostIds,
     spawner: &Spawner,
 ) -> Result<KeptCopy, PrepareError> {
-    let place = wanted.state.clone().ok_or(StateError::NoHome)?;
+    let base = wanted.state.clone().ok_or(StateError::NoHome)?;
     let id = uuid::Uuid::now_v7().to_string();
     let run = RunId::new(&id).unwrap_or_else(|_| unreachable!("a UUID is a safe token"));
     let session = SessionId::new(&id).unwrap_or_else(|_| unreachable!("a UUID is a safe token"));
-    let state = StateDir::open_local(&place, &run, std::slice::from_ref(&wanted.workspace))?;
+    let state = StateDir::open_local(&base, &run, std::slice::from_ref(&wanted.workspace))?;
     let root = Root::open_resolved(&wanted.workspace)?;
     let listing = match file_list::git_dir(&root)? {
         GitDir::Dir => git_list(wanted, ids, spawner).await?,
@@ -384,7 +385,7 @@ async fn copy_workspace(
     })
 }
 
-/// What git tracks or would track, asked behind walls of its own on a read-only mount.
+/// The files that git tracks or would track. Git runs in a separate sandbox on a read-only mount.
 async fn git_list(
     wanted: &CheckedArgs<'_>,
     ids: HostIds,
@@ -406,7 +407,7 @@ async fn git_list(
     };
     let run = launch::run_to_end(spawner, plan, GIT_LIST_TIMEOUT, GIT_LIST_BYTES).await;
     let finished = match run {
-        // Without git everything is copied, ignored files too.
+        // Without git, everything is copied, also ignored files.
         Err(RunError::Spawn(launch::SpawnError::Exec(_))) => return Ok(Listing::Everything),
         Err(error @ (RunError::Spawn(_) | RunError::Lost(_))) => {
             return Err(PrepareError::Sandbox(error));
@@ -415,9 +416,9 @@ async fn git_list(
         Ok(finished) => finished,
     };
     if finished.status.shell_code() != 0 {
-        let said = String::from_utf8_lossy(&finished.stderr).into_owned();
-        let said = untrusted::escape_for_display(said.trim(), 300);
-        return Err(PrepareError::Git(format!("{}: {said}", finished.status)));
+        let message = String::from_utf8_lossy(&finished.stderr).into_owned();
+        let message = untrusted::escape_for_display(message.trim(), 300);
+        return Err(PrepareError::Git(format!("{}: {message}", finished.status)));
     }
     let files = FileList::parse(&finished.stdout, COPY_FILES);
     let files = files.map_err(|error| PrepareError::Git(error.to_string()))?;

@@ -1,8 +1,8 @@
-//! The input and the outputs of a command behind walls, passed through as they are.
+//! Passes the input and the outputs of a sandboxed command through unchanged.
 //!
-//! One thread each, with blocking reads and writes: what stands at the other end may be a terminal,
-//! a file, a pipe or a socket. Tells when the input has ended, and when nobody takes an output any
-//! more. Must not know what follows on that.
+//! One thread for each, with blocking reads and writes: the other end may be a terminal, a file, a
+//! pipe or a socket. Reports the end of the input, and when an output has no reader any more. Must
+//! not know what follows from that.
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
@@ -12,23 +12,23 @@ use std::thread;
 use rustix::event::{PollFd, PollFlags, poll};
 use tokio::sync::mpsc;
 
-/// What a pump has to say.
+/// An event of a pump.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PumpEvent {
-    /// Nothing more comes in, and the command was told so.
+    /// The input has ended, and the command's stdin is closed.
     InputEnded,
-    /// Nobody reads an output any more.
+    /// An output has no reader any more.
     OutputLost,
-    /// An output of the command has ended and was passed on whole.
+    /// An output of the command has ended and was passed on completely.
     OutputEnded,
 }
 
-/// Words that wait: each pump has one, and the input's another.
-const WORDS: usize = 4;
-/// Bytes that are passed at once: a pipe's size.
+/// Room for the events of all pumps, so that no pump blocks on sending.
+const EVENTS: usize = 4;
+/// Bytes that are passed at once: the size of a pipe.
 const CHUNK: usize = 64 << 10;
 
-/// The other side of each pump.
+/// The command's end of each pump.
 #[derive(Debug)]
 pub(super) struct CommandPipes {
     /// The command's stdin.
@@ -39,8 +39,8 @@ pub(super) struct CommandPipes {
     pub(super) stderr: OwnedFd,
 }
 
-/// This program's own input and outputs, taken over: its stdout is then nowhere, so that it ends
-/// when the command's does.
+/// This program's own input and outputs. Its stdout is replaced by /dev/null, so that the reader
+/// sees the end when the command's stdout ends.
 #[derive(Debug)]
 pub(super) struct OwnStreams {
     input: File,
@@ -49,7 +49,7 @@ pub(super) struct OwnStreams {
 }
 
 impl OwnStreams {
-    /// Takes them.
+    /// Takes the streams over.
     pub(super) fn take() -> io::Result<Self> {
         let own = Self {
             input: File::from(rustix::io::dup(rustix::stdio::stdin())?),
@@ -64,29 +64,29 @@ impl OwnStreams {
 
 /// Starts the three pumps.
 pub(super) fn start(own: OwnStreams, ends: CommandPipes) -> io::Result<mpsc::Receiver<PumpEvent>> {
-    let (tell, words) = mpsc::channel(WORDS);
+    let (sender, events) = mpsc::channel(EVENTS);
     let OwnStreams {
         input,
         output,
         errors,
     } = own;
-    let say = tell.clone();
+    let sender_of_pump = sender.clone();
     let stdin = File::from(ends.stdin);
     spawn("input", move || {
         feed(input, stdin);
-        // The receiver is gone when nobody waits for anything any more.
-        let _ = say.blocking_send(PumpEvent::InputEnded);
+        // The receiver is dropped when the command has ended.
+        let _ = sender_of_pump.blocking_send(PumpEvent::InputEnded);
     })?;
     for (name, from, to) in [
         ("output", ends.stdout, output),
         ("errors", ends.stderr, errors),
     ] {
-        let say = tell.clone();
+        let sender_of_pump = sender.clone();
         spawn(name, move || {
-            let _ = say.blocking_send(pass(File::from(from), to));
+            let _ = sender_of_pump.blocking_send(pass(File::from(from), to));
         })?;
     }
-    Ok(words)
+    Ok(events)
 }
 
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
@@ -94,8 +94,8 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
     builder.spawn(work).map(drop)
 }
 
-/// Passes the input on to its end. A command that takes none is no reason to stop reading: the end
-/// is what is waited for.
+/// Passes the input on until its end. Reading continues even if the command has closed its stdin,
+/// because the end of the input starts the stop ladder.
 fn feed(mut from: File, to: File) {
     let mut to = Some(to);
     let mut chunk = vec![0; CHUNK];
@@ -109,7 +109,7 @@ fn feed(mut from: File, to: File) {
     }
 }
 
-/// Passes an output on to its end.
+/// Passes an output on until its end.
 fn pass(mut from: File, mut to: File) -> PumpEvent {
     let mut chunk = vec![0; CHUNK];
     while let Ok(got @ 1..) = read(&mut from, &mut chunk) {
@@ -145,7 +145,8 @@ fn write(to: &mut File, mut bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Somebody shares the descriptor and made it non-blocking.
+/// Waits until a file is ready: another process that shares the descriptor may have made it
+/// non-blocking.
 fn wait(file: &File, flags: PollFlags) {
     let _ = poll(&mut [PollFd::new(file, flags)], None);
 }

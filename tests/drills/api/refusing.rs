@@ -165,7 +165,10 @@ fn the_file_is_read_again_and_what_needs_a_start_is_told() {
     assert_eq!(file(&door, "doors/files/late.token"), 403);
     let held = json!({"prompt": "say x", "workspace": "doors"}).to_string();
     let held = door.post("/tasks", &held);
-    assert!(held.text.contains("by which people come in"), "{held:?}");
+    assert!(
+        held.text.contains("a credential of the supervisor"),
+        "{held:?}"
+    );
     let names = door.see("/workspaces").to_string();
     assert!(names.contains("more") && names.contains("doors"), "{names}");
     let shown = door.see("/config");

@@ -92,7 +92,7 @@ fn the_table_has_what_is_installed_with_its_version_and_what_installs_the_rest()
         assert!(show.contains(part), "{part:?} in {show}");
     }
     let show = out(&marshal(&work, &path, &["agents", "show", "gemini"]));
-    for part in ["waits      for ever", "logs in    by gemini-api-key"] {
+    for part in ["waits      forever", "logs in    by gemini-api-key"] {
         assert!(show.contains(part), "{part:?} in {show}");
     }
 }

@@ -52,7 +52,7 @@ fn a_chain_is_proved_up_to_a_head_that_was_told() {
     let ran = drill.run(&["audit", "verify", "--head", &first]);
     assert_eq!(ran.code, Some(0), "{}", ran.all());
     assert!(
-        ran.stdout.contains("4 records, none is changed or missing"),
+        ran.stdout.contains("4 records, none changed or missing"),
         "{}",
         ran.all()
     );

@@ -182,7 +182,7 @@ fn a_secret_reaches_the_agent_and_no_output() {
             &["up"],
             Some("x"),
             0o644,
-            "is readable by everybody (mode 0644)",
+            "is readable by all users (mode 0644)",
         ),
         (
             &["config", "check"],
@@ -223,11 +223,11 @@ fn a_file_that_was_found_may_not_weaken_the_walls() {
         ),
         (
             format!("workspace.path = \"{outside}\""),
-            "may not use a workspace outside",
+            "must have its workspaces in its own directory",
         ),
         (
             format!("[workspace.site]\npath = \"{outside}\""),
-            "may not use a workspace outside",
+            "must have its workspaces in its own directory",
         ),
         (
             format!("home_files.x = \"{outside}/key\""),

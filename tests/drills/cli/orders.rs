@@ -52,7 +52,7 @@ fn a_pool_waits_and_shrinks_as_it_is_told() {
     exits(
         &drill.run(&["reload"]),
         0,
-        &["the file and the policies are in force"],
+        &["the configuration file and the policies are in force"],
     );
     let ran = drill.run(&["--json", "resize", "demo", "2"]);
     let pool: Value = serde_json::from_str(&ran.stdout).expect("JSON");
@@ -85,7 +85,7 @@ fn a_session_and_a_turn_are_stopped() {
     exits(
         &drill.run(&["stop", "--turn", &session]),
         0,
-        &["told to end"],
+        &["cancelling its turn"],
     );
     assert_eq!(running.wait(LONG), Some(1));
     assert_eq!(drill.results("r.jsonl")[0]["outcome"], "cancelled");
@@ -182,4 +182,29 @@ fn a_pool_grows_to_as_many_slots_as_it_was_given_room_for() {
     exits(&drill.run(&["resize", "demo", "4"]), 2, &["max_size"]);
     exits(&drill.run(&["resize", "demo", "3"]), 0, &["3 of 3 slots"]);
     eventually(LONG, "three are worked", || busy(&drill) == 3);
+}
+
+#[test]
+fn a_pool_that_shrinks_stops_the_idle_children_beyond_its_new_width() {
+    let grown = POOL.replace("size = 2", "size = 1\nmax_size = 3\nsession = \"slot\"");
+    assert_ne!(grown, POOL);
+    let drill = Drill::new(&grown);
+    let _daemon = up(&drill);
+    let with_child = |drill: &Drill| {
+        let ran = drill.run(&["--json", "ls"]);
+        let listing: Value = serde_json::from_str(&ran.stdout).expect("JSON");
+        let slots = listing["slots"].as_array().expect("slots").clone();
+        slots.iter().filter(|slot| slot["pid"].is_u64()).count()
+    };
+    exits(&drill.run(&["resize", "demo", "3"]), 0, &["3 of 3 slots"]);
+    exits(
+        &drill.run(&["run", "sleep 500ms", "sleep 500ms", "sleep 500ms"]),
+        0,
+        &["3 of 3 done"],
+    );
+    assert_eq!(with_child(&drill), 3, "idle children stay");
+    exits(&drill.run(&["resize", "demo", "2"]), 0, &["2 of 3 slots"]);
+    eventually(LONG, "the third child is stopped", || {
+        with_child(&drill) == 2
+    });
 }

@@ -172,12 +172,12 @@ fn what_is_not_there_is_told_with_its_code() {
     exits(
         &drill.run(&["events", "--since", "yesterday"]),
         2,
-        &["expected an event's id"],
+        &["expected an event id"],
     );
     exits(
         &drill.run(&["events", "--kind", "nonsense"]),
         2,
-        &["known kinds: prompt_accepted"],
+        &["the known kinds are prompt_accepted"],
     );
     exits(&drill.run(&["events", "--limit", "0"]), 2, &["--limit"]);
     exits(&drill.run(&["show", "../x"]), 2, &["../x"]);

@@ -260,7 +260,7 @@ fn labelled_requests_are_counted_with_every_miss_and_every_rule_that_nothing_hit
     exits(
         &drill.run(&[&test[..], &["no.jsonl"]].concat()),
         2,
-        &["no name of a file"],
+        &["not a plain file name"],
     );
 }
 
@@ -353,7 +353,7 @@ fn the_past_judged_again_shows_exactly_what_a_policy_changes() {
     assert_eq!(lines(&ran)[0]["widened"], 4, "{}", ran.all());
     // What cannot be judged again is told, and is no success.
     let ran = drill.run(&[&wide[..], &["--decision", "allow", "--extractor", "none"]].concat());
-    exits(&ran, 2, &["no built-in table"]);
+    exits(&ran, 2, &["no built-in extractor"]);
     let lost = export.stdout.replace("\"at\":", "\"was\":");
     fs::write(drill.path("lost.jsonl"), lost).expect("written");
     let ran = drill.run(
@@ -364,7 +364,7 @@ fn the_past_judged_again_shows_exactly_what_a_policy_changes() {
         .concat(),
     );
     assert_eq!(ran.code, Some(1), "{}", ran.all());
-    assert!(ran.stdout.contains("is not on record"), "{}", ran.all());
+    assert!(ran.stdout.contains("was not recorded"), "{}", ran.all());
     fs::write(drill.path("bad.jsonl"), "{}\n").expect("written");
     exits(
         &drill.run(&[&strict[..], &["--log", "bad.jsonl"]].concat()),

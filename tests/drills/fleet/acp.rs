@@ -206,7 +206,7 @@ fn a_session_that_cannot_come_back_is_followed_by_a_new_one_that_says_so() {
             pool(&["no-load"], SLOT),
             "neither session/load nor session/resume",
         ),
-        (forgets, "its list of sessions lacks"),
+        (forgets, "is not in its list of sessions"),
     ] {
         let drill = Drill::new(&text);
         let (ran, results) = run(&drill, &["say one", "crash", "say three"]);

@@ -188,7 +188,11 @@ fn a_command_is_answered_and_on_record_with_who_gave_it() {
     );
     let ran = drill.run(&["command", &session, "/context"]);
     assert_eq!(ran.code, Some(2), "{}", ran.all());
-    assert!(ran.stderr.contains("command is no name"), "{}", ran.all());
+    assert!(
+        ran.stderr.contains("command is not a name"),
+        "{}",
+        ran.all()
+    );
 
     // The session is the same to the fleet, whatever the agent calls it now.
     let cleared = said(&daemon, &session, "clear", "");
@@ -308,7 +312,7 @@ fn a_text_goes_into_a_running_turn_of_loaf_and_other_commands_between_turns() {
     let steered = said(&daemon, &session, "steer", "say and that");
     assert_eq!(
         steered,
-        json!({"ok": true, "text": "the agent took it", "cut": false})
+        json!({"ok": true, "text": "the agent accepted it", "cut": false})
     );
     std::fs::write(&go, "").expect("written");
     let task = ended(&daemon, &task);
@@ -409,7 +413,10 @@ fn a_command_without_an_answer_is_given_up_and_a_prompt_waits_for_that() {
     // The next one's answer could be taken for that of this one.
     until_slot(&daemon, "demo", "ready");
     let why = refused(&daemon, &session, &json!({"command": "x"}), 409);
-    assert!(why.contains("has not answered the command before"), "{why}");
+    assert!(
+        why.contains("has not answered the previous command"),
+        "{why}"
+    );
     until(&drill, &session, "agent_error", "refused");
     drill.assert_dense();
 }

@@ -132,7 +132,11 @@ fn a_person_allows_what_waits_and_the_answer_counts_once() {
         for late in ["approve", "reject"] {
             let late = answer(&drill, late, &ask, &[]);
             assert_eq!(late.code, Some(1), "{}", late.all());
-            assert!(late.stderr.contains("has ended (approved)"), "{}", late.all());
+            assert!(
+                late.stderr.contains("has ended (approved)"),
+                "{}",
+                late.all()
+            );
         }
         let none = drill.run(&["approvals", "approve", "no-such-ask"]);
         assert_eq!(none.code, Some(2), "{}", none.all());
@@ -221,7 +225,11 @@ fn nobody_answers_in_time() {
         assert_eq!(state(&drill, &ask), "expired");
         let late = answer(&drill, "approve", &ask, &[]);
         assert_eq!(late.code, Some(1), "{}", late.all());
-        assert!(late.stderr.contains("has ended (expired)"), "{}", late.all());
+        assert!(
+            late.stderr.contains("has ended (expired)"),
+            "{}",
+            late.all()
+        );
         assert_eq!(result["changes"], serde_json::json!([]), "{result}");
         let tree = copy(&drill, &ask);
         assert!(fs::exists(tree.join("README.md")).expect("looked"));

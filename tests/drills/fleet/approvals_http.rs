@@ -208,7 +208,7 @@ fn nothing_of_a_request_is_looked_at_before_its_token_and_no_body_is_waited_for_
     let told = || {
         drill
             .log("stderr.log")
-            .matches("a token is not taken")
+            .matches("a token file is ignored")
             .count()
     };
     assert_eq!(told(), 1, "{}", drill.log("stderr.log"));

@@ -151,7 +151,7 @@ fn a_released_session_waits_without_its_child_and_lets_others_work() {
     let denied = result(&drill, client(&drill, &[ASKED]));
     assert_eq!(denied["outcome"], "denied", "{denied}");
     let detail = denied["detail"].as_str().expect("a detail");
-    assert!(detail.contains("nobody answered ask"), "{denied}");
+    assert!(detail.contains("nobody answered approval"), "{denied}");
 }
 
 #[test]

@@ -172,7 +172,7 @@ fn a_runs_cost_ends_it_and_what_was_not_begun_is_skipped() {
 #[test]
 fn a_cost_that_only_its_agent_could_tell_is_warned_of_before_the_run() {
     let drill = scripted("acp", "", "turn_tokens = 1000000");
-    let warning = "warning: --max-cost may not hold for pool demo";
+    let warning = "warning: --max-cost may not be enforced for pool demo";
     let ran = drill.run(&["--quiet", "run", "--max-cost", "40", "say hi"]);
     assert_eq!(ran.code, Some(0), "{}", ran.all());
     assert!(ran.stderr.contains(warning), "{}", ran.all());
@@ -235,7 +235,7 @@ fn a_cost_that_nobody_could_know_is_refused_at_the_start() {
     let ran = drill.run(&["run", "--max-cost", "40", "say hi"]);
     assert_eq!(ran.code, Some(2), "{}", ran.all());
     assert!(
-        ran.all().contains("nobody could say what pool demo costs"),
+        ran.all().contains("the cost of pool demo is unknown"),
         "{}",
         ran.all()
     );

@@ -171,7 +171,7 @@ fn questions_are_answered_in_place() {
     talk.say("say over\n");
     assert_eq!(talk.end(), Some(0), "{}", talk.err.text());
     let told = talk.err.text();
-    assert!(told.contains("say y, n, n REASON or s"), "{told}");
+    assert!(told.contains("enter y, n, n REASON or s"), "{told}");
     assert!(talk.out.text().contains("over\n"), "{}", talk.out.text());
     let ran = drill.run(&["--json", "approvals", "ls", "--ended"]);
     let mut said: Vec<(String, String)> = ran
@@ -195,7 +195,7 @@ fn lines_that_were_written_before_a_question_answer_none() {
     let _daemon = Daemon::start(&drill);
     let mut talk = Piped::start(&drill, &["chat"]);
     talk.say("run touch asked\ny say it is allowed\nsay over\n");
-    talk.err.until("left: marshal approvals show ");
+    talk.err.until("not answered here: marshal approvals show ");
     let ran = drill.run(&["--json", "approvals", "ls"]);
     let ask: Value = serde_json::from_str(ran.stdout.trim()).expect("one that waits");
     let id = ask["approval"].as_str().expect("an id");
@@ -219,7 +219,7 @@ fn it_goes_on_over_a_daemon_that_is_killed() {
     drop(daemon);
     // Sent while nobody is there, and once there is somebody: once.
     talk.say("say second\n");
-    talk.err.until("the daemon is not there; trying again");
+    talk.err.until("the daemon does not answer; trying again");
     let daemon = Daemon::start(&drill);
     talk.out.until("second\n\n");
     // In the middle of a turn, which its stream tells the end of.
@@ -349,12 +349,12 @@ fn on_a_terminal_there_is_an_editor_and_ctrl_c_ends_a_turn() {
     talk.press("hang\r");
     talk.screen.until("working\r\n");
     talk.press("\u{3}");
-    talk.screen.until("stopping; Ctrl-C again leaves");
+    talk.screen
+        .until("cancelling the turn; press Ctrl-C again to exit");
     talk.screen.until("stopped\r\n");
     talk.edits(4);
     talk.press("run touch asked\r");
-    talk.screen
-        .until("allow? y, n, n REASON, or s to leave it: ");
+    talk.screen.until("allow? y, n, n REASON, or s to skip: ");
     talk.edits(5);
     talk.press("y\r");
     talk.screen.until("approved\r\n");
@@ -365,7 +365,7 @@ fn on_a_terminal_there_is_an_editor_and_ctrl_c_ends_a_turn() {
     eventually(LONG, "it was said again", is_twice);
     talk.edits(7);
     talk.press("\u{3}");
-    talk.screen.until("Ctrl-C again leaves\r\n");
+    talk.screen.until("press Ctrl-C again to exit\r\n");
     talk.edits(8);
     talk.press("\u{3}");
     assert_eq!(talk.end(), Some(130));

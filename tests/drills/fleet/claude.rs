@@ -139,7 +139,7 @@ fn whatever_it_writes_has_a_defined_end() {
             ("huge-line 9M\nsay on", "lost", "a line of more than"),
             ("endless-line", "lost", "a line of more than"),
             ("flood 2000 300\nsay on", "done", ""),
-            ("garbage 1000", "lost", "were no messages"),
+            ("garbage 1000", "lost", "were not messages"),
             ("mute\nsleep 60s", "lost", "closed its stdout"),
             ("exit 0", "lost", ""),
             ("crash kill", "lost", ""),

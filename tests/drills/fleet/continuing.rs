@@ -222,7 +222,7 @@ fn a_daemon_takes_up_what_runs_left_and_its_clients_see_it_whole() {
     daemon.signal("TERM");
     assert_eq!(daemon.wait(LONG), Some(0));
     let log = drill.log("stderr.log");
-    assert!(log.contains("going on with unfinished runs: 1"), "{log}");
+    assert!(log.contains("resuming unfinished runs: 1"), "{log}");
 }
 
 #[test]
@@ -271,7 +271,7 @@ fn a_check_that_did_not_end_is_a_crash() {
     let result = &drill.results("results.jsonl")[0];
     assert_eq!(result["outcome"], "lost", "{result}");
     let detail = result["detail"].as_str().expect("a detail");
-    assert!(detail.contains("before the check did"), "{detail}");
+    assert!(detail.contains("before the check ended"), "{detail}");
 }
 
 #[test]
@@ -322,7 +322,7 @@ fn wrong_use_is_named_and_changes_nothing() {
     for (args, expect) in [
         (vec!["run", "--continue"], "there is nothing to continue"),
         (vec!["run", "--continue", "none"], "there is no run none"),
-        (vec!["run", "--continue", &run], "is over"),
+        (vec!["run", "--continue", &run], "has ended, with exit code"),
         (vec!["run", "--continue", &run, "say two"], "cannot be used"),
         (vec!["run", "say two", "--continue"], "cannot be used"),
         (vec!["run", "--continue", "--local"], "cannot be used"),
@@ -443,7 +443,7 @@ fn two_processes_never_share_a_state_directory_and_the_second_names_the_first() 
     let drill = Drill::new(&pool(1, r#"on_crash = "report""#));
     let mut first = drill.start(&["run", "sleep 600s"]);
     eventually(LONG, "the first works", || !drill.agents().is_empty());
-    let named = format!("is held by the process {}", first.pid());
+    let named = format!("is in use by the process {}", first.pid());
     for args in [&["run", "say one"][..], &["up"], &["run", "--continue"]] {
         let ran = drill.run(args);
         assert_eq!(ran.code, Some(3), "{args:?}: {}", ran.all());

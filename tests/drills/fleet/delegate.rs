@@ -243,7 +243,7 @@ fn a_person_is_asked_when_it_wants_one_and_is_not_when_it_denies() {
         ("deny", "timeout")
     );
     assert!(
-        last.reason.contains("wants a person: who reads this"),
+        last.reason.contains("requires approval: who reads this"),
         "{}",
         last.reason
     );

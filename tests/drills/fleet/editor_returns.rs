@@ -13,7 +13,7 @@ const IDLE: &str = "timeouts = { idle = \"300ms\" }";
 fn fresh_told(editor: &Editor) -> usize {
     let is = |of: &&Value| {
         let text = of["update"]["content"]["text"].as_str();
-        text.is_some_and(|text| text.contains("[marshal] The agent could not load"))
+        text.is_some_and(|text| text.contains("[marshal] The agent could not resume"))
     };
     editor.updates.iter().filter(is).count()
 }

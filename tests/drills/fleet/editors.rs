@@ -303,7 +303,7 @@ fn an_agent_that_cannot_load_goes_on_in_the_same_files_and_the_user_is_told() {
     assert_eq!(editor.prompt(&session, "recall\nread kept.txt"), "end_turn");
     let said = editor.said();
     assert!(
-        said.contains("[marshal] The agent could not load"),
+        said.contains("[marshal] The agent could not resume"),
         "{said}"
     );
     assert!(said.contains("`kept.txt` has 2 bytes"), "{said}");
@@ -362,7 +362,7 @@ fn a_daemon_serves_several_editors_each_in_a_slot_and_frees_it_when_they_go() {
     let refused = second.try_open(&drill);
     let message = refused["error"]["message"].as_str().expect("a message");
     assert!(
-        message.contains("no slot of pool demo came free"),
+        message.contains("no slot of pool demo became free"),
         "{message}"
     );
     assert!(began.elapsed() < Duration::from_secs(35));
@@ -401,7 +401,10 @@ fn a_daemon_that_is_killed_is_told_to_the_editor_and_its_successor_loads_the_ses
     killed.wait(Duration::from_secs(60));
     let lost = editor.reply(turn);
     let message = lost["error"]["message"].as_str().expect("a message");
-    assert!(message.contains("broke off"), "{message}");
+    assert!(
+        message.contains("connection to the supervisor failed"),
+        "{message}"
+    );
     nothing_runs(&drill);
     let _daemon = daemon(&drill);
     assert_eq!(editor.load(&drill, &session)["result"], json!({}));

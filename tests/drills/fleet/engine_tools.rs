@@ -130,8 +130,8 @@ fn files_are_written_edited_and_read_and_all_of_it_is_on_record() {
     let told = tell(&drill, script);
     told.has("mcp write_file ok /workspace/a.txt was written: 8 bytes")
         .has("mcp edit_file ok /workspace/a.txt was changed")
-        .has("mcp edit_file error /workspace/a.txt: old_text is not in the file")
-        .has("mcp edit_file error /workspace/a.txt: old_text stands in the file 3 times")
+        .has("mcp edit_file error /workspace/a.txt: the file does not contain old_text")
+        .has("mcp edit_file error /workspace/a.txt: old_text occurs 3 times")
         .has("mcp read_file ok onE thrEE\n")
         .has("mcp read_file error not found: /workspace/none.txt")
         .has("mcp plan_step ok noted as done");
@@ -206,12 +206,12 @@ fn what_a_rule_or_a_wall_forbids_is_an_error_with_its_reason() {
         .has("/workspace/out/made leads out of the workspace")
         .has("mcp write_file error not found: the directory of /workspace/none/made")
         .has("mcp plan_step error denied: denied by rule no-steps: nothing is blocked here")
-        .has("mcp ask_person error denied: the agent asks a person; a person would have to allow this and nobody can be asked here")
-        .has("mcp write_file error denied: rule a-person wants a person")
-        .has("mcp write_file refused -32602 the arguments of write_file do not fit")
+        .has("mcp ask_person error denied: the agent asks a person; this needs approval, and there is no approver here")
+        .has("mcp write_file error denied: rule a-person requires approval")
+        .has("mcp write_file refused -32602 the arguments of write_file are not valid")
         .has("mcp no_such_tool refused -32602 unknown tool")
         .has("mcp edit_file error /workspace/long.txt: the file would become longer than 1048576 bytes")
-        .has("mcp read_file error /workspace/longer.txt: what was asked for is longer than 1048576 bytes");
+        .has("mcp read_file error /workspace/longer.txt: the requested lines are longer than 1048576 bytes");
     for name in ["secret.txt", "asked.txt", "b.txt", "none/made"] {
         assert_eq!(copied(&drill, name), None, "{name}");
     }
@@ -480,12 +480,12 @@ fn tools_are_given_only_where_they_can_be_carried() {
         (
             "permission_requests = \"all\"",
             "launcher = \"none\"",
-            "needs a sandbox of this host",
+            "needs a sandbox on this host",
         ),
         (
             "mode = \"copy\"",
             "mode = \"ro\"",
-            "write_file needs a workspace that can be written",
+            "write_file needs a writable workspace",
         ),
         (
             "engine_tools = \"all\"",

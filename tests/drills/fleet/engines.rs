@@ -269,12 +269,12 @@ fn an_engine_that_does_not_do_its_part_is_said_before_anything_runs() {
         (
             inspect("echo hello world"),
             local,
-            "gave no id for the image",
+            "printed no id for the image",
         ),
         (
             inspect("head -c 300000 /dev/zero | tr '\\0' a"),
             local,
-            "gave no id for the image",
+            "printed no id for the image",
         ),
         (
             inspect(&format!("echo {one} example.org/agent@sha256:{other}")),

@@ -263,7 +263,7 @@ fn the_same_file_again_is_the_same_request_and_another_one_is_put_aside() {
     put(&drill, "queue/a.txt", "say two");
     listed(&drill, "rejected", "a.txt.reason");
     let why = sh(&drill, "cat rejected/a.txt.reason");
-    assert!(why.contains("take a new one"), "{why}");
+    assert!(why.contains("use a new name"), "{why}");
     assert_eq!(document(&drill, "result/a.json"), first);
     assert_eq!(tasks(&drill), 1);
     // A result that no request of this journal has.

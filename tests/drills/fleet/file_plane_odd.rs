@@ -183,7 +183,7 @@ fn two_supervisors_do_not_work_the_same_directory() {
     let second = Drill::new(&pool("scaiflux", &plane));
     let ran = second.run(&["up"]);
     assert_eq!(ran.code, Some(3), "{}", ran.all());
-    let told = "is worked by another supervisor";
+    let told = "is used by another supervisor";
     assert!(ran.stderr.contains(told), "{}", ran.all());
     put(&first, "queue/a.txt", "say well");
     assert_eq!(result_of(&first, "a")["status"], "ok");

@@ -204,7 +204,7 @@ fn what_agents_and_people_write_are_versions_and_a_stale_one_is_refused() {
         &daemon,
         &one,
         &write("src/new.txt", "n", ",\"base\":7"),
-        "stale: /workspace/src/new.txt is not there",
+        "stale: /workspace/src/new.txt does not exist",
     );
     // A person's edit is a version before anything is written over it.
     // Whole at once, for somebody may look just now; and nobody's, as it was.

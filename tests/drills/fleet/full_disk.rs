@@ -116,7 +116,7 @@ fn a_full_disk_holds_everything_and_space_lets_it_go_on_without_a_loss() {
     fs::write(&more, vec![0; 22 << 20]).expect("there is room for this");
     eventually(Duration::from_secs(60), "it is low on space early", || {
         let (code, page) = drill.get("/readyz");
-        code == 503 && page.contains("MiB free on the journal's file system, 12 MiB wanted")
+        code == 503 && page.contains("MiB free on the journal's file system, 12 MiB required")
     });
     eventually(Duration::from_secs(90), "the disk is full", || {
         let (code, page) = drill.get("/readyz");

@@ -243,7 +243,7 @@ restart   = { budget = 0 }
     );
     let log = drill.log("stderr.log");
     assert!(
-        log.contains("a hook could not tell") && log.contains("no answer within 5s"),
+        log.contains("hook message not delivered") && log.contains("no answer within 5s"),
         "{log}"
     );
     daemon.signal("TERM");
@@ -307,7 +307,7 @@ fn a_redirect_is_refused_and_a_long_answer_is_not_read() {
         );
         assert_eq!(server.got().len(), 1, "a redirect is not tried again");
         assert!(
-            ran.stderr.contains("a redirect, and none is followed"),
+            ran.stderr.contains("which marshal does not follow"),
             "{}",
             ran.all()
         );

@@ -271,7 +271,7 @@ fn a_supervisor_killed_at_any_moment_and_continued_loses_and_doubles_nothing() {
         // Every other run has begun its work by then, however slow its start is.
         if kill % 2 == 0 && args[0] == "run" {
             eventually(Duration::from_secs(60), "tasks are given out", || {
-                drill.log("stderr.log").contains("given to")
+                drill.log("stderr.log").contains("assigned to")
                     || running.child.try_wait().expect("wait").is_some()
             });
         }

@@ -83,7 +83,7 @@ fn pools_and_slots_are_listed_with_what_their_walls_lack() {
         ] {
             assert!(text.stdout.contains(word), "{word}: {}", text.all());
         }
-        let tells = text.stdout.contains("without on this host: shared_uid");
+        let tells = text.stdout.contains("missing on this host: shared_uid");
         assert_eq!(tells, !is_root, "{}", text.all());
 
         run.signal("INT");

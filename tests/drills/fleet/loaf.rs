@@ -101,7 +101,7 @@ fn only_its_walls_can_be_counted_on_and_that_is_said() {
     let ran = drill.run(&["run", "say hi"]);
     assert_eq!(ran.code, Some(2), "{}", ran.all());
     assert!(
-        ran.stderr.contains("and loaf has no words to ask for"),
+        ran.stderr.contains("and loaf has no permission requests"),
         "{}",
         ran.all()
     );
@@ -109,8 +109,7 @@ fn only_its_walls_can_be_counted_on_and_that_is_said() {
     let ran = drill.run(&["config", "check"]);
     assert_eq!(ran.code, Some(0), "{}", ran.all());
     assert!(
-        ran.all()
-            .contains("loaf has no words to ask for permission"),
+        ran.all().contains("loaf has no permission requests"),
         "{}",
         ran.all()
     );
@@ -218,7 +217,7 @@ stop     = { goodbye = "200ms", eof = "200ms", int = "200ms", term = "200ms" }
             "lost",
             Some("a line of more than"),
         ),
-        ("garbage 1000".to_owned(), "lost", Some("were no messages")),
+        ("garbage 1000".to_owned(), "lost", Some("were not messages")),
         (
             "mute\nsleep 60s".to_owned(),
             "lost",

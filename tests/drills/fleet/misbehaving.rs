@@ -64,7 +64,7 @@ fn corpus() -> Vec<(&'static str, String, &'static str, &'static str)> {
         ("half-a-line", "half {\"jsonrpc\":\"2.0\",\"method\":\"sess\nsleep 60s".to_owned(), "lost", "closed its stdout"),
         ("half-a-line-and-end", "half {\"jsonrpc\"\nexit 0".to_owned(), "lost", "ended by itself"),
         ("stdout-closed", "mute\nsleep 60s".to_owned(), "lost", "closed its stdout"),
-        ("noise-without-end", "garbage 1000".to_owned(), "lost", "were no messages"),
+        ("noise-without-end", "garbage 1000".to_owned(), "lost", "were not messages"),
         ("ten-thousand-permission-requests", "pending 10000".to_owned(), "lost", "does not read its stdin"),
         (
             "ten-thousand-unknown-requests",

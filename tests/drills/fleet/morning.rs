@@ -48,13 +48,13 @@ fn what_routes_counted_is_in_it_by_pool_and_in_all() {
         assert_eq!(spent["tokens"], 46, "{page}");
         assert!(about(&spent["cost_usd"], 46e-6), "{page}");
     }
-    let words = "$0.000046, 46 tokens; of it routes counted $0.000046, 46 tokens";
+    let words = "$0.000046, 46 tokens; counted by routes: $0.000046, 46 tokens";
     assert!(text.contains(&format!("SPENT      {words}")), "{text}");
     assert!(text.contains(&format!("  demo: {words}")), "{text}");
     let (later, text) = report(&drill, &["--since", "2100-01-01T00:00:00Z"]);
     assert_eq!(later["spent"]["pools"], json!({}));
     assert_eq!(later["spent"]["total"]["tokens"], 0);
-    assert!(text.contains("nothing is on record"), "{text}");
+    assert!(text.contains("nothing recorded"), "{text}");
 }
 
 #[test]
@@ -69,7 +69,7 @@ fn what_an_agent_reported_is_told_apart_from_what_was_counted() {
     let tokens = spent["tokens"].as_u64().expect("a number");
     assert!(tokens > 0, "{page}");
     assert_eq!(spent["counted_tokens"], 0, "{page}");
-    let words = format!("{tokens} tokens; of it routes counted $0.00, 0 tokens");
+    let words = format!("{tokens} tokens; counted by routes: $0.00, 0 tokens");
     assert!(text.contains(&words), "{text}");
 }
 
@@ -84,7 +84,7 @@ fn what_waits_and_what_was_denied_is_in_it_with_a_rule_that_works() {
     assert_eq!(page["waiting"][0]["state"], "pending");
     assert_eq!((&page["open"], &page["outcomes"]), (&json!(1), &json!({})));
     assert!(text.contains(&format!("ask {} of", id(&ask))), "{text}");
-    assert!(text.contains("1 go on or wait"), "{text}");
+    assert!(text.contains("1 running or waiting"), "{text}");
 
     good(&answer(&drill, "reject", &ask, &[]));
     assert!(!working.wait().expect("ends").success());

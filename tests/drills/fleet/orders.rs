@@ -98,7 +98,7 @@ fn signals_in_the_middle_of_starts_leave_nothing_and_lose_no_report() {
         args.extend(["sleep 600s"; 16]);
         let mut running = drill.start(&args);
         eventually(LONG, "the run begins", || {
-            drill.log("stderr.log").contains("given to")
+            drill.log("stderr.log").contains("assigned to")
         });
         std::thread::sleep(Duration::from_millis(pause));
         running.signal("INT");

@@ -261,7 +261,7 @@ fn what_agents_add_runs_only_where_that_is_said() {
         let is_worked = worked(&drill).contains_key("say sneaked in");
         assert_eq!(is_worked, code == 0, "{}", ran.all());
         assert_eq!(
-            ran.stderr.contains("not worked: say sneaked in"),
+            ran.stderr.contains("item not started: say sneaked in"),
             code == 1,
             "{}",
             ran.all()
@@ -405,9 +405,9 @@ fn what_is_no_plan_is_refused_before_anything_begins() {
         (vec!["run", "latin.md"], "is not UTF-8"),
         (vec!["run", "large.md"], "it may have 1048576"),
         (vec!["run", "link.md"], "is a link"),
-        (vec!["run", "dir.md"], "is no regular file"),
+        (vec!["run", "dir.md"], "is not a regular file"),
         (vec!["run", "--plan", "gone.md"], "cannot be opened"),
-        (vec!["run", "plan.md", "say two"], "a plan is worked alone"),
+        (vec!["run", "plan.md", "say two"], "a plan runs alone"),
         (
             vec!["run", "--plan", "plan.md", "say two"],
             "cannot be used",

@@ -78,7 +78,7 @@ fn a_task_may_bring_a_layer_that_only_narrows() {
     // One that allows, or brings a list of what may be allowed, is none.
     for (word, text) in [
         (
-            "only asks and denies",
+            "can only ask or deny",
             NIGHT.replace("\"deny\"", "\"allow\""),
         ),
         (
@@ -86,7 +86,7 @@ fn a_task_may_bring_a_layer_that_only_narrows() {
             NIGHT.replace("[[rule]]", "[shell]\nenv_allow = [\"X\"]\n[[rule]]"),
         ),
         (
-            "only asks and denies",
+            "can only ask or deny",
             NIGHT.replace("name =", "extends = [\"builtin:ci\"]\nname ="),
         ),
     ] {
@@ -203,11 +203,11 @@ fn a_policy_that_is_only_tried_asks_whatever_it_would_do() {
     let drill = drill("", &own("deny", "allow", "enforce = false"));
     let _daemon = daemon(&drill);
     let shown = drill.run(&["policy", "status"]);
-    assert!(shown.stdout.contains("only tried"), "{}", shown.all());
+    assert!(shown.stdout.contains("not enforced"), "{}", shown.all());
     for prompt in ["run echo x", "run ls"] {
         let working = client(&drill, &[prompt]);
         let ask = waiting(&drill, 1).remove(0);
-        assert!(ask.to_string().contains("only tried"), "{ask}");
+        assert!(ask.to_string().contains("dry run"), "{ask}");
         good(&crate::fleet::approvals::answer(
             &drill,
             "reject",

@@ -258,7 +258,11 @@ fn a_faulty_policy_starts_nothing_and_on_reload_the_old_one_stays() {
         metric(&page, "marshal_config_last_reload_successful"),
         Some(1.0)
     );
-    assert!(drill.log("stderr.log").contains("the older ones stay"));
+    assert!(
+        drill
+            .log("stderr.log")
+            .contains("the older policies stay in force")
+    );
 }
 
 #[test]
@@ -314,11 +318,7 @@ fn what_an_agent_could_write_is_no_policy_whatever_leads_there() {
     fs::write(&inside, base).expect("written");
     std::os::unix::fs::symlink(&inside, drill.path("base.toml")).expect("linked");
     let ran = up_fails(&drill);
-    assert!(
-        ran.stderr.contains("lies in the workspace"),
-        "{}",
-        ran.all()
-    );
+    assert!(ran.stderr.contains("is in the workspace"), "{}", ran.all());
     put(&drill, "base.toml", base);
     let _daemon = daemon(&drill);
     eventually(LONG, "the files are watched", || {
@@ -326,7 +326,7 @@ fn what_an_agent_could_write_is_no_policy_whatever_leads_there() {
     });
     fs::remove_file(drill.path("base.toml")).expect("removed");
     std::os::unix::fs::symlink(&inside, drill.path("base.toml")).expect("linked");
-    becomes_stale(&drill, "lies in the workspace");
+    becomes_stale(&drill, "is in the workspace");
     // Nor may a task bring a workspace that holds it.
     put(&drill, "base.toml", base);
     becomes_good(&drill);
@@ -474,7 +474,7 @@ fn a_policy_that_is_wrong_about_its_own_cases_is_not_used() {
     fs::write(drill.path("cases/own.jsonl"), case("deny")).expect("written");
     let wrong = up_fails(&drill);
     assert!(
-        wrong.stderr.contains("wrong about its own case says"),
+        wrong.stderr.contains("fails its own test case says"),
         "{}",
         wrong.all()
     );
@@ -484,7 +484,7 @@ fn a_policy_that_is_wrong_about_its_own_cases_is_not_used() {
         status(&drill)["watched"] == true
     });
     put(&drill, "own.toml", &own("deny", "deny", ""));
-    becomes_stale(&drill, "wrong about its own case says");
+    becomes_stale(&drill, "fails its own test case says");
     // The cases are watched like the policy.
     fs::write(drill.path("cases/own.jsonl"), case("deny")).expect("written");
     becomes_good(&drill);

@@ -409,7 +409,7 @@ fn a_limit_pauses_the_pool_and_spends_no_task() {
     );
     assert!(
         ran.stderr
-            .contains("demo: its provider takes requests again"),
+            .contains("demo: its provider accepts requests again"),
         "{}",
         ran.all()
     );

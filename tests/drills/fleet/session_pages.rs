@@ -64,7 +64,7 @@ fn worked(daemon: &Daemon, prompt: &str) -> String {
     eventually(LONG, "its files are looked at", || {
         let diff = daemon.get(&format!("{path}/diff"));
         let detail = diff.body["detail"].as_str().unwrap_or_default();
-        !detail.contains("is still at work")
+        !detail.contains("is still running")
     });
     path
 }

@@ -173,7 +173,7 @@ fn no_task_brings_a_workspace_in_which_its_agent_could_read_a_token() {
             fs::write(own.path("t.jsonl"), format!("{task}\n")).expect("written");
             own.run(&["run", "t.jsonl"])
         };
-        let why = "by which people come in";
+        let why = "a credential of the supervisor";
         let ran = run("keys");
         assert_eq!(ran.code, Some(2), "{}", ran.all());
         assert!(ran.stderr.contains(why), "{}", ran.all());

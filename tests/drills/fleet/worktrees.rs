@@ -177,7 +177,11 @@ fn a_branch_comes_back(drill: &Drill, owner: u32) {
     let before = state_of(&source);
     let (ran, result) = run_one(drill, WORK);
     assert_eq!(result["outcome"], "done", "{}", ran.all());
-    assert!(ran.stderr.contains("that no commit has"), "{}", ran.all());
+    assert!(
+        ran.stderr.contains("has uncommitted changes"),
+        "{}",
+        ran.all()
+    );
     let bundle = PathBuf::from(text(&result, "bundle"));
     assert_eq!(
         fs::metadata(&bundle).expect("a bundle").mode() & 0o777,
@@ -196,7 +200,7 @@ fn a_branch_comes_back(drill: &Drill, owner: u32) {
     );
     assert_eq!(state_of(&source), before, "nobody wrote the source");
 
-    let took = drill.run(&["take", &session]);
+    let took = drill.run(&["land", &session]);
     assert_eq!(took.code, Some(0), "{}", took.all());
     assert!(
         is_empty(&proof),
@@ -245,7 +249,7 @@ fn a_branch_comes_back(drill: &Drill, owner: u32) {
             path.display()
         );
     }
-    let again = drill.run(&["--json", "take", &session]);
+    let again = drill.run(&["--json", "land", &session]);
     assert_eq!(again.code, Some(0), "{}", again.all());
     assert!(
         again.stdout.contains("\"was_there\":true"),
@@ -257,10 +261,10 @@ fn a_branch_comes_back(drill: &Drill, owner: u32) {
         &source,
         &["update-ref", &format!("refs/heads/{branch}"), &base],
     );
-    let refused = drill.run(&["take", &session]);
+    let refused = drill.run(&["land", &session]);
     assert_eq!(refused.code, Some(1), "{}", refused.all());
     assert!(
-        refused.stderr.contains("is there already"),
+        refused.stderr.contains("exists already"),
         "{}",
         refused.all()
     );
@@ -326,7 +330,7 @@ fn a_hostile_bundle_changes_nothing() {
         String::from_utf8_lossy(&output.stdout).trim().to_owned()
     };
     let refused = |what: &str| {
-        let took = drill.run(&["take", &session]);
+        let took = drill.run(&["land", &session]);
         assert_eq!(took.code, Some(1), "{what}: {}", took.all());
         assert_eq!(state_of(&source), before, "{what}: {}", took.all());
         took.stderr
@@ -365,7 +369,7 @@ fn a_hostile_bundle_changes_nothing() {
     // Another branch, two branches, none of ours.
     let good = with(&file("good"));
     forge(&drill, &session, "refs/heads/main2", &good, &base);
-    assert!(refused("another branch").contains("something else"));
+    assert!(refused("another branch").contains("something other"));
     let bundle = forge(&drill, &session, &name, &good, &base);
     let whole = fs::read(&bundle).expect("bundle");
     let write = |bytes: &[u8]| fs::write(&bundle, bytes).expect("bundle");
@@ -393,7 +397,7 @@ fn a_hostile_bundle_changes_nothing() {
     write(&head(&blob, &name));
     refused("a branch that is no commit");
     write(&head(&good, "refs/heads/marshal/../../../config"));
-    assert!(refused("a name outside").contains("something else"));
+    assert!(refused("a name outside").contains("something other"));
     // What the pack stands on must be in the source.
     let missing = with(&format!("100644 blob {}\tgone\n", "d".repeat(40)));
     git(&forged, &["update-ref", "refs/heads/x", &missing]);
@@ -401,7 +405,7 @@ fn a_hostile_bundle_changes_nothing() {
     refused("objects that are nowhere");
     // All that is left is the bundle as it should be.
     write(&head(&good, &name));
-    let took = drill.run(&["take", &session]);
+    let took = drill.run(&["land", &session]);
     assert_eq!(took.code, Some(0), "{}", took.all());
     assert_eq!(git(&source, &["rev-parse", &name]), good);
 }
@@ -453,7 +457,7 @@ fn other_kinds_of_repositories_come_back_too() {
         let (ran, result) = run_one(&drill, "unasked git log --oneline && echo x > made.txt");
         assert_eq!(result["outcome"], "done", "{}", ran.all());
         let session = text(&result, "session");
-        let took = drill.run(&["take", session]);
+        let took = drill.run(&["land", session]);
         assert_eq!(took.code, Some(0), "{}", took.all());
         let made = format!("marshal/{session}:made.txt");
         assert_eq!(git(&drill.workspace(), &["show", &made]), "x");
@@ -487,9 +491,9 @@ fn other_kinds_of_repositories_come_back_too() {
     commit(&drill, &[]);
     let (_, result) = run_one(&drill, "unasked true");
     assert_eq!(result["bundle"], Value::Null, "{result}");
-    let took = drill.run(&["take", text(&result, "session")]);
+    let took = drill.run(&["land", text(&result, "session")]);
     assert_eq!(took.code, Some(2), "{}", took.all());
-    let took = drill.run(&["take", "nobody"]);
+    let took = drill.run(&["land", "nobody"]);
     assert_eq!(took.code, Some(2), "{}", took.all());
 }
 
@@ -504,7 +508,7 @@ fn a_clone_that_is_no_repository_any_more_is_said() {
     );
     assert_eq!(result["outcome"], "done", "{}", ran.all());
     assert!(
-        text(&result, "detail").contains("is not bundled"),
+        text(&result, "detail").contains("could not be bundled"),
         "{result}"
     );
     let clone = PathBuf::from(text(&result, "workspace"));

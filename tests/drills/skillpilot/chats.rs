@@ -81,7 +81,7 @@ fn what_needs_such_words_is_refused() {
     fs::write(drill.workspace().join("PLAN.md"), "- [ ] exit\n").expect("a plan");
     let ran = drill.run(&["run", "project/PLAN.md"]);
     assert_eq!(ran.code, Some(2), "{}", ran.all());
-    assert!(ran.stderr.contains("would run the words"), "{}", ran.all());
+    assert!(ran.stderr.contains("would run the text"), "{}", ran.all());
     let daemon = Daemon::start(&drill);
     let refused = |body: &Value, key: &str| {
         let made = daemon.post("/api/v1/workspaces/main/chats", body);

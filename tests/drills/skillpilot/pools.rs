@@ -282,7 +282,10 @@ fn what_cannot_ask_is_not_guarded_by_a_policy() {
         "guard = \"policy\"\n",
         "needs an agent that asks for everything",
     );
-    refused("permission_requests = \"all\"\n", "asks for nothing");
+    refused(
+        "permission_requests = \"all\"\n",
+        "never asks: the protocol has no permission requests",
+    );
     refused("size = 2\nrunner = { dir = \"plane\" }\n", "size must be 1");
     refused("runner = { kind = \"lisp\" }\n", "the table needs marker");
     refused(

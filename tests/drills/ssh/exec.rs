@@ -216,7 +216,7 @@ fn a_copy_is_kept_and_the_directory_itself_stays_as_it_is() {
     let output = room.run(&["--", "sh", "-c", "echo changed > file.txt"]);
     assert!(output.status.success(), "{}", shown(&output));
     let said = text(&output.stderr);
-    let (_, path) = said.trim_end().rsplit_once("is kept: ").expect("a path");
+    let (_, path) = said.trim_end().rsplit_once("is kept in ").expect("a path");
     let copy = fs::read_to_string(Path::new(path).join("file.txt")).expect("the copy");
     assert_eq!(copy, "changed\n");
     let own = fs::read_to_string(room.path("work/file.txt")).expect("the file");
@@ -274,14 +274,22 @@ fn what_cannot_be_had_is_refused_and_nothing_runs() {
     };
     let echo = ["--", "echo", "ran"];
     let with = |words: &[&'static str]| words.iter().chain(&echo).copied().collect::<Vec<_>>();
-    refused(&with(&["--profile=none"]), 125, "no profile");
-    refused(&with(&["--workspace=/no/such"]), 125, "no directory");
+    refused(&with(&["--profile=none"]), 125, "there is no profile");
+    refused(
+        &with(&["--workspace=/no/such"]),
+        125,
+        "cannot use the directory",
+    );
     refused(
         &with(&["--workspace=/", "--mode=ro"]),
         125,
         "state directory",
     );
-    refused(&with(&["--home=.", "--mode=ro"]), 125, "lie in each other");
+    refused(
+        &with(&["--home=.", "--mode=ro"]),
+        125,
+        "must not contain each other",
+    );
     refused(&with(&["--network=routes"]), 2, "invalid value");
     refused(
         &["--mode=ro", "--", "no-such-program"],
@@ -420,8 +428,8 @@ fn walls_are_explained_in_words_and_as_data() {
     let output = command.output().expect("marshal");
     let out = text(&output.stdout);
     for part in [
-        "a loopback of its own, and nothing else",
-        "itself, read-only, as /workspace",
+        "a private loopback, and nothing else",
+        "read-only, as /workspace",
         "read-only  /usr",
         &format!("uid and gid 1000 inside, {NOBODY}"),
     ] {

@@ -20,7 +20,7 @@ fn says(ran: &Ran, detail: &str, parts: &[&str]) {
     for part in parts {
         assert!(detail.contains(part), "{part}: {detail}\n{}", ran.all());
     }
-    assert!(!detail.contains("may be left"), "nothing ran: {detail}");
+    assert!(!detail.contains("may still run"), "nothing ran: {detail}");
 }
 
 #[test]
@@ -32,8 +32,8 @@ fn a_host_whose_key_is_not_the_known_one_parks_the_slot_at_once() {
         &ran,
         &detail,
         &[
-            "let nobody in",
-            "hint: the host has another key",
+            "could not log in to",
+            "hint: the host's key differs",
             "another start would end the same",
         ],
     );
@@ -50,7 +50,7 @@ fn a_host_that_is_not_known_parks_the_slot_at_once() {
         &ran,
         &detail,
         &[
-            "let nobody in",
+            "could not log in to",
             "ssh-keyscan",
             "another start would end the same",
         ],
@@ -67,8 +67,8 @@ fn a_key_that_is_not_let_in_parks_the_slot_at_once() {
         &ran,
         &detail,
         &[
-            "let nobody in",
-            "hint: the far end does not let this user in",
+            "could not log in to",
+            "hint: the remote host rejects this user",
             "authorized_keys",
         ],
     );
@@ -96,7 +96,7 @@ fn a_host_that_is_not_there_is_tried_as_often_as_the_budget_says() {
     says(
         &ran,
         &detail,
-        &["was not reached", "hint: nobody listens there"],
+        &["was not reached", "hint: nothing listens on that port"],
     );
     assert!(detail.contains("the budget is 2"), "{detail}");
     let name = pool.replace("127.0.0.1\"", "no-such-host.invalid\"");
@@ -129,7 +129,7 @@ fn a_program_that_is_not_there_is_told_with_what_helps() {
     );
     let keys = format!("{}\nmarshal = \"no-such-marshal\"", far.keys());
     let (ran, detail) = one_task(&Drill::new(&far.pool(&keys, "")));
-    says(&ran, &detail, &["no such program at the far end"]);
+    says(&ran, &detail, &["no such program on the remote host"]);
 }
 
 #[test]
@@ -140,7 +140,7 @@ fn walls_that_cannot_be_built_at_the_far_end_are_never_left_out() {
         far.keys()
     );
     let (ran, detail) = one_task(&Drill::new(&far.pool(&keys, "")));
-    says(&ran, &detail, &["could not build its walls"]);
+    says(&ran, &detail, &["could not build its sandbox"]);
 }
 
 #[test]

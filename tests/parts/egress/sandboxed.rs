@@ -124,7 +124,7 @@ fn works(drill: &Drill, world: &World) {
         "{others}"
     );
     assert!(
-        others.contains("403 marshal: local.example.com leads to an address"),
+        others.contains("403 marshal: local.example.com resolves to an address"),
         "{others}"
     );
     assert!(

@@ -50,7 +50,7 @@ fn a_request_goes_on_with_the_real_key_and_without_what_came_from_inside() {
             (bench.metric("marshal_route_tokens_total", &label) - count).abs() < 0.1
         });
     }
-    eventually("the log is on", || logs().contains("a model answered"));
+    eventually("the log is on", || logs().contains("model request ended"));
     let said = logs() + &page();
     for secret in [KEY, "smuggled", "my private words", "2023-06-01"] {
         assert!(!said.contains(secret), "{secret} was logged");
@@ -238,7 +238,7 @@ fn slow_heads_and_bodies_are_cut_off_in_time() {
         let reply = Reply::read(&mut stream);
         assert_eq!(reply.status, 408, "{begin:?} {reply:?}");
         assert!(
-            reply.body.contains("did not come whole in time"),
+            reply.body.contains("did not arrive completely in time"),
             "{reply:?}"
         );
         assert!(

@@ -177,7 +177,7 @@ fn a_vanished_upstream_is_told_and_bounded() {
     let bench = Bench::new("vanished", "timeouts.answer = \"300ms\"", silent);
     let reply = bench.post("/v1/messages", "", BODY);
     assert_eq!(reply.status, 504, "{reply:?}");
-    assert!(reply.body.contains("no answer in time"), "{reply:?}");
+    assert!(reply.body.contains("did not answer in time"), "{reply:?}");
     // It falls silent in the middle.
     let silent = Provider::start(|_, _, to| {
         let _ =

@@ -96,7 +96,7 @@ fn limits_that_nothing_holds_are_a_need_or_done_without_as_the_profile_says() {
     assert_eq!(output.status.code(), Some(0), "{}", shown(&output));
     let text = shown(&output);
     assert!(
-        text.contains("does not hold every limit") && text.contains("not limited: memory, cpu"),
+        text.contains("does not enforce every limit") && text.contains("not limited: memory, cpu"),
         "{text}"
     );
     let events = out(&host.run(&["--json", "events"]));

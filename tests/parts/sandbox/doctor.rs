@@ -187,7 +187,7 @@ fn landlock_is_a_need_or_done_without_as_the_profile_says() {
         let output = softer.without(none, &run);
         assert_eq!(output.status.code(), Some(0), "{}", shown(&output));
         let text = shown(&output);
-        assert!(text.contains("goes without a layer"), "{text}");
+        assert!(text.contains("lacks a layer"), "{text}");
         let events = out(&softer.run(&["--json", "events"]));
         // An ordinary user's child lacks more than this.
         let is_told = |line: &&str| {
@@ -221,7 +221,7 @@ fn the_standard_profile_starts_where_landlock_is_forbidden_and_says_so() {
     let output = host.without(refusing(LANDLOCK, libc::EPERM), &["run", "say hi"]);
     assert_eq!(output.status.code(), Some(0), "{}", shown(&output));
     assert!(
-        shown(&output).contains("goes without a layer"),
+        shown(&output).contains("lacks a layer"),
         "{}",
         shown(&output)
     );
@@ -353,9 +353,12 @@ fn the_doctor_shows_everything_and_who_needs_it() {
         .find(|line| line.starts_with("profile strict: "));
     let strict = strict.unwrap();
     if children::is_root() {
-        assert_eq!(strict, "profile strict: can be had here; no pool uses it");
+        assert_eq!(
+            strict,
+            "profile strict: available on this host; no pool uses it"
+        );
     } else {
-        let expect = "profile strict: cannot be had here, for want of ";
+        let expect = "profile strict: not available on this host, missing ";
         assert!(strict.starts_with(expect), "{strict}");
         assert!(strict.contains("uid_per_slot"), "{strict}");
     }
@@ -456,7 +459,7 @@ fn a_chosen_range_of_uids_is_kept_to_and_never_shared_with_an_account() {
     let explained = host.run(&["sandbox", "explain", "own", "--workspace", "project"]);
     let text = out(&explained);
     assert!(
-        text.contains("1900000000 and 1900000000 on this host, which nobody else has"),
+        text.contains("1900000000 and 1900000000 on this host, used by nothing else"),
         "{}",
         shown(&explained)
     );

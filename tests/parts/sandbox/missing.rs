@@ -115,7 +115,7 @@ async fn every_missing_feature_fails_closed_and_is_named() {
             let reason = reason.split(" (os").next().unwrap();
             // Without any Landlock there is no call left that could give an error.
             let expected = match name {
-                "landlock_create_ruleset" if errno == ENOSYS => "no Landlock of ABI 6",
+                "landlock_create_ruleset" if errno == ENOSYS => "no Landlock ABI 6",
                 _ => reason,
             };
             assert!(text.contains(expected), "{name}: {text}");

@@ -141,7 +141,7 @@ impl Over {
         let until = Instant::now() + Duration::from_secs(5);
         loop {
             let said = self.says_at_once(args);
-            if !said.err.contains("is still at work") || Instant::now() > until {
+            if !said.err.contains("is still running") || Instant::now() > until {
                 return said;
             }
             std::thread::sleep(Duration::from_millis(50));
@@ -280,7 +280,7 @@ async fn one_process_works_with_an_overlay_at_a_time() {
     assert!(matches!(over.prepare(), Err(OverlayError::Busy(_))));
     let said = over.says_at_once(&["diff", "s-1"]);
     assert_eq!(said.code, Some(1), "{}", said.err);
-    assert!(said.err.contains("still at work"), "{}", said.err);
+    assert!(said.err.contains("still running"), "{}", said.err);
     drop(held);
     let said = over.says(&["diff", "s-1"]);
     assert_eq!((said.code, &*said.out), (Some(0), ""), "{}", said.err);

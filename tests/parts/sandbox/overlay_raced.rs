@@ -100,10 +100,7 @@ async fn what_is_put_into_a_directory_that_goes_is_never_lost() {
                     found[0].starts_with(over.project(".marshal-kept-s-1")),
                     "{script}: {found:?} {when}"
                 );
-                assert!(
-                    when.contains("took away, or changed it: dir/deep"),
-                    "{when}"
-                );
+                assert!(when.contains("replaced or removed: dir/deep"), "{when}");
                 let owner = fs::metadata(over.at("project")).unwrap().uid();
                 let kept = fs::metadata(over.project(".marshal-kept-s-1")).unwrap();
                 assert_eq!(kept.uid(), owner);
@@ -227,7 +224,7 @@ async fn a_directory_that_takes_anothers_place_is_never_changed() {
                 before += 1;
                 assert_eq!(code, Some(1), "{when}");
                 let is_told = when.contains(&format!("applied: {name}"));
-                let is_stuck = when.contains("neither to its end nor back");
+                let is_stuck = when.contains("neither be completed nor rolled back");
                 assert!(is_stuck || (is_told && !is_done), "{when}");
             }
         });
@@ -257,7 +254,7 @@ async fn whoever_locks_the_workspace_holds_up_no_apply_and_another_apply_is_wait
     assert_eq!(said.code, Some(1), "{}", said.err);
     assert!(
         said.err
-            .contains("another apply is at work in the workspace")
+            .contains("another apply is still running in the workspace")
             && said.err.contains("after 10 seconds"),
         "{}",
         said.err

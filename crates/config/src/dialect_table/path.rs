@@ -1,12 +1,12 @@
-//! Where in a message a value stands: names of members and places in lists.
+//! Paths to values in a message: names of members and indices of lists.
 
 use std::fmt;
 
-/// Steps of one path.
+/// The limit of steps of one path.
 const STEPS: usize = 8;
-/// The furthest place in a list, from its front or from its end.
+/// The highest index of a list, from its start or from its end.
 const MAX_INDEX: i32 = 15;
-/// Bytes of a path's text.
+/// The limit of a path's text, in bytes.
 const TEXT_BYTES: usize = 256;
 
 /// One step into a value.
@@ -29,16 +29,16 @@ impl DataPath {
         &self.0
     }
 
-    /// Where most protocols have a message's type.
+    /// The path of a message's type in most protocols.
     pub(super) fn default_type_path() -> Self {
         Self(vec![PathStep::Member("type".to_owned())])
     }
 
-    /// Reads a path; else what is wrong with it.
+    /// Parses a path; the error says what is wrong with it.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         if text.len() > TEXT_BYTES {
             return Err(format!(
-                "the path has {} bytes, at most {TEXT_BYTES} can be",
+                "the path has {} bytes, at most {TEXT_BYTES} are allowed",
                 text.len()
             ));
         }
@@ -62,7 +62,7 @@ impl DataPath {
         }
         if steps.len() > STEPS {
             return Err(format!(
-                "the path has {} steps, at most {STEPS} can be",
+                "the path has {} steps, at most {STEPS} are allowed",
                 steps.len()
             ));
         }
@@ -73,7 +73,7 @@ impl DataPath {
     }
 }
 
-/// A member's name as it stands, up to the next dot or bracket.
+/// A plain member name, up to the next dot or bracket.
 fn parse_member(text: &str) -> Result<(PathStep, &str), String> {
     let end = text.find(['.', '[']).unwrap_or(text.len());
     let (name, rest) = text.split_at(end);
@@ -92,7 +92,7 @@ fn is_plain_char(c: char) -> bool {
     c.is_alphanumeric() || "_-$@/:".contains(c)
 }
 
-/// What stands in brackets: a number, or any name in quotes.
+/// The content of brackets: a number, or any name in quotes.
 fn parse_bracket(text: &str) -> Result<(PathStep, &str), String> {
     if text.starts_with('"') {
         let mut reader = serde_json::Deserializer::from_str(text).into_iter::<String>();

@@ -1,4 +1,4 @@
-//! Reads a table, key by key. What is faulty is noted and left out.
+//! Reads a table, key by key. A faulty key is reported and omitted.
 
 use toml::de::DeValue;
 
@@ -14,7 +14,8 @@ use crate::nearest::nearest;
 use crate::table::{Entry, Located, Section};
 use marshal_model::TurnOutcome;
 
-/// Conditions of one rule, values of one condition, types of one rule, words of one table.
+/// The limit of each list: conditions of a rule, values of a condition, types of a rule, words of a
+/// table.
 const LIST: usize = 64;
 
 /// What the schema says of a name.
@@ -25,7 +26,7 @@ const TEMPLATE: &str = r"^\s*\{[\s\S]*\}\s*$";
 /// What it says of a type and of a word.
 const TYPE: &str = "^.{1,128}$";
 
-/// How a turn can end by an agent's word.
+/// The outcomes that an agent's message can give a turn.
 const OUTCOMES: &[TurnOutcome] = &[
     TurnOutcome::Completed,
     TurnOutcome::Limited,
@@ -34,7 +35,7 @@ const OUTCOMES: &[TurnOutcome] = &[
     TurnOutcome::Failed,
 ];
 
-/// Reads the whole table. `None` if it has no prompt, which is noted.
+/// Reads the whole table. `None` if it has no prompt, which is reported.
 pub(super) fn read_table(root: &Section<'_>) -> Option<DialectTable> {
     let session = &[Placeholder::Session, Placeholder::Workspace][..];
     let name = root.get("name").and_then(|item| read_name(&item));
@@ -106,7 +107,7 @@ pub(super) fn read_table(root: &Section<'_>) -> Option<DialectTable> {
     Some(table)
 }
 
-/// What the keys must agree on.
+/// Checks the keys against each other.
 fn check_consistency(root: &Section<'_>, table: &DialectTable) {
     let fault = |key: &'static str, message: &str, help: &str| {
         let item = root.get(key);
@@ -131,19 +132,23 @@ fn check_consistency(root: &Section<'_>, table: &DialectTable) {
     ) {
         (true, false) => fault(
             "permission",
-            "there are answers, but no rule with event = \"permission\"",
-            "add one, or remove [permission]",
+            "[permission] has answers, but no rule has event = \"permission\"",
+            "add such a rule, or remove [permission]",
         ),
         (false, true) => fault(
             "on",
-            "a rule has event = \"permission\", but there is no [permission] with what is answered",
+            "a rule has event = \"permission\", but there is no table [permission] with the answers",
             "add [permission] with allow and deny",
         ),
         _ => {}
     }
     if table.has_rule_for(RuleEvent::Withdraw) && !table.can_request_permission() {
         let help = "remove the rule with event = \"withdraw\"";
-        fault("on", "nothing is asked that could be withdrawn", help);
+        fault(
+            "on",
+            "event = \"withdraw\" has no effect: without [permission] the agent never asks",
+            help,
+        );
     }
     let mut greetings = table
         .rules
@@ -153,7 +158,7 @@ fn check_consistency(root: &Section<'_>, table: &DialectTable) {
     if !table.accepted_versions.is_empty() && !greetings.any(|rule| rule.path(version).is_some()) {
         fault(
             "version",
-            "versions are accepted, but no rule with event = \"ready\" says where the version stands",
+            "[version] accepts versions, but no rule with event = \"ready\" reads the version",
             "give that rule a path, for example: version = \"protocol\"",
         );
     }
@@ -162,11 +167,12 @@ fn check_consistency(root: &Section<'_>, table: &DialectTable) {
         fault("on", "a version is read, but none is accepted", help);
     }
     if table.slash.is_some() != table.has_rule_for(RuleEvent::SlashResult) {
-        let help = "a slash command is told by [slash] and ends by event = \"slash_result\"";
+        let help =
+            "[slash] sends a slash command, and a rule with event = \"slash_result\" ends it";
         fault("slash", "[slash] and its result go together", help);
     }
     if table.prompt.contains(Placeholder::Attached) != table.attachment.is_some() {
-        let help = "files stand in prompt.send as \"{attached}\", each by prompt.attached";
+        let help = "\"{attached}\" in prompt.send is the list of files, and prompt.attached is the form of each";
         fault("prompt", "{attached} and prompt.attached go together", help);
     }
 }
@@ -242,7 +248,7 @@ fn list_elements<'a>(item: &Entry<'a>) -> Option<Vec<Entry<'a>>> {
     let items = item.elements("a list")?;
     if items.len() > LIST {
         let message = format!(
-            "the list has {} elements, at most {LIST} can be",
+            "the list has {} elements, at most {LIST} are allowed",
             items.len()
         );
         item.report(message, None);
@@ -276,7 +282,7 @@ fn read_accepted_versions(item: &Entry<'_>) -> Vec<AcceptedVersion> {
         Expected::Boolean(_) => item.report_unexpected("an integer or a string"),
         Expected::Text(text) => match text.strip_suffix('*') {
             Some("") => {
-                let help = "remove [version] if any will do";
+                let help = "remove [version] to accept every version";
                 item.report("\"*\" accepts every version", Some(help.to_owned()));
                 None
             }
@@ -287,7 +293,7 @@ fn read_accepted_versions(item: &Entry<'_>) -> Vec<AcceptedVersion> {
     items.iter().filter_map(one).collect()
 }
 
-/// A value that is compared with.
+/// A value that a condition compares with.
 fn read_scalar(item: &Entry<'_>) -> Option<Expected> {
     item.record_type(ValueType::Boolean);
     match item.value() {
@@ -320,13 +326,13 @@ fn read_prompt(section: &Section<'_>) -> (Option<Template>, Option<Template>) {
         && !send.contains(Placeholder::Prompt)
     {
         item.report(
-            "the template has no {prompt}: the agent would hear nothing",
+            "the template has no {prompt}: the agent would get no prompt",
             None,
         );
     }
     if item.is_none() {
         let help = "for example: send = '{\"type\": \"prompt\", \"text\": \"{prompt}\"}'";
-        let message = "a table needs prompt.send, what the agent is told";
+        let message = "a table needs prompt.send, the message that carries a prompt";
         section
             .diagnostics
             .report(&section.place, message, Some(help.to_owned()));
@@ -342,7 +348,7 @@ fn read_message(root: &Section<'_>, key: &'static str, holes: &[Placeholder]) ->
     let section = root.section(key);
     let send = read_template(&section, "send", holes);
     if is_there && section.get("send").is_none() {
-        let message = format!("[{key}] needs send, what the agent is told");
+        let message = format!("[{key}] needs send, the message to the agent");
         section.diagnostics.report(&section.place, message, None);
     }
     section.reject_unknown_keys(&[], &[]);
@@ -380,7 +386,8 @@ fn read_permission(root: &Section<'_>) -> Option<PermissionReplies> {
     })
 }
 
-/// One of the two answers: needed if there is one at all, and of no use without the request's id.
+/// One of the two answers: required if there is the other one, and useless without the request's
+/// id.
 fn read_reply(section: &Section<'_>, key: &'static str, holes: &[Placeholder]) -> Option<Template> {
     let Some(item) = section.get(key) else {
         if section.is_present() {
@@ -391,7 +398,7 @@ fn read_reply(section: &Section<'_>, key: &'static str, holes: &[Placeholder]) -
     };
     let template = parse_template(&item, holes)?;
     if !template.contains(Placeholder::Id) {
-        let message = "the answer has no {id}: nobody could tell what it answers";
+        let message = "the answer has no {id}: the agent could not tell which request it answers";
         item.report(message, None);
     }
     Some(template)
@@ -408,7 +415,7 @@ fn read_rules(root: &Section<'_>) -> Vec<Rule> {
     };
     if items.len() > RULES {
         let message = format!(
-            "the table has {} rules, at most {RULES} can be",
+            "the table has {} rules, at most {RULES} are allowed",
             items.len()
         );
         item.report(message, None);
@@ -431,7 +438,7 @@ fn read_rule(section: &Section<'_>) -> Option<Rule> {
     let when = read_conditions(section, "when");
     let unless = read_conditions(section, "unless");
     let Some(Located { value: event, .. }) = event else {
-        // Which keys it may have is not known: all of them, and none is missed.
+        // The event is unknown, so all keys are accepted and none is reported as unknown.
         for event in RuleEvent::ALL {
             read_event_detail(section, *event, false);
             read_fields(section, *event, false);
@@ -451,7 +458,7 @@ fn read_rule(section: &Section<'_>) -> Option<Rule> {
     })
 }
 
-/// Where the values of an event stand.
+/// The paths of an event's values.
 fn read_fields(
     section: &Section<'_>,
     event: RuleEvent,
@@ -477,7 +484,10 @@ fn read_conditions(section: &Section<'_>, key: &'static str) -> Vec<Condition> {
     };
     let named = inner.named_entries(PATH);
     if named.len() > LIST {
-        let message = format!("{} conditions, at most {LIST} can be", named.len());
+        let message = format!(
+            "the rule has {} conditions, at most {LIST} are allowed",
+            named.len()
+        );
         section.diagnostics.report(&inner.place, message, None);
     }
     let one = |(name, item): (String, Entry<'_>)| {
@@ -487,7 +497,7 @@ fn read_conditions(section: &Section<'_>, key: &'static str) -> Vec<Condition> {
             None => Vec::from_iter(read_scalar(&item)),
         };
         if one_of.is_empty() && matches!(item.value(), DeValue::Array(_)) {
-            item.report("the list is empty: nothing could ever fit", None);
+            item.report("the list is empty: nothing could ever match", None);
         }
         Some(Condition {
             path: path.ok()?,
@@ -497,7 +507,7 @@ fn read_conditions(section: &Section<'_>, key: &'static str) -> Vec<Condition> {
     named.into_iter().filter_map(one).collect()
 }
 
-/// What else an event has; `None` if it lacks what it needs.
+/// The other settings of an event; `None` if a required one is missing.
 fn read_event_detail(section: &Section<'_>, event: RuleEvent, misses: bool) -> Option<EventDetail> {
     match event {
         RuleEvent::End => {
@@ -534,7 +544,7 @@ fn read_event_detail(section: &Section<'_>, event: RuleEvent, misses: bool) -> O
         RuleEvent::Send => {
             let send = read_template(section, "send", event.placeholders());
             if misses && section.get("send").is_none() {
-                let message = "a rule with event = \"send\" needs send, what is said in return";
+                let message = "a rule with event = \"send\" needs send, the reply to the agent";
                 section.diagnostics.report(&section.place, message, None);
             }
             send.map(EventDetail::Send)

@@ -1,29 +1,29 @@
-//! What a message means: of which type it is, on which conditions, and which of its values tell what.
+//! Rules: the meaning of a message by its type and conditions, and the paths of its values.
 
 use super::path::DataPath;
 use super::template::{Placeholder, Template};
 use marshal_model::{TurnOutcome, string_enum};
 
 string_enum!(
-    /// What a message brings about.
+    /// The event that a message produces.
     RuleEvent {
         /// The handshake is complete.
         Ready = "ready",
         /// The turn began.
         TurnStarted = "turn_started",
-        /// A piece of the answer.
+        /// A piece of the agent's text.
         Text = "text",
         /// A piece of the agent's thought.
         Thought = "thought",
         /// A tool call began.
         ToolStart = "tool_start",
-        /// More is known of a tool call.
+        /// A tool call was updated.
         ToolUpdate = "tool_update",
         /// A tool call ended.
         ToolEnd = "tool_end",
         /// The agent asks for permission.
         Permission = "permission",
-        /// The agent takes a request back.
+        /// The agent withdraws a permission request.
         Withdraw = "withdraw",
         /// Tokens that were used, to be added to those of the turn.
         Usage = "usage",
@@ -35,29 +35,29 @@ string_enum!(
         Error = "error",
         /// A slash command ended.
         SlashResult = "slash_result",
-        /// Something is said in return.
+        /// A reply is sent.
         Send = "send",
         /// The session cannot be loaded again.
         NotResumed = "not_resumed",
-        /// The agent cannot go on.
+        /// The agent cannot continue.
         Fault = "fault",
     }
 );
 
 string_enum!(
-    /// A value that a message tells.
+    /// A value that a message contains.
     Field {
-        /// A call, a request or a turn.
+        /// The id of a call, a request or a turn.
         Id = "id",
         /// A tool's name.
         Name = "name",
-        /// Words for a call.
+        /// The title of a call.
         Title = "title",
-        /// How far a call is.
+        /// The status of a call.
         Status = "status",
-        /// What a call is given.
+        /// The input of a call.
         Input = "input",
-        /// What a call came to.
+        /// The output of a call.
         Output = "output",
         /// That something failed, or why.
         Error = "error",
@@ -71,13 +71,13 @@ string_enum!(
         Tool = "tool",
         /// The call that permission is asked for.
         Call = "call",
-        /// What kind of call it is, in the agent's words.
+        /// The kind of call, in the agent's words.
         Kind = "kind",
-        /// Why.
+        /// The reason.
         Reason = "reason",
         /// The mode that the agent is in.
         ActiveMode = "active_mode",
-        /// The mode in which it would not ask.
+        /// The mode in which the agent would not ask.
         RequiredMode = "required_mode",
         /// The protocol's version.
         Version = "version",
@@ -93,23 +93,23 @@ string_enum!(
         Tools = "tools",
         /// The size of its context window.
         ContextWindow = "context_window",
-        /// How full that is, in percent.
+        /// The used part of the context window, in percent.
         ContextPct = "context_pct",
-        /// Tokens read.
+        /// Input tokens.
         InputTokens = "input_tokens",
-        /// Tokens written.
+        /// Output tokens.
         OutputTokens = "output_tokens",
         /// Files that it changed.
         Files = "files",
         /// An error's code.
         Code = "code",
-        /// An error's words.
+        /// An error's message.
         Message = "message",
-        /// Where an error is from.
+        /// The origin of an error.
         Origin = "origin",
         /// A slash command's name.
         Command = "command",
-        /// What it says.
+        /// The output of a slash command.
         Text = "text",
         /// What it tells beside that.
         Data = "data",
@@ -138,7 +138,7 @@ crate::table::word!(RuleEvent, EndsTurn);
 type FieldSpec = (Field, bool);
 
 impl RuleEvent {
-    /// Which values tell about it.
+    /// The values that an event can have.
     pub(super) const fn fields(self) -> &'static [FieldSpec] {
         use Field as F;
         match self {
@@ -210,7 +210,7 @@ impl RuleEvent {
         }
     }
 
-    /// Holes of the template that such a rule has.
+    /// The placeholders of the template that such a rule has.
     pub(super) const fn placeholders(self) -> &'static [Placeholder] {
         match self {
             Self::Send => &[
@@ -230,34 +230,34 @@ pub enum Expected {
     Text(String),
     /// This integer.
     Integer(i64),
-    /// This truth value.
+    /// This boolean.
     Boolean(bool),
 }
 
-/// What must stand somewhere in a message.
+/// A condition on a value of a message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Condition {
-    /// Where.
+    /// The path of the value in the message.
     pub path: DataPath,
     /// One of these.
     pub one_of: Vec<Expected>,
 }
 
-/// What else an event has.
+/// The other settings of an event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EventDetail {
-    /// Nothing.
+    /// No other setting.
     Nothing,
     /// How the turn ended.
     Outcome {
-        /// By the reason's word.
+        /// The outcome by the word of the reason.
         by_reason: Vec<(String, TurnOutcome)>,
-        /// Else, and where no reason is given.
+        /// The outcome for any other reason, or for none.
         otherwise: TurnOutcome,
     },
     /// Whether an error ends the turn.
     EndsTurn(EndsTurn),
-    /// What is said in return.
+    /// The reply.
     Send(Template),
 }
 
@@ -266,20 +266,20 @@ pub enum EventDetail {
 pub struct Rule {
     /// The types.
     pub types: Vec<String>,
-    /// All of these must hold.
+    /// Conditions that must all be true.
     pub when: Vec<Condition>,
-    /// None of these may hold.
+    /// Conditions that must all be false.
     pub unless: Vec<Condition>,
-    /// What they bring about.
+    /// The event that they produce.
     pub event: RuleEvent,
-    /// Where its values stand, and whether it is nothing without them.
+    /// The paths of its values, and whether each is required.
     pub fields: Vec<(Field, bool, DataPath)>,
-    /// What else.
+    /// The other settings of the event.
     pub detail: EventDetail,
 }
 
 impl Rule {
-    /// Where a value stands.
+    /// The path of a value.
     #[must_use]
     pub fn path(&self, field: Field) -> Option<&DataPath> {
         let mut fields = self.fields.iter();

@@ -1,7 +1,8 @@
-//! What the agent is told, as JSON with holes.
+//! Messages to the agent, as JSON with placeholders.
 //!
-//! A template is read once into a tree, and filled as a tree: what comes into a hole is a value of
-//! its own or a part of one string, so that nothing of a user or an agent can leave its place.
+//! A template is parsed once into a tree, and filled as a tree. The value of a placeholder is a
+//! whole JSON value or part of one string, so text of a user or an agent cannot change the
+//! structure.
 
 use std::fmt;
 
@@ -10,13 +11,13 @@ use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, SeqAccess, Vis
 use crate::nearest::nearest;
 use marshal_model::string_enum;
 
-/// Bytes of one template.
+/// The limit of one template, in bytes.
 pub(super) const BYTES: usize = 16 << 10;
-/// Objects and lists inside each other.
+/// The limit of nested objects and lists.
 const DEPTH: usize = 16;
 
 string_enum!(
-    /// A hole in a template: what is filled in.
+    /// A placeholder of a template.
     Placeholder {
         /// The user's text.
         Prompt = "prompt",
@@ -26,11 +27,11 @@ string_enum!(
         Path = "path",
         /// A file's text.
         Text = "text",
-        /// The agent's own id of what is answered.
+        /// The agent's own id of the answered request.
         Id = "id",
-        /// The input of what is allowed, exactly as it came.
+        /// The input of the allowed call, unchanged.
         Input = "input",
-        /// Why something is denied.
+        /// The reason of a denial.
         Reason = "reason",
         /// The agent's own id of its session.
         Session = "session",
@@ -44,7 +45,7 @@ string_enum!(
 );
 
 impl Placeholder {
-    /// It is a value by itself and no part of a text.
+    /// Whether it is a whole value and cannot be part of a text.
     const fn is_whole(self) -> bool {
         matches!(self, Self::Attached | Self::Input)
     }
@@ -53,9 +54,9 @@ impl Placeholder {
 /// A part of a text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Piece {
-    /// As it stands.
+    /// Literal text.
     Literal(String),
-    /// What is filled in, as a text.
+    /// A placeholder inside a text.
     Placeholder(Placeholder),
 }
 
@@ -66,15 +67,16 @@ pub enum Node {
     Plain(String),
     /// A text.
     Text(Vec<Piece>),
-    /// A hole that is the whole value.
+    /// A placeholder that is the whole value.
     Whole(Placeholder),
     /// A list.
     List(Vec<Node>),
-    /// An object: name, whether it is left out when what fills it is empty or missing, and value.
+    /// An object: name, whether the member is omitted when its placeholder is empty or missing, and
+    /// value.
     Object(Vec<(String, bool, Node)>),
 }
 
-/// A message with holes.
+/// A message with placeholders.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Template(Node);
 
@@ -85,21 +87,21 @@ impl Template {
         &self.0
     }
 
-    /// Whether this hole is anywhere in it.
+    /// Whether it has this placeholder anywhere.
     #[must_use]
     pub fn contains(&self, hole: Placeholder) -> bool {
         contains_placeholder(&self.0, hole)
     }
 
-    /// Reads a template in which only `allowed` may be filled in; else what is wrong with it, and
-    /// what helps.
+    /// Parses a template in which only the placeholders in `allowed` may be used. The error says
+    /// what is wrong, with help.
     pub(super) fn parse(
         text: &str,
         allowed: &[Placeholder],
     ) -> Result<Self, (String, Option<String>)> {
         if text.len() > BYTES {
             let message = format!(
-                "the template has {} bytes, at most {BYTES} can be",
+                "the template has {} bytes, at most {BYTES} are allowed",
                 text.len()
             );
             return Err((message, None));
@@ -107,7 +109,7 @@ impl Template {
         let raw: Raw = serde_json::from_str(text).map_err(|error| {
             let help = "for example: '{\"type\": \"prompt\", \"text\": \"{prompt}\"}'";
             (
-                format!("the template is no JSON: {error}"),
+                format!("the template is not JSON: {error}"),
                 Some(help.to_owned()),
             )
         })?;
@@ -164,9 +166,8 @@ fn build_node(raw: Raw, allowed: &[Placeholder], depth: usize) -> Result<Node, T
                     _ => false,
                 };
                 if may_miss && !is_filled {
-                    let message = format!(
-                        "the member \"{name}?\" is never left out: nothing in it is filled in"
-                    );
+                    let message =
+                        format!("the member \"{name}?\" is never left out: it has no placeholder");
                     return Err((message, Some("remove the question mark".to_owned())));
                 }
                 out.push((name, may_miss, value));
@@ -176,7 +177,7 @@ fn build_node(raw: Raw, allowed: &[Placeholder], depth: usize) -> Result<Node, T
     })
 }
 
-/// A text with its holes; `{{` and `}}` stand for braces.
+/// A text with its placeholders; `{{` and `}}` are literal braces.
 fn parse_text(text: &str, allowed: &[Placeholder]) -> Result<Node, TemplateError> {
     let mut pieces = Vec::new();
     let mut literal = String::new();
@@ -194,7 +195,7 @@ fn parse_text(text: &str, allowed: &[Placeholder]) -> Result<Node, TemplateError
             let inner = from.strip_prefix('{').and_then(|from| from.split_once('}'));
             let Some((name, after)) = inner else {
                 let message = format!("a brace stands alone in {text:?}");
-                let help = "write {{ and }} for braces that stand for themselves";
+                let help = "write {{ and }} for literal braces";
                 return Err((message, Some(help.to_owned())));
             };
             let hole = parse_placeholder(name, allowed)?;
@@ -235,11 +236,11 @@ fn parse_placeholder(name: &str, allowed: &[Placeholder]) -> Result<Placeholder,
     } else {
         let all: Vec<String> = words().map(|word| format!("{{{word}}}")).collect();
         let known = if all.is_empty() {
-            "nothing is filled in here".to_owned()
+            "no placeholder is allowed here".to_owned()
         } else {
-            format!("here there are {}", all.join(", "))
+            format!("known here: {}", all.join(", "))
         };
-        format!("{known}; write {{{{ and }}}} for braces that stand for themselves")
+        format!("{known}; write {{{{ and }}}} for literal braces")
     };
     Err((format!("unknown placeholder {{{name}}}"), Some(help)))
 }
@@ -300,7 +301,7 @@ impl<'de> Deserialize<'de> for Raw {
                 let mut members: Vec<(String, Raw)> = Vec::new();
                 while let Some((name, value)) = map.next_entry::<String, Raw>()? {
                     if members.iter().any(|(other, _)| *other == name) {
-                        let message = format!("the member {name:?} is there twice");
+                        let message = format!("the object has the member {name:?} twice");
                         return Err(A::Error::custom(message));
                     }
                     members.push((name, value));
@@ -347,7 +348,7 @@ mod tests {
     #[test]
     fn what_is_no_template_says_why() {
         for (text, why, helps) in [
-            ("{", "no JSON", "for example"),
+            ("{", "not JSON", "for example"),
             ("[]", "must be a JSON object", ""),
             (
                 r#"{"a": "{promt}"}"#,
@@ -357,7 +358,7 @@ mod tests {
             (
                 r#"{"a": "{reason}"}"#,
                 "unknown placeholder",
-                "here there are {prompt}, {id}, {input}",
+                "known here: {prompt}, {id}, {input}",
             ),
             (r#"{"a": "{prompt"}"#, "a brace stands alone", "{{ and }}"),
             (r#"{"a": "}"}"#, "a brace stands alone", "{{ and }}"),

@@ -111,12 +111,12 @@ fn the_ssh_clients_messages_are_told_apart() {
     );
     check(
         &ssh("@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verification failed."),
-        "another key",
+        "differs from the one in known_hosts",
         park,
     );
     check(
         &ssh("a@h: Permission denied (publickey)."),
-        "let this user in",
+        "rejects this user",
         park,
     );
     check(
@@ -136,12 +136,12 @@ fn the_ssh_clients_messages_are_told_apart() {
     );
     check(
         &ssh("Connection closed by 10.0.0.1 port 22"),
-        "before anybody",
+        "before the login",
         away,
     );
     check(
         &ssh("Timeout, server h not responding."),
-        "sign of life",
+        "did not answer for ssh.alive_timeout",
         None,
     );
     // What a far agent prints itself is no word of the client's.

@@ -1,6 +1,6 @@
-//! What the keys of one pool must agree on: with each other, and with whose file it is.
+//! Checks the keys of one pool against each other, and against what a discovered file may have.
 //!
-//! Must not read a key: it is given what was read, and where.
+//! Must not read a key: it gets the values and their places.
 
 use std::path::{Path, PathBuf};
 
@@ -18,7 +18,7 @@ use crate::types::{
 };
 use marshal_model::limits::EGRESS_PORT;
 
-/// What the keys of one pool must agree on.
+/// Checks the keys of one pool against each other.
 pub(super) fn check_consistency(
     ledger: &Diagnostics,
     pool: &Pool,
@@ -103,12 +103,12 @@ pub(super) fn check_consistency(
     }
 }
 
-/// What stands between agent and host must be there: an agent that asks, or walls.
+/// The pool's guard must exist: an agent that asks, or a sandbox.
 fn check_guard(ledger: &Diagnostics, pool: &Pool, blame: &KeyPlaces, none: bool) {
     if let Some(place) = &blame.guard {
         if pool.guard == Guard::Policy && !pool.dialect.can_request_permission() {
             let message = format!(
-                "guard = \"policy\" needs an agent that asks for everything, and {} has no words to ask for anything: only walls hold such an agent",
+                "guard = \"policy\" needs an agent that asks for everything, and {} has no permission requests: only a sandbox confines such an agent",
                 pool.dialect
             );
             let help = Some("use \"policy+sandbox\"".to_owned());
@@ -129,36 +129,33 @@ fn check_guard(ledger: &Diagnostics, pool: &Pool, blame: &KeyPlaces, none: bool)
     }
 }
 
-/// An overlay is a mount of the sandbox's, and a check beside a child that goes on would be a second
-/// one over the same files, which the kernel does not keep apart.
+/// An overlay is a mount of the sandbox. A check beside a running child would mount a second
+/// overlay over the same files, and the kernel leaves the result undefined.
 fn check_overlay(ledger: &Diagnostics, pool: &Pool, blame: &KeyPlaces) {
     if pool.workspace.mode != WorkspaceMode::Overlay {
         return;
     }
     let help = Some("use mode \"copy\"".to_owned());
     if pool.launcher == Launcher::None {
-        let message = "mode = \"overlay\" needs a sandbox: with launcher = \"none\" there is no view of its own";
+        let message = "mode = \"overlay\" needs a sandbox: with launcher = \"none\" the agent has no mounts of its own";
         ledger.report(&blame.mode, message, help);
     } else if matches!(pool.launcher, Launcher::Bwrap | Launcher::Container) {
         let message = format!(
-            "mode = \"overlay\" needs launcher = \"unshare\": \"{}\" makes no such view",
+            "mode = \"overlay\" needs launcher = \"unshare\": \"{}\" mounts no overlay",
             pool.launcher
         );
         ledger.report(&blame.mode, message, help);
     } else if pool.session == SessionScope::Slot && !pool.check.is_empty() {
-        let message = "mode = \"overlay\" and session = \"slot\" do not go with a check: it would work beside the agent on the same files";
+        let message = "mode = \"overlay\" with session = \"slot\" excludes a check: the check would run beside the agent on the same files";
         ledger.report(&blame.mode, message, help);
     }
 }
 
 fn needs_network_message(network: Network) -> String {
-    format!(
-        "network = \"{network}\" needs a network of its own: it does not go with launcher = \"none\""
-    )
+    format!("network = \"{network}\" needs a network namespace: launcher = \"none\" has none")
 }
 
-/// What an agent has its client do is done inside its walls, and asked for in a protocol that has
-/// words for it.
+/// Client methods run inside the agent's sandbox, and need a protocol that has them.
 fn check_client_methods(ledger: &Diagnostics, pool: &Pool, blame: &KeyPlaces) {
     let [files, terminal] = &blame.client;
     let wanted = [
@@ -178,7 +175,7 @@ fn check_client_methods(ledger: &Diagnostics, pool: &Pool, blame: &KeyPlaces) {
         }
         if !pool.launcher.has_sandbox() {
             let message = format!(
-                "{key} needs a sandbox of this host: with launcher = \"{}\" nothing holds what is done for the agent to its workspace",
+                "{key} needs a sandbox on this host: with launcher = \"{}\" nothing limits what is done for the agent to its workspace",
                 pool.launcher
             );
             ledger.report(place, message, None);
@@ -188,13 +185,13 @@ fn check_client_methods(ledger: &Diagnostics, pool: &Pool, blame: &KeyPlaces) {
         && pool.client_fs == ClientFs::Write
         && pool.workspace.mode == WorkspaceMode::Ro
     {
-        let message = "client_fs = \"write\" needs a workspace that can be written: files are written behind the agent's own walls";
+        let message = "client_fs = \"write\" needs a writable workspace: files are written inside the agent's sandbox";
         let help = Some("use client_fs = \"read\", or mode \"copy\"".to_owned());
         ledger.report(place, message, help);
     }
 }
 
-/// A container needs an image, and nobody else has one.
+/// A container needs an image, and no other launcher has one.
 fn check_image(ledger: &Diagnostics, pool: &Pool, blame: &KeyPlaces, context: &PoolContext<'_>) {
     let is_container = pool.launcher == Launcher::Container;
     match &blame.image {
@@ -210,7 +207,7 @@ fn check_image(ledger: &Diagnostics, pool: &Pool, blame: &KeyPlaces, context: &P
         _ => {}
     }
     if is_container && context.is_discovered {
-        let message = "a supervisor.toml that was found may not use launcher = \"container\"";
+        let message = "a discovered supervisor.toml may not use launcher = \"container\"";
         ledger.report(&blame.launcher, message, Some(TRUST_HELP.to_owned()));
     }
 }
@@ -244,13 +241,13 @@ fn check_routes(ledger: &Diagnostics, pool: &Pool, blame: &KeyPlaces) {
         unknown.filter(|_| blame.routes.is_none() || !pool.routes.is_empty())
     {
         let message = format!(
-            "the variable {name} names {{route.{route}}}, which is none of the pool's routes"
+            "the variable {name} names {{route.{route}}}, which is not one of the pool's routes"
         );
         ledger.report(&blame.env, message, None);
     }
 }
 
-/// Hosts and the network that reaches them go together, and nobody else has the proxy's port.
+/// Hosts and the network that reaches them go together, and no route has the proxy's port.
 fn check_egress_network(ledger: &Diagnostics, pool: &Pool, blame: &KeyPlaces) {
     if let Some(place) = &blame.egress
         && pool.network != Network::Proxy
@@ -279,14 +276,14 @@ fn check_home_files(ledger: &Diagnostics, pool: &Pool, blame: &KeyPlaces) {
     }
     if let Some(path) = pool.home_files.values().find(is_own) {
         let message = format!(
-            "home_files takes {}, and the agent could write it: keep it outside of the workspace",
+            "home_files copies {}, which the agent could write: keep it outside of the workspace",
             quote(&path.to_string_lossy())
         );
         ledger.report(&blame.path, message, None);
     }
 }
 
-/// What a file that was found, not named, may not do.
+/// What a discovered file may not do.
 fn check_discovered_file(
     ledger: &Diagnostics,
     pool: &Pool,
@@ -294,7 +291,7 @@ fn check_discovered_file(
     context: &PoolContext<'_>,
 ) {
     let refuse = |place: &Place, what: &str| {
-        let message = format!("a supervisor.toml that was found may not use {what}");
+        let message = format!("a discovered supervisor.toml may not use {what}");
         ledger.report(place, message, Some(TRUST_HELP.to_owned()));
     };
     if pool.launcher == Launcher::None {
@@ -317,7 +314,7 @@ fn check_discovered_file(
     }
 }
 
-/// A program that no sandbox of this profile can see would fail at every start.
+/// A program that is not visible in this profile's sandbox would fail at every start.
 fn check_program_visible(
     ledger: &Diagnostics,
     pool: &Pool,

@@ -1,6 +1,7 @@
-//! `workspace.mask` and `workspace.slice`: what of a workspace is hidden, and what alone is seen.
+//! `workspace.mask` and `workspace.slice`: the hidden files of a workspace, and its only visible
+//! paths.
 //!
-//! Must not know files: a pattern is only read, and whether a path is there is seen at the start.
+//! Must not know files: a pattern is only parsed, and the start checks whether a path exists.
 
 use std::path::{Component, Path};
 
@@ -14,8 +15,8 @@ use marshal_model::limits;
 /// What the schema says of a pattern: below the workspace, and never above it.
 const PATTERN: &str = r"^!?(?!/)(?!(.*/)?\.\.?(/|$)).+$";
 
-/// Whether anything of the workspace can be hidden. What a clone holds is in its objects too, and
-/// without walls nothing can be put over a file.
+/// Whether anything of the workspace can be hidden. A clone has all content in its objects, and
+/// without a sandbox nothing can cover a file.
 pub(crate) const fn can_be_masked(mode: WorkspaceMode, launcher: Launcher) -> bool {
     match mode {
         WorkspaceMode::Copy => true,
@@ -55,12 +56,12 @@ fn read_mask(
     if !can {
         let (message, help) = if mode == WorkspaceMode::Worktree {
             (
-                "mode = \"worktree\" has no mask: what is committed can be read in the repository's objects",
+                "mode = \"worktree\" takes no mask: the agent can read committed files in the repository's objects",
                 "use mode \"ro\", or take the secrets out of the repository",
             )
         } else {
             (
-                "a mask needs a sandbox of this host: without one nothing covers a file",
+                "a mask needs a sandbox on this host: without one nothing hides a file",
                 "use mode \"copy\"",
             )
         };
@@ -86,7 +87,8 @@ fn read_mask(
         .iter()
         .any(|usual| !usual.starts_with('!') && !patterns.iter().any(|own| own == usual));
     if is_found_file && (shows_more || hides_less) {
-        let message = "a supervisor.toml that was found may not use a mask that hides less than the usual one";
+        let message =
+            "a discovered supervisor.toml may not use a mask that hides less than the usual one";
         table
             .diagnostics
             .report(&mask.place, message, Some(TRUST_HELP.to_owned()));
@@ -118,7 +120,7 @@ fn read_slice(
         }
         paths.push(path.to_owned());
     }
-    // What lies below another one is seen with it.
+    // A path below another one is visible with it.
     let all = paths.clone();
     paths.retain(|path| {
         let above = |other: &&String| *other != path && Path::new(path).starts_with(other);
@@ -129,7 +131,7 @@ fn read_slice(
     paths
 }
 
-/// Modes that stand on walls.
+/// Checks the modes that need a sandbox.
 pub(super) fn check_mode_has_sandbox(ledger: &Diagnostics, pool: &Pool, mode: &Place) {
     if pool.launcher != Launcher::None {
         return;
@@ -139,9 +141,9 @@ pub(super) fn check_mode_has_sandbox(ledger: &Diagnostics, pool: &Pool, mode: &P
             "mode = \"ro\" needs a sandbox: with launcher = \"none\" nothing keeps a child from writing"
         }
         WorkspaceMode::Worktree => {
-            "mode = \"worktree\" needs a sandbox: git reads what an agent wrote, and with launcher = \"none\" nothing is around it"
+            "mode = \"worktree\" needs a sandbox: git reads what an agent wrote, and with launcher = \"none\" nothing confines git"
         }
-        // An overlay says it itself.
+        // The check of overlays reports it.
         WorkspaceMode::Copy | WorkspaceMode::Rw | WorkspaceMode::Overlay => return,
     };
     ledger.report(mode, message, Some("use mode \"copy\"".to_owned()));
@@ -172,6 +174,6 @@ fn path_error(path: &str) -> Option<&'static str> {
         );
     }
     path.contains(['*', '?', '[', '{']).then_some(
-        "expected a directory or a file: no pattern but a \"/**\" at the end of a directory",
+        "expected a directory or a file: the only pattern is \"/**\" at the end of a directory",
     )
 }

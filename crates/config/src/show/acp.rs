@@ -1,13 +1,13 @@
 //! The keys of a pool that are for agents that speak ACP, as they are shown.
 //!
-//! Must not know other keys. None of them holds a secret: the reader takes none here.
+//! Must not know other keys. None of them contains a secret: the reader accepts none here.
 
 use toml::{Table, Value};
 
 use super::{RenderedTable, text, texts};
 use crate::acp::{AcpSettings, McpServer, McpTransport, OptionValue};
 
-/// Puts them into a pool's table.
+/// Adds them to a pool's table.
 pub(super) fn put(table: &mut RenderedTable, acp: &AcpSettings) {
     let AcpSettings {
         auth,

@@ -1,4 +1,4 @@
-//! `ask` of a pool, as it is shown.
+//! `approval` of a pool, as it is shown.
 
 use super::super::approval::ApprovalConfig;
 use super::super::units::show_duration;

@@ -3,7 +3,7 @@
 use super::super::budget::{PoolBudget, Price, Prices, cost_in_dollars, dollars_per_million};
 use super::RenderedTable;
 
-/// `budget` of a pool; the keys are absent that bound nothing.
+/// `budget` of a pool, without keys that set no limit.
 pub(super) fn put(table: &mut RenderedTable, budget: &PoolBudget) {
     let PoolBudget {
         session,

@@ -16,7 +16,7 @@ pub(super) fn table(dirs: &CacheDirs) -> Option<RenderedTable> {
     (!dirs.is_empty()).then_some(table)
 }
 
-/// The caches of a pool. Where they are is said once for all pools.
+/// The caches of a pool. `[cache]` has their directories for all pools.
 pub(super) fn cache_names<D>(caches: &BTreeMap<Cache, D>) -> Value {
     let words: Vec<String> = caches.keys().map(ToString::to_string).collect();
     texts(&words)

@@ -1,4 +1,4 @@
-//! `[container]` as it is in force.
+//! `[container]`, as it is shown.
 
 use super::{RenderedTable, texts};
 use crate::types::Container;

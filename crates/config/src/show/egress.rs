@@ -1,4 +1,4 @@
-//! What the egress proxy lets pass, as it is shown.
+//! The rules of the egress proxy, as they are shown.
 
 use super::super::egress::{Egress, EgressTimeouts};
 use super::super::units::{show_duration, show_size};
@@ -11,7 +11,7 @@ pub(super) fn table(rules: &Egress) -> RenderedTable {
     table
 }
 
-/// The keys, with what stands before each.
+/// The keys, each with this prefix.
 pub(super) fn put(table: &mut RenderedTable, before: &str, rules: &Egress) {
     let Egress {
         allow,

@@ -1,4 +1,4 @@
-//! The directory by which a pool is worked with files, as it is shown.
+//! `file_plane` of a pool, as it is shown.
 
 use super::super::file_plane::FilePlane;
 use super::super::units::show_duration;

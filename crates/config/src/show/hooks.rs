@@ -1,4 +1,4 @@
-//! Hooks as they are shown. No secret is among it.
+//! Hooks as they are shown. No secret is shown.
 
 use toml::{Table, Value};
 

@@ -1,4 +1,4 @@
-//! The limits of a profile: what a child may take with everything that it starts.
+//! The limits of a profile, as they are shown.
 
 use super::RenderedTable;
 use crate::units::show_size;

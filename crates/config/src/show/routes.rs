@@ -1,4 +1,4 @@
-//! Routes and pauses as they are shown. No key is among it.
+//! Routes and pauses as they are shown. No key is shown.
 
 use super::super::environment::REDACTED;
 use super::super::types::{RateLimit, Route, RoutePort, RouteTimeouts};

@@ -1,4 +1,4 @@
-//! Where an agent runs: the keys of its far end, or what it gets of this host's files.
+//! The keys of a pool's remote host, or the host files that its agents get, as they are shown.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use super::{RenderedTable, path};
 use crate::types::{Network, RemoteSandbox, Ssh, Workspace};
 use crate::units::show_duration;
 
-/// What an agent reaches: the far end with what stands there, or the network of here.
+/// The network of an agent: on the remote host with its sandbox there, or on this host.
 pub(super) fn put(table: &mut RenderedTable, far: Option<&Ssh>, network: Network) {
     let Some(ssh) = far else {
         return table.put("network", network.word());
@@ -28,7 +28,7 @@ pub(super) fn put(table: &mut RenderedTable, far: Option<&Ssh>, network: Network
         "unsandboxed here: it runs at {}{}",
         ssh.display_name(),
         if walls.is_some() {
-            ", behind the walls of marshal there"
+            ", in the sandbox of marshal there"
         } else {
             ", as a plain process"
         }
@@ -68,7 +68,7 @@ pub(super) fn put(table: &mut RenderedTable, far: Option<&Ssh>, network: Network
     }
 }
 
-/// What a pool gets of this host's files.
+/// The files of this host that a pool gets.
 pub(super) fn put_files(
     table: &mut RenderedTable,
     workspace: &Workspace,

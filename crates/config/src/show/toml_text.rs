@@ -1,5 +1,5 @@
-//! Keys and values as a file writes them, each in one line, without a character that could act on a
-//! terminal.
+//! Keys and values as a file writes them, each in one line, without a character that a terminal
+//! interprets.
 
 use std::fmt::Write as _;
 
@@ -23,7 +23,7 @@ pub(super) fn format_key(name: &str) -> String {
     }
 }
 
-/// A basic string of TOML, in one line, without a character that could act on a terminal.
+/// A basic string of TOML, in one line, without a character that a terminal interprets.
 pub(super) fn quote(text: &str) -> String {
     let mut out = String::from("\"");
     for c in text.chars() {
@@ -63,7 +63,7 @@ pub(super) fn write_value(out: &mut String, value: &Value) {
             }
             out.push_str(" }");
         }
-        // Numbers, booleans and times hold no text of the file's choice.
+        // Numbers, booleans and times contain no free text of the file.
         plain => {
             let _ = write!(out, "{plain}");
         }

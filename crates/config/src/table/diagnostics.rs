@@ -1,4 +1,4 @@
-//! What is learned while one file is read: faults, where keys stand, what they may hold.
+//! What the reader collects from one file: faults, the places of keys, and their types.
 //!
 //! Must not know TOML.
 
@@ -10,7 +10,7 @@ use std::ops::Range;
 use crate::error::{ConfigError, SourceText};
 use crate::key_types::{KeyTypes, ValueType};
 
-/// What is learned while one file is read.
+/// What the reader collects from one file.
 pub(crate) struct Diagnostics {
     /// The file.
     pub(crate) text: SourceText,
@@ -29,34 +29,34 @@ impl Diagnostics {
         }
     }
 
-    /// Notes a fault.
+    /// Records a fault.
     pub(crate) fn report(&self, place: &Place, message: impl Display, help: Option<String>) {
         let span = place.span.clone();
         let error = SourceText::build_error(&place.key, span, &message.to_string(), help);
         self.errors.borrow_mut().push(error);
     }
 
-    /// Notes faults that were made elsewhere.
+    /// Records faults that were built elsewhere.
     pub(crate) fn report_all(&self, errors: Vec<ConfigError>) {
         self.errors.borrow_mut().extend(errors);
     }
 
-    /// Whether any fault was noted.
+    /// Whether any fault was recorded.
     pub(crate) fn has_errors(&self) -> bool {
         !self.errors.borrow().is_empty()
     }
 
-    /// Notes that the key `generic` may hold this.
+    /// Records that the key `generic` may have this type.
     pub(super) fn record_type(&self, generic: &str, form: ValueType) {
         self.key_types.borrow_mut().add_type(generic, form);
     }
 
-    /// Every key that was looked for and what it may hold, as far as the file had it.
+    /// Every key that was requested, with the types it may have, as far as the file has the key.
     pub(crate) fn key_types(&self) -> KeyTypes {
         self.key_types.borrow().clone()
     }
 
-    /// The text, the faults, and where each key stands.
+    /// The text, the faults, and the place of each key.
     pub(crate) fn into_parts(
         self,
     ) -> (SourceText, Vec<ConfigError>, BTreeMap<String, Range<usize>>) {
@@ -65,7 +65,7 @@ impl Diagnostics {
     }
 }
 
-/// A key and where its value stands.
+/// A key and the place of its value.
 #[derive(Debug, Clone)]
 pub(crate) struct Place {
     /// The dotted path.

@@ -499,8 +499,8 @@ fn an_agent_that_cannot_ask_is_held_by_its_walls_and_that_is_said() {
     let told = config.describe().join("\n");
     for part in [
         "speaks loaf, asks for nothing",
-        "weak     loaf has no words to ask for permission: only the walls hold the agent",
-        "what the agent does without asking is judged afterwards, not before",
+        "weak     loaf has no permission requests: only the sandbox confines the agent",
+        "the policy evaluates actions that the agent does not ask for only after they happen",
     ] {
         assert!(told.contains(part), "{told}");
     }

@@ -24,9 +24,9 @@ fn caches_that_cannot_be_shared_are_refused() {
     refused("cache = [\"gem\"]", "expected \"cargo\", \"npm\" or \"pip\", found \"gem\"");
     refused("cache = [\"pip\", \"pip\"]", "is in the list twice");
     refused("cache = \"pip\"", "expected an array of strings");
-    refused("launcher = \"none\"\nworkspace.mode = \"copy\"\ncache = [\"pip\"]", "a cache needs a sandbox of this host");
-    refused("launcher = \"ssh\"\nssh = { host = \"h\", workspace = \"/w\" }\ncache = [\"pip\"]", "a cache needs a sandbox of this host");
-    refused("session = \"slot\"\ncheck = [\"true\"]\ncache = [\"pip\"]", "do not go with a check");
+    refused("launcher = \"none\"\nworkspace.mode = \"copy\"\ncache = [\"pip\"]", "a cache needs a sandbox on this host");
+    refused("launcher = \"ssh\"\nssh = { host = \"h\", workspace = \"/w\" }\ncache = [\"pip\"]", "a cache needs a sandbox on this host");
+    refused("session = \"slot\"\ncheck = [\"true\"]\ncache = [\"pip\"]", "excludes a check");
     let table = |keys: &str, why: &str| refused_by(&explicit_origin(), &(pool("") + "[cache]\n" + keys), why);
     table("cargo = \"~/.cargo\"", "\"~\" is not expanded here");
     table("pip = \"$HOME/x\"", "variables are not expanded");
@@ -41,6 +41,6 @@ fn a_file_that_was_found_shares_nothing_of_this_host() {
     let of_found = |text: &str, why: &str| refused_by(&discovered_origin(), text, why);
     of_found(&pool("cache = [\"cargo\"]"), "may not share caches of this host…--config");
     let own = pool("") + "[cache]\ncargo = \"own\"\n";
-    of_found(&own, "may not say which directories are caches…--config");
+    of_found(&own, "may not set cache directories…--config");
     accepted_by(&discovered_origin(), &pool("cache = []"));
 }

@@ -34,8 +34,8 @@ fn an_image_is_pinned_or_local() {
             "is not pinned…podman image inspect --format '{{index .RepoDigests 0}}' debian:12 prints it",
         ),
         ("docker.io/library/debian", "is not pinned"),
-        ("debian@sha256:12", "is no image with its digest"),
-        ("sha256:zz", "is no id of an image"),
+        ("debian@sha256:12", "is not an image with a digest"),
+        ("sha256:zz", "is not an image id"),
         ("-v=/:/host", "is not pinned"),
         ("localhost/a b", "is not pinned"),
     ] {
@@ -96,17 +96,21 @@ fn options_that_change_the_walls_are_refused_and_so_are_unknown_ones() {
         "--read-only=false",
         "--entrypoint=/bin/sh",
     ] {
-        refused_by(&explicit_origin(), &with(option), "would change the walls");
+        refused_by(
+            &explicit_origin(),
+            &with(option),
+            "would change the sandbox",
+        );
     }
     refused_by(
         &explicit_origin(),
         &with("--new-thing=1"),
-        "none of the options that are known",
+        "not one of the options that are known",
     );
     refused_by(
         &explicit_origin(),
         &with("localhost/other"),
-        "none of the options that are known",
+        "not one of the options that are known",
     );
     refused_by(&explicit_origin(), &with("--memory"), "needs its value");
     refused_by(&explicit_origin(), &with("--memory="), "needs its value");

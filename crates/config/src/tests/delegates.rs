@@ -40,7 +40,7 @@ fn delegates_that_cannot_be_asked_are_refused() {
     refused("url = \"http://127.0.0.1/x\"\ntimeout = \"1ms\"", "timeout");
     refused("url = \"http://127.0.0.1/x\"\nat_once = 0", "at_once");
     refused("url = \"http://127.0.0.1/x\"\ntools = [\"bash\"]", "expected \"shell\"");
-    refused("url = \"http://127.0.0.1/x\"\ntoken = \"abc\"", "a token never stands in the file");
+    refused("url = \"http://127.0.0.1/x\"\ntoken = \"abc\"", "the file never contains the token");
     refused("command = [\"/x\"]\ntoken = \"env:A\"", "a command gets none");
     refused("url = \"http://127.0.0.1/x\"\nfail_open = true", "unknown key \"fail_open\"");
     refused_by(&explicit_origin(), &pool("delegate = \"none\""), "delegate");

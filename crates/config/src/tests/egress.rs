@@ -33,7 +33,7 @@ fn a_pool_has_the_rules_of_all_but_for_the_keys_that_it_changes() {
     );
     assert!(
         told.contains(
-            "network proxy: what the agent sends to hosts of its allow-list leaves this host"
+            "network proxy: what the agent sends to hosts on its allow-list leaves this host"
         ),
         "{told}"
     );
@@ -96,15 +96,18 @@ fn what_no_list_can_hold_is_refused_at_its_line() {
     line("2130706433", "the host is an address or a number");
     line("[::1]:443", "the host is an address or a number");
     line("api.example.com.", "the host ends with a dot");
-    line("*", "a \"*\" stands only at the begin");
+    line("*", "a \"*\" is allowed only at the start");
     line("*.com", "a name of one part");
-    line("a.*.com", "a \"*\" stands only at the begin");
-    line(".example.com", "are written \"*.example.com\"");
+    line("a.*.com", "a \"*\" is allowed only at the start");
+    line(
+        ".example.com",
+        "write the hosts below a domain as \"*.example.com\"",
+    );
     line("API.example.com", "in lower case");
-    line("https://api.example.com", "the port is no number");
-    line("api.example.com:0", "the port is no number");
-    line("api.example.com:65536", "the port is no number");
-    line("b\u{fc}cher.example.com", "no plain name");
+    line("https://api.example.com", "the port is not a number");
+    line("api.example.com:0", "the port is not a number");
+    line("api.example.com:65536", "the port is not a number");
+    line("b\u{fc}cher.example.com", "not a plain name");
     let many: Vec<String> = (0..257)
         .map(|number| format!("\"h{number}.example.com\""))
         .collect();
@@ -126,7 +129,7 @@ fn hosts_and_their_network_go_together() {
     );
     pool(
         "launcher = \"none\"\nnetwork = \"proxy\"",
-        "does not go with launcher = \"none\"",
+        "launcher = \"none\" has none",
     );
     pool(
         "network = \"proxy\"\negress.connections = 0",
@@ -154,6 +157,6 @@ fn hosts_and_their_network_go_together() {
         &proxied("routes = [\"own\"]", port),
         "the route own has the port 3128",
     );
-    let expect = "a supervisor.toml that was found may not use network = \"proxy\"";
+    let expect = "a discovered supervisor.toml may not use network = \"proxy\"";
     refused_by(&discovered_origin(), &script("network = \"proxy\""), expect);
 }

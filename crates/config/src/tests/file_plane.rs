@@ -54,7 +54,7 @@ fn directories_that_cannot_be_are_refused() {
     );
     refused(
         "file_plane = { dir = \"/s\", answers = true, answers_as = \"ops\" }",
-        "answers are given as \"ops\", and approval.approvers of the pool has not that name",
+        "the file plane answers as \"ops\", which is not in approval.approvers of the pool",
     );
     refused(
         "file_plane = { dir = \"/s\", answers = true }\napproval.approvers = []",
@@ -65,14 +65,14 @@ fn directories_that_cannot_be_are_refused() {
         let keys = format!("workspace.path = \"/w\"\nfile_plane.dir = \"{dir}\"");
         refused(
             &keys,
-            "agents work in \"/w\", and could give themselves tasks here",
+            "agents work in \"/w\", and could submit tasks to themselves here",
         );
     }
     let registered = "workspace.path = \"/w\"\nfile_plane.dir = \"/srv/site/x\"\n[workspace.site]\npath = \"/srv/site\"";
     refused(registered, "agents work in \"/srv/site\"");
     let two = "workspace.path = \"/w\"\nfile_plane.dir = \"/s\"\n[pool.two]\ncommand = [\"agent\"]\nworkspace.path = \"/w\"\nfile_plane.dir = \"/s/two\"";
     refused(two, "pool demo has this directory already");
-    let message = "a supervisor.toml that was found may not take requests from a directory";
+    let message = "a discovered supervisor.toml may not take requests from a directory";
     refused_by(
         &discovered_origin(),
         &script("file_plane.dir = \"/s\""),

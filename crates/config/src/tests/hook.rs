@@ -66,7 +66,7 @@ fn hooks_that_cannot_be_are_refused() {
     refused(URL, "the hook needs a secret");
     refused(
         &format!("{URL}secret = \"s3cr3t\"\n"),
-        "expected…a secret never stands in the file",
+        "expected…the file never contains the secret",
     );
     refused(
         &format!("{URL}{SECRET}timeout = \"1s\"\n"),
@@ -87,7 +87,7 @@ fn hooks_that_cannot_be_are_refused() {
     );
     refused(
         "command = [\"/bin/x\"]\nevents = []\n",
-        "the hook would hear nothing",
+        "the hook would receive nothing",
     );
     refused(
         "command = [\"/bin/x\"]\nevents = [\"approvals\"]\n",
@@ -133,7 +133,7 @@ fn a_file_that_was_found_has_no_hooks() {
     refused_by(
         &discovered_origin(),
         &file("command = [\"/bin/x\"]\n"),
-        "a supervisor.toml that was found may not use hooks…--config",
+        "a discovered supervisor.toml may not use hooks…--config",
     );
 }
 

@@ -39,7 +39,7 @@ fn what_opens_a_door_is_checked() {
     refused("hosts = [\"a:70000\"]", "expected the name of a host");
     refused("hosts = [\"http://a\"]", "expected the name of a host");
     refused(&format!("hosts = [{}]", "\"a\",".repeat(33)), "more than 32 names");
-    refused("tls = { certificate = \"c\", key = \"/k\" }\nplain_http_beyond_loopback = true", "with a certificate nothing is served without TLS");
+    refused("tls = { certificate = \"c\", key = \"/k\" }\nplain_http_beyond_loopback = true", "with http.tls the supervisor serves no plain HTTP");
     refused("listen = \"127.0.0.1:1\"", "did you mean supervisor.listen?");
     refused("insecure = true", "unknown key \"insecure\"");
 }
@@ -66,9 +66,9 @@ fn a_token_has_a_name_a_file_and_a_role() {
 #[test]
 fn a_file_that_was_found_opens_nothing() {
     let refused = |text: &str, why: &str| refused_by(&discovered_origin(), &file(text), why);
-    refused("[token.ops]\nfile = \"/x\"\nrole = \"read\"", "a supervisor.toml that was found may not have tokens");
-    refused("[http]\nhosts = [\"a\"]", "may not say who reaches this supervisor");
-    refused("[http]\nplain_http_beyond_loopback = true", "may not say who reaches this supervisor");
+    refused("[token.ops]\nfile = \"/x\"\nrole = \"read\"", "a discovered supervisor.toml may not have tokens");
+    refused("[http]\nhosts = [\"a\"]", "may not set who reaches this supervisor");
+    refused("[http]\nplain_http_beyond_loopback = true", "may not set who reaches this supervisor");
     accepted_by(&discovered_origin(), &file("[http]\nhosts = []\nplain_http_beyond_loopback = false"));
 }
 
@@ -77,7 +77,7 @@ fn no_agent_reads_what_people_come_in_with() {
     for mode in ["rw", "copy", "ro"] {
         let own = pool(&format!("workspace = {{ path = \"/srv\", mode = \"{mode}\" }}"));
         let token = "[token.ops]\nfile = \"/srv/ops\"\nrole = \"read\"\n";
-        refused_by(&explicit_origin(), &format!("{own}{token}"), "the agent could read \"/srv/ops\", by which people come in (token.ops.file)");
+        refused_by(&explicit_origin(), &format!("{own}{token}"), "the agent could read \"/srv/ops\", which grants access to the supervisor (token.ops.file)");
         let key = "[http]\ntls = { certificate = \"/etc/c\", key = \"/srv/k\" }\n";
         refused_by(&explicit_origin(), &format!("{own}{key}"), "(http.tls.key)");
     }

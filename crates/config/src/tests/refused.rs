@@ -30,9 +30,9 @@ fn every_syntax_fault_of_a_file_is_shown() {
 
 #[test]
 fn a_key_that_is_there_twice_is_refused_and_hides_no_other_fault() {
-    check(&script("size = 4\nsize = 5"), "4:1: the key \"size\" is there twice");
-    check(&file("[supervisor]\n[supervisor]"), "2:2: the key \"supervisor\" is there twice");
-    check("[pool.a]\nagent = \"script\"\n[pool.a]\n", "3:7: the key \"a\" is there twice");
+    check(&script("size = 4\nsize = 5"), "4:1: the key \"size\" is defined twice");
+    check(&file("[supervisor]\n[supervisor]"), "2:2: the key \"supervisor\" is defined twice");
+    check("[pool.a]\nagent = \"script\"\n[pool.a]\n", "3:7: the key \"a\" is defined twice");
     let text = script("size = 4\nsize = 5\nnonsense = 1\nattempts = 0");
     let errors = Config::parse(&text, &explicit_origin()).expect_err("three faults");
     assert_eq!(errors.errors.len(), 3, "{}", shown(&errors));
@@ -159,9 +159,9 @@ fn the_supervisor_table_is_checked() {
     check("state_dir = \"$HOME/x\"", "variables are not expanded");
     check("state_dir = \"a\\u0000b\"", "a NUL character");
     check("state_dir = 1", "expected a string");
-    check("state_dir = \"/etc/marshal/state\"", "pool.demo: the workspace holds the state directory");
-    check("state_dir = \"/etc/marshal\"", "the workspace holds the state directory");
-    check("state_dir = \"../marshal/x\"", "the workspace holds the state directory");
+    check("state_dir = \"/etc/marshal/state\"", "pool.demo: the workspace contains the state directory");
+    check("state_dir = \"/etc/marshal\"", "the workspace contains the state directory");
+    check("state_dir = \"../marshal/x\"", "the workspace contains the state directory");
     check("statedir = \"/x\"", "did you mean state_dir?");
     check("retention = \"7d\"", "did you mean journal.keep?");
     check("journal.keep = \"31d\"", "supervisor.journal.keep: a duration is at most 30d");
@@ -179,7 +179,7 @@ fn sandbox_profiles_are_checked() {
     for whole in ["/", "/tmp", "/run", "/home", "/usr/.."] {
         check(&format!("ro_bind = [\"{whole}\"]"), "cannot be bound as a whole");
     }
-    check("ro_bind = [\"/etc/ssl\"]", "files of /etc are named by the key etc");
+    check("ro_bind = [\"/etc/ssl\"]", "use the key etc for files of /etc");
     check("ro_bind = [\"\"]", "a path must not be empty");
     check("ro_bind = [\"~/bin\"]", "\"~\" is not expanded");
     check("ro_bind = \"/opt\"", "expected an array of strings, found \"/opt\"");
@@ -189,7 +189,7 @@ fn sandbox_profiles_are_checked() {
     check("etc = [\"/root\"]", "without a leading \"/\"");
     check("etc = [\"\"]", "must not be empty");
     for secret in ["shadow", "gshadow", "passwd", "sudoers.d/x", "ssl/private", "ssh/ssh_host_key"] {
-        check(&format!("etc = [\"{secret}\"]"), "is never shown");
+        check(&format!("etc = [\"{secret}\"]"), "of the host's /etc");
     }
     check("home = \"4G\"", "sandbox.own.home: expected a table, found \"4G\"");
     check("home = { size = \"4\" }", "a size needs a unit");
@@ -231,9 +231,9 @@ fn what_a_profile_may_do_without_is_a_closed_list() {
     check("on_missing = \"ignore\"", "expected \"fail\" or \"degrade\", found \"ignore\"");
     check("on_missing = \"degrade\"", "sandbox.own.on_missing: on_missing = \"degrade\" needs allow_degrade");
     check("on_missing = \"degrade\"\nallow_degrade = []", "needs allow_degrade to name what may be missing");
-    check("allow_degrade = [\"landlock\"]", "allow_degrade does nothing without on_missing = \"degrade\"");
+    check("allow_degrade = [\"landlock\"]", "allow_degrade has no effect without on_missing = \"degrade\"");
     for never in ["uid", "user", "mount", "pid", "net", "ipc", "uts", "cgroup", "seccomp", "caps", "no_new_privs", "pivot_root"] {
-        check(&lacks(never), &format!("sandbox.own.allow_degrade[0]: \"{never}\" can never be done without: "));
+        check(&lacks(never), &format!("sandbox.own.allow_degrade[0]: \"{never}\" can never be left out: "));
     }
     check(&lacks("lndlock"), "\"cgroup.cpu\", found \"lndlock\"");
     check("uid_per_slot = 1", "expected true or false");
@@ -243,7 +243,7 @@ fn what_a_profile_may_do_without_is_a_closed_list() {
     for range in ["", "many", "5", "1000", "-1-1000", "1000-x", "4294967296-4294967297"] {
         check(&format!("uid_range = \"{range}\""), "expected \"auto\" or FIRST-LAST");
     }
-    refused_by(&discovered_origin(), &own("uid_range = \"700000-700063\""), "a supervisor.toml that was found may not choose the uids");
+    refused_by(&discovered_origin(), &own("uid_range = \"700000-700063\""), "a discovered supervisor.toml may not choose the uids");
 }
 
 #[test]
@@ -286,7 +286,7 @@ fn a_file_that_was_found_may_not_weaken_the_walls() {
         refused_by(&discovered_origin(), text, expect);
         Config::parse(text, &explicit_origin()).unwrap_or_else(|errors| panic!("{text}\n{errors}"));
     };
-    check(&pool("launcher = \"none\""), "3:12: pool.demo.launcher: a supervisor.toml that was found may not use launcher = \"none\"…--config");
+    check(&pool("launcher = \"none\""), "3:12: pool.demo.launcher: a discovered supervisor.toml may not use launcher = \"none\"…--config");
     check(&pool("network = \"host\""), "may not use network = \"host\"");
     check(&pool("workspace = { path = \"/srv\" }"), "may not use a workspace outside its own directory");
     check(&pool("workspace = { path = \"..\" }"), "may not use a workspace outside its own directory");
@@ -294,10 +294,10 @@ fn a_file_that_was_found_may_not_weaken_the_walls() {
     check(&pool("workspace = { path = \"/home/me/project2\" }"), "may not use a workspace outside its own directory");
     check(&pool("home_files = { x = \"/home/me/.netrc\" }"), "may take files only from its own directory");
     check(&pool("env = { pass = [\"AWS_SECRET_ACCESS_KEY\"] }"), "looks like a secret");
-    check(&pool("env = { set = { K = \"env:HOME\" } }"), "3:21: pool.demo.env.set.K: a supervisor.toml that was found may not use secrets, found \"env:\"…--config");
+    check(&pool("env = { set = { K = \"env:HOME\" } }"), "3:21: pool.demo.env.set.K: a discovered supervisor.toml may not use secrets, found \"env:\"…--config");
     check(&pool("env = { set = { K = \"file:key\" } }"), "may not use secrets, found \"file:\"");
     check(&pool("env = { pass = [\"GITHUB_TOKEN\"] }"), "looks like a secret");
-    check(&format!("[sandbox.own]\nro_bind = [\"/home/me/.ssh\"]\n{}", pool("sandbox = \"own\"")), "2:12: sandbox.own.ro_bind[0]: a supervisor.toml that was found may bind only programs of the system");
+    check(&format!("[sandbox.own]\nro_bind = [\"/home/me/.ssh\"]\n{}", pool("sandbox = \"own\"")), "2:12: sandbox.own.ro_bind[0]: a discovered supervisor.toml may bind only programs of the system");
     check(&pool("env = { pass = [\"ssh_auth_sock\"] }"), "looks like a secret");
 }
 

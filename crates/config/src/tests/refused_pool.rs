@@ -34,7 +34,7 @@ fn a_pool_has_a_size() {
     check("size = \"4\"", "expected an integer from 1 to 2048, found \"4\"");
     check("size = 4.0", "found the float 4.0");
     check("size = [4]", "found an array");
-    check("size = 4\nmax_size = 3", "4:12: pool.demo.max_size: the most slots are fewer than its size, which is 4");
+    check("size = 4\nmax_size = 3", "4:12: pool.demo.max_size: max_size is smaller than the pool's size, which is 4");
     check("max_size = 65", "all pools together have 65 slots, and supervisor.max_children is 64");
     check("size = { x = 4 }", "found a table");
     check("size = 2026-01-01", "found a date or time");
@@ -48,9 +48,9 @@ fn a_pool_has_a_command_or_an_agent() {
     whole("[pool.demo]\ncommand = []\n", "2:11: pool.demo.command: expected a program and its arguments, found an empty array");
     whole("[pool.demo]\ncommand = \"agent serve\"\n", "expected an array of strings, found \"agent serve\"");
     whole("[pool.demo]\ncommand = [\"\"]\n", "pool.demo.command[0]: the program's name is empty");
-    whole("[pool.demo]\ncommand = [\"agent serve\"]\n", "has a blank in its name");
+    whole("[pool.demo]\ncommand = [\"agent serve\"]\n", "has a space in its name");
     whole("[pool.demo]\ncommand = [\"agent\", 4]\n", "2:21: pool.demo.command[1]: expected a string, found the integer 4");
-    whole("[pool.demo]\ncommand = [\"{workspace}/agent\"]\n", "the program must be named in full");
+    whole("[pool.demo]\ncommand = [\"{workspace}/agent\"]\n", "the program's name takes no placeholder");
     whole("[pool.demo]\ncommand = [\"a\", \"b\\u0000\"]\n", "a NUL character");
     whole("[pool.demo]\ncommand = [\"/opt/agent/run\"]\n", "the program \"/opt/agent/run\" is not visible in the sandbox…add its directory to ro_bind of [sandbox.standard]");
     whole("[pool.demo]\ncommand = [\"./agent\"]\n", "the program \"/etc/marshal/agent\" is not visible");
@@ -61,9 +61,9 @@ fn a_pool_has_a_command_or_an_agent() {
     for later in ["cursor", "goose"] {
         whole(&format!("[pool.demo]\nagent = \"{later}\"\n"), "is not supported by this version");
     }
-    check("agent_dir = \"/opt/x\"", "agent_dir is for agents that are built in");
-    whole("[pool.demo]\nagent = \"script\"\nagent_dir = \"/opt/x\"\n", "agent_dir is for agents that are built in");
-    whole("[pool.demo]\nagent = \"codex\"\ncommand = [\"x\"]\nagent_dir = \"/opt/x\"\n", "agent_dir is for agents that are built in");
+    check("agent_dir = \"/opt/x\"", "agent_dir is for built-in agents");
+    whole("[pool.demo]\nagent = \"script\"\nagent_dir = \"/opt/x\"\n", "agent_dir is for built-in agents");
+    whole("[pool.demo]\nagent = \"codex\"\ncommand = [\"x\"]\nagent_dir = \"/opt/x\"\n", "agent_dir is for built-in agents");
     let long = "x".repeat(200_000);
     whole(&format!("[pool.demo]\ncommand = [\"a\", \"{long}\"]\n"), "has 200000 bytes, at most 131071 can be");
     let many = "\"x\",".repeat(1025);
@@ -96,9 +96,9 @@ fn a_mode_of_codex_is_a_policy_that_asks() {
     }
     whole("[pool.demo]\ncommand = [\"/usr/bin/codex\"]\ndialect = \"codex\"\npermission_reply = \"scarf\"\n", "this is for agents that speak acp");
     let codex = |keys: &str, expect: &str| whole(&format!("[pool.demo]\ncommand = [\"/usr/bin/codex\"]\ndialect = \"codex\"\n{keys}\n"), expect);
-    codex("engine_tools = [\"read_file\"]\nlauncher = \"none\"", "engine_tools needs a sandbox of this host");
+    codex("engine_tools = [\"read_file\"]\nlauncher = \"none\"", "engine_tools needs a sandbox on this host");
     codex("mcp_servers = [{ name = \"a.b\", command = \"x\" }]", "takes no dot in a tool server's name, found \"a.b\"");
-    codex("network = \"routes\"\nroutes = [\"openai\"]\nmcp_servers = [{ name = \"x\", type = \"sse\", route = \"openai\" }]", "reaches no tool servers by sse, and \"x\" is one");
+    codex("network = \"routes\"\nroutes = [\"openai\"]\nmcp_servers = [{ name = \"x\", type = \"sse\", route = \"openai\" }]", "cannot use tool servers of type sse, and \"x\" is one");
 }
 
 #[test]
@@ -144,24 +144,24 @@ fn what_is_for_acp_is_refused_elsewhere_and_what_weakens_it_is_spelled_out() {
     claude("options = { a = \"b\" }", "this is for agents that speak acp");
     claude("mode = \"acceptEdits\"", "the mode \"acceptEdits\" skips permission requests");
     for words in ["\"--settings\", \"x.json\"", "\"--settings={}\""] {
-        whole(&format!("[pool.demo]\ncommand = [\"/usr/bin/claude\", {words}]\ndialect = \"claude\"\n"), "the supervisor gives --settings itself");
+        whole(&format!("[pool.demo]\ncommand = [\"/usr/bin/claude\", {words}]\ndialect = \"claude\"\n"), "the supervisor passes --settings itself");
     }
-    claude("engine_tools = \"all\"\nlauncher = \"none\"", "engine_tools needs a sandbox of this host");
+    claude("engine_tools = \"all\"\nlauncher = \"none\"", "engine_tools needs a sandbox on this host");
     let acp = |keys: &str, expect: &str| check(&format!("dialect = \"acp\"\n{keys}"), expect);
     for key in ["client_fs = \"read\"", "client_terminal = true"] {
         let name = key.split(' ').next().unwrap_or_default();
-        let expect = format!("{name} needs a sandbox of this host: with launcher = \"ssh\"");
+        let expect = format!("{name} needs a sandbox on this host: with launcher = \"ssh\"");
         acp(&format!("{key}\nlauncher = \"ssh\"\nssh = {{ host = \"h\", workspace = \"/w\" }}"), &expect);
     }
     check("engine_tools = \"all\"", "engine_tools needs dialect = \"acp\", \"claude\" or \"codex\"");
-    acp("engine_tools = \"all\"\nlauncher = \"none\"", "engine_tools needs a sandbox of this host");
-    acp("engine_tools = \"all\"\nlauncher = \"ssh\"\nssh = { host = \"h\", workspace = \"/w\" }", "engine_tools needs a sandbox of this host");
-    acp("engine_tools = [\"ask_person\", \"ask_person\"]", "ask_person is there twice");
+    acp("engine_tools = \"all\"\nlauncher = \"none\"", "engine_tools needs a sandbox on this host");
+    acp("engine_tools = \"all\"\nlauncher = \"ssh\"\nssh = { host = \"h\", workspace = \"/w\" }", "engine_tools needs a sandbox on this host");
+    acp("engine_tools = [\"ask_person\", \"ask_person\"]", "ask_person is listed twice");
     acp("engine_tools = \"al\"", "expected \"all\" or an array of tools");
     acp("engine_tools = 1", "expected \"all\" or an array of tools");
-    acp("engine_tools = [\"write_file\"]\nworkspace = { mode = \"ro\" }", "write_file needs a workspace that can be written");
+    acp("engine_tools = [\"write_file\"]\nworkspace = { mode = \"ro\" }", "write_file needs a writable workspace");
     acp("auth = \"a\\u0007\"", "expected an id of the agent");
-    acp("logout = true", "logout = true without auth");
+    acp("logout = true", "logout = true needs auth");
     acp("auth = \"x\"\nlogout = true\nstop = { goodbye = \"0s\" }", "logout = true needs a goodbye");
     acp("options = { a = 1 }", "expected a string, found the integer 1");
     acp("mode = \"acceptEdits\"", "the mode \"acceptEdits\" skips permission requests");
@@ -169,16 +169,16 @@ fn what_is_for_acp_is_refused_elsewhere_and_what_weakens_it_is_spelled_out() {
     acp("mcp_servers = [{ command = \"x\" }]", "a tool server needs a name");
     acp("mcp_servers = [{ name = \"x\" }]", "a tool server needs a command");
     acp("mcp_servers = [{ name = \"../x\", command = \"x\" }]", "expected [A-Za-z0-9]");
-    acp("mcp_servers = [{ name = \"x\", command = \"x\" }, { name = \"x\", command = \"y\" }]", "\"x\" is there twice");
-    acp("mcp_servers = [{ name = \"x\", command = \"x\", env = { A = \"env:A\" } }]", "would hand a secret to the agent");
-    acp("mcp_servers = [{ name = \"x\", command = \"x\", env = { API_KEY = \"1\" } }]", "would hand a secret to the agent");
+    acp("mcp_servers = [{ name = \"x\", command = \"x\" }, { name = \"x\", command = \"y\" }]", "\"x\" is listed twice");
+    acp("mcp_servers = [{ name = \"x\", command = \"x\", env = { A = \"env:A\" } }]", "would give the agent a secret");
+    acp("mcp_servers = [{ name = \"x\", command = \"x\", env = { API_KEY = \"1\" } }]", "would give the agent a secret");
     acp("mcp_servers = [{ name = \"x\", command = \"x\", url = \"http://x\" }]", "the key \"url\" is not supported by this version");
-    acp("mcp_servers = [{ name = \"x\", type = \"http\" }]", "only through a route");
-    acp("mcp_servers = [{ name = \"x\", type = \"http\", route = \"y\" }]", "only through a route");
+    acp("mcp_servers = [{ name = \"x\", type = \"http\" }]", "a tool server at a URL needs a route");
+    acp("mcp_servers = [{ name = \"x\", type = \"http\", route = \"y\" }]", "a tool server at a URL needs a route");
     acp("network = \"routes\"\nroutes = [\"openai\"]\nmcp_servers = [{ name = \"x\", type = \"http\", route = \"openai\", path = \"/../z\" }]", "expected a path such as");
-    check("session = \"slot\"\ntimeouts = { idle = \"1m\" }", "only where its session is loaded again");
+    check("session = \"slot\"\ntimeouts = { idle = \"1m\" }", "only if its session is loaded again");
     check("dialect = \"acp\"\nsession = \"slot\"\nrestart = { on_crash = \"resume\", kind = \"permanent\" }\ntimeouts = { idle = \"1m\" }", "restart.kind = \"permanent\" says otherwise");
-    refused_by(&discovered_origin(), &pool("dialect = \"acp\"\nmode_skips_requests = true"), "may not use a mode that skips questions");
+    refused_by(&discovered_origin(), &pool("dialect = \"acp\"\nmode_skips_requests = true"), "may not use a mode that skips permission requests");
 }
 
 #[test]
@@ -186,13 +186,13 @@ fn an_overlay_needs_walls_and_goes_with_no_check_beside_its_agent() {
     let overlay = "workspace = { path = \".\", mode = \"overlay\" }";
     check(&format!("{overlay}\nlauncher = \"none\""), "mode = \"overlay\" needs a sandbox");
     check(&format!("{overlay}\nlauncher = \"bwrap\""), "\"overlay\" needs launcher = \"unshare\": \"bwrap\" makes no such view");
-    check(&format!("{overlay}\nsession = \"slot\"\ncheck = [\"true\"]"), "do not go with a check");
+    check(&format!("{overlay}\nsession = \"slot\"\ncheck = [\"true\"]"), "excludes a check");
 }
 
 #[test]
 fn keys_that_do_nothing_yet_are_not_accepted() {
     check("hooks = []", "unknown key \"hooks\"…hook.NAME.pools");
-    check("approval = { when_waiting = \"release\" }", "only where its session is loaded again");
+    check("approval = { when_waiting = \"release\" }", "only if its session is loaded again");
     check("approval = { when_waiting = \"wait\" }", "expected \"hold\" or \"release\", found \"wait\"");
     check("policy = \"reviewers\"", "reviewer");
 }
@@ -207,9 +207,9 @@ fn a_session_is_resumed_only_where_it_can_be() {
     check(&format!("{resume}\nsession = \"slot\""), "needs resume_args: scaiflux has no message that loads a session…for example");
     check(&format!("{resume}\nsession = \"slot\"\nresume_args = []"), "needs resume_args");
     refused_by(&explicit_origin(), &script(&format!("{resume}\nsession = \"slot\"\nresume_args = []")), "needs resume_args");
-    check("resume_args = [\"--resume\"]", "3:15: pool.demo.resume_args: one of resume_args must hold {session}…for example");
-    check("resume_args = [\"--resume\", \"${session}\"]", "must hold {session}");
-    check("resume_args = [\"--resume\", \"{workspace}\"]", "must hold {session}");
+    check("resume_args = [\"--resume\"]", "3:15: pool.demo.resume_args: one of resume_args must contain {session}…for example");
+    check("resume_args = [\"--resume\", \"${session}\"]", "must contain {session}");
+    check("resume_args = [\"--resume\", \"{workspace}\"]", "must contain {session}");
     check("resume_args = [\"{session}\", \"{sesion}\"]", "pool.demo.resume_args[1]: unknown placeholder {sesion}…did you mean {session}?");
     check("resume_args = \"--resume {session}\"", "expected an array of strings");
     check("resume_args = [4]", "expected a string");
@@ -355,7 +355,7 @@ fn restarts_are_checked() {
     check("budget = { day_cost = 5 }", "no model has a price");
     check("budget = { day_tokens = 5, then = \"stop\" }", "interrupt");
     check("approval = { remember = \"ever\" }", "expected \"never\", \"turn\" or \"session\", found \"ever\"");
-    check("approval = { approvers = [\"group:ops\"] }", "approver \"group:ops\" must be…no group of the system reaches it…put a token");
+    check("approval = { approvers = [\"group:ops\"] }", "approver \"group:ops\" must be…a system group cannot reach it…put a token");
     check("approval = { max_pending = 0 }", "expected an integer from 1 to 20, found the integer 0");
     check("approval = { max_pending = 21 }", "expected an integer from 1 to 20, found the integer 21");
     check("approval = { approvers = [\"Ops\"] }", "approver \"Ops\" must be \"owner\" or the name of a token");
@@ -373,8 +373,8 @@ fn keys_must_agree_with_each_other() {
     check("attempts = 0\nrestart = { on_crash = \"retry\" }", "expected an integer from 1 to 100");
     check("guard = \"policy\"", "needs an agent that asks for everything, and this one asks for some");
     check("guard = \"policy\"\npermission_requests = \"never\"", "asks for never");
-    check("dialect = \"loaf\"\nguard = \"policy\"", "pool.demo.guard: guard = \"policy\" needs an agent that asks for everything, and loaf has no words to ask for anything…use \"policy+sandbox\"");
-    check("dialect = \"loaf\"\npermission_requests = \"all\"", "pool.demo.permission_requests: an agent that speaks loaf asks for nothing: the protocol has no words for it…leave asks out");
+    check("dialect = \"loaf\"\nguard = \"policy\"", "pool.demo.guard: guard = \"policy\" needs an agent that asks for everything, and loaf has no permission requests…use \"policy+sandbox\"");
+    check("dialect = \"loaf\"\npermission_requests = \"all\"", "pool.demo.permission_requests: an agent that speaks loaf never asks: the protocol has no permission requests…leave the key out");
     check("dialect = \"loaf\"\nmode = \"m\"", "mode is set, but the command has no {mode}");
     check("dialect = \"loaf\"\nauth = \"key\"", "this is for agents that speak acp");
     check("dialect = \"loaf\"\nclient_terminal = true", "client_terminal needs dialect = \"acp\": loaf has no such methods");
@@ -383,7 +383,7 @@ fn keys_must_agree_with_each_other() {
     check("launcher = \"none\"\nsandbox = \"standard\"", "there is no sandbox: remove this key");
     check("launcher = \"none\"\nnetwork = \"none\"", "a child has the host's network");
     check("launcher = \"none\"\nworkspace = { path = \".\", mode = \"ro\" }", "mode = \"ro\" needs a sandbox");
-    check("home_files = { x = \"/srv/x/seed\" }\nworkspace = { path = \"/srv/x\", mode = \"rw\" }", "home_files takes \"/srv/x/seed\", and the agent could write it");
+    check("home_files = { x = \"/srv/x/seed\" }\nworkspace = { path = \"/srv/x\", mode = \"rw\" }", "home_files copies \"/srv/x/seed\", which the agent could write");
     refused_by(&discovered_origin(), &script("launcher = \"none\""), "may not use launcher = \"none\"");
     whole("[pool.demo]\nagent = \"scaiflux\"\nguard = \"policy\"\n", "asks for some");
 }
@@ -405,11 +405,11 @@ fn a_far_end_is_named_in_full_and_never_looks_like_an_option() {
         ssh(&format!("{{ host = \"h\", user = \"{bad}\", workspace = \"/w\" }}"), "expected letters, digits");
     }
     for bad in ["w", "~/w", "/w/../x", "$HOME/w"] {
-        ssh(&format!("{{ host = \"h\", workspace = \"{bad}\" }}"), "expected an absolute path at the far end");
+        ssh(&format!("{{ host = \"h\", workspace = \"{bad}\" }}"), "expected an absolute path on the remote host");
     }
     let more = |keys: &str, expect: &str| refused_by(&explicit_origin(), &on_remote(keys), expect);
     more(", port = 0", "ssh.port");
-    more(", known_hosts = \"a b\"", "takes no path with a blank");
+    more(", known_hosts = \"a b\"", "accepts no path with a space");
     more(", connect_timeout = \"0s\"", "ssh.connect_timeout");
     more(", marshal = \"-x\"", "expected a program's name or path");
     more(", mode = \"rw\"", "set ssh.marshal too");
@@ -420,12 +420,12 @@ fn a_far_end_is_named_in_full_and_never_looks_like_an_option() {
 fn nothing_of_this_host_is_given_to_a_far_end() {
     let more = |keys: &str, expect: &str| refused_by(&explicit_origin(), &format!("{}{keys}\n", on_remote("")), expect);
     more("sandbox = \"standard\"", "there is no sandbox here");
-    more("network = \"none\"", "the far end's network");
-    more("network = \"host\"", "the far end's network");
-    more("workspace = { path = \".\" }", "the workspace is at the far end");
+    more("network = \"none\"", "the remote host's network");
+    more("network = \"host\"", "the remote host's network");
+    more("workspace = { path = \".\" }", "the workspace is on the remote host");
     more("home_files = { \"a\" = \"b\" }", "are not sent there");
     more("guard = \"sandbox\"", "needs ssh.marshal");
-    refused_by(&discovered_origin(), &on_remote(""), "a supervisor.toml that was found may not use launcher = \"ssh\"");
+    refused_by(&discovered_origin(), &on_remote(""), "a discovered supervisor.toml may not use launcher = \"ssh\"");
 }
 
 /// Routes that a pool names, and what goes with them.
@@ -443,8 +443,8 @@ fn routes_are_refused_where_they_lead_nowhere_or_let_a_key_out() {
     pool("network = \"routes\"\nroutes = [\"gemini\", \"gemini\"]", "the route \"gemini\" is in the list twice");
     pool("routes = [\"openai\"]", "routes need network = \"routes\" or \"proxy\", and this pool's is \"none\"");
     pool("network = \"host\"\nroutes = [\"openai\"]", "routes need network = \"routes\" or \"proxy\"");
-    pool("launcher = \"none\"\nnetwork = \"routes\"\nroutes = [\"openai\"]", "does not go with launcher = \"none\"");
-    pool("network = \"routes\"\nroutes = [\"openai\"]\nenv.set.URL = \"{route.gemini}/v1\"", "the variable URL names {route.gemini}, which is none of the pool's routes");
+    pool("launcher = \"none\"\nnetwork = \"routes\"\nroutes = [\"openai\"]", "launcher = \"none\" has none");
+    pool("network = \"routes\"\nroutes = [\"openai\"]\nenv.set.URL = \"{route.gemini}/v1\"", "the variable URL names {route.gemini}, which is not one of the pool's routes");
     pool("env.set.URL = \"{route.gemini}/v1\"", "the variable URL names {route.gemini}");
     pool("rate_limit = { pause = \"2m\", max = \"1m\" }", "the longest pause (1m) is shorter than the first (2m)");
     let route = |keys: &str, expect: &str| refused_by(named, &own(keys), expect);
@@ -471,7 +471,7 @@ fn routes_are_refused_where_they_lead_nowhere_or_let_a_key_out() {
     refused_by(named, &moved, "the route needs a secret for \"evil.example\"");
     // What was only found may neither spend a key nor reach a service of this host.
     let found = &discovered_origin();
-    refused_by(found, &script("network = \"routes\"\nroutes = [\"openai\"]"), "a supervisor.toml that was found may not use network = \"routes\"");
+    refused_by(found, &script("network = \"routes\"\nroutes = [\"openai\"]"), "a discovered supervisor.toml may not use network = \"routes\"");
     let spends = format!("{}[route.own]\n{good}", script(""));
-    refused_by(found, &spends, "a supervisor.toml that was found may not use secrets, found \"env:\"");
+    refused_by(found, &spends, "a discovered supervisor.toml may not use secrets, found \"env:\"");
 }

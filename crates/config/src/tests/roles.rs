@@ -35,12 +35,12 @@ fn chats_roles_and_workspaces_are_read_with_their_defaults() {
 #[test]
 fn a_role_has_a_model_only_where_its_pool_takes_one() {
     let role = "[role.r]\npool = \"demo\"\nmodel = \"m\"\n";
-    refused_by(&explicit_origin(), &(pool("") + role), "role.r.model: pool demo cannot take a model for each session");
+    refused_by(&explicit_origin(), &(pool("") + role), "role.r.model: pool demo cannot set a model per session");
     accepted_by(&explicit_origin(), &(TAKES.to_owned() + role));
     accepted_by(&explicit_origin(), &(pool("dialect = \"acp\"") + role));
     // Its file in a new home has the pool's model.
     let codex = "[pool.demo]\nagent = \"codex\"\n";
-    refused_by(&explicit_origin(), &(codex.to_owned() + role), "cannot take a model for each session");
+    refused_by(&explicit_origin(), &(codex.to_owned() + role), "cannot set a model per session");
 }
 
 #[test]
@@ -53,8 +53,8 @@ fn what_leads_nowhere_is_refused() {
     );
     refused("[chat]\nidle = \"25h\"", "chat.idle…a duration from 1s to 1d");
     refused("[chat]\nidel = \"1m\"", "unknown key \"idel\"");
-    refused("[store]\npostgres = \"postgres://u:p@h/d\"", "a connection string has a password, and never stands in the file");
-    refused("[store]\nca = \"ca.pem\"", "there is no postgres");
+    refused("[store]\npostgres = \"postgres://u:p@h/d\"", "a connection string has a password, so the file never contains it");
+    refused("[store]\nca = \"ca.pem\"", "store.postgres is not set");
     refused("[store]\nnewest = 0", "store.newest…an integer from 1 to 100000");
     refused("[role.r]", "the role needs a pool");
     refused("[role.r]\npool = \"other\"", "there is no pool \"other\": expected \"demo\"");
@@ -97,16 +97,16 @@ fn a_template_names_roles_and_a_plan_in_the_workspace() {
     assert_eq!(template.check.as_deref(), Some("make test"));
     assert!(template.agent_items);
     let refused = |keys: &str, why: &str| refused_by(&explicit_origin(), &of(keys), why);
-    refused("", "the template needs roles");
-    refused("roles = []", "the template needs roles");
-    refused(&format!("roles = [{}]", "\"a\", ".repeat(17)), "the template needs roles, 1 to 16");
+    refused("", "the template needs 1 to 16 roles");
+    refused("roles = []", "the template needs 1 to 16 roles");
+    refused(&format!("roles = [{}]", "\"a\", ".repeat(17)), "the template needs 1 to 16 roles");
     refused("roles = [\"c\"]", "there is no role \"c\": expected ");
     refused("roles = [\"a\"]\nplanner = \"c\"", "template.t.planner: there is no role \"c\"");
     refused("roles = [\"a\"]\nmode = \"chat\"", "template.t.mode");
-    refused("roles = [\"a\"]\nplan = \"../p.md\"", "is no path in the workspace");
-    refused("roles = [\"a\"]\nplan = \"/p.md\"", "is no path in the workspace");
-    refused("roles = [\"a\"]\nplan = \"p.txt\"", "is no Markdown file");
-    refused("roles = [\"a\"]\nplan = \"x/.md\"", "is no Markdown file");
+    refused("roles = [\"a\"]\nplan = \"../p.md\"", "is not a path in the workspace");
+    refused("roles = [\"a\"]\nplan = \"/p.md\"", "is not a path in the workspace");
+    refused("roles = [\"a\"]\nplan = \"p.txt\"", "is not a Markdown file");
+    refused("roles = [\"a\"]\nplan = \"x/.md\"", "is not a Markdown file");
     refused("roles = [\"a\"]\ncheck = \" \"", "the check is a command");
     refused("roles = [\"a\"]\ngoal = \"x\"", "unknown key \"goal\"");
     let bad = format!("{}{roles}[template.T]\nroles = [\"a\"]\n", pool(""));

@@ -41,7 +41,7 @@ fn what_the_file_says_of_a_runner_is_what_it_is_told() {
 fn what_cannot_be_driven_is_refused() {
     let refused = |keys: &str, why: &str| refused_by(&explicit_origin(), &driven(keys), why);
     refused("guard = \"policy\"", "needs an agent that asks for everything");
-    refused("permission_requests = \"some\"", "has no words for it");
+    refused("permission_requests = \"some\"", "the protocol has no permission requests");
     refused("size = 2\nrunner = { dir = \"plane\" }", "size must be 1");
     refused("runner = { dir = \"~/plane\" }", "is not expanded here");
     refused("runner = { kind = \"lisp\" }", "the table needs marker");
@@ -73,7 +73,7 @@ fn nobody_else_works_in_a_runners_directory_and_nothing_trusted_lies_there() {
         refused_by(&explicit_origin(), &driven(&keys), why);
     };
     refused("[hook.ops]\ncommand = [\"/srv/eda/notify.sh\"]", "the agent could write \"/srv/eda/notify.sh\", which the supervisor runs");
-    refused("[token.ci]\nfile = \"/srv/eda/token\"\nrole = \"read\"", "the agent could read \"/srv/eda/token\", by which people come in");
+    refused("[token.ci]\nfile = \"/srv/eda/token\"\nrole = \"read\"", "the agent could read \"/srv/eda/token\", which grants access to the supervisor");
     let other = "[pool.other]\ncommand = [\"/usr/bin/x\"]\n";
     for keys in ["workspace = { path = \"/srv\", mode = \"rw\" }", "workspace = { path = \"/srv/eda/queue\", mode = \"rw\" }"] {
         refused(&format!("{other}{keys}"), "other agents work in \"/srv");
@@ -81,7 +81,7 @@ fn nobody_else_works_in_a_runners_directory_and_nothing_trusted_lies_there() {
     refused("[workspace.all]\npath = \"/srv\"", "other agents work in \"/srv\"");
     let second = "launcher = \"pty\"\ndialect = \"skillpilot\"\nrunner = { dir = \"/srv/eda/x\" }";
     refused(&format!("{other}{second}"), "runner.dir is \"/srv/eda/x\", and other agents work in \"/srv/eda\"");
-    refused(&format!("{other}file_plane = {{ dir = \"/srv/eda/plane\" }}"), "agents work in \"/srv/eda\", and could give themselves tasks here");
+    refused(&format!("{other}file_plane = {{ dir = \"/srv/eda/plane\" }}"), "agents work in \"/srv/eda\", and could submit tasks to themselves here");
     // A copy of it is nobody's way in.
     let copied = format!("runner = {{ dir = \"/srv/eda\" }}\n{other}workspace = {{ path = \"/srv\", mode = \"copy\" }}");
     accepted_by(&explicit_origin(), &driven(&copied));

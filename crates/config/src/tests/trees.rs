@@ -36,14 +36,14 @@ fn a_slice_is_a_few_paths_without_repetition() {
 
 #[test]
 fn masks_and_slices_that_cannot_be_are_refused() {
-    refused("mode = \"worktree\", mask = [\".env\"]", "can be read in the repository's objects");
+    refused("mode = \"worktree\", mask = [\".env\"]", "the agent can read committed files in the repository's objects");
     for bad in ["/etc", "../x", "a/../b", "", "!"] {
         refused(&format!("mask = [\"{bad}\"]"), "expected a pattern below the workspace");
     }
     refused("mask = [\"a[\"]", "the pattern cannot be read");
     refused("mode = \"copy\", slice = [\"src\"]", "needs mode = \"ro\"");
     refused("mode = \"ro\", slice = [\"../x\"]", "expected a path below the workspace");
-    refused("mode = \"ro\", slice = [\"src/*.rs\"]", "no pattern but a");
+    refused("mode = \"ro\", slice = [\"src/*.rs\"]", "the only pattern is");
     let none = pool("launcher = \"none\"\nworkspace = { path = \".\", mode = \"worktree\" }");
     refused_by(&explicit_origin(), &none, "mode = \"worktree\" needs a sandbox");
     let none = pool("launcher = \"none\"\nworkspace = { path = \"work\", mode = \"rw\", mask = [\".env\"] }");

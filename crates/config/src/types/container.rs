@@ -1,11 +1,10 @@
-//! Which launchers there are beside marshal's own walls, and the container engine that one of them is.
+//! Properties of the launchers, and the container engine.
 
 use super::{Launcher, Pool};
 use marshal_model::string_enum;
 
 impl Launcher {
-    /// Whether a child has a sandbox of this host around it, with a home and a workspace at places
-    /// of its own.
+    /// Whether a child has a sandbox on this host, with its own home and workspace.
     #[must_use]
     pub const fn has_sandbox(self) -> bool {
         matches!(
@@ -14,7 +13,7 @@ impl Launcher {
         )
     }
 
-    /// Whether the walls are of this binary's making.
+    /// Whether this binary builds the sandbox itself.
     #[must_use]
     pub const fn has_built_in_sandbox(self) -> bool {
         matches!(self, Self::Unshare | Self::Pty)
@@ -28,11 +27,11 @@ impl Launcher {
 }
 
 string_enum!(
-    /// Whose command line starts containers.
+    /// The engine that starts containers.
     ContainerEngine {
-        /// podman's.
+        /// podman.
         Podman = "podman",
-        /// docker's.
+        /// docker.
         Docker = "docker",
     }
 );
@@ -40,15 +39,15 @@ string_enum!(
 /// `[container]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Container {
-    /// Whose command line it is.
+    /// The engine.
     pub engine: ContainerEngine,
-    /// The runtime that the engine is told to use; `None`: its own choice.
+    /// The runtime for the engine; `None` means the engine's default.
     pub runtime: Option<String>,
     /// The image of pools that name none: `NAME@sha256:…`, `sha256:…` or `localhost/NAME`.
     pub image: Option<String>,
-    /// More options before the command, `--NAME=VALUE` each.
+    /// More global options, each as `--NAME=VALUE`.
     pub global_options: Vec<String>,
-    /// More options of `run`.
+    /// More options of `run`, in the same form.
     pub run_options: Vec<String>,
 }
 

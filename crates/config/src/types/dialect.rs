@@ -1,5 +1,4 @@
-//! What follows from the protocol that an agent speaks, for the configuration and for whoever acts
-//! on it.
+//! What follows from the protocol that an agent speaks, for the configuration and for its users.
 //!
 //! Must not know messages.
 //!
@@ -29,50 +28,49 @@ impl DialectName {
         matches!(self, Self::Acp | Self::Claude | Self::Codex)
     }
 
-    /// Whether tool servers are handed to its sessions.
+    /// Whether its sessions can get tool servers.
     #[must_use]
     pub const fn accepts_mcp_servers(self) -> bool {
         matches!(self, Self::Acp | Self::Claude | Self::Codex)
     }
 
-    /// Whether it has modes of which those that skip questions are known.
+    /// Whether it has modes, and the ones that skip permission requests are known.
     #[must_use]
     pub const fn has_known_modes(self) -> bool {
         matches!(self, Self::Acp | Self::Claude)
     }
 
-    /// Whether its child is given a fresh id with its command.
+    /// Whether its command gets a fresh session id.
     #[must_use]
     pub const fn needs_session_id(self) -> bool {
         matches!(self, Self::Claude)
     }
 
-    /// Whether an agent may say what its work costs.
+    /// Whether an agent may report the cost of its work.
     #[must_use]
     pub const fn reports_cost(self) -> bool {
         matches!(self, Self::Acp | Self::Claude)
     }
 
-    /// Whether the agent's own commands can be sent in it; by a custom dialect, if its table says how.
+    /// Whether it can send the agent's own slash commands; for a custom dialect the table decides.
     #[must_use]
     pub const fn has_commands(self) -> bool {
         matches!(self, Self::Custom | Self::Loaf | Self::Scaiflux)
     }
 
-    /// Whether a command of that name goes into the running turn, and not between turns.
+    /// Whether a command of that name is sent into the running turn instead of between turns.
     #[must_use]
     pub fn is_steering_command(self, command: &str) -> bool {
         self == Self::Loaf && command == "steer"
     }
 
-    /// Whether whoever reads a prompt takes words of ours around it for remarks. A tool at a terminal would
-    /// run them.
+    /// Whether marshal may add remarks around a prompt. A tool at a terminal would run them.
     #[must_use]
     pub const fn supports_remarks(self) -> bool {
         !matches!(self, Self::Skillpilot)
     }
 
-    /// The built-in table that reads its tool calls, of a pool that names none.
+    /// The built-in extractor of a pool that names none.
     #[must_use]
     pub const fn default_extractor(self) -> &'static str {
         match self {

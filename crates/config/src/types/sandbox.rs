@@ -1,6 +1,6 @@
 //! A sandbox profile, checked.
 //!
-//! Must not know how walls are built.
+//! Must not know how a sandbox is built.
 
 use std::path::PathBuf;
 
@@ -11,9 +11,9 @@ use marshal_model::ResourceLimits;
 /// `[sandbox.NAME]`.
 #[derive(Debug, Clone)]
 pub struct Sandbox {
-    /// Directories of the host seen read-only at the same path, `/usr` included.
+    /// Directories of the host that are visible read-only at the same path, including `/usr`.
     pub ro_bind: Vec<PathBuf>,
-    /// Names below `/etc` seen read-only.
+    /// Names below `/etc` that are visible read-only.
     pub etc: Vec<String>,
     /// The home's size limit, in bytes (measured, while quotas do not exist).
     pub home_bytes: u64,
@@ -21,19 +21,19 @@ pub struct Sandbox {
     pub tmp_bytes: u64,
     /// Inodes of `/tmp`.
     pub tmp_inodes: u64,
-    /// How `/proc` looks.
+    /// The view of `/proc`.
     pub proc_mode: ProcMode,
     /// RLIMIT_NOFILE.
     pub nofile: u64,
     /// RLIMIT_FSIZE, in bytes.
     pub fsize: u64,
-    /// What it demands of its host.
+    /// What it requires of its host.
     pub requirements: HostRequirements,
     /// The least ABI of Landlock, 0 to 6; the highest that the kernel has is used.
     pub landlock_min_abi: u8,
     /// The filter of system calls.
     pub seccomp: Seccomp,
-    /// What a child may take of the host with everything that it starts.
+    /// The resource limits of a child together with its descendants.
     pub group_limits: ResourceLimits,
 }
 
@@ -42,7 +42,7 @@ pub struct Sandbox {
 pub enum Seccomp {
     /// The built-in allow-list.
     Default,
-    /// None.
+    /// No filter.
     Off,
     /// A profile in OCI form, instead of the built-in one.
     File(PathBuf),

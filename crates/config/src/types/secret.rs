@@ -1,17 +1,17 @@
-//! Values that are shown to nobody.
+//! Values that are never shown.
 
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Where a secret stands.
+/// The source of a secret.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SecretSource {
     /// `env:NAME`: a variable of the supervisor's own environment.
     Variable(String),
     /// `file:PATH`: the content of a file, absolute.
     File(PathBuf),
-    /// `‹secret›`: a configuration was shown, and this is what was shown of it.
+    /// `‹secret›`: the placeholder for a secret in a configuration that was shown.
     Redacted,
 }
 
@@ -27,10 +27,10 @@ impl SecretSource {
     }
 }
 
-/// A value that is shown to nobody.
+/// A value that is never shown.
 #[derive(Clone)]
 pub struct Secret {
-    /// Where it stands.
+    /// The source of the value.
     pub source: SecretSource,
     value: Option<Arc<str>>,
 }
@@ -45,7 +45,7 @@ impl Secret {
         }
     }
 
-    /// The same with its value, as whoever reads the environment and files found it.
+    /// The same secret with the value that the command line read from its source.
     #[must_use]
     pub fn with_value(self, value: &str) -> Self {
         Self {
@@ -54,7 +54,7 @@ impl Secret {
         }
     }
 
-    /// The value, for the child's environment and nothing else; `None`: it was not read yet.
+    /// The value, for the child's environment and nothing else; `None` if it was not read yet.
     #[must_use]
     pub fn expose(&self) -> Option<&str> {
         self.value.as_deref()

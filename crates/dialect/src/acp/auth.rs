@@ -1,5 +1,5 @@
-//! The login: made where the configuration names one, refused where only a person at a terminal
-//! could make it, and asked for where the agent opens no session without one.
+//! The login. It is performed where the configuration names one, refused where only a person at a
+//! terminal could do it, and requested where the agent opens no session without one.
 //!
 //! Must not know credentials: an agent finds its own.
 
@@ -13,7 +13,7 @@ use crate::{ChannelError, Effects};
 use marshal_model::UntrustedText;
 use marshal_model::limits;
 
-/// What an agent answers that has no credentials.
+/// The error code of an agent that has no credentials.
 pub(super) const AUTH_REQUIRED: &str = "-32000";
 
 /// A login that the agent offers.
@@ -21,11 +21,11 @@ pub(super) const AUTH_REQUIRED: &str = "-32000";
 pub(super) struct Login {
     id: String,
     name: Option<UntrustedText>,
-    /// It is made by a program in a terminal.
+    /// Whether the login runs in a program at a terminal.
     is_terminal: bool,
 }
 
-/// The logins of `authMethods`; what cannot be read among them is left out.
+/// The logins of `authMethods`. Unreadable entries are skipped.
 pub(super) fn logins(raw: &RawValue) -> Vec<Login> {
     #[derive(Deserialize)]
     struct Method<'a> {
@@ -50,11 +50,11 @@ pub(super) fn logins(raw: &RawValue) -> Vec<Login> {
     methods.items.into_iter().filter_map(login).collect()
 }
 
-/// What a person can do who is at a terminal.
+/// What a person at a terminal can do.
 const LOGIN_ADVICE: &str = "run the agent's own login once outside of the supervisor and hand its files over by home_files, or give its key by a route or by env.set";
 
 impl Acp {
-    /// Makes the login that the configuration names, or goes on without one.
+    /// Performs the login that the configuration names, or continues without one.
     pub(super) fn authenticate(&mut self, out: &mut Effects) {
         let Some(wanted) = self.opening.acp.auth.clone() else {
             return self.open_session(out);
@@ -67,20 +67,20 @@ impl Acp {
             .find(|login| login.id == wanted)
         {
             Some(login) if login.is_terminal => {
-                let said = format!(
-                    "the login {shown} is made in a terminal, which no agent has here: {LOGIN_ADVICE}"
+                let message = format!(
+                    "the login {shown} needs a terminal, which agents do not have here: {LOGIN_ADVICE}"
                 );
-                self.fail_channel(ChannelError::NeedsSetup(said), out);
+                self.fail_channel(ChannelError::NeedsSetup(message), out);
             }
             Some(_) => self.send_request(Phase::Authenticating, "authenticate", out, |id| {
                 write::authenticate(id, &wanted)
             }),
             None => {
-                let said = format!(
+                let message = format!(
                     "the agent offers no login {shown} (auth); it offers: {}",
                     self.offered_logins()
                 );
-                self.fail_channel(ChannelError::NeedsSetup(said), out);
+                self.fail_channel(ChannelError::NeedsSetup(message), out);
             }
         }
     }
@@ -96,18 +96,18 @@ impl Acp {
             Err(error) => {
                 let wanted = self.opening.acp.auth.as_deref().unwrap_or_default();
                 let shown = UntrustedText::from(wanted).escape_for_display(80);
-                let said = format!("the login {shown} failed: {}", describe_error(&error));
+                let message = format!("the login {shown} failed: {}", describe_error(&error));
                 let fault = if error.code == AUTH_REQUIRED {
-                    ChannelError::NeedsSetup(format!("{said}; {LOGIN_ADVICE}"))
+                    ChannelError::NeedsSetup(format!("{message}; {LOGIN_ADVICE}"))
                 } else {
-                    ChannelError::Protocol(said)
+                    ChannelError::Protocol(message)
                 };
                 self.fail_channel(fault, out);
             }
         }
     }
 
-    /// The agent opens no session without a login.
+    /// Fails the channel: the agent opens no session without a login.
     pub(super) fn fail_login(&mut self, error: &ErrorReply, out: &mut Effects) {
         let what_to_do = match &self.opening.acp.auth {
             Some(auth) => {
@@ -116,17 +116,17 @@ impl Acp {
             }
             None => format!("set auth to one of them, or {LOGIN_ADVICE}"),
         };
-        let said = format!(
+        let message = format!(
             "the agent wants a login before it opens a session ({}); it offers: {}; {what_to_do}",
             describe_error(error),
             self.offered_logins()
         );
-        self.fail_channel(ChannelError::NeedsSetup(said), out);
+        self.fail_channel(ChannelError::NeedsSetup(message), out);
     }
 
-    /// The logins for a person.
+    /// The offered logins, for a message to a person.
     fn offered_logins(&self) -> String {
-        let told: Vec<String> = self
+        let labels: Vec<String> = self
             .capabilities
             .logins
             .iter()
@@ -147,6 +147,6 @@ impl Acp {
                 }
             })
             .collect();
-        join_for_display(told.iter().map(String::as_str))
+        join_for_display(labels.iter().map(String::as_str))
     }
 }

@@ -1,10 +1,10 @@
-//! The tool calls of a turn: what the agent said of each so far.
+//! The tool calls of a turn: what the agent has reported of each so far.
 //!
-//! A permission request may name no more than its call's id, and an update only what changed, so
-//! the last word on each member is kept here, within bounds. Owns how a call becomes the input
-//! that is judged: an object of `rawInput`, `content` (its differences only) and `locations`, each
-//! as the agent wrote it. Where an agent sends neither of the first two, what its message shows
-//! instead is there, too: `title` and `said` (the content). Must not know when a call may come.
+//! A permission request may name no more than its call's id, and an update only what changed. So
+//! the last value of each member is stored here, within bounds. Owns how a call becomes the input
+//! that is evaluated: an object of `rawInput`, `content` (its differences only) and `locations`,
+//! each as the agent wrote it. Where an agent sends neither of the first two, its message stands
+//! in: `title` and `said` (the content). Must not know when a call may arrive.
 
 use std::collections::VecDeque;
 
@@ -35,40 +35,40 @@ pub(super) struct CallFields<'a> {
     raw_input: Option<&'a RawValue>,
     #[serde(borrow)]
     raw_output: Option<&'a RawValue>,
-    /// The session that it is of, if not ours.
+    /// The session that the call belongs to, if it is not ours.
     #[serde(skip)]
     session: Option<String>,
-    /// The bytes of the object.
+    /// The size of the object in bytes.
     #[serde(skip)]
     bytes: usize,
 }
 
-/// What kind of message names a call.
+/// The kind of message that names a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum MessageKind {
-    /// `tool_call`: the whole of it.
+    /// `tool_call`: the whole call.
     ToolCall,
-    /// `tool_call_update`: what changed.
+    /// `tool_call_update`: the changed members.
     ToolCallUpdate,
-    /// A permission request: what it is to do.
+    /// A permission request for the call.
     PermissionRequest,
 }
 
 impl<'a> CallFields<'a> {
-    /// The members of that object; `Idle` if it has no id that can be kept.
+    /// Reads the members of that object; `None` if it has no usable id.
     pub(super) fn read(raw: &'a RawValue) -> Option<Self> {
         let mut fields: Self = parse_object(raw)?;
         fields.bytes = raw.get().len();
         (fields.tool_call_id.len() <= limits::FOREIGN_ID_BYTES).then_some(fields)
     }
 
-    /// The call is of another session than ours: it shares nothing with a call of the same id
-    /// here.
+    /// Marks the call as one of another session. It shares nothing with a call of the same id in
+    /// ours.
     pub(super) fn set_session(&mut self, session: &str) {
         self.session = Some(session.to_owned());
     }
 
-    /// The call's id as it is told: one of another session has that before it.
+    /// The call's id as it is reported: a call of another session has the session before it.
     pub(super) fn id(&self) -> UntrustedText {
         match &self.session {
             Some(session) => UntrustedText::new(format!("{session}/{}", self.tool_call_id)),
@@ -80,8 +80,8 @@ impl<'a> CallFields<'a> {
         parse_string(self.title).map(|title| truncate(title, limits::CALL_TITLE_BYTES))
     }
 
-    /// The title and the content of this very message, whole: what an agent shows of a call that
-    /// has no `rawInput`. A long content is a result, which nobody judges.
+    /// The title and the content of this message, whole: what an agent shows of a call that has no
+    /// `rawInput`. A long content is a result, which is not evaluated.
     fn instead(&self) -> (Option<&'a RawValue>, Option<&'a RawValue>) {
         let fits = |raw: &&RawValue| raw.get().len() <= limits::CALL_TITLE_BYTES;
         (
@@ -90,7 +90,7 @@ impl<'a> CallFields<'a> {
         )
     }
 
-    /// A kind that is cut is none that a table of tools could have.
+    /// The kind. A truncated kind cannot be in a tool table.
     fn kind(&self) -> Option<UntrustedText> {
         parse_string(self.kind).map(|kind| truncate(kind, limits::CALL_KIND_BYTES))
     }
@@ -99,7 +99,7 @@ impl<'a> CallFields<'a> {
         parse_string(self.status)
     }
 
-    /// What the tool said: the text of its content, else its raw output.
+    /// The tool's output: the text of its content, otherwise its raw output.
     pub(super) fn output(&self) -> UntrustedText {
         #[derive(Deserialize)]
         struct Item<'a> {
@@ -124,7 +124,7 @@ impl<'a> CallFields<'a> {
     }
 }
 
-/// The front of a text, of at most that many bytes.
+/// The first bytes of a text, at most `most`.
 fn truncate(text: UntrustedText, most: usize) -> UntrustedText {
     if text.len() <= most {
         return text;
@@ -134,32 +134,33 @@ fn truncate(text: UntrustedText, most: usize) -> UntrustedText {
     UntrustedText::new(front.unwrap_or_default())
 }
 
-/// One call.
+/// One tracked call.
 #[derive(Debug, Default)]
 pub(super) struct ToolCall {
     id: String,
     session: Option<String>,
-    /// The agent said that it began: a request may come before that.
+    /// Whether the agent has announced the call. A request may come before that.
     pub(super) is_announced: bool,
-    /// It has its result.
+    /// Whether the call has its result.
     pub(super) has_ended: bool,
     kind: Option<UntrustedText>,
     title: Option<UntrustedText>,
     raw_input: Option<Box<RawValue>>,
     diffs: Option<String>,
     locations: Option<Box<RawValue>>,
-    /// Why it is not known whole, as JSON: no object, so that it cannot be judged.
+    /// Why the call is not known whole, as JSON. It is not an object, so the call cannot be
+    /// evaluated.
     incomplete_reason: Option<&'static str>,
 }
 
-/// A member was too large to be kept.
+/// A member was too large to be stored.
 const OVERSIZE: &str = "\"a part of this call was too large to be kept\"";
-/// Its content was of a shape that we do not know.
+/// The content has a shape that we do not know.
 const UNREADABLE: &str = "\"a part of this call cannot be read\"";
-/// Small messages made much be told, too often.
+/// Small messages would have a large call reported again too often.
 const REPEAT_LIMIT: &str = "\"this call is too large to be told again\"";
 
-/// Whether a call's input stands for one that was too large to be kept, or to be told again.
+/// Whether a call's input is a placeholder for one that was too large to store or to report again.
 pub(crate) fn is_input_omitted(input: &RawValue) -> bool {
     [OVERSIZE, REPEAT_LIMIT].contains(&input.get())
 }
@@ -167,24 +168,24 @@ pub(crate) fn is_input_omitted(input: &RawValue) -> bool {
 /// What is known of a call after a message about it.
 #[derive(Debug)]
 pub(super) struct MergedCall {
-    /// The tool's name: the call's kind, which is what ACP says of a tool.
+    /// The tool's name: the call's kind, which is all that ACP says of a tool.
     pub(super) name: UntrustedText,
-    /// Whether it is another than before.
+    /// Whether the name differs from the one before.
     pub(super) is_renamed: bool,
     pub(super) title: Option<UntrustedText>,
     pub(super) kind: Option<UntrustedText>,
-    /// Its input as it is judged; `Idle` if it is what was told before.
+    /// The input that is evaluated; `None` if it equals the one reported before.
     pub(super) input: Option<Box<RawValue>>,
-    /// The input is all that was said of the call.
+    /// Whether the input has everything that was reported of the call.
     pub(super) is_complete: bool,
-    /// This message's part of it can be read.
+    /// Whether this message's part of the input is readable.
     pub(super) is_readable: bool,
 }
 
 /// The differences among a call's content, as a JSON array.
 ///
 /// # Errors
-/// Nothing is said of them that could be read.
+/// No difference among them is readable.
 fn diffs(content: &RawValue) -> Result<Option<String>, UnreadableDiff> {
     #[derive(Deserialize)]
     struct Item<'a> {
@@ -219,11 +220,11 @@ fn diffs(content: &RawValue) -> Result<Option<String>, UnreadableDiff> {
     Ok((kept.len() > 2).then_some(kept))
 }
 
-/// A member that cannot be judged.
+/// A member that cannot be evaluated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct UnreadableDiff;
 
-/// Whether a member says something: `null` and what is empty do not take back what was said.
+/// Whether a member has content. `null` and empty values do not overwrite earlier ones.
 fn has_content(raw: &RawValue) -> bool {
     let bare = raw.get().trim_start_matches(['{', '[']).trim_ascii_start();
     !matches!(bare, "}" | "]")
@@ -248,8 +249,8 @@ impl ToolCall {
             .unwrap_or_else(|| UntrustedText::new("other"))
     }
 
-    /// Takes in what a message says of the call. `room` is what may be told beyond the message's
-    /// own bytes.
+    /// Merges what a message says of the call. `room` is the number of bytes that may be reported
+    /// beyond the message's own.
     fn merge(
         &mut self,
         fields: &CallFields<'_>,
@@ -285,16 +286,16 @@ impl ToolCall {
                 locations.map(RawValue::get),
                 self.locations.as_deref().map(RawValue::get),
             );
-        let mut told = 0;
+        let mut repeated_bytes = 0;
         let mut is_whole = true;
         let is_wanted = changed || !self.is_announced || word == MessageKind::PermissionRequest;
-        let (title, said) = fields.instead();
+        let (title, shown_content) = fields.instead();
         let shows = self.raw_input.is_none() && raw_input.is_none() && self.diffs.is_none();
         let shown = |text: Option<&'_ RawValue>| {
             let text = text.filter(|_| shows && new_diffs.is_none());
             text.map(RawValue::get).map(str::to_owned)
         };
-        let (title, said) = (shown(title), shown(said));
+        let (title, shown_content) = (shown(title), shown(shown_content));
         let input = is_wanted.then(|| {
             let members = [
                 (
@@ -310,13 +311,13 @@ impl ToolCall {
                     locations.or(self.locations.as_deref()).map(RawValue::get),
                 ),
                 ("title", title.as_deref()),
-                ("said", said.as_deref()),
+                ("said", shown_content.as_deref()),
             ];
             let bytes: usize = members
                 .iter()
                 .filter_map(|(_, text)| text.map(str::len))
                 .sum();
-            // What was joined and is larger than any ask may be is not judged anyway.
+            // Joined input that exceeds the limit of a permission request is not evaluated anyway.
             let joined =
                 word == MessageKind::PermissionRequest && bytes > limits::PERMISSION_INPUT_BYTES;
             let beyond = bytes.saturating_sub(fields.bytes);
@@ -326,7 +327,7 @@ impl ToolCall {
                 None if beyond > room => Some(REPEAT_LIMIT),
                 None => None,
             };
-            told = if lacks.is_none() { beyond } else { 0 };
+            repeated_bytes = if lacks.is_none() { beyond } else { 0 };
             is_whole = lacks.is_none();
             lacks.map_or_else(|| object(members), ToOwned::to_owned)
         });
@@ -341,7 +342,7 @@ impl ToolCall {
             is_complete: is_whole,
             is_readable,
         };
-        (known, told)
+        (known, repeated_bytes)
     }
 
     fn store_members(
@@ -414,24 +415,24 @@ fn object(members: [(&str, Option<&str>); 5]) -> String {
 pub(super) struct ToolCalls {
     calls: VecDeque<ToolCall>,
     bytes: usize,
-    /// Bytes of calls told again beyond what the messages brought, up to
-    /// [`limits::REPEATED_CALLS_BYTES`]: a message of no more than an id can make a call be told
-    /// whole, but not without end.
+    /// Bytes of calls reported again beyond what the messages brought, up to
+    /// [`limits::REPEATED_CALLS_BYTES`]. A message with no more than an id can have a whole call
+    /// reported again, so this is bounded.
     repeated_bytes: usize,
 }
 
 impl ToolCalls {
-    /// Takes in what a message says of a call, which it may be the first to name.
+    /// Merges what a message says of a call. The message may be the first that names it.
     ///
-    /// A call that is over lends nothing to another of its id, and one that is announced anew is
-    /// what it says now.
+    /// A call that has ended shares nothing with a later one of the same id. A call that is
+    /// announced again has only its new content.
     pub(super) fn merge(
         &mut self,
         fields: &CallFields<'_>,
         word: MessageKind,
     ) -> (Option<&mut ToolCall>, MergedCall) {
         let place = self.calls.iter().position(|call| call.matches(fields));
-        // The call moves to the end: the ones that nobody speaks of go first.
+        // The call moves to the end: the calls that no message mentions are dropped first.
         let before = place.and_then(|at| self.calls.remove(at));
         if let Some(call) = &before {
             self.bytes -= call.bytes();
@@ -449,7 +450,7 @@ impl ToolCalls {
             None => (ToolCall::from_fields(fields), None),
         };
         let room = limits::REPEATED_CALLS_BYTES.saturating_sub(self.repeated_bytes);
-        let (mut known, told) = call.merge(fields, word, room);
+        let (mut known, extra_bytes) = call.merge(fields, word, room);
         if let Some(was) = was {
             known.is_renamed = was.name() != known.name;
             if known.input.is_none() && !was.has_no_input() {
@@ -457,7 +458,7 @@ impl ToolCalls {
                 known.input = Some(empty());
             }
         }
-        self.repeated_bytes += told;
+        self.repeated_bytes += extra_bytes;
         self.bytes += call.bytes();
         self.calls.push_back(call);
         while self.calls.len() > limits::REMEMBERED_CALLS
@@ -471,14 +472,15 @@ impl ToolCalls {
         (self.calls.back_mut(), known)
     }
 
-    /// A request was answered by us: the agent waited, so its next one may be told.
+    /// One of the agent's requests was answered. The agent waited for it, so its next call may be
+    /// reported in full.
     pub(super) const fn release_repeated_bytes(&mut self) {
         self.repeated_bytes = self
             .repeated_bytes
             .saturating_sub(limits::PERMISSION_INPUT_BYTES);
     }
 
-    /// The turn is over.
+    /// The turn has ended.
     pub(super) fn clear(&mut self) {
         *self = Self::default();
     }

@@ -1,9 +1,9 @@
-//! What the agent wants its client to do for it: `fs/…` and `terminal/…`. Source: Agent Client
-//! Protocol, version 1, pages "File System" and "Terminals".
+//! What the agent requests from its client: `fs/…` and `terminal/…`. Source: Agent Client Protocol,
+//! version 1, pages "File System" and "Terminals".
 //!
-//! Owns when such a request is taken: only what was offered, in our session, and files and new
-//! terminals only in a turn. Must not carry anything out nor decide: a request goes on as an
-//! effect, with what is to be judged, and its answer comes back as a command.
+//! Owns when such a request is accepted: only for offered capabilities, in our session, and files
+//! and new terminals only during a turn. Must not carry anything out and must not decide. A request
+//! goes on as an effect, with what is evaluated, and its answer comes back as a command.
 
 mod answers;
 mod params;
@@ -27,26 +27,26 @@ use marshal_model::{
     PermissionRequest, PermissionRequestKey,
 };
 
-/// The open requests to the client: of each its method and how much text it holds.
+/// The open requests to the client: the method of each and the amount of text that it carries.
 #[derive(Debug, Default)]
 pub(super) struct ClientRequests {
     open: OpenRequests<(ClientMethod, usize)>,
-    /// Text of all of them together, in bytes.
+    /// The text of all of them together, in bytes.
     text_bytes: usize,
 }
 
 impl ClientRequests {
-    /// Ends a request, if it is open: nothing is answered any more.
+    /// Ends a request, if it is open; it gets no answer any more.
     pub(super) fn close(&mut self, id: &str) -> Option<PermissionRequestKey> {
-        let (key, (_, held)) = self.open.close(id)?;
-        self.text_bytes = self.text_bytes.saturating_sub(held);
+        let (key, (_, bytes)) = self.open.close(id)?;
+        self.text_bytes = self.text_bytes.saturating_sub(bytes);
         Some(key)
     }
 
-    /// Ends the request whose id another one comes with.
+    /// Ends the open request whose id a new request repeats.
     fn close_duplicate(&mut self, ids: &mut RequestIds, id: &str) -> Option<PermissionRequestKey> {
-        let (key, (_, held)) = self.open.close_duplicate(ids, id)?;
-        self.text_bytes = self.text_bytes.saturating_sub(held);
+        let (key, (_, bytes)) = self.open.close_duplicate(ids, id)?;
+        self.text_bytes = self.text_bytes.saturating_sub(bytes);
         Some(key)
     }
 
@@ -58,8 +58,8 @@ impl ClientRequests {
     }
 }
 
-/// A request that is not taken: the code and the words of the error, and the reason under which
-/// the line is counted, if it is a fault of the agent's.
+/// A rejected request: the error's code and message, and the reason under which the line is
+/// counted, if it is the agent's fault.
 struct RejectedRequest {
     bad_line_reason: Option<&'static str>,
     code: i32,
@@ -77,7 +77,7 @@ impl RejectedRequest {
 }
 
 impl Acp {
-    /// Takes a request to the client; `false` if the method is none that was offered.
+    /// Handles a request to the client; `false` if its method was not offered.
     pub(super) fn client_request(
         &mut self,
         id: &RequestId,
@@ -116,14 +116,14 @@ impl Acp {
         out: &mut Effects,
     ) -> Result<(), RejectedRequest> {
         if self.phase != Phase::Ready || self.shutdown != ShutdownState::NotStarted {
-            let why = "there is no session that this could be for";
+            let why = "no session is open for this request";
             return Err(RejectedRequest::new(
                 "out_of_state",
                 answers::INVALID_REQUEST,
                 why,
             ));
         }
-        // Looked at before a list of it is made; what is judged has the same bound.
+        // Checked before the list is built. What is evaluated has the same bound.
         let is_long = |raw: &&RawValue| raw.get().len() > PERMISSION_INPUT_BYTES;
         if method == ClientMethod::TerminalCreate && params.as_ref().is_some_and(is_long) {
             let why = format!("the parameters are longer than {PERMISSION_INPUT_BYTES} bytes");
@@ -132,7 +132,7 @@ impl Acp {
         let (session, call) = params
             .and_then(|raw| params::read(method, raw))
             .ok_or_else(|| {
-                let why = "the parameters lack a member, or one has another type";
+                let why = "a parameter is missing or has the wrong type";
                 RejectedRequest::new("bad_shape", answers::INVALID_PARAMS, why)
             })?;
         if self.is_other_session(&session) {
@@ -145,15 +145,15 @@ impl Acp {
             return Err(RejectedRequest::new(None, answers::CANCELLED, why));
         }
         if begins && self.turn == Turn::None {
-            let why = "no turn is running: files and new terminals are for turns";
+            let why = "no turn is running: file requests and new terminals need a running turn";
             return Err(RejectedRequest::new(
                 "out_of_state",
                 answers::INVALID_REQUEST,
                 why,
             ));
         }
-        let held = fits(&call)?;
-        if self.client.text_bytes + held > CLIENT_OPEN_BYTES {
+        let bytes = fits(&call)?;
+        if self.client.text_bytes + bytes > CLIENT_OPEN_BYTES {
             let why = "too much text is waiting to be written";
             return Err(RejectedRequest::new(
                 "too_many_asks",
@@ -162,7 +162,7 @@ impl Acp {
             ));
         }
         let open = &mut self.client.open;
-        let key = open.open(&mut self.ids, id.json(), (method, held));
+        let key = open.open(&mut self.ids, id.json(), (method, bytes));
         let key = key.map_err(|clash| match clash {
             RejectReason::Duplicate => {
                 let why = "a request with this id was sent before";
@@ -177,7 +177,7 @@ impl Acp {
                 RejectedRequest::new("bad_shape", answers::INVALID_REQUEST, why)
             }
         })?;
-        self.client.text_bytes += held;
+        self.client.text_bytes += bytes;
         if begins {
             self.note_turn_activity(out);
         }
@@ -193,7 +193,7 @@ impl Acp {
         Ok(())
     }
 
-    /// Carries out the answer to such a request.
+    /// Sends the answer to such a request.
     pub(super) fn client_answer(
         &mut self,
         key: &PermissionRequestKey,
@@ -201,8 +201,8 @@ impl Acp {
         out: &mut Effects,
     ) -> Result<(), DialectError> {
         let open = self.client.open.close_by_key(key);
-        let (method, held) = open.ok_or(DialectError::UnknownRequest)?;
-        self.client.text_bytes = self.client.text_bytes.saturating_sub(held);
+        let (method, bytes) = open.ok_or(DialectError::UnknownRequest)?;
+        self.client.text_bytes = self.client.text_bytes.saturating_sub(bytes);
         let line = match answer {
             Ok(done) => answers::success(&key.id, method, done),
             Err(error) => answers::error(&key.id, code(error.kind), &error_message(error)),
@@ -211,8 +211,8 @@ impl Acp {
         Ok(())
     }
 
-    /// A request comes with the id of an open one to the client: which of them an answer would be
-    /// for is not clear, so the older one gets none.
+    /// A request has the id of an open one to the client. It is unclear which of them an answer
+    /// would be for, so the older one gets none.
     pub(super) fn close_duplicate_client_request(
         &mut self,
         id: &RequestId,
@@ -235,8 +235,8 @@ const fn code(fault: ClientErrorKind) -> i32 {
     }
 }
 
-/// The words of an error. Agents know a missing file by the code, by these first words, or by the
-/// system's own: all three are there.
+/// The message of an error. Agents recognize a missing file by the code, by these first words, or
+/// by the system's own words, so all three are there.
 fn error_message(error: &ClientError) -> String {
     match error.kind {
         ClientErrorKind::NotFound => format!(
@@ -248,7 +248,7 @@ fn error_message(error: &ClientError) -> String {
     }
 }
 
-/// How much text a request holds; what is longer than can be carried out is not taken.
+/// How much text a request carries. Larger requests are rejected.
 fn fits(call: &ClientCall) -> Result<usize, RejectedRequest> {
     let too_long = |what: &str| RejectedRequest::new(None, answers::INVALID_PARAMS, what);
     match call {
@@ -269,7 +269,8 @@ fn fits(call: &ClientCall) -> Result<usize, RejectedRequest> {
     }
 }
 
-/// What is on record of a request that is judged: of a text its length and digest, not the text.
+/// The permission request for a request to the client, as it is recorded. Of a text it has the
+/// length and digest, not the text.
 fn build_permission_request(
     key: &PermissionRequestKey,
     call: &ClientCall,

@@ -1,15 +1,15 @@
-//! Pieces of text, which an agent sends more often than everything else together: read in one
-//! pass.
+//! Reads pieces of text in one pass. An agent sends them more often than all other messages
+//! together.
 //!
-//! Takes only the very shape in which the protocol's libraries write them. What differs in any way,
-//! even by one member, is left to the readers that know what to make of it (`envelope`, `updates`).
+//! Accepts only the exact shape that the protocol's libraries write. Any difference, even one
+//! member, is left to the full readers (`envelope`, `updates`).
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use marshal_wire::json::JsonString;
 
-/// How every such line begins.
+/// The first bytes of every such line.
 const HEAD: &str = r#"{"jsonrpc":"2.0","method":"session/update","#;
 
 /// A piece of an answer or of its reasoning.
@@ -61,9 +61,9 @@ struct Content<'a> {
     text: JsonString<'a>,
 }
 
-/// Reads a piece of text; `Idle` says that the line is to be read with patience.
+/// Reads a piece of text; `None` means that the full reader must read the line.
 pub(super) fn read(object: &str) -> Option<TextChunk<'_>> {
-    // A second `method` would be a second member of that name, which no typed reader takes.
+    // A second `method` would be a duplicate member, which no typed reader accepts.
     if !object.starts_with(HEAD) {
         return None;
     }

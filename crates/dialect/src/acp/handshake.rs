@@ -1,4 +1,4 @@
-//! From the first word to a session: version, login, then a new session or an earlier one.
+//! From the first message to a session: version, login, then a new session or an earlier one.
 //!
 //! Must not know what a turn is.
 
@@ -14,7 +14,7 @@ use marshal_config::{McpTransport, ServerKind};
 use marshal_model::UntrustedText;
 
 impl Acp {
-    /// The version gate: only the integer 1 passes, before anything else is written.
+    /// The version gate. Only the integer 1 passes, before anything else is written.
     pub(super) fn on_initialize_reply(
         &mut self,
         outcome: Result<&RawValue, ErrorReply>,
@@ -47,7 +47,7 @@ impl Acp {
         self.fail_channel(ChannelError::Version { theirs, ours }, out);
     }
 
-    /// Whether the agent can use the tool servers that it is to be handed.
+    /// Checks that the agent supports the tool servers that it gets.
     fn check_mcp_servers(&self) -> Result<(), String> {
         for server in &self.opening.acp.mcp_servers {
             let McpTransport::Route { kind, route, .. } = &server.transport else {
@@ -61,12 +61,12 @@ impl Acp {
             };
             if !reaches {
                 return Err(format!(
-                    "the agent reaches no tool servers by {kind} (mcpCapabilities), and {name} is one: start it as a program, or leave it out of mcp_servers"
+                    "the agent does not support tool servers over {kind} (mcpCapabilities), and {name} is one: start it as a program, or remove it from mcp_servers"
                 ));
             }
             if !self.opening.routes.contains_key(route) {
                 return Err(format!(
-                    "the tool server {name} needs the route {route}, and the pool has none of that name"
+                    "the tool server {name} needs the route {route}, but the pool has no route of that name"
                 ));
             }
         }
@@ -95,14 +95,17 @@ impl Acp {
             Ok(result) => result,
             Err(error) if error.code == AUTH_REQUIRED => return self.fail_login(&error, out),
             Err(error) => {
-                let said = format!("the agent opens no session: {}", describe_error(&error));
-                return self.fail_protocol(said, out);
+                let text = format!(
+                    "the agent did not open a session: {}",
+                    describe_error(&error)
+                );
+                return self.fail_protocol(text, out);
             }
         };
         self.session = message::session_id(result);
         if self.session.is_none() {
-            let said = "the agent opened a session without an id that can be used";
-            return self.fail_protocol(said.to_owned(), out);
+            let text = "the agent opened a session without a usable id";
+            return self.fail_protocol(text.to_owned(), out);
         }
         if let Some(settings) = self.read_settings(result, out) {
             self.apply_settings(settings, out);

@@ -1,4 +1,4 @@
-//! Whether the agent is there: deadlines of our requests, and a question when it has been silent.
+//! Whether the agent is alive: deadlines of our requests, and a ping after silence.
 //!
 //! A prompt has no deadline here. Must not know what a request is for.
 
@@ -9,28 +9,28 @@ use super::{Acp, Phase, Turn, write};
 use crate::{ChannelError, Effect, Effects};
 use marshal_model::limits;
 
-/// What is known of the agent's silence between turns.
+/// The agent's silence between turns.
 #[derive(Debug, Default)]
 pub(super) struct Keepalive {
-    /// Its last word.
+    /// When the agent last sent anything.
     last_activity: Option<Instant>,
-    /// When it was last asked whether it is there, since that word.
+    /// When the last ping since then was sent.
     last_ping: Option<Instant>,
-    /// The ids of the last such questions that have no reply: a late one is no stranger's.
+    /// The ids of pings without a reply, so that a late reply is recognized.
     pending_pings: Vec<u64>,
-    /// Questions since its last word.
+    /// Unanswered pings since then.
     missed: u32,
 }
 
 impl Keepalive {
-    /// Any word of the agent is a sign of life.
+    /// Records output of the agent as a sign of life.
     pub(super) const fn record_activity(&mut self, now: Instant) {
         self.last_activity = Some(now);
         self.last_ping = None;
         self.missed = 0;
     }
 
-    /// Whether a reply is the one to such a question.
+    /// Whether a reply belongs to a ping.
     pub(super) fn take_reply(&mut self, id: u64) -> bool {
         let place = self.pending_pings.iter().position(|open| *open == id);
         place.is_some_and(|at| {
@@ -50,14 +50,14 @@ impl Keepalive {
 }
 
 impl Acp {
-    /// When the open request of ours must have its reply.
+    /// When our open request must have its reply.
     pub(super) fn control_due(&self) -> Option<Instant> {
         self.control?
             .sent?
             .checked_add(self.opening.control_timeout?)
     }
 
-    /// A request of ours has no reply in its time.
+    /// Our request has no reply in time.
     pub(super) fn on_control_timeout(&mut self, out: &mut Effects) {
         let Some(control) = self.control.take() else {
             return;
@@ -66,17 +66,17 @@ impl Acp {
             return self.on_shutdown_reply(out);
         }
         let wait = self.opening.control_timeout.unwrap_or_default();
-        let said = format!(
+        let message = format!(
             "the agent did not answer {} within {wait:?} (timeouts.control)",
             control.method
         );
         if self.phase != Phase::Initializing {
             out.push(Effect::Write(write::cancel_request(control.id)));
         }
-        self.fail_channel(ChannelError::Unanswered(said), out);
+        self.fail_channel(ChannelError::Unanswered(message), out);
     }
 
-    /// When a silent agent is asked whether it is there: only between turns.
+    /// When a silent agent gets a ping: only between turns.
     pub(super) fn keepalive_due(&self) -> Option<Instant> {
         let idle = self.phase == Phase::Ready
             && self.turn == Turn::None
@@ -90,16 +90,16 @@ impl Acp {
         since.checked_add(self.opening.keepalive_interval?)
     }
 
-    /// Asks for a method that no agent has: whatever it replies, it lives. Nothing at all, after
-    /// so many questions, is a fault.
+    /// Sends a ping: a method that no agent has. Any reply shows that the agent is alive. No reply
+    /// at all to several pings is a fault.
     pub(super) fn send_keepalive(&mut self, now: Instant, out: &mut Effects) {
         if self.keepalive.missed >= limits::KEEPALIVE_MISSES {
             let wait = self.opening.keepalive_interval.unwrap_or_default();
-            let said = format!(
+            let message = format!(
                 "the agent did not answer {} requests, {wait:?} apart (timeouts.keepalive)",
                 limits::KEEPALIVE_MISSES
             );
-            return self.fail_channel(ChannelError::Unanswered(said), out);
+            return self.fail_channel(ChannelError::Unanswered(message), out);
         }
         let id = self.fresh_id();
         self.keepalive.record_ping(id, now);

@@ -1,8 +1,8 @@
-//! A permission request for a tool of a tool server, as agents make it: which server, which tool, and
-//! with what.
+//! Recognizes a permission request for a tool of a tool server: which server, which tool, and which
+//! arguments.
 //!
-//! The protocol has no words for this, so every adapter has its own. One that says it in no way that
-//! stands here is a request for an unknown tool. Must not know what is granted.
+//! The protocol does not define this, so every adapter has its own form. A form that is not listed
+//! here is a request for an unknown tool. Must not know what is granted.
 //!
 //! Tests with the agents themselves: `tests/drills/agents/engine_tools.rs`.
 
@@ -12,10 +12,10 @@ use serde_json::Value;
 use crate::mcp_tool_call::McpToolCall;
 use marshal_model::{PermissionRequest, UntrustedText};
 
-/// The kind that a call of such a tool has with every agent.
+/// The kind that every agent gives a call of such a tool.
 const KIND: &str = "other";
 
-/// What of a call is shown. A member that is not here is one that nobody would look at.
+/// The members of a call that are displayed. Nobody would check any other member.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ToolRequestInput {
@@ -25,7 +25,7 @@ struct ToolRequestInput {
     said: Option<Vec<Value>>,
 }
 
-/// The tool of that server for which a permission is asked.
+/// The tool of that server for which a permission is requested.
 #[must_use]
 pub(crate) fn parse_mcp_tool_call(ask: &PermissionRequest, server: &str) -> Option<McpToolCall> {
     if ask.tool.raw() != KIND {
@@ -43,7 +43,7 @@ pub(crate) fn parse_mcp_tool_call(ask: &PermissionRequest, server: &str) -> Opti
     }
 }
 
-/// Claude's adapter: the title is the name that the model calls, and the input what it gave.
+/// Claude's adapter: the title is the tool name that the model calls, and the input is the model's.
 fn parse_claude_title(
     title: &str,
     raw: Value,
@@ -60,7 +60,7 @@ fn parse_claude_title(
     })
 }
 
-/// Codex's adapter: a form that is to be agreed to, with everything in it.
+/// Codex's adapter: a form that must be accepted, with everything in it.
 fn parse_codex_approval(raw: &Value, id: &str, server: &str) -> Option<McpToolCall> {
     let text = |at: &str| raw.pointer(at).and_then(Value::as_str);
     let is_it = text("/server_name") == Some(server)
@@ -75,7 +75,8 @@ fn parse_codex_approval(raw: &Value, id: &str, server: &str) -> Option<McpToolCa
     })
 }
 
-/// Gemini CLI: the title names both, the call's id begins with both, and its one text is the input.
+/// Gemini CLI: the title names both, the call's id begins with both, and its only text is the
+/// input.
 fn parse_gemini_text(title: &str, said: &Value, id: &str, server: &str) -> Option<McpToolCall> {
     let behind = format!(" ({server} MCP Server)");
     let tool = title.strip_suffix(behind.as_str())?;
@@ -165,7 +166,7 @@ mod tests {
         for other in [
             shell,
             nameless,
-            // Another server, or one whose name only begins so.
+            // Another server, or one whose name only begins the same.
             ask("1", "mcp__search__read_file", &raw),
             ask("1", "mcp__marshal2__read_file", &raw),
             ask("1", "read_file", &raw),
@@ -185,7 +186,8 @@ mod tests {
             // A form of another server, or about another call.
             ask("call_1", "x", &form("search", "call_1")),
             ask("call_2", "x", &form("marshal", "call_1")),
-            // A title that a command or a model could have made: the call's id is the program's own.
+            // A title that a command or a model could have produced: the call's id is the program's
+            // own.
             ask("run_shell_command__1", of_gemini, &text),
             ask("mcp_search_read_file__1", of_gemini, &text),
             ask(

@@ -1,8 +1,8 @@
 //! ACP's results and parameters, typed as far as they are needed.
 //!
 //! Must not know in which order they come. Reading is lenient: a member that we do not need, or
-//! that has another type than expected, is left out; what a message cannot be without makes it
-//! unreadable, and so does a member that comes twice.
+//! that has another type than expected, is skipped. A missing required member makes the message
+//! unreadable, and so does a duplicate member.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -27,7 +27,7 @@ pub(super) struct InitializeResult<'a> {
     auth_methods: Option<&'a RawValue>,
 }
 
-/// What an agent can do beside prompts.
+/// The agent's capabilities beside prompts.
 #[derive(Debug, Default, Clone)]
 pub(super) struct Capabilities {
     pub(super) load: bool,
@@ -35,10 +35,11 @@ pub(super) struct Capabilities {
     pub(super) resume: bool,
     pub(super) close: bool,
     pub(super) logout: bool,
-    /// A prompt may hold files.
+    /// Whether a prompt may contain files.
     pub(super) embedded: bool,
-    /// It reaches tool servers by HTTP, or by server-sent events.
+    /// Whether it reaches tool servers by HTTP.
     pub(super) http: bool,
+    /// Whether it reaches tool servers by server-sent events.
     pub(super) sse: bool,
     pub(super) logins: Vec<Login>,
 }
@@ -54,7 +55,7 @@ impl InitializeResult<'_> {
         parse_string(parse_object::<Info<'_>>(self.agent_info?)?.version)
     }
 
-    /// What it can do; what it does not say, it cannot.
+    /// The agent's capabilities. One that is not stated is absent.
     pub(super) fn capabilities(&self) -> Capabilities {
         #[derive(Default, Deserialize)]
         #[serde(rename_all = "camelCase")]
@@ -131,7 +132,7 @@ impl InitializeResult<'_> {
     }
 }
 
-/// The id in the result of `session/new`, if there is one that can be kept.
+/// The id in the result of `session/new`, if it has a usable one.
 pub(super) fn session_id(result: &RawValue) -> Option<UntrustedText> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
@@ -186,7 +187,7 @@ impl PromptResult<'_> {
         parse_string(self.stop_reason)
     }
 
-    /// Tokens of the turn, where the agent counts them: in the result, or beside it as one agent
+    /// The turn's tokens, where the agent counts them: in the result, or beside it as one agent
     /// does (`_meta.quota.token_count`).
     pub(super) fn usage(&self) -> Usage {
         #[derive(Default, Deserialize)]
@@ -220,7 +221,7 @@ impl PromptResult<'_> {
     }
 }
 
-/// How a turn ended, by the agent's word.
+/// The turn's outcome for the agent's stop reason.
 pub(super) fn outcome(stop_reason: &str) -> TurnOutcome {
     match stop_reason {
         "cancelled" => TurnOutcome::Cancelled,
@@ -240,7 +241,7 @@ pub(super) struct UpdateParams<'a> {
     pub(super) update: &'a RawValue,
 }
 
-/// What every update has, and what the most frequent ones need.
+/// The members of every update, and those of the most frequent ones.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Update<'a> {
@@ -250,7 +251,7 @@ pub(super) struct Update<'a> {
     pub(super) content: Option<&'a RawValue>,
 }
 
-/// The text of a content block; `Idle` if it is another kind of block.
+/// The text of a content block; `None` for another kind of block.
 pub(super) fn block_text(block: &RawValue) -> Option<String> {
     #[derive(Deserialize)]
     struct Block<'a> {
@@ -262,7 +263,7 @@ pub(super) fn block_text(block: &RawValue) -> Option<String> {
     (block.kind.0 == "text").then_some(block.text)?
 }
 
-/// The steps of a `plan` update; the rest of a long one is left out.
+/// The steps of a `plan` update, up to a bound.
 pub(super) fn plan(update: &RawValue) -> Option<Vec<PlanEntry>> {
     #[derive(Deserialize)]
     struct Plan<'a> {
@@ -326,7 +327,7 @@ pub(super) fn current_mode(update: &RawValue) -> Option<UntrustedText> {
     let read = |raw: Option<&RawValue>| raw.map(|raw| parse_string(Some(raw)));
     match (read(mode.current_mode_id), read(mode.mode_id)) {
         (Some(one), Some(other)) if one == other => one,
-        // Two that differ: nobody knows which one it means.
+        // Two values that differ: it is unknown which one the agent means.
         (Some(_), Some(_)) => None,
         (one, other) => one.or(other).flatten(),
     }
@@ -349,13 +350,13 @@ pub(super) struct PermissionParams<'a> {
 pub(super) struct PermissionOptions {
     pub(super) allow: Option<String>,
     pub(super) reject: Option<String>,
-    /// What the request is about, for whoever hears of its denial.
+    /// What the request is about, for a message about its denial.
     pub(super) about: UntrustedText,
 }
 
 impl PermissionParams<'_> {
-    /// Chooses by kind (`allow_once`, `reject_once`), among options without a kind by the ids
-    /// `allow` and `deny`. An id that also stands for something else is no choice.
+    /// Chooses by kind (`allow_once`, `reject_once`), and among options without a kind by the ids
+    /// `allow` and `deny`. An id that also has another kind is not a choice.
     pub(super) fn options(&self) -> PermissionOptions {
         #[derive(Deserialize)]
         #[serde(rename_all = "camelCase")]
@@ -370,7 +371,7 @@ impl PermissionParams<'_> {
                 return None;
             }
             let kind = match choice.kind {
-                // What is no string is no kind that we know.
+                // A kind that is not a string is unknown.
                 Some(raw) => parse::<String>(raw).unwrap_or_default(),
                 None if choice.option_id == "allow" => "allow_once".to_owned(),
                 None if choice.option_id == "deny" => "reject_once".to_owned(),

@@ -3,41 +3,45 @@
 //! "Prompt turn", "Tool calls", "Cancellation".
 //!
 //! Owns the order of the conversation: the version gate, the session, one turn at a time. Must not
-//! know how a message looks (`envelope`, `message`, `write`), or what becomes of an event.
+//! know a message's format (`envelope`, `message`, `write`), or what happens to an event.
 //!
-//! What the protocol leaves open, or what agents do differently, is decided so:
+//! Where the protocol is open, or agents differ, this module decides as follows:
 //!
-//! - Before the agent has answered `initialize` with the integer 1, nothing but that request is
-//!   written. Another version and an error are both a version fault.
-//! - A session to be gone on with is looked up by `session/list` where the agent has it: some
-//!   agents answer `session/load` of an unknown id like a success. What the agent replays is not
-//!   reported, also where it does so only after its reply.
+//! - Before the agent has answered `initialize` with the integer 1, only that request is written.
+//!   Another version and an error are both a version fault.
+//! - A session to resume is looked up by `session/list` where the agent has it: some agents answer
+//!   `session/load` of an unknown id with success. The replayed messages are not reported, even
+//!   where the agent sends them after its reply.
 //! - Mode, model and options are set after every opening, before the first prompt. A mode that
-//!   skips permission requests is a fault unless the configuration says that it is meant.
-//! - A turn has begun, for the agent, with its first piece of text, thought, plan, tool call or
-//!   permission request; it ends with the reply to its prompt. While it was cancelled, an error
-//!   ends it `cancelled`, too. A reply without a reason that can be read is a failed turn.
-//! - Text and plans outside of a turn are out of state and dropped; tool calls are passed on all
-//!   the same, so that they are judged.
-//! - A denial without an option to reject is `cancelled`, which means the turn: it is cancelled,
-//!   too. So is a permission that has no option to allow once: no answer of ours says "always".
-//! - A request of another session than ours is never allowed, and a call of one lends nothing to
-//!   ours: what runs there is told and judged by itself.
-//! - A reply that belongs to no request of ours is counted and ignored: some agents answer what
-//!   was no request.
-//! - A line is a message if it is an object with a `method`, a `result` or an `error`. The channel is ready
-//!   when the session is open and set as the pool wants it. An update before that is reported as after it.
-//! - A login that is wanted parks the slot (`needs_setup`), with what the agent offers. So does a mode or option
-//!   that is not offered, and a mode that skips permission requests. A later change into such a mode
-//!   kills the child at once (`protocol_fault`).
-//! - No reply to a request of ours within `timeouts.control`, or no word after three keepalives, fails the
-//!   channel. So do more than `limits::EXCESS_PERMISSION_REQUESTS` requests beyond `limits::OPEN_PERMISSION_REQUESTS`.
-//! - A permission request that cannot be read is a `report_bad_line` (`bad_shape`) and gets the error -32602.
-//!   One outside of a turn, or with a used id, is denied; in a cancelled turn it is answered `cancelled`.
-//! - A request that is not served gets the error -32601. A reply without a request of ours is a `report_bad_line`
-//!   (`unknown_id`).
-//! - An unknown notification is an `unknown` event, and nothing if its name begins with `_` or `$`. So is
-//!   an update that is not typed here, and content that is no text.
+//!   skips permission requests is a fault unless the configuration allows it.
+//! - A turn begins, for the agent, with its first piece of text, thought, plan, tool call or
+//!   permission request. It ends with the reply to its prompt. If the turn was cancelled, an error
+//!   also ends it `cancelled`. A reply without a readable reason is a failed turn.
+//! - Text and plans outside of a turn are out of state and dropped. Tool calls are still passed on,
+//!   so that they are evaluated.
+//! - A denial without an option to reject is answered `cancelled`. That means the turn, so the turn
+//!   is cancelled too. So is an approval without an option to allow once: our answers never say
+//!   "always".
+//! - A request of another session is never allowed, and a call of another session shares nothing
+//!   with ours: it is reported and evaluated by itself.
+//! - A reply that belongs to no request of ours is counted and ignored: some agents answer messages
+//!   that are not requests.
+//! - A line is a message if it is an object with a `method`, a `result` or an `error`. The channel
+//!   is ready when the session is open and has the pool's settings. An update before that is
+//!   reported after it.
+//! - A required login parks the slot (`needs_setup`), with the logins that the agent offers. So
+//!   does a mode or option that is not offered, and a mode that skips permission requests. A later
+//!   change into such a mode kills the child at once (`protocol_fault`).
+//! - No reply to a request of ours within `timeouts.control`, or silence after three keepalives,
+//!   fails the channel. So do more than `limits::EXCESS_PERMISSION_REQUESTS` requests beyond
+//!   `limits::OPEN_PERMISSION_REQUESTS`.
+//! - An unreadable permission request is a `bad_line` event (`bad_shape`) and gets the error
+//!   -32602. One outside of a turn, or with a used id, is denied. In a cancelled turn it is
+//!   answered `cancelled`.
+//! - An unsupported request gets the error -32601. A reply without a request of ours is a
+//!   `bad_line` event (`unknown_id`).
+//! - An unknown notification is an `unknown` event, or nothing if its name begins with `_` or `$`.
+//!   An update that is not typed here, and content that is not text, are `unknown` events too.
 
 mod auth;
 mod calls;
@@ -86,43 +90,43 @@ use marshal_model::limits;
 use marshal_model::{AgentInfo, ErrorOrigin, Event, TurnOutcome, UntrustedText, Usage};
 use marshal_wire::json::{self, BadFrame};
 
-/// How far the channel is.
+/// The phase of the channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Phase {
-    /// It waits for the reply to `initialize`.
+    /// Waits for the reply to `initialize`.
     #[default]
     Initializing,
-    /// To `authenticate`.
+    /// Waits for the reply to `authenticate`.
     Authenticating,
-    /// To `session/list`.
+    /// Waits for the reply to `session/list`.
     Listing,
-    /// To `session/new`.
+    /// Waits for the reply to `session/new`.
     Creating,
-    /// To `session/load` or `session/resume`.
+    /// Waits for the reply to `session/load` or `session/resume`.
     Loading,
-    /// The session is loaded; the agent may still be telling its past.
+    /// The session is loaded; the agent may still replay its history.
     Replaying,
-    /// It waits for the replies to what the session is set to.
+    /// Waits for the replies to the session's settings.
     Configuring,
     /// Prompts may be sent.
     Ready,
-    /// Faulted or at its end: nothing is read or written any more.
+    /// Failed or ended: nothing is read or written any more.
     Closed,
 }
 
 /// The turn, with the id of its prompt's request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Turn {
-    /// None runs.
+    /// No turn.
     #[default]
     None,
-    /// Its prompt was written; nothing came of it yet.
+    /// The prompt was written; the agent has sent nothing for it yet.
     Sent(u64),
-    /// It runs.
+    /// The turn runs.
     Running(u64),
 }
 
-/// The request of ours that is open, if it is no prompt: there is one at a time.
+/// Our open request that is not a prompt. There is one at a time.
 #[derive(Debug, Clone, Copy)]
 struct Control {
     id: u64,
@@ -134,9 +138,9 @@ struct Control {
 #[derive(Debug, Default)]
 pub struct Acp {
     phase: Phase,
-    /// The time of what is being handled.
+    /// The time of the input being handled.
     now: Option<Instant>,
-    /// The id of the last request of ours.
+    /// The id of our last request.
     last_id: u64,
     opening: OpenParams,
     capabilities: Capabilities,
@@ -145,23 +149,23 @@ pub struct Acp {
     pages: u32,
     replay: Replay,
     info: AgentInfo,
-    /// Set once the channel is ready.
+    /// The session's id, once the channel is ready.
     session: Option<UntrustedText>,
     setup: SetupState,
     turn: Turn,
-    /// `session/cancel` was written for the turn.
+    /// Whether `session/cancel` was written for the turn.
     cancelling: bool,
     shutdown: ShutdownState,
     keepalive: Keepalive,
-    /// The ids of everything that the agent asks, permissions and all else.
+    /// The ids of all requests of the agent, permission requests and others.
     ids: RequestIds,
     open_requests: OpenRequests<PermissionOptions>,
     calls: ToolCalls,
     client: ClientRequests,
     denials: PendingDenials,
-    /// Those that the prompt tells of which nothing came yet.
+    /// The denials that the current prompt reports, until the agent has accepted it.
     unconfirmed_denials: PendingDenials,
-    /// Lines that were no messages.
+    /// Lines that were not messages.
     bad_lines: u32,
     /// Requests that were denied because too many were open.
     excess_requests: u32,
@@ -189,8 +193,8 @@ impl Dialect for Acp {
             Input::TooLong(head) => {
                 report_bad_line("too_long", head, out);
                 let cap = limits::LINE_BYTES;
-                let said = format!("the agent wrote a line of more than {cap} bytes");
-                self.fail_protocol(said, out);
+                let message = format!("the agent wrote a line of more than {cap} bytes");
+                self.fail_protocol(message, out);
             }
             Input::Eof => {
                 self.withdraw_requests(out);
@@ -268,7 +272,7 @@ impl Acp {
         self.last_id
     }
 
-    /// Writes a request whose reply moves the channel on.
+    /// Writes a request whose reply moves the channel to the next phase.
     fn send_request(
         &mut self,
         phase: Phase,
@@ -306,7 +310,7 @@ impl Acp {
         }
     }
 
-    /// The reply to a request of ours that is open, or one that nobody waits for.
+    /// Handles a reply: to our open request, or to one that is no longer awaited.
     fn handle_reply(
         &mut self,
         id: Option<u64>,
@@ -330,7 +334,7 @@ impl Acp {
         }
     }
 
-    /// The reply to the request of [`Acp::ask`].
+    /// Handles the reply to the request that the phase waits for.
     fn on_control_reply(&mut self, outcome: Result<&RawValue, ErrorReply>, out: &mut Effects) {
         match self.phase {
             Phase::Initializing => self.on_initialize_reply(outcome, out),
@@ -375,13 +379,13 @@ impl Acp {
                 }
             }
             Err(error) => {
-                let said = describe_error(&error);
+                let text = describe_error(&error);
                 out.push(Effect::Event(Event::AgentError {
                     code: error.code.into(),
                     message: error.message.into(),
                     origin: ErrorOrigin::Unknown,
                 }));
-                self.failed_turn_end(said)
+                self.failed_turn_end(text)
             }
         };
         self.turn = Turn::None;
@@ -391,7 +395,7 @@ impl Acp {
         out.push(Effect::Event(end));
     }
 
-    /// The end of a turn that failed; if we cancelled it, that is what the agent failed at.
+    /// The end of a failed turn. If we cancelled it, the agent failed because of that.
     fn failed_turn_end(&self, detail: String) -> Event {
         Event::TurnEnded {
             outcome: if self.cancelling {
@@ -405,7 +409,7 @@ impl Acp {
         }
     }
 
-    /// Notes that something of the running turn came; `false` if none runs.
+    /// Records that the running turn has output; `false` if none runs.
     fn note_turn_activity(&mut self, out: &mut Effects) -> bool {
         if let Turn::Sent(id) = self.turn {
             self.turn = Turn::Running(id);
@@ -415,7 +419,7 @@ impl Acp {
         self.turn != Turn::None
     }
 
-    /// Ends the running turn from our side. Nothing to do if none runs, or if that was said.
+    /// Cancels the running turn. Does nothing if none runs, or if it is already cancelled.
     fn cancel(&mut self, out: &mut Effects) {
         let Some(session) = &self.session else { return };
         if self.turn == Turn::None || self.cancelling {
@@ -426,23 +430,23 @@ impl Acp {
         self.cancel_requests(out);
     }
 
-    /// Counts a line that is no message; too many of them are another program.
+    /// Counts a line that is not a message. Too many of them mean that this is another program.
     fn count_bad_line(&mut self, bad: BadFrame, line: &[u8], out: &mut Effects) {
         report_bad_line(bad.as_str(), line, out);
         self.bad_lines = self.bad_lines.saturating_add(1);
         if self.bad_lines > limits::BAD_LINES {
             let most = limits::BAD_LINES;
-            let said = format!("more than {most} lines on the agent's stdout were no messages");
-            self.fail_protocol(said, out);
+            let message = format!("more than {most} lines on the agent's stdout were not messages");
+            self.fail_protocol(message, out);
         }
     }
 
-    /// The form that answers to permission requests have.
+    /// The format of our replies to permission requests.
     fn reply_format(&self) -> PermissionReply {
         self.opening.acp.permission_reply
     }
 
-    /// Ends every open request with the answer that the protocol has for a cancelled turn.
+    /// Ends every open request with the protocol's answer for a cancelled turn.
     fn cancel_requests(&mut self, out: &mut Effects) {
         for (key, _) in self.open_requests.close_all() {
             let answer = write::cancel_permission(self.reply_format(), &key.id);
@@ -451,7 +455,7 @@ impl Acp {
         }
     }
 
-    /// Ends every open request; nobody is there to be answered.
+    /// Ends every open request without an answer, because the agent is gone.
     fn withdraw_requests(&mut self, out: &mut Effects) {
         let open = self.open_requests.close_all().into_iter();
         out.extend(open.map(|(key, _)| Effect::RequestWithdrawn(key)));
@@ -459,8 +463,8 @@ impl Acp {
         out.extend(wanted.map(Effect::RequestWithdrawn));
     }
 
-    fn fail_protocol(&mut self, said: String, out: &mut Effects) {
-        self.fail_channel(ChannelError::Protocol(said), out);
+    fn fail_protocol(&mut self, message: String, out: &mut Effects) {
+        self.fail_channel(ChannelError::Protocol(message), out);
     }
 
     fn fail_channel(&mut self, fault: ChannelError, out: &mut Effects) {
@@ -471,7 +475,7 @@ impl Acp {
     }
 }
 
-/// An error of the agent as a sentence of ours.
+/// Describes an error of the agent in one sentence.
 pub(super) fn describe_error(error: &ErrorReply) -> String {
     let code = UntrustedText::from(error.code.as_str()).escape_for_display(40);
     let message = UntrustedText::from(error.message.as_str()).escape_for_display(300);
@@ -482,7 +486,8 @@ pub(super) fn describe_error(error: &ErrorReply) -> String {
     format!("the agent reported error {code}: {message}{data}")
 }
 
-/// Texts of an agent as a list for a person: shown safely, the rest of a long list only counted.
+/// Joins texts of an agent into a list for a person: escaped, with the rest of a long list only
+/// counted.
 pub(super) fn join_for_display<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
     const SHOWN: usize = 20;
     let mut texts = texts.into_iter();

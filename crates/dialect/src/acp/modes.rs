@@ -1,8 +1,8 @@
-//! Whether the session, as it is set, skips permission requests.
+//! Whether the session's settings skip permission requests.
 //!
-//! Then the policy would judge nothing of what the agent does before it is done, so it is a fault
-//! unless the configuration says that it is meant: of the opening, and, when the agent changes its
-//! mode by itself, of the whole child.
+//! Then the policy would not evaluate what the agent does before it is done. So it is a fault
+//! unless the configuration allows it: a fault of the opening, or, when the agent changes its mode
+//! by itself, of the whole child.
 
 use super::settings::{Choice, SessionOption, Settings, Value};
 use super::{Acp, Phase};
@@ -10,13 +10,12 @@ use crate::{ChannelError, Effect, Effects};
 use marshal_config::AutoApproveModes;
 use marshal_model::{Event, UntrustedText};
 
-/// What the agent says of its modes that is needed after the opening: ids of modes whose names say
-/// that they skip.
+/// The ids of modes whose names say that they skip requests. They are needed after the opening.
 #[derive(Debug, Default)]
 pub(super) struct SkippingModes {
-    /// In its list of modes, which it gives once.
+    /// From the list of modes, which the agent sends once.
     of_modes: Vec<UntrustedText>,
-    /// In its options, as they stand now.
+    /// From the options, as they are now.
     of_options: Vec<UntrustedText>,
 }
 
@@ -56,13 +55,13 @@ fn skipping_ids<'a>(
         .collect()
 }
 
-/// In what way a session skips, in our words; `Idle`: as far as its settings say, it does not.
+/// How a session skips requests, in our words; `None` if its settings do not say so.
 pub(super) fn skip_reason(settings: &Settings, skipping: &AutoApproveModes) -> Option<String> {
     let named = SkippingModes::new(settings, skipping);
     if let Some(modes) = &settings.modes
         && modes.current.is_none()
     {
-        return Some("its mode, which it does not name".to_owned());
+        return Some("its mode, which it does not report".to_owned());
     }
     let current = settings.modes.as_ref();
     let current = current.and_then(|modes| modes.current.as_ref());
@@ -78,12 +77,12 @@ pub(super) fn skip_reason(settings: &Settings, skipping: &AutoApproveModes) -> O
     options.find_map(|option| option_skip_reason(option, skipping))
 }
 
-/// Words of an option that is off: an `auto_approve` with one of these approves nothing.
+/// Values of a disabled option: an `auto_approve` with one of these approves nothing.
 const OFF: [&str; 9] = [
     "ask", "default", "disabled", "false", "manual", "never", "no", "none", "off",
 ];
 
-/// In what way an option makes the session skip.
+/// How an option makes the session skip requests.
 pub(super) fn option_skip_reason(
     option: &SessionOption,
     skipping: &AutoApproveModes,
@@ -118,7 +117,7 @@ pub(super) fn option_skip_reason(
     }
 }
 
-/// Whether an option is about what the agent asks for, by what it is called.
+/// Whether an option is about permissions, by its name.
 fn is_permission_option(option: &SessionOption, names: &[&str]) -> bool {
     let category = option.category.as_ref().map(UntrustedText::raw);
     let mut all = names.iter().copied().chain(category);
@@ -132,7 +131,7 @@ fn names_permissions(name: &str) -> bool {
         .any(|part| name.contains(part))
 }
 
-/// Whether an option, when it is on, has the agent ask.
+/// Whether an option, when it is on, makes the agent ask.
 fn enables_asking(names: &[&str]) -> bool {
     const WANTS: [&str; 5] = ["ask", "confirm", "need", "prompt", "requir"];
     names.iter().any(|name| {
@@ -150,7 +149,7 @@ pub(super) fn is_skipping_mode(
 }
 
 impl Acp {
-    /// The agent is in another mode now, by its own word.
+    /// The agent reports another mode.
     pub(super) fn on_mode_changed(&mut self, mode: &UntrustedText, out: &mut Effects) {
         self.setup.settings.set_mode(mode);
         let skipping = &self.opening.acp.auto_approve_modes;
@@ -159,7 +158,7 @@ impl Acp {
         }
     }
 
-    /// Its options are others now.
+    /// The agent reports other options.
     pub(super) fn on_options_changed(&mut self, changed: Settings, out: &mut Effects) {
         let skipping = &self.opening.acp.auto_approve_modes;
         let way = skip_reason(&changed, skipping);
@@ -172,15 +171,15 @@ impl Acp {
         }
     }
 
-    /// What runs now is not asked about: the child ends, unless that is meant. During the opening
-    /// nothing runs yet, and what the session is set to at its end decides.
+    /// Nothing asks about what runs now, so the child ends unless that is allowed. During the
+    /// opening nothing runs yet; the settings at its end decide.
     pub(super) fn fail_on_skipping(&mut self, way: &str, out: &mut Effects) {
         if self.opening.acp.mode_skips_requests || self.phase != Phase::Ready {
             return;
         }
-        let said = format!(
-            "the agent changed its session by itself so that it skips permission requests ({way}): it was ended; mode_skips_requests = true says that this is meant"
+        let message = format!(
+            "the agent changed its own session so that it skips permission requests ({way}), so the supervisor stopped it; set mode_skips_requests = true if this is intended"
         );
-        self.fail_channel(ChannelError::UnsafeState(said), out);
+        self.fail_channel(ChannelError::UnsafeState(message), out);
     }
 }

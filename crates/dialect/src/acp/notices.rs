@@ -1,5 +1,5 @@
-//! The updates that an agent sends seldom: what it says of its session, of commands and options, of
-//! its context. Each becomes one event, or `Idle` where it cannot be read.
+//! The rare updates of an agent: about its session, its commands and options, its context. Each
+//! becomes one event, or `None` if it is unreadable.
 //!
 //! Must not know turns.
 
@@ -12,7 +12,7 @@ use crate::lenient::{BoundedList, parse, parse_object, parse_string};
 use marshal_model::limits;
 use marshal_model::{CommandInfo, Event, UntrustedText};
 
-/// The event of an update that changes nothing of ours.
+/// The event of an update that does not change our state.
 pub(super) fn event(tag: &str, update: &RawValue) -> Option<Event> {
     match tag {
         "available_commands_update" => commands(update),
@@ -159,7 +159,7 @@ fn user_text(update: &RawValue) -> Option<Event> {
     })
 }
 
-/// A text of which the front is enough.
+/// A text, truncated.
 fn short(text: UntrustedText) -> UntrustedText {
     if text.len() <= limits::ADVERTISED_TEXT_BYTES {
         return text;

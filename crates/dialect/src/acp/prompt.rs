@@ -1,4 +1,4 @@
-//! A prompt as blocks: what was denied before, the text, and the files that belong to it.
+//! A prompt as blocks: earlier denials, the text, and the attached files.
 //!
 //! Must not read files.
 
@@ -8,7 +8,7 @@ use marshal_config::DenialFeedback;
 use marshal_model::UntrustedText;
 
 impl Acp {
-    /// Writes a prompt: the turn has begun for us.
+    /// Writes a prompt. For us the turn begins here.
     pub(super) fn prompt(
         &mut self,
         text: &UntrustedText,
@@ -34,7 +34,7 @@ impl Acp {
         out.push(Effect::Write(write::prompt(id, &session, &blocks)));
     }
 
-    /// Keeps a denial's reason for the next prompt: the answer has no place for it.
+    /// Stores a denial's reason for the next prompt: the answer has no field for it.
     pub(super) fn record_denial(&mut self, about: &UntrustedText, reason: &str) {
         if self.opening.acp.report_denials == DenialFeedback::NextPrompt {
             self.denials.add(about, reason);

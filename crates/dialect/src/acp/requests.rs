@@ -1,6 +1,7 @@
-//! What the agent wants to know: permissions, and all that we do not serve.
+//! The agent's requests: permission requests, and those that we do not support.
 //!
-//! Must not decide anything: a permission request goes to the session, its answer comes back as a command.
+//! Must not decide anything. A permission request goes to the session, and its answer comes back as
+//! a command.
 
 use serde_json::value::RawValue;
 
@@ -33,7 +34,8 @@ impl Acp {
         }
         self.close_duplicate_client_request(id, line, out);
         if method != "session/request_permission" {
-            // An answer carries no more than an id: this one also ends a request that has it.
+            // An answer has no more than an id, so this request also ends an open one with the same
+            // id.
             if let Some((key, _)) = self.open_requests.close_duplicate(&mut self.ids, id.json()) {
                 report_bad_line("duplicate_id", line, out);
                 out.push(Effect::RequestWithdrawn(key));
@@ -64,13 +66,13 @@ impl Acp {
         }
     }
 
-    /// A permission request of a shape that we do not know is none.
+    /// Rejects a permission request of unknown shape.
     fn reject_unreadable(&mut self, id: &RequestId, line: &[u8], out: &mut Effects) {
         report_bad_line("bad_shape", line, out);
         let open = self.open_requests.close(id.json());
         out.extend(open.map(|(key, _)| Effect::RequestWithdrawn(key)));
-        let said = "the permission request cannot be read";
-        let answer = write::error(id.json(), write::INVALID_PARAMS, said);
+        let message = "the permission request cannot be read";
+        let answer = write::error(id.json(), write::INVALID_PARAMS, message);
         out.push(Effect::Write(answer));
     }
 
@@ -84,7 +86,7 @@ impl Acp {
     ) {
         let id = id.json();
         if self.cancelling || self.shutdown != ShutdownState::NotStarted {
-            // Whoever cancels answers every request so, also one that comes later.
+            // A client that cancels answers every request so, also one that comes later.
             if let Ok(raw) = serde_json::from_slice::<&RawValue>(line) {
                 out.push(Effect::Event(Event::Unknown {
                     tag: "session/request_permission".into(),
@@ -103,7 +105,7 @@ impl Acp {
         self.note_turn_activity(out);
         let (_, known) = self.calls.merge(fields, MessageKind::PermissionRequest);
         if !known.is_complete {
-            // It is asked all the same, so that its denial is on record.
+            // It is passed on all the same, so that its denial is recorded.
             options.allow = None;
         }
         if options.allow.is_none() {
@@ -139,19 +141,17 @@ impl Acp {
         }));
     }
 
-    /// One more request was denied because too many are open.
+    /// Counts a request that was denied because too many are open.
     fn count_excess_request(&mut self, out: &mut Effects) {
         self.excess_requests = self.excess_requests.saturating_add(1);
         if self.excess_requests > limits::EXCESS_PERMISSION_REQUESTS {
             let most = limits::OPEN_PERMISSION_REQUESTS;
-            let said = format!(
-                "the agent asks on and on while {most} of its requests wait for their answers"
-            );
-            self.fail_protocol(said, out);
+            let message = format!("the agent keeps sending requests while {most} of them are open");
+            self.fail_protocol(message, out);
         }
     }
 
-    /// Carries out an answer. The protocol has no place for a denial's reason.
+    /// Writes an answer. The protocol has no field for a denial's reason.
     pub(super) fn answer(
         &mut self,
         key: &PermissionRequestKey,
@@ -177,8 +177,8 @@ impl Acp {
         Ok(())
     }
 
-    /// Denies a request. Without an option for that, the answer is the one for a cancelled turn,
-    /// so the turn is cancelled.
+    /// Denies a request. Without an option to reject, the answer means a cancelled turn, so the
+    /// turn is cancelled.
     fn deny(&mut self, id: &str, options: &PermissionOptions, out: &mut Effects) {
         let form = self.reply_format();
         let Some(option) = options.reject.as_deref() else {
@@ -191,7 +191,7 @@ impl Acp {
         out.push(Effect::Write(write::deny(form, id, option)));
     }
 
-    /// Denies a request that nobody is asked about.
+    /// Denies a request without asking anybody.
     fn deny_at_once(&mut self, id: &str, options: &PermissionOptions, out: &mut Effects) {
         let open = self.open_requests.close(id);
         out.extend(open.map(|(key, _)| Effect::RequestWithdrawn(key)));

@@ -1,7 +1,7 @@
-//! Going on with a session of an earlier process: looked up, loaded or resumed, and its past not
-//! told a second time.
+//! Resuming a session of an earlier process: find it, load or resume it, and do not report its
+//! history a second time.
 //!
-//! Must not know what a session is set to.
+//! Must not know a session's settings.
 
 use std::time::Instant;
 
@@ -16,20 +16,20 @@ use crate::{ChannelError, Effects};
 use marshal_model::Event;
 use marshal_model::limits;
 
-/// What an agent tells again of a session that it loads.
+/// The history that an agent replays while it loads a session.
 #[derive(Debug, Default)]
 pub(super) struct Replay {
-    /// The request that loads it.
+    /// The method of the request that loads it.
     method: Option<&'static str>,
-    /// The session was in the agent's list.
+    /// Whether the session is in the agent's list.
     is_listed: bool,
-    /// Messages of its past so far.
+    /// Messages of the history so far.
     messages: u64,
-    /// When the session was loaded, and when the last such message came after that.
+    /// When the session was loaded, and when the last replayed message came after that.
     settling: Option<(Instant, Instant)>,
-    /// What the session is set to.
+    /// The session's settings.
     settings: Option<Settings>,
-    /// A prompt was sent: what comes now is new.
+    /// Whether a prompt was sent: what comes after it is new.
     pub(super) is_over: bool,
 }
 
@@ -39,7 +39,7 @@ impl Replay {
         self.method.is_some()
     }
 
-    /// The event that says so, once.
+    /// The event that reports the resumed session, once.
     pub(super) fn resumed_event(&mut self) -> Option<Event> {
         let how = self.method?;
         Some(Event::SessionResumed {
@@ -49,7 +49,7 @@ impl Replay {
     }
 }
 
-/// Updates that an agent may tell of a session's past.
+/// Whether an update of this kind can be part of a session's history.
 pub(super) fn is_history(tag: &str) -> bool {
     matches!(
         tag,
@@ -65,12 +65,12 @@ pub(super) fn is_history(tag: &str) -> bool {
 }
 
 impl Acp {
-    /// Whether what comes now of a session's past was told before.
+    /// Whether the current messages are replayed history.
     pub(super) fn is_replaying(&self) -> bool {
         self.opening.resume.is_some() && !self.replay.is_over
     }
 
-    /// A message of the session's past.
+    /// Counts a replayed message.
     pub(super) fn record_replayed(&mut self) {
         self.replay.messages += 1;
         if let (Some((_, last)), Some(now)) = (&mut self.replay.settling, self.now) {
@@ -78,8 +78,8 @@ impl Acp {
         }
     }
 
-    /// Looks the session up where the agent has a list: some answer a load of an unknown id like
-    /// a success, and a resume by a new session of their own.
+    /// Looks the session up where the agent has a list. Some agents answer a load of an unknown id
+    /// with success, and a resume with a new session of their own.
     pub(super) fn find(&mut self, out: &mut Effects) {
         if !self.capabilities.load && !self.capabilities.resume {
             let why = "it offers neither session/load nor session/resume".to_owned();
@@ -99,7 +99,7 @@ impl Acp {
         });
     }
 
-    /// A page of the agent's sessions.
+    /// Handles a page of the agent's sessions.
     pub(super) fn on_session_list_reply(
         &mut self,
         outcome: Result<&RawValue, ErrorReply>,
@@ -110,7 +110,7 @@ impl Acp {
         };
         let why = match outcome {
             Err(error) if error.code == AUTH_REQUIRED => return self.fail_login(&error, out),
-            Err(error) => format!("to session/list {}", describe_error(&error)),
+            Err(error) => format!("session/list failed: {}", describe_error(&error)),
             Ok(result) => match message::find_in_session_list(result, wanted) {
                 None => "its list of sessions cannot be read".to_owned(),
                 Some((true, _)) => {
@@ -127,7 +127,7 @@ impl Acp {
                         ""
                     };
                     format!(
-                        "{all}its list of sessions lacks {}",
+                        "{} is not in {all}its list of sessions",
                         wanted.escape_for_display(80)
                     )
                 }
@@ -136,7 +136,7 @@ impl Acp {
         self.fail_channel(ChannelError::NotResumed(why), out);
     }
 
-    /// Resumes where the agent can and the id is known to be good; else loads.
+    /// Resumes where the agent supports it and the id is known to exist; otherwise loads.
     fn load(&mut self, out: &mut Effects) {
         let resumes =
             self.capabilities.resume && (self.replay.is_listed || !self.capabilities.load);
@@ -156,7 +156,7 @@ impl Acp {
         });
     }
 
-    /// The reply to `session/load` or `session/resume`, which names no session.
+    /// Handles the reply to `session/load` or `session/resume`, which names no session.
     pub(super) fn on_session_load_reply(
         &mut self,
         outcome: Result<&RawValue, ErrorReply>,
@@ -176,7 +176,7 @@ impl Acp {
         let Some(settings) = self.read_settings(result, out) else {
             return;
         };
-        // Some tell the past, or the rest of it, only after their reply.
+        // Some agents replay the history, or the rest of it, only after their reply.
         let Some(now) = self.now else {
             return self.apply_settings(settings, out);
         };
@@ -185,7 +185,7 @@ impl Acp {
         self.replay.settings = Some(settings);
     }
 
-    /// When an agent has been quiet for long enough after its reply.
+    /// When the agent has been quiet for long enough after its reply.
     pub(super) fn quiet_due(&self) -> Option<Instant> {
         let (since, last) = self.replay.settling?;
         let quiet = last.checked_add(limits::REPLAY_QUIET)?;
@@ -194,7 +194,7 @@ impl Acp {
         waits.then(|| quiet.min(longest))
     }
 
-    /// It is: the session goes on.
+    /// Ends the replay: the session continues.
     pub(super) fn finish_replay(&mut self, out: &mut Effects) {
         self.replay.settling = None;
         let settings = self.replay.settings.take().unwrap_or_default();

@@ -1,8 +1,8 @@
-//! What a session can be set to, and what it is set to: modes, options, and the models that older
-//! agents list apart.
+//! The settings of a session and their choices: modes, options, and the models that older agents
+//! list separately.
 //!
-//! Must not know what it should be set to. Lists are read up to [`limits::ADVERTISED_ITEMS`] entries; what
-//! cannot be read in them is left out.
+//! Must not know which settings are wanted. Lists are read up to [`limits::ADVERTISED_ITEMS`]
+//! entries. Unreadable entries are skipped.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -11,14 +11,14 @@ use crate::lenient::{BoundedList, parse, parse_object, parse_string};
 use marshal_model::limits;
 use marshal_model::{ChoiceInfo, OptionState, UntrustedText};
 
-/// What there is to choose from, and what is chosen.
+/// The choices, and the current one.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Choices {
     pub(super) current: Option<UntrustedText>,
     pub(super) offered: Vec<Choice>,
 }
 
-/// One thing to choose.
+/// One choice.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Choice {
     pub(super) id: UntrustedText,
@@ -52,7 +52,7 @@ pub(super) enum Value {
 }
 
 impl SessionOption {
-    /// Whether the agent says, or its id does, that it is about this.
+    /// Whether the option is about this, by its category or its id.
     pub(super) fn is_about(&self, what: &str) -> bool {
         match &self.category {
             Some(category) => category.raw() == what,
@@ -64,7 +64,7 @@ impl SessionOption {
         self.offered.iter().any(|choice| choice.id.raw() == id)
     }
 
-    /// As it is told, with those of its values that may be chosen.
+    /// The option as it is reported, with the values that may be chosen.
     pub(super) fn state(&self, may_choose: impl Fn(&Choice) -> bool, may_set: bool) -> OptionState {
         OptionState {
             id: self.id.clone(),
@@ -92,25 +92,24 @@ impl Choices {
     }
 }
 
-/// Everything that a session can be set to.
+/// All settings of a session.
 #[derive(Debug, Default)]
 pub(super) struct Settings {
     pub(super) modes: Option<Choices>,
-    /// Where older agents list models; newer ones have an option.
+    /// The models, where older agents list them; newer agents have an option.
     pub(super) models: Option<Choices>,
     pub(super) options: Vec<SessionOption>,
-    /// A mode that the agent said it is in, where it lists none.
+    /// The current mode, where the agent reports one without a list of modes.
     pub(super) reported_mode: Option<UntrustedText>,
 }
 
-/// A member that says what the session is set to, and cannot be read: what it says could be that
-/// nothing is asked.
+/// A member with current settings that is unreadable. It could say that nothing is asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct UnreadableSettings(pub(super) &'static str);
 
 impl Settings {
-    /// From the result of `session/new`, `session/load` or `session/resume`, which may be no
-    /// object at all.
+    /// Reads the settings from the result of `session/new`, `session/load` or `session/resume`,
+    /// which may not be an object.
     pub(super) fn read(result: &RawValue) -> Result<Self, UnreadableSettings> {
         #[derive(Default, Deserialize)]
         #[serde(rename_all = "camelCase")]
@@ -144,7 +143,7 @@ impl Settings {
         })
     }
 
-    /// Takes in what the agent told before it gave these: it counts where these say nothing.
+    /// Merges settings that the agent reported earlier. They count where these are silent.
     pub(super) fn with_earlier(mut self, earlier: Self) -> Self {
         if self.mode().is_none() {
             self.reported_mode = earlier.reported_mode;
@@ -155,7 +154,7 @@ impl Settings {
         self
     }
 
-    /// Takes in what the agent told after it gave these: it counts.
+    /// Merges settings that the agent reported later. They take precedence.
     pub(super) fn with_later(mut self, later: Self) -> Self {
         if !later.options.is_empty() {
             self.options = later.options;
@@ -166,14 +165,16 @@ impl Settings {
         self
     }
 
-    /// The session's mode, wherever the agent says it.
+    /// The session's mode, wherever the agent reports it.
     pub(super) fn mode(&self) -> Option<UntrustedText> {
         let of_modes = self.modes.as_ref().and_then(|modes| modes.current.clone());
-        let told = || self.reported_mode.clone();
-        of_modes.or_else(|| self.chosen_value("mode")).or_else(told)
+        let reported = || self.reported_mode.clone();
+        of_modes
+            .or_else(|| self.chosen_value("mode"))
+            .or_else(reported)
     }
 
-    /// Its model.
+    /// The session's model.
     pub(super) fn model(&self) -> Option<UntrustedText> {
         let of_models = self.models.as_ref();
         let of_models = of_models.and_then(|models| models.current.clone());
@@ -191,7 +192,7 @@ impl Settings {
         }
     }
 
-    /// Notes a mode that the agent has taken on, also in an option that says the same.
+    /// Records a mode that the agent has entered, also in an option for the same.
     pub(super) fn set_mode(&mut self, mode: &UntrustedText) {
         match &mut self.modes {
             Some(modes) => modes.current = Some(mode.clone()),
@@ -263,7 +264,7 @@ fn models(raw: &RawValue) -> Option<Choices> {
     })
 }
 
-/// A list of `configOptions`; `Idle` if it is no list.
+/// A list of `configOptions`; `None` if it is not a list.
 pub(super) fn options(raw: &RawValue) -> Option<Vec<SessionOption>> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
@@ -297,7 +298,7 @@ pub(super) fn options(raw: &RawValue) -> Option<Vec<SessionOption>> {
     Some(list.items.into_iter().filter_map(option).collect())
 }
 
-/// The choices of an option, which may stand in groups.
+/// The choices of an option, which may be in groups.
 fn offered(raw: &RawValue) -> Vec<Choice> {
     #[derive(Deserialize)]
     struct Entry<'a> {
@@ -337,7 +338,7 @@ fn choice(id: Option<&RawValue>, name: Option<&RawValue>) -> Option<Choice> {
     })
 }
 
-/// A text that is short enough to be kept.
+/// A text that is short enough to be stored.
 fn short_string(raw: Option<&RawValue>) -> Option<UntrustedText> {
     parse_string(raw).filter(|text| text.len() <= limits::FOREIGN_ID_BYTES)
 }

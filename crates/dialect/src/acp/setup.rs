@@ -1,8 +1,8 @@
-//! What every session is set to after it was opened: mode, model, options.
+//! The settings of every session after it was opened: mode, model, options.
 //!
-//! Owns the order: one request after the other, then the look at whether the session asks. What
-//! the agent does not offer parks its slot with what it does offer. Must not know how the settings
-//! are read.
+//! Owns the order: one request after the other, then the check whether the session asks. A setting
+//! that the agent does not offer parks the slot, with the offered ones in the reason. Must not know
+//! how the settings are read.
 
 use std::collections::VecDeque;
 
@@ -18,7 +18,7 @@ use crate::{ChannelError, Effect, Effects};
 use marshal_config::OptionValue;
 use marshal_model::{Event, UntrustedText};
 
-/// One thing to set.
+/// One setting.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum WantedSetting {
     Mode(String),
@@ -26,7 +26,7 @@ pub(super) enum WantedSetting {
     Option(String, OptionValue),
 }
 
-/// By which message.
+/// The request that sets it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum SettingRequest {
     /// `session/set_mode`.
@@ -37,7 +37,7 @@ pub(super) enum SettingRequest {
     Option(String, OptionValue),
 }
 
-/// What is still to be set, and what is known of the session's settings.
+/// The remaining settings, and the session's known ones.
 #[derive(Debug, Default)]
 pub(super) struct SetupState {
     remaining: VecDeque<WantedSetting>,
@@ -50,8 +50,8 @@ pub(super) struct SetupState {
 pub(super) struct NotOffered(pub(super) String);
 
 impl Acp {
-    /// What the session that was opened is set to, with what the agent told of it before; `Idle`,
-    /// and the end of it, if that cannot be read.
+    /// Reads the settings of the opened session, merged with those reported before; fails the
+    /// channel and returns `None` if they are unreadable.
     pub(super) fn read_settings(
         &mut self,
         result: &RawValue,
@@ -60,16 +60,16 @@ impl Acp {
         match Settings::read(result) {
             Ok(settings) => Some(settings.with_earlier(std::mem::take(&mut self.setup.settings))),
             Err(UnreadableSettings(what)) => {
-                let said = format!(
-                    "the agent opened its session, and {what} cannot be read: whether it asks cannot be known"
+                let message = format!(
+                    "the agent opened its session, but {what} cannot be read, so it is not known whether the session asks for permission"
                 );
-                self.fail_channel(ChannelError::NeedsSetup(said), out);
+                self.fail_channel(ChannelError::NeedsSetup(message), out);
                 None
             }
         }
     }
 
-    /// The session is open: sets what the configuration wants.
+    /// The session is open: applies the configured settings.
     pub(super) fn apply_settings(&mut self, settings: Settings, out: &mut Effects) {
         let wanted = &self.opening.acp;
         let mode = wanted.mode.clone().map(WantedSetting::Mode);
@@ -116,7 +116,7 @@ impl Acp {
         }
     }
 
-    /// The reply to one of these requests.
+    /// Handles the reply to one of these requests.
     pub(super) fn on_setting_reply(
         &mut self,
         outcome: Result<&RawValue, ErrorReply>,
@@ -140,8 +140,8 @@ impl Acp {
         self.apply_next_setting(out);
     }
 
-    /// The session cannot be set to what is wanted. Of an earlier one that may be for want of a
-    /// list that only new sessions get: a new one then shows whether it is offered at all.
+    /// The session cannot have the wanted settings. For an earlier session that may be because only
+    /// new sessions get a list; a new session then shows whether it is offered at all.
     fn fail_setting(&mut self, why: String, out: &mut Effects) {
         let fault = if self.replay.is_resumed() {
             ChannelError::NotResumed(why)
@@ -151,18 +151,18 @@ impl Acp {
         self.fail_channel(fault, out);
     }
 
-    /// The session is as it should be; whether it asks is seen now.
+    /// The session has its settings; now it is checked whether it asks.
     fn finish_opening(&mut self, out: &mut Effects) {
         let wanted = &self.opening.acp;
         let settings = &self.setup.settings;
         if !wanted.mode_skips_requests
             && let Some(way) = modes::skip_reason(settings, &wanted.auto_approve_modes)
         {
-            let said = format!(
-                "the agent's session skips permission requests ({way}): set mode to one that asks (offered: {}), or say mode_skips_requests = true if that is meant",
+            let message = format!(
+                "the agent's session skips permission requests ({way}): set mode to one that asks (offered: {}), or set mode_skips_requests = true if this is intended",
                 list_modes(settings)
             );
-            return self.fail_channel(ChannelError::NeedsSetup(said), out);
+            return self.fail_channel(ChannelError::NeedsSetup(message), out);
         }
         let mut info = std::mem::take(&mut self.info);
         info.session.clone_from(&self.session);
@@ -185,13 +185,10 @@ impl Acp {
 impl SettingRequest {
     pub(super) fn describe_rejection(&self) -> String {
         match self {
-            Self::Mode(mode) => format!("the agent does not take the mode {mode}"),
-            Self::Model(model) => format!("the agent does not take the model {model}"),
+            Self::Mode(mode) => format!("the agent rejected the mode {mode}"),
+            Self::Model(model) => format!("the agent rejected the model {model}"),
             Self::Option(id, value) => {
-                format!(
-                    "the agent does not take the option {id} = {}",
-                    value_text(value)
-                )
+                format!("the agent rejected the option {id} = {}", value_text(value))
             }
         }
     }
@@ -204,8 +201,8 @@ fn value_text(value: &OptionValue) -> String {
     }
 }
 
-/// What there is to do for a pin; `Idle`: it is so already. Some agents say of a session that
-/// they go on with (`is_old`) nothing at all.
+/// The request for a wanted setting; `None` if it is already set. Some agents report no settings at
+/// all for a resumed session (`is_old`).
 pub(super) fn plan_setting(
     pin: &WantedSetting,
     settings: &Settings,
@@ -282,7 +279,7 @@ pub(super) fn plan_setting(
     }
 }
 
-/// Setting an option to one of its values: `Idle` if it has no such value.
+/// The request that sets an option to one of its values; `None` if there is no such value.
 #[expect(
     clippy::option_option,
     reason = "no such value, nothing to do, something to do"
@@ -308,7 +305,7 @@ fn list_modes(settings: &Settings) -> String {
 }
 
 impl Settings {
-    /// Notes what a step has set, as far as its reply says the same.
+    /// Records what a step has set, as far as the reply agrees.
     pub(super) fn apply_reply(
         &mut self,
         step: &SettingRequest,
@@ -330,7 +327,7 @@ impl Settings {
                 step.describe_rejection()
             ));
         } else if let SettingRequest::Option(id, value) = step {
-            // It says nothing, so it did as it was told.
+            // The reply has no settings, so the agent did what was requested.
             let found = self.options.iter_mut().find(|option| option.id.raw() == id);
             if let Some(option) = found {
                 option.value = value.into();
@@ -343,7 +340,7 @@ impl Settings {
                     && option.value != Value::Choice(Some(UntrustedText::from(mode.as_str())))
                 {
                     return Err(format!(
-                        "{}: it says that it is set otherwise",
+                        "{}: it reports another value",
                         step.describe_rejection()
                     ));
                 }
@@ -359,7 +356,7 @@ impl Settings {
                 let is_set = found.is_some_and(|option| option.value == value.into());
                 if !is_set {
                     return Err(format!(
-                        "{}: it says that it is set otherwise",
+                        "{}: it reports another value",
                         step.describe_rejection()
                     ));
                 }

@@ -1,27 +1,27 @@
-//! The goodbye: what the protocol has of one, then the end of the agent's stdin.
+//! The graceful end: the protocol's own requests, then the end of the agent's stdin.
 //!
-//! Must not know the steps that follow when the agent stays.
+//! Must not know the steps that follow when the agent does not exit.
 
 use super::{Acp, Phase, write};
 use crate::{Effect, Effects};
 
-/// How far the goodbye is.
+/// The phase of the shutdown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum ShutdownState {
-    /// Nobody said it.
+    /// Not started.
     #[default]
     NotStarted,
     /// `session/close` waits for its reply.
     ClosingSession,
-    /// `logout` does.
+    /// `logout` waits for its reply.
     LoggingOut,
     /// Our side of the pipe is closed, or about to be.
     Done,
 }
 
 impl Acp {
-    /// Cancels the turn, closes the session where the agent takes that, logs out where the
-    /// configuration says so, and closes its stdin.
+    /// Cancels the turn, closes the session where the agent supports that, logs out where the
+    /// configuration says so, and closes the agent's stdin.
     pub(super) fn shut_down(&mut self, out: &mut Effects) {
         if self.shutdown != ShutdownState::NotStarted {
             return;
@@ -39,7 +39,7 @@ impl Acp {
             }
             return self.log_out(out);
         }
-        // Whoever still works at a request of ours need not.
+        // An agent that still works at a request of ours can stop.
         if let Some(control) = self.control.take()
             && self.phase != Phase::Initializing
         {
@@ -48,7 +48,7 @@ impl Acp {
         self.close_input(out);
     }
 
-    /// The reply to a request of the goodbye, or its time is over.
+    /// Handles the reply to a request of the shutdown, or its timeout.
     pub(super) fn on_shutdown_reply(&mut self, out: &mut Effects) {
         match self.shutdown {
             ShutdownState::ClosingSession => self.log_out(out),

@@ -1,6 +1,6 @@
-//! What each of the agent's notifications brings about.
+//! Handles the agent's notifications.
 //!
-//! Must not know permission requests. An update that is not typed here is passed on whole, as
+//! Must not know permission requests. An update that is not typed here is passed on whole as
 //! [`Event::Unknown`], under the name of its variant.
 
 use serde_json::value::RawValue;
@@ -29,13 +29,13 @@ impl Acp {
             "session/request_permission" => {
                 self.count_bad_line(BadFrame::Shape, object.as_bytes(), out);
             }
-            // Extensions and the protocol's own level: unknown ones are to be ignored.
+            // Extensions and the protocol's own level: unknown ones must be ignored.
             _ if method.starts_with(['_', '$']) => {}
             _ => report_unknown(method, object, out),
         }
     }
 
-    /// The short way of a piece of text. `false`: it is none, or not one of the plain kind.
+    /// The fast path for a piece of text; `false` if it is not one, or not a plain one.
     pub(super) fn try_fast_path(&mut self, object: &str, out: &mut Effects) -> bool {
         let Some(piece) = fast_path::read(object) else {
             return false;
@@ -72,7 +72,7 @@ impl Acp {
         if self.is_replaying() && resume::is_history(tag) {
             return self.record_replayed();
         }
-        // Calls are judged wherever they run; all else of another session is not of this one.
+        // Calls are evaluated in every session. Everything else of another session is dropped.
         let theirs = params.session_id.as_ref().map(|session| session.0.as_ref());
         let other = theirs.filter(|theirs| self.is_other_session(theirs));
         match tag {
@@ -123,14 +123,14 @@ impl Acp {
         }
     }
 
-    /// An update of what the session is set to that cannot be read: what it says could be that
-    /// nothing is asked any more.
+    /// An unreadable update of the session's settings. It could say that nothing is asked any more.
     fn on_unreadable_setting(&mut self, tag: &str, object: &str, out: &mut Effects) {
         report_unknown(tag, object, out);
         self.fail_on_skipping(&format!("a {tag} that cannot be read"), out);
     }
 
-    /// A piece of the answer or of the reasoning. Empty ones only show that the agent lives.
+    /// Handles a piece of the answer or of the reasoning. Empty ones only show that the agent is
+    /// alive.
     fn handle_text_chunk(
         &mut self,
         tag: &str,
@@ -187,7 +187,7 @@ impl Acp {
         }
     }
 
-    /// The agent does not want the answer any more, but an end of its request.
+    /// The agent withdraws a request: it expects an end of the request instead of the answer.
     fn on_cancel_request(&mut self, params: Option<&RawValue>, out: &mut Effects) {
         let id = params
             .and_then(parse_object::<CancelParams<'_>>)
@@ -197,15 +197,15 @@ impl Acp {
             ask.or_else(|| self.client.close(id.json()))
         });
         if let Some(key) = open {
-            let said = "the request was cancelled";
-            let error = write::error(&key.id, write::REQUEST_CANCELLED, said);
+            let message = "the request was cancelled";
+            let error = write::error(&key.id, write::REQUEST_CANCELLED, message);
             out.push(Effect::RequestWithdrawn(key));
             out.push(Effect::Write(error));
         }
     }
 }
 
-/// Tells a call's beginning, what changed of it, and its end, each once.
+/// Reports a call's beginning, its changes and its end, each once.
 fn report_tool_call(
     call: &mut ToolCall,
     known: MergedCall,
@@ -246,7 +246,7 @@ fn report_tool_call(
     }
 }
 
-/// Passes on what is not typed. An object that was read once is read again as it is.
+/// Passes on an update that is not typed. It was read once, so reading it again cannot fail.
 fn report_unknown(tag: &str, object: &str, out: &mut Effects) {
     if let Ok(raw) = serde_json::from_str::<&RawValue>(object) {
         out.push(Effect::Event(Event::Unknown {

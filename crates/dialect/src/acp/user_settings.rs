@@ -1,7 +1,7 @@
-//! What a person sets in an open session: a mode or an option, among those that the pool may use.
+//! What a person sets in an open session: a mode or an option, among those that the pool allows.
 //!
-//! A mode that skips permission requests is neither offered nor set, unless the configuration says
-//! that it is meant. Must not know who chose.
+//! A mode that skips permission requests is neither offered nor set unless the configuration allows
+//! it. Must not know who chose.
 
 use serde_json::value::RawValue;
 
@@ -14,7 +14,7 @@ use crate::{DialectError, Effect, Effects};
 use marshal_model::{ChoiceInfo, Event, OptionState, Setting, SettingValue, UntrustedText};
 
 impl Acp {
-    /// The modes that the session may be set to.
+    /// The modes that a person may set.
     pub(super) fn usable_modes(&self) -> Vec<ChoiceInfo> {
         let modes = self.setup.settings.modes.iter();
         let offered = modes.flat_map(|modes| &modes.offered);
@@ -22,7 +22,7 @@ impl Acp {
         usable.map(Choice::info).collect()
     }
 
-    /// Its options as they stand, with the values that they may be set to.
+    /// The options, with the values that a person may set.
     pub(super) fn usable_options(&self) -> Vec<OptionState> {
         let state = |option: &SessionOption| {
             let may_choose = |choice: &Choice| self.may_use_value(option, choice);
@@ -57,7 +57,7 @@ impl Acp {
         acp.mode_skips_requests || option_skip_reason(&option, &acp.auto_approve_modes).is_none()
     }
 
-    /// Sets it, if it may be.
+    /// Applies the setting, if it is allowed.
     pub(super) fn apply_user_setting(
         &mut self,
         setting: &Setting,
@@ -79,7 +79,7 @@ impl Acp {
         Ok(())
     }
 
-    /// Why that may not be set, whether or not the agent would.
+    /// Why a setting is not allowed, independent of the agent.
     fn may_set(&self, setting: &Setting) -> Result<(), String> {
         let settings = &self.setup.settings;
         let of_mode = settings.option_about("mode");
@@ -138,7 +138,7 @@ impl Acp {
         }
     }
 
-    /// The agent's word about what was chosen.
+    /// Handles the agent's reply to the chosen setting.
     pub(super) fn on_user_setting_reply(
         &mut self,
         outcome: Result<&RawValue, ErrorReply>,
@@ -177,6 +177,6 @@ impl Acp {
 fn describe_skipping(what: &str) -> String {
     let what = UntrustedText::from(what).escape_for_display(160);
     format!(
-        "{what} skips permission requests, which this pool does not allow (mode_skips_requests = true would)"
+        "{what} skips permission requests, which this pool does not allow; set mode_skips_requests = true to allow it"
     )
 }

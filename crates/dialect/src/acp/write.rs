@@ -1,7 +1,8 @@
-//! What we say in ACP: requests, two notifications, and answers.
+//! What we write in ACP: requests, two notifications, and answers.
 //!
-//! Must not know when it may be said. Source: Agent Client Protocol, schema version 1. Each is one
-//! line; U+2028 and U+2029 are escaped, because some readers take them for the end of a line.
+//! Must not know when it may be written. Source: Agent Client Protocol, schema version 1. Each
+//! message is one line. U+2028 and U+2029 are escaped, because some readers treat them as the end
+//! of a line.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -12,7 +13,7 @@ use serde_json::value::RawValue;
 use marshal_config::{McpServer, McpTransport, OptionValue, PermissionReply};
 use marshal_model::{ClientCapabilities, UntrustedText};
 
-/// The version that we speak, as JSON writes it.
+/// Our protocol version, as JSON.
 pub(super) const VERSION: &str = "1";
 
 /// Error codes of JSON-RPC and of ACP that we use.
@@ -50,7 +51,7 @@ struct PermissionResponse<'a> {
     outcome: Outcome<'a>,
 }
 
-/// An answer, in one of two forms: which member says what it is.
+/// An answer, in one of two forms that differ in the member names.
 #[derive(Serialize)]
 struct Outcome<'a> {
     #[serde(rename = "outcome", skip_serializing_if = "Option::is_none")]
@@ -61,8 +62,8 @@ struct Outcome<'a> {
     option: Option<&'a str>,
 }
 
-/// Writes `initialize`. Unless its pool says otherwise, we offer the agent neither files nor
-/// terminals: what it does, it does by itself.
+/// Writes `initialize`. Unless the pool says otherwise, we offer neither files nor terminals: the
+/// agent accesses both by itself.
 pub(super) fn initialize(id: u64, offers: ClientCapabilities) -> Vec<u8> {
     #[derive(Serialize)]
     #[serde(rename_all = "camelCase")]
@@ -77,7 +78,7 @@ pub(super) fn initialize(id: u64, offers: ClientCapabilities) -> Vec<u8> {
         terminal: bool,
         session: Session,
     }
-    /// What we make of what an agent says of its session: an empty object says that we do.
+    /// Our handling of session options: an empty object announces that we support them.
     #[derive(Serialize)]
     #[serde(rename_all = "camelCase")]
     struct Session {
@@ -139,7 +140,7 @@ pub(super) fn logout(id: u64) -> Vec<u8> {
     request(id, "logout", Nothing {})
 }
 
-/// Writes a request that no agent serves: its reply says that the agent lives.
+/// Writes a request that no agent supports. Its error reply shows that the agent is alive.
 pub(super) fn ping(id: u64) -> Vec<u8> {
     request(id, "$/ping", Nothing {})
 }
@@ -148,8 +149,8 @@ pub(super) fn ping(id: u64) -> Vec<u8> {
 #[derive(Serialize)]
 struct Nothing {}
 
-/// Tool servers as the protocol has them. One that a route leads to has no credential here: the
-/// route adds it outside.
+/// Tool servers in the protocol's form. A server behind a route has no credential here: the route
+/// adds it outside the sandbox.
 #[derive(Debug, Serialize)]
 pub(super) struct Server<'a> {
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
@@ -268,7 +269,7 @@ pub(super) fn set_mode(id: u64, session: &UntrustedText, mode: &str) -> Vec<u8> 
     request(id, "session/set_mode", params)
 }
 
-/// Writes `session/set_model`, which has left the protocol and which older agents have.
+/// Writes `session/set_model`, which was removed from the protocol but which older agents have.
 pub(super) fn set_model(id: u64, session: &UntrustedText, model: &str) -> Vec<u8> {
     #[derive(Serialize)]
     #[serde(rename_all = "camelCase")]
@@ -367,7 +368,7 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// A text.
+    /// A text block.
     pub(super) fn text(text: &'a str) -> Self {
         Self {
             text: Some(text),
@@ -396,7 +397,7 @@ impl<'a> Block<'a> {
     }
 }
 
-/// A `file:` URI (RFC 8089), with every byte escaped that may not stand for itself (RFC 3986).
+/// A `file:` URI (RFC 8089), with every reserved byte escaped (RFC 3986).
 fn file_uri(path: &str) -> String {
     let mut uri = String::from("file://");
     for byte in path.bytes() {
@@ -424,7 +425,7 @@ pub(super) fn prompt(id: u64, session: &UntrustedText, blocks: &[Block<'_>]) -> 
     request(id, "session/prompt", params)
 }
 
-/// Parameters that are no more than a session.
+/// Parameters with nothing but a session.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct SessionParams<'a> {
@@ -439,12 +440,12 @@ impl<'a> SessionParams<'a> {
     }
 }
 
-/// Writes `session/cancel`, which is a notification: as a request agents refuse it.
+/// Writes `session/cancel`, a notification: agents reject it as a request.
 pub(super) fn cancel(session: &UntrustedText) -> Vec<u8> {
     notification("session/cancel", SessionParams::new(session))
 }
 
-/// Writes `$/cancel_request` for a request of ours that nobody waits for any more.
+/// Writes `$/cancel_request` for a request of ours that is no longer awaited.
 pub(super) fn cancel_request(id: u64) -> Vec<u8> {
     #[derive(Serialize)]
     #[serde(rename_all = "camelCase")]
@@ -464,12 +465,12 @@ pub(super) fn deny(form: PermissionReply, id: &str, option: &str) -> Vec<u8> {
     permission_response(form, id, ["selected", "rejected"], Some(option))
 }
 
-/// Says that the turn of a request was cancelled.
+/// Answers that the request's turn was cancelled.
 pub(super) fn cancel_permission(form: PermissionReply, id: &str) -> Vec<u8> {
     permission_response(form, id, ["cancelled", "cancelled"], None)
 }
 
-/// An answer by its word in each form.
+/// Writes an answer in the given form.
 fn permission_response(
     form: PermissionReply,
     id: &str,

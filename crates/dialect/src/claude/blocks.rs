@@ -1,6 +1,6 @@
-//! The blocks of a message: text, thought, calls of tools and their results.
+//! The blocks of a message: text, thought, tool calls and their results.
 //!
-//! Must not know who says a message, or when.
+//! Must not know who sends a message, or when.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -9,7 +9,7 @@ use crate::lenient::{BoundedList, parse, parse_object, parse_string};
 use marshal_model::UntrustedText;
 use marshal_wire::json::JsonString;
 
-/// The most blocks that are read of one message.
+/// The maximum number of blocks that are read of one message.
 pub(super) const BLOCKS: usize = 1024;
 
 #[derive(Debug, Deserialize)]
@@ -45,22 +45,22 @@ pub(super) enum Block<'a> {
         name: UntrustedText,
         input: Option<&'a RawValue>,
     },
-    /// What a tool said.
+    /// A tool's result.
     Result {
         id: UntrustedText,
         output: UntrustedText,
         is_error: bool,
     },
-    /// Of a kind that is not known.
+    /// A block of an unknown kind.
     Other(UntrustedText, &'a RawValue),
 }
 
-/// Reads a block by its members.
+/// Reads a block from its members.
 pub(super) fn block<'a>(fields: &BlockFields<'a>, raw: &'a RawValue) -> Block<'a> {
     match fields.tag.0.as_ref() {
         "text" => Block::Text(parse_string(fields.text).unwrap_or_default()),
         "thinking" => Block::Thinking(parse_string(fields.thinking).unwrap_or_default()),
-        // Its text is for the provider alone.
+        // Its text is only for the provider.
         "redacted_thinking" => Block::Thinking(UntrustedText::default()),
         "tool_use" | "server_tool_use" | "mcp_tool_use" => Block::Call {
             id: parse_string(fields.id).unwrap_or_default(),
@@ -76,7 +76,7 @@ pub(super) fn block<'a>(fields: &BlockFields<'a>, raw: &'a RawValue) -> Block<'a
     }
 }
 
-/// What a tool said: a text, or the texts of a list of blocks.
+/// A tool's output: a text, or the texts of a list of blocks.
 fn output(content: Option<&RawValue>) -> UntrustedText {
     let Some(content) = content else {
         return UntrustedText::default();
@@ -88,7 +88,7 @@ fn output(content: Option<&RawValue>) -> UntrustedText {
     let mut all = String::new();
     for raw in front.unwrap_or_default().items {
         let fields: Option<BlockFields<'_>> = parse_object(raw);
-        let said = match fields.map(|fields| (parse_string(fields.text), fields.tag)) {
+        let message = match fields.map(|fields| (parse_string(fields.text), fields.tag)) {
             Some((Some(text), _)) => text.into_raw(),
             Some((None, tag)) => format!("[{}]", tag.0),
             None => continue,
@@ -96,7 +96,7 @@ fn output(content: Option<&RawValue>) -> UntrustedText {
         if !all.is_empty() {
             all.push('\n');
         }
-        all.push_str(&said);
+        all.push_str(&message);
     }
     UntrustedText::new(all)
 }

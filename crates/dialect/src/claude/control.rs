@@ -1,5 +1,5 @@
-//! Requests of ours and their replies: the version gate, the mode and the model that a session is set
-//! to, the deadline of each.
+//! Our requests and their replies: the version gate, the session's mode and model, the deadline of
+//! each.
 //!
 //! Must not know what a turn is.
 
@@ -14,13 +14,13 @@ use crate::{ChannelError, DialectError, Effect, Effects, report_bad_line};
 use marshal_model::ids::is_safe_token;
 use marshal_model::{AgentInfo, ChoiceInfo, ErrorOrigin, Event, Setting, UntrustedText};
 
-/// The major version that we speak.
+/// The major version that we support.
 const MAJOR: &str = "2";
-/// What a mismatch says that we speak.
+/// The supported version, for the message about a mismatch.
 const SUPPORTED: &str = "2 of Claude Code, named in the reply to initialize";
-/// The mode that asks.
+/// The mode in which the agent asks.
 const ASK_MODE: &str = "default";
-/// The modes that the program has.
+/// The program's modes.
 const MODES: [&str; 6] = [
     ASK_MODE,
     "plan",
@@ -30,15 +30,15 @@ const MODES: [&str; 6] = [
     "bypassPermissions",
 ];
 
-/// What a request of ours is for.
+/// The purpose of a request of ours.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum ControlPurpose {
     Initialize,
-    /// The mode that the pool wants.
+    /// Sets the mode that the pool wants.
     Mode(String),
-    /// The model that it wants.
+    /// Sets the model that the pool wants.
     Model(String),
-    /// A mode that a person chose.
+    /// Sets a mode that a person chose.
     UserMode(String),
 }
 
@@ -60,7 +60,7 @@ impl ControlPurpose {
     }
 }
 
-/// The request of ours that is open.
+/// Our open request.
 #[derive(Debug)]
 pub(super) struct Control {
     id: String,
@@ -68,7 +68,7 @@ pub(super) struct Control {
     sent: Option<Instant>,
 }
 
-/// What the session is set to, as the agent says.
+/// The session's settings, as the agent reports them.
 #[derive(Debug, Default)]
 pub(super) struct Settings {
     pub(super) mode: Option<UntrustedText>,
@@ -76,7 +76,7 @@ pub(super) struct Settings {
 }
 
 impl Claude {
-    /// A fresh id for a request of ours.
+    /// A new id for a request of ours.
     pub(super) fn next_request_id(&mut self) -> String {
         self.requests += 1;
         format!("marshal-{}", self.requests)
@@ -97,11 +97,11 @@ impl Claude {
         });
     }
 
-    /// The first word.
+    /// Writes the first message.
     pub(super) fn begin(&mut self, out: &mut Effects) {
         let resume = self.opening.resume.as_ref();
         if let Some(id) = resume.filter(|id| !is_safe_token(id.raw())) {
-            let why = format!("{} is no id of a session", id.escape_for_display(80));
+            let why = format!("{} is not a session id", id.escape_for_display(80));
             return self.fail_channel(ChannelError::NotResumed(why), out);
         }
         let fresh = Some(self.opening.fresh_id.as_str()).filter(|id| is_safe_token(id));
@@ -109,7 +109,7 @@ impl Claude {
         self.send_request(ControlPurpose::Initialize, out, write::initialize);
     }
 
-    /// When the open request must have been answered.
+    /// When the open request must have its reply.
     pub(super) fn control_due(&self) -> Option<Instant> {
         let sent = self.control.as_ref()?.sent?;
         sent.checked_add(self.opening.control_timeout?)
@@ -119,14 +119,14 @@ impl Claude {
         let Some(control) = self.control.take() else {
             return;
         };
-        let said = format!(
-            "the agent does not answer {} within timeouts.control",
+        let message = format!(
+            "the agent did not answer {} within timeouts.control",
             control.purpose.describe()
         );
-        self.fail_channel(ChannelError::Unanswered(said), out);
+        self.fail_channel(ChannelError::Unanswered(message), out);
     }
 
-    /// A reply to a request of ours, or to nothing.
+    /// Handles a reply to a request of ours, or an unexpected one.
     pub(super) fn handle_reply(&mut self, reply: &Reply<'_>, line: &[u8], out: &mut Effects) {
         let Some((id, outcome)) = reply.read() else {
             return report_bad_line("bad_shape", line, out);
@@ -163,7 +163,7 @@ impl Claude {
                     Some(version) if is_supported_version(version.raw()) => {
                         self.version = Some(version);
                         if read.lacks_hooks() {
-                            let why = "the agent does not ask the supervisor's hook, so that it would run tools unasked (hooks_applied: false)";
+                            let why = "the agent does not call the supervisor's hook, so it would run tools without permission (hooks_applied: false)";
                             return self
                                 .fail_channel(ChannelError::NeedsSetup(why.to_owned()), out);
                         }
@@ -174,7 +174,7 @@ impl Claude {
                 }
             }
             Err(why) => format!(
-                "none; to initialize it said {}",
+                "none; it answered initialize with {}",
                 why.escape_for_display(200)
             ),
         };
@@ -187,7 +187,7 @@ impl Claude {
         );
     }
 
-    /// Sets the pool's mode, or pins the one that asks where the agent does not say which it has.
+    /// Sets the pool's mode, or the asking mode where the agent does not report its mode.
     fn set_mode(&mut self, out: &mut Effects) {
         let now = self.settings.mode.as_ref().map(UntrustedText::raw);
         let wanted = self.opening.acp.mode.clone();
@@ -216,11 +216,11 @@ impl Claude {
         if let Some(mode) = self.settings.mode.clone()
             && self.is_skipping_mode(&mode)
         {
-            let said = format!(
-                "the agent's session skips permission requests (its mode {}): set a mode that asks, or say mode_skips_requests = true if that is meant",
+            let message = format!(
+                "the agent's session skips permission requests (its mode {}): set mode to one that asks, or set mode_skips_requests = true if this is intended",
                 mode.escape_for_display(80)
             );
-            return self.fail_channel(ChannelError::NeedsSetup(said), out);
+            return self.fail_channel(ChannelError::NeedsSetup(message), out);
         }
         match self.opening.acp.model.clone() {
             Some(model) => {
@@ -235,11 +235,11 @@ impl Claude {
     fn on_model_reply(&mut self, model: String, outcome: Outcome<'_>, out: &mut Effects) {
         if let Err(why) = outcome {
             let shown = UntrustedText::from(model).escape_for_display(80);
-            let said = format!(
-                "the agent does not take the model {shown}: {}",
+            let message = format!(
+                "the agent rejected the model {shown}: {}",
                 why.escape_for_display(300)
             );
-            return self.fail_channel(ChannelError::NeedsSetup(said), out);
+            return self.fail_channel(ChannelError::NeedsSetup(message), out);
         }
         self.settings.model = Some(model.into());
         self.finish_handshake(out);
@@ -268,31 +268,35 @@ impl Claude {
         }));
     }
 
-    /// A turn ended before any was begun: so the program says that it cannot go on with a session.
+    /// A turn ended before any began: this is how the program reports that it cannot resume a
+    /// session.
     pub(super) fn on_early_result(&mut self, result: &TurnResult<'_>, out: &mut Effects) {
-        let said = result.error_text().or_else(|| result.subtype());
-        let said = said.unwrap_or_default().escape_for_display(300);
+        let message = result.error_text().or_else(|| result.subtype());
+        let message = message.unwrap_or_default().escape_for_display(300);
         if self.opening.resume.is_some() {
-            return self.fail_channel(ChannelError::NotResumed(said), out);
+            return self.fail_channel(ChannelError::NotResumed(message), out);
         }
-        self.fail_protocol(format!("the agent ended before it was ready: {said}"), out);
+        self.fail_protocol(
+            format!("the agent ended before it was ready: {message}"),
+            out,
+        );
     }
 
-    /// Whether a session in that mode would not ask, and that is not meant.
+    /// Whether a session in that mode would not ask although it must.
     pub(super) fn is_skipping_mode(&self, mode: &UntrustedText) -> bool {
         let acp = &self.opening.acp;
         !acp.mode_skips_requests && acp.auto_approve_modes.contains(mode.raw())
     }
 
-    /// The agent is in this mode, by its own word.
+    /// The agent reports its mode.
     pub(super) fn update_mode(&mut self, mode: UntrustedText, out: &mut Effects) {
-        // During the opening nothing runs yet, and what the session is set to at its end decides.
+        // During the opening nothing runs yet; the settings at its end decide.
         if self.phase == Phase::Ready && self.is_skipping_mode(&mode) {
-            let said = format!(
-                "the agent changed its session by itself so that it skips permission requests (the mode {}): it was ended; mode_skips_requests = true says that this is meant",
+            let message = format!(
+                "the agent changed its own session so that it skips permission requests (the mode {}), so the supervisor stopped it; set mode_skips_requests = true if this is intended",
                 mode.escape_for_display(80)
             );
-            return self.fail_channel(ChannelError::UnsafeState(said), out);
+            return self.fail_channel(ChannelError::UnsafeState(message), out);
         }
         if self.settings.mode.as_ref() == Some(&mode) {
             return;
@@ -303,7 +307,7 @@ impl Claude {
         }
     }
 
-    /// Its model, by its own word.
+    /// The agent reports its model.
     pub(super) fn update_model(&mut self, model: UntrustedText, out: &mut Effects) {
         if self.settings.model.as_ref() != Some(&model) {
             self.settings.model = Some(model.clone());
@@ -311,7 +315,7 @@ impl Claude {
         }
     }
 
-    /// Sets what a person chose, if it may be.
+    /// Applies a person's setting, if it is allowed.
     pub(super) fn apply_user_setting(
         &mut self,
         setting: &Setting,
@@ -320,7 +324,7 @@ impl Claude {
         let mode = match setting {
             Setting::Mode(mode) => mode.clone(),
             Setting::Option { .. } => {
-                let why = "this agent has no options; its mode can be set";
+                let why = "this agent has no options; only its mode can be set";
                 return Err(DialectError::NotOffered(why.to_owned()));
             }
         };
@@ -330,7 +334,7 @@ impl Claude {
         let shown = UntrustedText::from(mode.as_str());
         if self.is_skipping_mode(&shown) {
             return Err(DialectError::NotOffered(format!(
-                "the mode {} skips permission requests, which this pool does not allow (mode_skips_requests = true would)",
+                "the mode {} skips permission requests, which this pool does not allow; set mode_skips_requests = true to allow it",
                 shown.escape_for_display(80)
             )));
         }
@@ -362,7 +366,7 @@ impl Claude {
     }
 }
 
-/// The mode that the agent took, which must be the one that was wanted.
+/// The mode that the agent has set, which must be the wanted one.
 fn parse_mode_reply(wanted: &str, outcome: Outcome<'_>) -> Result<UntrustedText, String> {
     #[derive(serde::Deserialize)]
     struct Took<'a> {
@@ -372,7 +376,7 @@ fn parse_mode_reply(wanted: &str, outcome: Outcome<'_>) -> Result<UntrustedText,
     let shown = UntrustedText::from(wanted).escape_for_display(80);
     match outcome {
         Err(why) => Err(format!(
-            "the agent does not take the mode {shown}: {}",
+            "the agent rejected the mode {shown}: {}",
             why.escape_for_display(300)
         )),
         Ok(reply) => {
@@ -383,7 +387,7 @@ fn parse_mode_reply(wanted: &str, outcome: Outcome<'_>) -> Result<UntrustedText,
                 Ok(mode)
             } else {
                 Err(format!(
-                    "the agent was to take the mode {shown} and took {}",
+                    "the agent was asked for the mode {shown} and set {}",
                     mode.escape_for_display(80)
                 ))
             }
@@ -400,7 +404,7 @@ fn state_changed(model: Option<UntrustedText>, mode: Option<UntrustedText>) -> E
     }
 }
 
-/// Whether a version is of our major: `2.1.330`, and not `20.1` or `2`.
+/// Whether a version has our major number: `2.1.330`, but not `20.1` or `2`.
 fn is_supported_version(version: &str) -> bool {
     let Some((major, rest)) = version.split_once('.') else {
         return false;

@@ -1,9 +1,9 @@
-//! Pieces of a message that its model is writing, which come more often than everything else together:
-//! read in one pass.
+//! Reads pieces of a message that the model is writing in one pass. They are more frequent than all
+//! other messages together.
 //!
-//! Takes only the shapes in which Claude Code writes pieces of text, of thought and of a call's input, in
-//! whatever order their members stand. What differs in any way, even by one member, is left to the
-//! readers that know what to make of it (`message`).
+//! Accepts only the shapes in which Claude Code writes pieces of text, of thought and of a call's
+//! input, with the members in any order. Any difference, even one member, is left to the full
+//! readers (`message`).
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -14,7 +14,7 @@ use crate::Effects;
 use marshal_model::UntrustedText;
 use marshal_wire::json::JsonString;
 
-/// How every such line begins.
+/// The first bytes of every such line.
 const HEAD: &str = r#"{"type":"stream_event","event":{"#;
 
 #[derive(Deserialize)]
@@ -24,7 +24,7 @@ struct Line<'a> {
     _type: IgnoredAny,
     #[serde(borrow)]
     event: Event<'a>,
-    /// An agent that the agent started has one, and is heard by the patient readers.
+    /// Set for a subagent, whose messages the full readers handle.
     #[serde(default, rename = "parent_tool_use_id")]
     _parent: Option<()>,
     #[serde(default, rename = "session_id")]
@@ -57,7 +57,7 @@ struct Delta<'a> {
     _input: Option<IgnoredAny>,
 }
 
-/// Reads a piece; `Idle` says that the line is to be read with patience.
+/// Reads a piece; `None` means that the full reader must read the line.
 fn read(object: &str) -> Option<StreamDelta> {
     if !object.starts_with(HEAD) {
         return None;
@@ -77,7 +77,7 @@ fn read(object: &str) -> Option<StreamDelta> {
 }
 
 impl Claude {
-    /// The short way of a piece. `false`: it is none, or not one of the plain kind.
+    /// The fast path for a piece; `false` if it is not one, or not a plain one.
     pub(super) fn try_fast_path(&mut self, object: &str, out: &mut Effects) -> bool {
         let Some(streamed) = read(object) else {
             return false;

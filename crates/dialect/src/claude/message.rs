@@ -1,8 +1,8 @@
-//! What Claude Code says in stream-json, typed.
+//! Claude Code's messages in stream-json, typed.
 //!
-//! Must not know in which order it comes. Source: the public Agent SDK for Python, which drives the
-//! same program, and conversations with the program itself. Reading is lenient: of the many members
-//! only those are read that something depends on, and what has another type than usual is left out.
+//! Must not know in which order they come. Source: the public Agent SDK for Python, which drives
+//! the same program, and recorded conversations with the program. Reading is lenient: only members
+//! that something depends on are read, and one of another type than usual is skipped.
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -13,35 +13,35 @@ use crate::lenient::{BoundedList, Count, parse, parse_object, parse_string};
 use marshal_model::{UntrustedText, Usage};
 use marshal_wire::json::{BadFrame, JsonString};
 
-/// What the agent says.
+/// A message of the agent.
 #[derive(Debug)]
 pub(super) enum Message<'a> {
-    /// It answers a request of ours.
+    /// A reply to a request of ours.
     Reply(Reply<'a>),
-    /// It asks something of us.
+    /// A request to us.
     Request(Request<'a>),
-    /// It withdraws a request.
+    /// A withdrawn request.
     CancelRequest(CancelRequest<'a>),
     System(System<'a>),
-    /// A message of its model, whole.
+    /// A whole message of the model.
     Assistant(ModelMessage<'a>),
-    /// What its model is told: results of tools, and our own prompts again.
+    /// A message to the model: tool results, and our own prompts again.
     User(ModelMessage<'a>),
-    /// A piece of a message of its model.
+    /// A piece of a model message.
     StreamEvent(StreamEvent<'a>),
     /// The end of a turn.
     Result(TurnResult<'a>),
-    /// How far a prompt of ours is.
+    /// The progress of a prompt of ours.
     Lifecycle(Lifecycle<'a>),
-    /// It began a session of its own.
+    /// The agent began a session of its own.
     Reset,
-    /// Signs of life, progress for people.
+    /// Heartbeats and progress for people.
     Ignored,
-    /// A type that is not known.
+    /// An unknown type.
     Unknown(UntrustedText, &'a RawValue),
 }
 
-/// Types that say nothing that is to be kept.
+/// Types without content that is stored.
 const IGNORED: &[&str] = &[
     "keep_alive",
     "tool_progress",
@@ -60,11 +60,11 @@ pub(super) struct Reply<'a> {
     response: &'a RawValue,
 }
 
-/// The outcome that a reply tells.
+/// The outcome that a reply reports.
 pub(super) type Outcome<'a> = Result<Option<&'a RawValue>, UntrustedText>;
 
 impl<'a> Reply<'a> {
-    /// Which request it answers, and how; `Idle`: it cannot be read.
+    /// The answered request and the outcome; `None` if it is unreadable.
     pub(super) fn read(&self) -> Option<(JsonString<'a>, Outcome<'a>)> {
         #[derive(Deserialize)]
         struct Inner<'a> {
@@ -87,7 +87,7 @@ impl<'a> Reply<'a> {
     }
 }
 
-/// What the reply to `initialize` says of the agent.
+/// The agent's description in the reply to `initialize`.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct InitializeResult<'a> {
     #[serde(borrow)]
@@ -107,7 +107,7 @@ impl InitializeResult<'_> {
         parse_string(self.current_permission_mode)
     }
 
-    /// It says that it does not ask our hook.
+    /// Whether the agent reports that it does not call our hook.
     pub(super) fn lacks_hooks(&self) -> bool {
         self.hooks_applied.map(RawValue::get) == Some("false")
     }
@@ -123,16 +123,16 @@ pub(super) struct Request<'a> {
     pub(super) body: &'a RawValue,
 }
 
-/// What a request of the agent wants.
+/// The purpose of an agent's request.
 #[derive(Debug)]
 pub(super) enum RequestKind<'a> {
-    /// To use a tool.
+    /// Permission to use a tool.
     Permission(Box<CanUseTool<'a>>),
-    /// What a hook says.
+    /// A hook call.
     Hook(Hook<'a>),
-    /// Anything else, by its word.
+    /// Any other request, by its name.
     Other(UntrustedText),
-    /// It cannot be read.
+    /// An unreadable request.
     Unreadable,
 }
 
@@ -176,7 +176,7 @@ pub(super) struct Hook<'a> {
 }
 
 impl Hook<'_> {
-    /// The tool that is to be used, if it is about one.
+    /// The tool that is to be used, if the hook is about one.
     pub(super) fn tool(&self) -> Option<JsonString<'_>> {
         #[derive(Deserialize)]
         struct Input<'a> {
@@ -275,7 +275,7 @@ pub(super) struct ModelMessage<'a> {
     is_replay: Option<&'a RawValue>,
 }
 
-/// What such a message holds.
+/// The content of such a message.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct Content<'a> {
     #[serde(borrow)]
@@ -291,7 +291,7 @@ impl<'a> Content<'a> {
         parse_string(self.id)
     }
 
-    /// Its blocks, and how many more there are.
+    /// Its blocks, and the number of further ones.
     pub(super) fn blocks(&self) -> (Vec<Block<'a>>, usize) {
         let front: Option<BoundedList<'a, BLOCKS>> = self.list.and_then(parse);
         let front = front.unwrap_or_default();
@@ -300,7 +300,7 @@ impl<'a> Content<'a> {
         (blocks.collect(), front.omitted)
     }
 
-    /// Tokens in the agent's context once this was said.
+    /// Tokens in the agent's context after this message.
     pub(super) fn context(&self) -> Option<u64> {
         let tokens = tokens(self.usage?)?;
         Some(tokens.input.saturating_add(tokens.output))
@@ -312,17 +312,17 @@ impl<'a> ModelMessage<'a> {
         parse_object(self.message)
     }
 
-    /// An agent that the agent started says it.
+    /// Whether a subagent sent it.
     pub(super) fn is_from_subagent(&self) -> bool {
         parse_string(self.parent_tool_use_id).is_some()
     }
 
-    /// What went wrong, in one word of the agent's.
+    /// The error's name, as the agent calls it.
     pub(super) fn error(&self) -> Option<UntrustedText> {
         parse_string(self.error)
     }
 
-    /// Our own prompt that it repeats, by the id that it had.
+    /// The id of our own prompt that the agent repeats.
     pub(super) fn replayed_prompt_id(&self) -> Option<UntrustedText> {
         let is_replay = self.is_replay.map(RawValue::get) == Some("true");
         parse_string(self.uuid).filter(|_| is_replay)
@@ -339,7 +339,7 @@ pub(super) struct StreamEvent<'a> {
     parent_tool_use_id: Option<&'a RawValue>,
 }
 
-/// What a piece brings.
+/// The content of a piece.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum StreamDelta {
     /// A message begins.
@@ -348,12 +348,12 @@ pub(super) enum StreamDelta {
     Block,
     Text(UntrustedText),
     Thought(UntrustedText),
-    /// Anything else: what matters of it comes with the whole message.
+    /// Any other piece: what matters of it comes with the whole message.
     Ignored,
 }
 
 impl StreamEvent<'_> {
-    /// `Idle`: it cannot be read. Pieces of an agent that the agent started bring nothing.
+    /// Reads the piece; `None` if it is unreadable. Pieces of subagents are ignored.
     pub(super) fn read(&self) -> Option<StreamDelta> {
         #[derive(Deserialize)]
         struct Fields<'a> {
@@ -432,7 +432,7 @@ impl TurnResult<'_> {
         parse_string(self.stop_reason)
     }
 
-    /// What it says of an error: the first of its list, else its text.
+    /// The error's text: the first of the list, otherwise the result's text.
     pub(super) fn error_text(&self) -> Option<UntrustedText> {
         let errors: Option<BoundedList<'_, 1>> = self.errors.and_then(parse);
         let first = errors.and_then(|front| front.items.first().copied());
@@ -443,13 +443,13 @@ impl TurnResult<'_> {
         self.usage.and_then(tokens).unwrap_or_default()
     }
 
-    /// What the process's work cost so far, in US dollars.
+    /// The cost of the process so far, in US dollars.
     pub(super) fn cost(&self) -> Option<f64> {
         let amount: f64 = parse(self.total_cost_usd?)?;
         (amount.is_finite() && amount >= 0.0).then_some(amount)
     }
 
-    /// The size of the largest context window of the models that worked.
+    /// The largest context window of the models that worked, in tokens.
     pub(super) fn window(&self) -> Option<u64> {
         #[derive(Default, Deserialize)]
         #[serde(default, rename_all = "camelCase")]
@@ -463,7 +463,7 @@ impl TurnResult<'_> {
     }
 }
 
-/// Tokens as the provider counts them: those that came from a cache were read, too.
+/// Tokens as the provider counts them: cached tokens count as read.
 fn tokens(raw: &RawValue) -> Option<Usage> {
     #[derive(Default, Deserialize)]
     #[serde(default)]
@@ -495,7 +495,7 @@ pub(super) struct Lifecycle<'a> {
     pub(super) state: JsonString<'a>,
 }
 
-/// Reads the message of that tag.
+/// Reads the message of that type.
 ///
 /// # Errors
 /// [`BadFrame::Json`] or [`BadFrame::Shape`].
@@ -524,7 +524,7 @@ pub(super) fn read<'a>(tag: &str, object: &'a str) -> Result<Message<'a>, BadFra
     })
 }
 
-/// The id of a request whose shape is bad otherwise, so that it can be answered.
+/// The id of a request of an otherwise bad shape, so that it can be answered.
 pub(super) fn parse_request_id(object: &str) -> Option<String> {
     #[derive(Deserialize)]
     struct Id {

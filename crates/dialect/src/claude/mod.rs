@@ -1,26 +1,28 @@
 //! Claude Code's stream-json, from the host's side. Source: the public Agent SDK for Python, which
-//! drives the same program, and conversations with the program itself.
+//! drives the same program, and recorded conversations with the program.
 //!
-//! Owns the order of the conversation: the version gate, what the session is set to, one turn at a
-//! time. Must not know how a message looks (`message`, `write`), or what becomes of an event.
+//! Owns the order of the conversation: the version gate, the session's settings, one turn at a
+//! time. Must not know a message's format (`message`, `write`), or what happens to an event.
 //!
-//! What the protocol leaves open is decided so:
+//! Where the protocol is open, this module decides as follows:
 //!
-//! - Nothing but `initialize` is written before its reply names a version of major 2. A program
-//!   that names none is another version: the message that would name it comes after a prompt.
-//! - The agent asks a hook of ours before every tool, and the hook says "ask", but for the few tools
-//!   that change nothing outside of the agent; so also what the program would run unasked is asked about. Any other hook, and every request that is not served,
-//!   is answered with an error.
-//! - A call that is allowed is allowed with the input that was judged, byte for byte.
-//! - Modes that skip questions are refused before the first prompt and end the child later, as in ACP.
-//! - The session's id is ours, by an argument of the command; what the agent calls its session with the
-//!   first turn must be that.
-//! - A turn begins with the agent's word that it took our prompt, or with any message of a turn where
-//!   it has no such word. What comes outside of it is out of state: text is dropped, tool calls are told
-//!   all the same, so that they are judged, and requests are denied.
-//! - While a turn is being interrupted, what was open is withdrawn and gets no answer; a request that
-//!   comes later is denied.
-//! - What an agent that the agent started says is told as thought.
+//! - Only `initialize` is written before its reply names a version of major 2. A program that names
+//!   none counts as another version: the message that would name it comes after a prompt.
+//! - The agent calls a hook of ours before every tool, and the hook answers "ask", except for the
+//!   few tools that change nothing outside of the agent. So the agent also asks about calls that
+//!   the program would run without asking. Any other hook, and every unsupported request, is
+//!   answered with an error.
+//! - An allowed call is allowed with the input that was evaluated, byte for byte.
+//! - Modes that skip questions are refused before the first prompt, and end the child later, as in
+//!   ACP.
+//! - The session's id is ours, passed as an argument of the command. The session name that the
+//!   agent reports with the first turn must be that id.
+//! - A turn begins when the agent reports that it accepted our prompt, or with any message of a
+//!   turn where it does not report that. Messages outside of it are out of state: text is dropped,
+//!   tool calls are still reported, so that they are evaluated, and requests are denied.
+//! - While a turn is being interrupted, open requests are withdrawn and get no answer. A request
+//!   that comes later is denied.
+//! - A subagent's text is reported as thought.
 
 mod blocks;
 mod control;
@@ -50,38 +52,39 @@ use marshal_model::limits;
 use marshal_model::{Event, TurnOutcome, UntrustedText, Usage};
 use marshal_wire::json::{self, BadFrame};
 
-/// How far the channel is.
+/// The phase of the channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Phase {
-    /// The reply to `initialize`, or to what the session is set to, has not come.
+    /// Waits for the reply to `initialize`, or to the session's settings.
     #[default]
     Handshaking,
     /// Prompts may be sent.
     Ready,
-    /// Faulted or at its end: nothing is read or written any more.
+    /// Failed or ended: nothing is read or written any more.
     Closed,
 }
 
 /// The turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Turn {
-    /// None runs.
+    /// No turn.
     #[default]
     None,
-    /// Its prompt was written.
+    /// The prompt was written.
     Sent,
-    /// The agent said that the prompt waits: what comes before it begins is of something else.
+    /// The agent reported that the prompt is queued: messages before it begins belong to something
+    /// else.
     Queued,
-    /// It runs.
+    /// The turn runs.
     Running,
 }
 
-/// The session, as far as the agent named it.
+/// The session's id, as far as it is known.
 #[derive(Debug, Default)]
 struct AgentSession {
-    /// What it should be called; `Idle`: nobody knows.
+    /// The expected id; `None` if it is unknown.
     id: Option<UntrustedText>,
-    /// The agent called it so.
+    /// Whether the agent has reported this id.
     is_confirmed: bool,
 }
 
@@ -89,34 +92,34 @@ struct AgentSession {
 #[derive(Debug, Default)]
 pub struct Claude {
     phase: Phase,
-    /// The time of what is being handled.
+    /// The time of the input being handled.
     now: Option<Instant>,
     opening: OpenParams,
-    /// Requests of ours so far.
+    /// Number of our requests so far.
     requests: u64,
-    /// The one that is open, if it is no interrupt: there is one at a time.
+    /// Our open request, if it is not an interrupt. There is one at a time.
     control: Option<Control>,
-    /// The interrupt that is open.
+    /// The id of the open interrupt request.
     interrupt: Option<String>,
     version: Option<UntrustedText>,
     settings: Settings,
     session: AgentSession,
-    /// Prompts so far.
+    /// Number of prompts so far.
     prompts: u64,
     turn: Turn,
-    /// When a turn ends without its result, of which the agent said by its prompt's state that it is over;
-    /// and how.
+    /// When a turn ends without its result, after the agent reported that the turn's prompt has
+    /// ended, and with which outcome.
     pending_end: Option<(Instant, TurnOutcome)>,
-    /// The turn was interrupted.
+    /// Whether the turn was interrupted.
     cancelling: bool,
     is_shutting_down: bool,
     streamed_blocks: StreamedBlocks,
     /// Tokens in the agent's context, by the last message of its model.
     context: u64,
     ids: RequestIds,
-    /// Open requests, with the input that an allowance must repeat.
+    /// Open requests, with the input that an allowing answer must repeat.
     open_requests: OpenRequests<Option<Box<RawValue>>>,
-    /// Lines that were no messages.
+    /// Lines that were not messages.
     bad_lines: u32,
     /// Requests that were denied because too many were open.
     excess_requests: u32,
@@ -139,8 +142,8 @@ impl Dialect for Claude {
             Input::TooLong(head) => {
                 report_bad_line("too_long", head, out);
                 let cap = limits::LINE_BYTES;
-                let said = format!("the agent wrote a line of more than {cap} bytes");
-                self.fail_protocol(said, out);
+                let message = format!("the agent wrote a line of more than {cap} bytes");
+                self.fail_protocol(message, out);
             }
             Input::Eof => {
                 self.withdraw_requests(out);
@@ -274,7 +277,7 @@ impl Claude {
         if let RequestKind::Permission(ask) = &wanted {
             return self.handle_permission_request(id, ask, line, out);
         }
-        // Its answer would be one to an open request of that id, too.
+        // An answer would also answer an open request of that id.
         let open = self.open_requests.close(id);
         out.extend(open.map(|(key, _)| Effect::RequestWithdrawn(key)));
         match wanted {
@@ -286,7 +289,7 @@ impl Claude {
         }
     }
 
-    /// A message that we know, with a shape that we do not: what waits for it must not wait on.
+    /// A known message of an unknown shape. Whatever waits for it must not wait forever.
     fn handle_bad_shape(&mut self, tag: &str, object: &str, out: &mut Effects) {
         self.count_bad_line(BadFrame::Shape, object.as_bytes(), out);
         match tag {
@@ -303,30 +306,30 @@ impl Claude {
         }
     }
 
-    /// Whether the agent has not named a version that is ours.
+    /// Whether the agent has not yet named a supported version.
     const fn is_version_unknown(&self) -> bool {
         self.version.is_none()
     }
 
-    /// Counts a line that is no message; too many of them are another program.
+    /// Counts a line that is not a message. Too many of them mean that this is another program.
     fn count_bad_line(&mut self, bad: BadFrame, line: &[u8], out: &mut Effects) {
         report_bad_line(bad.as_str(), line, out);
         self.bad_lines = self.bad_lines.saturating_add(1);
         if self.bad_lines > limits::BAD_LINES {
             let most = limits::BAD_LINES;
-            let said = format!("more than {most} lines on the agent's stdout were no messages");
-            self.fail_protocol(said, out);
+            let message = format!("more than {most} lines on the agent's stdout were not messages");
+            self.fail_protocol(message, out);
         }
     }
 
-    /// The id of the prompt that was written last: that of the channel, with its number at the end. The agent
-    /// leaves out a prompt whose id its session has had.
+    /// The id of the last prompt: the channel's id with the prompt's number at the end. The agent
+    /// skips a prompt whose id its session already has.
     fn prompt_id(&self) -> Option<String> {
         let begin = self.opening.fresh_id.get(..24)?;
         Some(format!("{begin}{:012x}", self.prompts))
     }
 
-    /// Ends the running turn from our side. Nothing to do if none runs, or if that was said.
+    /// Cancels the running turn. Does nothing if none runs, or if it is already cancelled.
     fn cancel(&mut self, out: &mut Effects) {
         if self.turn == Turn::None || self.cancelling {
             return;
@@ -342,7 +345,7 @@ impl Claude {
         self.interrupt = Some(id);
     }
 
-    /// Says goodbye, once: the agent ends with its input.
+    /// Starts the shutdown, once: the agent exits when its input ends.
     fn shut_down(&mut self, out: &mut Effects) {
         if self.is_shutting_down {
             return;
@@ -352,26 +355,26 @@ impl Claude {
         out.push(Effect::CloseInput);
     }
 
-    /// Ends every open request unanswered.
+    /// Ends every open request without an answer.
     fn withdraw_requests(&mut self, out: &mut Effects) {
         let open = self.open_requests.close_all().into_iter();
         out.extend(open.map(|(key, _)| Effect::RequestWithdrawn(key)));
     }
 
     fn end_turn(&mut self, end: TurnEnd, out: &mut Effects) {
-        // An interrupt ends what is open; nothing else does.
+        // An interrupt ends the open requests; nothing else does.
         let is_ended = self.cancelling || self.is_shutting_down;
         for (key, _) in self.open_requests.close_all() {
-            let denial = (!is_ended).then(|| write::deny(&key.id, "the turn is over"));
+            let denial = (!is_ended).then(|| write::deny(&key.id, "the turn has ended"));
             out.push(Effect::RequestWithdrawn(key));
             out.extend(denial.map(Effect::Write));
         }
         self.turn = Turn::None;
         self.pending_end = None;
         self.streamed_blocks = StreamedBlocks::default();
-        let asked = std::mem::take(&mut self.cancelling);
+        let was_cancelling = std::mem::take(&mut self.cancelling);
         let outcome = match end.outcome {
-            TurnOutcome::Failed if asked => TurnOutcome::Cancelled,
+            TurnOutcome::Failed if was_cancelling => TurnOutcome::Cancelled,
             outcome => outcome,
         };
         out.push(Effect::Event(Event::TurnEnded {
@@ -382,8 +385,8 @@ impl Claude {
         }));
     }
 
-    fn fail_protocol(&mut self, said: String, out: &mut Effects) {
-        self.fail_channel(ChannelError::Protocol(said), out);
+    fn fail_protocol(&mut self, message: String, out: &mut Effects) {
+        self.fail_channel(ChannelError::Protocol(message), out);
     }
 
     fn fail_channel(&mut self, fault: ChannelError, out: &mut Effects) {
@@ -394,7 +397,7 @@ impl Claude {
     }
 }
 
-/// What is known of a turn's end.
+/// How a turn ended.
 struct TurnEnd {
     outcome: TurnOutcome,
     stop_reason: Option<UntrustedText>,

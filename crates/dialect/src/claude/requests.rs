@@ -1,6 +1,6 @@
-//! What the agent asks of us: leave to use a tool, what our hook says, and what we do not serve.
+//! The agent's requests: permission to use a tool, hook calls, and unsupported ones.
 //!
-//! Must not know what a turn is made of.
+//! Must not know the content of a turn.
 
 use super::message::{CanUseTool, Hook};
 use super::{Claude, Phase, Turn, write};
@@ -10,8 +10,8 @@ use crate::{Effect, Effects, report_bad_line};
 use marshal_model::limits;
 use marshal_model::{AgentClaims, Event, PermissionRequest, UntrustedText};
 
-/// Tools that change nothing but the agent's own lists, modes and choice of tools, or that ask a person by
-/// themselves: the program's own rules decide whether these are asked for.
+/// Tools that change only the agent's own lists, modes and choice of tools, or that ask a person by
+/// themselves. For these the program's own rules decide whether it asks.
 const OWN_TOOLS: [&str; 9] = [
     "AskUserQuestion",
     "EnterPlanMode",
@@ -25,12 +25,12 @@ const OWN_TOOLS: [&str; 9] = [
 ];
 
 impl Claude {
-    /// Whether a request of a turn may come now.
+    /// Whether a turn runs, so that a request may come.
     fn is_in_turn(&self) -> bool {
         matches!(self.turn, Turn::Sent | Turn::Running)
     }
 
-    /// The agent asks whether it may use a tool.
+    /// The agent requests permission to use a tool.
     pub(super) fn handle_permission_request(
         &mut self,
         id: &str,
@@ -47,10 +47,11 @@ impl Claude {
         }
         self.note_turn_activity(out);
         let raw = wanted.input;
-        // What is larger than any ask may be is judged so, and never allowed.
-        let kept = (raw.get().len() <= limits::PERMISSION_INPUT_BYTES).then(|| raw.to_owned());
-        let no_allow = kept.is_none();
-        let key = match self.open_requests.open(&mut self.ids, id, kept) {
+        // Input beyond the limit of a permission request is evaluated as such, and never allowed.
+        let stored_input =
+            (raw.get().len() <= limits::PERMISSION_INPUT_BYTES).then(|| raw.to_owned());
+        let no_allow = stored_input.is_none();
+        let key = match self.open_requests.open(&mut self.ids, id, stored_input) {
             Ok(key) => key,
             Err(clash) => return self.reject_request(id, clash, line, out),
         };
@@ -71,34 +72,32 @@ impl Claude {
     }
 
     fn reject_request(&mut self, id: &str, clash: RejectReason, line: &[u8], out: &mut Effects) {
-        let (reason, said) = match clash {
+        let (reason, message) = match clash {
             RejectReason::Duplicate => ("duplicate_id", "this request id was used before"),
             RejectReason::TooMany => ("too_many_asks", "too many permission requests are open"),
             RejectReason::LongId => ("bad_shape", "the request id is too long"),
         };
         report_bad_line(reason, line, out);
-        self.deny_at_once(id, said, out);
+        self.deny_at_once(id, message, out);
         if clash != RejectReason::TooMany {
             return;
         }
         self.excess_requests = self.excess_requests.saturating_add(1);
         if self.excess_requests > limits::EXCESS_PERMISSION_REQUESTS {
             let most = limits::OPEN_PERMISSION_REQUESTS;
-            let said = format!(
-                "the agent asks on and on while {most} of its requests wait for their answers"
-            );
-            self.fail_protocol(said, out);
+            let message = format!("the agent keeps sending requests while {most} of them are open");
+            self.fail_protocol(message, out);
         }
     }
 
-    /// Denies a request that nobody is asked about.
+    /// Denies a request without asking anybody.
     fn deny_at_once(&mut self, id: &str, reason: &str, out: &mut Effects) {
         let open = self.open_requests.close(id);
         out.extend(open.map(|(key, _)| Effect::RequestWithdrawn(key)));
         out.push(Effect::Write(write::deny(id, reason)));
     }
 
-    /// A request of a shape that we do not know is none.
+    /// Rejects a request of unknown shape.
     pub(super) fn reject_unreadable(&mut self, id: &str, line: &[u8], out: &mut Effects) {
         report_bad_line("bad_shape", line, out);
         self.answer_unreadable(id, out);
@@ -114,7 +113,7 @@ impl Claude {
     }
 }
 
-/// What our hook says before a tool is used: ask. Any other hook is none of ours.
+/// Our hook's answer before a tool is used: ask. Any other hook is not ours.
 pub(super) fn answer_hook(id: &str, hook: &Hook<'_>, out: &mut Effects) {
     let is_ours = hook.callback_id.0 == write::HOOK;
     let line = match hook.tool() {
@@ -126,7 +125,7 @@ pub(super) fn answer_hook(id: &str, hook: &Hook<'_>, out: &mut Effects) {
     out.push(Effect::Write(line));
 }
 
-/// A request that is not served is on record, and answered with an error.
+/// Records an unsupported request and answers it with an error.
 pub(super) fn refuse_unsupported(id: &str, word: &UntrustedText, line: &[u8], out: &mut Effects) {
     if let Ok(raw) = serde_json::from_slice(line) {
         let raw: &serde_json::value::RawValue = raw;
@@ -142,7 +141,8 @@ pub(super) fn refuse_unsupported(id: &str, word: &UntrustedText, line: &[u8], ou
     )));
 }
 
-/// The tool of that server for which a permission is asked: the agent names both in its tool's name.
+/// The tool of that server for which permission is requested: the agent names both in its tool's
+/// name.
 pub(crate) fn parse_mcp_tool_call(ask: &PermissionRequest, server: &str) -> Option<McpToolCall> {
     let tool = ask.tool.raw().strip_prefix("mcp__")?.strip_prefix(server)?;
     let arguments: serde_json::Value = serde_json::from_str(ask.input.get()).ok()?;

@@ -1,17 +1,17 @@
-//! What was streamed of the model's current message, so that the whole message, which follows, does
-//! not tell it a second time.
+//! Tracks the streamed part of the model's current message, so that the whole message, which
+//! follows, is not reported a second time.
 //!
-//! Keeps lengths and hashes, no text. Must not know messages.
+//! Stores lengths and hashes, no text. Must not know messages.
 
 use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hasher};
 
 use marshal_model::UntrustedText;
 
-/// How many streamed blocks may wait for their whole.
+/// How many streamed blocks may wait for the whole message.
 const WAITING: usize = 256;
 
-/// What a block is of.
+/// The kind of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Text,
@@ -25,12 +25,12 @@ struct Block {
     hash: DefaultHasher,
 }
 
-/// The blocks that were streamed and have not come whole.
+/// The blocks that were streamed and have not arrived whole.
 #[derive(Debug, Default)]
 pub(super) struct StreamedBlocks {
     message: Option<UntrustedText>,
     blocks: VecDeque<Block>,
-    /// The next piece belongs to a block of its own.
+    /// Whether the next piece belongs to a new block.
     is_new: bool,
 }
 
@@ -48,7 +48,7 @@ impl StreamedBlocks {
         self.is_new = true;
     }
 
-    /// A piece was told.
+    /// Records a piece that was reported.
     pub(super) fn record_delta(&mut self, kind: Kind, piece: &UntrustedText) {
         let goes_on = self.blocks.back().is_some_and(|last| last.kind == kind);
         if self.is_new || !goes_on {
@@ -68,7 +68,7 @@ impl StreamedBlocks {
         }
     }
 
-    /// What of a whole block was not told.
+    /// The part of a whole block that was not reported.
     pub(super) fn rest(
         &mut self,
         message: Option<&UntrustedText>,
@@ -81,13 +81,13 @@ impl StreamedBlocks {
         let Some(at) = self.blocks.iter().position(|block| block.kind == kind) else {
             return whole;
         };
-        let told = &self.blocks[at];
-        let Some((begin, rest)) = whole.raw().split_at_checked(told.bytes) else {
+        let streamed = &self.blocks[at];
+        let Some((begin, rest)) = whole.raw().split_at_checked(streamed.bytes) else {
             return whole;
         };
         let mut hash = DefaultHasher::new();
         hash.write(begin.as_bytes());
-        if hash.finish() != told.hash.finish() {
+        if hash.finish() != streamed.hash.finish() {
             return whole;
         }
         let rest = UntrustedText::from(rest);
@@ -106,54 +106,59 @@ mod tests {
 
     #[test]
     fn what_was_told_is_not_told_again_and_nothing_is_lost() {
-        let mut told = StreamedBlocks::default();
-        told.begin(id("m"));
-        told.block();
-        told.record_delta(Kind::Thought, &"hm".into());
-        told.block();
-        told.record_delta(Kind::Text, &"one ".into());
-        told.record_delta(Kind::Text, &"two".into());
+        let mut streamed = StreamedBlocks::default();
+        streamed.begin(id("m"));
+        streamed.block();
+        streamed.record_delta(Kind::Thought, &"hm".into());
+        streamed.block();
+        streamed.record_delta(Kind::Text, &"one ".into());
+        streamed.record_delta(Kind::Text, &"two".into());
         let m = id("m");
         let m = m.as_ref();
-        assert_eq!(told.rest(m, Kind::Thought, "hm".into()).raw(), "");
+        assert_eq!(streamed.rest(m, Kind::Thought, "hm".into()).raw(), "");
         // The end of it was not streamed.
         assert_eq!(
-            told.rest(m, Kind::Text, "one two three".into()).raw(),
+            streamed.rest(m, Kind::Text, "one two three".into()).raw(),
             " three"
         );
-        // Another block, which was not streamed, though it has the same text.
-        assert_eq!(told.rest(m, Kind::Text, "one two".into()).raw(), "one two");
+        // Another block with the same text that was not streamed.
+        assert_eq!(
+            streamed.rest(m, Kind::Text, "one two".into()).raw(),
+            "one two"
+        );
     }
 
     #[test]
     fn another_message_or_another_text_is_told_whole() {
-        let mut told = StreamedBlocks::default();
-        told.begin(id("m"));
-        told.record_delta(Kind::Text, &"aé".into());
+        let mut streamed = StreamedBlocks::default();
+        streamed.begin(id("m"));
+        streamed.record_delta(Kind::Text, &"aé".into());
         assert_eq!(
-            told.rest(id("n").as_ref(), Kind::Text, "aé".into()).raw(),
+            streamed
+                .rest(id("n").as_ref(), Kind::Text, "aé".into())
+                .raw(),
             "aé"
         );
-        assert_eq!(told.rest(None, Kind::Text, "aé".into()).raw(), "aé");
+        assert_eq!(streamed.rest(None, Kind::Text, "aé".into()).raw(), "aé");
         let m = id("m");
         let m = m.as_ref();
-        assert_eq!(told.rest(m, Kind::Text, "bé".into()).raw(), "bé");
-        assert_eq!(told.rest(m, Kind::Text, "a".into()).raw(), "a");
-        // The cut would fall into a character.
-        assert_eq!(told.rest(m, Kind::Text, "aaé".into()).raw(), "aaé");
-        assert_eq!(told.rest(m, Kind::Text, "aé".into()).raw(), "");
-        told.begin(id("m"));
-        assert_eq!(told.rest(m, Kind::Text, "aé".into()).raw(), "aé");
+        assert_eq!(streamed.rest(m, Kind::Text, "bé".into()).raw(), "bé");
+        assert_eq!(streamed.rest(m, Kind::Text, "a".into()).raw(), "a");
+        // The cut would split a character.
+        assert_eq!(streamed.rest(m, Kind::Text, "aaé".into()).raw(), "aaé");
+        assert_eq!(streamed.rest(m, Kind::Text, "aé".into()).raw(), "");
+        streamed.begin(id("m"));
+        assert_eq!(streamed.rest(m, Kind::Text, "aé".into()).raw(), "aé");
     }
 
     #[test]
     fn it_does_not_grow_without_end() {
-        let mut told = StreamedBlocks::default();
-        told.begin(id("m"));
+        let mut streamed = StreamedBlocks::default();
+        streamed.begin(id("m"));
         for _ in 0..10 * WAITING {
-            told.block();
-            told.record_delta(Kind::Text, &"x".into());
+            streamed.block();
+            streamed.record_delta(Kind::Text, &"x".into());
         }
-        assert_eq!(told.blocks.len(), WAITING);
+        assert_eq!(streamed.blocks.len(), WAITING);
     }
 }

@@ -1,6 +1,6 @@
-//! What each message of a turn brings about.
+//! Handles each message of a turn.
 //!
-//! Must not know what the agent asks of us.
+//! Must not know the agent's requests.
 
 use std::time::{Duration, Instant};
 
@@ -13,14 +13,14 @@ use super::{AgentSession, Claude, Phase, Turn, TurnEnd};
 use crate::{ChannelError, Effect, Effects, lenient, report_bad_line};
 use marshal_model::{Cost, ErrorOrigin, Event, TurnOutcome, UntrustedText};
 
-/// The reason of a line that came when it could not.
+/// The reason of a line that came in the wrong state.
 const OUT_OF_STATE: &str = "out_of_state";
-/// How long a turn's result may take once the agent said that the turn's prompt is over.
+/// How long a turn's result may take after the agent reported that the turn's prompt has ended.
 const RESULT_WAIT: Duration = Duration::from_secs(10);
-/// What the agent's costs are in.
+/// The currency of the agent's costs.
 const CURRENCY: &str = "USD";
 
-/// Kinds of system messages that say nothing that is to be kept.
+/// Kinds of system messages without content that is stored.
 const SYSTEM_IGNORED: [&str; 8] = [
     "status",
     "background_tasks_changed",
@@ -33,7 +33,7 @@ const SYSTEM_IGNORED: [&str; 8] = [
 ];
 
 impl Claude {
-    /// Notes that something of the running turn came; `false` if none runs.
+    /// Records that the running turn has output; `false` if none runs.
     pub(super) fn note_turn_activity(&mut self, out: &mut Effects) -> bool {
         match self.turn {
             Turn::Sent => {
@@ -46,7 +46,7 @@ impl Claude {
         }
     }
 
-    /// The agent says how far a prompt of ours is.
+    /// The agent reports the progress of a prompt of ours.
     pub(super) fn lifecycle(&mut self, prompt: &Lifecycle<'_>, out: &mut Effects) {
         if self.prompt_id().as_deref() != Some(prompt.command_uuid.0.as_ref()) {
             return;
@@ -57,17 +57,17 @@ impl Claude {
             "started" => self.on_prompt_accepted(out),
             "cancelled" if is_queued => self.end_unstarted_turn(TurnOutcome::Cancelled, out),
             "completed" if is_queued => self.end_unstarted_turn(TurnOutcome::Completed, out),
-            // Its result comes before that word; one that does not come at all is not waited for long.
+            // The result comes before this report. A missing result is not awaited for long.
             "cancelled" => self.schedule_turn_end(TurnOutcome::Cancelled),
             "completed" => self.schedule_turn_end(TurnOutcome::Failed),
             _ => {}
         }
     }
 
-    /// The prompt is over that waited: no turn of its own will have a result.
+    /// A queued prompt has ended: no turn of its own will have a result.
     fn end_unstarted_turn(&mut self, outcome: TurnOutcome, out: &mut Effects) {
         let detail = match outcome {
-            TurnOutcome::Completed => "the agent dealt with the prompt in another turn",
+            TurnOutcome::Completed => "the agent handled the prompt in another turn",
             _ => "the agent dropped the prompt before its turn began",
         };
         let end = TurnEnd {
@@ -83,7 +83,7 @@ impl Claude {
         self.pending_end = at.map(|at| (at, outcome)).or(self.pending_end);
     }
 
-    /// When the result must have come of a turn that is over.
+    /// When the result of an ended turn must have arrived.
     pub(super) fn result_due(&self) -> Option<Instant> {
         self.pending_end
             .map(|(at, _)| at)
@@ -94,7 +94,7 @@ impl Claude {
         let Some((_, outcome)) = self.pending_end.take() else {
             return;
         };
-        let detail = "the agent said that the turn is over, and sent no result of it";
+        let detail = "the agent reported that the turn ended, but sent no result";
         let end = TurnEnd {
             outcome,
             ..TurnEnd::failure(detail)
@@ -102,7 +102,7 @@ impl Claude {
         self.end_turn(end, out);
     }
 
-    /// The agent took our prompt.
+    /// The agent accepted our prompt.
     fn on_prompt_accepted(&mut self, out: &mut Effects) {
         if self.turn != Turn::Queued {
             self.note_turn_activity(out);
@@ -111,7 +111,7 @@ impl Claude {
         self.turn = Turn::Sent;
         self.note_turn_activity(out);
         if self.cancelling && !self.is_shutting_down {
-            // The interrupt was for what ran before it.
+            // The interrupt was for what ran before the prompt.
             self.write_interrupt(out);
         }
     }
@@ -159,12 +159,12 @@ impl Claude {
         }
     }
 
-    /// What the agent calls its session; `false` if the channel is over for it.
+    /// Checks the session id that the agent reports; `false` if the channel ends because of it.
     fn check_session(&mut self, theirs: UntrustedText, out: &mut Effects) -> bool {
         let is_other = self.session.id.as_ref().is_some_and(|id| *id != theirs);
         if is_other && self.opening.resume.is_some() && !self.session.is_confirmed {
             let why = format!(
-                "it went on with another one, {}",
+                "it resumed another session, {}",
                 theirs.escape_for_display(80)
             );
             self.fail_channel(ChannelError::NotResumed(why), out);
@@ -180,7 +180,7 @@ impl Claude {
         true
     }
 
-    /// A piece of a message that its model is writing.
+    /// A piece of a message that the model is writing.
     pub(super) fn handle_stream_event(
         &mut self,
         piece: &StreamEvent<'_>,
@@ -193,7 +193,7 @@ impl Claude {
         }
     }
 
-    /// The same, read.
+    /// Handles a piece that was read.
     pub(super) fn handle_stream_delta(
         &mut self,
         streamed: StreamDelta,
@@ -214,22 +214,27 @@ impl Claude {
         push_delta(kind, delta, out);
     }
 
-    /// A message of its model, whole.
-    pub(super) fn assistant(&mut self, spoken: &ModelMessage<'_>, line: &[u8], out: &mut Effects) {
-        let Some(content) = spoken.content() else {
+    /// A whole message of the model.
+    pub(super) fn assistant(
+        &mut self,
+        model_message: &ModelMessage<'_>,
+        line: &[u8],
+        out: &mut Effects,
+    ) {
+        let Some(content) = model_message.content() else {
             return report_bad_line("bad_shape", line, out);
         };
         let is_ours = self.note_turn_activity(out);
-        let is_of_helper = spoken.is_from_subagent();
+        let is_of_helper = model_message.is_from_subagent();
         if let Some(context) = content.context().filter(|_| is_ours && !is_of_helper) {
             self.context = context;
         }
         let id = content.id();
         let (blocks, beyond) = content.blocks();
-        let mut is_told = is_ours;
-        // Only an error is told with its words.
-        let error = spoken.error();
-        let mut said = None;
+        let mut is_reported = is_ours;
+        // Only an error is reported with its text.
+        let error = model_message.error();
+        let mut problem = None;
         for block in blocks {
             let (kind, text) = match block {
                 Block::Text(text) => (Kind::Text, text),
@@ -238,7 +243,7 @@ impl Claude {
                     if !is_ours {
                         report_bad_line(OUT_OF_STATE, line, out);
                     }
-                    is_told = true;
+                    is_reported = true;
                     let input = lenient::raw_or_null(input);
                     out.push(Effect::Event(Event::ToolStart { id, name, input }));
                     continue;
@@ -261,7 +266,7 @@ impl Claude {
                 continue;
             }
             if kind == Kind::Text && error.is_some() {
-                said.get_or_insert_with(|| text.clone());
+                problem.get_or_insert_with(|| text.clone());
             }
             if is_of_helper {
                 push_delta(Kind::Thought, text, out);
@@ -273,7 +278,7 @@ impl Claude {
                 );
             }
         }
-        if !is_told {
+        if !is_reported {
             report_bad_line(OUT_OF_STATE, line, out);
         }
         if beyond > 0 {
@@ -282,21 +287,21 @@ impl Claude {
         if let Some(code) = error {
             out.push(Effect::Event(Event::AgentError {
                 code,
-                message: said.unwrap_or_default(),
+                message: problem.unwrap_or_default(),
                 origin: ErrorOrigin::Remote,
             }));
         }
     }
 
-    /// What its model is told: the results of tools, and our prompts again.
-    pub(super) fn user(&mut self, spoken: &ModelMessage<'_>, line: &[u8], out: &mut Effects) {
-        if let Some(id) = spoken.replayed_prompt_id() {
+    /// A message to the model: tool results, and our prompts again.
+    pub(super) fn user(&mut self, message: &ModelMessage<'_>, line: &[u8], out: &mut Effects) {
+        if let Some(id) = message.replayed_prompt_id() {
             if self.prompt_id().as_deref() == Some(id.raw()) {
                 self.on_prompt_accepted(out);
             }
             return;
         }
-        let Some(content) = spoken.content() else {
+        let Some(content) = message.content() else {
             return report_bad_line("bad_shape", line, out);
         };
         let is_ours = self.note_turn_activity(out);
@@ -343,15 +348,15 @@ impl Claude {
             result.stop_reason()
         };
         let outcome = outcome(subtype.raw(), is_error, stop_reason.as_ref());
-        let said = result.error_text().filter(|_| is_error);
-        let detail = said.as_ref().map(|said| {
+        let text = result.error_text().filter(|_| is_error);
+        let detail = text.as_ref().map(|text| {
             format!(
                 "the agent ended the turn with an error: {}",
-                said.escape_for_display(300)
+                text.escape_for_display(300)
             )
         });
-        if let (Some(message), TurnOutcome::Failed, false) = (said, outcome, self.cancelling) {
-            // Where its provider failed, the turn was a success all the same.
+        if let (Some(message), TurnOutcome::Failed, false) = (text, outcome, self.cancelling) {
+            // Where the provider failed, the turn was still a success.
             let code = match subtype.raw() {
                 "success" => "api_error".into(),
                 _ => subtype,

@@ -1,7 +1,7 @@
-//! What we say to Claude Code, and the words that its command gets.
+//! What we write to Claude Code, and the arguments of its command.
 //!
-//! Must not know when it may be said. Each message is one line. In texts of ours U+2028 and U+2029 are
-//! escaped, because some readers take them for the end of a line; the input of a tool that is allowed
+//! Must not know when it may be written. Each message is one line. In our texts U+2028 and U+2029
+//! are escaped, because some readers treat them as the end of a line. The input of an allowed tool
 //! goes back byte for byte.
 
 use std::collections::BTreeMap;
@@ -14,14 +14,14 @@ use marshal_config::{McpServer, McpTransport};
 use marshal_model::ids::is_safe_token;
 use marshal_model::{ENGINE_SERVER, PermissionResponse, UntrustedText};
 
-/// The name under which our hook is called.
+/// The name of our hook.
 pub(super) const HOOK: &str = "marshal";
-/// Why our hook wants the agent to ask, as the agent repeats it in its request.
+/// Why our hook makes the agent ask, as the agent repeats it in its request.
 pub(super) const HOOK_REASON: &str = "every call is asked for";
 
-/// What makes the program speak this protocol, and ask us. Hooks in settings are switched off: one of
-/// a workspace could answer a request for a permission before we do, and run what nobody asked about.
-/// Ours is none of these.
+/// Makes the program speak this protocol, and ask us. Hooks in settings are switched off: a hook of
+/// a workspace could answer a permission request before we do, and run commands that nobody was
+/// asked about. Our hook is not among them.
 const ARGUMENTS: [&str; 11] = [
     "--print",
     "--input-format",
@@ -36,17 +36,17 @@ const ARGUMENTS: [&str; 11] = [
     r#"{"disableAllHooks":true}"#,
 ];
 
-/// The option that nobody else may give: the last one counts.
+/// The option that only we may pass: the last one takes precedence.
 pub(crate) const SETTINGS: &str = "--settings";
 
-/// The words behind those of the pool's command.
+/// The arguments after those of the pool's command.
 pub(crate) fn extra_arguments(opening: &OpenParams) -> Vec<String> {
     let mut words: Vec<String> = ARGUMENTS.map(str::to_owned).into();
     let (option, id) = match &opening.resume {
         Some(id) => ("--resume", id.raw()),
         None => ("--session-id", opening.fresh_id.as_str()),
     };
-    // What is no id could be read as an option of the program's.
+    // A value that is not an id could be read as an option of the program.
     if is_safe_token(id) {
         words.extend([option.to_owned(), id.to_owned()]);
     }
@@ -65,7 +65,7 @@ fn servers(servers: &[McpServer], routes: &BTreeMap<String, String>) -> Map<Stri
                 let mut value =
                     json!({ "type": "stdio", "command": command, "args": args, "env": env });
                 if server.name == ENGINE_SERVER {
-                    // Else its model would have to search for the tools first.
+                    // Otherwise its model would have to search for the tools first.
                     value["alwaysLoad"] = true.into();
                 }
                 value
@@ -102,9 +102,9 @@ fn request(id: &str, request: &Value) -> Vec<u8> {
     line(&json!({ "type": "control_request", "request_id": id, "request": request }))
 }
 
-/// The first word: it has the agent ask our hook before every tool.
+/// The first message: it makes the agent call our hook before every tool.
 pub(super) fn initialize(id: &str) -> Vec<u8> {
-    // One that we do not answer as it expects lets nothing run.
+    // If the agent does not understand our answer, it runs nothing.
     let hook = json!([{ "matcher": null, "hookCallbackIds": [HOOK], "onFailure": "block" }]);
     request(
         id,
@@ -146,7 +146,7 @@ fn response(id: &str, response: &Value) -> Vec<u8> {
     line(&json!({ "type": "control_response", "response": inner }))
 }
 
-/// Allows a call, with the input that was judged, byte for byte.
+/// Allows a call, with the input that was evaluated, byte for byte.
 pub(super) fn allow(id: &str, input: &RawValue) -> Vec<u8> {
     let id = escape_line_separators(Value::from(id).to_string());
     let mut line = format!(
@@ -157,22 +157,22 @@ pub(super) fn allow(id: &str, input: &RawValue) -> Vec<u8> {
     line.into_bytes()
 }
 
-/// Denies a call; the model is told why.
+/// Denies a call; the model gets the reason.
 pub(super) fn deny(id: &str, reason: &str) -> Vec<u8> {
     let reason = if reason.is_empty() { "denied" } else { reason };
     response(id, &json!({ "behavior": "deny", "message": reason }))
 }
 
-/// An answer to a request for permission.
+/// An answer to a permission request.
 pub(super) fn answer(id: &str, input: Option<&RawValue>, answer: &PermissionResponse) -> Vec<u8> {
     match (answer, input) {
         (PermissionResponse::Allow, Some(input)) => allow(id, input),
-        (PermissionResponse::Allow, None) => deny(id, "the call is too large to be judged"),
+        (PermissionResponse::Allow, None) => deny(id, "the call is too large to be evaluated"),
         (PermissionResponse::Deny(reason), _) => deny(id, reason),
     }
 }
 
-/// What our hook says: ask.
+/// Our hook's answer: ask.
 pub(super) fn hook_asks(id: &str) -> Vec<u8> {
     let output = json!({
         "hookEventName": "PreToolUse",
@@ -182,7 +182,7 @@ pub(super) fn hook_asks(id: &str) -> Vec<u8> {
     response(id, &json!({ "hookSpecificOutput": output }))
 }
 
-/// What it says of a call that cannot be read.
+/// Our hook's answer to an unreadable call.
 pub(super) fn hook_denies(id: &str) -> Vec<u8> {
     let output = json!({
         "hookEventName": "PreToolUse",
@@ -192,12 +192,12 @@ pub(super) fn hook_denies(id: &str) -> Vec<u8> {
     response(id, &json!({ "hookSpecificOutput": output }))
 }
 
-/// What it says where the agent's own rules hold: nothing.
+/// Our hook's answer where the agent's own rules decide: empty.
 pub(super) fn hook_says_nothing(id: &str) -> Vec<u8> {
     response(id, &json!({}))
 }
 
-/// Refuses a request that we do not serve.
+/// Rejects an unsupported request.
 pub(super) fn error(id: &str, why: &str) -> Vec<u8> {
     let inner = json!({ "subtype": "error", "request_id": id, "error": why });
     line(&json!({ "type": "control_response", "response": inner }))

@@ -1,7 +1,8 @@
-//! What the agent wants to know: approvals of commands, of changes to files and of calls of tool servers,
-//! and all that is refused with as little as the protocol takes.
+//! The agent's requests: approvals of commands, of changes to files and of calls of tool servers,
+//! and all others, which are refused with the least that the protocol accepts.
 //!
-//! Must not decide anything: a permission request goes to the session, its answer comes back as a command.
+//! Must not decide anything. A permission request goes to the session, and its answer comes back as
+//! a command.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -20,29 +21,30 @@ use marshal_model::{
 };
 
 const ACCEPT: &str = "accept";
-/// Not this, and go on.
+/// Denies this request; the turn continues.
 const DECLINE: &str = "decline";
-/// Not this, and end the turn.
+/// Denies this request and ends the turn.
 const CANCEL: &str = "cancel";
 
-/// What a tool server wants of a person; also the agent itself, before it calls a tool of one.
+/// A request of a tool server to a person; also one of the agent itself, before it calls a server's
+/// tool.
 const TOOL_REQUEST: &str = "mcpServer/elicitation/request";
 
-/// Words that a request offers: the schema has six.
+/// The maximum number of answers that a request offers: the schema has six.
 const OFFERED: usize = 64;
 
-/// Stands for the input of a request whose changes are not known: no object, so that it cannot be
-/// judged.
+/// Stands for the input of a request whose changes are unknown. It is not an object, so it cannot
+/// be evaluated.
 const NO_ITEM: &str = "\"the changes that this is about are not known\"";
 
 /// The form of a request, and so of its answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ApprovalForm {
-    /// `item/…/requestApproval`: one word.
+    /// `item/…/requestApproval`: the answer is one word.
     Item,
-    /// `execCommandApproval`, `applyPatchApproval`: other words, and a place for a reason.
+    /// `execCommandApproval`, `applyPatchApproval`: other words, with a field for a reason.
     Old,
-    /// `mcpServer/elicitation/request`: an action, and what was filled into its form, which is empty.
+    /// `mcpServer/elicitation/request`: an action, and the content of its form, which is empty.
     Tool,
 }
 
@@ -71,29 +73,29 @@ impl ApprovalForm {
         }
     }
 
-    /// Whether a denial has no place for its reason.
+    /// Whether a denial has no field for its reason.
     const fn has_no_reason(self) -> bool {
         matches!(self, Self::Item | Self::Tool)
     }
 }
 
-/// What the answer to an open request needs.
+/// The data for the answer to an open request.
 #[derive(Debug, Clone)]
 pub(super) struct OpenApproval {
     form: ApprovalForm,
-    /// It may be allowed: what it is about is known whole.
+    /// Whether it may be allowed: only if everything it is about is known.
     is_allowable: bool,
-    /// It in a few words.
+    /// A short description of the request.
     about: UntrustedText,
 }
 
-/// A request for an approval, as it was read.
+/// An approval request, as it was read.
 struct ApprovalRequest {
     form: ApprovalForm,
     call: Option<ToolCall>,
-    /// The call that it is about, where it is one that is told.
+    /// The id of its call, if that call is reported.
     tool_id: Option<UntrustedText>,
-    /// It is one of the turn that runs.
+    /// Whether it belongs to the running turn.
     is_current: bool,
     is_allowable: bool,
     reason: Option<UntrustedText>,
@@ -115,14 +117,16 @@ impl Codex {
         }
         let read = params.and_then(Members::read);
         let approval = match method {
-            "item/commandExecution/requestApproval" => read.and_then(|asked| self.command(&asked)),
-            "item/fileChange/requestApproval" => read.and_then(|asked| self.changes(&asked)),
-            "execCommandApproval" => read.and_then(|asked| self.old_command(&asked)),
-            "applyPatchApproval" => read.and_then(|asked| self.old_changes(&asked)),
+            "item/commandExecution/requestApproval" => {
+                read.and_then(|members| self.command(&members))
+            }
+            "item/fileChange/requestApproval" => read.and_then(|members| self.changes(&members)),
+            "execCommandApproval" => read.and_then(|members| self.old_command(&members)),
+            "applyPatchApproval" => read.and_then(|members| self.old_changes(&members)),
             TOOL_REQUEST => {
-                let tool = |asked: Members<'_>| {
-                    let call = calls::call_from_tool_request(&asked)?;
-                    Some(self.tool(&asked, call))
+                let tool = |members: Members<'_>| {
+                    let call = calls::call_from_tool_request(&members)?;
+                    Some(self.tool(&members, call))
                 };
                 match read.and_then(tool) {
                     Some(approval) => approval,
@@ -138,7 +142,7 @@ impl Codex {
         }
     }
 
-    /// A request that nobody is asked about: it is told, and gets nothing.
+    /// Handles a request that nobody is asked about: it is reported, and nothing is granted.
     fn handle_other_request(
         &mut self,
         id: &RequestId,
@@ -146,7 +150,7 @@ impl Codex {
         line: &[u8],
         out: &mut Effects,
     ) {
-        // An answer carries no more than an id: this one also ends a request that has it.
+        // An answer has no more than an id, so this request also ends an open one with the same id.
         if let Some((key, _)) = self.open_requests.close_duplicate(&mut self.ids, id.json()) {
             report_bad_line("duplicate_id", line, out);
             out.push(Effect::RequestWithdrawn(key));
@@ -162,61 +166,69 @@ impl Codex {
         }));
     }
 
-    /// An approval of a shape that we do not know is none.
+    /// Rejects an approval of unknown shape.
     fn reject_unreadable(&mut self, id: &str, line: &[u8], out: &mut Effects) {
         report_bad_line("bad_shape", line, out);
         let open = self.open_requests.close(id);
         out.extend(open.map(|(key, _)| Effect::RequestWithdrawn(key)));
-        let said = "the request cannot be read";
-        out.push(Effect::Write(write::error(id, write::INVALID_PARAMS, said)));
+        let message = "the request cannot be read";
+        out.push(Effect::Write(write::error(
+            id,
+            write::INVALID_PARAMS,
+            message,
+        )));
     }
 
-    /// A command, as the request itself says it. One that stands for a part of another command has
-    /// an id of its own and is no call that is told.
-    fn command(&self, asked: &Members<'_>) -> Option<ApprovalRequest> {
-        let (thread, turn) = (asked.text("threadId")?, asked.text("turnId")?);
-        let item = asked.text("itemId")?;
-        let call = calls::call_from_request(asked)?;
+    /// A command, as the request itself reports it. A request for a part of another command has an
+    /// id of its own, and its call is not reported.
+    fn command(&self, members: &Members<'_>) -> Option<ApprovalRequest> {
+        let (thread, turn) = (members.text("threadId")?, members.text("turnId")?);
+        let item = members.text("itemId")?;
+        let call = calls::call_from_request(members)?;
         let id = self.call_id(thread.raw(), item.raw());
-        let is_part = asked.get("approvalId").is_some();
-        // What was told of the call must be what is asked for.
-        let told = self.items.running(&id).filter(|_| !is_part);
-        let is_told = told.is_none_or(|told| told.call.as_ref() == Some(&call));
-        let is_offered = asked.get("availableDecisions").is_none_or(offers_accept);
+        let is_part = members.get("approvalId").is_some();
+        // The reported call must be the one that the request is for.
+        let running_call = self.items.running(&id).filter(|_| !is_part);
+        let is_reported =
+            running_call.is_none_or(|running_call| running_call.call.as_ref() == Some(&call));
+        let is_offered = members.get("availableDecisions").is_none_or(offers_accept);
         Some(ApprovalRequest {
             form: ApprovalForm::Item,
             call: Some(call),
             tool_id: (!is_part).then(|| UntrustedText::new(id)),
             is_current: self.is_current(thread.raw(), turn.raw()),
-            is_allowable: is_told && is_offered && self.is_our_thread(thread.raw()),
-            reason: asked.text("reason"),
+            is_allowable: is_reported && is_offered && self.is_our_thread(thread.raw()),
+            reason: members.text("reason"),
             method: COMMAND,
         })
     }
 
     /// Changes to files: all those of the item that the request names, which must be known and not
-    /// over. It may ask for a directory beside; that is nothing that could be judged.
-    fn changes(&self, asked: &Members<'_>) -> Option<ApprovalRequest> {
+    /// have ended. It may also ask for a directory; that cannot be evaluated.
+    fn changes(&self, members: &Members<'_>) -> Option<ApprovalRequest> {
         const KNOWN: &[&str] = &["threadId", "turnId", "itemId", "startedAtMs", "reason"];
-        let (thread, turn) = (asked.text("threadId")?, asked.text("turnId")?);
-        let id = self.call_id(thread.raw(), asked.text("itemId")?.raw());
-        let call = self.items.running(&id).and_then(|kept| kept.call.clone());
+        let (thread, turn) = (members.text("threadId")?, members.text("turnId")?);
+        let id = self.call_id(thread.raw(), members.text("itemId")?.raw());
+        let call = self
+            .items
+            .running(&id)
+            .and_then(|tracked| tracked.call.clone());
         let call = call.filter(|call| call.name.raw() != COMMAND);
-        let wants_more = asked.others(KNOWN).next().is_some();
+        let wants_more = members.others(KNOWN).next().is_some();
         Some(ApprovalRequest {
             form: ApprovalForm::Item,
             is_allowable: call.is_some() && !wants_more && self.is_our_thread(thread.raw()),
             call,
             tool_id: Some(UntrustedText::new(id)),
             is_current: self.is_current(thread.raw(), turn.raw()),
-            reason: asked.text("reason"),
+            reason: members.text("reason"),
             method: "fileChange",
         })
     }
 
-    /// A call of a tool server's tool, which must be one that runs: the request does not name it.
-    fn tool(&mut self, asked: &Members<'_>, call: ToolCall) -> Option<ApprovalRequest> {
-        let (thread, turn) = (asked.text("threadId")?, asked.text("turnId")?);
+    /// A call of a tool server's tool, which must be running: the request does not name it.
+    fn tool(&mut self, members: &Members<'_>, call: ToolCall) -> Option<ApprovalRequest> {
+        let (thread, turn) = (members.text("threadId")?, members.text("turnId")?);
         let is_ours = self.is_our_thread(thread.raw());
         let id = self.items.match_request(&call);
         Some(ApprovalRequest {
@@ -231,30 +243,30 @@ impl Codex {
     }
 
     /// A command in the older form, which names no turn.
-    fn old_command(&self, asked: &Members<'_>) -> Option<ApprovalRequest> {
-        let call = calls::call_from_legacy_request(asked)?;
-        self.old(asked, call, true)
+    fn old_command(&self, members: &Members<'_>) -> Option<ApprovalRequest> {
+        let call = calls::call_from_legacy_request(members)?;
+        self.old(members, call, true)
     }
 
-    /// Changes in the older form, which has them itself.
-    fn old_changes(&self, asked: &Members<'_>) -> Option<ApprovalRequest> {
+    /// Changes in the older form, which contains them.
+    fn old_changes(&self, members: &Members<'_>) -> Option<ApprovalRequest> {
         const KNOWN: &[&str] = &["conversationId", "callId", "fileChanges", "reason"];
-        let call = calls::call_from_legacy_patch(asked)?;
-        let wants_more = asked.others(KNOWN).next().is_some();
-        self.old(asked, call, !wants_more)
+        let call = calls::call_from_legacy_patch(members)?;
+        let wants_more = members.others(KNOWN).next().is_some();
+        self.old(members, call, !wants_more)
     }
 
-    fn old(&self, asked: &Members<'_>, call: ToolCall, may_be: bool) -> Option<ApprovalRequest> {
-        let thread = asked.text("conversationId")?;
+    fn old(&self, members: &Members<'_>, call: ToolCall, may_be: bool) -> Option<ApprovalRequest> {
+        let thread = members.text("conversationId")?;
         let is_ours = self.is_our_thread(thread.raw());
-        let id = asked.text("callId")?;
+        let id = members.text("callId")?;
         Some(ApprovalRequest {
             form: ApprovalForm::Old,
             call: Some(call),
             tool_id: Some(UntrustedText::new(self.call_id(thread.raw(), id.raw()))),
             is_current: is_ours && self.has_named_turn(),
             is_allowable: may_be && is_ours,
-            reason: asked.text("reason"),
+            reason: members.text("reason"),
             method: "",
         })
     }
@@ -268,7 +280,7 @@ impl Codex {
     ) {
         let form = approval.form;
         if self.is_winding_down() {
-            // Whoever cancels answers every request so, also one that comes later.
+            // A client that cancels answers every request so, also one that comes later.
             if let Ok(object) = std::str::from_utf8(line) {
                 report_unknown("requestApproval", object, out);
             }
@@ -290,21 +302,21 @@ impl Codex {
             report_bad_line("bad_shape", line, out);
         }
         let about = approval.call.as_ref().map(|call| call.about.clone());
-        let wish = OpenApproval {
+        let open_approval = OpenApproval {
             form,
             is_allowable: may_be,
-            about: about.unwrap_or_else(|| UntrustedText::from("changes that were not told")),
+            about: about.unwrap_or_else(|| UntrustedText::from("changes that were not reported")),
         };
-        let key = match self.open_requests.open(&mut self.ids, id, wish) {
+        let key = match self.open_requests.open(&mut self.ids, id, open_approval) {
             Ok(key) => key,
             Err(clash) => {
-                let (reason, said) = match clash {
+                let (reason, message) = match clash {
                     RejectReason::Duplicate => ("duplicate_id", "this request id was used before"),
                     RejectReason::TooMany => ("too_many_asks", "too many requests are open"),
                     RejectReason::LongId => ("bad_shape", "the request id is too long"),
                 };
                 report_bad_line(reason, line, out);
-                self.deny_at_once(id, form, said, out);
+                self.deny_at_once(id, form, message, out);
                 if clash == RejectReason::TooMany {
                     self.count_excess_request(out);
                 }
@@ -328,61 +340,59 @@ impl Codex {
         }));
     }
 
-    /// One more request was denied because too many are open.
+    /// Counts a request that was denied because too many are open.
     fn count_excess_request(&mut self, out: &mut Effects) {
         self.excess_requests = self.excess_requests.saturating_add(1);
         if self.excess_requests > limits::EXCESS_PERMISSION_REQUESTS {
             let most = limits::OPEN_PERMISSION_REQUESTS;
-            let said = format!(
-                "the agent asks on and on while {most} of its requests wait for their answers"
-            );
-            self.fail_protocol(said, out);
+            let message = format!("the agent keeps sending requests while {most} of them are open");
+            self.fail_protocol(message, out);
         }
     }
 
-    /// Carries out an answer. An item's has no place for a denial's reason: it is kept for the next
-    /// prompt.
+    /// Writes an answer. An item's answer has no field for a denial's reason, so the reason is
+    /// stored for the next prompt.
     pub(super) fn answer(
         &mut self,
         key: &PermissionRequestKey,
         answer: &PermissionResponse,
         out: &mut Effects,
     ) -> Result<(), DialectError> {
-        let wish = self
+        let approval = self
             .open_requests
             .close_by_key(key)
             .ok_or(DialectError::UnknownRequest)?;
         let line = match answer {
-            PermissionResponse::Allow if wish.is_allowable => wish.form.allow(&key.id),
-            PermissionResponse::Allow => wish.form.deny(&key.id, "it cannot be allowed"),
+            PermissionResponse::Allow if approval.is_allowable => approval.form.allow(&key.id),
+            PermissionResponse::Allow => approval.form.deny(&key.id, "it cannot be allowed"),
             PermissionResponse::Deny(reason) => {
-                if wish.form.has_no_reason() && self.opening.codex.reports_denials {
-                    self.denials.add(&wish.about, reason);
+                if approval.form.has_no_reason() && self.opening.codex.reports_denials {
+                    self.denials.add(&approval.about, reason);
                 }
-                wish.form.deny(&key.id, reason)
+                approval.form.deny(&key.id, reason)
             }
         };
         out.push(Effect::Write(line));
         Ok(())
     }
 
-    /// Denies a request that nobody is asked about.
+    /// Denies a request without asking anybody.
     fn deny_at_once(&mut self, id: &str, form: ApprovalForm, reason: &str, out: &mut Effects) {
         let open = self.open_requests.close(id);
         out.extend(open.map(|(key, _)| Effect::RequestWithdrawn(key)));
         out.push(Effect::Write(form.deny(id, reason)));
     }
 
-    /// Ends every open request with the answer that is for a cancelled turn.
+    /// Ends every open request with the answer for a cancelled turn.
     pub(super) fn cancel_requests(&mut self, out: &mut Effects) {
-        for (key, wish) in self.open_requests.close_all() {
-            let answer = wish.form.cancel(&key.id);
+        for (key, approval) in self.open_requests.close_all() {
+            let answer = approval.form.cancel(&key.id);
             out.push(Effect::RequestWithdrawn(key));
             out.push(Effect::Write(answer));
         }
     }
 
-    /// The agent does not want an answer any more: somebody gave it, or its turn is over.
+    /// The agent expects no answer any more: somebody else gave it, or its turn has ended.
     pub(super) fn on_request_resolved(&mut self, params: &RawValue, out: &mut Effects) {
         #[derive(Deserialize)]
         #[serde(rename_all = "camelCase")]
@@ -397,7 +407,7 @@ impl Codex {
     }
 }
 
-/// Whether a request's list of answers has the plain one that allows it once.
+/// Whether a request offers the plain answer that allows it once.
 fn offers_accept(list: &RawValue) -> bool {
     let list: BoundedList<'_, OFFERED> = parse(list).unwrap_or_default();
     let is_it = |raw: &&RawValue| parse_string(Some(raw)).is_some_and(|word| word.raw() == ACCEPT);

@@ -1,9 +1,9 @@
-//! What an item, or a request about one, says that will run: the tool's name and its input, as they
-//! are judged.
+//! What an item, or a request about one, says will run: the tool's name and its input, as they are
+//! evaluated.
 //!
-//! Owns these two; a table of tools (`codex`) says what they mean. Must not know turns. The input is
-//! an object with the one member `call`, of which a table knows every member: what nobody here knows
-//! of a request stays in it, and makes it an unknown tool.
+//! Owns these two; a tool table (`codex`) says what they mean. Must not know turns. The input is an
+//! object with the one member `call`. A table knows all its members: an unknown member of a request
+//! stays in it and makes it an unknown tool.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -18,24 +18,25 @@ use marshal_model::{PermissionRequest, UntrustedText};
 
 /// The tool that runs a command.
 pub(super) const COMMAND: &str = "commandExecution";
-/// What is said to a command that runs.
+/// Input for a running command.
 const STDIN: &str = "writeStdin";
-/// The tool that writes files; those that do nothing but delete or move them.
+/// The tool that writes files.
 const WRITES: &str = "fileChange";
+/// The tools that only delete or move files.
 const DELETES: &str = "fileDelete";
 const MOVES: &str = "fileMove";
-/// The tool that calls one of a tool server's.
+/// The tool that calls a tool server's tool.
 const MCP_TOOL_CALL: &str = "mcpToolCall";
-/// Changes of several kinds in one: no tool of any table.
+/// Changes of several kinds in one call: in no table.
 const MIXED: &str = "fileChanges";
 
-/// A call as it is judged.
+/// A call as it is evaluated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ToolCall {
     pub(super) name: UntrustedText,
-    /// JSON.
+    /// The input as JSON.
     pub(super) input: String,
-    /// It in a few words, for the agent itself.
+    /// A short description, for the agent itself.
     pub(super) about: UntrustedText,
 }
 
@@ -84,14 +85,14 @@ pub(super) struct ThreadItem<'a> {
 }
 
 impl ThreadItem<'_> {
-    /// Its id, if it can be kept.
+    /// The item's id, if it is usable.
     pub(super) fn name(&self) -> Option<String> {
         let id = parse_string(self.id)?.into_raw();
         (id.len() <= limits::FOREIGN_ID_BYTES).then_some(id)
     }
 }
 
-/// Whether items of that kind are calls of tools.
+/// Whether items of that kind are tool calls.
 pub(super) fn is_call(kind: &str) -> bool {
     matches!(
         kind,
@@ -106,7 +107,7 @@ pub(super) fn is_call(kind: &str) -> bool {
     )
 }
 
-/// The call that an item is; `whole` is the item as it came.
+/// The call of an item; `whole` is the item as it was received.
 pub(super) fn call_from_item(item: &ThreadItem<'_>, whole: &RawValue) -> Option<ToolCall> {
     match item.kind.as_str() {
         COMMAND => {
@@ -157,27 +158,27 @@ fn mcp_call(server: &RawValue, tool: &RawValue, arguments: Option<&RawValue>) ->
     })
 }
 
-/// What a request is about that is made before a tool server's tool is called; `Idle`: it is another
-/// request in that form, one of the server's own.
-pub(super) fn call_from_tool_request(asked: &Members<'_>) -> Option<ToolCall> {
-    let meta = Members::read(asked.get("_meta")?)?;
+/// The call of a request that precedes a tool server's tool call; `None` if it is another request
+/// in that form, one of the server's own.
+pub(super) fn call_from_tool_request(members: &Members<'_>) -> Option<ToolCall> {
+    let meta = Members::read(members.get("_meta")?)?;
     let kind = meta.text("codex_approval_kind")?;
     if kind.raw() != "mcp_tool_call" {
         return None;
     }
-    let server = asked.get("serverName")?;
+    let server = members.get("serverName")?;
     mcp_call(server, meta.get("tool_name")?, meta.get("tool_params"))
 }
 
 impl ToolCall {
-    /// Whether both are of the same tool, with the same input in whatever order.
+    /// Whether both are of the same tool, with the same input in any order.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         let read = |call: &Self| serde_json::from_str::<Value>(&call.input).ok();
         self.name == other.name && read(self).is_some_and(|it| read(other) == Some(it))
     }
 }
 
-/// The tool of that server for which a permission is asked.
+/// The tool of that server for which permission is requested.
 pub(crate) fn parse_mcp_tool_call(ask: &PermissionRequest, server: &str) -> Option<McpToolCall> {
     #[derive(Deserialize)]
     struct Input {
@@ -200,7 +201,7 @@ pub(crate) fn parse_mcp_tool_call(ask: &PermissionRequest, server: &str) -> Opti
     (is_one && of == server && arguments.is_object()).then_some(McpToolCall { tool, arguments })
 }
 
-/// A command as it is judged: `command` is JSON.
+/// A command call; `command` is JSON.
 fn command_call<'a>(
     command: &str,
     cwd: Option<&UntrustedText>,
@@ -217,7 +218,7 @@ fn command_call<'a>(
     }
 }
 
-/// A command line as the words that run, where it can only be those.
+/// The command line as a list of words, where that is the only reading.
 fn command_json(line: &UntrustedText) -> String {
     match shell_words::split(line.raw()) {
         Some(words) => serde_json::to_string(&words).unwrap_or_default(),
@@ -225,7 +226,7 @@ fn command_json(line: &UntrustedText) -> String {
     }
 }
 
-/// What of a request for a command says nothing about what will run.
+/// Members of a command request that say nothing about what will run.
 const COMMAND_METADATA: &[&str] = &[
     "kind",
     "threadId",
@@ -242,31 +243,31 @@ const COMMAND_METADATA: &[&str] = &[
     "availableDecisions",
 ];
 
-/// The environment that is the agent's own.
+/// The agent's own environment.
 const LOCAL: &str = "local";
 
-/// What a request for a command says. `Idle`: nothing that could be named.
-pub(super) fn call_from_request(asked: &Members<'_>) -> Option<ToolCall> {
-    // A member of another type than the one it is known with could mean anything.
+/// The call of a command request; `None` if it has nothing that could be named.
+pub(super) fn call_from_request(members: &Members<'_>) -> Option<ToolCall> {
+    // A member of another type than the known one could mean anything.
     if ["kind", "environmentId", "command", "cwd"]
         .iter()
-        .any(|name| asked.is_not_string(name))
+        .any(|name| members.is_not_string(name))
     {
         return None;
     }
-    let kind = asked.text("kind");
-    let is_here = asked
+    let kind = members.text("kind");
+    let is_here = members
         .text("environmentId")
         .is_none_or(|of| of.raw() == LOCAL);
-    let others = asked
+    let others = members
         .others(COMMAND_METADATA)
         .filter(|(name, _)| !(*name == "environmentId" && is_here));
-    let line = asked.text("command");
+    let line = members.text("command");
     let command = line
         .as_ref()
         .map_or_else(|| "null".to_owned(), command_json);
-    let about = line.unwrap_or_else(|| UntrustedText::from("a command that is not named"));
-    let cwd = asked.text("cwd");
+    let about = line.unwrap_or_else(|| UntrustedText::from("an unnamed command"));
+    let cwd = members.text("cwd");
     let mut call = command_call(&command, cwd.as_ref(), others, about);
     if let Some(kind) = kind.filter(|kind| kind.raw() != "command") {
         call.name = kind;
@@ -274,7 +275,7 @@ pub(super) fn call_from_request(asked: &Members<'_>) -> Option<ToolCall> {
     Some(call)
 }
 
-/// What of an older request for a command says nothing about what will run.
+/// Members of an older command request that say nothing about what will run.
 const LEGACY_COMMAND_METADATA: &[&str] = &[
     "conversationId",
     "callId",
@@ -285,25 +286,25 @@ const LEGACY_COMMAND_METADATA: &[&str] = &[
     "parsedCmd",
 ];
 
-/// The same of an older request, which has the words themselves.
-pub(super) fn call_from_legacy_request(asked: &Members<'_>) -> Option<ToolCall> {
-    if asked.is_not_string("cwd") {
+/// The call of an older request, which has the words themselves.
+pub(super) fn call_from_legacy_request(members: &Members<'_>) -> Option<ToolCall> {
+    if members.is_not_string("cwd") {
         return None;
     }
-    let words: Vec<String> = parse(asked.get("command")?)?;
-    let cwd = asked.text("cwd");
+    let words: Vec<String> = parse(members.get("command")?)?;
+    let cwd = members.text("cwd");
     let about = UntrustedText::new(words.join(" "));
     let command = serde_json::to_string(&words).ok()?;
     Some(command_call(
         &command,
         cwd.as_ref(),
-        asked.others(LEGACY_COMMAND_METADATA),
+        members.others(LEGACY_COMMAND_METADATA),
         about,
     ))
 }
 
 /// The changes of an older request: an object by path.
-pub(super) fn call_from_legacy_patch(asked: &Members<'_>) -> Option<ToolCall> {
+pub(super) fn call_from_legacy_patch(members: &Members<'_>) -> Option<ToolCall> {
     #[derive(Deserialize)]
     struct Old<'a> {
         #[serde(borrow, rename = "type")]
@@ -315,7 +316,7 @@ pub(super) fn call_from_legacy_patch(asked: &Members<'_>) -> Option<ToolCall> {
         #[serde(borrow)]
         content: Option<&'a RawValue>,
     }
-    let by_path = Members::read(asked.get("fileChanges")?)?;
+    let by_path = Members::read(members.get("fileChanges")?)?;
     let mut list = Vec::new();
     for (path, raw) in by_path.others(&[]) {
         let old: Old<'_> = parse_object(raw)?;
@@ -345,7 +346,7 @@ pub(super) struct Change<'a> {
     diff: Option<&'a RawValue>,
 }
 
-/// How a file is changed.
+/// The kind of change.
 #[derive(Deserialize)]
 struct ChangeKind<'a> {
     #[serde(rename = "type")]
@@ -354,14 +355,14 @@ struct ChangeKind<'a> {
     move_path: Option<&'a RawValue>,
 }
 
-/// All the changes of an item as one call: of one kind, or of several, which no table knows.
+/// All changes of an item as one call: of one kind, or of several, which is in no table.
 fn changes(list: &RawValue) -> Option<ToolCall> {
     let list: BoundedList<'_, { limits::CALL_PATHS }> = parse(list)?;
     if list.omitted > 0 || list.items.is_empty() {
         return None;
     }
     let mut names = Vec::new();
-    let mut kept = Vec::new();
+    let mut entries = Vec::new();
     let mut about = Vec::new();
     for raw in list.items {
         let change: Change<'_> = parse_object(raw)?;
@@ -375,10 +376,10 @@ fn changes(list: &RawValue) -> Option<ToolCall> {
         };
         names.push(name);
         about.push(parse_string(Some(change.path))?.into_raw());
-        // A long difference is left out, so that a large edit can still be judged by its paths.
+        // A long difference is left out, so that a large edit can still be evaluated by its paths.
         let diff = change.diff.map(RawValue::get);
         let diff = diff.filter(|diff| diff.len() <= limits::DIFF_BYTES);
-        kept.push(object(&[
+        entries.push(object(&[
             ("path", Some(change.path.get())),
             ("kind", Some(change.kind.get())),
             ("diff", diff),
@@ -390,7 +391,7 @@ fn changes(list: &RawValue) -> Option<ToolCall> {
     } else {
         MIXED
     };
-    let list = format!("[{}]", kept.join(","));
+    let list = format!("[{}]", entries.join(","));
     Some(ToolCall {
         name: UntrustedText::from(name),
         input: wrap_call(&object(&[("changes", Some(&list))])),
@@ -409,7 +410,7 @@ fn quoted(text: &str) -> String {
     serde_json::to_string(text).unwrap_or_default()
 }
 
-/// An object of the members that are there.
+/// An object of the given members.
 fn object(list: &[(&str, Option<&str>)]) -> String {
     let mut text = String::from("{");
     for (name, value) in list {

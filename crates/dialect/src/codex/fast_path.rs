@@ -1,8 +1,8 @@
-//! Pieces of an answer, which an agent sends more often than everything else together: read in one
-//! pass.
+//! Reads pieces of an answer in one pass. An agent sends them more often than all other messages
+//! together.
 //!
-//! Takes only the very shape in which Codex writes them. What differs in any way, even by one member,
-//! is left to the readers that know what to make of it (`envelope`, `items`).
+//! Accepts only the exact shape that Codex writes. Any difference, even one member, is left to the
+//! full readers (`envelope`, `items`).
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -12,7 +12,7 @@ use super::items::TextKind;
 use crate::Effects;
 use marshal_wire::json::JsonString;
 
-/// How every such line begins.
+/// The first bytes of every such line.
 const HEAD: &str = r#"{"method":"item/agentMessage/delta","params":"#;
 
 #[derive(Deserialize)]
@@ -39,9 +39,9 @@ struct TextDelta<'a> {
     delta: JsonString<'a>,
 }
 
-/// Reads a piece of text; `Idle` says that the line is to be read with patience.
+/// Reads a piece of text; `None` means that the full reader must read the line.
 fn read(object: &str) -> Option<TextDelta<'_>> {
-    // A second `method` would be a second member of that name, which no typed reader takes.
+    // A second `method` would be a duplicate member, which no typed reader accepts.
     if !object.starts_with(HEAD) {
         return None;
     }
@@ -49,7 +49,7 @@ fn read(object: &str) -> Option<TextDelta<'_>> {
 }
 
 impl Codex {
-    /// The short way of a piece of text. `false`: it is none, or not one of the plain kind.
+    /// The fast path for a piece of text; `false` if it is not one, or not a plain one.
     pub(super) fn try_fast_path(&mut self, object: &str, out: &mut Effects) -> bool {
         let Some(piece) = read(object) else {
             return false;

@@ -1,5 +1,5 @@
-//! From the first word to a thread: version, login, then a new thread or an earlier one, held
-//! against what it was to be.
+//! From the first message to a thread: version, login, then a new thread or an earlier one,
+//! compared with what was requested.
 //!
 //! Must not know what a turn is.
 
@@ -18,7 +18,7 @@ use marshal_model::{Event, UntrustedText};
 /// The protocol's generation, as its schema names it.
 const GENERATION: &str = "v2";
 
-/// What the reply to `thread/start` and `thread/resume` says of the thread.
+/// The thread's settings in the reply to `thread/start` and `thread/resume`.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct ThreadResult<'a> {
@@ -28,7 +28,7 @@ struct ThreadResult<'a> {
     approval_policy: Option<&'a RawValue>,
     #[serde(borrow)]
     approvals_reviewer: Option<&'a RawValue>,
-    /// Its name where a change is told is a longer one.
+    /// The name of this member in a notification is longer.
     #[serde(borrow, alias = "sandboxPolicy")]
     sandbox: Option<&'a RawValue>,
     #[serde(borrow)]
@@ -36,7 +36,7 @@ struct ThreadResult<'a> {
 }
 
 impl Codex {
-    /// Writes the request whose reply the phase waits for.
+    /// Writes the request that the phase waits for.
     pub(super) fn send_request(&mut self, phase: Phase, out: &mut Effects) {
         self.phase = phase;
         let id = self.fresh_id();
@@ -58,7 +58,7 @@ impl Codex {
         out.push(Effect::Write(line));
     }
 
-    /// The reply to such a request.
+    /// Handles the reply to such a request.
     pub(super) fn on_control_reply(
         &mut self,
         outcome: Result<&RawValue, ErrorReply>,
@@ -79,11 +79,11 @@ impl Codex {
             }
             (Phase::Account, Ok(result)) => self.on_account_reply(result, out),
             (Phase::Account, Err(error)) => {
-                let said = format!(
-                    "the agent does not say who is logged in: {}",
+                let message = format!(
+                    "the agent did not report who is logged in: {}",
                     describe_error(&error)
                 );
-                self.fail_protocol(said, out);
+                self.fail_protocol(message, out);
             }
             (Phase::Starting | Phase::Resuming, Ok(result)) => self.on_thread_reply(result, out),
             (Phase::Starting, Err(error)) => self.fail_thread_start(&error, out),
@@ -124,7 +124,7 @@ impl Codex {
         self.fail_channel(ChannelError::Version { theirs, ours }, out);
     }
 
-    /// Whether its provider wants a login, and there is one.
+    /// Whether the provider requires a login, and whether there is one.
     fn on_account_reply(&mut self, result: &RawValue, out: &mut Effects) {
         #[derive(Default, Deserialize)]
         #[serde(rename_all = "camelCase")]
@@ -138,8 +138,8 @@ impl Codex {
         let is = |raw: Option<&RawValue>, word: &str| raw.is_some_and(|raw| raw.get() == word);
         let is_nobody = read.account.is_none() || is(read.account, "null");
         if is(read.requires_openai_auth, "true") && is_nobody {
-            let said = "the agent is not logged in and its provider wants it to be: run codex login once outside of the supervisor and hand .codex/auth.json over by home_files, or give its key by a route";
-            return self.fail_channel(ChannelError::NeedsSetup(said.to_owned()), out);
+            let message = "the agent is not logged in, but its provider requires a login: run codex login once outside of the supervisor and hand .codex/auth.json over by home_files, or give its key by a route";
+            return self.fail_channel(ChannelError::NeedsSetup(message.to_owned()), out);
         }
         self.retries.reset();
         let phase = if self.opening.resume.is_some() {
@@ -150,35 +150,35 @@ impl Codex {
         self.send_request(phase, out);
     }
 
-    /// A request that is refused as it stands would be refused again.
+    /// A request that is rejected once would be rejected again.
     fn fail_thread_start(&mut self, error: &ErrorReply, out: &mut Effects) {
-        let said = format!("the agent opens no thread: {}", describe_error(error));
+        let message = format!("the agent did not open a thread: {}", describe_error(error));
         let fault = match error.code.as_str() {
-            "-32600" | "-32602" => ChannelError::NeedsSetup(said),
-            _ => ChannelError::Protocol(said),
+            "-32600" | "-32602" => ChannelError::NeedsSetup(message),
+            _ => ChannelError::Protocol(message),
         };
         self.fail_channel(fault, out);
     }
 
-    /// The thread is there: is it the one that was asked for, as it was asked for?
+    /// The thread is open: checks that it is the requested one, with the requested settings.
     fn on_thread_reply(&mut self, result: &RawValue, out: &mut Effects) {
         let read: ThreadResult<'_> = parse_object(result).unwrap_or_default();
         let Some(thread) = read.thread.and_then(thread_id) else {
-            let said = "the agent opened a thread without an id that can be used";
-            return self.fail_protocol(said.to_owned(), out);
+            let message = "the agent opened a thread without a usable id";
+            return self.fail_protocol(message.to_owned(), out);
         };
         if let Some(wanted) = &self.opening.resume
             && *wanted != thread
         {
-            let said = format!(
-                "it answered with the thread {} when it was asked for {}",
+            let message = format!(
+                "it answered with the thread {} instead of {}",
                 thread.escape_for_display(80),
                 wanted.escape_for_display(80)
             );
-            return self.fail_channel(ChannelError::NotResumed(said), out);
+            return self.fail_channel(ChannelError::NotResumed(message), out);
         }
-        if let Err(said) = self.check_thread_settings(&read) {
-            return self.fail_channel(ChannelError::NeedsSetup(said), out);
+        if let Err(message) = self.check_thread_settings(&read) {
+            return self.fail_channel(ChannelError::NeedsSetup(message), out);
         }
         self.retries.reset();
         self.thread = Some(thread.clone());
@@ -199,7 +199,7 @@ impl Codex {
         }
     }
 
-    /// Whether the thread asks as it is to, and asks us.
+    /// Checks that the thread asks as configured, and asks us.
     fn check_thread_settings(&self, read: &ThreadResult<'_>) -> Result<(), String> {
         let wants = &self.opening.codex;
         for (what, is, wanted) in [
@@ -224,14 +224,14 @@ impl Codex {
                 let found = is.map_or("none", RawValue::get);
                 let found = UntrustedText::from(found).escape_for_display(60);
                 return Err(format!(
-                    "the agent's thread has {found} as its {what}, and it was asked for \"{wanted}\": look into its config.toml and its administrator's requirements"
+                    "the agent's thread has {found} as its {what} instead of \"{wanted}\"; check its config.toml and its administrator's requirements"
                 ));
             }
         }
         Ok(())
     }
 
-    /// The agent's own sandbox, as it was asked for.
+    /// The agent's own sandbox, as it was requested.
     const fn expected_sandbox(&self) -> &'static str {
         if self.opening.codex.has_sandbox {
             "dangerFullAccess"
@@ -240,7 +240,7 @@ impl Codex {
         }
     }
 
-    /// What the thread is set to changed: it must still ask, and ask us, and hold itself as it did.
+    /// The thread's settings changed. It must still ask, ask us, and have the same sandbox.
     pub(super) fn on_settings_changed(&mut self, settings: &RawValue, out: &mut Effects) {
         let read: ThreadResult<'_> = parse_object(settings).unwrap_or_default();
         let wanted = self.opening.codex.approval_policy.word();
@@ -250,25 +250,25 @@ impl Codex {
         if !is(read.approval_policy, wanted) || !is(read.approvals_reviewer, write::REVIEWER) {
             let found = read.approval_policy.map_or("none", RawValue::get);
             let found = UntrustedText::from(found).escape_for_display(60);
-            let said = format!(
-                "the agent changed when it asks, or whom: its approvalPolicy is {found} and was to be \"{wanted}\""
+            let message = format!(
+                "the agent changed when it asks for approval, or who answers: its approvalPolicy is {found} instead of \"{wanted}\""
             );
-            return self.fail_channel(ChannelError::UnsafeState(said), out);
+            return self.fail_channel(ChannelError::UnsafeState(message), out);
         }
-        let is_told = read.sandbox.is_some_and(|raw| raw.get() != "null");
+        let has_sandbox = read.sandbox.is_some_and(|raw| raw.get() != "null");
         let sandbox = read.sandbox.and_then(sandbox_kind);
-        if is_told && !is(sandbox, self.expected_sandbox()) {
+        if has_sandbox && !is(sandbox, self.expected_sandbox()) {
             let found =
                 UntrustedText::from(sandbox.map_or("none", RawValue::get)).escape_for_display(60);
             let own = self.expected_sandbox();
-            let said =
-                format!("the agent changed its own sandbox: it is {found} and was to be \"{own}\"");
-            self.fail_channel(ChannelError::UnsafeState(said), out);
+            let message =
+                format!("the agent changed its own sandbox: it is {found} instead of \"{own}\"");
+            self.fail_channel(ChannelError::UnsafeState(message), out);
         }
     }
 }
 
-/// The kind of a sandbox, as its policy names it.
+/// The sandbox's kind, as its policy names it.
 fn sandbox_kind(sandbox: &RawValue) -> Option<&RawValue> {
     #[derive(Deserialize)]
     struct Sandbox<'a> {
@@ -278,7 +278,7 @@ fn sandbox_kind(sandbox: &RawValue) -> Option<&RawValue> {
     parse_object::<Sandbox<'_>>(sandbox)?.kind
 }
 
-/// The id of a thread, if it can be kept.
+/// The thread's id, if it is usable.
 fn thread_id(thread: &RawValue) -> Option<UntrustedText> {
     #[derive(Deserialize)]
     struct Named<'a> {

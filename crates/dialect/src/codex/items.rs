@@ -1,5 +1,5 @@
-//! What Codex tells of a turn item by item: pieces of text and of reasoning, and calls of tools, each
-//! from its beginning to its end.
+//! Reports a turn item by item: pieces of text and of reasoning, and tool calls, each from its
+//! beginning to its end.
 //!
 //! Owns the calls that requests may be about. Must not know requests.
 
@@ -17,22 +17,22 @@ use marshal_model::limits;
 use marshal_model::{Event, UntrustedText};
 use marshal_wire::json::{BadFrame, JsonString};
 
-/// Items whose text came piece by piece that are remembered: one is written at a time.
+/// How many items with streamed text are remembered: one is written at a time.
 const TEXTS: usize = 64;
-/// Lines that are told of what a text of an item holds, where it did not come in pieces.
+/// How many parts of an item's text are reported, where it was not streamed.
 const PARTS: usize = 256;
 
 /// A call of the turn.
 #[derive(Debug)]
 pub(super) struct TrackedCall {
-    /// Its id; one of another thread has that before it.
+    /// The call's id; for a call of another thread, after that thread's id.
     id: String,
-    /// `Idle`: it is too large to be judged, or cannot be read.
+    /// `None` if it is too large to be evaluated, or unreadable.
     pub(super) call: Option<ToolCall>,
     has_ended: bool,
-    /// A request that does not name it was found to be about it.
+    /// Whether a request that does not name it was matched to it.
     is_requested: bool,
-    /// Its first output was told.
+    /// Whether its first output was reported.
     has_output: bool,
 }
 
@@ -42,7 +42,7 @@ pub(super) struct TrackedCall {
 pub(super) struct TurnItems {
     calls: VecDeque<TrackedCall>,
     bytes: usize,
-    /// Items whose text came in pieces.
+    /// Items whose text was streamed.
     texts: VecDeque<String>,
 }
 
@@ -54,45 +54,48 @@ impl TrackedCall {
 }
 
 impl TurnItems {
-    /// The call of that id that runs.
+    /// The running call of that id.
     pub(super) fn running(&self, id: &str) -> Option<&TrackedCall> {
         self.calls
             .iter()
-            .find(|kept| kept.id == id && !kept.has_ended)
+            .find(|tracked| tracked.id == id && !tracked.has_ended)
     }
 
-    /// The id of a call that runs and is that one, for the request about it: each is found once.
+    /// The id of a running call that equals this one, for the request about it. Each call matches
+    /// once.
     pub(super) fn match_request(&mut self, call: &ToolCall) -> Option<String> {
-        let is_it = |kept: &&mut TrackedCall| {
-            let told = kept.call.as_ref();
-            !kept.has_ended && !kept.is_requested && told.is_some_and(|told| told.is_same(call))
+        let is_it = |tracked: &&mut TrackedCall| {
+            let own_call = tracked.call.as_ref();
+            !tracked.has_ended
+                && !tracked.is_requested
+                && own_call.is_some_and(|own_call| own_call.is_same(call))
         };
-        let kept = self.calls.iter_mut().find(is_it)?;
-        kept.is_requested = true;
-        Some(kept.id.clone())
+        let tracked = self.calls.iter_mut().find(is_it)?;
+        tracked.is_requested = true;
+        Some(tracked.id.clone())
     }
 
     fn find(&mut self, id: &str) -> Option<&mut TrackedCall> {
-        self.calls.iter_mut().find(|kept| kept.id == id)
+        self.calls.iter_mut().find(|tracked| tracked.id == id)
     }
 
-    /// A call begins. One that has its id is what that says now.
+    /// A call begins. It replaces an earlier call of the same id.
     fn start_call(&mut self, id: &str, call: Option<ToolCall>) {
-        if let Some(at) = self.calls.iter().position(|kept| kept.id == id)
+        if let Some(at) = self.calls.iter().position(|tracked| tracked.id == id)
             && let Some(was) = self.calls.remove(at)
         {
             self.bytes -= was.bytes();
         }
         let fits = |call: &ToolCall| call.input.len() <= limits::PERMISSION_INPUT_BYTES;
-        let kept = TrackedCall {
+        let tracked = TrackedCall {
             id: id.to_owned(),
             call: call.filter(fits),
             has_ended: false,
             is_requested: false,
             has_output: false,
         };
-        self.bytes += kept.bytes();
-        self.calls.push_back(kept);
+        self.bytes += tracked.bytes();
+        self.calls.push_back(tracked);
         while self.calls.len() > limits::REMEMBERED_CALLS
             || self.bytes > limits::REMEMBERED_CALLS_BYTES
         {
@@ -103,7 +106,7 @@ impl TurnItems {
         }
     }
 
-    /// A piece of an item's text came.
+    /// Records that a piece of an item's text was reported.
     fn record_text(&mut self, id: &str) {
         if self.texts.back().is_some_and(|last| last == id)
             || self.texts.iter().any(|of| of == id)
@@ -117,13 +120,13 @@ impl TurnItems {
         self.texts.push_back(id.to_owned());
     }
 
-    /// The turn is over.
+    /// Forgets the calls when the turn has ended.
     pub(super) fn clear(&mut self) {
         *self = Self::default();
     }
 }
 
-/// What `item/started` and `item/completed` say.
+/// The parameters of `item/started` and `item/completed`.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Params<'a> {
@@ -135,7 +138,7 @@ struct Params<'a> {
     item: &'a RawValue,
 }
 
-/// What a piece of an item's text or output says.
+/// The parameters of a piece of an item's text or output.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct TextDelta<'a> {
@@ -149,7 +152,7 @@ struct TextDelta<'a> {
     delta: JsonString<'a>,
 }
 
-/// Which text a piece is of.
+/// The kind of text that a piece belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum TextKind {
     Answer,
@@ -157,7 +160,7 @@ pub(super) enum TextKind {
 }
 
 impl Codex {
-    /// The id under which a call is told: one of another thread shares nothing with ours.
+    /// The id under which a call is reported. A call of another thread shares nothing with ours.
     pub(super) fn call_id(&self, thread: &str, item: &str) -> String {
         if self.is_our_thread(thread) {
             item.to_owned()
@@ -194,7 +197,7 @@ impl Codex {
             return report_bad_line(OUT_OF_STATE, object.as_bytes(), out);
         }
         match item.kind.as_str() {
-            // Our own prompt, and what hooks of the agent's own add to it.
+            // Our own prompt, and what the agent's own hooks add to it.
             "userMessage" | "hookPrompt" => {}
             "agentMessage" | "plan" if ends => self.whole_text(&item, TextKind::Answer, out),
             "reasoning" if ends => self.whole_text(&item, TextKind::Thought, out),
@@ -213,7 +216,7 @@ impl Codex {
         }
     }
 
-    /// The text of an item that is complete, if none of it came in pieces.
+    /// The text of a complete item, if none of it was streamed.
     fn whole_text(&mut self, item: &ThreadItem<'_>, voice: TextKind, out: &mut Effects) {
         let id = item.name().unwrap_or_default();
         if self.items.texts.contains(&id) {
@@ -257,7 +260,7 @@ impl Codex {
         self.handle_text(at, voice, delta.delta.0.into_owned(), object, out);
     }
 
-    /// The same, read.
+    /// Handles a piece that was read.
     pub(super) fn handle_text(
         &mut self,
         [thread, turn, item]: [&str; 3],
@@ -273,16 +276,16 @@ impl Codex {
         self.report_text(voice, UntrustedText::new(text), out);
     }
 
-    /// A call wrote something: its first output shows that it runs. All of it comes with its end.
+    /// A call wrote output. The first output shows that it runs; all of it comes with the end.
     pub(super) fn output(&mut self, params: &RawValue, object: &str, out: &mut Effects) {
         let Some(delta) = parse_object::<TextDelta<'_>>(params) else {
             return self.count_bad_line(BadFrame::Shape, object.as_bytes(), out);
         };
         let id = self.call_id(&delta.thread_id.0, &delta.item_id.0);
-        let Some(kept) = self.items.find(&id) else {
+        let Some(tracked) = self.items.find(&id) else {
             return;
         };
-        if kept.has_ended || std::mem::replace(&mut kept.has_output, true) {
+        if tracked.has_ended || std::mem::replace(&mut tracked.has_output, true) {
             return;
         }
         out.push(Effect::Event(Event::ToolUpdate {
@@ -311,10 +314,10 @@ impl Codex {
             }
         }
         let known = self.items.find(id);
-        let is_over = known.as_ref().is_some_and(|kept| kept.has_ended);
-        let was = known.map(|kept| kept.call.clone());
+        let is_over = known.as_ref().is_some_and(|tracked| tracked.has_ended);
+        let was = known.map(|tracked| tracked.call.clone());
         match was {
-            // What it was said to be when it began is not what it was in the end.
+            // The call at its end differs from the call at its beginning.
             Some(was) if ends && !is_over => {
                 if let Some(call) = call.as_ref().filter(|call| {
                     was.as_ref()
@@ -330,7 +333,7 @@ impl Codex {
                 }
             }
             Some(_) if ends => return,
-            // It begins again while it runs: one call, which is what that says now.
+            // It begins again while it runs: it stays one call, with the new content.
             Some(_) if !is_over => self.call_begins_again(id, item, call, out),
             _ => {
                 let name = call.as_ref().map_or_else(
@@ -376,8 +379,8 @@ impl Codex {
     }
 
     fn call_ends(&mut self, id: &str, item: &ThreadItem<'_>, out: &mut Effects) {
-        if let Some(kept) = self.items.find(id) {
-            kept.has_ended = true;
+        if let Some(tracked) = self.items.find(id) {
+            tracked.has_ended = true;
         }
         let status = parse_string(item.status);
         let word = status.as_ref().map(UntrustedText::raw);
@@ -407,8 +410,8 @@ fn is_null(raw: &RawValue) -> bool {
     raw.get() == "null"
 }
 
-/// What a tool said: its output, its result's text, its error; else the word for how it ended, where
-/// that is not that it did.
+/// A tool's output: its output, its result's text, or its error; otherwise its status word, unless
+/// that is success.
 fn item_output(item: &ThreadItem<'_>, status: Option<&str>) -> UntrustedText {
     #[derive(Deserialize)]
     struct Result<'a> {
@@ -464,7 +467,7 @@ fn lines(list: &RawValue) -> String {
         .join("\n")
 }
 
-/// Passes on what is not typed. An object that was read once is read again as it is.
+/// Passes on an item that is not typed. It was read once, so reading it again cannot fail.
 pub(super) fn report_unknown(tag: &str, object: &str, out: &mut Effects) {
     if let Ok(raw) = serde_json::from_str::<&RawValue>(object) {
         out.push(Effect::Event(Event::Unknown {

@@ -1,5 +1,5 @@
-//! Whether the agent is there: deadlines of our requests, those that it was too busy for, and a
-//! question when it has been silent.
+//! Whether the agent is alive: deadlines of our requests, retries when it is overloaded, and a ping
+//! after silence.
 //!
 //! A turn has no deadline here. Must not know what a request is for.
 
@@ -9,17 +9,17 @@ use super::{Codex, Phase, write};
 use crate::{ChannelError, Effect, Effects};
 use marshal_model::limits;
 
-/// What an agent answers that has no room for a request: it may come again.
+/// The error code of an overloaded agent. The request may be sent again.
 pub(super) const OVERLOADED: &str = "-32001";
-/// So many times a request is sent again.
+/// How many times a request is sent again.
 const OVERLOAD_RETRIES: u32 = 6;
-/// How long we wait before the first time; each further wait is twice as long.
+/// The wait before the first retry. Each further wait is twice as long.
 const OVERLOAD_WAIT: Duration = Duration::from_millis(250);
 
-/// Our request that the agent had no room for.
+/// The request of ours that is sent again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RetryTarget {
-    /// The one of the handshake that its phase waits for.
+    /// The handshake request that the phase waits for.
     Control,
     /// `turn/start`.
     Turn,
@@ -31,12 +31,12 @@ pub(super) enum RetryTarget {
 #[derive(Debug, Default)]
 pub(super) struct RetryQueue {
     pending: Vec<(Instant, RetryTarget)>,
-    /// Refusals since the last request that was taken.
+    /// Rejections since the last accepted request.
     refusals: u32,
 }
 
 impl RetryQueue {
-    /// A request was refused; `false`: too often.
+    /// Schedules a retry after a rejection; `false` if there were too many.
     pub(super) fn schedule(&mut self, what: RetryTarget, now: Instant) -> bool {
         if self.refusals >= OVERLOAD_RETRIES {
             self.refusals = 0;
@@ -49,12 +49,12 @@ impl RetryQueue {
         true
     }
 
-    /// A request was taken.
+    /// Resets the count after an accepted request.
     pub(super) const fn reset(&mut self) {
         self.refusals = 0;
     }
 
-    /// A request is not to be sent again; whether it would have been.
+    /// Cancels a retry; returns whether one was scheduled.
     pub(super) fn cancel(&mut self, what: RetryTarget) -> bool {
         let before = self.pending.len();
         self.pending.retain(|(_, of)| *of != what);
@@ -71,28 +71,28 @@ impl RetryQueue {
     }
 }
 
-/// What is known of the agent's silence between turns.
+/// The agent's silence between turns.
 #[derive(Debug, Default)]
 pub(super) struct Keepalive {
-    /// Its last word.
+    /// When the agent last sent anything.
     last_activity: Option<Instant>,
-    /// When it was last asked whether it is there, since that word.
+    /// When the last ping since then was sent.
     last_ping: Option<Instant>,
-    /// The ids of the last such questions that have no reply: a late one is no stranger's.
+    /// The ids of pings without a reply, so that a late reply is recognized.
     pending_pings: Vec<u64>,
-    /// Questions since its last word.
+    /// Unanswered pings since then.
     missed: u32,
 }
 
 impl Keepalive {
-    /// Any word of the agent is a sign of life.
+    /// Records output of the agent as a sign of life.
     pub(super) const fn record_activity(&mut self, now: Instant) {
         self.last_activity = Some(now);
         self.last_ping = None;
         self.missed = 0;
     }
 
-    /// Whether a reply is the one to such a question.
+    /// Whether a reply belongs to a ping.
     pub(super) fn take_reply(&mut self, id: u64) -> bool {
         let place = self.pending_pings.iter().position(|open| *open == id);
         place.is_some_and(|at| {
@@ -112,13 +112,13 @@ impl Keepalive {
 }
 
 impl Codex {
-    /// When something is due.
+    /// When the next deadline passes.
     pub(super) fn due(&self) -> Option<Instant> {
         let due = [self.control_due(), self.retry_due(), self.keepalive_due()];
         due.into_iter().flatten().min()
     }
 
-    /// Does what is due.
+    /// Handles the deadlines that have passed.
     pub(super) fn handle_due(&mut self, now: Instant, out: &mut Effects) {
         let is_due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
         if is_due(self.control_due()) {
@@ -132,7 +132,7 @@ impl Codex {
         }
     }
 
-    /// When the open request of ours must have its reply.
+    /// When our open request must have its reply.
     fn control_due(&self) -> Option<Instant> {
         self.control?
             .sent?
@@ -150,14 +150,14 @@ impl Codex {
             return;
         };
         let wait = self.opening.control_timeout.unwrap_or_default();
-        let said = format!(
+        let message = format!(
             "the agent did not answer {} within {wait:?} (timeouts.control)",
             control.method
         );
-        self.fail_channel(ChannelError::Unanswered(said), out);
+        self.fail_channel(ChannelError::Unanswered(message), out);
     }
 
-    /// When a silent agent is asked whether it is there: only between turns.
+    /// When a silent agent gets a ping: only between turns.
     fn keepalive_due(&self) -> Option<Instant> {
         let idle = self.phase == Phase::Ready && self.turn.is_none() && !self.is_shutting_down;
         let since = self
@@ -168,16 +168,16 @@ impl Codex {
         since.checked_add(self.opening.keepalive_interval?)
     }
 
-    /// Asks for a method that no version has: whatever it replies, it lives. Nothing at all, after
-    /// so many questions, is a fault.
+    /// Sends a ping: a method that no version has. Any reply shows that the agent is alive. No
+    /// reply at all to several pings is a fault.
     fn send_keepalive(&mut self, now: Instant, out: &mut Effects) {
         if self.keepalive.missed >= limits::KEEPALIVE_MISSES {
             let wait = self.opening.keepalive_interval.unwrap_or_default();
-            let said = format!(
+            let message = format!(
                 "the agent did not answer {} requests, {wait:?} apart (timeouts.keepalive)",
                 limits::KEEPALIVE_MISSES
             );
-            return self.fail_channel(ChannelError::Unanswered(said), out);
+            return self.fail_channel(ChannelError::Unanswered(message), out);
         }
         let id = self.fresh_id();
         self.keepalive.record_ping(id, now);

@@ -1,7 +1,7 @@
 //! The members of a request's parameters, known and unknown.
 //!
-//! A request is judged closed: a member that nobody here knows could change what runs. Must not
-//! know what one means.
+//! A request is evaluated closed: an unknown member could change what runs. Must not know what a
+//! member means.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -14,10 +14,10 @@ use crate::lenient::{parse, parse_string};
 use marshal_model::UntrustedText;
 use marshal_wire::json::JsonString;
 
-/// The most members that parameters have: the longest of the schema has fifteen.
+/// The maximum number of members of parameters: the longest of the schema has fifteen.
 const MOST: usize = 64;
 
-/// An object's members, each once.
+/// The members of an object, without duplicates.
 #[derive(Debug)]
 pub(super) struct Members<'a>(Vec<(Cow<'a, str>, &'a RawValue)>);
 
@@ -26,7 +26,7 @@ impl<'a> Members<'a> {
         raw.get().starts_with('{').then(|| parse(raw))?
     }
 
-    /// A member's value; one that is `null` is not there.
+    /// A member's value; `None` if it is `null`.
     pub(super) fn get(&self, name: &str) -> Option<&'a RawValue> {
         let found = self.0.iter().find(|(of, _)| of == name);
         found.map(|(_, raw)| *raw).filter(|raw| raw.get() != "null")
@@ -37,12 +37,12 @@ impl<'a> Members<'a> {
         parse_string(self.get(name))
     }
 
-    /// Whether a member is there that should be a string and is none.
+    /// Whether a member that should be a string has another type.
     pub(super) fn is_not_string(&self, name: &str) -> bool {
         self.get(name).is_some() && self.text(name).is_none()
     }
 
-    /// What is there beside those.
+    /// The members that are not in `known`.
     pub(super) fn others(&self, known: &[&str]) -> impl Iterator<Item = (&str, &'a RawValue)> {
         self.0
             .iter()

@@ -1,33 +1,35 @@
-//! `codex app-server`, from the client's side. Source: the JSON schema that the program writes of its
-//! own protocol (`codex app-server generate-json-schema`) and what versions 0.166 and 0.169 did.
+//! `codex app-server`, from the client's side. Source: the JSON schema that the program generates
+//! of its own protocol (`codex app-server generate-json-schema`) and the observed behaviour of
+//! versions 0.166 and 0.169.
 //!
 //! Owns the order of the conversation: the version gate, the thread, one turn at a time. Must not
-//! know how a message looks (`envelope`, `write`), or what becomes of an event.
+//! know a message's format (`envelope`, `write`), or what happens to an event.
 //!
-//! What the schema leaves open is decided so:
+//! Where the schema is open, this module decides as follows:
 //!
-//! - Nothing but `initialize` is written before the version in its reply is known to be ours.
-//! - A thread that does not ask as it was told to, or that somebody else than us answers, is none
-//!   that is used; a change into such a one ends the child.
-//! - A turn's name is known with the reply to its request, or with `turn/started`: a cancel waits for
-//!   it, and is said again if the turn had not begun for the agent when it was said first.
+//! - Only `initialize` is written before the version in its reply is known to be supported.
+//! - A thread that does not ask as configured, or whose requests somebody else answers, is not
+//!   used. A change into such a thread ends the child.
+//! - A turn's name is known with the reply to its request, or with `turn/started`. A cancel waits
+//!   for it, and is sent again if the turn had not begun for the agent at the first time.
 //! - A turn ends with `turn/completed` of its name, or with an error in the reply to its request.
-//! - What would run is what the request for it says: its command and directory, read closed. A
-//!   request to change files names no file: it is about the item of its id, whole, and is denied
-//!   where that is not known.
-//! - Permissions for what may come later, answers that a person would have to write, and requests
-//!   that nobody here knows are refused with as little as the protocol takes.
-//! - A request that the agent has no room for (-32001) is sent again, with growing waits.
-//! - A version below 0.166, or from 1 on, parks the slot. So does a provider that wants a login when nobody
-//!   is logged in (`needs_setup`). A thread that later asks otherwise, or has another sandbox, ends the child
-//!   at once (`protocol_fault`).
-//! - A request for another command than the one reported under its id, or of another thread or turn, is on
-//!   record and denied. A member that nobody knows stays in what is judged: an unknown tool.
+//! - What would run is what its request says: its command and directory, read closed. A request to
+//!   change files names no file. It is about the whole item of its id, and is denied where that
+//!   item is unknown.
+//! - Permissions for later actions, answers that a person would have to write, and unknown requests
+//!   are refused with the least that the protocol accepts.
+//! - A request that an overloaded agent rejects (-32001) is sent again, with growing waits.
+//! - A version below 0.166, or from 1 on, parks the slot. So does a provider that requires a login
+//!   when nobody is logged in (`needs_setup`). A thread that later asks otherwise, or has another
+//!   sandbox, ends the child at once (`protocol_fault`).
+//! - A request for another command than the one reported under its id, or of another thread or
+//!   turn, is recorded and denied. An unknown member stays in the evaluated input: an unknown tool.
 //! - Any other request is an `unknown` event, or gets the error -32601; nothing is granted.
-//! - A request that was refused with -32001 is sent at most six times more (`alive.rs`). Messages of another
-//!   turn do not end that wait.
-//! - The end of a turn that is not the running one is a `report_bad_line` (`report_out_of_state`). One of our thread without
-//!   a readable name ends the turn `failed`. The beginning of a call that runs already is a `tool_update`.
+//! - A request that was rejected with -32001 is sent at most six times more (`keepalive.rs`).
+//!   Messages of another turn do not end that wait.
+//! - The end of a turn that is not the running one is a `bad_line` event (`out_of_state`). One of
+//!   our thread without a readable name ends the turn `failed`. The beginning of a call that
+//!   already runs is a `tool_update`.
 
 mod approvals;
 mod calls;
@@ -65,28 +67,28 @@ use marshal_model::limits;
 use marshal_model::{AgentInfo, UntrustedText};
 use marshal_wire::json::{self, BadFrame};
 
-/// The reason of a line that came when it could not.
+/// The reason of a line that came in the wrong state.
 const OUT_OF_STATE: &str = "out_of_state";
 
-/// How far the channel is.
+/// The phase of the channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Phase {
-    /// It waits for the reply to `initialize`.
+    /// Waits for the reply to `initialize`.
     #[default]
     Initializing,
-    /// To `account/read`.
+    /// Waits for the reply to `account/read`.
     Account,
-    /// To `thread/start`.
+    /// Waits for the reply to `thread/start`.
     Starting,
-    /// To `thread/resume`.
+    /// Waits for the reply to `thread/resume`.
     Resuming,
     /// Prompts may be sent.
     Ready,
-    /// Faulted or at its end: nothing is read or written any more.
+    /// Failed or ended: nothing is read or written any more.
     Closed,
 }
 
-/// The request of ours that the phase waits for.
+/// Our request that the phase waits for.
 #[derive(Debug, Clone, Copy)]
 struct Control {
     id: u64,
@@ -98,32 +100,32 @@ struct Control {
 #[derive(Debug, Default)]
 pub struct Codex {
     phase: Phase,
-    /// The time of what is being handled.
+    /// The time of the input being handled.
     now: Option<Instant>,
-    /// The id of the last request of ours.
+    /// The id of our last request.
     last_id: u64,
     opening: OpenParams,
     control: Option<Control>,
     info: AgentInfo,
-    /// Set once the channel is ready.
+    /// The thread's id, once the channel is ready.
     thread: Option<UntrustedText>,
     turn: Option<Turn>,
-    /// The turn was cancelled.
+    /// Whether the turn was cancelled.
     cancelling: bool,
-    /// `turn/interrupt` waits for its reply.
+    /// The id of the open `turn/interrupt` request.
     interrupt: Option<u64>,
-    /// Requests of turns that are over, without their replies.
+    /// Requests of ended turns that have no reply yet.
     late: VecDeque<u64>,
     is_shutting_down: bool,
     retries: RetryQueue,
     keepalive: Keepalive,
-    /// The ids of everything that the agent asks.
+    /// The ids of all requests of the agent.
     ids: RequestIds,
     open_requests: OpenRequests<OpenApproval>,
     items: TurnItems,
     tokens: TurnUsage,
     denials: PendingDenials,
-    /// Lines that were no messages.
+    /// Lines that were not messages.
     bad_lines: u32,
     /// Requests that were denied because too many were open.
     excess_requests: u32,
@@ -190,7 +192,7 @@ impl Dialect for Codex {
             Command::Cancel => self.cancel(out),
             Command::AnswerPermission { key, answer } => self.answer(&key, &answer, out)?,
             Command::Set(_) => {
-                let why = "when this agent asks and its model stand in the configuration";
+                let why = "this agent's approval mode and model are set in the configuration";
                 return Err(DialectError::NotOffered(why.to_owned()));
             }
             Command::Goodbye => {}
@@ -240,7 +242,7 @@ impl Codex {
         }
     }
 
-    /// The reply to a request of ours that is open, or one that nobody waits for.
+    /// Handles a reply: to our open request, or to one that is no longer awaited.
     fn handle_reply(
         &mut self,
         id: Option<u64>,
@@ -271,7 +273,7 @@ impl Codex {
         }
     }
 
-    /// Sends a request again that the agent had no room for.
+    /// Sends a request again that an overloaded agent rejected.
     fn retry_request(&mut self, what: RetryTarget, out: &mut Effects) {
         match what {
             RetryTarget::Control => self.send_request(self.phase, out),
@@ -280,7 +282,7 @@ impl Codex {
         }
     }
 
-    /// Whether a request that was refused so will be sent again.
+    /// Schedules a retry if the agent was overloaded; returns whether it did.
     fn schedule_retry(&mut self, error: &ErrorReply, what: RetryTarget) -> bool {
         let Some(now) = self.now.filter(|_| error.code == keepalive::OVERLOADED) else {
             return false;
@@ -288,7 +290,7 @@ impl Codex {
         self.retries.schedule(what, now)
     }
 
-    /// Cancels the turn and closes the agent's stdin, at whose end it ends.
+    /// Cancels the turn and closes the agent's stdin, which makes it exit.
     fn shut_down(&mut self, out: &mut Effects) {
         if self.is_shutting_down {
             return;
@@ -300,7 +302,7 @@ impl Codex {
         out.push(Effect::CloseInput);
     }
 
-    /// Whether the agent was told to end what it does.
+    /// Whether the agent is stopping or its turn is being cancelled.
     const fn is_winding_down(&self) -> bool {
         self.cancelling || self.is_shutting_down
     }
@@ -312,25 +314,25 @@ impl Codex {
             .is_some_and(|ours| ours.raw() == thread)
     }
 
-    /// Counts a line that is no message; too many of them are another program.
+    /// Counts a line that is not a message. Too many of them mean that this is another program.
     fn count_bad_line(&mut self, bad: BadFrame, line: &[u8], out: &mut Effects) {
         report_bad_line(bad.as_str(), line, out);
         self.bad_lines = self.bad_lines.saturating_add(1);
         if self.bad_lines > limits::BAD_LINES {
             let most = limits::BAD_LINES;
-            let said = format!("more than {most} lines on the agent's stdout were no messages");
-            self.fail_protocol(said, out);
+            let message = format!("more than {most} lines on the agent's stdout were not messages");
+            self.fail_protocol(message, out);
         }
     }
 
-    /// Ends every open request; nobody is there to be answered.
+    /// Ends every open request without an answer, because the agent is gone.
     fn withdraw_requests(&mut self, out: &mut Effects) {
         let open = self.open_requests.close_all().into_iter();
         out.extend(open.map(|(key, _)| Effect::RequestWithdrawn(key)));
     }
 
-    fn fail_protocol(&mut self, said: String, out: &mut Effects) {
-        self.fail_channel(ChannelError::Protocol(said), out);
+    fn fail_protocol(&mut self, message: String, out: &mut Effects) {
+        self.fail_channel(ChannelError::Protocol(message), out);
     }
 
     fn fail_channel(&mut self, fault: ChannelError, out: &mut Effects) {
@@ -341,7 +343,7 @@ impl Codex {
     }
 }
 
-/// An error of the agent as a sentence of ours.
+/// Describes an error of the agent in one sentence.
 fn describe_error(error: &ErrorReply) -> String {
     let code = UntrustedText::from(error.code.as_str()).escape_for_display(40);
     let message = UntrustedText::from(error.message.as_str()).escape_for_display(300);

@@ -1,7 +1,7 @@
-//! What each of the agent's notifications brings about.
+//! Handles each of the agent's notifications.
 //!
-//! Must not know requests. One that is not typed here is passed on whole, as [`Event::Unknown`],
-//! under the name of its method.
+//! Must not know requests. A notification that is not typed here is passed on whole as
+//! [`Event::Unknown`], under the name of its method.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -91,13 +91,13 @@ impl Codex {
         }
     }
 
-    /// The notifications of which one or two members are read.
+    /// The notifications of which only one or two members are read.
     fn notice(&mut self, method: &str, read: &Params<'_>, object: &str, out: &mut Effects) {
         let thread = parse_string(read.thread_id);
         let is_ours = thread
             .as_ref()
             .is_some_and(|thread| self.is_our_thread(thread.raw()));
-        let told = match method {
+        let outcome = match method {
             "thread/tokenUsage/updated" if is_ours => self.on_token_usage(read, out),
             "turn/plan/updated" if is_ours => self.on_plan(read, object, out),
             "error" if is_ours => self.on_error(read, out),
@@ -124,24 +124,24 @@ impl Codex {
             "configWarning" | "deprecationNotice" => push_notice(read.summary, read.details, out),
             _ => None,
         };
-        if told.is_none() {
+        if outcome.is_none() {
             report_unknown(method, object, out);
         }
     }
 
-    /// Tokens: of the turn that runs, or of an earlier one of a thread that was resumed.
+    /// Tokens: of the running turn, or of an earlier one of a resumed thread.
     fn on_token_usage(&mut self, read: &Params<'_>, out: &mut Effects) -> Option<()> {
-        let said = TokenUsage::read(read.token_usage?)?;
+        let report = TokenUsage::read(read.token_usage?)?;
         let thread = parse_string(read.thread_id)?;
         let turn = parse_string(read.turn_id).unwrap_or_default();
         if !self.is_current(thread.raw(), turn.raw()) {
-            self.tokens.record_earlier(&said);
+            self.tokens.record_earlier(&report);
             return Some(());
         }
         self.note_turn_activity(out);
-        let usage = self.tokens.record_current(&said);
+        let usage = self.tokens.record_current(&report);
         out.push(Effect::Event(Event::Usage(usage)));
-        if let Some((used, size)) = said.context {
+        if let Some((used, size)) = report.context {
             out.push(Effect::Event(Event::ContextUsed {
                 used,
                 size,
@@ -185,7 +185,7 @@ impl Codex {
         Some(())
     }
 
-    /// An error: one that the agent goes on after by itself is only a notice.
+    /// An error. One after which the agent continues by itself is only a notice.
     fn on_error(&mut self, read: &Params<'_>, out: &mut Effects) -> Option<()> {
         let error = TurnError::read(read.error?)?;
         if read.will_retry.is_some_and(|raw| raw.get() == "true") {
@@ -201,7 +201,7 @@ impl Codex {
     }
 }
 
-/// Something that a person should know.
+/// A notice for people.
 fn push_notice(
     title: Option<&RawValue>,
     details: Option<&RawValue>,

@@ -1,10 +1,10 @@
-//! The words of a command that Codex shows as one line.
+//! Splits a command line that Codex displays into its words.
 //!
-//! What it runs is a list of words; what it shows is that list quoted for a shell. The way back is
-//! taken only where it is the only one: a line with anything in it that a shell would act upon
-//! stays a line, and is judged as what a shell makes of it.
+//! Codex runs a list of words and displays that list quoted for a shell. The line is split only
+//! where that is the only reading. A line with anything that a shell would act upon stays a line,
+//! and is evaluated as a shell reads it.
 
-/// The words of a line that is nothing but quoted words.
+/// The words of a line that has nothing but quoted and plain words.
 pub(super) fn split(line: &str) -> Option<Vec<String>> {
     let mut words = Vec::new();
     let mut word: Option<String> = None;
@@ -22,7 +22,7 @@ pub(super) fn split(line: &str) -> Option<Vec<String>> {
     Some(words)
 }
 
-/// What stands for itself outside of quotes.
+/// Characters that stand for themselves outside of quotes.
 fn is_plain(c: char) -> bool {
     c.is_ascii_alphanumeric() || "+-./:@]_=%^,".contains(c)
 }
@@ -45,7 +45,7 @@ fn double(chars: &mut std::str::Chars<'_>, word: &mut String) -> Option<()> {
                 c @ ('$' | '`' | '"' | '\\') => word.push(c),
                 _ => return None,
             },
-            // A history expansion is one of interactive shells only, but nobody needs it here.
+            // History expansion exists only in interactive shells, but it is not needed here.
             '$' | '`' | '!' => return None,
             c => word.push(c),
         }

@@ -1,4 +1,4 @@
-//! One turn: its prompt, its name, its end, and how it is cancelled.
+//! One turn: its prompt, its name, its end, and its cancellation.
 //!
 //! Must not know what happens within one.
 
@@ -14,26 +14,26 @@ use marshal_model::limits;
 use marshal_model::{ErrorOrigin, Event, TurnOutcome, UntrustedText};
 use marshal_wire::json::{BadFrame, JsonString};
 
-/// Requests of ours that a turn's end overtook whose late replies are known: one that starts a turn and
-/// the interrupts of the turns before.
+/// How many replies that arrive after their turn's end are recognized: to the request that starts a
+/// turn and to the interrupts of earlier turns.
 const LATE: usize = 8;
 
-/// The turn that runs.
+/// The running turn.
 #[derive(Debug)]
 pub(super) struct Turn {
-    /// The request that starts it, until its reply.
+    /// The request that starts it, until its reply arrives.
     pub(super) request: Option<u64>,
-    /// The agent's name for it.
+    /// The agent's name for the turn.
     pub(super) id: Option<String>,
-    /// `turn/started` came.
+    /// Whether `turn/started` has arrived.
     has_begun: bool,
-    /// That it began was told.
+    /// Whether its beginning was reported.
     is_reported: bool,
-    /// Its prompt, until the agent has taken it.
+    /// Its prompt, until the agent has accepted it.
     prompt: Option<Prompt>,
-    /// An interrupt was written, and the agent did not know the turn yet.
+    /// Whether an interrupt was written before the agent knew the turn.
     needs_interrupt: bool,
-    /// The error that the agent reported last.
+    /// The last error that the agent reported.
     error: Option<UntrustedText>,
 }
 
@@ -50,7 +50,7 @@ struct TurnEnd {
     detail: Option<String>,
 }
 
-/// A turn, as the agent tells of it.
+/// A turn, as the agent reports it.
 #[derive(Deserialize)]
 struct TurnInfo<'a> {
     #[serde(borrow)]
@@ -62,14 +62,14 @@ struct TurnInfo<'a> {
 }
 
 impl TurnInfo<'_> {
-    /// Its name, if it can be kept.
+    /// Its name, if it is usable.
     fn name(&self) -> Option<String> {
         let id = parse_string(self.id)?.into_raw();
         (!id.is_empty() && id.len() <= limits::FOREIGN_ID_BYTES).then_some(id)
     }
 }
 
-/// What `turn/started` and `turn/completed` say.
+/// The parameters of `turn/started` and `turn/completed`.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Params<'a> {
@@ -82,7 +82,7 @@ struct Params<'a> {
 /// An error of a turn.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct TurnError {
-    /// The agent's word for its kind.
+    /// The agent's word for the error's kind.
     pub(super) code: UntrustedText,
     pub(super) message: UntrustedText,
 }
@@ -99,7 +99,7 @@ impl TurnError {
         }
         let shape: Shape<'_> = parse_object(raw)?;
         let code = shape.codex_error_info.map(|info| {
-            // A word, or an object of one member: its kind, with what is known of it.
+            // A word, or an object of one member: the kind, with its details.
             parse_string(Some(info)).unwrap_or_else(|| UntrustedText::new(info.get()))
         });
         Some(Self {
@@ -118,7 +118,7 @@ impl TurnError {
 }
 
 impl Codex {
-    /// Takes a prompt: the turn has begun for us.
+    /// Accepts a prompt. For us the turn begins here.
     pub(super) fn prompt(&mut self, text: UntrustedText, out: &mut Effects) {
         let denials = std::mem::take(&mut self.denials);
         self.tokens.turn_begins();
@@ -153,7 +153,7 @@ impl Codex {
         )));
     }
 
-    /// The reply to that: the turn's name, or why there is none.
+    /// Handles the reply to that: the turn's name, or an error.
     pub(super) fn on_turn_start_reply(
         &mut self,
         outcome: Result<&RawValue, ErrorReply>,
@@ -169,7 +169,7 @@ impl Codex {
         let result = match outcome {
             Ok(result) => result,
             Err(error) => {
-                // One that has begun, or of which something came, was taken, whatever this says.
+                // A turn with output was accepted, whatever this reply says.
                 let is_new = turn.id.is_none() && !turn.is_reported && !self.cancelling;
                 if is_new && self.schedule_retry(&error, RetryTarget::Turn) {
                     return;
@@ -186,14 +186,14 @@ impl Codex {
         turn.prompt = None;
         let named = parse_object::<Started<'_>>(result)
             .and_then(|started| parse_object::<TurnInfo<'_>>(started.turn))
-            .and_then(|told| told.name());
+            .and_then(|turn_info| turn_info.name());
         let Some(named) = named else {
-            let said = "the agent began a turn without an id that can be used";
-            return self.fail_protocol(said.to_owned(), out);
+            let text = "the agent began a turn without a usable id";
+            return self.fail_protocol(text.to_owned(), out);
         };
         if turn.id.as_ref().is_some_and(|known| *known != named) {
-            let said = "the agent gave one turn two ids";
-            return self.fail_protocol(said.to_owned(), out);
+            let text = "the agent gave one turn two ids";
+            return self.fail_protocol(text.to_owned(), out);
         }
         let is_new = turn.id.is_none();
         turn.id = Some(named);
@@ -218,7 +218,7 @@ impl Codex {
         }) else {
             return report_bad_line(OUT_OF_STATE, object.as_bytes(), out);
         };
-        // Before the reply it is a turn of ours only if its prompt is under way.
+        // Before the reply, it is our turn only if our prompt was sent.
         if turn.id.is_none() && turn.request.is_none() {
             return report_bad_line(OUT_OF_STATE, object.as_bytes(), out);
         }
@@ -233,8 +233,8 @@ impl Codex {
         }
     }
 
-    /// Notes that something of the running turn came, which has its name by then: one that still waits
-    /// to be asked for again has none.
+    /// Records that the running turn has output, and so its name. A turn whose request waits for a
+    /// retry has none.
     pub(super) fn note_turn_activity(&mut self, out: &mut Effects) {
         let named = self.turn.as_mut().filter(|turn| turn.id.is_some());
         let Some(turn) = named.filter(|turn| !turn.is_reported) else {
@@ -245,12 +245,12 @@ impl Codex {
         out.push(Effect::Event(Event::TurnStarted { turn }));
     }
 
-    /// Whether a turn runs that the agent has taken.
+    /// Whether a turn runs that the agent has accepted.
     pub(super) fn has_named_turn(&self) -> bool {
         self.turn.as_ref().is_some_and(|turn| turn.id.is_some())
     }
 
-    /// Whether a message that names this thread and turn is of the turn that runs.
+    /// Whether a message of this thread and turn belongs to the running turn.
     pub(super) fn is_current(&self, thread: &str, turn: &str) -> bool {
         let running = self.turn.as_ref();
         let is_it = |running: &Turn| match &running.id {
@@ -267,12 +267,12 @@ impl Codex {
         if read.as_ref().is_some_and(is_other) {
             return report_bad_line(OUT_OF_STATE, object.as_bytes(), out);
         }
-        let Some((params, told, name)) = read.and_then(|params| {
-            let told = parse_object::<TurnInfo<'_>>(params.turn)?;
-            let name = told.name()?;
-            Some((params, told, name))
+        let Some((params, turn_info, name)) = read.and_then(|params| {
+            let turn_info = parse_object::<TurnInfo<'_>>(params.turn)?;
+            let name = turn_info.name()?;
+            Some((params, turn_info, name))
         }) else {
-            // Of our thread, and nobody knows which turn: no other end may follow.
+            // It is of our thread, but its turn is unreadable: no other end may follow.
             self.count_bad_line(BadFrame::Shape, object.as_bytes(), out);
             let has_begun = self.turn.as_ref().is_some_and(|turn| turn.is_reported);
             if has_begun && self.phase != Phase::Closed {
@@ -284,8 +284,8 @@ impl Codex {
         if !self.is_current(&params.thread_id.0, &name) {
             return report_bad_line(OUT_OF_STATE, object.as_bytes(), out);
         }
-        let status = parse_string(told.status);
-        let error = told.error.and_then(TurnError::read);
+        let status = parse_string(turn_info.status);
+        let error = turn_info.error.and_then(TurnError::read);
         let word = status.as_ref().map(UntrustedText::raw);
         let outcome = match word {
             Some("completed") => TurnOutcome::Completed,
@@ -327,7 +327,7 @@ impl Codex {
 
     fn end_turn(&mut self, end: TurnEnd, out: &mut Effects) {
         self.cancel_requests(out);
-        let asked = std::mem::take(&mut self.cancelling);
+        let was_cancelling = std::mem::take(&mut self.cancelling);
         let turn = self.turn.take();
         let overtaken = turn.as_ref().and_then(|turn| turn.request);
         self.expect_late_reply(overtaken);
@@ -338,7 +338,7 @@ impl Codex {
         self.retries.cancel(RetryTarget::Interrupt);
         self.items.clear();
         let outcome = match end.outcome {
-            TurnOutcome::Failed if asked => TurnOutcome::Cancelled,
+            TurnOutcome::Failed if was_cancelling => TurnOutcome::Cancelled,
             outcome => outcome,
         };
         out.push(Effect::Event(Event::TurnEnded {
@@ -349,7 +349,7 @@ impl Codex {
         }));
     }
 
-    /// Notes that a reply will come for which nobody waits any more.
+    /// Records that a reply will come which is no longer awaited.
     fn expect_late_reply(&mut self, id: Option<u64>) {
         let Some(id) = id else { return };
         if self.late.len() >= LATE {
@@ -358,13 +358,13 @@ impl Codex {
         self.late.push_back(id);
     }
 
-    /// Whether a reply is such a one.
+    /// Whether a reply is such a late one.
     pub(super) fn take_late_reply(&mut self, id: u64) -> bool {
         let at = self.late.iter().position(|late| *late == id);
         at.and_then(|at| self.late.remove(at)).is_some()
     }
 
-    /// Ends the running turn from our side. Nothing to do if none runs, or if that was said.
+    /// Cancels the running turn. Does nothing if none runs, or if it is already cancelled.
     pub(super) fn cancel(&mut self, out: &mut Effects) {
         let Some(turn) = &self.turn else { return };
         if self.cancelling {
@@ -374,8 +374,8 @@ impl Codex {
         let has_name = turn.id.is_some();
         self.cancel_requests(out);
         if self.retries.cancel(RetryTarget::Turn) {
-            // The agent never took it.
-            let detail = "the agent had no room for the turn yet".to_owned();
+            // The agent never accepted it.
+            let detail = "the agent was overloaded and had not accepted the turn".to_owned();
             return self.end_turn(TurnEnd::failure(detail), out);
         }
         if has_name {
@@ -383,7 +383,7 @@ impl Codex {
         }
     }
 
-    /// Writes the interrupt of the turn that runs, by its name.
+    /// Writes the interrupt of the running turn, by its name.
     pub(super) fn interrupt(&mut self, out: &mut Effects) {
         let is_named = self.turn.as_ref().is_some_and(|turn| turn.id.is_some());
         if !is_named || self.is_shutting_down {
@@ -399,7 +399,7 @@ impl Codex {
         self.expect_late_reply(earlier);
     }
 
-    /// The reply to an interrupt. What ends the turn is its own message.
+    /// Handles the reply to an interrupt. The turn ends with its own message.
     pub(super) fn on_interrupt_reply(&mut self, error: Option<&ErrorReply>) {
         let Some(error) = error else {
             return self.retries.reset();
@@ -408,13 +408,13 @@ impl Codex {
             return;
         }
         if let Some(turn) = &mut self.turn {
-            // Said before the turn began for the agent.
+            // It was written before the turn began for the agent.
             turn.needs_interrupt = !turn.has_begun;
         }
     }
 }
 
-/// What a turn's prompt was to tell, if the agent has not taken it.
+/// The denials in a turn's prompt, if the agent has not accepted it.
 pub(super) fn unsent_denials(turn: Option<Turn>) -> PendingDenials {
     let prompt = turn.and_then(|turn| turn.prompt);
     prompt.map(|prompt| prompt.denials).unwrap_or_default()

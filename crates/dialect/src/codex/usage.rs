@@ -1,4 +1,4 @@
-//! Tokens: Codex tells a thread's sum after each answer of its model, we tell a turn's.
+//! Tokens: Codex reports a thread's sum after each answer of its model; we report a turn's.
 //!
 //! Must not know when a turn begins.
 
@@ -8,12 +8,12 @@ use serde_json::value::RawValue;
 use crate::lenient::{Count, parse_object};
 use marshal_model::Usage;
 
-/// What `thread/tokenUsage/updated` says.
+/// The parameters of `thread/tokenUsage/updated`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct TokenUsage {
     total: Usage,
     last: Usage,
-    /// Tokens in the context after its last answer, and how many fit in.
+    /// Tokens in the context after the last answer, and the size of the context window.
     pub(super) context: Option<(u64, u64)>,
 }
 
@@ -53,18 +53,18 @@ impl TokenUsage {
     }
 }
 
-/// The tokens of the turn that runs.
+/// The tokens of the running turn.
 #[derive(Debug, Default)]
 pub(super) struct TurnUsage {
-    /// The thread's sum when the turn began; `Idle`: nothing was said of it yet.
+    /// The thread's sum when the turn began; `None` if none was reported yet.
     before: Option<Usage>,
-    /// The thread's sum now.
+    /// The thread's latest sum.
     now: Option<Usage>,
     is_fresh: bool,
 }
 
 impl TurnUsage {
-    /// A thread begins: nothing was used before.
+    /// A new thread has used nothing.
     pub(super) const fn of_new_thread() -> Self {
         Self {
             before: None,
@@ -78,18 +78,18 @@ impl TurnUsage {
         self.before = self.now.or(self.is_fresh.then(Usage::default));
     }
 
-    /// The sum of another turn than the one that runs: an earlier one.
-    pub(super) const fn record_earlier(&mut self, said: &TokenUsage) {
-        self.now = Some(said.total);
-        self.before = Some(said.total);
+    /// Records the sum of an earlier turn.
+    pub(super) const fn record_earlier(&mut self, usage: &TokenUsage) {
+        self.now = Some(usage.total);
+        self.before = Some(usage.total);
     }
 
-    /// The sum in the turn that runs; gives the turn's.
-    pub(super) fn record_current(&mut self, said: &TokenUsage) -> Usage {
+    /// Records the sum of the running turn; returns the turn's part.
+    pub(super) fn record_current(&mut self, usage: &TokenUsage) -> Usage {
         if self.before.is_none() {
-            self.before = Some(subtract(said.total, said.last));
+            self.before = Some(subtract(usage.total, usage.last));
         }
-        self.now = Some(said.total);
+        self.now = Some(usage.total);
         self.turn()
     }
 

@@ -1,7 +1,7 @@
-//! What we say to `codex app-server`: requests, one notification, and answers.
+//! What we write to `codex app-server`: requests, one notification, and answers.
 //!
-//! Must not know when it may be said. JSON-RPC without its `jsonrpc`, one message a line; U+2028
-//! and U+2029 are escaped, because some readers take them for the end of a line.
+//! Must not know when it may be written. It is JSON-RPC without `jsonrpc`, one message per line.
+//! U+2028 and U+2029 are escaped, because some readers treat them as the end of a line.
 
 use std::collections::BTreeMap;
 
@@ -12,11 +12,11 @@ use crate::OpenParams;
 use marshal_config::{CodexSettings, McpServer, McpTransport};
 use marshal_model::{ENGINE_SERVER, UntrustedText};
 
-/// Error codes of JSON-RPC that we answer with.
+/// The JSON-RPC error codes that we send.
 pub(super) const METHOD_NOT_FOUND: i32 = -32601;
 pub(super) const INVALID_PARAMS: i32 = -32602;
 
-/// Notifications that say nothing to us, and may be long or many.
+/// Notifications that we do not use, and that may be long or frequent.
 const OPTED_OUT_NOTIFICATIONS: &[&str] = &[
     "account/rateLimits/updated",
     "item/commandExecution/terminalInteraction",
@@ -30,7 +30,7 @@ const OPTED_OUT_NOTIFICATIONS: &[&str] = &[
     "turn/diff/updated",
 ];
 
-/// Whether a notification is one of those: an agent may send it all the same.
+/// Whether a notification is one of those. An agent may send it all the same.
 pub(super) fn is_opted_out(method: &str) -> bool {
     OPTED_OUT_NOTIFICATIONS.contains(&method)
 }
@@ -62,7 +62,7 @@ struct ErrorBody<'a> {
 #[derive(Serialize)]
 struct Nothing {}
 
-/// Writes `initialize`. Of what a client may offer or opt into it has nothing.
+/// Writes `initialize`. It offers no client capabilities and opts into none.
 pub(super) fn initialize(id: u64) -> Vec<u8> {
     #[derive(Serialize)]
     #[serde(rename_all = "camelCase")]
@@ -101,7 +101,7 @@ pub(super) fn initialized() -> Vec<u8> {
     })
 }
 
-/// Writes `account/read`, which asks nobody outside.
+/// Writes `account/read`, which needs no network access.
 pub(super) fn account(id: u64) -> Vec<u8> {
     #[derive(Serialize)]
     #[serde(rename_all = "camelCase")]
@@ -114,12 +114,12 @@ pub(super) fn account(id: u64) -> Vec<u8> {
     request(id, "account/read", params)
 }
 
-/// Writes a request that no version serves: its reply says that the agent lives.
+/// Writes a request that no version supports. Its error reply shows that the agent is alive.
 pub(super) fn ping(id: u64) -> Vec<u8> {
     request(id, "$/ping", Nothing {})
 }
 
-/// What a thread is to be, new or resumed.
+/// The settings of a thread, new or resumed.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct ThreadParams<'a> {
@@ -137,7 +137,7 @@ struct ThreadParams<'a> {
     config: Option<Overrides<'a>>,
 }
 
-/// What a thread has beside the agent's own configuration.
+/// A thread's settings beside the agent's own configuration.
 #[derive(Serialize)]
 struct Overrides<'a> {
     mcp_servers: BTreeMap<&'a str, Server<'a>>,
@@ -160,7 +160,7 @@ enum Server<'a> {
     },
 }
 
-/// How long the agent may wait for a call of a tool of ours: a person may have to be asked.
+/// How long the agent may wait for a call of our tools: a person may have to answer.
 const TOOL_SECONDS: u64 = 7 * 24 * 60 * 60;
 
 /// The servers of a pool; `routes` has the base URL of each route.
@@ -187,12 +187,12 @@ fn servers<'a>(opening: &'a OpenParams) -> Option<Overrides<'a>> {
     })
 }
 
-/// Who answers its requests: we do, and no model of its own.
+/// Who answers the agent's requests: we do, not a model of its own.
 pub(super) const REVIEWER: &str = "user";
 
-/// Its own sandbox: inside of walls it would not start.
-pub(super) const fn sandbox(has_walls: bool) -> &'static str {
-    if has_walls {
+/// The agent's own sandbox mode: inside our sandbox its own would not start.
+pub(super) const fn sandbox(has_sandbox: bool) -> &'static str {
+    if has_sandbox {
         "danger-full-access"
     } else {
         "workspace-write"
@@ -220,7 +220,7 @@ pub(super) fn start(id: u64, opening: &OpenParams) -> Vec<u8> {
     request(id, "thread/start", ThreadParams::new(opening))
 }
 
-/// Writes `thread/resume`. Its past is not told again.
+/// Writes `thread/resume`. The history is not replayed.
 pub(super) fn resume(id: u64, thread: &UntrustedText, opening: &OpenParams) -> Vec<u8> {
     let params = ThreadParams {
         thread_id: Some(thread.raw()),
@@ -230,8 +230,8 @@ pub(super) fn resume(id: u64, thread: &UntrustedText, opening: &OpenParams) -> V
     request(id, "thread/resume", params)
 }
 
-/// Writes `turn/start`. When it asks is said with every turn, so that nothing that happened since
-/// the thread began can have changed it.
+/// Writes `turn/start`. The approval policy is sent with every turn, so that no event since the
+/// thread began can have changed it.
 pub(super) fn turn(
     id: u64,
     thread: &UntrustedText,
@@ -288,7 +288,7 @@ pub(super) fn approval_decision(id: &str, decision: &str) -> Vec<u8> {
     reply(id, Decided { decision })
 }
 
-/// Answers an approval of the older form with a denial, which has a place for its reason.
+/// Denies an approval of the older form, which has a field for the reason.
 pub(super) fn approval_denial(id: &str, reason: &str) -> Vec<u8> {
     #[derive(Serialize)]
     struct Decided<'a> {
@@ -311,7 +311,7 @@ pub(super) fn approval_denial(id: &str, reason: &str) -> Vec<u8> {
     )
 }
 
-/// Grants none of the permissions that were asked for.
+/// Grants none of the requested permissions.
 pub(super) fn empty_permissions(id: &str) -> Vec<u8> {
     #[derive(Serialize)]
     struct Granted {
@@ -325,7 +325,7 @@ pub(super) fn empty_permissions(id: &str) -> Vec<u8> {
     reply(id, granted)
 }
 
-/// Answers what a tool server wants of a person, with nothing but a word.
+/// Answers a tool server's request to a person with an action and no content.
 pub(super) fn elicitation_response(id: &str, action: &'static str) -> Vec<u8> {
     #[derive(Serialize)]
     struct Acted {
@@ -334,7 +334,7 @@ pub(super) fn elicitation_response(id: &str, action: &'static str) -> Vec<u8> {
     reply(id, Acted { action })
 }
 
-/// Agrees to one call of a tool, and to no later one.
+/// Accepts one tool call, and no later one.
 pub(super) fn elicitation_acceptance(id: &str) -> Vec<u8> {
     #[derive(Serialize)]
     struct Accepted {

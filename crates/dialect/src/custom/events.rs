@@ -1,7 +1,7 @@
-//! What each thing that a message says brings about.
+//! Handles the events in a message.
 //!
-//! Owns the reading of events against the state of the channel; the state itself stands in the
-//! parent module.
+//! Owns how events are applied to the state of the channel. The state itself is in the parent
+//! module.
 
 use std::borrow::Cow;
 
@@ -19,10 +19,10 @@ use marshal_config::dialect_table::{
 use marshal_model::limits;
 use marshal_model::{AgentInfo, ErrorOrigin, Event, PermissionRequest, TurnOutcome, UntrustedText};
 
-/// The reason of a line that came when it could not.
+/// The reason of a line that came in the wrong state.
 const OUT_OF_STATE: &str = "out_of_state";
 
-/// By which rule something was said, and of which turn.
+/// The rule that a message matched, and the turn that it names.
 pub(super) struct RuleContext<'a> {
     pub(super) plan: &'a CompiledTable,
     pub(super) rule: usize,
@@ -44,11 +44,11 @@ impl RuleContext<'_> {
 impl Custom {
     pub(super) fn handle_rule_message(
         &mut self,
-        said: RuleMessage<'_>,
+        rule_message: RuleMessage<'_>,
         at: &RuleContext<'_>,
         out: &mut Effects,
     ) {
-        match said {
+        match rule_message {
             RuleMessage::Ready(version, info) => self.on_ready(version, *info, at, out),
             RuleMessage::Send(id) => self.reply(id, at, out),
             RuleMessage::NotResumed(why) => {
@@ -56,8 +56,8 @@ impl Custom {
                 self.fail_channel(ChannelError::NotResumed(why), out);
             }
             RuleMessage::Failed(why) => {
-                let said = format!("the agent reported: {}", why.escape_for_display(300));
-                self.fail_protocol(said, out);
+                let text = format!("the agent reported: {}", why.escape_for_display(300));
+                self.fail_protocol(text, out);
             }
             early if self.phase == Phase::Handshaking => self.handle_early_message(early, at, out),
             RuleMessage::TurnStarted(id) => self.turn_started(id, at, out),
@@ -98,7 +98,7 @@ impl Custom {
         }
     }
 
-    /// The version gate: before anything is written that the table does not say first.
+    /// The version gate: before anything else than the table's first messages is written.
     fn on_ready(
         &mut self,
         version: Option<&RawValue>,
@@ -107,23 +107,23 @@ impl Custom {
         out: &mut Effects,
     ) {
         if self.phase != Phase::Handshaking {
-            return self.fail_protocol("the agent said ready twice".to_owned(), out);
+            return self.fail_protocol("the agent sent ready twice".to_owned(), out);
         }
         let accepted = &at.plan.table.accepted_versions;
         if !accepted.is_empty() {
-            let said = version.map_or("none", RawValue::get);
+            let reported = version.map_or("none", RawValue::get);
             if !version.is_some_and(|version| accepted.iter().any(|one| fits(version, one))) {
-                let theirs = UntrustedText::from(said).escape_for_display(40);
+                let theirs = UntrustedText::from(reported).escape_for_display(40);
                 let ours = describe_versions(accepted);
                 return self.fail_channel(ChannelError::TableVersion { theirs, ours }, out);
             }
             info.protocol = version
                 .and_then(path_tree::parse_name)
-                .map_or_else(|| said.to_owned(), Cow::into_owned);
+                .map_or_else(|| reported.to_owned(), Cow::into_owned);
         }
         let is_other = |own: &UntrustedText| Some(own.raw()) != self.session.as_deref();
         if self.resuming && info.session.as_ref().is_some_and(is_other) {
-            let why = "it is in another session than the one that it was to go on with";
+            let why = "it opened another session than the one to resume";
             return self.fail_channel(ChannelError::NotResumed(why.to_owned()), out);
         }
         self.finish_handshake(at.plan, info, out);
@@ -157,7 +157,7 @@ impl Custom {
         }
     }
 
-    /// Its model, mode or context are these now; `false` if it must end for that.
+    /// Updates the model, mode and context; `false` if the agent must end because of it.
     fn update_state(&mut self, state: Event, out: &mut Effects) -> bool {
         let fault = match &state {
             Event::StateChanged {
@@ -173,16 +173,16 @@ impl Custom {
         is_safe
     }
 
-    /// An event before the agent is ready: a fault, but what an error says is worth showing.
+    /// Handles an event before the agent is ready: a fault, but an error's text is reported.
     fn handle_early_message(
         &mut self,
-        said: RuleMessage<'_>,
+        rule_message: RuleMessage<'_>,
         at: &RuleContext<'_>,
         out: &mut Effects,
     ) {
-        let is_error = matches!(said, RuleMessage::Error { .. });
+        let is_error = matches!(rule_message, RuleMessage::Error { .. });
         if at.plan.table.allows_early && !is_error {
-            if let RuleMessage::Permission(request) = said {
+            if let RuleMessage::Permission(request) = rule_message {
                 let table = &at.plan.table;
                 self.deny_at_once(table, request.id, "the agent is not ready", out);
             }
@@ -192,18 +192,18 @@ impl Custom {
             code,
             message,
             origin,
-        } = said
+        } = rule_message
         else {
             return self.fail_too_early(out);
         };
-        let (event, said) = error_event(code, message, origin);
+        let (event, text) = error_event(code, message, origin);
         out.push(Effect::Event(event));
         if !at.plan.table.allows_early {
-            self.fail_protocol(format!("{said}, before it was ready"), out);
+            self.fail_protocol(format!("{text}, before it was ready"), out);
         }
     }
 
-    /// Something that the table says in return.
+    /// Writes a reply of the table.
     fn reply(&mut self, id: Option<&RawValue>, at: &RuleContext<'_>, out: &mut Effects) {
         let EventDetail::Send(template) = at.action() else {
             return;
@@ -223,8 +223,8 @@ impl Custom {
         out.push(Effect::Write(templates::line(template, &filling)));
     }
 
-    /// Whether an event that names this turn belongs to the one that runs. An event that names
-    /// none does, if one runs; one that has no name yet is not the one before.
+    /// Whether an event of this turn belongs to the running one. An event without a turn does, if
+    /// one runs. A turn without a name yet is not the previous one.
     fn is_current(&self, id: Option<&str>) -> bool {
         match (&self.turn, id) {
             (Turn::None, _) => false,
@@ -236,7 +236,8 @@ impl Custom {
         }
     }
 
-    /// The same of an event that shows that the turn goes on: it gives it its name, if it has none.
+    /// The same for an event that shows that the turn continues: it names the turn, if that has no
+    /// name.
     fn note_turn_activity(&mut self, id: Option<&str>) -> bool {
         if !self.is_current(id) {
             return false;
@@ -293,7 +294,7 @@ impl Custom {
             return self.deny_at_once(table, request.id, "no turn is running", out);
         }
         self.is_taken = self.is_taken || self.turn != Turn::None;
-        // A larger input is not allowed by anybody.
+        // A larger input cannot be allowed.
         let echo = request
             .input
             .filter(|_| replies.allow.contains(Placeholder::Input));
@@ -307,7 +308,7 @@ impl Custom {
         let key = match self.open_requests.open(&mut self.ids, &request.name, open) {
             Ok(key) => key,
             Err(clash) => {
-                let (reason, said) = match clash {
+                let (reason, message) = match clash {
                     RejectReason::Duplicate => ("duplicate_id", "this request id was used before"),
                     RejectReason::TooMany => {
                         ("too_many_asks", "too many permission requests are open")
@@ -315,7 +316,7 @@ impl Custom {
                     RejectReason::LongId => ("bad_shape", "the request id is too long"),
                 };
                 report_bad_line(reason, at.line, out);
-                self.deny_at_once(table, request.id, said, out);
+                self.deny_at_once(table, request.id, message, out);
                 if clash == RejectReason::TooMany {
                     self.count_excess_request(out);
                 }
@@ -331,15 +332,13 @@ impl Custom {
         }));
     }
 
-    /// One more request was denied because too many are open.
+    /// Counts a request that was denied because too many are open.
     fn count_excess_request(&mut self, out: &mut Effects) {
         self.excess_requests = self.excess_requests.saturating_add(1);
         if self.excess_requests > limits::EXCESS_PERMISSION_REQUESTS {
             let most = limits::OPEN_PERMISSION_REQUESTS;
-            let said = format!(
-                "the agent asks on and on while {most} of its requests wait for their answers"
-            );
-            self.fail_protocol(said, out);
+            let message = format!("the agent keeps sending requests while {most} of them are open");
+            self.fail_protocol(message, out);
         }
     }
 
@@ -366,7 +365,7 @@ impl Custom {
         let most = limits::TURN_MUTATIONS;
         let beyond = (end.omitted_files > 0).then(|| {
             let beyond = end.omitted_files;
-            format!("of the changed files the first {most} are listed, {beyond} are not")
+            format!("only the first {most} changed files are listed; {beyond} more are not")
         });
         let is_failed = outcome == TurnOutcome::Failed;
         let error = end
@@ -383,12 +382,12 @@ impl Custom {
         self.end_turn(ended, out);
     }
 
-    fn slash_result(&mut self, told: SlashMessage, at: &RuleContext<'_>, out: &mut Effects) {
+    fn slash_result(&mut self, message: SlashMessage, at: &RuleContext<'_>, out: &mut Effects) {
         let heard = self.slash.finish();
-        // One that nobody asked for must not make an exit look wanted; what it says of the mode counts.
+        // An unrequested one must not make an exit look expected, but its mode counts.
         if heard == SlashReply::Unsolicited {
             at.report_out_of_state(out);
-            if let Some(state) = told.state {
+            if let Some(state) = message.state {
                 self.update_state(state, out);
             }
             return;
@@ -396,15 +395,15 @@ impl Custom {
         if self.turn == Turn::None {
             self.withdraw_requests(out);
         }
-        let end = match &told.result {
+        let end = match &message.result {
             Event::SlashResult { text, .. } => slash::answer_effect(true, text),
             _ => slash::answer_effect(true, &UntrustedText::default()),
         };
-        out.push(Effect::Event(told.result));
-        if told.clear {
+        out.push(Effect::Event(message.result));
+        if message.clear {
             out.push(Effect::SessionCleared);
         }
-        if told
+        if message
             .state
             .is_some_and(|state| !self.update_state(state, out))
         {
@@ -413,7 +412,7 @@ impl Custom {
         if heard == SlashReply::Expected {
             out.push(end);
         }
-        if told.exit {
+        if message.exit {
             self.is_shutting_down = true;
             out.push(Effect::ExitExpected);
         }
@@ -430,7 +429,8 @@ impl Custom {
         let rejected = match (&self.turn, at.turn) {
             (Turn::None, _) => false,
             (Turn::Sent, None) => true,
-            // Where no word says that a turn began, it is of the prompt as long as nothing came of it.
+            // Where no message marks a turn's beginning, the error belongs to the prompt as long as
+            // the prompt has no output.
             (Turn::Running(_), None) => !self.is_taken,
             (_, Some(_)) => self.note_turn_activity(at.turn),
         };
@@ -443,13 +443,13 @@ impl Custom {
             && at.turn.is_none()
             && self.slash.finish() == SlashReply::Expected;
         let end = is_of_slash.then(|| slash::answer_effect(false, &message));
-        let (event, said) = error_event(code, message, origin);
+        let (event, text) = error_event(code, message, origin);
         out.push(Effect::Event(event));
         out.extend(end);
         if ends {
             let end = TurnEnd {
                 turn: at.turn.map(str::to_owned),
-                ..TurnEnd::failure(said)
+                ..TurnEnd::failure(text)
             };
             self.end_turn(end, out);
             self.last.ended_by_error = true;
@@ -457,12 +457,12 @@ impl Custom {
     }
 }
 
-/// How a turn ended, by the agent's word; and what is odd about that.
-fn outcome(told: &EventDetail, reason: Option<&str>) -> (TurnOutcome, Option<String>) {
+/// The turn's outcome for the agent's stop reason, and a note about anything unusual.
+fn outcome(event: &EventDetail, reason: Option<&str>) -> (TurnOutcome, Option<String>) {
     let EventDetail::Outcome {
         by_reason: by_word,
         otherwise,
-    } = told
+    } = event
     else {
         return (TurnOutcome::Failed, None);
     };
@@ -473,7 +473,7 @@ fn outcome(told: &EventDetail, reason: Option<&str>) -> (TurnOutcome, Option<Str
     }
     let odd = match reason {
         Some(reason) => format!(
-            "the table has no outcome for the agent's word {}",
+            "the dialect table has no outcome for the agent's stop reason {}",
             UntrustedText::from(reason).escape_for_display(80)
         ),
         None => return (*otherwise, None),
@@ -481,7 +481,7 @@ fn outcome(told: &EventDetail, reason: Option<&str>) -> (TurnOutcome, Option<Str
     (*otherwise, Some(odd))
 }
 
-/// Whether a version is one that is spoken.
+/// Whether a version is accepted.
 fn fits(version: &RawValue, accepted: &AcceptedVersion) -> bool {
     let text = || serde_json::from_str::<String>(version.get()).ok();
     match accepted {
@@ -491,7 +491,7 @@ fn fits(version: &RawValue, accepted: &AcceptedVersion) -> bool {
     }
 }
 
-/// The versions that are spoken, for a sentence.
+/// The accepted versions, for a message.
 fn describe_versions(accepted: &[AcceptedVersion]) -> String {
     let words = accepted.iter().map(|one| match one {
         AcceptedVersion::Integer(number) => number.to_string(),
@@ -507,7 +507,7 @@ fn error_event(
     message: UntrustedText,
     origin: ErrorOrigin,
 ) -> (Event, String) {
-    let said = format!(
+    let text = format!(
         "the agent reported error {}: {}",
         code.escape_for_display(80),
         message.escape_for_display(300)
@@ -517,5 +517,5 @@ fn error_event(
         message,
         origin,
     };
-    (event, said)
+    (event, text)
 }

@@ -1,25 +1,27 @@
-//! A custom dialect: lines of JSON whose meaning is a table of the configuration's.
+//! A custom dialect: lines of JSON whose meaning is defined by a table of the configuration.
 //!
-//! Owns the order of such a conversation: the version gate, one turn at a time, which requests are
-//! open. What a message means and what the agent is told is the table's
-//! (`config/dialect_table.rs`); `reading` and `said` find it, `filling` writes.
+//! Owns the order of such a conversation: the version gate, one turn at a time, and the open
+//! requests. The table (`config/dialect_table.rs`) defines what a message means and what is written
+//! to the agent. `path_tree` and `rules` read messages, `templates` writes.
 //!
-//! What holds whatever a table says:
+//! These rules apply to every table:
 //!
-//! - A prompt is never written while a turn runs, and nothing but what the table says first before
-//!   the agent is ready.
-//! - A request is allowed only by an answer that allows it. One outside of a turn, one that cannot be
-//!   read, one whose id was used before and one too many is denied at once.
-//! - Events of another turn are out of state: text is dropped, tool calls are passed on all the same,
-//!   so that they are judged.
-//! - A turn's end that cannot be read ends the turn `failed`.
-//! - A mode that skips requests, by its name, ends the child; a slash command has its time (`slash`).
-//! - A session that is to go on under its id and says another one is not that session.
+//! - A prompt is never written while a turn runs. Only the table's first messages are written
+//!   before the agent is ready.
+//! - A request is allowed only by an answer that allows it. One outside of a turn, an unreadable
+//!   one, one with a used id and one beyond the limit are denied at once.
+//! - Events of another turn are out of state: text is dropped, tool calls are still passed on, so
+//!   that they are evaluated.
+//! - An unreadable end of a turn ends the turn `failed`.
+//! - A mode that skips requests, by its name, ends the child. A slash command has a time limit
+//!   (`slash`).
+//! - A session that is to be resumed under its id and reports another one is not that session.
 //!
-//! A session is resumed by a message where the table has one (`Pool::resumes_by_argument`), else by words of
-//! the command. The cases of ScaiFlux's dialect also run with `examples/dialects/scaiflux.toml`. What a table
-//! can say is `config/dialect_table/rule.rs`, read in `config/dialect_table/read.rs`; after a change run
-//! `marshal config schema --dialect > docs/dialect.schema.json`.
+//! A session is resumed by a message where the table has one (`Pool::resumes_by_argument`),
+//! otherwise by arguments of the command. The cases of ScaiFlux's dialect also run with
+//! `examples/dialects/scaiflux.toml`. `config/dialect_table/rule.rs` defines what a table can
+//! contain, and `config/dialect_table/read.rs` reads it. After a change run `marshal config schema
+//! --dialect > docs/dialect.schema.json`.
 
 mod events;
 mod path_tree;
@@ -49,7 +51,7 @@ use marshal_wire::json::{self, BadFrame};
 use rules::TypeRules;
 use templates::TemplateValues;
 
-/// How far the channel is.
+/// The phase of the channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Phase {
     /// The agent is not ready.
@@ -57,50 +59,50 @@ enum Phase {
     Handshaking,
     /// Prompts may be sent.
     Ready,
-    /// Faulted or at its end: nothing is read or written any more.
+    /// Failed or ended: nothing is read or written any more.
     Closed,
 }
 
 /// The turn.
 #[derive(Debug, PartialEq, Eq, Default)]
 enum Turn {
-    /// None runs.
+    /// No turn.
     #[default]
     None,
-    /// Its prompt was written; the agent has not said that it began.
+    /// The prompt was written; the agent has not reported the turn's beginning.
     Sent,
-    /// It runs, under the agent's name for it, if there is one.
+    /// The turn runs, under the agent's name for it, if it has one.
     Running(Option<String>),
 }
 
-/// The turn that ended last, to know its late events.
+/// The turn that ended last, so that its late events are recognized.
 #[derive(Debug, Default)]
 struct LastTurn {
     id: Option<String>,
-    /// An error ended it; its own end may follow.
+    /// Whether an error ended it; its own end may follow.
     ended_by_error: bool,
 }
 
-/// What an answer to a request needs.
+/// The data for the answer to a request.
 #[derive(Debug)]
 struct OpenRequest {
     id: Box<RawValue>,
-    /// Its input, where the answer that allows has a place for it and the request has one.
+    /// The request's input, where the allowing answer has a field for it and the request has one.
     input: Option<Box<RawValue>>,
-    /// It has one that is too large to be kept.
+    /// Whether the input was too large to be stored.
     is_input_omitted: bool,
     tool: UntrustedText,
 }
 
-/// A table, made ready for its messages.
+/// A table, prepared for its messages.
 #[derive(Debug)]
 struct CompiledTable {
     table: Arc<DialectTable>,
-    /// Messages say their type in the member `type` itself.
+    /// Whether the type of messages is in the member `type` itself.
     is_plain: bool,
     kind: path_tree::PathTree,
     kinds: HashMap<String, TypeRules>,
-    /// The agent says by itself that a turn began.
+    /// Whether the agent reports the beginning of a turn.
     starts_turns: bool,
 }
 
@@ -123,18 +125,18 @@ impl CompiledTable {
 /// One channel that speaks by a table.
 #[derive(Debug, Default)]
 pub struct Custom {
-    /// `Idle`: the channel was not opened, or without a table.
+    /// `None` if the channel was not opened, or has no table.
     plan: Option<Arc<CompiledTable>>,
     phase: Phase,
     turn: Turn,
-    /// The agent has shown that it took the turn's prompt.
+    /// Whether the agent has shown that it accepted the turn's prompt.
     is_taken: bool,
-    /// The turn is to end.
+    /// Whether the turn is being cancelled.
     cancelling: bool,
     last: LastTurn,
     slash: SlashTracker,
     mode_guard: ModeGuard,
-    /// The goodbye was said.
+    /// Whether the shutdown has begun.
     is_shutting_down: bool,
     ids: RequestIds,
     open_requests: OpenRequests<OpenRequest>,
@@ -143,12 +145,12 @@ pub struct Custom {
     workspace: String,
     /// The agent's own id of its session.
     session: Option<String>,
-    /// It is to go on with that one.
+    /// Whether that session is to be resumed.
     resuming: bool,
     denials: PendingDenials,
-    /// Those that the turn's prompt tells.
+    /// The denials that the turn's prompt reports.
     unconfirmed_denials: PendingDenials,
-    /// Lines that were no messages.
+    /// Lines that were not messages.
     bad_lines: u32,
     /// Requests that were denied because too many were open.
     excess_requests: u32,
@@ -157,7 +159,7 @@ pub struct Custom {
 impl Dialect for Custom {
     fn open(&mut self, opening: &OpenParams, _now: Instant, out: &mut Effects) {
         let Some(table) = opening.dialect_table.clone() else {
-            let why = "the table of the pool's dialect was not read".to_owned();
+            let why = "the pool's dialect table was not loaded".to_owned();
             self.phase = Phase::Closed;
             return out.push(Effect::ChannelFailed(ChannelError::NeedsSetup(why)));
         };
@@ -255,7 +257,7 @@ impl Dialect for Custom {
             }
             Command::AnswerClientRequest { .. } => return Err(DialectError::Unsupported),
             Command::Set(_) => {
-                let why = "a custom dialect has neither modes nor options that could be set";
+                let why = "a custom dialect has no modes or options to set";
                 return Err(DialectError::NotOffered(why.to_owned()));
             }
             Command::Goodbye => {}
@@ -306,18 +308,18 @@ impl Custom {
             if self.phase == Phase::Closed || (!values.clash && !reading.fits(&values)) {
                 continue;
             }
-            let said = turn
+            let message = turn
                 .clone()
                 .and_then(|turn| Ok((turn, reading.read_message(&values)?)));
-            match said {
-                Ok((turn, said)) => {
+            match message {
+                Ok((turn, message)) => {
                     let at = events::RuleContext {
                         plan,
                         rule: reading.rule,
                         turn: turn.as_deref(),
                         line,
                     };
-                    self.handle_rule_message(said, &at, out);
+                    self.handle_rule_message(message, &at, out);
                 }
                 Err(bad) => {
                     if !std::mem::replace(&mut is_counted, true) {
@@ -329,7 +331,7 @@ impl Custom {
         }
     }
 
-    /// A message of a type that has no rule.
+    /// A message of a type without a rule.
     fn unknown(
         &mut self,
         table: &DialectTable,
@@ -356,7 +358,7 @@ impl Custom {
         }
     }
 
-    /// A message that we know, with a shape that we do not: what waits for it must not wait on.
+    /// A known message of an unknown shape. Whatever waits for it must not wait forever.
     fn handle_bad_shape(
         &mut self,
         plan: &CompiledTable,
@@ -389,18 +391,18 @@ impl Custom {
         }
     }
 
-    /// Counts a line that is no message; too many of them are another program.
+    /// Counts a line that is not a message. Too many of them mean that this is another program.
     fn count_bad_line(&mut self, bad: BadFrame, line: &[u8], out: &mut Effects) {
         report_bad_line(bad.as_str(), line, out);
         self.bad_lines = self.bad_lines.saturating_add(1);
         if self.bad_lines > limits::BAD_LINES {
             let most = limits::BAD_LINES;
-            let said = format!("more than {most} lines on the agent's stdout were no messages");
-            self.fail_protocol(said, out);
+            let message = format!("more than {most} lines on the agent's stdout were not messages");
+            self.fail_protocol(message, out);
         }
     }
 
-    /// Writes a template that has nothing of an answer.
+    /// Writes a template that has no part of an answer.
     fn send_template(&self, template: &Template, texts: &[(Placeholder, &str)], out: &mut Effects) {
         let mut all = texts.to_vec();
         all.extend(self.known());
@@ -411,7 +413,7 @@ impl Custom {
         out.push(Effect::Write(templates::line(template, &filling)));
     }
 
-    /// What every template may be filled with.
+    /// The values for every template.
     fn known(&self) -> [(Placeholder, &str); 2] {
         let session = self.session.as_deref().unwrap_or_default();
         [
@@ -420,7 +422,7 @@ impl Custom {
         ]
     }
 
-    /// Says goodbye, once.
+    /// Starts the shutdown, once.
     fn shut_down(&mut self, table: &DialectTable, out: &mut Effects) {
         if std::mem::replace(&mut self.is_shutting_down, true) {
             return;
@@ -434,18 +436,18 @@ impl Custom {
         }
     }
 
-    /// Whether the agent was told to end what it does.
+    /// Whether the agent is stopping or its turn is being cancelled.
     const fn is_winding_down(&self) -> bool {
         self.cancelling || self.is_shutting_down
     }
 
-    /// Ends every open request unanswered.
+    /// Ends every open request without an answer.
     fn withdraw_requests(&mut self, out: &mut Effects) {
         let open = self.open_requests.close_all().into_iter();
         out.extend(open.map(|(key, _)| Effect::RequestWithdrawn(key)));
     }
 
-    /// Ends every open request, with the answer that the table wants then.
+    /// Ends every open request, with the answer that the table defines for it.
     fn deny_requests(&mut self, table: &DialectTable, why: &str, out: &mut Effects) {
         for (key, open) in self.open_requests.close_all() {
             out.push(Effect::RequestWithdrawn(key));
@@ -478,7 +480,7 @@ impl Custom {
                 };
                 out.push(Effect::Write(templates::line(&replies.allow, &filling)));
             }
-            // What cannot be said as it was judged is not allowed.
+            // Input that cannot be written exactly as it was evaluated is not allowed.
             PermissionResponse::Allow => self.deny(table, &open.id, "the input is too large", out),
             PermissionResponse::Deny(reason) => {
                 if !replies.deny.contains(Placeholder::Reason) {
@@ -502,7 +504,7 @@ impl Custom {
         out.push(Effect::Write(templates::line(&replies.deny, &filling)));
     }
 
-    /// Denies a request that nobody is asked about.
+    /// Denies a request without asking anybody.
     fn deny_at_once(
         &mut self,
         table: &DialectTable,
@@ -516,12 +518,12 @@ impl Custom {
     }
 
     fn fail_too_early(&mut self, out: &mut Effects) {
-        let said = "the agent sent an event before it was ready";
-        self.fail_protocol(said.to_owned(), out);
+        let message = "the agent sent an event before it was ready";
+        self.fail_protocol(message.to_owned(), out);
     }
 
-    fn fail_protocol(&mut self, said: String, out: &mut Effects) {
-        self.fail_channel(ChannelError::Protocol(said), out);
+    fn fail_protocol(&mut self, message: String, out: &mut Effects) {
+        self.fail_channel(ChannelError::Protocol(message), out);
     }
 
     fn fail_channel(&mut self, fault: ChannelError, out: &mut Effects) {
@@ -531,13 +533,13 @@ impl Custom {
     }
 }
 
-/// What is known of a turn's end.
+/// How a turn ended.
 struct TurnEnd {
     /// The turn's id as the ending message gives it.
     turn: Option<String>,
     outcome: TurnOutcome,
     stop_reason: Option<UntrustedText>,
-    /// The ending message's own word on it.
+    /// The usage in the ending message.
     usage: Option<Usage>,
     detail: Option<String>,
 }

@@ -1,7 +1,7 @@
 //! Finds the values of a message that a table names, in one pass and without a tree of it.
 //!
-//! A member that is on the way to such a value and comes twice makes the message unreadable: its
-//! agent and we might mean different ones. Must not know what a value means.
+//! A duplicate member on the path to such a value makes the message unreadable: the agent and this
+//! program might read different ones. Must not know what a value means.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -12,14 +12,14 @@ use serde_json::value::RawValue;
 use marshal_config::dialect_table::{DataPath, PathStep};
 use marshal_wire::json::{BadFrame, JsonString};
 
-/// The paths of one type of message, as a tree.
+/// The paths of one message type, as a tree.
 #[derive(Debug, Default)]
 pub(super) struct PathTree {
     nodes: Vec<Node>,
     slots: usize,
 }
 
-/// One place: what is found there, and what is below it.
+/// One node: its value slot, and its children.
 #[derive(Debug, Default)]
 struct Node {
     slot: Option<usize>,
@@ -27,18 +27,18 @@ struct Node {
     items: Vec<(i32, usize)>,
 }
 
-/// What was found, by the numbers that [`Places::add`] gave.
+/// The values found, by the numbers that [`PathTree::add`] returned.
 #[derive(Debug)]
 pub(super) struct PathValues<'a> {
     found: Vec<Option<&'a RawValue>>,
-    /// A member came twice.
+    /// Whether a member is duplicated.
     pub(super) clash: bool,
-    /// On the way to a value stood something else than the way needs.
+    /// Whether another type than the path needs was on the path to a value.
     pub(super) blocked: bool,
 }
 
 impl<'a> PathValues<'a> {
-    /// The value at a place; `null` is none.
+    /// The value at a slot; `None` for `null`.
     pub(super) fn get(&self, slot: usize) -> Option<&'a RawValue> {
         let found = self.found.get(slot).copied().flatten();
         found.filter(|raw| raw.get() != "null")
@@ -46,7 +46,7 @@ impl<'a> PathValues<'a> {
 }
 
 impl PathTree {
-    /// Takes a path in; gives the number of its value.
+    /// Adds a path and returns the number of its value.
     pub(super) fn add(&mut self, path: &DataPath) -> usize {
         if self.nodes.is_empty() {
             self.nodes.push(Node::default());
@@ -82,7 +82,7 @@ impl PathTree {
     /// Reads an object.
     ///
     /// # Errors
-    /// [`BadFrame::Json`]: it is no JSON.
+    /// [`BadFrame::Json`] if it is not JSON.
     pub(super) fn read<'a>(&self, object: &'a str) -> Result<PathValues<'a>, BadFrame> {
         let mut values = PathValues {
             found: vec![None; self.slots],
@@ -113,7 +113,7 @@ impl PathTree {
         reader.end()
     }
 
-    /// What stands at a node: kept, walked through, or both.
+    /// Handles the value at a node: stores it, walks through it, or both.
     fn keep<'a>(
         &self,
         at: usize,
@@ -259,7 +259,7 @@ impl<'a> Visitor<'a> for Walk<'_, '_, 'a> {
     }
 }
 
-/// A raw value that names something: a string, or a number as it is written.
+/// A raw value that is a name: a string, or a number as it is written.
 pub(super) fn parse_name(raw: &RawValue) -> Option<Cow<'_, str>> {
     let text = raw.get();
     if text.starts_with('"') {

@@ -1,7 +1,7 @@
-//! What a message says by one rule of the table: typed values instead of places.
+//! Reads a message by one rule of the table: typed values instead of paths.
 //!
-//! Must not know in which order messages come. Reading is lenient: what may be absent may be `null`;
-//! what says something, as a text, a name or a request's id, must have the type for it.
+//! Must not know in which order messages come. Reading is lenient: an optional value may be `null`.
+//! A text, a name or a request's id must have its type.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -21,19 +21,19 @@ use marshal_wire::json::BadFrame;
 /// Text blocks of one output.
 const BLOCKS: usize = 64;
 
-/// What messages of one type may mean.
+/// The rules for messages of one type.
 #[derive(Debug, Default)]
 pub(super) struct TypeRules {
     pub(super) paths: PathTree,
     pub(super) rules: Vec<CompiledRule>,
-    /// Where they name their turn.
+    /// The slot of the turn that the message names.
     turn: Option<usize>,
 }
 
-/// One rule, with numbers for places.
+/// One rule, with slot numbers instead of paths.
 #[derive(Debug)]
 pub(super) struct CompiledRule {
-    /// Which rule of the table.
+    /// The index of the rule in the table.
     pub(super) rule: usize,
     pub(super) event: RuleEvent,
     fields: Vec<(Field, bool, usize)>,
@@ -41,16 +41,16 @@ pub(super) struct CompiledRule {
     unless: Vec<(usize, Vec<Expected>)>,
 }
 
-/// What a message says.
+/// The content of a message.
 #[derive(Debug)]
 pub(super) enum RuleMessage<'a> {
     Ready(Option<&'a RawValue>, Box<AgentInfo>),
     TurnStarted(Option<String>),
     Text(String),
     Thought(String),
-    /// A tool's call, or more of it.
+    /// A tool call, or more of it.
     Tool(Event),
-    /// A tool's call that ended.
+    /// The end of a tool call.
     ToolEnd(Event),
     Permission(Box<Request<'a>>),
     Withdraw(String),
@@ -79,20 +79,20 @@ pub(super) struct Request<'a> {
     pub(super) claimed: AgentClaims,
 }
 
-/// A turn's end.
+/// The end of a turn.
 #[derive(Debug)]
 pub(super) struct EndMessage {
     pub(super) reason: Option<String>,
     pub(super) error: Option<UntrustedText>,
-    /// Its own word on what was used.
+    /// The usage that the message reports.
     pub(super) usage: Option<Usage>,
     /// Changed files as (tool, path).
     pub(super) files: Vec<(UntrustedText, UntrustedText)>,
-    /// How many were left out.
+    /// How many files were left out.
     pub(super) omitted_files: usize,
 }
 
-/// What came of a slash command.
+/// The result of a slash command.
 #[derive(Debug)]
 pub(super) struct SlashMessage {
     pub(super) result: Event,
@@ -102,10 +102,10 @@ pub(super) struct SlashMessage {
 }
 
 impl TypeRules {
-    /// What the table says of a type.
+    /// Collects the table's rules for a type.
     pub(super) fn new(table: &DialectTable, kind: &str) -> Self {
         let mut own = Self::default();
-        // Its own type too: one that comes twice is a clash.
+        // The type's own path too, so that a duplicate is a clash.
         own.paths.add(&table.type_path);
         own.turn = table.turn_path.as_ref().map(|path| own.paths.add(path));
         for (at, rule) in table.rules.iter().enumerate() {
@@ -150,7 +150,7 @@ impl CompiledRule {
         }
     }
 
-    /// Whether the message is what the rule is about.
+    /// Whether the rule applies to the message.
     pub(super) fn fits(&self, values: &PathValues<'_>) -> bool {
         let holds = |(slot, one_of): &(usize, Vec<Expected>)| {
             let raw = values.get(*slot);
@@ -213,14 +213,14 @@ impl CompiledRule {
         })
     }
 
-    /// What could be told of a request that cannot be read otherwise.
+    /// The id of a request that is unreadable otherwise.
     pub(super) fn request_id<'a>(&self, values: &PathValues<'a>) -> Option<&'a RawValue> {
         let raw = self.raw(values, Field::Id)?;
         let name = parse_name(raw)?;
         (name.len() <= limits::FOREIGN_ID_BYTES).then_some(raw)
     }
 
-    /// What the message says.
+    /// Reads the message's content.
     ///
     /// # Errors
     /// [`BadFrame::Shape`]
@@ -288,7 +288,7 @@ impl CompiledRule {
         })
     }
 
-    /// A greeting, everything but its version as lenient as can be: the version decides first.
+    /// A ready message. Everything but its version is read leniently: the version decides first.
     fn greeting(&self, values: &PathValues<'_>) -> AgentInfo {
         #[derive(Deserialize)]
         struct Named {
@@ -320,7 +320,7 @@ impl CompiledRule {
         Duration::try_from_secs_f64(seconds?).ok()
     }
 
-    /// A request of which not all can be found is not asked about in part.
+    /// A request. If a part of it is missing, it is not passed on.
     fn request<'a>(&self, values: &PathValues<'a>) -> Result<Request<'a>, BadFrame> {
         if values.blocked {
             return Err(BadFrame::Shape);
@@ -343,7 +343,7 @@ impl CompiledRule {
         })
     }
 
-    /// The state, and whether anything is known of it.
+    /// The state, and whether any of it is known.
     fn state(&self, values: &PathValues<'_>) -> (bool, Event) {
         let model = parse_string(self.raw(values, Field::Model));
         let mode = parse_string(self.raw(values, Field::Mode));
@@ -376,7 +376,7 @@ impl CompiledRule {
         })
     }
 
-    /// What went wrong, in the agent's words.
+    /// The error's text, as the agent wrote it.
     fn error(&self, values: &PathValues<'_>) -> Option<UntrustedText> {
         self.raw(values, Field::Error).map(output)
     }
@@ -400,7 +400,7 @@ impl CompiledRule {
     }
 }
 
-/// Whether a value is what is expected.
+/// Whether a value is the expected one.
 fn is_expected(raw: &RawValue, expected: &Expected) -> bool {
     match expected {
         Expected::Boolean(value) => raw.get() == if *value { "true" } else { "false" },
@@ -411,7 +411,7 @@ fn is_expected(raw: &RawValue, expected: &Expected) -> bool {
     }
 }
 
-/// Words: a string, or the texts of a list of blocks; anything else as its JSON.
+/// A text: a string, or the texts of a list of blocks; anything else as its JSON.
 fn output(raw: &RawValue) -> UntrustedText {
     #[derive(Deserialize)]
     struct Block {
@@ -434,7 +434,7 @@ fn output(raw: &RawValue) -> UntrustedText {
     raw.get().into()
 }
 
-/// Whether something failed: true, or any words about it.
+/// Whether a value reports a failure: `true`, or any text.
 fn is_error(raw: &RawValue) -> bool {
     !matches!(raw.get(), "false" | "0" | "\"\"")
 }

@@ -1,7 +1,7 @@
-//! Templates that become lines.
+//! Fills templates into lines.
 //!
-//! Must not know what a line says. What is filled in is written as one JSON value, or as a part of
-//! one string: there is no text in which a quote of it could end anything.
+//! Must not know what a line means. A value is written as one JSON value, or as an escaped part of
+//! one string, so no quote in it can end the string.
 
 use serde_json::value::RawValue;
 
@@ -9,17 +9,17 @@ use crate::Attachment;
 use marshal_config::dialect_table::{Node, Piece, Placeholder, Template};
 use marshal_wire::json;
 
-/// What goes into the holes. A text that is not given is empty.
+/// The values for the placeholders. A missing text is empty.
 #[derive(Default, Clone, Copy)]
 pub(super) struct TemplateValues<'a> {
     pub(super) texts: &'a [(Placeholder, &'a str)],
     pub(super) id: Option<&'a RawValue>,
     pub(super) input: Option<&'a RawValue>,
-    /// The files, and how each of them is told.
+    /// The files, and the template for each of them.
     pub(super) attached: Option<(&'a Template, &'a [Attachment])>,
 }
 
-/// One line, newline included.
+/// One line, including its newline.
 pub(super) fn line(template: &Template, filling: &TemplateValues<'_>) -> Vec<u8> {
     let mut out = Vec::with_capacity(128);
     write(template.root(), filling, &mut out);
@@ -43,7 +43,7 @@ impl TemplateValues<'_> {
         }
     }
 
-    /// Whether nothing is filled into a value that has holes.
+    /// Whether a value with placeholders gets no values.
     fn is_left_empty(&self, node: &Node) -> bool {
         match node {
             Node::Whole(hole) => self.is_empty(*hole),

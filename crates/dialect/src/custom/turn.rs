@@ -16,10 +16,10 @@ impl Custom {
         out: &mut Effects,
     ) {
         self.unconfirmed_denials = std::mem::take(&mut self.denials);
-        let told = self.unconfirmed_denials.prompt_prefix();
-        let text = told.map_or_else(
+        let prefix = self.unconfirmed_denials.prompt_prefix();
+        let text = prefix.map_or_else(
             || text.raw().to_owned(),
-            |told| format!("{told}{}", text.raw()),
+            |prefix| format!("{prefix}{}", text.raw()),
         );
         let mut all = vec![(Placeholder::Prompt, text.as_str())];
         all.extend(self.known());
@@ -39,7 +39,7 @@ impl Custom {
         }
     }
 
-    /// Ends the running turn from our side. Nothing to do if none runs, or if that was said.
+    /// Cancels the running turn. Does nothing if none runs, or if it is already cancelled.
     pub(super) fn cancel(&mut self, table: &DialectTable, out: &mut Effects) {
         if self.turn == Turn::None || self.cancelling {
             return;
@@ -62,10 +62,10 @@ impl Custom {
             Turn::None | Turn::Sent => None,
         };
         self.last.id = named.or(end.turn);
-        let asked = std::mem::take(&mut self.cancelling);
+        let was_cancelling = std::mem::take(&mut self.cancelling);
         let used = std::mem::take(&mut self.usage);
         let outcome = match end.outcome {
-            TurnOutcome::Failed if asked => TurnOutcome::Cancelled,
+            TurnOutcome::Failed if was_cancelling => TurnOutcome::Cancelled,
             outcome => outcome,
         };
         self.settle_denials(outcome == TurnOutcome::Completed);
@@ -77,7 +77,8 @@ impl Custom {
         }));
     }
 
-    /// What the prompt told is told if the agent took it; else the next one tells it.
+    /// Drops the denials that the prompt reported if the agent accepted it; otherwise keeps them
+    /// for the next prompt.
     pub(super) fn settle_denials(&mut self, is_over: bool) {
         let telling = std::mem::take(&mut self.unconfirmed_denials);
         if !self.is_taken && !is_over {

@@ -1,18 +1,18 @@
 //! The deadlines of one child: handshake, silence, turn, cancel.
 //!
-//! Owns what counts as a sign of life. Must not know what follows when a deadline passes.
+//! Owns what counts as a sign of life. Must not know what happens when a deadline passes.
 //!
-//! Silence is: no byte, no open tool call and no open ask for that long, in a turn. A tool that
-//! runs for hours and a person who thinks for hours are not silent.
+//! Silence means: during a turn, no byte, no open tool call and no open permission request for that
+//! long. A tool that runs for hours and a person who thinks for hours are not silent.
 
 use std::time::Instant;
 
 use marshal_config::Timeouts;
 
-/// Which deadline passed.
+/// The deadline that passed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DeadlineKind {
-    /// The handshake is not complete: the child is stopped.
+    /// The handshake is incomplete: the child is stopped.
     Handshake,
     /// The turn is silent: it is cancelled and `timed_out`.
     Silence,
@@ -25,9 +25,9 @@ pub enum DeadlineKind {
 /// What the child is doing.
 #[derive(Debug, Clone, Copy)]
 enum Activity {
-    /// Its handshake, since then.
+    /// The handshake, since that time.
     Handshake { since: Instant },
-    /// Nothing that has a deadline.
+    /// An activity without a deadline.
     Idle,
     /// A turn.
     Turn {
@@ -35,11 +35,12 @@ enum Activity {
         /// The last sign of life.
         last_activity: Instant,
     },
-    /// The end of a turn, asked for then.
+    /// A cancelled turn, since that time.
     Cancelling { since: Instant },
 }
 
-/// Watches one child. Tell it what happens, sleep until its deadline, ask what expired.
+/// The deadlines of one child. Record what happens, sleep until the deadline, then ask what has
+/// expired.
 #[derive(Debug, Clone)]
 pub struct ChildDeadlines {
     timeouts: Timeouts,
@@ -49,7 +50,7 @@ pub struct ChildDeadlines {
 }
 
 impl ChildDeadlines {
-    /// A child that was spawned now.
+    /// Deadlines for a child that was spawned at `now`.
     #[must_use]
     pub const fn new(timeouts: Timeouts, now: Instant) -> Self {
         Self {
@@ -77,7 +78,7 @@ impl ChildDeadlines {
         };
     }
 
-    /// The turn ended, or the child is being stopped: nothing has a deadline here any more.
+    /// The turn ended, or the child is being stopped: no deadline applies any more.
     pub const fn on_turn_ended(&mut self) {
         self.open_tools = 0;
         self.open_requests = 0;
@@ -117,27 +118,27 @@ impl ChildDeadlines {
         self.on_output(now);
     }
 
-    /// The turn was asked to end. A second time does not give it more time.
+    /// The turn was cancelled. A second cancel does not extend the time.
     pub const fn on_cancel_sent(&mut self, now: Instant) {
         if let Activity::Turn { .. } = self.activity {
             self.activity = Activity::Cancelling { since: now };
         }
     }
 
-    /// When something expires next, as things are now.
+    /// The next deadline, in the current state.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         self.next_deadline().map(|(at, _)| at)
     }
 
-    /// What has expired by `now`. Says so again until something else is told.
+    /// The deadline that has expired by `now`. Returns it again until another event is recorded.
     #[must_use]
     pub fn expired_deadline(&self, now: Instant) -> Option<DeadlineKind> {
         self.next_deadline()
             .and_then(|(at, what)| (at <= now).then_some(what))
     }
 
-    /// The earliest deadline. One beyond what the clock can tell is none.
+    /// The earliest deadline. One that the clock cannot represent is `None`.
     fn next_deadline(&self) -> Option<(Instant, DeadlineKind)> {
         let at = |since: Instant, timeout: Option<std::time::Duration>, what| {
             Some((since.checked_add(timeout?)?, what))
@@ -170,7 +171,7 @@ mod tests {
 
     use super::*;
 
-    /// What is told to a watch, and the second at which it is.
+    /// An event that is recorded, and its second.
     type Note = (u64, fn(&mut ChildDeadlines, Instant));
 
     fn timeouts(turn: Option<u64>, silence: Option<u64>) -> Timeouts {
@@ -185,7 +186,7 @@ mod tests {
         }
     }
 
-    /// The second at which something expires after all of that, and what.
+    /// The second of the next expiry after all of these events, and its kind.
     #[track_caller]
     fn check(timeouts: Timeouts, notes: &[Note], expect: Option<(u64, DeadlineKind)>) {
         let start = Instant::now();

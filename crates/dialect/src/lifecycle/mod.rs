@@ -1,7 +1,8 @@
-//! Decisions about a slot's life, as pure functions of what happened and of a clock that is given.
+//! Decisions about a slot's life, as pure functions of events and of a clock that is passed in.
 //!
-//! Floor 2. Owns the table of states, the restart decision, the stop ladder, the deadlines of a child
-//! and the pauses of a pool. Must not know processes, protocols, actors, or the time of day: `now` is a parameter.
+//! Layer 2. Owns the table of states, the restart decision, the stop ladder, the deadlines of a
+//! child and the pauses of a pool. Must not know processes, protocols, actors, or the time of day:
+//! `now` is a parameter.
 
 pub mod deadlines;
 pub mod pause;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use marshal_config::RateLimit;
 
-/// How a pool stands to its provider's limits.
+/// The state of a pool with respect to its provider's limits.
 #[derive(Debug, Clone)]
 pub struct Pause {
     rules: RateLimit,
@@ -27,40 +27,40 @@ enum State {
     Waiting {
         until: Instant,
     },
-    /// The pause is over, and nobody has tried yet.
+    /// The pause has ended, and no task has probed yet.
     Ready,
-    /// One task tries.
+    /// One task probes.
     Probing,
 }
 
 /// Which tasks may start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MayStart {
-    /// All.
+    /// All tasks.
     All,
-    /// One, to see whether the provider takes requests again.
+    /// One task, to find out whether the provider accepts requests again.
     Probe,
-    /// None.
+    /// No task.
     None,
 }
 
-/// What follows when a task was limited.
+/// The consequence of a rate-limited task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PauseDecision {
-    /// The pool pauses for so long from now; `anew` if this pause was not there before, or ends
-    /// later than it did.
+    /// The pool pauses. `is_new` is true if there was no such pause before, or if it now ends
+    /// later.
     Pause {
-        /// From now.
+        /// The length of the pause, from now.
         wait: Duration,
-        /// Tell it.
+        /// Whether the pause must be reported.
         is_new: bool,
     },
-    /// It has been limited for too long in a row: the task ends.
+    /// The pool has been limited for too long in a row: the task ends.
     GiveUp,
 }
 
 impl Pause {
-    /// No pause.
+    /// A pool without a pause.
     #[must_use]
     pub const fn new(rules: RateLimit) -> Self {
         Self {
@@ -71,7 +71,7 @@ impl Pause {
         }
     }
 
-    /// A task was limited; `announced` is the wait that the provider asks for.
+    /// A task was rate-limited; `announced` is the wait that the provider requests.
     pub fn record_rate_limit(
         &mut self,
         now: Instant,
@@ -81,12 +81,12 @@ impl Pause {
         let since = *self.since.get_or_insert(now);
         let has_waited = now.saturating_duration_since(since);
         if has_waited >= self.rules.give_up {
-            // The next one that is limited begins to count again.
+            // The next limited task starts a new count.
             *self = Self::new(self.rules);
             return PauseDecision::GiveUp;
         }
         let wait = match self.state {
-            // Begun before the pause, or at its end: it says nothing new but a later time.
+            // Started before the pause, or at its end: its only news is a possibly later end.
             State::Waiting { until } => {
                 let left = until.saturating_duration_since(now);
                 let wait = announced.map_or(left, |wait| wait.max(left));
@@ -112,7 +112,7 @@ impl Pause {
         PauseDecision::Pause { wait, is_new: true }
     }
 
-    /// Time went on.
+    /// Advances the state to `now`.
     pub fn advance(&mut self, now: Instant) {
         if let State::Waiting { until } = self.state
             && now >= until
@@ -131,14 +131,14 @@ impl Pause {
         }
     }
 
-    /// The one task was started.
+    /// The probing task was started.
     pub fn start_probe(&mut self) {
         if self.state == State::Ready {
             self.state = State::Probing;
         }
     }
 
-    /// The one task got an answer; `true` if with that the pause is over.
+    /// The probing task got an answer; `true` if that ended the pause.
     pub fn finish_probe(&mut self) -> bool {
         let was = self.state == State::Probing;
         if was {
@@ -147,7 +147,7 @@ impl Pause {
         was
     }
 
-    /// The one task ended without having asked anything: another one tries.
+    /// The probing task ended without a request to the provider: another one probes.
     pub fn abort_probe(&mut self) {
         if self.state == State::Probing {
             self.state = State::Ready;

@@ -1,8 +1,8 @@
-//! What follows when a slot's child has ended: a new start, a rest, or a person.
+//! The decision after a slot's child has ended: restart it, leave it stopped, or park the slot.
 //!
-//! Owns the budget, the backoff and the kinds of restart. Must not know how the end was noticed or
-//! who starts. Source of the kinds: OTP's supervisor; of the jitter: full jitter between nothing
-//! and an exponential upper bound, which spreads many slots that fail together.
+//! Owns the restart budget, the backoff and the kinds of restart. Must not know how the end was
+//! noticed or who starts the child. The kinds follow OTP's supervisor. The delay has full jitter
+//! between zero and an exponential upper bound, which spreads many slots that fail together.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -13,60 +13,59 @@ use marshal_model::{ExitClass, ExitStatus};
 /// A child's end, as the restart decision sees it.
 #[derive(Debug, Clone)]
 pub struct ChildEnd {
-    /// Its class.
+    /// The exit class.
     pub class: ExitClass,
-    /// What the kernel said, where a process ran.
+    /// The kernel's exit status, where a process ran.
     pub status: Option<ExitStatus>,
-    /// Whether its handshake had been complete.
+    /// Whether the handshake was complete.
     pub was_ready: bool,
-    /// Whether another start would end the same, by what is known of its cause.
+    /// Whether another start would end the same, by its known cause.
     pub is_unrecoverable: bool,
-    /// How long it lived.
+    /// How long the child lived.
     pub lifetime: Duration,
-    /// Why it ended, in our words; in the reason of a park. Shown to people: pass foreign text
-    /// through `Foreign::show` first.
+    /// Why the child ended, in our words; it becomes part of a park's reason. It is shown to
+    /// people, so foreign text must be escaped for display first.
     pub detail: String,
 }
 
-/// What follows.
+/// The restart decision.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RestartDecision {
-    /// The slot's next child may start after this time. A new child for a new task waits for it
-    /// too.
+    /// The slot's next child may start after this delay. A child for a new task waits for it too.
     Start {
-        /// From now.
+        /// The delay, from now.
         after: Duration,
     },
-    /// A person must look: nothing starts here any more.
+    /// The slot is parked: nothing starts here until a person acts.
     Park {
-        /// Why, in our words.
+        /// The reason, in our words.
         reason: String,
     },
-    /// Nothing is restarted. A new task may start a child at once.
+    /// No restart. A new task may start a child at once.
     NoRestart,
 }
 
 /// The failures of one slot.
 #[derive(Debug, Clone, Default)]
 pub struct FailureHistory {
-    /// Failures within the window, oldest first; at most the budget and one.
+    /// Failures within the window, oldest first; at most one more than the budget.
     failures: VecDeque<Instant>,
     /// Failures since the last completed turn or long life: the exponent of the backoff.
     streak: u32,
-    /// Children in a row that ended before they were ready, however long that took: so many slow
-    /// failures never meet in one window.
+    /// Children in a row that ended before they were ready, independent of the window: many slow
+    /// failures never fall into one window.
     unready_streak: u32,
 }
 
 impl FailureHistory {
-    /// A slot that never failed.
+    /// The history of a slot that never failed.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A slot that failed so long ago, oldest first, as far as is still known. The backoff begins
-    /// anew.
+    /// The history of a slot with failures of these ages, oldest first, as far as they are known.
+    /// The backoff starts anew.
     #[must_use]
     pub fn from_ages(now: Instant, ages: impl IntoIterator<Item = Duration>) -> Self {
         Self {
@@ -79,15 +78,15 @@ impl FailureHistory {
         }
     }
 
-    /// How long ago it failed, oldest first: what [`History::from_ages`] takes.
+    /// The ages of the failures, oldest first: the input of [`FailureHistory::from_ages`].
     pub fn ages(&self, now: Instant) -> impl Iterator<Item = Duration> + '_ {
         self.failures
             .iter()
             .map(move |at| now.saturating_duration_since(*at))
     }
 
-    /// A turn completed: the backoff and the row of children that were never ready begin anew, the
-    /// window goes on.
+    /// A turn completed: the backoff and the count of unready children start anew, the window
+    /// stays.
     pub const fn turn_completed(&mut self) {
         self.streak = 0;
         self.unready_streak = 0;
@@ -98,7 +97,7 @@ impl FailureHistory {
         *self = Self::new();
     }
 
-    /// Counts a failure; gives how many are in the window now.
+    /// Records a failure; returns the number of failures in the window.
     fn record_failure(&mut self, policy: &Restart, now: Instant) -> u32 {
         self.failures.push_back(now);
         let keep = usize::try_from(policy.budget).unwrap_or(usize::MAX);
@@ -112,13 +111,13 @@ impl FailureHistory {
     }
 }
 
-/// Decides what follows on an end. `random` is uniform in [0, 1) and chooses the delay.
+/// Decides what follows an end. `random` is uniform in [0, 1) and chooses the delay.
 ///
-/// - An end that we asked for is no failure: `permanent` starts again at once, the others rest.
-/// - Any other end is a failure, an exit with code 0 and one before the handshake included. A
-///   refused version, a missing login or mode, a cause that another start would not change and a code
-///   of `never_codes` park at once; so does the failure that the budget does not cover.
-/// - Else `temporary` rests, and the others start again after the backoff.
+/// - A requested end is not a failure: `permanent` restarts at once, the others stay stopped.
+/// - Any other end is a failure, including an exit with code 0 and an end before the handshake. A
+///   refused version, a missing login or mode, a cause that another start would not change and a
+///   code of `never_codes` park the slot at once. So does the failure that exceeds the budget.
+/// - Otherwise `temporary` stays stopped, and the others restart after the backoff.
 pub fn decide_restart(
     history: &mut FailureHistory,
     end: &ChildEnd,
@@ -160,7 +159,7 @@ pub fn decide_restart(
     }
 }
 
-/// Why this failure parks the slot, if it does.
+/// The reason for which this failure parks the slot, if it does.
 fn park_reason(end: &ChildEnd, policy: &Restart, count: u32, unready: u32) -> Option<String> {
     let last = describe_end(end);
     let is_of_setup = matches!(end.class, ExitClass::VersionRefused | ExitClass::NeedsSetup);
@@ -185,7 +184,7 @@ fn park_reason(end: &ChildEnd, policy: &Restart, count: u32, unready: u32) -> Op
     })
 }
 
-/// The end in a few words.
+/// A short description of the end.
 fn describe_end(end: &ChildEnd) -> String {
     let mut words = end.class.word().replace('_', " ");
     if let Some(status) = end.status {
@@ -200,13 +199,13 @@ fn describe_end(end: &ChildEnd) -> String {
     words
 }
 
-/// Why a backoff is none.
+/// Why a backoff is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BackoffError {
     /// It would never wait.
     #[error("base must be more than 0s")]
     Zero,
-    /// Its bounds are the wrong way round.
+    /// Its bounds are in the wrong order.
     #[error("max {max:?} must be at least base {base:?}")]
     MaxBelowBase {
         /// The first upper bound.
@@ -227,7 +226,7 @@ impl Backoff {
     /// A backoff whose upper bound begins at `base`, doubles, and stays at `max`.
     ///
     /// # Errors
-    /// [`BackoffError`] if `base` is nothing or above `max`.
+    /// [`BackoffError`] if `base` is zero or above `max`.
     pub fn new(base: Duration, max: Duration) -> Result<Self, BackoffError> {
         if base.is_zero() {
             return Err(BackoffError::Zero);
@@ -245,7 +244,7 @@ impl Backoff {
         self.base.saturating_mul(factor).min(self.max)
     }
 
-    /// The delay: `random`, in [0, 1), of the upper bound. What is no such number is taken as the
+    /// The delay: the share `random` of the upper bound. A value outside of [0, 1) counts as the
     /// nearest end, NaN as 0.
     #[must_use]
     pub fn delay(&self, earlier: u32, random: f64) -> Duration {

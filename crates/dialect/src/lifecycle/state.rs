@@ -1,12 +1,12 @@
-//! The states of a slot and what moves it between them, as one visible table.
+//! The states of a slot and their transitions, as one table.
 //!
-//! Must not know why something happens: the restart decision stands in `restart`, the deadlines in
-//! `watch`.
+//! Must not know why something happens: the restart decision is in `restart`, the deadlines in
+//! `deadlines`.
 
 use marshal_model::{SlotState, string_enum};
 
 string_enum!(
-    /// What happens to a slot.
+    /// An event of a slot.
     SlotEvent {
         /// A process is about to be started.
         StartBegun = "start_begun",
@@ -22,23 +22,23 @@ string_enum!(
         TurnEnded = "turn_ended",
         /// The stop ladder began, wanted or after a fault.
         StopBegun = "stop_begun",
-        /// The child is gone (or never came), and the next start waits.
+        /// The child is gone (or never started), and the next start waits.
         GoneToBackoff = "gone_to_backoff",
-        /// The child is gone, and nothing is due.
+        /// The child is gone, and no start is due.
         GoneToRest = "gone_to_rest",
-        /// The slot needs a person; if it had a child, that is gone.
+        /// The slot needs a person; its child, if any, is gone.
         Parked = "parked",
-        /// The backoff is over.
+        /// The backoff has ended.
         BackoffOver = "backoff_over",
-        /// A person says that it may go on.
+        /// A person unparks the slot.
         Unparked = "unparked",
-        /// The slot is no longer wanted; if it had a child, that is gone.
+        /// The slot is no longer wanted; its child, if any, is gone.
         Closed = "closed",
     }
 );
 
-/// The state after `event` in `state`; `Idle` if the event cannot happen there: then the caller has
-/// a bug, keeps the state and says so.
+/// The state after `event` in `state`; `None` if the event is impossible there. Then the caller has
+/// a bug: it keeps the state and reports it.
 #[must_use]
 pub const fn next_state(state: SlotState, event: SlotEvent) -> Option<SlotState> {
     TABLE[state as usize][event as usize]
@@ -71,8 +71,8 @@ const STOPP: Cell = Some(SlotState::Stopping);
 const ENDED: Cell = Some(SlotState::Ended);
 const _____: Cell = None;
 
-/// A second cancel and a second stop are harmless, so they keep the state. A child may go in any
-/// state that has one. A stop of a slot whose child is only being started waits for the start.
+/// A second cancel and a second stop are harmless, so they keep the state. A child may exit in any
+/// state that has one. A stop of a slot whose child is still starting waits for the start.
 #[rustfmt::skip]
 const TABLE: [[Cell; SlotEvent::ALL.len()]; SlotState::ALL.len()] = [
     //               Start  Spawned Ready  Prompt Cancel Turn   Stop   Gone:  Gone:  Parked Backoff Un-    Closed
@@ -93,7 +93,7 @@ const TABLE: [[Cell; SlotEvent::ALL.len()]; SlotState::ALL.len()] = [
 mod tests {
     use super::*;
 
-    /// Every move that there is, written a second time: state, events, state after them.
+    /// All transitions, written a second time: state, events, next state.
     const MOVES: &str = "
         starting     spawned                                handshaking
         handshaking  ready                                  ready

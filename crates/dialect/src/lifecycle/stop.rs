@@ -1,11 +1,12 @@
-//! The stop ladder: the one way in which a child is ended, as a state machine of a clock.
+//! The stop ladder: the only way to end a child, as a state machine of a clock.
 //!
-//! Owns the order of the steps and their waits. Must not know processes or protocols: whoever owns
+//! Owns the order of the steps and their waits. Must not know processes or protocols: the owner of
 //! the child carries a step out.
 //!
-//! Each step waits as long as the `stop` key of the pool says. The first SIGINT or SIGTERM to the supervisor
-//! cancels the turns and starts the ladder; results are written. A second one goes straight to the kill, with
-//! exit code 130 or 143. If the supervisor is killed, each child dies with its helper.
+//! Each step waits as long as the pool's `stop` key says. The first SIGINT or SIGTERM to the
+//! supervisor cancels the turns and starts the ladder; results are written. A second one goes
+//! straight to the kill, with exit code 130 or 143. If the supervisor is killed, each child dies
+//! with its helper.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +15,7 @@ use marshal_config::StopTimeouts;
 /// One step, to be carried out at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum StopStep {
-    /// The dialect says goodbye, if its protocol has one.
+    /// The dialect begins its shutdown, if its protocol has one.
     Goodbye,
     /// The child's stdin is closed.
     CloseStdin,
@@ -22,23 +23,23 @@ pub enum StopStep {
     Int,
     /// SIGTERM.
     Term,
-    /// The whole tree is killed.
+    /// The whole process tree is killed.
     Kill,
 }
 
-/// Where a ladder stands.
+/// The state of a ladder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LadderState {
-    /// Nobody asked for a stop.
+    /// No stop was requested.
     Idle,
-    /// This step is due then.
+    /// The next step and its time.
     Due(StopStep, Instant),
-    /// The kill was given out, or the child is gone: nothing follows.
+    /// The kill was requested, or the child is gone: no step follows.
     Done,
 }
 
-/// The ladder of one child. Ask [`Ladder::poll`] when it began, and whenever its deadline passed,
-/// until it gives nothing.
+/// The ladder of one child. Call [`StopLadder::poll`] when it begins and whenever its deadline
+/// passes, until it returns `None`.
 #[derive(Debug, Clone)]
 pub struct StopLadder {
     waits: StopTimeouts,
@@ -46,7 +47,7 @@ pub struct StopLadder {
 }
 
 impl StopLadder {
-    /// A ladder on which nobody stands yet.
+    /// A ladder that has not begun.
     #[must_use]
     pub const fn new(waits: StopTimeouts) -> Self {
         Self {
@@ -62,14 +63,14 @@ impl StopLadder {
         }
     }
 
-    /// Starts at a later step, for a child that needs no goodbye; harmless where the ladder runs.
+    /// Begins at a later step, for a child that needs no shutdown; harmless if the ladder runs.
     pub const fn begin_at(&mut self, step: StopStep, now: Instant) {
         if let LadderState::Idle = self.state {
             self.state = LadderState::Due(step, now);
         }
     }
 
-    /// Goes straight to the kill, from wherever the ladder stands.
+    /// Goes straight to the kill, from any state.
     pub const fn force(&mut self, now: Instant) {
         match self.state {
             LadderState::Idle | LadderState::Due(..) => {
@@ -84,7 +85,7 @@ impl StopLadder {
         self.state = LadderState::Done;
     }
 
-    /// Whether a stop was asked for.
+    /// Whether a stop was requested.
     #[must_use]
     pub const fn has_begun(&self) -> bool {
         !matches!(self.state, LadderState::Idle)
@@ -99,8 +100,8 @@ impl StopLadder {
         }
     }
 
-    /// The step that is due, if one is. Each comes once, in order. Its wait counts from `now`, not
-    /// from when it was due, so that a late caller does not cut a child's time short.
+    /// The step that is due, if any. Each is returned once, in order. Its wait counts from `now`,
+    /// not from when it was due, so that a late caller does not shorten a child's time.
     pub fn poll(&mut self, now: Instant) -> Option<StopStep> {
         let LadderState::Due(step, at) = self.state else {
             return None;
@@ -109,14 +110,14 @@ impl StopLadder {
             return None;
         }
         self.state = match self.next_step(step) {
-            // A wait beyond what the clock can tell would never end, so it is none.
+            // A wait that the clock cannot represent would never end, so it counts as zero.
             Some((next, wait)) => LadderState::Due(next, now.checked_add(wait).unwrap_or(now)),
             None => LadderState::Done,
         };
         Some(step)
     }
 
-    /// What follows a step, and after how long.
+    /// The next step, and the wait before it.
     const fn next_step(&self, step: StopStep) -> Option<(StopStep, Duration)> {
         match step {
             StopStep::Goodbye => Some((StopStep::CloseStdin, self.waits.goodbye)),
@@ -139,7 +140,7 @@ mod tests {
         term: Duration::from_secs(5),
     };
 
-    /// Polls a ladder at its own deadlines; gives each step with its second.
+    /// Polls a ladder at its own deadlines; returns each step with its second.
     fn climb(ladder: &mut StopLadder, start: Instant) -> Vec<(StopStep, u64)> {
         let mut out = Vec::new();
         while let Some(at) = ladder.deadline() {

@@ -1,8 +1,8 @@
-//! Tool calls: what began, what came of it, and which of the two belong together.
+//! Tool calls: their beginnings, their results, and which of them belong together.
 //!
-//! The end of a call names its tool and not its id, so an end belongs to the oldest open call of
-//! that tool. What the agent tells of a round of calls at its end was told before, call by call,
-//! by most; the rest of it is told then. Must not know turns.
+//! The end of a call names its tool but not its id, so an end belongs to the oldest open call of
+//! that tool. The summary of a round of calls mostly repeats what was reported call by call; the
+//! rest of it is reported then. Must not know turns.
 
 use std::collections::VecDeque;
 
@@ -17,13 +17,13 @@ use marshal_model::{Event, UntrustedText};
 #[derive(Debug, Default)]
 pub(super) struct ToolCalls {
     open: VecDeque<(UntrustedText, UntrustedText)>,
-    /// How many ended since the last round did.
+    /// How many calls ended since the last round did.
     ended_count: usize,
-    /// Calls that had no id that could be kept.
+    /// Calls without a usable id.
     unnamed: u64,
 }
 
-/// A call, or its end, in any of the members that agents have for it.
+/// A call, or its end, in any of the members that agents use.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Fields<'a> {
@@ -51,13 +51,13 @@ struct Data<'a> {
 }
 
 impl ToolCalls {
-    /// A turn is over, and with it its calls.
+    /// Forgets the calls when their turn has ended.
     pub(super) fn clear(&mut self) {
         self.open.clear();
         self.ended_count = 0;
     }
 
-    /// The event of a call that began; `Idle`: the data cannot be read.
+    /// The event of a call that began; `None` if the data is unreadable.
     pub(super) fn started(&mut self, data: &RawValue) -> Option<Event> {
         let of: Data<'_> = parse_object(data)?;
         let fields: Fields<'_> = parse_object(of.call.unwrap_or(data))?;
@@ -65,7 +65,7 @@ impl ToolCalls {
         Some(self.begin(&fields, name))
     }
 
-    /// The events of a call that ended. One whose beginning was not told is told from there.
+    /// The events of a call that ended. If its beginning was not reported, that is reported first.
     pub(super) fn completed(&mut self, data: &RawValue) -> Option<Vec<Event>> {
         let of: Data<'_> = parse_object(data)?;
         let fields: Fields<'_> = parse_object(of.executed.unwrap_or(data))?;
@@ -74,12 +74,12 @@ impl ToolCalls {
         Some(events)
     }
 
-    /// The events of a round of calls, as far as they were not told.
+    /// The events of a round of calls, as far as they were not reported.
     pub(super) fn results(&mut self, data: &RawValue) -> Option<Vec<Event>> {
         let of: Data<'_> = parse_object(data)?;
         let list: BoundedList<'_, { limits::OPEN_CALLS }> = parse(of.executed?)?;
-        let told = std::mem::take(&mut self.ended_count);
-        let rest = list.items.into_iter().skip(told);
+        let ended = std::mem::take(&mut self.ended_count);
+        let rest = list.items.into_iter().skip(ended);
         let ends = rest.filter_map(parse_object).filter_map(|of| self.end(&of));
         Some(ends.flatten().collect())
     }
@@ -134,11 +134,11 @@ impl Fields<'_> {
         parse_string(self.name).filter(|name| name.len() <= limits::FOREIGN_ID_BYTES)
     }
 
-    /// What the tool gave: a text as it is, anything else as JSON, an error where there is nothing.
+    /// The tool's output: a text as it is, anything else as JSON, the error if there is nothing.
     fn output(&self) -> UntrustedText {
         let result = self.result.filter(|raw| raw.get() != "null");
-        let said = result.or(self.error).filter(|raw| raw.get() != "null");
-        said.map_or_else(UntrustedText::default, |raw| {
+        let value = result.or(self.error).filter(|raw| raw.get() != "null");
+        value.map_or_else(UntrustedText::default, |raw| {
             parse_string(Some(raw)).unwrap_or_else(|| raw.get().into())
         })
     }
@@ -189,7 +189,7 @@ mod tests {
             end(r#"{"name":"a","callId":"3","result":{"n":1}}"#),
             [r#"3 = {"n":1} false"#]
         );
-        // Its beginning was never told.
+        // Its beginning was never reported.
         assert_eq!(
             end(r#"{"executed":{"name":"a","result":""}}"#),
             ["unnamed-1 a", "unnamed-1 =  false"]
@@ -206,7 +206,7 @@ mod tests {
             describe_events(calls.results(&raw(round))),
             ["unnamed-1 a", "unnamed-1 = 2 false"]
         );
-        // The next round begins anew.
+        // The next round starts a new count.
         assert_eq!(describe_events(calls.results(&raw(round))).len(), 4);
     }
 

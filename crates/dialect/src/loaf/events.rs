@@ -1,7 +1,7 @@
-//! What each of the agent's events brings about.
+//! Handles each of the agent's events.
 //!
-//! Owns the reading of events against the state of the channel; what we write stands in `turn` and
-//! `opening`.
+//! Owns how events are applied to the state of the channel. What we write is in `turn` and
+//! `handshake`.
 
 use serde_json::value::RawValue;
 
@@ -14,7 +14,7 @@ use crate::{Effect, Effects, report_bad_line};
 use marshal_model::{ErrorOrigin, Event, TurnOutcome, UntrustedText};
 use marshal_wire::json::BadFrame;
 
-/// The reason of a line that came when it could not.
+/// The reason of a line that came in the wrong state.
 const OUT_OF_STATE: &str = "out_of_state";
 
 impl Loaf {
@@ -26,7 +26,7 @@ impl Loaf {
         out: &mut Effects,
     ) {
         if method != "event" {
-            // The protocol's own level and extensions are to be ignored.
+            // The protocol's own level and extensions must be ignored.
             if !method.starts_with(['_', '$']) {
                 report_unknown(method, object, out);
             }
@@ -41,7 +41,7 @@ impl Loaf {
         }
     }
 
-    /// An event without a payload that can be read: what waits for it must not wait on.
+    /// An event with an unreadable payload. Whatever waits for it must not wait forever.
     fn handle_bad_shape(&mut self, kind: &str, object: &str, out: &mut Effects) {
         self.count_bad_line(BadFrame::Shape, object.as_bytes(), out);
         let is_end = matches!(
@@ -93,8 +93,8 @@ impl Loaf {
         }
     }
 
-    /// Whether an event belongs to the turn that runs. One that names no session is of ours; one
-    /// that names no turn is of the one that runs, unless ours only waits.
+    /// Whether an event belongs to the running turn. An event without a session is of ours. One
+    /// without a turn is of the running one, unless ours is still queued.
     fn is_current(&self, about: &EventScope<'_>) -> bool {
         let ours = self.session.as_ref().map(UntrustedText::raw);
         if about.session.is_some() && about.session.as_deref() != ours {
@@ -138,8 +138,8 @@ impl Loaf {
         out.extend(delta.map(|delta| Effect::Event(Event::Text { delta })));
     }
 
-    /// A message was added to the session: our prompt and the answer, which were told, unless no
-    /// piece of the answer was; and what the agent has to say itself.
+    /// A message was added to the session: our prompt and the answer, which were already reported,
+    /// unless no piece of the answer was; and messages of the agent itself.
     fn on_message_appended(
         &mut self,
         about: &EventScope<'_>,
@@ -164,7 +164,7 @@ impl Loaf {
         }
     }
 
-    /// Something of tool calls. They are told, and so judged, also outside of the turn.
+    /// An event about tool calls. They are reported, and so evaluated, also outside of the turn.
     fn handle_tool_calls(
         &mut self,
         about: &EventScope<'_>,
@@ -219,7 +219,7 @@ impl Loaf {
             "session.interrupted" => end(TurnOutcome::Cancelled, "interrupted"),
             _ => {
                 let message = parse_string(payload.message).unwrap_or_default();
-                let said = format!(
+                let text = format!(
                     "the agent reported an error: {}",
                     message.escape_for_display(300)
                 );
@@ -230,15 +230,15 @@ impl Loaf {
                 }));
                 TurnEnd {
                     stop_reason: Some("error".into()),
-                    ..TurnEnd::failure(said)
+                    ..TurnEnd::failure(text)
                 }
             }
         };
         self.end_turn(end, out);
     }
 
-    /// Of the agent's state only the model is told, when it is another one: while the session is
-    /// opened, or we select one, that is told with what follows.
+    /// Of the agent's state only a changed model is reported. While the session is opened, or we
+    /// select a model, a later event reports it.
     fn on_state_changed(&mut self, payload: &Payload<'_>, out: &mut Effects) {
         let model = payload.snapshot.and_then(message::parse_selected_model);
         let Some(model) = model.filter(|model| Some(model) != self.models.selected.as_ref()) else {
@@ -260,12 +260,14 @@ impl Loaf {
     }
 }
 
-/// The agent said something only once that was taken for a repetition.
+/// The notice that text was left out which the agent had sent only once.
 fn repetition_notice(units: u64) -> Event {
     Event::Notice {
         severity: Some("warning".into()),
-        title: format!("{units} characters of the answer were taken for a repetition and left out")
-            .into(),
+        title: format!(
+            "{units} characters of the answer looked like a repetition and were left out"
+        )
+        .into(),
         description: None,
     }
 }

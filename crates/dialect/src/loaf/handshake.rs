@@ -1,4 +1,4 @@
-//! From the first word to a session: the version, a new session or an earlier one, the model.
+//! From the first message to a session: the version, a new session or an earlier one, the model.
 //!
 //! Must not know what a turn is.
 
@@ -15,16 +15,16 @@ use crate::{ChannelError, DialectError, Effect, Effects};
 use marshal_config::OptionValue;
 use marshal_model::{Event, Setting, SettingValue, UntrustedText};
 
-/// The request that loads a session again.
+/// The request that resumes a session.
 pub(super) const GET: &str = "session.get";
 
 const LIST: &str = "model.list";
 const SELECT: &str = "model.select";
 
-/// The longest version that is one.
+/// The maximum length of a version in bytes.
 const VERSION_BYTES: usize = 40;
 
-/// Whether a version is of our major number.
+/// Whether a version has our major number.
 fn is_supported_version(version: &str) -> bool {
     let mut numbers = version.split('.');
     let is_number = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
@@ -38,9 +38,9 @@ impl Loaf {
         });
     }
 
-    /// The version gate: only a version of our major number passes, before anything else is
-    /// written. An agent of a later minor version refuses ours because it is to be strict: it is
-    /// asked once more, by its own.
+    /// The version gate. Only a version of our major number passes, before anything else is
+    /// written. An agent of a later minor version rejects ours because the handshake is strict. So
+    /// the handshake is repeated once, with its version.
     pub(super) fn on_handshake_reply(
         &mut self,
         outcome: Result<&RawValue, ErrorReply>,
@@ -118,19 +118,23 @@ impl Loaf {
         match outcome {
             Ok(result) => self.session = message::session_id(result),
             Err(error) => {
-                let said = format!("the agent opens no session: {}", describe_error(&error));
-                return self.fail_protocol(said, out);
+                let text = format!(
+                    "the agent did not open a session: {}",
+                    describe_error(&error)
+                );
+                return self.fail_protocol(text, out);
             }
         }
         if self.session.is_none() {
-            let said = "the agent opened a session without an id that can be used";
-            return self.fail_protocol(said.to_owned(), out);
+            let text = "the agent opened a session without a usable id";
+            return self.fail_protocol(text.to_owned(), out);
         }
         self.list_models(out);
     }
 
-    /// The reply to `session.get`. A session in which something runs, or waits, that nobody here
-    /// has sent is not gone on with: what waits is thrown away, what runs cannot be taken back.
+    /// Handles the reply to `session.get`. A session in which a turn runs, or waits, that this
+    /// channel did not send is not resumed: waiting prompts could be dropped, but a running one
+    /// cannot be undone.
     pub(super) fn on_session_get_reply(
         &mut self,
         outcome: Result<&RawValue, ErrorReply>,
@@ -150,13 +154,14 @@ impl Loaf {
         };
         if let Some(other) = state.id().filter(|id| *id != wanted) {
             let why = format!(
-                "it answers with another session, {}",
+                "it answered with another session, {}",
                 other.escape_for_display(80)
             );
             return self.fail_channel(not_resumed(why), out);
         }
         if state.is_pending() {
-            let why = "a turn of the session still runs that nobody waits for".to_owned();
+            let why =
+                "a turn that this supervisor did not start still runs in the session".to_owned();
             return self.fail_channel(not_resumed(why), out);
         }
         self.session = Some(wanted.clone());
@@ -183,10 +188,10 @@ impl Loaf {
         self.select_wanted_model(out);
     }
 
-    /// Selects the model that the pool names, if it is not the one already.
+    /// Selects the pool's model, if it is not selected already.
     fn select_wanted_model(&mut self, out: &mut Effects) {
         let wanted = &self.opening.acp;
-        // What a person chose in an earlier child counts for more than the pool's.
+        // A person's choice in an earlier child takes precedence over the pool's model.
         let chosen = match wanted.options.get(models::OPTION) {
             Some(OptionValue::Choice(model)) => Some(model),
             _ => wanted.model.as_ref(),
@@ -215,7 +220,7 @@ impl Loaf {
         self.selecting = Some(model);
     }
 
-    /// The reply to the `model.select` of the opening.
+    /// Handles the reply to the `model.select` of the handshake.
     pub(super) fn on_model_select_reply(
         &mut self,
         outcome: Result<&RawValue, ErrorReply>,
@@ -236,7 +241,7 @@ impl Loaf {
         }
     }
 
-    /// Prompts may be sent.
+    /// The handshake is complete: prompts may be sent.
     fn finish_handshake(&mut self, out: &mut Effects) {
         self.phase = Phase::Ready;
         let mut info = std::mem::take(&mut self.info);
@@ -260,7 +265,7 @@ impl Loaf {
             .then_some(Event::Options { options })
     }
 
-    /// Sets what a person chose: there is nothing but the model.
+    /// Applies a person's setting: only the model can be set.
     pub(super) fn apply_user_setting(
         &mut self,
         setting: &Setting,
@@ -275,12 +280,14 @@ impl Loaf {
                 value
             }
             Setting::Option { .. } => {
-                return not_offered("this agent has no option but its model, if it lists any");
+                return not_offered(
+                    "the model is the only option of this agent, if it lists models",
+                );
             }
             Setting::Mode(_) => return not_offered("this agent has no modes"),
         };
         let SettingValue::Choice(wanted) = wanted else {
-            return not_offered("the option model is no switch");
+            return not_offered("the option model is not a switch");
         };
         let model = self.models.find(wanted).cloned();
         let model =
@@ -293,7 +300,7 @@ impl Loaf {
         Ok(())
     }
 
-    /// The agent's word about what a person chose.
+    /// Handles the agent's reply to a person's setting.
     pub(super) fn on_user_setting_reply(
         &mut self,
         outcome: Result<&RawValue, ErrorReply>,
@@ -325,7 +332,7 @@ impl Loaf {
 fn describe_rejection(model: &Model, error: &ErrorReply) -> String {
     let model = UntrustedText::from(model.id.as_str()).escape_for_display(80);
     format!(
-        "the agent does not take the model {model}: {}",
+        "the agent rejected the model {model}: {}",
         describe_error(error)
     )
 }

@@ -1,4 +1,4 @@
-//! Whether the agent is there: deadlines of our requests, and a ping when it has been silent.
+//! Whether the agent is alive: deadlines of our requests, and a ping after silence.
 //!
 //! A turn has no deadline here. Must not know what a request is for.
 
@@ -8,19 +8,19 @@ use super::{Loaf, PendingReply, Phase, write};
 use crate::{ChannelError, Effect, Effects, slash};
 use marshal_model::limits;
 
-/// What is known of the agent's silence between turns.
+/// The agent's silence between turns.
 #[derive(Debug, Default)]
 pub(super) struct Keepalive {
-    /// Its last word.
+    /// When the agent last sent anything.
     last_activity: Option<Instant>,
-    /// When it was last asked whether it is there, since that word.
+    /// When the last ping since then was sent.
     last_ping: Option<Instant>,
-    /// Questions since its last word.
+    /// Unanswered pings since then.
     missed: u32,
 }
 
 impl Keepalive {
-    /// Any word of the agent is a sign of life.
+    /// Records output of the agent as a sign of life.
     pub(super) const fn record_activity(&mut self, now: Instant) {
         self.last_activity = Some(now);
         self.last_ping = None;
@@ -29,14 +29,14 @@ impl Keepalive {
 }
 
 impl Loaf {
-    /// When the open request of ours must have its reply.
+    /// When our open request must have its reply.
     pub(super) fn control_due(&self) -> Option<Instant> {
         self.control?
             .sent?
             .checked_add(self.opening.control_timeout?)
     }
 
-    /// When the agent must have said that it has the prompt.
+    /// When the agent must have acknowledged the prompt.
     pub(super) fn send_due(&self) -> Option<Instant> {
         let turn = self.turn.as_ref().filter(|turn| !turn.is_known())?;
         let waits = self.phase == Phase::Ready && !self.is_shutting_down;
@@ -45,7 +45,7 @@ impl Loaf {
             .checked_add(self.opening.control_timeout?)
     }
 
-    /// When the first command must have been answered that a person waits for.
+    /// When the first command of a person must have its answer.
     pub(super) fn command_due(&self) -> Option<Instant> {
         let control = self
             .opening
@@ -58,7 +58,7 @@ impl Loaf {
             .min()
     }
 
-    /// Commands without a reply in their time hold up no later ones.
+    /// Drops commands without a reply in time, so that they do not delay later ones.
     pub(super) fn on_command_timeout(&mut self, now: Instant, out: &mut Effects) {
         let control = self
             .opening
@@ -75,7 +75,7 @@ impl Loaf {
         }
     }
 
-    /// A request of ours has no reply in its time.
+    /// Our request has no reply in time.
     pub(super) fn on_control_timeout(&mut self, out: &mut Effects) {
         let Some(control) = self.control.take() else {
             return;
@@ -88,11 +88,12 @@ impl Loaf {
 
     pub(super) fn fail_unanswered(&mut self, method: &str, out: &mut Effects) {
         let wait = self.opening.control_timeout.unwrap_or_default();
-        let said = format!("the agent did not answer {method} within {wait:?} (timeouts.control)");
-        self.fail_channel(ChannelError::Unanswered(said), out);
+        let message =
+            format!("the agent did not answer {method} within {wait:?} (timeouts.control)");
+        self.fail_channel(ChannelError::Unanswered(message), out);
     }
 
-    /// When a silent agent is asked whether it is there: only between turns.
+    /// When a silent agent gets a ping: only between turns.
     pub(super) fn keepalive_due(&self) -> Option<Instant> {
         let idle = self.phase == Phase::Ready
             && self.turn.is_none()
@@ -106,15 +107,15 @@ impl Loaf {
         since.checked_add(self.opening.keepalive_interval?)
     }
 
-    /// Pings. Nothing at all, after so many pings, is a fault.
+    /// Sends a ping. No reply at all to several pings is a fault.
     pub(super) fn send_keepalive(&mut self, now: Instant, out: &mut Effects) {
         if self.keepalive.missed >= limits::KEEPALIVE_MISSES {
             let wait = self.opening.keepalive_interval.unwrap_or_default();
-            let said = format!(
+            let message = format!(
                 "the agent did not answer {} pings, {wait:?} apart (timeouts.keepalive)",
                 limits::KEEPALIVE_MISSES
             );
-            return self.fail_channel(ChannelError::Unanswered(said), out);
+            return self.fail_channel(ChannelError::Unanswered(message), out);
         }
         self.keepalive.last_ping = Some(now);
         self.keepalive.missed += 1;

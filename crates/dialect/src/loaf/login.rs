@@ -1,4 +1,5 @@
-//! A login that the agent wants: nobody can make one here, so the slot parks with where it is made.
+//! A login that the agent requires. Nobody can perform it here, so the slot parks, with the login's
+//! address in the reason.
 //!
 //! Must not know credentials: an agent finds its own.
 
@@ -13,10 +14,10 @@ use marshal_model::UntrustedText;
 /// What a person can do.
 const LOGIN_ADVICE: &str = "make it once outside of the supervisor and hand its files over by home_files, or give the agent's key by env.set";
 
-/// How much is shown of an address.
+/// How much of an address is shown.
 const SHOWN: usize = 300;
 
-/// A login that was begun.
+/// A login that has begun.
 #[derive(Debug)]
 pub(super) struct Login {
     provider: Option<UntrustedText>,
@@ -24,7 +25,7 @@ pub(super) struct Login {
 }
 
 impl Loaf {
-    /// An event of a login.
+    /// Handles an event of a login.
     pub(super) fn login(&mut self, kind: &str, payload: &Payload<'_>, out: &mut Effects) {
         if self.is_shutting_down {
             return;
@@ -42,7 +43,7 @@ impl Loaf {
                 let code = describe_address(parse_string(payload.user_code).as_ref());
                 self.fail_login(
                     provider.as_ref(),
-                    &format!("at {url}, by the code {code}"),
+                    &format!("at {url}, with the code {code}"),
                     out,
                 );
             }
@@ -50,7 +51,7 @@ impl Loaf {
                 let why = describe_address(parse_string(payload.message).as_ref());
                 self.fail_login(provider.as_ref(), &format!("and it failed: {why}"), out);
             }
-            // Where it is made comes next.
+            // The login's address comes next.
             _ => {
                 self.login = Some(Login {
                     provider,
@@ -60,7 +61,7 @@ impl Loaf {
         }
     }
 
-    /// When the agent must have said where its login is made.
+    /// When the agent must have reported the login's address.
     pub(super) fn login_due(&self) -> Option<Instant> {
         let since = self.login.as_ref()?.since?;
         let waits = self.phase != Phase::Closed && !self.is_shutting_down;
@@ -71,21 +72,21 @@ impl Loaf {
 
     pub(super) fn on_login_timeout(&mut self, out: &mut Effects) {
         let provider = self.login.take().and_then(|login| login.provider);
-        self.fail_login(provider.as_ref(), "and does not say where it is made", out);
+        self.fail_login(provider.as_ref(), "but does not report its address", out);
     }
 
     fn fail_login(&mut self, provider: Option<&UntrustedText>, how: &str, out: &mut Effects) {
         let of = provider.map_or_else(String::new, |provider| {
             format!(" of {}", provider.escape_for_display(80))
         });
-        let said = format!("the agent needs a login{of}, {how}; {LOGIN_ADVICE}");
-        self.fail_channel(ChannelError::NeedsSetup(said), out);
+        let message = format!("the agent needs a login{of}, {how}; {LOGIN_ADVICE}");
+        self.fail_channel(ChannelError::NeedsSetup(message), out);
     }
 }
 
 fn describe_address(text: Option<&UntrustedText>) -> String {
     text.map_or_else(
-        || "an address that it does not say".to_owned(),
+        || "an address that it does not report".to_owned(),
         |text| text.escape_for_display(SHOWN),
     )
 }

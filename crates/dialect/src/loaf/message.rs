@@ -1,9 +1,9 @@
-//! What an agent that speaks loaf's RPC says, typed: events and the results of our requests.
+//! The messages of an agent that speaks loaf's RPC, typed: events and the results of our requests.
 //!
-//! Must not know in which order they come. Reading is lenient: whatever we do not need may be
-//! absent, `null`, of another type or unknown. Pieces of text, which come more often than
-//! everything else together, are read in one pass; what differs by one member from the shape in
-//! which they are written is left to the patient readers.
+//! Must not know in which order they come. Reading is lenient: a member that we do not need may be
+//! absent, `null`, of another type or unknown. Pieces of text, the most frequent messages, are read
+//! in one pass. A line that differs from their usual shape by one member is left to the full
+//! readers.
 
 use std::borrow::Cow;
 
@@ -16,7 +16,7 @@ use marshal_model::UntrustedText;
 use marshal_model::limits;
 use marshal_wire::json::JsonString;
 
-/// How every event's line begins.
+/// The first bytes of every event's line.
 const HEAD: &str = r#"{"jsonrpc":"2.0","method":"event","params":{"type":"session.stream.chunk","#;
 
 /// The parameters of the notification `event`.
@@ -29,13 +29,13 @@ pub(super) struct EventParams<'a> {
 }
 
 impl<'a> EventParams<'a> {
-    /// What the event says; `Idle` if that is no object.
+    /// The event's payload; `None` if it is not an object.
     pub(super) fn payload(&self) -> Option<Payload<'a>> {
         parse_object(self.payload?)
     }
 }
 
-/// Whatever the payload of an event may have that we read.
+/// The members of an event's payload that we read.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct Payload<'a> {
     #[serde(borrow)]
@@ -65,14 +65,14 @@ pub(super) struct Payload<'a> {
 }
 
 impl Payload<'_> {
-    /// Which session and which turn it is about.
+    /// The session and the turn that the event is about.
     pub(super) fn about(&self) -> EventScope<'static> {
         let name = |raw| parse_string(raw).map(|name| Cow::Owned(name.into_raw()));
         EventScope::new(name(self.session_id), name(self.turn_id))
     }
 }
 
-/// Which session and which turn an event is about, where it says so by a name that can be kept.
+/// The session and the turn that an event is about, where it names them by usable ids.
 #[derive(Debug, Default)]
 pub(super) struct EventScope<'a> {
     pub(super) session: Option<Cow<'a, str>>,
@@ -86,7 +86,7 @@ impl<'a> EventScope<'a> {
     }
 }
 
-/// A piece of an answer and of what was thought before it.
+/// A piece of an answer and of the thought before it.
 #[derive(Debug, Default)]
 pub(super) struct Chunk {
     pub(super) thoughts: Vec<String>,
@@ -113,7 +113,7 @@ struct Segment<'a> {
 }
 
 impl From<ChunkShape<'_>> for Chunk {
-    /// The segments, where there are any, say the same as the other two, and in which order.
+    /// The segments, where there are any, repeat the other two in their order.
     fn from(shape: ChunkShape<'_>) -> Self {
         let segments = shape.segments.unwrap_or_default();
         if segments.is_empty() {
@@ -142,7 +142,7 @@ pub(super) fn chunk(raw: &RawValue) -> Option<Chunk> {
     parse_object::<ChunkShape<'_>>(raw).map(Chunk::from)
 }
 
-/// A whole line that is a piece of text; `Idle` says that it is to be read with patience.
+/// Reads a whole line that is a piece of text; `None` means that the full reader must read it.
 pub(super) fn parse_chunk_line(object: &str) -> Option<(EventScope<'_>, Chunk)> {
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]
@@ -174,7 +174,7 @@ pub(super) fn parse_chunk_line(object: &str) -> Option<(EventScope<'_>, Chunk)> 
         #[serde(borrow)]
         chunk: ChunkShape<'a>,
     }
-    // A second `method` would be a second member of that name, which no typed reader takes.
+    // A second `method` would be a duplicate member, which no typed reader accepts.
     if !object.starts_with(HEAD) {
         return None;
     }
@@ -227,14 +227,14 @@ pub(super) struct HandshakeResult<'a> {
 }
 
 impl HandshakeResult<'_> {
-    /// The methods that the agent serves; `Idle`: it does not say.
+    /// The methods that the agent supports; `None` if it does not list them.
     pub(super) fn methods(&self) -> Option<Vec<String>> {
         let list: BoundedList<'_, { limits::ADVERTISED_ITEMS }> = parse(self.methods?)?;
         Some(list.items.into_iter().filter_map(parse).collect())
     }
 }
 
-/// Which version the error of a handshake says that the agent speaks.
+/// The version that the agent supports, according to the error of a handshake.
 pub(super) fn parse_supported_version(data: &str) -> Option<UntrustedText> {
     #[derive(Deserialize)]
     struct Data<'a> {
@@ -248,7 +248,7 @@ pub(super) fn parse_supported_version(data: &str) -> Option<UntrustedText> {
     (reason.raw() == "unsupported_protocol_version").then(|| parse_string(data.supported))?
 }
 
-/// The id of the session that `session.create` made, if it can be kept.
+/// The id of the session that `session.create` made, if it is usable.
 pub(super) fn session_id(result: &RawValue) -> Option<UntrustedText> {
     #[derive(Deserialize)]
     struct Created<'a> {
@@ -288,7 +288,7 @@ impl State<'_> {
     }
 }
 
-/// The result of `session.send`; anything that is no object is none.
+/// The result of `session.send`; anything but an object counts as missing.
 #[derive(Debug, Deserialize)]
 pub(super) struct SendResult<'a> {
     #[serde(borrow)]
@@ -318,7 +318,7 @@ impl SendResult<'_> {
     }
 }
 
-/// What a result says by yes or no.
+/// The yes-or-no members of a result.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct AckResult<'a> {
     #[serde(borrow)]
@@ -332,7 +332,7 @@ impl<'a> AckResult<'a> {
         parse_object(result).unwrap_or_default()
     }
 
-    /// Whether a text was taken into the running turn.
+    /// Whether a text was accepted into the running turn.
     pub(super) fn is_accepted(&self) -> bool {
         self.accepted.and_then(parse) == Some(true)
     }
@@ -373,7 +373,7 @@ pub(super) struct CommandResult<'a> {
     pub(super) output: Option<&'a RawValue>,
 }
 
-/// What the output of a command may have that we read.
+/// The members of a command's output that we read.
 #[derive(Debug, Default, Deserialize)]
 struct Output<'a> {
     #[serde(borrow)]
@@ -389,7 +389,7 @@ impl<'a> CommandResult<'a> {
         self.output.and_then(parse_object).unwrap_or_default()
     }
 
-    /// What the command says, as far as it is a text.
+    /// The command's output, as far as it is text.
     pub(super) fn text(&self) -> UntrustedText {
         if self.handled.and_then(parse) == Some(false) {
             return "the agent does not know this command".into();
@@ -399,17 +399,17 @@ impl<'a> CommandResult<'a> {
             .unwrap_or_default()
     }
 
-    /// Whether the agent knows the command, and says nothing of an error.
+    /// Whether the agent knows the command and reports no error.
     pub(super) fn is_done(&self) -> bool {
         self.handled.and_then(parse) != Some(false) && self.members().error.is_none()
     }
 
-    /// Whether the session was emptied.
+    /// Whether the session was cleared.
     pub(super) fn is_session_cleared(&self) -> bool {
         self.members().cleared.and_then(parse) == Some(true)
     }
 
-    /// Whether the agent takes nothing any more.
+    /// Whether the agent accepts no more input.
     pub(super) fn exits(&self) -> bool {
         self.members().shutting_down.and_then(parse) == Some(true)
     }

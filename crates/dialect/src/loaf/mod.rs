@@ -1,32 +1,32 @@
-//! loaf's RPC, protocol 1, from the client's side. Source: its page "RPC mode", and what the agent
-//! does where that page is silent.
+//! loaf's RPC, protocol 1, from the client's side. Source: its page "RPC mode", and the agent's
+//! behaviour where that page is silent.
 //!
 //! Owns the order of the conversation: the version gate, the session, one turn at a time. Must not
-//! know how a message looks (`message`, `write`), or what becomes of an event.
+//! know a message's format (`message`, `write`), or what happens to an event.
 //!
-//! What the protocol leaves open, or what agents do differently, is decided so:
+//! Where the protocol is open, or agents differ, this module decides as follows:
 //!
-//! - Before the agent has answered `rpc.handshake` with a version of the major number 1, nothing
-//!   but that request is written. The handshake is strict; an agent that refuses ours because its
-//!   own minor version is a later one is asked once more, by its own.
-//! - Nothing in the protocol asks for permission. A tool call is told when it begins and when it
-//!   ended, and is judged then; a request of the agent's is not served.
-//! - The reply to `session.send` is no turn's end: that is `session.completed`, `.interrupted` or
-//!   `.error`. Events may come before it. A turn goes by the name that the first of them gives it;
-//!   an agent that then gives it another broke the protocol.
-//! - A prompt is not sent to be queued. An agent that queues it all the same has it when its turn
-//!   begins; until then a cancel takes it out of the queue.
-//! - A turn that was interrupted before it had begun is interrupted again when it begins: the
-//!   first found nothing to interrupt.
+//! - Before the agent has answered `rpc.handshake` with a version of the major number 1, only that
+//!   request is written. The handshake is strict. For an agent that rejects ours because its own
+//!   minor version is later, it is repeated once, with the agent's version.
+//! - Nothing in the protocol asks for permission. A tool call is reported when it begins and when
+//!   it ends, and is evaluated then. Requests of the agent are not supported.
+//! - The reply to `session.send` is not the turn's end: that is `session.completed`, `.interrupted`
+//!   or `.error`. Events may come before it. The first of them names the turn. An agent that then
+//!   gives it another name violates the protocol.
+//! - A prompt is sent without queueing. If the agent queues it all the same, it has accepted the
+//!   prompt when its turn begins; until then a cancel removes it from the queue.
+//! - A turn that was interrupted before it had begun is interrupted again when it begins: the first
+//!   interrupt had nothing to interrupt.
 //! - `system.shutdown` does not end the agent, so its stdin is closed after the reply.
-//! - A login wants a person at a browser: the slot parks with what the agent says of it.
+//! - A login needs a person at a browser, so the slot parks with the login's description.
 //! - Another major version, none, or an error in the reply to `rpc.handshake` parks the slot. So do
 //!   `auth.flow.url`, `.device_code` and `.failed` (`needs_setup`, with the address and the code).
-//! - Text of another turn or session is a `report_bad_line` (`report_out_of_state`) and dropped.
-//! - An error in the reply to `session.send` (-32603: busy, unknown) ends the turn `failed`; the channel
-//!   goes on.
-//! - An event that is not listed is an `unknown` event. A request gets the error -32601, and before the
-//!   version is known it is a `report_bad_line` (`report_out_of_state`).
+//! - Text of another turn or session is a `bad_line` event (`out_of_state`) and dropped.
+//! - An error in the reply to `session.send` (-32603: busy, unknown) ends the turn `failed`; the
+//!   channel continues.
+//! - An event that is not listed is an `unknown` event. A request gets the error -32601; before the
+//!   version is known it is a `bad_line` event (`out_of_state`).
 //! - No reply to a slash command within `timeouts.control` is an `agent_error`.
 
 mod answer_text;
@@ -59,31 +59,31 @@ use marshal_model::limits;
 use marshal_model::{AgentInfo, UntrustedText};
 use marshal_wire::json::{self, BadFrame};
 
-/// Requests whose replies are awaited beside the one that moves the channel; of more the oldest is
-/// not known any more.
+/// How many requests, beside the one that the phase waits for, may await replies. Beyond that the
+/// oldest is forgotten.
 const OPEN: usize = 32;
 
-/// How far the channel is.
+/// The phase of the channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Phase {
-    /// It waits for the reply to `rpc.handshake`.
+    /// Waits for the reply to `rpc.handshake`.
     #[default]
     Handshaking,
-    /// To `session.create`.
+    /// Waits for the reply to `session.create`.
     Creating,
-    /// To `session.get`.
+    /// Waits for the reply to `session.get`.
     Loading,
-    /// To `model.list`.
+    /// Waits for the reply to `model.list`.
     Listing,
-    /// To `model.select`.
+    /// Waits for the reply to `model.select`.
     Selecting,
     /// Prompts may be sent.
     Ready,
-    /// Faulted or at its end: nothing is read or written any more.
+    /// Failed or ended: nothing is read or written any more.
     Closed,
 }
 
-/// The request of ours that is open and moves the channel on: there is one at a time.
+/// Our open request that moves the channel to the next phase. There is one at a time.
 #[derive(Debug, Clone, Copy)]
 struct Control {
     id: u64,
@@ -91,7 +91,7 @@ struct Control {
     sent: Option<Instant>,
 }
 
-/// What the reply to another request is for.
+/// The purpose of any other open request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum PendingReply {
     Send,
@@ -105,7 +105,7 @@ enum PendingReply {
 }
 
 impl PendingReply {
-    /// The method of a request whose reply somebody waits for, and that nothing else bounds.
+    /// The method of a request whose reply somebody waits for, and which has no other deadline.
     const fn timed_method(&self) -> Option<&'static str> {
         match self {
             Self::Command(_) => Some("command.execute"),
@@ -115,7 +115,7 @@ impl PendingReply {
     }
 }
 
-/// Such a request that has no reply yet.
+/// Such a request without a reply yet.
 #[derive(Debug)]
 struct OpenRequest {
     id: u64,
@@ -127,32 +127,32 @@ struct OpenRequest {
 #[derive(Debug, Default)]
 pub struct Loaf {
     phase: Phase,
-    /// The time of what is being handled.
+    /// The time of the input being handled.
     now: Option<Instant>,
-    /// The id of the last request of ours.
+    /// The id of our last request.
     last_id: u64,
     opening: OpenParams,
-    /// The handshake was repeated by the agent's own version.
+    /// Whether the handshake was repeated with the agent's version.
     is_handshake_repeated: bool,
-    /// The methods that the agent serves, if it says so.
+    /// The methods that the agent supports, if it lists them.
     methods: Option<Vec<String>>,
     control: Option<Control>,
-    /// The model that [`Loaf::control_timeout`] selects.
+    /// The model that is being selected.
     selecting: Option<Model>,
     open_requests: Vec<OpenRequest>,
     info: AgentInfo,
     session: Option<UntrustedText>,
     models: Models,
     turn: Option<Turn>,
-    /// The name of the turn that ended last, to know its late events.
+    /// The name of the turn that ended last, so that its late events are recognized.
     last: Option<String>,
     answer_text: AnswerText,
     calls: ToolCalls,
     login: Option<Login>,
     keepalive: Keepalive,
-    /// `system.shutdown` was written, or our side of the pipe closed.
+    /// Whether `system.shutdown` was written, or our side of the pipe is closed.
     is_shutting_down: bool,
-    /// Lines that were no messages.
+    /// Lines that were not messages.
     bad_lines: u32,
 }
 
@@ -174,8 +174,8 @@ impl Dialect for Loaf {
             Input::TooLong(head) => {
                 report_bad_line("too_long", head, out);
                 let cap = limits::LINE_BYTES;
-                let said = format!("the agent wrote a line of more than {cap} bytes");
-                self.fail_protocol(said, out);
+                let message = format!("the agent wrote a line of more than {cap} bytes");
+                self.fail_protocol(message, out);
             }
             Input::Eof => {
                 self.control = None;
@@ -248,7 +248,7 @@ impl Dialect for Loaf {
 }
 
 impl Loaf {
-    /// Whether the agent serves a method, as far as it says.
+    /// Whether the agent supports a method, as far as it lists them.
     fn has_method(&self, method: &str) -> bool {
         let methods = self.methods.as_ref();
         methods.is_none_or(|methods| methods.iter().any(|of| of == method))
@@ -259,7 +259,7 @@ impl Loaf {
         self.last_id
     }
 
-    /// Writes a request whose reply moves the channel on.
+    /// Writes a request whose reply moves the channel to the next phase.
     fn send_request(
         &mut self,
         phase: Phase,
@@ -277,7 +277,7 @@ impl Loaf {
         out.push(Effect::Write(line(id)));
     }
 
-    /// Writes a request whose reply does not; gives its id.
+    /// Writes a request whose reply does not; returns its id.
     fn send_side_request(
         &mut self,
         wait: PendingReply,
@@ -315,7 +315,7 @@ impl Loaf {
         }
     }
 
-    /// The protocol has no requests of the agent's.
+    /// Handles a request of the agent: the protocol has none.
     fn handle_request(&self, id: &RequestId, line: &[u8], out: &mut Effects) {
         // Nothing is written before the agent's version is known.
         if self.phase == Phase::Handshaking {
@@ -324,7 +324,7 @@ impl Loaf {
         out.push(Effect::Write(write::not_served(id.json())));
     }
 
-    /// The reply to a request of ours that is open, or one that nobody waits for.
+    /// Handles a reply: to our open request, or to one that is no longer awaited.
     fn handle_reply(
         &mut self,
         id: Option<u64>,
@@ -349,12 +349,12 @@ impl Loaf {
             PendingReply::Queue => self.on_queue_list_reply(outcome, out),
             PendingReply::Steer => turn::on_steer_reply(outcome, out),
             PendingReply::Command(command) => self.on_command_reply(command, outcome, out),
-            // Whatever it says, it lives.
+            // Any reply shows that the agent is alive.
             PendingReply::Ping => {}
         }
     }
 
-    /// The reply to the request of [`Loaf::ask`].
+    /// Handles the reply to the request that the phase waits for.
     fn on_control_reply(&mut self, outcome: Result<&RawValue, ErrorReply>, out: &mut Effects) {
         match self.phase {
             Phase::Handshaking => self.on_handshake_reply(outcome, out),
@@ -362,14 +362,14 @@ impl Loaf {
             Phase::Loading => self.on_session_get_reply(outcome, out),
             Phase::Listing => self.on_model_list_reply(outcome, out),
             Phase::Selecting => self.on_model_select_reply(outcome, out),
-            // Whatever it says of the goodbye: it was said.
+            // Any reply to the shutdown request completes it.
             Phase::Ready if self.is_shutting_down => out.push(Effect::CloseInput),
             Phase::Ready => self.on_user_setting_reply(outcome, out),
             Phase::Closed => {}
         }
     }
 
-    /// Says goodbye, once. What runs in the agent ends by it; the agent itself does not.
+    /// Starts the shutdown, once. It ends the agent's work, but not the agent itself.
     fn shut_down(&mut self, out: &mut Effects) {
         if self.is_shutting_down {
             return;
@@ -379,7 +379,7 @@ impl Loaf {
             turn.is_cancelled = true;
         }
         if self.phase == Phase::Ready && self.selecting.take().is_some() {
-            let why = "the session ends before the agent said whether it takes the model";
+            let why = "the session ends before the agent said whether it accepts the model";
             out.push(Effect::SettingResult(Err(why.to_owned())));
         }
         if self.phase == Phase::Ready && self.has_method("system.shutdown") {
@@ -389,19 +389,19 @@ impl Loaf {
         out.push(Effect::CloseInput);
     }
 
-    /// Counts a line that is no message; too many of them are another program.
+    /// Counts a line that is not a message. Too many of them mean that this is another program.
     fn count_bad_line(&mut self, bad: BadFrame, line: &[u8], out: &mut Effects) {
         report_bad_line(bad.as_str(), line, out);
         self.bad_lines = self.bad_lines.saturating_add(1);
         if self.bad_lines > limits::BAD_LINES {
             let most = limits::BAD_LINES;
-            let said = format!("more than {most} lines on the agent's stdout were no messages");
-            self.fail_protocol(said, out);
+            let message = format!("more than {most} lines on the agent's stdout were not messages");
+            self.fail_protocol(message, out);
         }
     }
 
-    fn fail_protocol(&mut self, said: String, out: &mut Effects) {
-        self.fail_channel(ChannelError::Protocol(said), out);
+    fn fail_protocol(&mut self, message: String, out: &mut Effects) {
+        self.fail_channel(ChannelError::Protocol(message), out);
     }
 
     fn fail_channel(&mut self, fault: ChannelError, out: &mut Effects) {

@@ -1,6 +1,6 @@
 //! The models that the agent offers, and the one that its sessions use.
 //!
-//! Must not know when one is chosen.
+//! Must not know when a model is chosen.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -10,13 +10,13 @@ use crate::lenient::{BoundedList, parse, parse_object, parse_string};
 use marshal_model::limits;
 use marshal_model::{ChoiceInfo, OptionState, UntrustedText};
 
-/// The option that a session has where there are models.
+/// The id of the option that a session has where there are models.
 pub(super) const OPTION: &str = "model";
 
-/// Models of a list that are read; a provider of providers has hundreds.
+/// The maximum number of models that are read; some providers have hundreds.
 const LISTED: usize = 4096;
 
-/// How hard the model thinks, where the agent does not say: it makes of it what the model can.
+/// The thinking level where the agent reports none. The agent maps it to what the model supports.
 const THINKING: &str = "MEDIUM";
 
 /// A model.
@@ -27,7 +27,7 @@ pub(super) struct Model {
     label: Option<UntrustedText>,
 }
 
-/// What `model.list` says.
+/// The content of `model.list`.
 #[derive(Debug, Default)]
 pub(super) struct Models {
     offered: Vec<Model>,
@@ -63,7 +63,7 @@ fn short(raw: Option<&RawValue>) -> Option<UntrustedText> {
 }
 
 impl Models {
-    /// The result of `model.list`; what cannot be read in it is left out.
+    /// Reads the result of `model.list`. Unreadable entries are skipped.
     pub(super) fn read(result: &RawValue) -> Option<Self> {
         let listed: ModelListResult<'_> = parse_object(result)?;
         let model = |raw: &RawValue| {
@@ -84,8 +84,8 @@ impl Models {
         })
     }
 
-    /// The model of that name, which is its id, or its provider's and its id with a slash between
-    /// them. Of several the one of the provider that is selected.
+    /// The model of that name: its id, or its provider's id and its id with a slash between them.
+    /// Of several, the one of the selected provider.
     pub(super) fn find(&self, name: &str) -> Option<&Model> {
         let is_it = |model: &&Model| {
             model.id == name
@@ -103,7 +103,7 @@ impl Models {
         fitting.find(is_near).or(first)
     }
 
-    /// Whether that model is the one that is used.
+    /// Whether that model is in use.
     pub(super) fn uses(&self, model: &Model) -> bool {
         let is = |now: &Option<UntrustedText>, wanted: &str| {
             now.as_ref().is_some_and(|now| now.raw() == wanted)
@@ -111,18 +111,18 @@ impl Models {
         is(&self.selected, &model.id) && is(&self.provider, &model.provider)
     }
 
-    /// How hard it thinks.
+    /// The model's thinking level.
     pub(super) fn thinking(&self) -> &str {
         self.thinking.as_ref().map_or(THINKING, UntrustedText::raw)
     }
 
-    /// That model is used from now on.
+    /// Records that this model is in use from now on.
     pub(super) fn select(&mut self, model: Model) {
         self.selected = Some(model.id.into());
         self.provider = Some(model.provider.into());
     }
 
-    /// Why a model of that name cannot be had.
+    /// The message that no model of that name is offered.
     pub(super) fn describe_missing(&self, name: &str) -> String {
         format!(
             "the agent offers no model {}; it offers: {}",
@@ -131,7 +131,7 @@ impl Models {
         )
     }
 
-    /// The option by which a person chooses one, if there is a choice.
+    /// The option by which a person chooses a model, if there is a choice.
     pub(super) fn option(&self) -> Option<OptionState> {
         let choices = self.offered.iter().take(limits::ADVERTISED_ITEMS);
         let choices: Vec<ChoiceInfo> = choices

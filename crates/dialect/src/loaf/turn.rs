@@ -1,6 +1,6 @@
-//! The turn from our side: a prompt, its acknowledgement, a cancel; and commands beside it.
+//! The turn from our side: a prompt, its acknowledgement, a cancel; and the commands beside it.
 //!
-//! Must not know what the agent's events look like.
+//! Must not know the format of the agent's events.
 
 use std::time::Instant;
 
@@ -14,10 +14,10 @@ use crate::lenient::parse_object;
 use crate::{DialectError, Effect, Effects, report_bad_line, slash};
 use marshal_model::{ErrorOrigin, Event, TurnOutcome, UntrustedText, Usage};
 
-/// The command by which a text goes into the running turn.
+/// The command that adds a text to the running turn.
 const STEER: &str = "steer";
 
-/// How often a turn is interrupted that goes on all the same.
+/// How often a turn that continues all the same is interrupted.
 const INTERRUPTS: u32 = 3;
 
 /// The running turn.
@@ -28,11 +28,11 @@ pub(super) struct Turn {
     pub(super) sent: Option<Instant>,
     /// The agent's name for it.
     pub(super) name: Option<String>,
-    /// Something came of it.
+    /// Whether it has output.
     pub(super) is_started: bool,
-    /// The agent said that it has the prompt.
+    /// Whether the agent acknowledged the prompt.
     is_acknowledged: bool,
-    /// It waits in the agent, behind another.
+    /// Whether it waits in the agent, behind another turn.
     pub(super) is_queued: bool,
     pub(super) is_cancelled: bool,
     interrupts: u32,
@@ -90,7 +90,7 @@ impl Loaf {
         Ok(())
     }
 
-    /// The agent has the prompt, or says why not. Its turn may have begun, or ended, before.
+    /// The agent accepts the prompt, or says why not. Its turn may already have begun, or ended.
     pub(super) fn on_send_reply(
         &mut self,
         id: u64,
@@ -116,12 +116,12 @@ impl Loaf {
         match (sent.turn(), &turn.name) {
             (Some(now), Some(before)) if now != *before => {
                 let (now, before) = (UntrustedText::new(now), UntrustedText::new(before.clone()));
-                let said = format!(
+                let message = format!(
                     "the agent gave one turn two names: {} and {}",
                     before.escape_for_display(80),
                     now.escape_for_display(80)
                 );
-                return self.fail_protocol(said, out);
+                return self.fail_protocol(message, out);
             }
             (Some(now), _) => turn.name = Some(now),
             (None, _) => {}
@@ -139,14 +139,14 @@ impl Loaf {
         }
     }
 
-    /// An error as the end of the turn, and no fault of the channel: a busy session is one.
+    /// Ends the turn with an error that is not a fault of the channel: a busy session is one.
     fn fail_turn(&mut self, error: ErrorReply, out: &mut Effects) {
-        let said = describe_error(&error);
+        let message = describe_error(&error);
         out.push(error_effect(error));
-        self.end_turn(TurnEnd::failure(said), out);
+        self.end_turn(TurnEnd::failure(message), out);
     }
 
-    /// Where in the queue the prompt is.
+    /// Handles the length of the queue in which the prompt waits.
     pub(super) fn on_queue_list_reply(
         &self,
         outcome: Result<&RawValue, ErrorReply>,
@@ -168,8 +168,8 @@ impl Loaf {
         }));
     }
 
-    /// Ends the running turn from our side: nothing of it may wait in the agent. Nothing to do if
-    /// none runs, or if that was said.
+    /// Cancels the running turn: nothing of it may stay in the agent's queue. Does nothing if none
+    /// runs, or if it is already cancelled.
     pub(super) fn cancel(&mut self, session: &UntrustedText, out: &mut Effects) {
         let Some(turn) = self.turn.as_mut().filter(|turn| !turn.is_cancelled) else {
             return;
@@ -187,7 +187,7 @@ impl Loaf {
         });
     }
 
-    /// What waited was thrown away: if the prompt was among it, its turn is over.
+    /// The agent's queue was cleared. If the prompt was in it, its turn has ended.
     pub(super) fn on_queue_clear_reply(
         &mut self,
         outcome: Result<&RawValue, ErrorReply>,
@@ -217,7 +217,7 @@ impl Loaf {
         }
     }
 
-    /// The agent's word to an interrupt. It finds nothing in a turn that has not quite begun.
+    /// Handles the reply to an interrupt. It fails for a turn that has not quite begun.
     pub(super) fn on_interrupt_reply(
         &mut self,
         outcome: Result<&RawValue, ErrorReply>,
@@ -230,7 +230,7 @@ impl Loaf {
         }
     }
 
-    /// Notes that something of the turn came, under the name that it has there.
+    /// Records that the turn has output, under the agent's name for it.
     pub(super) fn note_turn_activity(&mut self, name: Option<&str>, out: &mut Effects) {
         let Some(turn) = &mut self.turn else { return };
         if turn.name.is_none() {
@@ -265,7 +265,7 @@ impl Loaf {
         }));
     }
 
-    /// Runs a command of the agent's; `steer` adds a text to the running turn.
+    /// Runs a command of the agent; `steer` adds a text to the running turn.
     pub(super) fn slash(
         &mut self,
         session: &UntrustedText,
@@ -275,7 +275,7 @@ impl Loaf {
     ) -> Result<(), DialectError> {
         if command == STEER {
             if self.turn.is_none() {
-                let why = "no turn is running that could be steered";
+                let why = "no turn is running, so there is nothing to steer";
                 return Err(DialectError::NotOffered(why.to_owned()));
             }
             self.send_side_request(PendingReply::Steer, out, |id| {
@@ -318,7 +318,7 @@ impl Loaf {
         }));
         out.push(end);
         if exit {
-            // It takes nothing any more, and stays: the end of its stdin ends it.
+            // The agent accepts no more input, but stays until its stdin ends.
             self.is_shutting_down = true;
             out.push(Effect::ExitExpected);
             out.push(Effect::CloseInput);
@@ -326,16 +326,16 @@ impl Loaf {
     }
 }
 
-/// Whether the running turn took a text.
+/// Whether the running turn accepted a text.
 pub(super) fn on_steer_reply(outcome: Result<&RawValue, ErrorReply>, out: &mut Effects) {
     let is_taken = match outcome {
         Ok(result) => AckResult::parse(result).is_accepted(),
         Err(error) => return report_command_error(error, out),
     };
     let text = UntrustedText::from(if is_taken {
-        "the agent took it"
+        "the agent accepted it"
     } else {
-        "the agent did not take it"
+        "the agent did not accept it"
     });
     let end = slash::answer_effect(is_taken, &text);
     out.push(Effect::Event(Event::SlashResult {

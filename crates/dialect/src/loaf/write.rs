@@ -1,17 +1,18 @@
-//! What we say in loaf's RPC: requests, and the one answer that we have for requests of the agent.
+//! What we write in loaf's RPC: requests, and the one answer to requests of the agent.
 //!
-//! Must not know when it may be said. Source: loaf's page "RPC mode", protocol 1.0.0. Each is one
-//! line; U+2028 and U+2029 are escaped, because some readers take them for the end of a line.
+//! Must not know when it may be written. Source: loaf's page "RPC mode", protocol 1.0.0. Each
+//! message is one line. U+2028 and U+2029 are escaped, because some readers treat them as the end
+//! of a line.
 
 use serde::Serialize;
 use serde_json::value::RawValue;
 
 use marshal_model::UntrustedText;
 
-/// The version that we speak.
+/// Our protocol version.
 pub(super) const VERSION: &str = "1.0.0";
 
-/// JSON-RPC's code of a method that is not served.
+/// JSON-RPC's error code of an unsupported method.
 const METHOD_NOT_FOUND: i32 = -32601;
 
 #[derive(Serialize)]
@@ -26,7 +27,7 @@ struct RpcRequest<'a, P> {
 #[derive(Serialize)]
 struct Nothing {}
 
-/// Writes `rpc.handshake`: an agent of another version than this one is to say so.
+/// Writes `rpc.handshake`. It makes an agent of another version say so.
 pub(super) fn handshake(id: u64, version: &str) -> Vec<u8> {
     #[derive(Serialize)]
     struct Params<'a> {
@@ -49,7 +50,7 @@ pub(super) fn create(id: u64) -> Vec<u8> {
     request(id, "session.create", Nothing {})
 }
 
-/// Writes a request that is about the session and says nothing else.
+/// Writes a request that has only the session.
 pub(super) fn of_session(id: u64, method: &str, session: &UntrustedText) -> Vec<u8> {
     #[derive(Serialize)]
     struct Params<'a> {
@@ -59,7 +60,7 @@ pub(super) fn of_session(id: u64, method: &str, session: &UntrustedText) -> Vec<
     request(id, method, Params { session_id })
 }
 
-/// Writes `session.send` or `session.steer`. A prompt is not to be queued behind another.
+/// Writes `session.send` or `session.steer`. A prompt must not be queued behind another.
 pub(super) fn text(id: u64, method: &str, session: &UntrustedText, text: &str) -> Vec<u8> {
     #[derive(Serialize)]
     struct Params<'a> {
@@ -128,7 +129,7 @@ pub(super) fn shutdown(id: u64) -> Vec<u8> {
     request(id, "system.shutdown", Params { reason })
 }
 
-/// Writes that a request of the agent's is not served; the id is JSON.
+/// Writes that a request of the agent is not supported; the id is JSON.
 pub(super) fn not_served(id: &str) -> Vec<u8> {
     #[derive(Serialize)]
     struct Reply<'a> {

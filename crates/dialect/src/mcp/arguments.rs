@@ -1,6 +1,6 @@
-//! The parameters of a call, read: exactly what a tool's schema says, or nothing.
+//! Reads the parameters of a call: exactly what a tool's schema allows, or nothing.
 //!
-//! Must not know what a path leads to.
+//! Must not know where a path leads.
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -64,7 +64,7 @@ struct Step {
 /// Reads `tools/call`.
 pub(super) fn read(params: Option<&RawValue>, tools: &[EngineTool]) -> Result<EngineCall, String> {
     let params = params.and_then(|raw| serde_json::from_str::<Params<'_>>(raw.get()).ok());
-    let params = params.ok_or("tools/call needs name, a text, and arguments, an object")?;
+    let params = params.ok_or("tools/call needs name (a string) and arguments (an object)")?;
     let tool = EngineTool::from_word(&params.name).filter(|tool| tools.contains(tool));
     let tool = tool.ok_or_else(|| format!("unknown tool: {:?}", shortened(&params.name)))?;
     let raw = params.arguments.map_or("{}", RawValue::get);
@@ -89,7 +89,7 @@ pub(super) fn read(params: Option<&RawValue>, tools: &[EngineTool]) -> Result<En
             fits("old_text", &of.old_text, CLIENT_FILE_BYTES)?;
             fits("new_text", &of.new_text, CLIENT_FILE_BYTES)?;
             if of.old_text.is_empty() {
-                return Err("old_text is empty: give the text that is to be changed".to_owned());
+                return Err("old_text is empty: give the text to replace".to_owned());
             }
             let edit = TextEdit {
                 old: of.old_text,
@@ -119,7 +119,7 @@ pub(super) fn read(params: Option<&RawValue>, tools: &[EngineTool]) -> Result<En
             }
             fits("question", &question, TOOL_TEXT_BYTES)?;
             if options.len() > TOOL_OPTIONS {
-                return Err(format!("at most {TOOL_OPTIONS} options can be proposed"));
+                return Err(format!("at most {TOOL_OPTIONS} options are allowed"));
             }
             for option in &options {
                 fits("an option", option, TOOL_OPTION_BYTES)?;
@@ -147,19 +147,22 @@ pub(super) fn reject_cursor(params: Option<&RawValue>) -> Result<(), String> {
     }
     let Some(raw) = params else { return Ok(()) };
     let page: Page = serde_json::from_str(raw.get())
-        .map_err(|_| "the parameters of tools/list are an object".to_owned())?;
+        .map_err(|_| "the parameters of tools/list must be an object".to_owned())?;
     match page.cursor {
         None => Ok(()),
-        Some(_) => Err("there is no further page: this cursor was not given out".to_owned()),
+        Some(_) => Err("unknown cursor: tools/list has only one page".to_owned()),
     }
 }
 
 fn parse_arguments<T: DeserializeOwned>(tool: EngineTool, raw: &str) -> Result<T, String> {
-    // What serde says names the member; its place in a text says nothing to a model.
+    // serde's message names the member; its position in the text is of no use to a model.
     serde_json::from_str(raw).map_err(|error| {
-        let said = error.to_string();
-        let said = said.split(" at line ").next().unwrap_or_default();
-        format!("the arguments of {tool} do not fit: {}", shortened(said))
+        let message = error.to_string();
+        let message = message.split(" at line ").next().unwrap_or_default();
+        format!(
+            "the arguments of {tool} are not valid: {}",
+            shortened(message)
+        )
     })
 }
 

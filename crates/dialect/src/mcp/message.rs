@@ -10,16 +10,16 @@ use serde_json::value::RawValue;
 use marshal_model::limits::FOREIGN_ID_BYTES;
 use marshal_wire::json::JsonString;
 
-/// A message of the client's.
+/// A message of the client.
 #[derive(Debug)]
 pub(super) enum Message<'a> {
-    /// It wants an answer.
+    /// A request, which needs an answer.
     Request {
         id: Id,
         method: Cow<'a, str>,
         params: Option<&'a RawValue>,
     },
-    /// It wants none.
+    /// A notification, which needs none.
     Notification {
         method: Cow<'a, str>,
         params: Option<&'a RawValue>,
@@ -85,7 +85,7 @@ pub(super) fn text(line: &[u8]) -> Option<&str> {
 /// Reads a message.
 pub(super) fn read(text: &str) -> Result<Message<'_>, &'static str> {
     let envelope: Envelope<'_> =
-        serde_json::from_str(text).map_err(|_| "this is no message of JSON-RPC 2.0")?;
+        serde_json::from_str(text).map_err(|_| "this is not a JSON-RPC 2.0 message")?;
     if envelope.jsonrpc.is_none_or(|version| version.0 != "2.0") {
         return Err("a message needs \"jsonrpc\": \"2.0\"");
     }
@@ -96,16 +96,16 @@ pub(super) fn read(text: &str) -> Result<Message<'_>, &'static str> {
             params,
         }),
         (Some(method), Some(id)) => Ok(Message::Request {
-            id: Id::read(id).ok_or("the id of a request is a text or a whole number, and short")?,
+            id: Id::read(id).ok_or("the id of a request must be a short string or an integer")?,
             method: method.0,
             params,
         }),
         (None, _) if envelope.result.is_some() || envelope.error.is_some() => Ok(Message::Reply),
-        (None, _) => Err("a message has a method, a result or an error"),
+        (None, _) => Err("a message needs a method, a result or an error"),
     }
 }
 
-/// Which request is cancelled.
+/// The id of the request that is cancelled.
 pub(super) fn parse_cancelled_id(params: &RawValue) -> Option<Id> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]

@@ -1,11 +1,11 @@
-//! The tool server that an agent gets of its supervisor: the Model Context Protocol as a state
+//! The tool server that an agent gets from its supervisor: the Model Context Protocol as a state
 //! machine without IO, one for each connection.
 //!
-//! Floor 2. Owns what is said and in which order: lines go in, [`Effect`]s come out. Must not know
-//! sockets, files, policies, or what becomes of a call: that comes back as its answer.
+//! Layer 2. Owns the messages and their order: lines go in, [`Effect`]s come out. Must not know
+//! sockets, files, policies, or how a call is carried out: its result comes back as an answer.
 //!
-//! Source: Model Context Protocol, its versions of [`VERSIONS`], over standard input and output:
-//! JSON-RPC 2.0, one message a line.
+//! Source: Model Context Protocol, in the versions of [`VERSIONS`], over standard input and output:
+//! JSON-RPC 2.0, one message per line.
 
 mod arguments;
 mod message;
@@ -21,7 +21,7 @@ use marshal_model::{ENGINE_SERVER, EngineCall, EngineRequest, EngineResult, Engi
 use message::{Id, Message};
 pub use write::{INTERNAL, error_line};
 
-/// What would be judged of a call of this tool, if it is one of these and its arguments fit.
+/// The call that would be evaluated, if this is one of these tools and its arguments are valid.
 #[must_use]
 pub fn parse_tool_call(
     name: &str,
@@ -34,48 +34,48 @@ pub fn parse_tool_call(
     Some(call.policy_request())
 }
 
-/// The versions of the protocol that are spoken, newest first.
+/// The supported protocol versions, newest first.
 pub const VERSIONS: &[&str] = &["2025-11-25", "2025-06-18", BATCH_VERSION, "2024-11-05"];
-/// The one of them in which messages may come in batches.
+/// The only one of them with message batches.
 const BATCH_VERSION: &str = "2025-03-26";
 
-/// What the server wants done, in order.
+/// The actions that the server requests, in order.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Write this line, its newline included.
+    /// Write this line, including its newline.
     Write(Vec<u8>),
-    /// A tool is called; its answer goes to [`Server::answered`] under this number.
+    /// A tool is called; its answer goes to [`Server::answer_call`] under this number.
     Call {
         /// The call's number on this connection.
         number: u64,
-        /// What is called.
+        /// The tool and its arguments.
         call: Box<EngineCall>,
     },
-    /// The call of this number is not waited for any more, and gets no answer.
+    /// The call of this number is cancelled, and gets no answer.
     Cancelled(u64),
 }
 
-/// How far a connection is.
+/// The phase of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// Nothing was agreed upon.
+    /// No version was agreed upon.
     Uninitialized,
-    /// A version was; it is one that has batches, or not.
+    /// A version was agreed upon; whether it has batches.
     Initialized { has_batches: bool },
 }
 
-/// One connection's server.
+/// The server of one connection.
 #[derive(Debug)]
 pub struct Server {
     tools: Vec<EngineTool>,
     phase: Phase,
-    /// The calls under way; at most [`TOOL_CALLS`].
+    /// The calls in progress; at most [`TOOL_CALLS`].
     open: Vec<(u64, Id)>,
     last: u64,
 }
 
 impl Server {
-    /// A server of these tools, to which nothing was said yet.
+    /// A server with these tools, before its first message.
     #[must_use]
     pub fn new(tools: &[EngineTool]) -> Self {
         Self {
@@ -86,23 +86,23 @@ impl Server {
         }
     }
 
-    /// Calls that are under way.
+    /// The number of calls in progress.
     #[must_use]
     pub fn open(&self) -> usize {
         self.open.len()
     }
 
-    /// A line came, without its newline.
+    /// Handles a line, without its newline.
     pub fn handle_line(&mut self, line: &[u8], out: &mut Vec<Effect>) {
         let Some(text) = message::text(line) else {
-            let why = "the line is no JSON";
+            let why = "the line is not JSON";
             return out.push(write::error(None, write::PARSE, why));
         };
         if !text.trim_ascii_start().starts_with('[') {
             return self.handle_message(text, out);
         }
         let Ok(batch) = serde_json::from_str::<Vec<&RawValue>>(text) else {
-            return out.push(write::error(None, write::PARSE, "the line is no JSON"));
+            return out.push(write::error(None, write::PARSE, "the line is not JSON"));
         };
         let why = match self.phase {
             Phase::Initialized { has_batches: true } if batch.is_empty() => "the batch is empty",
@@ -115,18 +115,18 @@ impl Server {
                 }
                 return;
             }
-            _ => "this version of the protocol has no batches: send one message a line",
+            _ => "this version of the protocol has no batches: send one message per line",
         };
         out.push(write::error(None, write::INVALID_REQUEST, why));
     }
 
-    /// A line was longer than any may be; nothing can come after it.
+    /// Rejects a line longer than the limit; no input can follow it.
     pub fn reject_long_line(&mut self, out: &mut Vec<Effect>) {
-        let why = "the line is longer than a message may be; the connection ends";
+        let why = "the line exceeds the maximum message size; the connection is closed";
         out.push(write::error(None, write::INVALID_REQUEST, why));
     }
 
-    /// A call was carried out, or was not. One that nobody waits for any more gets no answer.
+    /// Answers a call. A cancelled call gets no answer.
     pub fn answer_call(&mut self, number: u64, answer: &EngineResult, out: &mut Vec<Effect>) {
         let at = self.open.iter().position(|(open, _)| *open == number);
         if let Some(at) = at {
@@ -146,7 +146,7 @@ impl Server {
             Ok(Message::Notification { method, params }) => {
                 self.handle_notification(&method, params, out);
             }
-            // Nothing was asked.
+            // A reply needs no answer.
             Ok(Message::Reply) => {}
             Err(why) => out.push(write::error(None, write::INVALID_REQUEST, why)),
         }
@@ -160,15 +160,16 @@ impl Server {
         out: &mut Vec<Effect>,
     ) -> Result<(), (i32, String)> {
         if self.open.iter().any(|(_, open)| open == id) {
-            let why = "a request with this id is under way";
+            let why = "a request with this id is still in progress";
             return Err((write::INVALID_REQUEST, why.to_owned()));
         }
         match method {
             "ping" => out.push(write::result(id, &write::Nothing {})),
             "initialize" => self.initialize(id, params, out)?,
             _ if self.phase == Phase::Uninitialized => {
-                let why =
-                    format!("the server is not initialised: {method:.64} came before initialize");
+                let why = format!(
+                    "the server is not initialized: {method:.64} was sent before initialize"
+                );
                 return Err((write::INVALID_REQUEST, why));
             }
             "tools/list" => {
@@ -196,16 +197,16 @@ impl Server {
             protocol_version: String,
         }
         if self.phase != Phase::Uninitialized {
-            let why = "the server is initialised already";
+            let why = "the server is already initialized";
             return Err((write::INVALID_REQUEST, why.to_owned()));
         }
         let params = params.and_then(|raw| serde_json::from_str::<Params>(raw.get()).ok());
         let params = params.ok_or_else(|| {
-            let why = "initialize needs protocolVersion, a text";
+            let why = "initialize needs protocolVersion (a string)";
             (write::INVALID_PARAMS, why.to_owned())
         })?;
-        // What is not spoken is answered with the newest that is; whether that will do is for the
-        // other side to say.
+        // An unsupported version is answered with the newest supported one. The client decides
+        // whether it accepts that.
         let wanted = VERSIONS.iter().find(|of| **of == params.protocol_version);
         let version = wanted.or(VERSIONS.first()).copied().unwrap_or_default();
         self.phase = Phase::Initialized {
@@ -227,7 +228,7 @@ impl Server {
         let call = arguments::read(params, &self.tools);
         let call = call.map_err(|why| (write::INVALID_PARAMS, why))?;
         if self.open.len() >= TOOL_CALLS {
-            let why = format!("{TOOL_CALLS} calls are under way: wait for one of them");
+            let why = format!("{TOOL_CALLS} calls are in progress: wait for one to finish");
             return Err((write::INTERNAL, why));
         }
         self.last += 1;
@@ -245,7 +246,7 @@ impl Server {
         params: Option<&RawValue>,
         out: &mut Vec<Effect>,
     ) {
-        // All others change nothing here.
+        // All other notifications change nothing here.
         if method != "notifications/cancelled" {
             return;
         }

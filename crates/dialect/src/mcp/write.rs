@@ -1,6 +1,6 @@
 //! What the server writes, as lines.
 //!
-//! Must not know when.
+//! Must not know when they are written.
 
 use serde::Serialize;
 use serde_json::json;
@@ -10,18 +10,18 @@ use super::Effect;
 use super::message::Id;
 use marshal_model::{ClientErrorKind, EngineResult};
 
-/// The line is no JSON.
+/// The line is not JSON.
 pub(super) const PARSE: i32 = -32700;
-/// It is no request that can be had now.
+/// The request is not allowed in this state.
 pub(super) const INVALID_REQUEST: i32 = -32600;
-/// There is no such method.
+/// The method is unknown.
 pub(super) const METHOD_NOT_FOUND: i32 = -32601;
-/// Its parameters do not fit.
+/// The parameters are invalid.
 pub(super) const INVALID_PARAMS: i32 = -32602;
-/// It cannot be carried out.
+/// The request cannot be carried out.
 pub const INTERNAL: i32 = -32603;
 
-/// Where a result says which version of a file it is about.
+/// The member of a result that has the version of its file.
 const VERSION: &str = "marshal/version";
 
 /// An empty object.
@@ -46,7 +46,7 @@ pub(super) fn result(id: &Id, result: &impl Serialize) -> Effect {
     Effect::Write(line(&reply))
 }
 
-/// Why a request is not answered otherwise.
+/// The error answer to a request.
 pub(super) fn error(id: Option<&Id>, code: i32, why: &str) -> Effect {
     Effect::Write(error_line(id.map(Id::json), code, why))
 }
@@ -62,7 +62,7 @@ pub fn error_line(id: Option<&str>, code: i32, why: &str) -> Vec<u8> {
     }))
 }
 
-/// What came of a call. A refusal is a result, too: the model is to read it.
+/// The result of a call. A denial is a result too, so that the model reads it.
 pub(super) fn call_result(id: &Id, answer: &EngineResult) -> Effect {
     let version = answer.as_ref().ok().and_then(|done| done.version);
     let (text, is_error) = match answer {

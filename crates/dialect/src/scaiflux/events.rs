@@ -1,7 +1,7 @@
-//! What each of the agent's messages brings about.
+//! Handles each of the agent's messages.
 //!
-//! Owns the reading of events against the state of the channel; the state itself, and what is
-//! written, stand in the parent module.
+//! Owns how events are applied to the state of the channel. The state itself, and what is written,
+//! are in the parent module.
 
 use super::message::{
     self, ErrorMessage, Message, PermissionMessage, Ready, SlashResult, StateChanged, TextDelta,
@@ -17,7 +17,7 @@ use marshal_model::{
     Usage,
 };
 
-/// The reason of a line that came when it could not.
+/// The reason of a line that came in the wrong state.
 const OUT_OF_STATE: &str = "out_of_state";
 
 impl Scaiflux {
@@ -43,10 +43,10 @@ impl Scaiflux {
         }
     }
 
-    /// The version gate: only the integer 1 passes, before anything is written.
+    /// The version gate. Only the integer 1 passes, before anything is written.
     fn ready(&mut self, ready: &Ready<'_>, out: &mut Effects) {
         if self.phase != Phase::Handshaking {
-            return self.fail_protocol("the agent said ready twice".to_owned(), out);
+            return self.fail_protocol("the agent sent ready twice".to_owned(), out);
         }
         let theirs = ready.protocol.map_or("none", |raw| raw.get());
         if theirs != PROTOCOL {
@@ -67,12 +67,13 @@ impl Scaiflux {
             modes: Vec::new(),
             tools: ready.tools(),
             context_window: ready.context_window(),
-            // By an argument of its command line: the configuration says whether it can.
+            // The session was resumed by an argument of the command line: the configuration says
+            // whether that is possible.
             cannot_resume: false,
         }));
     }
 
-    /// Its model, mode or context are these now; `false` if it must end for that.
+    /// Updates the model, mode and context; `false` if the agent must end because of it.
     pub(super) fn update_state(&mut self, state: StateChanged, out: &mut Effects) -> bool {
         let state = state_changed(state);
         let fault = match &state {
@@ -89,12 +90,12 @@ impl Scaiflux {
         is_safe
     }
 
-    /// An event before `ready`: a fault, but what an error says is worth showing.
+    /// Handles an event before `ready`: a fault, but an error's text is reported.
     fn handle_early_message(&mut self, message: Message<'_>, out: &mut Effects) {
         if let Message::Error(error) = message {
-            let (event, said) = error_event(error);
+            let (event, text) = error_event(error);
             out.push(Effect::Event(event));
-            self.fail_protocol(format!("{said}, before it was ready"), out);
+            self.fail_protocol(format!("{text}, before it was ready"), out);
         } else {
             self.fail_protocol(
                 "the agent sent an event before it was ready".to_owned(),
@@ -103,8 +104,8 @@ impl Scaiflux {
         }
     }
 
-    /// Whether an event that names this turn belongs to the one that runs. An event that names
-    /// none does, if one runs; one that has no name yet is not the one before.
+    /// Whether an event of this turn belongs to the running one. An event without a turn does, if
+    /// one runs. A turn without a name yet is not the previous one.
     fn is_current(&self, id: &TurnId<'_>) -> bool {
         match (&self.turn, id.0.as_deref()) {
             (Turn::None, _) => false,
@@ -116,7 +117,8 @@ impl Scaiflux {
         }
     }
 
-    /// The same of an event that shows that the turn goes on: it gives it its name, if it has none.
+    /// The same for an event that shows that the turn continues: it names the turn, if that has no
+    /// name.
     fn note_turn_activity(&mut self, id: &TurnId<'_>) -> bool {
         let is_it = self.is_current(id);
         if let (Turn::Running(name @ None), Some(id), true) =
@@ -191,7 +193,7 @@ impl Scaiflux {
         let key = match self.open_requests.open(&mut self.ids, id, ()) {
             Ok(key) => key,
             Err(clash) => {
-                let (reason, said) = match clash {
+                let (reason, message) = match clash {
                     RejectReason::Duplicate => ("duplicate_id", "this request id was used before"),
                     RejectReason::TooMany => {
                         ("too_many_asks", "too many permission requests are open")
@@ -199,7 +201,7 @@ impl Scaiflux {
                     RejectReason::LongId => ("bad_shape", "the request id is too long"),
                 };
                 report_bad_line(reason, line, out);
-                self.deny_at_once(id, said, out);
+                self.deny_at_once(id, message, out);
                 if clash == RejectReason::TooMany {
                     self.count_excess_request(out);
                 }
@@ -223,15 +225,13 @@ impl Scaiflux {
         }));
     }
 
-    /// One more request was denied because too many are open.
+    /// Counts a request that was denied because too many are open.
     fn count_excess_request(&mut self, out: &mut Effects) {
         self.excess_requests = self.excess_requests.saturating_add(1);
         if self.excess_requests > limits::EXCESS_PERMISSION_REQUESTS {
             let most = limits::OPEN_PERMISSION_REQUESTS;
-            let said = format!(
-                "the agent asks on and on while {most} of its requests wait for their answers"
-            );
-            self.fail_protocol(said, out);
+            let message = format!("the agent keeps sending requests while {most} of them are open");
+            self.fail_protocol(message, out);
         }
     }
 
@@ -266,7 +266,7 @@ impl Scaiflux {
                 output: complete.output_tokens.0,
             },
             detail: (beyond > 0).then(|| {
-                format!("of the changed files the first {most} are listed, {beyond} are not")
+                format!("only the first {most} changed files are listed; {beyond} more are not")
             }),
         };
         self.end_turn(end, out);
@@ -275,7 +275,7 @@ impl Scaiflux {
     fn slash_result(&mut self, result: SlashResult<'_>, line: &[u8], out: &mut Effects) {
         let state = result.state_change();
         let heard = self.slash.finish();
-        // One that nobody asked for must not make an exit look wanted; what it says of the mode counts.
+        // An unrequested one must not make an exit look expected, but its mode counts.
         if heard == SlashReply::Unsolicited {
             report_bad_line(OUT_OF_STATE, line, out);
             if let Some(state) = state {
@@ -323,7 +323,7 @@ impl Scaiflux {
             && self.slash.finish() == SlashReply::Expected;
         let turn = error.turn_id.0.as_deref().map(str::to_owned);
         let words = error.message.clone().unwrap_or_default();
-        let (event, said) = error_event(error);
+        let (event, text) = error_event(error);
         out.push(Effect::Event(event));
         if is_of_slash {
             out.push(slash::answer_effect(false, &words.into()));
@@ -331,7 +331,7 @@ impl Scaiflux {
         if ends {
             let end = TurnEnd {
                 turn,
-                ..TurnEnd::failure(said)
+                ..TurnEnd::failure(text)
             };
             self.end_turn(end, out);
             self.last.ended_by_error = true;
@@ -339,8 +339,8 @@ impl Scaiflux {
     }
 }
 
-/// How a turn ended, by the agent's word. The protocol's page names `end_turn` and `interrupted`; the others
-/// are those of its `--max-tokens` and `--max-iterations`, and of ACP.
+/// The turn's outcome for the agent's stop reason. The protocol's page names `end_turn` and
+/// `interrupted`. The others are those of `--max-tokens` and `--max-iterations`, and of ACP.
 fn outcome(stop_reason: Option<&str>) -> TurnOutcome {
     match stop_reason {
         Some("interrupted" | "cancelled") => TurnOutcome::Cancelled,
@@ -364,7 +364,7 @@ fn state_changed(state: StateChanged) -> Event {
 fn error_event(error: ErrorMessage<'_>) -> (Event, String) {
     let code = UntrustedText::new(error.code.unwrap_or_default());
     let message = UntrustedText::new(error.message.unwrap_or_default());
-    let said = format!(
+    let text = format!(
         "the agent reported error {}: {}",
         code.escape_for_display(80),
         message.escape_for_display(300)
@@ -377,5 +377,5 @@ fn error_event(error: ErrorMessage<'_>) -> (Event, String) {
             .and_then(|word| ErrorOrigin::from_word(&word))
             .unwrap_or(ErrorOrigin::Unknown),
     };
-    (event, said)
+    (event, text)
 }

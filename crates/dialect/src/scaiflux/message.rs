@@ -1,10 +1,9 @@
-//! ScaiFlux's messages, typed: what an agent may say, and the five things that we may.
+//! ScaiFlux's messages, typed: those of the agent, and the five that we write.
 //!
-//! Must not know in which order they come. Source: "Serve mode protocol", sections
-//! "Inbound" and "Outbound". Reading is
-//! lenient: members that we do not need may be absent, `null` or unknown, and where a list's shape
-//! is not documented (`tools`, `mutations`) what is not understood is left out. Writing is exact:
-//! the listed members, in the order of that page's example, and nothing else.
+//! Must not know in which order they come. Source: "Serve mode protocol", sections "Inbound" and
+//! "Outbound". Reading is lenient: members that we do not need may be absent, `null` or unknown.
+//! Where a list's shape is not documented (`tools`, `mutations`), unknown entries are skipped.
+//! Writing is exact: the listed members, in the order of that page's example, and nothing else.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -18,7 +17,7 @@ use marshal_model::limits;
 use marshal_model::{PermissionResponse, UntrustedText};
 use marshal_wire::json::{BadFrame, JsonString, MessageWriter};
 
-/// What an agent says.
+/// A message of the agent.
 #[derive(Debug)]
 pub(super) enum Message<'a> {
     Ready(Ready<'a>),
@@ -31,11 +30,11 @@ pub(super) enum Message<'a> {
     SlashResult(SlashResult<'a>),
     StateChanged(StateChanged),
     Error(ErrorMessage<'a>),
-    /// A tag that the protocol, as we know it, does not have.
+    /// A type that this version of the protocol does not have.
     Unknown(UntrustedText, &'a RawValue),
 }
 
-/// `ready`, everything but its version as lenient as can be: the version decides first.
+/// `ready`. Everything but its version is read leniently: the version decides first.
 #[derive(Debug, Deserialize)]
 pub(super) struct Ready<'a> {
     #[serde(rename = "type")]
@@ -137,7 +136,7 @@ pub(super) struct ToolResult<'a> {
 }
 
 impl ToolResult<'_> {
-    /// How long the call took; `Idle` if the agent does not say, or says nonsense.
+    /// The call's duration; `None` if the agent reports none, or an invalid one.
     pub(super) fn call_duration(&self) -> Option<Duration> {
         Duration::try_from_secs_f64(self.duration_s?).ok()
     }
@@ -213,7 +212,7 @@ pub(super) struct SlashResult<'a> {
 }
 
 impl SlashResult<'_> {
-    /// What the command changed, as `data` tells it.
+    /// The state that the command changed, according to `data`.
     pub(super) fn state_change(&self) -> Option<StateChanged> {
         let data = self.data?;
         let state = parse::<StateChanged>(data).or_else(|| StateChanged::from_mode(data.get()));
@@ -221,8 +220,8 @@ impl SlashResult<'_> {
     }
 }
 
-/// `state_changed`, and the state in a `slash_result`'s `data`. `gadgets` is not read: its shape
-/// is not documented.
+/// `state_changed`, and the state in a `slash_result`'s `data`. `gadgets` is not read: its shape is
+/// undocumented.
 #[derive(Debug, Deserialize)]
 pub(super) struct StateChanged {
     pub(super) model: Option<String>,
@@ -232,7 +231,7 @@ pub(super) struct StateChanged {
 }
 
 impl StateChanged {
-    /// The mode alone, of an object that is none as a whole, or of its `data`.
+    /// The mode alone, of a message that is otherwise unreadable, or of its `data`.
     pub(super) fn from_mode(object: &str) -> Option<Self> {
         let object: serde_json::Value = serde_json::from_str(object).ok()?;
         let mode = object
@@ -265,7 +264,7 @@ pub(super) struct ErrorMessage<'a> {
     pub(super) turn_id: TurnId<'a>,
 }
 
-/// Reads the message of that tag.
+/// Reads the message of that type.
 ///
 /// # Errors
 /// [`BadFrame::Json`] or [`BadFrame::Shape`].
@@ -288,7 +287,7 @@ pub(super) fn read<'a>(tag: &str, object: &'a str) -> Result<Message<'a>, BadFra
     })
 }
 
-/// The id of a permission request whose shape is bad otherwise, so that it can be denied.
+/// The id of a permission request of an otherwise bad shape, so that it can be denied.
 pub(super) fn parse_request_id(object: &str) -> Option<String> {
     #[derive(Deserialize)]
     struct Id {
@@ -340,7 +339,7 @@ pub(super) fn shutdown() -> Vec<u8> {
     MessageWriter::with_tag("shutdown").finish()
 }
 
-/// A turn's id, where the agent gives one that can be kept: anything else is no id.
+/// A turn's id, where the agent gives a usable one; anything else counts as none.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(super) struct TurnId<'a>(pub(super) Option<Cow<'a, str>>);
 

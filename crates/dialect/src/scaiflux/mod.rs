@@ -1,32 +1,32 @@
 //! ScaiFlux serve mode, protocol 1, from the controller's side. Source: its page "Serve mode
 //! protocol", revision 4 of 2026-05-18.
 //!
-//! Owns the order of the conversation: the version gate, one turn at a time, which requests are
-//! open. Must not know how a message looks (`message`), or what becomes of an event.
+//! Owns the order of the conversation: the version gate, one turn at a time, and the open requests.
+//! Must not know a message's format (`message`), or what happens to an event.
 //!
-//! What that page leaves open is decided so:
+//! Where that page is open, this module decides as follows:
 //!
-//! - An `error` that names the running turn ends it `failed`; so does one that names no turn while
-//!   a prompt has no `turn_started` yet (the prompt was rejected). Any other is only reported. A
-//!   `turn_complete` that follows such an end adds its mutations and nothing else.
-//! - A `turn_complete` that cannot be read ends the turn `failed`: waiting for another is vain.
+//! - An `error` that names the running turn ends it `failed`. So does one without a turn while a
+//!   prompt has no `turn_started` yet (the prompt was rejected). Any other is only reported. A
+//!   `turn_complete` after such an end adds only its mutations.
+//! - An unreadable `turn_complete` ends the turn `failed`, because no other will follow.
 //! - An event of another turn, or outside of one, is out of state: text is dropped, tool calls are
-//!   passed on all the same, so that they are judged.
-//! - A permission request outside of a turn and of a slash command, one that cannot be read, and
-//!   one whose id was used before, is denied at once. If a request of that id is still open, the
-//!   denial answers it too, so it is withdrawn. While a turn is being cancelled a request gets no
-//!   answer: the `interrupt` already under way ends it.
-//! - An `interrupt` that was written before `turn_started` came is written again then: the first
-//!   may have found no turn.
-//! - A mode that asks for less than the one that the agent was begun in ends its child, whatever
-//!   brought it about. An agent that says that it exits takes nothing any more.
-//! - A slash command without a result in its time is told as unanswered; until its result comes there
-//!   is no other.
-//! - The agent's session, not this module, says what becomes of a turn whose channel ends.
-//! - Before `ready` any other message, known or not, fails the channel; so does a second `ready`. A
+//!   still passed on, so that they are evaluated.
+//! - A permission request outside of a turn and of a slash command, an unreadable one, and one with
+//!   a used id are denied at once. If a request of that id is still open, the denial answers it
+//!   too, so it is withdrawn. While a turn is being cancelled a request gets no answer: the pending
+//!   `interrupt` ends it.
+//! - An `interrupt` that was written before `turn_started` is written again then: the first may
+//!   have found no turn.
+//! - A mode that asks for less than the mode at the start ends the child, whatever changed it. An
+//!   agent that reports its exit accepts no more input.
+//! - A slash command without a result in time is reported as unanswered. Until its result comes, no
+//!   other command is accepted.
+//! - The agent's session, not this module, decides what happens to a turn whose channel ends.
+//! - Before `ready` any other message, known or not, fails the channel. So does a second `ready`. A
 //!   `protocol` other than the number 1 parks the slot, and nothing is written to the child.
-//! - A known message of a bad shape is a `report_bad_line` (`bad_shape`). `ready` then fails the channel, and a
-//!   request with a readable id is denied.
+//! - A known message of a bad shape is a `bad_line` event (`bad_shape`). `ready` then fails the
+//!   channel, and a request with a readable id is denied.
 //! - An unknown `type` after `ready` is an `unknown` event with the whole message.
 
 mod events;
@@ -45,10 +45,10 @@ use marshal_model::limits;
 use marshal_model::{Event, PermissionResponse, TurnOutcome, UntrustedText, Usage};
 use marshal_wire::json::{self, BadFrame};
 
-/// The version that we speak, as `ready.protocol` writes it.
+/// Our protocol version, as `ready.protocol` writes it.
 const PROTOCOL: &str = "1";
 
-/// The permission modes, from the one that asks for the most.
+/// The permission modes, beginning with the one that asks the most.
 const MODES: [&str; 4] = [
     "prompt",
     "read-only",
@@ -56,35 +56,35 @@ const MODES: [&str; 4] = [
     "danger-full-access",
 ];
 
-/// How far the channel is.
+/// The phase of the channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Phase {
-    /// `ready` has not come.
+    /// Waits for `ready`.
     #[default]
     Handshaking,
     /// Prompts may be sent.
     Ready,
-    /// Faulted or at its end: nothing is read or written any more.
+    /// Failed or ended: nothing is read or written any more.
     Closed,
 }
 
 /// The turn.
 #[derive(Debug, PartialEq, Eq, Default)]
 enum Turn {
-    /// None runs.
+    /// No turn.
     #[default]
     None,
-    /// Its prompt was written; `turn_started` has not come.
+    /// The prompt was written; `turn_started` has not arrived.
     Sent,
-    /// It runs, under the agent's name for it, if there is one.
+    /// The turn runs, under the agent's name for it, if it has one.
     Running(Option<String>),
 }
 
-/// The turn that ended last, to know its late events.
+/// The turn that ended last, so that its late events are recognized.
 #[derive(Debug, Default)]
 struct LastTurn {
     id: Option<String>,
-    /// An `error` ended it; its `turn_complete` may follow.
+    /// Whether an `error` ended it; its `turn_complete` may follow.
     ended_by_error: bool,
 }
 
@@ -93,23 +93,23 @@ struct LastTurn {
 pub struct Scaiflux {
     phase: Phase,
     turn: Turn,
-    /// The turn was interrupted.
+    /// Whether the turn was interrupted.
     cancelling: bool,
     last: LastTurn,
     slash: SlashTracker,
     mode_guard: ModeGuard,
-    /// `shutdown` was written.
+    /// Whether `shutdown` was written.
     is_shutting_down: bool,
     ids: RequestIds,
     open_requests: OpenRequests<()>,
-    /// Lines that were no messages.
+    /// Lines that were not messages.
     bad_lines: u32,
     /// Requests that were denied because too many were open.
     excess_requests: u32,
 }
 
 impl Dialect for Scaiflux {
-    /// Says nothing: the agent speaks first.
+    /// Writes nothing: the agent sends the first message.
     fn open(&mut self, opening: &OpenParams, _now: Instant, _out: &mut Effects) {
         self.slash = SlashTracker::new(opening.control_timeout);
         self.mode_guard = ModeGuard::new(opening, &MODES);
@@ -176,7 +176,7 @@ impl Dialect for Scaiflux {
             }
             Command::AnswerClientRequest { .. } => return Err(DialectError::Unsupported),
             Command::Set(_) => {
-                let why = "this agent has neither modes nor options that could be set";
+                let why = "this agent has no modes or options to set";
                 return Err(DialectError::NotOffered(why.to_owned()));
             }
             Command::Goodbye => {}
@@ -210,7 +210,7 @@ impl Scaiflux {
         }
     }
 
-    /// A message that we know, with a shape that we do not: what waits for it must not wait on.
+    /// A known message of an unknown shape. Whatever waits for it must not wait forever.
     fn handle_bad_shape(&mut self, tag: &str, object: &str, out: &mut Effects) {
         self.count_bad_line(BadFrame::Shape, object.as_bytes(), out);
         match tag {
@@ -228,7 +228,7 @@ impl Scaiflux {
                 }
             }
             "state_changed" | "slash_result" => {
-                // What it says of the mode counts all the same.
+                // The mode in it still counts.
                 let is_safe = message::StateChanged::from_mode(object)
                     .is_none_or(|state| self.update_state(state, out));
                 if is_safe && tag == "slash_result" && self.slash.finish() == SlashReply::Expected {
@@ -240,18 +240,18 @@ impl Scaiflux {
         }
     }
 
-    /// Counts a line that is no message; too many of them are another program.
+    /// Counts a line that is not a message. Too many of them mean that this is another program.
     fn count_bad_line(&mut self, bad: BadFrame, line: &[u8], out: &mut Effects) {
         report_bad_line(bad.as_str(), line, out);
         self.bad_lines = self.bad_lines.saturating_add(1);
         if self.bad_lines > limits::BAD_LINES {
             let most = limits::BAD_LINES;
-            let said = format!("more than {most} lines on the agent's stdout were no messages");
-            self.fail_protocol(said, out);
+            let message = format!("more than {most} lines on the agent's stdout were not messages");
+            self.fail_protocol(message, out);
         }
     }
 
-    /// Ends the running turn from our side. Nothing to do if none runs, or if that was said.
+    /// Cancels the running turn. Does nothing if none runs, or if it is already cancelled.
     fn cancel(&mut self, out: &mut Effects) {
         if self.turn == Turn::None || self.cancelling {
             return;
@@ -261,7 +261,7 @@ impl Scaiflux {
         out.push(Effect::Write(message::interrupt()));
     }
 
-    /// Says goodbye, once.
+    /// Starts the shutdown, once.
     fn shut_down(&mut self, out: &mut Effects) {
         if self.is_shutting_down {
             return;
@@ -271,12 +271,12 @@ impl Scaiflux {
         out.push(Effect::Write(message::shutdown()));
     }
 
-    /// Whether the agent was told to end what it does.
+    /// Whether the agent is stopping or its turn is being cancelled.
     const fn is_winding_down(&self) -> bool {
         self.cancelling || self.is_shutting_down
     }
 
-    /// Ends every open request unanswered.
+    /// Ends every open request without an answer.
     fn withdraw_requests(&mut self, out: &mut Effects) {
         let open = self.open_requests.close_all().into_iter();
         out.extend(open.map(|(key, ())| Effect::RequestWithdrawn(key)));
@@ -289,9 +289,9 @@ impl Scaiflux {
             Turn::None | Turn::Sent => None,
         };
         self.last.id = named.or(end.turn);
-        let asked = std::mem::take(&mut self.cancelling);
+        let was_cancelling = std::mem::take(&mut self.cancelling);
         let outcome = match end.outcome {
-            TurnOutcome::Failed if asked => TurnOutcome::Cancelled,
+            TurnOutcome::Failed if was_cancelling => TurnOutcome::Cancelled,
             outcome => outcome,
         };
         out.push(Effect::Event(Event::TurnEnded {
@@ -302,7 +302,7 @@ impl Scaiflux {
         }));
     }
 
-    /// Denies a request that nobody is asked about.
+    /// Denies a request without asking anybody.
     fn deny_at_once(&mut self, id: &str, reason: &str, out: &mut Effects) {
         let open = self.open_requests.close(id);
         out.extend(open.map(|(key, ())| Effect::RequestWithdrawn(key)));
@@ -310,8 +310,8 @@ impl Scaiflux {
         out.push(Effect::Write(message::permission_response(id, &answer)));
     }
 
-    fn fail_protocol(&mut self, said: String, out: &mut Effects) {
-        self.fail_channel(ChannelError::Protocol(said), out);
+    fn fail_protocol(&mut self, message: String, out: &mut Effects) {
+        self.fail_channel(ChannelError::Protocol(message), out);
     }
 
     fn fail_channel(&mut self, fault: ChannelError, out: &mut Effects) {
@@ -321,7 +321,7 @@ impl Scaiflux {
     }
 }
 
-/// What is known of a turn's end.
+/// How a turn ended.
 struct TurnEnd {
     /// The turn's id as the ending message gives it.
     turn: Option<String>,

@@ -1,7 +1,7 @@
 //! The carrier's lines, typed, and the lines that we write to it.
 //!
-//! Reading is lenient: members that are not needed may be absent or unknown. Must not know in which order
-//! lines come.
+//! Reading is lenient: members that are not needed may be absent or unknown. Must not know in which
+//! order lines come.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use marshal_wire::skillpilot::carrier::{PUT_TYPE, PutMessage, Stamp};
 use marshal_wire::skillpilot::marker::PREFIX;
 use marshal_wire::skillpilot::{CommandFile, CommandName, MarkerMode, MarkerSpec, RunnerPhase};
 
-/// What a carrier says.
+/// A message of the carrier.
 #[derive(Debug)]
 pub(super) enum Message<'a> {
     Hello(Hello<'a>),
@@ -34,11 +34,11 @@ pub(super) enum Message<'a> {
         path: String,
         why: UntrustedText,
     },
-    /// A tag that is not known.
+    /// An unknown type.
     Unknown(UntrustedText, &'a RawValue),
 }
 
-/// The first line; its version decides before anything else is looked at.
+/// The first line. Its version is checked before anything else.
 #[derive(Debug, Deserialize)]
 pub(super) struct Hello<'a> {
     #[serde(borrow)]
@@ -55,7 +55,7 @@ pub(super) struct Hello<'a> {
     next_seq: Option<&'a RawValue>,
 }
 
-/// The rest of it.
+/// The other members of the first line.
 pub(super) struct HelloFields {
     pub(super) version: Option<UntrustedText>,
     pub(super) is_runner: bool,
@@ -83,7 +83,7 @@ fn get<'a, T: Deserialize<'a>>(raw: Option<&'a RawValue>) -> Option<T> {
     serde_json::from_str(raw?.get()).ok()
 }
 
-/// Reads a line whose tag is known.
+/// Reads a line of a known type.
 pub(super) fn read<'a>(tag: &str, object: &'a str) -> Result<Message<'a>, BadFrame> {
     #[derive(Deserialize)]
     struct Output {
@@ -139,7 +139,7 @@ pub(super) fn read<'a>(tag: &str, object: &'a str) -> Result<Message<'a>, BadFra
     })
 }
 
-/// A command to be run.
+/// Writes a command that is to be run.
 pub(super) fn submit(name: &CommandName, wants: &config::Runner, text: &UntrustedText) -> Vec<u8> {
     let command = CommandFile {
         cmd_id: name.id.clone(),
@@ -157,7 +157,7 @@ pub(super) fn submit(name: &CommandName, wants: &config::Runner, text: &Untruste
     put(&format!("queue/{}", name.file_name()), &command, None)
 }
 
-/// The end of a command, whether it runs or waits.
+/// Cancels a command, whether it runs or waits.
 pub(super) fn cancel(id: &str) -> Vec<u8> {
     #[derive(Serialize)]
     struct Cancel<'a> {
@@ -171,7 +171,7 @@ pub(super) fn cancel(id: &str) -> Vec<u8> {
     put("ctl/cancel.json", &cancel, Some(("ts", Duration::ZERO)))
 }
 
-/// The Runner's end, when its command is done.
+/// Stops the Runner after its current command.
 pub(super) fn stop() -> Vec<u8> {
     #[derive(Serialize)]
     struct Stop {
@@ -181,7 +181,7 @@ pub(super) fn stop() -> Vec<u8> {
     put("ctl/stop.json", &stop, Some(("ts", Duration::ZERO)))
 }
 
-/// The promise to be there for so long.
+/// Writes a lease: a promise that the supervisor is alive for this long.
 pub(super) fn lease(word: &str, term: Duration) -> Vec<u8> {
     #[derive(Serialize)]
     struct Lease<'a> {
@@ -195,10 +195,10 @@ pub(super) fn lease(word: &str, term: Duration) -> Vec<u8> {
     put("state/lease.json", &lease, Some(("expires_at", term)))
 }
 
-/// The line that has a file put.
+/// Writes a line that makes the carrier write a file.
 fn put(path: &str, content: &impl Serialize, stamp: Option<(&'static str, Duration)>) -> Vec<u8> {
     let Ok(content) = to_raw_value(content) else {
-        // Only what has keys that are no texts cannot be written, and these have none.
+        // Only maps with keys that are not strings cannot be serialized, and there are none.
         return Vec::new();
     };
     let order = PutMessage {

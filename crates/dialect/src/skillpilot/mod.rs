@@ -1,19 +1,21 @@
-//! `SkillPilot`'s file control plane from the Master's side, over a carrier: a prompt becomes a command's
-//! file, its output text, its result the turn's end. Source: its page "SkillPilot File Control Plane
-//! Protocol", version 1.
+//! `SkillPilot`'s file control plane from the Master's side, over a carrier. A prompt becomes a
+//! command's file, its output becomes text, and its result the turn's end. Source: its page
+//! "SkillPilot File Control Plane Protocol", version 1.
 //!
-//! Owns the order of the conversation with the carrier (`marshal runner --stdio` or `--carry`): the version
-//! gate, one command at a time, the lease, signs of life. Must not know files; what a name or a file
-//! holds is `skillpilot`'s.
+//! Owns the order of the conversation with the carrier (`marshal runner --stdio` or `--carry`): the
+//! version gate, one command at a time, the lease, signs of life. Must not know files: the crate
+//! `skillpilot` defines their names and content.
 //!
-//! What is decided here:
+//! This module decides as follows:
 //!
-//! - An id is the carrier's random word and a number, so that no command is taken for one of an earlier start.
-//! - Cancel names its command, so that it never ends another. A Runner that does not hear of it is the business
-//!   of the channel's deadlines.
-//! - The agent is ready when its Runner is idle or busy and, where that is somebody else's, has given a sign of
-//!   life since. Somebody else's Runner is not stopped with us, and gets a lease only where that is wanted.
-//! - A sign of life is missed only between commands: some Runners give none while one runs.
+//! - An id is the carrier's random word and a number, so that no command is mistaken for one of an
+//!   earlier start.
+//! - A cancel names its command, so that it never ends another. The channel's deadlines cover a
+//!   Runner that does not receive it.
+//! - The agent is ready when its Runner is idle or busy. A Runner that this supervisor did not
+//!   start must also have given a sign of life since. Such a Runner is not stopped with the
+//!   supervisor, and gets a lease only where that is configured.
+//! - A sign of life is required only between commands: some Runners give none while one runs.
 
 mod message;
 
@@ -32,39 +34,40 @@ use marshal_wire::skillpilot::carrier::PROTOCOL;
 use marshal_wire::skillpilot::{CommandName, CommandStatus, ResultSummary, RunnerPhase};
 use message::{Hello, Message};
 
-/// The version that we speak, as a text.
+/// Our protocol version, as a string.
 const VERSION: &str = "1";
-/// The least time without a sign of life after which a Runner is given up.
+/// The minimum time without a sign of life after which a Runner counts as lost.
 const SILENCE: Duration = Duration::from_secs(30);
 /// How many signs of life may be missing.
 const MISSED: u32 = 6;
 
-/// How far the channel is.
+/// The phase of the channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Phase {
-    /// The carrier has not said hello, or its Runner is not there.
+    /// The carrier has sent no hello, or its Runner does not exist.
     #[default]
     Handshaking,
     /// Prompts may be sent.
     Ready,
-    /// Faulted or at its end.
+    /// Failed or ended.
     Closed,
 }
 
-/// Who carries.
+/// The carrier's identity.
 #[derive(Debug)]
 struct Carrier {
     id_prefix: String,
     version: Option<UntrustedText>,
     session: UntrustedText,
-    /// It is the Runner, too.
+    /// Whether the carrier is also the Runner.
     is_runner: bool,
     next_seq: u64,
-    /// Commands of this channel: the carrier's numbers may end, and an id must not come twice.
+    /// Number of commands of this channel. The carrier's numbers may wrap, and an id must be
+    /// unique.
     sent: u64,
 }
 
-/// The command that runs.
+/// The running command.
 #[derive(Debug)]
 struct Turn {
     /// `cmd_<seq>_<id>`.
@@ -73,16 +76,16 @@ struct Turn {
     cancelling: bool,
 }
 
-/// One channel that speaks the file control plane.
+/// One channel of the file control plane.
 #[derive(Debug, Default)]
 pub struct Skillpilot {
     phase: Phase,
     runner_config: Arc<config::Runner>,
     resume: Option<UntrustedText>,
     carrier: Option<Carrier>,
-    /// The Runner works, by its own word.
+    /// Whether the Runner reports that it works.
     is_working: bool,
-    /// It gave a sign of life.
+    /// Whether it has given a sign of life.
     is_alive: bool,
     turn: Option<Turn>,
     is_shutting_down: bool,
@@ -92,7 +95,7 @@ pub struct Skillpilot {
 }
 
 impl Dialect for Skillpilot {
-    /// Nothing: the carrier speaks first.
+    /// Writes nothing: the carrier sends the first message.
     fn open(&mut self, opening: &OpenParams, _now: Instant, _out: &mut Effects) {
         self.runner_config = Arc::clone(&opening.runner);
         self.resume = opening.resume.clone();
@@ -147,7 +150,7 @@ impl Dialect for Skillpilot {
                 Err(DialectError::Unsupported)
             }
             Command::Set(_) => {
-                let why = "a Runner has neither modes nor options that could be set";
+                let why = "a Runner has no modes or options to set";
                 Err(DialectError::NotOffered(why.to_owned()))
             }
             Command::Goodbye => Ok(()),
@@ -172,8 +175,8 @@ impl Dialect for Skillpilot {
         }
         if self.turn.is_none() && self.silence_due.is_some_and(|at| at <= now) {
             let silence = self.silence().as_secs();
-            let said = format!("the Runner gave no sign of life for {silence} s");
-            self.fail_channel(ChannelError::Unanswered(said), out);
+            let message = format!("the Runner gave no sign of life for {silence} s");
+            self.fail_channel(ChannelError::Unanswered(message), out);
         }
     }
 }
@@ -215,8 +218,8 @@ impl Skillpilot {
             return self.hello(&hello, now, out);
         }
         if self.carrier.is_none() {
-            let said = "the carrier sent something before its hello".to_owned();
-            return self.fail_protocol(said, out);
+            let problem = "the carrier sent something before its hello".to_owned();
+            return self.fail_protocol(problem, out);
         }
         self.record_activity(now);
         match message {
@@ -251,10 +254,10 @@ impl Skillpilot {
         }
     }
 
-    /// The version gate: only the integer 1 passes, before anything is written.
+    /// The version gate. Only the integer 1 passes, before anything is written.
     fn hello(&mut self, hello: &Hello<'_>, now: Instant, out: &mut Effects) {
         if self.carrier.is_some() {
-            return self.fail_protocol("the carrier said hello twice".to_owned(), out);
+            return self.fail_protocol("the carrier sent hello twice".to_owned(), out);
         }
         let theirs = hello.protocol.map_or("none", |raw| raw.get());
         if theirs != VERSION {
@@ -281,8 +284,8 @@ impl Skillpilot {
         if let Some(resume) = &self.resume
             && (carrier.is_runner || carrier.session.raw() != resume.raw())
         {
-            let said = "its tool was started again, and remembers nothing";
-            return self.fail_channel(ChannelError::NotResumed(said.to_owned()), out);
+            let message = "its tool was restarted and remembers nothing";
+            return self.fail_channel(ChannelError::NotResumed(message.to_owned()), out);
         }
         let wants_lease = carrier.is_runner || self.runner_config.lease.is_some();
         self.carrier = Some(carrier);
@@ -310,12 +313,12 @@ impl Skillpilot {
             modes: Vec::new(),
             tools: Vec::new(),
             context_window: None,
-            // A tool that is started again has forgotten everything; somebody else's goes on.
+            // A restarted tool has forgotten everything; a Runner that we did not start still runs.
             cannot_resume: carrier.is_runner,
         }));
     }
 
-    /// Notes a sign of life.
+    /// Records a sign of life.
     fn record_activity(&mut self, now: Instant) {
         self.silence_due = Some(now + self.silence());
     }
@@ -358,7 +361,7 @@ impl Skillpilot {
         }
     }
 
-    /// Says goodbye, once: our own Runner ends when its command did.
+    /// Starts the shutdown, once: our own Runner ends after its command.
     fn shut_down(&mut self, out: &mut Effects) {
         if self.is_shutting_down {
             return;
@@ -371,12 +374,12 @@ impl Skillpilot {
         {
             out.push(Effect::Write(message::stop()));
         } else {
-            // Whose Runner is somebody else's: that goes on.
+            // A Runner that we did not start continues.
             out.push(Effect::CloseInput);
         }
     }
 
-    /// Promises to be there, for a while.
+    /// Writes a lease.
     fn lease(&mut self, now: Instant, out: &mut Effects) {
         let term = self.runner_config.lease.unwrap_or(config::RUNNER_LEASE);
         self.lease_due = Some(now + term / 3);
@@ -387,12 +390,12 @@ impl Skillpilot {
 
     fn result(&mut self, content: &str, out: &mut Effects) {
         let Ok(seen) = serde_json::from_str::<ResultSummary>(content) else {
-            let said = "the Runner's result cannot be read".to_owned();
-            return self.end_turn(TurnOutcome::Failed, None, Some(said), out);
+            let message = "the Runner's result cannot be read".to_owned();
+            return self.end_turn(TurnOutcome::Failed, None, Some(message), out);
         };
         if self.turn.as_ref().is_none_or(|turn| turn.id != seen.cmd_id) {
-            let said = "the Runner's result names another command".to_owned();
-            return self.end_turn(TurnOutcome::Failed, None, Some(said), out);
+            let message = "the Runner's result names another command".to_owned();
+            return self.end_turn(TurnOutcome::Failed, None, Some(message), out);
         }
         let outcome = match seen.status {
             CommandStatus::Ok => TurnOutcome::Completed,
@@ -413,11 +416,11 @@ impl Skillpilot {
         let ours = self.turn.as_ref().map(|turn| format!("{}.json", turn.stem));
         let names_it = |file: String| path.rsplit('/').next() == Some(&*file);
         if ours.is_some_and(names_it) {
-            let said = format!("the command's files cannot be carried: {why}");
-            return self.end_turn(TurnOutcome::Failed, None, Some(said), out);
+            let message = format!("the command's files cannot be transferred: {why}");
+            return self.end_turn(TurnOutcome::Failed, None, Some(message), out);
         }
-        // Without a lease or a way to cancel there is no command over the Runner.
-        self.fail_protocol(format!("the carrier cannot put a file: {why}"), out);
+        // Without a lease or a way to cancel, a command on the Runner cannot be controlled.
+        self.fail_protocol(format!("the carrier cannot write a file: {why}"), out);
     }
 
     fn end_turn(
@@ -437,19 +440,19 @@ impl Skillpilot {
         }
     }
 
-    /// Counts a line that is no message; too many of them are another program.
+    /// Counts a line that is not a message. Too many of them mean that this is another program.
     fn count_bad_line(&mut self, bad: BadFrame, line: &[u8], out: &mut Effects) {
         report_bad_line(bad.as_str(), line, out);
         self.bad_lines = self.bad_lines.saturating_add(1);
         if self.bad_lines > limits::BAD_LINES {
             let most = limits::BAD_LINES;
-            let said = format!("more than {most} lines of the carrier were no messages");
-            self.fail_protocol(said, out);
+            let message = format!("more than {most} lines of the carrier were not messages");
+            self.fail_protocol(message, out);
         }
     }
 
-    fn fail_protocol(&mut self, said: String, out: &mut Effects) {
-        self.fail_channel(ChannelError::Protocol(said), out);
+    fn fail_protocol(&mut self, message: String, out: &mut Effects) {
+        self.fail_channel(ChannelError::Protocol(message), out);
     }
 
     fn fail_channel(&mut self, fault: ChannelError, out: &mut Effects) {

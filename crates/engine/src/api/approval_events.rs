@@ -1,8 +1,8 @@
 //! The stream of approvals: `GET /approvals/events`, server-sent events.
 //!
-//! Owns what a watcher is given: everything that waits when it comes, then each change, each once it
-//! is durable. It is told of states, not of every step between two of them, so a slow one misses
-//! nothing that still counts and holds nothing up. Must not know who may watch.
+//! Owns what a subscriber receives: first all pending approvals, then each change once it is
+//! durable. It receives states, not every step between two of them. So a slow subscriber misses
+//! nothing that still matters, and slows nothing down. Must not know who may subscribe.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -25,11 +25,11 @@ use marshal_model::PermissionRequestId;
 use marshal_model::limits;
 use marshal_model::untrusted::escape_json_for_terminal;
 
-/// Until when the connection of a request lives.
+/// The time at which the connection of a request is closed.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ConnectionDeadline(pub(super) Instant);
 
-/// The places of watchers, and what ends all of them.
+/// Limits the number of subscribers, and ends all of their streams at shutdown.
 #[derive(Debug, Clone)]
 pub(super) struct ApprovalSubscribers {
     permits: Arc<Semaphore>,
@@ -44,7 +44,7 @@ impl ApprovalSubscribers {
         }
     }
 
-    /// Gives a watcher its stream.
+    /// Starts the stream of a subscriber.
     pub(super) fn subscribe<F: Fleet>(&self, fleet: F, until: Instant) -> Response {
         let Ok(place) = Arc::clone(&self.permits).try_acquire_owned() else {
             let detail = "too many clients stream approvals already: read /approvals instead";
@@ -72,7 +72,7 @@ impl ApprovalSubscribers {
     }
 }
 
-/// What was told and not yet written.
+/// A response body that is fed by a channel.
 pub(super) struct ChannelBody(pub(super) mpsc::Receiver<Bytes>);
 
 impl hyper::body::Body for ChannelBody {
@@ -90,11 +90,11 @@ impl hyper::body::Body for ChannelBody {
 
 /// Why a stream ends.
 enum StreamEnd {
-    /// The watcher is gone, or takes nothing.
+    /// The client disconnected or does not read.
     Gone,
-    /// Its connection is old: it comes again.
+    /// The connection reached its maximum age; the client reconnects.
     Expired,
-    /// The supervisor stops.
+    /// The supervisor is stopping.
     Stopping,
     /// The journal cannot be read.
     Failed,
@@ -104,14 +104,14 @@ struct Subscriber<F> {
     fleet: F,
     changed: watch::Receiver<u64>,
     sender: mpsc::Sender<Bytes>,
-    /// What it was given of those that wait.
+    /// The pending approvals as they were sent last.
     sent: BTreeMap<String, ApprovalView>,
     _permit: OwnedSemaphorePermit,
 }
 
 impl<F: Fleet> Subscriber<F> {
     async fn run(mut self, stop: CancellationToken, until: Instant) {
-        // A stream that ends by itself is no error for its reader.
+        // A stream that ends before its connection does is not an error for its client.
         let until = until - limits::APPROVAL_STREAM_MARGIN.min(until - Instant::now());
         let end = tokio::select! {
             end = self.follow(&stop) => end,
@@ -163,7 +163,7 @@ impl<F: Fleet> Subscriber<F> {
         }
     }
 
-    /// The children are gone: what became of their approvals is told before the end.
+    /// After the children have ended, sends the final states of their approvals.
     async fn send_final(&mut self, stop: &CancellationToken) -> StreamEnd {
         self.fleet.flush_journal().await;
         match self.send_changes(stop).await {
@@ -173,18 +173,18 @@ impl<F: Fleet> Subscriber<F> {
     }
 
     async fn pending_approvals(&self) -> Result<BTreeMap<String, ApprovalView>, StreamEnd> {
-        let found = self.fleet.approvals(false).await;
-        let found = found.map_err(|why| {
-            tracing::warn!(why, "a watcher of the asks cannot be told of them");
+        let pending = self.fleet.approvals(false).await;
+        let pending = pending.map_err(|why| {
+            tracing::warn!(why, "cannot send approvals to a subscriber");
             StreamEnd::Failed
         })?;
-        let views = found.iter().map(ApprovalView::from_stored);
+        let views = pending.iter().map(ApprovalView::from_stored);
         Ok(views.map(|view| (view.approval.clone(), view)).collect())
     }
 
-    /// Something changed: what, since it was last looked.
+    /// Sends the differences to the states that were sent last.
     async fn send_changes(&mut self, stop: &CancellationToken) -> Result<(), StreamEnd> {
-        // What changes in a row is read once.
+        // Several changes in a row cause only one read.
         tokio::select! {
             () = tokio::time::sleep(limits::APPROVAL_STREAM_DEBOUNCE) => {}
             () = stop.cancelled() => {}
@@ -215,7 +215,7 @@ impl<F: Fleet> Subscriber<F> {
 
     async fn send_event(&self, name: &str, data: &impl serde::Serialize) -> Result<(), StreamEnd> {
         let json = serde_json::to_string(data).unwrap_or_default();
-        // One line, which nothing in it can end.
+        // Control characters are escaped, so nothing in the JSON can end the line.
         let json = escape_json_for_terminal(&json);
         self.send_chunk(format!("event: {name}\ndata: {json}\n\n"))
             .await

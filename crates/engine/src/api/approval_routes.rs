@@ -1,8 +1,9 @@
-//! The approvals over HTTP: `GET /approvals`, `GET /approvals/events`, `GET /approvals/ID`, `POST /approvals/ID`.
+//! Approvals over HTTP: `GET /approvals`, `GET /approvals/events`, `GET /approvals/ID` and `POST
+//! /approvals/ID`.
 //!
-//! Owns what the pages take and give. Whoever brings no token is answered before anything else of the
-//! request is looked at: what an agent wants to run is nobody else's business, and nobody else's body
-//! is waited for. Must not know what an answer does.
+//! Owns the parameters and responses. The token is checked before anything else of the request is
+//! read: only approvers may see what an agent wants to run, and only their bodies are waited for.
+//! Must not know what an answer does.
 
 use axum::body::{self, Body};
 use axum::extract::rejection::PathRejection;
@@ -24,7 +25,7 @@ use marshal_config::Approver;
 use marshal_model::PermissionRequestId;
 use marshal_model::limits;
 
-/// What the pages need.
+/// The shared state of the handlers.
 #[derive(Debug)]
 struct RoutesState<F> {
     fleet: F,
@@ -40,7 +41,7 @@ impl<F: Clone> Clone for RoutesState<F> {
     }
 }
 
-/// Who may have which page.
+/// The role that each route requires.
 pub const ROUTES: RouteRoles = &[
     (Method::GET, "/approvals", Role::Read),
     (Method::GET, "/approvals/events", Role::Read),
@@ -48,7 +49,7 @@ pub const ROUTES: RouteRoles = &[
     (Method::POST, "/approvals/{approval}", Role::Approve),
 ];
 
-/// The pages. Streams end with `stop`.
+/// Creates the router. Streams end with `stop`.
 pub fn router<F: Fleet>(fleet: F, tokens: &Tokens, stop: CancellationToken) -> Router {
     let pages = Router::new()
         .route("/approvals", get(list::<F>))
@@ -90,13 +91,13 @@ fn approval_not_found() -> Response {
     problem(StatusCode::NOT_FOUND, "there is no such approval")
 }
 
-/// A path that is no text names no approval either.
+/// Parses the id in the path; a path that is not UTF-8 names no approval.
 fn parse_id(approval: Result<UrlPath<String>, PathRejection>) -> Option<PermissionRequestId> {
     let UrlPath(approval) = approval.ok()?;
     PermissionRequestId::new(&approval).ok()
 }
 
-async fn list<F: Fleet>(State(desk): State<RoutesState<F>>, uri: Uri) -> Response {
+async fn list<F: Fleet>(State(app): State<RoutesState<F>>, uri: Uri) -> Response {
     let ended = match uri.query() {
         None | Some("" | "ended=false") => false,
         Some("ended=true") => true,
@@ -107,7 +108,7 @@ async fn list<F: Fleet>(State(desk): State<RoutesState<F>>, uri: Uri) -> Respons
             );
         }
     };
-    match desk.fleet.approvals(ended).await {
+    match app.fleet.approvals(ended).await {
         Ok(found) => json(
             StatusCode::OK,
             &found
@@ -120,20 +121,20 @@ async fn list<F: Fleet>(State(desk): State<RoutesState<F>>, uri: Uri) -> Respons
 }
 
 async fn events<F: Fleet>(
-    State(desk): State<RoutesState<F>>,
+    State(app): State<RoutesState<F>>,
     Extension(ConnectionDeadline(until)): Extension<ConnectionDeadline>,
 ) -> Response {
-    desk.subscribers.subscribe(desk.fleet, until)
+    app.subscribers.subscribe(app.fleet, until)
 }
 
 async fn get_one<F: Fleet>(
-    State(desk): State<RoutesState<F>>,
+    State(app): State<RoutesState<F>>,
     approval: Result<UrlPath<String>, PathRejection>,
 ) -> Response {
     let Some(approval) = parse_id(approval) else {
         return approval_not_found();
     };
-    match desk.fleet.approval(approval).await {
+    match app.fleet.approval(approval).await {
         Ok(Some(found)) => json(StatusCode::OK, &ApprovalView::with_details(&found)),
         Ok(None) => approval_not_found(),
         Err(why) => problem(StatusCode::SERVICE_UNAVAILABLE, &why),
@@ -141,7 +142,7 @@ async fn get_one<F: Fleet>(
 }
 
 async fn answer<F: Fleet>(
-    State(desk): State<RoutesState<F>>,
+    State(app): State<RoutesState<F>>,
     Extension(approver): Extension<Approver>,
     headers: HeaderMap,
     approval: Result<UrlPath<String>, PathRejection>,
@@ -163,11 +164,11 @@ async fn answer<F: Fleet>(
     let body = match read.await {
         Ok(Ok(body)) => body,
         Ok(Err(_)) => {
-            let detail = "the body did not come whole";
+            let detail = "the body is incomplete";
             return with_connection_close(problem(StatusCode::BAD_REQUEST, detail));
         }
         Err(_) => {
-            let detail = "the body did not come in time";
+            let detail = "the body was not received in time";
             return with_connection_close(problem(StatusCode::REQUEST_TIMEOUT, detail));
         }
     };
@@ -176,7 +177,7 @@ async fn answer<F: Fleet>(
         Err(failure) => return failed(&failure),
     };
     let who = format!("token {approver}");
-    match desk.fleet.answer(answer.into_request(approver, who)).await {
+    match app.fleet.answer(answer.into_request(approver, who)).await {
         Ok(answered) => json(StatusCode::OK, &AnswerReceiptView::from_receipt(&answered)),
         Err(error) => failed(&approvals::answer_failure(&error)),
     }

@@ -1,7 +1,7 @@
-//! What waits for people, as clients of the control socket and of HTTP see and answer it.
+//! Approvals, as clients of the control socket and of HTTP see and answer them.
 //!
-//! Owns the form, for both ends. What a client says is read strictly, what it is told leniently.
-//! Must not know sockets.
+//! Owns the wire format, for both sides. Requests are read strictly, replies leniently. Must not
+//! know sockets.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -14,43 +14,44 @@ use marshal_model::limits;
 use marshal_model::untrusted::escape_for_display;
 use marshal_model::{Decision, PermissionRequestId, RememberScope, UntrustedText};
 
-/// Columns of what an agent asks for, on one line.
+/// The maximum width of a summary, in columns.
 const SUMMARY: usize = 300;
 
-/// What a client may want.
+/// A request of a client about approvals.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ApprovalOp {
-    /// The approvals that wait.
+    /// List the pending approvals.
     List {
-        /// Those that are over instead, the newest first.
+        /// List the ended approvals instead, newest first.
         ended: bool,
     },
-    /// One, with everything that is known of it.
+    /// Show one approval with all details.
     Show {
-        /// Which.
+        /// The approval's id.
         id: PermissionRequestId,
     },
-    /// Answer one.
+    /// Answer an approval.
     Answer(Answer),
 }
 
-/// A person's answer.
+/// An approver's answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
-    /// To which ask.
+    /// The approval's id.
     pub id: PermissionRequestId,
-    /// What the person saw: an answer to anything else changes nothing. `None`: whatever has that id.
+    /// The digest of the request that the approver saw; an answer with another digest changes
+    /// nothing. `None` accepts any.
     pub digest: Option<String>,
     /// `Allow` or `Deny`.
     pub decision: Decision,
-    /// Why.
+    /// The approver's reason.
     pub reason: Option<UntrustedText>,
-    /// For how long it holds.
+    /// How long the answer applies to equal requests.
     pub remember: RememberScope,
 }
 
 impl Answer {
-    /// The answer, of somebody.
+    /// Adds the approver to the answer.
     #[must_use]
     pub fn into_request(self, approver: Approver, who: String) -> AnswerRequest {
         AnswerRequest {
@@ -65,7 +66,7 @@ impl Answer {
     }
 }
 
-/// An answer as it is written.
+/// The wire format of an answer.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct AnswerLine {
@@ -79,7 +80,7 @@ struct AnswerLine {
     remember: Option<String>,
 }
 
-/// A request as it is written.
+/// The wire format of a request.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ApprovalLine {
@@ -103,16 +104,16 @@ fn bad(message: &str) -> Failure {
     Failure::new(Code::BadRequest, escape_for_display(message, 300))
 }
 
-/// Whether an op is one of these.
+/// Returns whether an op belongs to this module.
 #[must_use]
 pub fn is_approvals_op(op: &str) -> bool {
     matches!(op, "approvals" | "approval" | "answer")
 }
 
-/// Reads a request of the control socket.
+/// Parses a request of the control socket.
 ///
 /// # Errors
-/// [`Failure`] as it shall be sent back.
+/// [`Failure`] to send back.
 pub fn read(text: &str) -> Result<ApprovalOp, Failure> {
     let line: ApprovalLine = serde_json::from_str(text).map_err(|error| bad(&error.to_string()))?;
     let says = AnswerLine {
@@ -136,14 +137,14 @@ pub fn read(text: &str) -> Result<ApprovalOp, Failure> {
     }
 }
 
-/// Reads the body of an answer over HTTP.
+/// Parses the body of an answer over HTTP.
 ///
 /// # Errors
-/// [`Failure`] as it shall be sent back.
+/// [`Failure`] to send back.
 pub fn read_answer(approval: PermissionRequestId, body: &[u8]) -> Result<Answer, Failure> {
     let is_object = body.trim_ascii_start().starts_with(b"{");
     if !is_object {
-        return Err(bad("the body is no JSON object"));
+        return Err(bad("the body is not a JSON object"));
     }
     let says = serde_json::from_slice(body).map_err(|error| bad(&error.to_string()))?;
     answer(approval, says)
@@ -217,112 +218,112 @@ pub fn write(request: &ApprovalOp) -> String {
     serde_json::to_string(&line).unwrap_or_default()
 }
 
-/// An approval, as clients see it. Texts are foreign where they come from the agent.
+/// An approval, as clients see it. Texts from the agent are untrusted.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct ApprovalView {
-    /// What an answer names.
+    /// The id that an answer refers to.
     pub approval: String,
     /// A word of [`marshal_model::ApprovalState`].
     pub state: String,
-    /// Whose agent asks.
+    /// The agent's pool.
     pub pool: String,
-    /// In which slot.
+    /// The agent's slot number.
     pub slot: u16,
-    /// In which session.
+    /// The agent's session.
     pub session: String,
     /// The tool, as the agent calls it.
     pub tool: String,
-    /// What is asked, on one line that is safe to show.
+    /// The request on one line, safe to display.
     pub summary: String,
-    /// The rules that want a person.
+    /// The rules whose decision is `ask`.
     pub rules: Vec<String>,
-    /// Why, in our words.
+    /// The policy's reason.
     pub why: String,
-    /// How many requests it is of.
+    /// The number of equal requests that this approval covers.
     pub times: u64,
-    /// When it was put: microseconds since the Unix epoch.
+    /// When it was requested: microseconds since the Unix epoch.
     pub requested_at_us: i64,
-    /// Until when it can be answered.
+    /// When it expires: microseconds since the Unix epoch.
     pub deadline_us: i64,
-    /// What an answer is bound to.
+    /// The digest that binds an answer to this request.
     pub digest: String,
-    /// What a person said.
+    /// The answer; `None` while the approval is pending or if it ended without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answer: Option<AnswerView>,
-    /// When it ended.
+    /// When it ended, in microseconds since the Unix epoch; `None` while it is pending.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended_at_us: Option<i64>,
-    /// Everything else; only where one approval is shown.
+    /// The details; `None` in lists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub more: Option<Box<ApprovalDetails>>,
 }
 
-/// What a person said.
+/// The answer of an approver.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AnswerView {
     /// `allow` or `deny`.
     pub decision: String,
-    /// Who.
+    /// The approver.
     pub approver: String,
-    /// Why.
+    /// The approver's reason, if one was given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// For how long it holds.
+    /// How long the answer applies.
     pub remember: String,
 }
 
-/// What is known of one approval beside its line in a list.
+/// The details of one approval that lists omit.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct ApprovalDetails {
-    /// The commands and paths that are judged, each with what the policy says.
+    /// The evaluated commands and paths, each with its decision.
     pub parts: Vec<PartView>,
-    /// Why a command text is not plain.
+    /// Why the command text is too complex to be split reliably; `None` if it is plain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub not_plain: Option<String>,
-    /// Where the paths lead.
+    /// The resolved paths.
     pub paths: Vec<PathView>,
-    /// The input as it came, JSON.
+    /// The tool's input, as the agent's JSON.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub input: Option<String>,
-    /// The same with every control, bidi and zero-width character made visible.
+    /// The same input with all control, bidi and zero-width characters made visible.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shown: Option<String>,
-    /// What the agent claims of it.
+    /// The agent's own description of the call; not verified.
     pub claimed: Value,
-    /// The policy that judged it.
+    /// The policy that evaluated the request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<String>,
 }
 
-/// One command, or one path.
+/// One evaluated command or path.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PartView {
-    /// What stands before a command for its environment, `NAME=value` each.
+    /// The environment assignments before a command, `NAME=value` each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub env: Vec<String>,
-    /// Its words.
+    /// The words of the command, or the path.
     pub words: Vec<String>,
     /// The redirects of a command, as `> file` each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub redirects: Vec<String>,
-    /// What the policy says of it.
+    /// The policy's decision.
     pub decision: String,
-    /// By which rules.
+    /// The matched rules.
     pub rules: Vec<String>,
 }
 
-/// Where a path leads.
+/// A path and its resolved target.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PathView {
-    /// As the request has it.
+    /// The path as the request has it.
     pub word: String,
-    /// Where it leads, as the agent would name it.
+    /// The resolved path, as the agent would name it.
     pub to: String,
-    /// Whether that is in the workspace.
+    /// Whether the target is in the workspace.
     pub inside: bool,
 }
 
-/// The facts as the journal has them.
+/// The facts of a request, as the journal stores them.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Facts {
@@ -331,7 +332,7 @@ struct Facts {
 }
 
 impl ApprovalView {
-    /// A line of a list.
+    /// Returns the view for a list.
     #[must_use]
     pub fn from_stored(question: &StoredApproval) -> Self {
         let facts: Facts = serde_json::from_str(question.facts.raw()).unwrap_or_default();
@@ -373,12 +374,12 @@ impl ApprovalView {
         }
     }
 
-    /// One approval with everything.
+    /// Returns the view with details.
     #[must_use]
     pub fn with_details(question: &StoredApproval) -> Self {
         let facts: Facts = serde_json::from_str(question.facts.raw()).unwrap_or_default();
         let input = question.input.as_ref();
-        // An escape is at most so many times as long as what it shows.
+        // An escape is at most this many times as long as the character that it shows.
         let wide = limits::PERMISSION_INPUT_BYTES * "\\u{10ffff}".len();
         let more = ApprovalDetails {
             parts: facts.parts,
@@ -396,17 +397,18 @@ impl ApprovalView {
     }
 }
 
-/// What came of an answer.
+/// The result of an answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AnswerReceiptView {
-    /// A word of [`marshal_model::ApprovalState`]; `orphaned`: it is kept for the agent's return.
+    /// A word of [`marshal_model::ApprovalState`]; `orphaned`: the answer is stored until the agent
+    /// returns.
     pub state: String,
-    /// For how long it holds.
+    /// How long the answer applies.
     pub remember: String,
 }
 
 impl AnswerReceiptView {
-    /// Of what came of it.
+    /// Converts the receipt of an answer.
     #[must_use]
     pub fn from_receipt(answered: &AnswerReceipt) -> Self {
         Self {
@@ -416,7 +418,7 @@ impl AnswerReceiptView {
     }
 }
 
-/// Why an answer did not do what it should, as it goes over a door.
+/// Converts the error of an answer to the error that clients receive.
 #[must_use]
 pub fn answer_failure(error: &AnswerError) -> Failure {
     let code = match error {

@@ -1,7 +1,8 @@
-//! A watcher's place in every session of its run, and what it must read again.
+//! A subscriber's position in every session of its run, and what it must read again from the
+//! journal.
 //!
-//! Pure: what was told live and what was read goes in, what is to be given comes out, each event
-//! once and in order. Bounded by the sessions of the run. Must not know channels or the journal.
+//! Pure: live events and events read from the journal go in, and each event comes out once and in
+//! order. Bounded by the sessions of the run. Must not know channels or the journal.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -10,37 +11,37 @@ use super::history::SessionSpan;
 use marshal_fleet::FleetEvent;
 use marshal_model::{RunId, SessionId, SlotId, StampedEvent, TaskId};
 
-/// How far one session was given.
+/// The delivered part of one session.
 #[derive(Debug, Default)]
 struct Position {
-    /// The last seq; `None`: nothing yet, and what comes first is the beginning.
+    /// The last delivered seq; `None` if nothing was delivered, so the next event is the first.
     last: Option<u64>,
-    /// The task that its last assignment named.
+    /// The task of its last assignment.
     task: Option<TaskId>,
 }
 
-/// A stretch of a session that was not given.
+/// A part of a session that was not delivered.
 #[derive(Debug)]
 struct Gap {
     slot: SlotId,
     session: SessionId,
     task: Option<TaskId>,
-    /// Its assignment was not given either: the attempt that it says.
+    /// The attempt of an assignment that was not delivered either.
     attempt: Option<u32>,
-    /// Its end, included.
+    /// The last missing seq, inclusive.
     end_seq: u64,
 }
 
-/// What comes next of what was missed.
+/// The next step to catch up on missed events.
 #[derive(Debug)]
 pub(super) enum CatchUpStep {
-    /// This.
+    /// Deliver this event.
     Notice(FleetEvent),
-    /// Events of this session after this seq, which are to be read.
+    /// Read the events of this session after this seq.
     Read(SessionId, u64),
 }
 
-/// The places in all sessions of a run.
+/// The positions in all sessions of a run.
 #[derive(Debug, Default)]
 pub(super) struct Positions {
     by_session: HashMap<SessionId, Position>,
@@ -48,7 +49,7 @@ pub(super) struct Positions {
 }
 
 impl Positions {
-    /// Whether an assignment is new.
+    /// Records an assignment; returns whether it is new.
     pub(super) fn record_assignment(&mut self, session: &SessionId, task: &TaskId) -> bool {
         let place = self.by_session.entry(session.clone()).or_default();
         let is_new = place.task.as_ref() != Some(task);
@@ -56,8 +57,8 @@ impl Positions {
         is_new
     }
 
-    /// What is to be given of live events: all, the end of them, or nothing, because they were
-    /// given already, or because something before them was not.
+    /// Returns the part of live events to deliver: all, their end, or nothing. Nothing is left if
+    /// they were delivered before, or if events before them are missing.
     pub(super) fn filter_live(&mut self, notice: FleetEvent) -> Option<FleetEvent> {
         let (slot, session, task, first, last, carried) = match notice {
             FleetEvent::SessionEvents {
@@ -109,7 +110,7 @@ impl Positions {
         })
     }
 
-    /// Notices were lost: these sessions are all that the run has.
+    /// Records that live events were lost; these are all sessions of the run.
     pub(super) fn record_lag(&mut self, worked: Vec<SessionSpan>) {
         self.gaps.clear();
         for session in worked {
@@ -131,7 +132,7 @@ impl Positions {
         }
     }
 
-    /// What comes next of what was missed, if anything was.
+    /// Returns the next step to catch up; `None` if nothing is missing.
     pub(super) fn next_step(&mut self, run: &RunId) -> Option<CatchUpStep> {
         loop {
             let behind = self.gaps.front_mut()?;
@@ -156,14 +157,16 @@ impl Positions {
         }
     }
 
-    /// Takes in what was read for [`Missed::Read`]. Nothing means that it is no longer there.
+    /// Accepts the events read for [`CatchUpStep::Read`]. An empty list means that they were
+    /// removed.
     pub(super) fn accept_events(&mut self, events: Vec<StampedEvent>) -> Option<FleetEvent> {
         let behind = self.gaps.front()?;
         let place = self.by_session.entry(behind.session.clone()).or_default();
         let given = place.last.unwrap_or(0);
         let last = events.last().map(|event| event.id.seq);
         let Some(last) = last.filter(|last| *last > given) else {
-            // Removed meanwhile: what was missed cannot be had, and what follows can.
+            // Retention removed them meanwhile: the missed events are lost, and delivery continues
+            // after them.
             place.last = Some(behind.end_seq.max(given));
             self.gaps.pop_front();
             return None;

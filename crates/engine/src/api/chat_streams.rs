@@ -1,7 +1,8 @@
-//! The stream of a chat: server-sent events from a cursor on.
+//! The stream of a chat: server-sent events after a cursor.
 //!
-//! Owns its beat, and its end: whoever is sent away is told when to come again, and comes back with
-//! the id of what it read last. Must not know what an event says.
+//! Owns the keepalives and the end of the stream. A client whose stream ends receives the delay to
+//! reconnect after, and resumes with the id of the last event that it read. Must not know what an
+//! event means.
 
 use axum::body::Bytes;
 use axum::response::Response;
@@ -13,7 +14,7 @@ use super::web_socket::{self, UpgradeRequest};
 use crate::chat::Subscription;
 use marshal_model::limits;
 
-/// Gives a subscriber its stream.
+/// Starts the stream of a subscriber.
 pub(super) fn open(
     followed: Subscription,
     wanted: Option<UpgradeRequest>,
@@ -29,7 +30,8 @@ pub(super) fn open(
     response
 }
 
-/// Until the client is gone, its connection is old, or the supervisor stops.
+/// Forwards events until the client disconnects, the connection reaches its maximum age, or the
+/// supervisor stops.
 async fn follow(
     mut followed: Subscription,
     tell: mpsc::Sender<Bytes>,
@@ -53,7 +55,7 @@ async fn follow(
             () = tell.closed() => return,
             () = sleep_until(until) => break,
             () = stop.cancelled() => {
-                // What the end of its agent brought is durable by now.
+                // The last events of its agent are durable by now.
                 loop {
                     match followed.events.read_remaining().await {
                         Ok(pieces) if pieces.is_empty() => break,
@@ -61,7 +63,7 @@ async fn follow(
                             return;
                         },
                         Err(why) => {
-                            tracing::warn!(why, "a chat's last events are not told");
+                            tracing::warn!(why, "a chat's last events were not sent");
                             break;
                         }
                     }
@@ -77,7 +79,8 @@ async fn follow(
     send(&tell, last.into()).await;
 }
 
-/// Whether it was taken. Whoever takes nothing is given up, and loses nothing by it.
+/// Returns whether the client accepted the chunk. A client that does not read is disconnected; it
+/// can resume without a loss.
 async fn send(tell: &mpsc::Sender<Bytes>, piece: Bytes) -> bool {
     let sent = timeout(limits::CHAT_STREAM_WRITE_TIMEOUT, tell.send(piece)).await;
     matches!(sent, Ok(Ok(())))

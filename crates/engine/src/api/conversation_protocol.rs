@@ -1,8 +1,8 @@
-//! A conversation over the control socket, version 1: after `open`, both ends speak lines of this
-//! form until one of them closes.
+//! The protocol of a conversation over the control socket, version 1: after `open`, both sides send
+//! lines of this form until one of them closes.
 //!
-//! Owns the form, for both ends. Must not know sockets, or what a client makes of it. What a client
-//! says is read strictly, what it is told leniently.
+//! Owns the wire format, for both sides. Client messages are read strictly, server messages
+//! leniently. Must not know sockets, or how a client uses the messages.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,129 +13,129 @@ use marshal_model::limits;
 use marshal_model::untrusted::escape_for_display;
 use marshal_model::{PermissionRequestId, Setting, SettingValue, TaskOutcome, UntrustedText};
 
-/// What a client says in its conversation.
+/// A message of a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ClientMessage {
-    /// Take this prompt in.
+    /// Submit a prompt.
     Prompt {
-        /// The client's own number of it: what its end is told by.
+        /// The client's own number, which the result refers to.
         n: u64,
         /// The text.
         text: UntrustedText,
     },
-    /// Cancel the running turn and what waits behind it.
+    /// Cancel the running turn and the prompts that wait behind it.
     Cancel,
-    /// A person's answer to an approval.
+    /// An approver's answer.
     Answer {
-        /// Which ask.
+        /// The approval's id.
         approval: PermissionRequestId,
-        /// What it is.
+        /// The answer.
         answer: ApproverReply,
     },
-    /// Set something in the session.
+    /// Change a setting of the session.
     Set {
-        /// The client's own number of it: what its end is told by.
+        /// The client's own number, which the result refers to.
         n: u64,
-        /// What.
+        /// The setting and its new value.
         setting: Setting,
     },
-    /// Nothing more comes; told [`Told::Unreadable`] when the child is gone.
+    /// Close the conversation; [`ServerMessage::Closed`] follows when the child has ended.
     Close,
 }
 
-/// What a client is told in its conversation, beside its events.
+/// A message to a client, in addition to the session's events.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ServerMessage {
-    /// Everything that was there when it was opened has been told.
+    /// All events from before the conversation was opened have been sent.
     CaughtUp,
-    /// A prompt was not taken in.
+    /// A prompt was refused.
     PromptRefused {
-        /// Which.
+        /// The client's number.
         n: u64,
-        /// Why, and what to do. Safe to show.
+        /// The reason and what to do; safe to display.
         message: String,
     },
-    /// A prompt ended; what happened in it has been told.
+    /// A prompt has ended, and all of its events have been sent.
     PromptEnded {
-        /// Which.
+        /// The client's number.
         n: u64,
-        /// How.
+        /// How it ended.
         outcome: TaskOutcome,
-        /// Why, where there is something to say; may hold foreign text.
+        /// The reason, if there is one; may contain untrusted text.
         detail: Option<UntrustedText>,
     },
-    /// A person is to decide.
+    /// An approval is pending.
     PermissionRequested(Box<PermissionRequestView>),
-    /// The session's first child is ready and what it said of itself has been told, or it is not
-    /// going to be ready before there is a prompt. Told once, after [`Told::CaughtUp`].
+    /// The session's first child is ready and its startup events have been sent, or it will not
+    /// start before the first prompt. Sent once, after [`ServerMessage::CaughtUp`].
     Started,
-    /// Where the files are. Told first of all.
+    /// The roots of the workspace; the first message of all.
     Roots {
-        /// The workspace's root as the agent names it.
+        /// The path in the agent's sandbox.
         inside: String,
-        /// The same for the client.
+        /// The path for the client.
         outside: String,
     },
-    /// What was to be set is set, and its events have been told; or why it is not.
+    /// The result of [`ClientMessage::Set`]; events of a success have been sent.
     SettingResult {
-        /// Which.
+        /// The client's number.
         n: u64,
-        /// Why not, safe to show; `None`: it is set.
+        /// Why it was refused, safe to display; `None` if the setting was changed.
         refused: Option<String>,
     },
-    /// An approval is decided; an answer that comes now changes nothing.
+    /// An approval has ended; a later answer has no effect.
     PermissionResolved {
-        /// Which.
+        /// The approval's id.
         approval: PermissionRequestId,
     },
     /// The conversation is closed.
     Closed,
 }
 
-/// An approval as a client is told of it. Its texts are foreign where they come from the agent.
+/// A pending approval, as a client receives it. Texts from the agent are untrusted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PermissionRequestView {
-    /// What an answer names.
+    /// The id that an answer refers to.
     pub approval: String,
-    /// The tool call that it belongs to, where the agent said so.
+    /// The tool call that it belongs to; `None` if the agent did not name one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tool_id: Option<String>,
     /// The tool, as the agent calls it.
     pub tool: String,
-    /// What kind of tool that is: a word of [`marshal_model::ToolClass`].
+    /// The class of the tool: a word of [`marshal_model::ToolClass`].
     pub class: String,
-    /// What is judged.
+    /// The evaluated commands and paths.
     pub parts: Vec<PartView>,
-    /// Why a command text is not plain.
+    /// Why the command text is too complex to be split reliably; `None` if it is plain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub not_plain: Option<String>,
-    /// The rules that want a person.
+    /// The rules whose decision is `ask`.
     pub rules: Vec<String>,
-    /// Why, in our words.
+    /// The policy's reason.
     pub reason: String,
-    /// How long an answer is waited for.
+    /// The time until the approval expires, in milliseconds.
     pub within_ms: u64,
 }
 
-/// One command, or one path, of an approval.
+/// One evaluated command or path of an approval.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PartView {
-    /// What stands before a command for its environment, `NAME=value` each.
+    /// The environment assignments before a command, `NAME=value` each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub env: Vec<String>,
-    /// Its words: a command's arguments, or a path.
+    /// A command's words, or a path.
     pub words: Vec<String>,
     /// The redirects of a command, as `> file` each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub redirects: Vec<String>,
-    /// What the policy says of it.
+    /// The policy's decision.
     pub decision: String,
-    /// By which rules.
+    /// The matched rules.
     pub rules: Vec<String>,
 }
 
 impl PermissionRequestView {
-    /// Of an approval.
+    /// Creates the view of a request.
     #[must_use]
     pub fn from_request(approval: &ApprovalRequest) -> Self {
         let texts = |of: &[UntrustedText]| -> Vec<String> {
@@ -162,7 +162,7 @@ impl PermissionRequestView {
     }
 }
 
-/// What a client says, as it is written.
+/// The wire format of client messages.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ClientLine {
@@ -222,7 +222,7 @@ impl From<ApproverReplyWord> for ApproverReply {
     }
 }
 
-/// Writes what a client says, without its newline.
+/// Writes a client message without its newline.
 #[must_use]
 pub fn write_client_message(say: &ClientMessage) -> String {
     let mut line = ClientLine {
@@ -271,10 +271,10 @@ pub fn write_client_message(say: &ClientMessage) -> String {
     serde_json::to_string(&line).unwrap_or_default()
 }
 
-/// Reads what a client says.
+/// Parses a client message.
 ///
 /// # Errors
-/// [`Failure`] as it shall be sent back; the conversation ends with it.
+/// [`Failure`] to send back; the conversation ends with it.
 pub fn read_client_message(line: &[u8]) -> Result<ClientMessage, Failure> {
     let bad = |why: &str| Failure::new(Code::BadRequest, escape_for_display(why, 300));
     let line: ClientLine = serde_json::from_slice(line).map_err(|error| bad(&error.to_string()))?;
@@ -315,12 +315,12 @@ pub fn read_client_message(line: &[u8]) -> Result<ClientMessage, Failure> {
         }
         ("close", None, None, None, None, Ok(None)) => Ok(ClientMessage::Close),
         (op, ..) => Err(bad(&format!(
-            "in a conversation there are prompt with n and text, cancel, answer with ask and says, set with n and either mode or option and value, and close, not {op:?} like this"
+            "op {op:?} is unknown here or has the wrong keys; a conversation has prompt with n and text, cancel, answer with ask and says, set with n and either mode or option and value, and close"
         ))),
     }
 }
 
-/// What is to be set, if something is; an error for what is neither a mode nor an option.
+/// Returns the setting; an error if it is neither a mode nor an option.
 fn parse_setting(
     mode: Option<String>,
     option: Option<String>,
@@ -342,7 +342,7 @@ fn parse_setting(
     }
 }
 
-/// What a client is told, as it is written.
+/// The wire format of server messages.
 #[derive(Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 enum ServerLine {
@@ -374,7 +374,7 @@ enum ServerLine {
     Closed,
 }
 
-/// Writes what a client is told, without its newline.
+/// Writes a server message without its newline.
 #[must_use]
 pub fn write_server_message(told: &ServerMessage) -> String {
     let line = match told {
@@ -406,8 +406,8 @@ pub fn write_server_message(told: &ServerMessage) -> String {
     serde_json::to_string(&line).unwrap_or_default()
 }
 
-/// Reads what a client is told; `None` for a line of another kind (an event, a failure), or of a
-/// later version.
+/// Parses a server message; `None` for a line of another kind (an event, a failure) or of a later
+/// version.
 #[must_use]
 pub fn read_server_message(line: &str) -> Option<ServerMessage> {
     Some(match serde_json::from_str(line).ok()? {
@@ -438,7 +438,7 @@ pub fn read_server_message(line: &str) -> Option<ServerMessage> {
     })
 }
 
-/// The end of a prompt.
+/// Returns the message for the end of a prompt.
 #[must_use]
 pub fn prompt_ended(n: u64, report: &TaskReport) -> ServerMessage {
     ServerMessage::PromptEnded {
@@ -550,8 +550,11 @@ mod tests {
     fn what_is_no_saying_is_told_so() {
         for (line, part) in [
             ("", "EOF"),
-            ("{\"v\":1,\"op\":\"fly\"}", "in a conversation"),
-            ("{\"v\":1,\"op\":\"prompt\",\"n\":1}", "in a conversation"),
+            ("{\"v\":1,\"op\":\"fly\"}", "a conversation has prompt"),
+            (
+                "{\"v\":1,\"op\":\"prompt\",\"n\":1}",
+                "a conversation has prompt",
+            ),
             (
                 "{\"v\":1,\"op\":\"prompt\",\"n\":1,\"text\":\" \"}",
                 "is empty",

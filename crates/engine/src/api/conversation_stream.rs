@@ -1,7 +1,7 @@
 //! A conversation's stream: every durable event of its session exactly once, in order.
 //!
-//! Live notices may be lost by a slow reader; what was lost is read from the journal. Must not know
-//! who reads it.
+//! A slow reader may lose live events; these are read from the journal. Must not know who reads the
+//! stream.
 
 use std::sync::Arc;
 
@@ -11,21 +11,22 @@ use super::history::History;
 use marshal_fleet::FleetEvent;
 use marshal_model::{SessionId, StampedEvent};
 
-/// One reader's place in one session.
+/// One reader's position in one session.
 #[derive(Debug)]
 pub(super) struct ConversationStream {
     notices: broadcast::Receiver<FleetEvent>,
     session: SessionId,
-    /// The seq that was given last.
+    /// The seq that was delivered last.
     last_seq: u64,
-    /// What is durable and was not given ends here; `u64::MAX`: who knows where.
+    /// The last durable seq to read from the journal; `u64::MAX` if it is unknown.
     durable_seq: u64,
     history: Arc<dyn History>,
 }
 
 impl ConversationStream {
-    /// The events after `given`, of which those up to `until` are in the journal already. The
-    /// notices were subscribed before that end was read.
+    /// Creates a stream of the events after a seq, of which those up to `until` are in the journal
+    /// already. The caller subscribed to `notices` before it read that end, so that no event falls
+    /// between the two.
     #[must_use]
     pub(super) fn new(
         notices: broadcast::Receiver<FleetEvent>,
@@ -42,13 +43,13 @@ impl ConversationStream {
         }
     }
 
-    /// The seq that was given last.
+    /// The seq that was delivered last.
     #[must_use]
     pub(super) const fn last_seq(&self) -> u64 {
         self.last_seq
     }
 
-    /// The next events, or `None` when nothing comes any more. Cancel-safe.
+    /// Returns the next events; `None` when the stream has ended. Cancel-safe.
     pub(super) async fn next(&mut self) -> Option<Vec<StampedEvent>> {
         loop {
             if self.last_seq < self.durable_seq {
@@ -70,7 +71,7 @@ impl ConversationStream {
         }
     }
 
-    /// The next of the events that are there already; `None` if there are none.
+    /// Returns the next events that are available without waiting; `None` if there are none.
     pub(super) async fn try_next(&mut self) -> Option<Vec<StampedEvent>> {
         loop {
             if self.last_seq < self.durable_seq {
@@ -92,7 +93,7 @@ impl ConversationStream {
         }
     }
 
-    /// What is new in a notice.
+    /// Returns the new events of a live event.
     fn accept_fleet_event(&mut self, notice: FleetEvent) -> Option<Vec<StampedEvent>> {
         let (first, last, events) = match notice {
             FleetEvent::SessionEvents {
@@ -121,7 +122,7 @@ impl ConversationStream {
         Some(new.cloned().collect())
     }
 
-    /// Reads on in the journal; nothing: that was all.
+    /// Reads the next events from the journal; an empty list means that there are no more.
     async fn read_journal(&mut self) -> Vec<StampedEvent> {
         let (history, session, given) = (
             Arc::clone(&self.history),
@@ -139,7 +140,7 @@ impl ConversationStream {
         };
         match events.last() {
             Some(last) => self.last_seq = last.id.seq,
-            // Removed meanwhile, or an open end: what follows comes live.
+            // Retention removed them, or the end was unknown: later events arrive live.
             None if self.durable_seq == u64::MAX => self.durable_seq = self.last_seq,
             None => self.last_seq = self.durable_seq,
         }

@@ -1,11 +1,12 @@
-//! Who may have a page: the role that each route needs, looked at before anything else of a request.
+//! Authentication and authorization: checks the role that each route requires before anything else
+//! of a request is read.
 //!
-//! Owns the order of the checks: a token (401), how often it comes (429), what it is good for (403),
-//! and only then the page, which alone reads a body. Must not know the pages.
+//! Owns the order of the checks: the token (401), the request rate (429), the role (403). Only then
+//! the handler runs, which alone reads the body. Must not know the handlers.
 //!
-//! Every router is put behind the guard by `guarded`. A new page has its router and its table of routes
-//! in one file, as in `policy_pages.rs`; `cli/listeners.rs` merges it. `tests/drills/fleet/door.rs` calls each
-//! route with each role.
+//! `with_guard` puts a router behind the guard. A new set of routes has its router and its table
+//! of roles in one file, as in `policy_routes.rs`; `cli/listeners.rs` merges it.
+//! `tests/drills/fleet/door.rs` calls each route with each role.
 
 mod rate;
 
@@ -25,26 +26,26 @@ pub use marshal_model::Role;
 
 pub(super) use rate::{Digest, Rates};
 
-/// What each route of some pages needs: its method, its path as the router has it, the role. What is
-/// not in the table is the admin's.
+/// The role that each route requires: method, path in the router's syntax, role. A route that is
+/// not in the table requires `admin`.
 pub type RouteRoles = &'static [(Method, &'static str, Role)];
 
-/// Who is at the other end of a connection.
+/// The peer of a connection.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Peer {
-    /// The supervisor's user or root, over the socket: the kernel said so.
+    /// The supervisor's user or root, on the Unix socket; the kernel reports the uid.
     Owner,
-    /// Whoever can reach the address.
+    /// Anyone who can reach the TCP address.
     Address {
-        /// Where it comes from.
+        /// The remote address.
         remote: IpAddr,
-        /// Which of our addresses it came to.
+        /// The local address of the connection.
         local: SocketAddr,
     },
 }
 
 impl Peer {
-    /// Whether it may be on another host.
+    /// Whether the peer may be on another host.
     pub(super) fn is_beyond_loopback(self) -> bool {
         match self {
             Self::Owner => false,
@@ -53,16 +54,16 @@ impl Peer {
     }
 }
 
-/// What pages are about: the tokens of approvers are for asks and nothing else.
+/// The scope of a router: tokens of approvers give access only to approvals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RouteScope {
-    /// Asks.
+    /// Approvals.
     Approvals,
     /// Anything else.
     Fleet,
 }
 
-/// What a router is kept by.
+/// The state of the guard of one router.
 #[derive(Debug, Clone)]
 struct Guard {
     tokens: Tokens,
@@ -70,8 +71,8 @@ struct Guard {
     about: RouteScope,
 }
 
-/// Lets through to `pages` who has the role that `routes` says. The request then holds a [`Caller`],
-/// and the name by which it answers asks.
+/// Forwards a request to `pages` if its caller has the role in `routes`. The request then has a
+/// [`Caller`] as an extension, with the name by which it answers approvals.
 pub(super) fn with_guard<S: Clone + Send + Sync + 'static>(
     pages: Router<S>,
     tokens: &Tokens,
@@ -105,20 +106,20 @@ async fn authorize(State(guard): State<Guard>, mut request: Request, next: Next)
     run_to_completion(request, next).await
 }
 
-/// What changes something is carried out to its end, also when whoever asked for it goes away
-/// meanwhile: half of it would be durable and not begun.
+/// Runs a changing request to completion, also when its client disconnects. Otherwise half of it
+/// could be durable and the rest not started.
 async fn run_to_completion(request: Request, next: Next) -> Response {
     if matches!(*request.method(), Method::GET | Method::HEAD) {
         return next.run(request).await;
     }
     let carried_out = tokio::spawn(next.run(request)).await;
     carried_out.unwrap_or_else(|_| {
-        let detail = "this went wrong: see the supervisor's log";
+        let detail = "internal error: see the supervisor's log";
         problem(StatusCode::INTERNAL_SERVER_ERROR, detail)
     })
 }
 
-/// What a request says of who asks.
+/// The credentials of a request.
 #[derive(Debug)]
 pub(super) struct RequestCredentials {
     peer: Option<Peer>,
@@ -134,7 +135,7 @@ impl RequestCredentials {
     }
 }
 
-/// Who a request is from, or the answer to it.
+/// Identifies the caller of a request, or returns the error response.
 pub(super) async fn identify(
     tokens: &Tokens,
     asker: RequestCredentials,
@@ -146,7 +147,7 @@ pub(super) async fn identify(
             return asked.map(|()| Caller::owner()).map_err(too_many_requests);
         }
         Some(Peer::Address { remote, .. }) => remote,
-        // Nobody knows where it comes from.
+        // The peer's address is unknown.
         None => return Err(unauthorized()),
     };
     let stranger = |tokens: &Tokens| match tokens.rates().admit_unknown(remote, now) {
@@ -159,8 +160,8 @@ pub(super) async fn identify(
     if let Some(wait) = tokens.rates().retry_after(remote, &token, now) {
         return Err(too_many_requests(wait));
     }
-    let looked = tokens.clone();
-    let found = tokio::task::spawn_blocking(move || looked.find_caller(&token));
+    let lookup = tokens.clone();
+    let found = tokio::task::spawn_blocking(move || lookup.find_caller(&token));
     let Some(caller) = found.await.ok().flatten() else {
         tokens.rates().forget(&token);
         return Err(stranger(tokens));
@@ -172,14 +173,14 @@ pub(super) async fn identify(
     }
 }
 
-/// The role that a request's route needs; else the methods that its path has.
+/// Returns the role that a request's route requires, or the methods that its path allows.
 fn required_role(routes: RouteRoles, request: &Request) -> Result<Role, String> {
     let path = request.extensions().get::<MatchedPath>();
     let Some(path) = path.map(MatchedPath::as_str) else {
         return Ok(Role::Admin);
     };
     let of_path = || routes.iter().filter(|(_, known, _)| *known == path);
-    // A page that can be had can be asked about.
+    // HEAD is allowed where GET is.
     let method = match *request.method() {
         Method::HEAD => &Method::GET,
         ref method => method,
@@ -197,7 +198,7 @@ fn required_role(routes: RouteRoles, request: &Request) -> Result<Role, String> 
     Err(allowed.join(", "))
 }
 
-/// What stands after the scheme, whose letters may be of either case.
+/// Returns the bearer token; the scheme is case-insensitive.
 fn bearer_token(headers: &HeaderMap) -> Option<String> {
     if !headers.contains_key(header::AUTHORIZATION) {
         return web_socket::bearer_subprotocol(headers);
@@ -212,7 +213,7 @@ fn bearer_token(headers: &HeaderMap) -> Option<String> {
 }
 
 fn unauthorized() -> Response {
-    let detail = "a token is needed: Authorization: Bearer, and what stands in http.token of the state directory";
+    let detail = "a token is required: send Authorization: Bearer with the content of http.token in the state directory";
     let mut response = problem(StatusCode::UNAUTHORIZED, detail);
     let how = HeaderValue::from_static("Bearer");
     response.headers_mut().insert(header::WWW_AUTHENTICATE, how);
@@ -221,16 +222,16 @@ fn unauthorized() -> Response {
 
 pub(super) fn forbidden(caller: &Caller, needed: Role) -> Response {
     let detail = if caller.approvals_only {
-        "the token of an approver is for asks only".to_owned()
+        "an approver's token gives access to approvals only".to_owned()
     } else {
         let has = caller.role;
-        format!("this needs the role {needed}, and the token has the role {has}")
+        format!("this requires the role {needed}, and the token has the role {has}")
     };
     with_connection_close(problem(StatusCode::FORBIDDEN, &detail))
 }
 
 fn too_many_requests(wait: Duration) -> Response {
-    let detail = "there are too many requests: wait for what Retry-After says";
+    let detail = "too many requests: wait for the seconds in Retry-After";
     let mut response = problem(StatusCode::TOO_MANY_REQUESTS, detail);
     let seconds = wait.as_secs_f64().ceil().max(1.0);
     if let Ok(value) = HeaderValue::from_str(&format!("{seconds}")) {
@@ -240,7 +241,7 @@ fn too_many_requests(wait: Duration) -> Response {
 }
 
 fn method_not_allowed(allowed: &str) -> Response {
-    let detail = format!("this page knows {allowed} only");
+    let detail = format!("this resource allows {allowed} only");
     let mut response = problem(StatusCode::METHOD_NOT_ALLOWED, &detail);
     if let Ok(value) = HeaderValue::from_str(allowed) {
         response.headers_mut().insert(header::ALLOW, value);

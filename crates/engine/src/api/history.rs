@@ -1,7 +1,8 @@
-//! What is durable of a run, for watchers that lagged: its sessions, and their events by cursor.
+//! The durable past of a run, for subscribers that lagged: its sessions, and their events by
+//! cursor.
 //!
-//! Owns the way from the journal's rows to notices' words. Calls block: whoever is asynchronous
-//! makes them on a thread for that.
+//! Owns the conversion of the journal's rows to live events. Calls block, so asynchronous callers
+//! use a blocking thread.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -14,37 +15,37 @@ use marshal_model::{PoolName, RunId, SessionId, SlotId, StampedEvent, TaskId};
 pub struct SessionSpan {
     /// The session.
     pub session: SessionId,
-    /// Where.
+    /// The slot of the session.
     pub slot: SlotId,
-    /// The task of the run that it works, or worked first.
+    /// The task of the run that the session runs, or ran first.
     pub task: Option<TaskId>,
-    /// Which attempt of the task.
+    /// The attempt of that task.
     pub attempt: u32,
     /// Whether it has ended.
     pub is_ended: bool,
     /// The seq after which its events belong to the run.
     pub after_seq: u64,
-    /// Its durable end.
+    /// The last durable seq.
     pub last_seq: u64,
 }
 
-/// Reads the past.
+/// Reads the past of runs.
 pub trait History: std::fmt::Debug + Send + Sync {
-    /// The sessions of a run, in the order of their begin.
+    /// Returns the sessions of a run, in the order of their start.
     ///
     /// # Errors
     /// Why it cannot be read, for a log.
     fn sessions(&self, run: &RunId) -> Result<Vec<SessionSpan>, String>;
 
-    /// Events of a session after a seq, in order: as many as fit into one reading, none if there
-    /// are none.
+    /// Returns events of a session after a seq, in order: as many as fit into one page; an empty
+    /// list if there are none.
     ///
     /// # Errors
     /// Why it cannot be read, for a log.
     fn events(&self, session: &SessionId, after: u64) -> Result<Vec<StampedEvent>, String>;
 }
 
-/// The past as the journal has it, over one connection for all watchers.
+/// Reads the past from the journal, over one connection for all subscribers.
 #[derive(Debug)]
 pub struct JournalHistory {
     journal: Journal,
@@ -52,7 +53,7 @@ pub struct JournalHistory {
 }
 
 impl JournalHistory {
-    /// Reads `journal`. Nothing is opened before it is needed.
+    /// Creates a reader of `journal`. The connection is opened at the first read.
     #[must_use]
     pub fn new(journal: Journal) -> Self {
         Self {
@@ -70,7 +71,7 @@ impl JournalHistory {
             Some(reader) => reader,
             None => self.journal.reader().map_err(|error| error.to_string())?,
         };
-        // After a failure the next one begins with a new connection.
+        // After a failure, the next read opens a new connection.
         let found = read(&reader).map_err(|error| error.to_string())?;
         *held = Some(reader);
         Ok(found)
@@ -78,7 +79,7 @@ impl JournalHistory {
 }
 
 impl JournalHistory {
-    /// One task; `None` if there is none, or it was removed.
+    /// Returns one task; `None` if there is none, or it was removed.
     ///
     /// # Errors
     /// Why it cannot be read.
@@ -90,7 +91,7 @@ impl JournalHistory {
 impl History for JournalHistory {
     fn sessions(&self, run: &RunId) -> Result<Vec<SessionSpan>, String> {
         let rows = self.read(|reader| reader.sessions_of_run(run))?;
-        // Only ids that passed these checks were ever written.
+        // Only ids that passed these checks were ever written, so parsing them cannot fail.
         let worked = |row: marshal_journal::RunSession| {
             Some(SessionSpan {
                 session: SessionId::new(&row.session).ok()?,

@@ -1,23 +1,23 @@
-//! The HTTP door: `/metrics`, `/healthz`, `/readyz`, `/approvals`, by an address and by a socket.
+//! The HTTP server: `/metrics`, `/healthz`, `/readyz`, `/approvals`, on an address and on a socket.
 //!
-//! Owns the pages that need no fleet, and what holds for all of them: bounds of bodies, the form of
-//! errors. Below it: where the door is (`listen`), the places (`places`), one connection
-//! (`connection`), and whether a request is meant for us (`origin`). Must not know what the metrics
-//! are.
+//! Owns the routes that need no fleet, and what applies to all routes: body limits and the error
+//! format. Its modules are the listeners (`listen`), the connection permits (`connection_limit`),
+//! one connection (`connection`), and whether a request is meant for this server (`origin`). Must
+//! not know what the metrics are.
 //!
 //! The path of one request:
 //!
-//! 1. `listen` accepts it at the address or at the socket and says who is at the other end
-//!    (`guard::Peer`).
-//! 2. `places` finds a place for the connection, if need be that of an idle one.
-//! 3. `connection` does the TLS handshake (`tls`) and gives each request its `Peer` and the end of a
-//!    stream (`ConnectionDeadline`).
-//! 4. `origin` checks `Host` and `ErrorOrigin`; this file checks the announced length of the body.
-//! 5. `engine/api/guard.rs` finds the owner of the token (`engine/api/tokens.rs`), counts the request
-//!    (`guard/rate.rs`) and compares the role with the table of routes.
-//! 6. The handler reads the body. A response of type `text/event-stream` moves its connection to the
-//!    places of streams.
-//! 7. `patient` writes, and gives up a client that takes nothing for `HTTP_WRITE_TIMEOUT`.
+//! 1. `listen` accepts it on the address or the socket and determines its peer (`guard::Peer`).
+//! 2. `connection_limit` gives the connection a permit, if necessary that of an idle connection.
+//! 3. `connection` does the TLS handshake (`tls`) and gives each request its `Peer` and the deadline
+//!    of a stream (`ConnectionDeadline`).
+//! 4. `origin` checks `Host` and `Origin`; this file checks the announced length of the body.
+//! 5. `api/guard.rs` finds the caller of the token (`api/tokens.rs`), checks the request rate
+//!    (`guard/rate.rs`) and compares the role with the table of roles.
+//! 6. The handler reads the body. A response of type `text/event-stream` moves its connection to a
+//!    stream permit.
+//! 7. `write_timeout` writes, and closes the connection of a client that does not read for
+//!    `HTTP_WRITE_TIMEOUT`.
 
 mod connection;
 mod connection_limit;
@@ -52,21 +52,22 @@ use super::tokens::Tokens;
 use marshal_fleet::Readiness;
 use marshal_model::limits;
 
-/// Makes a text for a page; runs on a thread that may block for a short time.
+/// Renders the metrics; runs on a thread that may block for a short time.
 pub type Render = Arc<dyn Fn() -> String + Send + Sync>;
-/// Says whether work can be taken.
+/// Returns whether the supervisor accepts work.
 pub type ReadinessCheck = Arc<dyn Fn() -> Readiness + Send + Sync>;
 
-/// What the pages show.
+/// The content of the routes.
 #[derive(Clone)]
 pub struct Pages {
     /// The metrics, in the Prometheus text format 0.0.4.
     pub metrics: Render,
-    /// Whether work can be taken.
+    /// Whether the supervisor accepts work.
     pub ready: ReadinessCheck,
-    /// Further pages, with their own check of who asks.
+    /// Further routes, with their own authentication.
     pub extra_routes: Router,
-    /// Who may see the metrics from another host; nobody, without tokens.
+    /// The tokens that give access to the metrics from another host; `None` allows no access from
+    /// there.
     pub tokens: Option<Tokens>,
 }
 
@@ -76,35 +77,35 @@ impl std::fmt::Debug for Pages {
     }
 }
 
-/// The bounds of one server; [`Bounds::default`] is what the program uses.
+/// The limits of one server; [`Bounds::default`] has those of the program.
 #[derive(Debug, Clone, Copy)]
 pub struct Bounds {
-    /// Open connections.
+    /// The maximum number of open connections.
     pub connections: usize,
-    /// Further ones, which are only told whether the supervisor is alive and ready.
+    /// The maximum number of spare connections, which serve only liveness and readiness.
     pub spare: usize,
-    /// For the whole of such a connection.
+    /// The time limit of a spare connection.
     pub spare_life: Duration,
-    /// Streams of events beside the open connections.
+    /// The maximum number of streams of events, in addition to `connections`.
     pub streams: usize,
-    /// For a request's head, and between requests.
+    /// The time limit to receive a request's head, and between requests.
     pub head: Duration,
-    /// For a TLS handshake.
+    /// The time limit of a TLS handshake.
     pub handshake: Duration,
-    /// For a client to take anything of an answer.
+    /// The time that a write may be blocked because the client does not read.
     pub write: Duration,
-    /// How long a connection without a request keeps its place at least.
+    /// The minimum idle time before a connection can be closed for another one.
     pub grace: Duration,
-    /// For a whole connection.
+    /// The maximum age of a connection.
     pub life: Duration,
-    /// For one that carries a stream.
+    /// The maximum age of a connection with a stream.
     pub stream_life: Duration,
-    /// For open requests at the end.
+    /// The time limit for open requests at shutdown.
     pub drain: Duration,
 }
 
 impl Bounds {
-    /// What the program uses for its socket.
+    /// Returns the limits for the Unix socket.
     #[must_use]
     pub fn for_socket() -> Self {
         Self {
@@ -132,7 +133,7 @@ impl Default for Bounds {
     }
 }
 
-/// Serves the pages until `stop`, then lets open requests end within the bounds.
+/// Serves the routes until `stop`, then lets open requests finish within the limits.
 pub async fn serve(listener: Listener, pages: Pages, bounds: Bounds, stop: CancellationToken) {
     let Listener {
         endpoint: door,
@@ -153,7 +154,8 @@ pub async fn serve(listener: Listener, pages: Pages, bounds: Bounds, stop: Cance
     loop {
         let accepted = async {
             let came = door.accept().await;
-            // Taken behind the connection: one is ended for its place only if another one is there.
+            // The permit is acquired after the accept: an idle connection is closed only if a new
+            // one is really there.
             (came, places.acquire(&bounds).await)
         };
         let (came, hold) = tokio::select! {
@@ -177,7 +179,7 @@ pub async fn serve(listener: Listener, pages: Pages, bounds: Bounds, stop: Cance
             }
         });
     }
-    // No longer listened at, and a socket's file is gone, while open requests end.
+    // Stop listening and remove the socket's file before open requests end.
     drop(door);
     open.close();
     if tokio::time::timeout(bounds.drain, open.wait())
@@ -203,10 +205,10 @@ fn router(pages: Pages, names: HostNames) -> Router {
         .with_state(pages)
 }
 
-/// What is served on a spare place: one request, and only whether the supervisor is alive and ready.
+/// Creates the router of spare connections: one request, and only liveness and readiness.
 fn spare_router(pages: Pages, names: HostNames) -> Router {
     let page = || {
-        let detail = "too many connections are open; this one takes /healthz and /readyz only";
+        let detail = "too many connections are open; this one serves /healthz and /readyz only";
         async move { problem(StatusCode::SERVICE_UNAVAILABLE, detail) }
     };
     Router::new()
@@ -220,13 +222,13 @@ fn spare_router(pages: Pages, names: HostNames) -> Router {
         .with_state(pages)
 }
 
-/// Ends the connection with the answer.
+/// Closes the connection after the response.
 async fn close_after_response(request: Request, next: Next) -> Response {
     with_connection_close(next.run(request).await)
 }
 
-/// An answer after which the connection ends: what would follow on it is the rest of a body, or
-/// its place is wanted.
+/// Marks a response after which the connection is closed, because the rest of a request body would
+/// follow, or because its permit is needed.
 pub(super) fn with_connection_close(mut response: Response) -> Response {
     let close = HeaderValue::from_static("close");
     response.headers_mut().insert(header::CONNECTION, close);
@@ -237,7 +239,8 @@ async fn healthz() -> Response {
     text(StatusCode::OK, "ok\n")
 }
 
-/// From this host everybody may see them, as its other users may; from another one who may look.
+/// From this host every user may read the metrics; from another host a caller needs a token with
+/// the role `read`.
 async fn metrics(State(pages): State<Pages>, request: Request) -> Response {
     let (is_from_afar, asker) = (
         is_remote(&request),
@@ -246,7 +249,7 @@ async fn metrics(State(pages): State<Pages>, request: Request) -> Response {
     drop(request);
     if is_from_afar {
         let Some(tokens) = &pages.tokens else {
-            let detail = "the metrics are for this host: there are no tokens";
+            let detail = "metrics are served to this host only, because no tokens are configured";
             return problem(StatusCode::FORBIDDEN, detail);
         };
         match guard::identify(tokens, asker).await {
@@ -277,7 +280,7 @@ fn is_remote(request: &Request) -> bool {
     peer.is_none_or(|peer| peer.is_beyond_loopback())
 }
 
-/// Why it is not ready names pools and their faults, which is for this host.
+/// The reasons name pools and their errors, so only this host sees them.
 async fn ready(State(pages): State<Pages>, request: Request) -> Response {
     match (pages.ready)() {
         Readiness::Ready => text(StatusCode::OK, "ready\n"),
@@ -300,14 +303,14 @@ async fn ready(State(pages): State<Pages>, request: Request) -> Response {
 async fn not_found() -> Response {
     problem(
         StatusCode::NOT_FOUND,
-        "there is no such page; there are /metrics, /healthz, /readyz, /approvals, /policies and /api/v1",
+        "there is no such resource; there are /metrics, /healthz, /readyz, /approvals, /policies and /api/v1",
     )
 }
 
 async fn method_not_allowed() -> Response {
     problem(
         StatusCode::METHOD_NOT_ALLOWED,
-        "this page does not take this method",
+        "this resource does not allow this method",
     )
 }
 
@@ -323,7 +326,8 @@ fn text(status: StatusCode, body: impl Into<Body>) -> Response {
         .into_response()
 }
 
-/// An error as RFC 9457 has it. `detail` is ours and holds nothing of the request.
+/// Creates an error response of RFC 9457. `detail` is our own text and contains nothing of the
+/// request.
 pub(super) fn problem(status: StatusCode, detail: &str) -> Response {
     let body = serde_json::json!({
         "type": "about:blank",
@@ -339,14 +343,14 @@ pub(super) fn problem(status: StatusCode, detail: &str) -> Response {
         .into_response()
 }
 
-/// The longest bodies of families of pages, by how their paths begin, the first that fits; others take
+/// The body limits by path prefix, the first match counts; all others have
 /// [`limits::HTTP_BODY_BYTES`].
 const BODIES: &[(&str, u64)] = &[
     ("/api/v1/sessions/", limits::CHAT_BODY_BYTES as u64),
     ("/api/v1/workspaces/", limits::HTTP_PUT_BODY_BYTES),
 ];
 
-/// No page takes a body larger than its bound: one, or one of unknown length, is refused unread.
+/// Refuses a body that is larger than its limit or of unknown length, without reading it.
 async fn limit_body(request: Request, next: Next) -> Response {
     let path = request.uri().path();
     let family = BODIES.iter().find(|(below, _)| path.starts_with(below));
@@ -365,7 +369,7 @@ async fn limit_body(request: Request, next: Next) -> Response {
     }
     with_connection_close(problem(
         StatusCode::PAYLOAD_TOO_LARGE,
-        "no page here takes such a request body",
+        "no resource accepts such a request body",
     ))
 }
 

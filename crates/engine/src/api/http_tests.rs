@@ -78,9 +78,9 @@ async fn the_three_pages_answer_and_nothing_else_does() {
         ("GET", "/readyz", 200, "ready"),
         ("HEAD", "/healthz", 200, "content-length: 3"),
         ("GET", "/", 404, "problem+json"),
-        ("GET", "/metrics/", 404, "no such page"),
-        ("GET", "/../etc/passwd", 404, "no such page"),
-        ("POST", "/metrics", 405, "does not take this method"),
+        ("GET", "/metrics/", 404, "no such resource"),
+        ("GET", "/../etc/passwd", 404, "no such resource"),
+        ("POST", "/metrics", 405, "does not allow this method"),
         ("DELETE", "/readyz", 405, "allow: GET,HEAD"),
     ] {
         let (got, answer) = send(server.addr, method, path, &host).await;
@@ -498,7 +498,7 @@ async fn the_socket_serves_the_same_and_leaves_no_file() {
     assert!(!path.exists());
     std::fs::write(&path, "").expect("a file");
     let error = bind_socket(dir.path()).expect_err("no socket");
-    assert!(error.to_string().contains("is no socket"), "{error}");
+    assert!(error.to_string().contains("is not a socket"), "{error}");
 }
 
 #[tokio::test]

@@ -1,8 +1,8 @@
-//! Notices and reports as JSON: the lines of `--json`, of the control socket's streams and of
+//! Live events and reports as JSON: the lines of `--json`, of the control socket's streams and of
 //! `--results`.
 //!
-//! Owns their form, version 1, written and read. Must not know who reads them. Reading is strict
-//! about what it needs and lenient about what it does not know.
+//! Owns their format, version 1, for writing and reading. Reading is strict about what it needs and
+//! ignores what it does not know. Must not know who reads the lines.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -18,21 +18,21 @@ use marshal_model::{
     EventId, PoolName, RunId, SessionId, SlotId, SlotState, StampedEvent, TaskId, UntrustedText,
 };
 
-/// The version of every line here.
+/// The format version.
 pub const VERSION: u32 = 1;
 
-/// Why a line cannot be read: another version wrote it, or it was damaged on the way.
+/// Why a line cannot be parsed: another version wrote it, or it is damaged.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ViewError {
-    /// It is no JSON object of a known type.
-    #[error("the line is not what was expected: {0}")]
+    /// The line is not a JSON object of a known type.
+    #[error("unexpected line: {0}")]
     Shape(String),
-    /// A word or an id in it is none.
-    #[error("{text:?} is no {what}")]
+    /// A word or an id is invalid.
+    #[error("{text:?} is not a valid {what}")]
     Word {
         /// What was expected.
         what: &'static str,
-        /// What is there.
+        /// The invalid text.
         text: String,
     },
 }
@@ -78,7 +78,7 @@ enum Line<'a> {
     },
     Paused {
         pool: Cow<'a, str>,
-        /// Absent: the pause is over.
+        /// `None` if the pause has ended.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         wait_ms: Option<u64>,
     },
@@ -94,7 +94,7 @@ enum Line<'a> {
     Complete,
 }
 
-/// A session's event; apart from [`SocketSession`], because a tagged enum cannot read raw JSON.
+/// A session's event; separate from [`Line`], because a tagged enum cannot read raw JSON.
 #[derive(Serialize, Deserialize)]
 struct EventLine<'a> {
     #[serde(rename = "type")]
@@ -110,16 +110,16 @@ struct EventLine<'a> {
     body: Cow<'a, RawValue>,
 }
 
-/// Only what says how to read the rest.
+/// The members that tell how to parse the rest.
 #[derive(Deserialize)]
 struct Tag<'a> {
     #[serde(rename = "type", borrow)]
     kind_of_line: Cow<'a, str>,
 }
 
-/// One item of a run's stream as JSON: one object a line, without the last newline. Only events
-/// can be more than one line: each has its own. For a terminal, pass it through
-/// [`marshal_model::foreign::escape_json_for_terminal`].
+/// Returns an item of a run's stream as JSON, one object per line, without the last newline. Only
+/// event batches have more than one line. For a terminal, pass it through
+/// [`marshal_model::untrusted::escape_json_for_terminal`].
 #[must_use]
 pub fn item_json(item: &RunStreamItem) -> String {
     match item {
@@ -164,7 +164,7 @@ fn notice(notice: &FleetEvent) -> String {
                 .map(|stamped| event(slot, session, task.as_ref(), stamped));
             lines.collect::<Vec<_>>().join("\n")
         }
-        // A run's stream gives the events instead.
+        // A run's stream has the events instead.
         FleetEvent::EventsSkipped { .. } => String::new(),
         FleetEvent::SlotChanged { slot, state, note } => write(&Line::Slot {
             slot: slot.to_string(),
@@ -206,7 +206,7 @@ fn event(
     })
 }
 
-/// The first line of `--json`: the version of all that follow, and the run.
+/// Returns the first line of `--json`: the version of all lines, and the run.
 #[must_use]
 pub fn run_started_json(run: &RunId, tasks: usize) -> String {
     write(&Line::Run {
@@ -216,7 +216,7 @@ pub fn run_started_json(run: &RunId, tasks: usize) -> String {
     })
 }
 
-/// One line of a child's stderr as one JSON object without a newline.
+/// Returns a line of a child's stderr as one JSON object without a newline.
 #[must_use]
 pub fn log_line(text: &UntrustedText) -> String {
     write(&Line::Log {
@@ -224,21 +224,21 @@ pub fn log_line(text: &UntrustedText) -> String {
     })
 }
 
-/// What a slot's log gives.
+/// An item of a slot's log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LogItem {
     /// One line.
     Line(UntrustedText),
-    /// So many lines were lost, because this reader was slow.
+    /// This number of lines was lost, because the reader was slow.
     Lagged(u64),
-    /// Nothing follows.
+    /// The log has ended.
     Complete,
 }
 
-/// Reads a line of a slot's log back.
+/// Parses a line of a slot's log.
 ///
 /// # Errors
-/// [`ViewError`] if it is no such line.
+/// [`ViewError`] if the line is not one of a log.
 pub fn read_log(line: &str) -> Result<LogItem, ViewError> {
     match serde_json::from_str(line).map_err(shape)? {
         Line::Log { text } => Ok(LogItem::Line(UntrustedText::new(text))),
@@ -248,22 +248,21 @@ pub fn read_log(line: &str) -> Result<LogItem, ViewError> {
     }
 }
 
-/// One report as one JSON object without a newline.
+/// Returns a report as one JSON object without a newline.
 #[must_use]
 pub fn report_json(report: &TaskReport) -> String {
     write(&report.to_stored())
 }
 
-/// These structs have no map with keys that are no strings, and no fallible part: what serde could
-/// complain about does not occur.
+/// Serialization cannot fail: the structs have no maps with keys that are not strings.
 fn write(value: &impl Serialize) -> String {
     serde_json::to_string(value).unwrap_or_default()
 }
 
-/// Reads a line of a stream back. `None` is a line of a kind that this program does not know.
+/// Parses a line of a stream. `None` is a line of a kind that this program does not know.
 ///
 /// # Errors
-/// [`ViewError`] if it is damaged.
+/// [`ViewError`] if the line is damaged.
 pub fn read_item(line: &str) -> Result<Option<RunStreamItem>, ViewError> {
     let tag: Tag<'_> = serde_json::from_str(line).map_err(shape)?;
     match tag.kind_of_line.as_ref() {
@@ -314,7 +313,8 @@ fn read_line(line: Line<'_>) -> Result<RunStreamItem, ViewError> {
     })
 }
 
-/// An event that this program does not know, or cannot read, is left out: it is only shown.
+/// Parses an event. One that this program does not know, or cannot read, is skipped: events are
+/// only displayed.
 fn read_event(line: &str) -> Result<Option<RunStreamItem>, ViewError> {
     let line: EventLine<'_> = serde_json::from_str(line).map_err(shape)?;
     let Ok(event) = codec::decode(&line.kind, line.v, line.body.get()) else {
@@ -334,7 +334,7 @@ fn read_event(line: &str) -> Result<Option<RunStreamItem>, ViewError> {
     })))
 }
 
-/// The message may quote what is in the line, which a child may have written.
+/// The message may quote text of the line, which a child may have written.
 #[expect(
     clippy::needless_pass_by_value,
     reason = "the signature that map_err calls"

@@ -1,14 +1,14 @@
-//! A list of pools and slots, as it goes over the control socket.
+//! The list of pools and slots on the control socket.
 //!
-//! Owns its form, for both ends. Must not know sockets. Words and numbers only: what is foreign in
-//! it is shown by whoever shows it.
+//! Owns its format, for both sides. Must not know sockets. The values are words and numbers;
+//! whoever displays them escapes untrusted text.
 
 use serde::{Deserialize, Serialize};
 
 use marshal_fleet::{PoolView, SlotView};
 use marshal_model::PoolPhase;
 
-/// Pools and slots, as they are now.
+/// The current pools and slots.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Listing {
     /// The pools, by name.
@@ -22,26 +22,26 @@ pub struct Listing {
 pub struct PoolLine {
     /// Its name.
     pub pool: String,
-    /// How its children are started, in the word of the configuration.
+    /// The launcher of its children, as in the configuration.
     pub launcher: String,
-    /// The profile of their walls, where there are walls here.
+    /// The sandbox profile; `None` if the launcher uses none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<String>,
-    /// What they reach, in the word of the configuration.
+    /// The network access, as in the configuration.
     pub network: String,
-    /// The policy that judges them.
+    /// The name of its policy.
     pub policy: String,
-    /// Whether its tasks begin, and in how many slots, where that was ordered otherwise than usual.
+    /// The pool's phase and width, if an operator changed them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flow: Option<String>,
-    /// Tasks that were taken in and are not over.
+    /// The number of tasks that have not ended.
     pub tasks: usize,
-    /// Approvals that wait for a person.
+    /// The number of pending approvals.
     pub approvals: usize,
-    /// Layers that its children do without on this host.
+    /// The sandbox layers that this host does not support.
     #[serde(default)]
     pub lacks: Vec<String>,
-    /// Where its walls are weak, one phrase each.
+    /// The weaknesses of its configured sandbox, one phrase each.
     #[serde(default)]
     pub weak: Vec<String>,
 }
@@ -53,28 +53,28 @@ pub struct SlotLine {
     pub slot: String,
     /// Its state.
     pub state: String,
-    /// The process of its child.
+    /// The process id of its child; `None` without a child.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
-    /// When that was started: seconds since the Unix epoch.
+    /// When the child was started: seconds since the Unix epoch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub started_at: Option<f64>,
-    /// The task that it works.
+    /// The current task.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub task: Option<String>,
-    /// Its session.
+    /// The current session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub session: Option<String>,
     /// Why it is parked or waits before its next start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
-    /// The exit code of its last child, 128 plus the signal where one ended it.
+    /// The exit code of its last child; 128 plus the number of the signal that ended it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_exit_code: Option<i32>,
 }
 
 impl Listing {
-    /// Of a fleet.
+    /// Creates a listing of a fleet.
     #[must_use]
     pub fn new(pools: Vec<PoolView>, slots: Vec<SlotView>) -> Self {
         Self {
@@ -101,14 +101,17 @@ impl PoolLine {
     }
 }
 
-/// What people ordered of a pool, if it holds.
+/// Describes the orders of operators that apply to a pool; `None` if there are none.
 fn describe_orders(view: &PoolView) -> Option<String> {
     let mut words = Vec::new();
     if view.phase != PoolPhase::Running {
         words.push(format!("tasks wait: {}", view.phase));
     }
     if view.width != view.size {
-        words.push(format!("{} of {} slots get tasks", view.width, view.size));
+        words.push(format!(
+            "{} of {} slots receive tasks",
+            view.width, view.size
+        ));
     }
     (!words.is_empty()).then(|| words.join("; "))
 }

@@ -1,8 +1,8 @@
-//! The doors of the supervisor: HTTP on a loopback address and the control socket.
+//! The interfaces of the supervisor to its clients: HTTP and the control socket.
 //!
-//! Floor 6. Owns what clients see on the wire, and how much of the program one client can hold.
-//! Must not know the command line. A slow or silent client never slows the fleet: it lags, is
-//! told so, and is dropped in the end.
+//! Owns the wire formats and the resource limits of each client. Must not know the command line. A
+//! slow or silent client never slows the fleet: it lags, is notified of that, and is disconnected
+//! in the end.
 
 pub mod acp;
 mod approval_events;

@@ -1,23 +1,24 @@
-//! What judges each pool, as it goes over the doors.
+//! The policies of the pools, as the control socket and HTTP show them.
 //!
-//! Owns its form, for both ends. What is wrong with a policy is made to be shown where it is found.
+//! Owns the format, for both sides. Errors of policies are already safe to display.
 
 use serde::{Deserialize, Serialize};
 
 use marshal_fleet::{LastReload, PolicyStatus, PolicyView, ShadowView};
 
-/// What judges now, and what came of the last reading.
+/// The policies in force and the result of the last reload.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PolicyStatusView {
     /// The pools, in the configuration's order.
     pub pools: Vec<PoolPolicyView>,
-    /// The last time that the policies were read again; missing: not since the start.
+    /// The last reload; `None` if there was none since the start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_reload: Option<LastReloadView>,
-    /// Since when older policies are in force than the files have: microseconds since 1970.
+    /// Since when the policies in force are older than the files, in microseconds since the Unix
+    /// epoch; `None` if they are current.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stale_since_us: Option<i64>,
-    /// A change of the files is seen by itself.
+    /// Changes of the files are detected automatically.
     #[serde(default)]
     pub watched: bool,
 }
@@ -25,71 +26,71 @@ pub struct PolicyStatusView {
 /// One pool.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolPolicyView {
-    /// Its name.
+    /// The pool's name.
     pub pool: String,
-    /// What the configuration calls its policy.
+    /// The policy's name in the configuration.
     pub policy: String,
-    /// SHA-256 of its text and of what it extends.
+    /// SHA-256 of its text and of the policies that it extends.
     pub sha256: String,
-    /// Since when it is in force: microseconds since 1970.
+    /// When it came into force: microseconds since the Unix epoch.
     pub loaded_at_us: i64,
-    /// The files that it was made of; none of one that is built in.
+    /// Its files; empty for a built-in policy.
     pub files: Vec<String>,
-    /// Its rules.
+    /// The number of its rules.
     pub rules: usize,
-    /// It extends the built-in guard.
+    /// Whether it extends the built-in guard.
     pub guard: bool,
-    /// It is not only tried.
+    /// Whether it is enforced, not only tried.
     pub enforced: bool,
-    /// Layers that a task may put on top.
+    /// Layers that a task may add.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub layers: Vec<String>,
-    /// What is tried beside it.
+    /// The shadow policy; `None` if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shadow: Option<ShadowPolicyView>,
 }
 
-/// A policy that is tried beside another one.
+/// A shadow policy: it is evaluated next to the one in force, and enforces nothing.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShadowPolicyView {
-    /// What the configuration calls it.
+    /// The policy's name in the configuration.
     pub policy: String,
-    /// SHA-256 of its text and of what it extends.
+    /// SHA-256 of its text and of the policies that it extends.
     pub sha256: String,
-    /// Requests that both judged since these versions are in force.
+    /// The number of requests that both policies evaluated since these versions are in force.
     pub judged: u64,
-    /// What it would have decided otherwise.
+    /// The decisions in which it differs.
     pub differences: Vec<DifferenceView>,
 }
 
 /// One kind of difference.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DifferenceView {
-    /// What was decided.
+    /// The decision of the policy in force.
     pub from: String,
-    /// What it says.
+    /// The decision of the shadow policy.
     pub to: String,
-    /// How often.
+    /// The number of requests with this difference.
     pub count: u64,
 }
 
-/// One reading.
+/// One reload.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LastReloadView {
-    /// When: microseconds since 1970.
+    /// The time: microseconds since the Unix epoch.
     pub at_us: i64,
-    /// Why: `signal`, `request` or `file`.
+    /// The cause: `signal`, `request` or `file`.
     pub cause: String,
-    /// How many pools got another version.
+    /// The number of pools that got another version; `None` if the reload failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pools_changed: Option<usize>,
-    /// What is wrong with the policies.
+    /// The error of a failed reload.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
 
 impl PolicyStatusView {
-    /// Of a fleet.
+    /// Converts the status of a fleet.
     #[must_use]
     pub fn from_status(status: &PolicyStatus) -> Self {
         Self {

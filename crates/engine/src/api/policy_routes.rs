@@ -1,7 +1,7 @@
-//! The policies over HTTP: `GET /policies`, `POST /policies/reload`.
+//! Policies over HTTP: `GET /policies`, `POST /policies/reload`.
 //!
-//! Owns who may: everybody with a role looks, and an admin has them read again. Must not know how
-//! policies are read.
+//! Owns the roles: every role may read the status, and `admin` may reload. Must not know how
+//! policies are loaded.
 
 use axum::Router;
 use axum::extract::State;
@@ -17,13 +17,13 @@ use super::service::Fleet;
 use super::tokens::Tokens;
 use marshal_telemetry::labels::ReloadCause;
 
-/// Who may have which page.
+/// The role that each route requires.
 pub const ROUTES: RouteRoles = &[
     (Method::GET, "/policies", Role::Read),
     (Method::POST, "/policies/reload", Role::Admin),
 ];
 
-/// The pages.
+/// Creates the router.
 pub fn router<F: Fleet>(fleet: F, tokens: &Tokens) -> Router {
     let pages = Router::new()
         .route("/policies", get(status::<F>))

@@ -1,6 +1,6 @@
 //! The supervisor's own process, read from proc(5).
 //!
-//! Owns nothing but the reading; the numbers go into the metrics page as they are.
+//! Owns only the reading; the numbers go into the metrics unchanged.
 
 use std::io;
 
@@ -10,11 +10,11 @@ use rustix::process::{Resource, getrlimit};
 use marshal_launch::cgroup::{STALL_RESOURCES, parse_stalls};
 use marshal_telemetry::{ProcessStats, StallSeconds};
 
-/// Reads `/proc/self`. Three small files and one directory: tens of microseconds, and a few more
-/// for every thousand descriptors.
+/// Reads `/proc/self`: three small files and one directory. That takes tens of microseconds, and a
+/// few more per thousand descriptors.
 ///
 /// # Errors
-/// What the kernel says, or `InvalidData` if a file has not the form of proc(5).
+/// The system's error, or `InvalidData` if a file does not have the format of proc(5).
 pub fn read() -> io::Result<ProcessStats> {
     let stat = std::fs::read_to_string("/proc/self/stat")?;
     let statm = std::fs::read_to_string("/proc/self/statm")?;
@@ -25,7 +25,7 @@ pub fn read() -> io::Result<ProcessStats> {
         .rsplit_once(')')
         .map(|(_, rest)| rest.split_ascii_whitespace().collect())
         .ok_or_else(|| odd("stat"))?;
-    // Field numbers of proc(5), of which the third is the first here.
+    // The field numbers are those of proc(5); the third is the first one here.
     let field = |number: usize| -> io::Result<f64> {
         fields
             .get(number - 3)
@@ -38,7 +38,7 @@ pub fn read() -> io::Result<ProcessStats> {
         .nth(1)
         .and_then(|text| text.parse().ok())
         .ok_or_else(|| odd("statm"))?;
-    // The directory that is being read is itself one descriptor.
+    // The open directory itself uses one descriptor.
     let open = std::fs::read_dir("/proc/self/fd")?
         .count()
         .saturating_sub(1);
@@ -51,7 +51,7 @@ pub fn read() -> io::Result<ProcessStats> {
     })
 }
 
-/// Stall times of the whole host, from `/proc/pressure`; none where the kernel has none.
+/// Reads the stall times of the whole host from `/proc/pressure`; none if the kernel has none.
 #[must_use]
 pub fn pressure() -> StallSeconds {
     STALL_RESOURCES.map(|resource| {
@@ -61,7 +61,7 @@ pub fn pressure() -> StallSeconds {
     })
 }
 
-/// When the machine started, Unix seconds (`btime` of /proc/stat).
+/// Returns when the host was booted: seconds since the Unix epoch (`btime` of /proc/stat).
 fn boot_time() -> io::Result<f64> {
     std::fs::read_to_string("/proc/stat")?
         .lines()
@@ -73,7 +73,7 @@ fn boot_time() -> io::Result<f64> {
 fn odd(file: &str) -> io::Error {
     io::Error::new(
         io::ErrorKind::InvalidData,
-        format!("/proc/self/{file} has not the form that proc(5) says"),
+        format!("/proc/self/{file} does not have the format of proc(5)"),
     )
 }
 

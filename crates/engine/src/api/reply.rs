@@ -1,7 +1,7 @@
-//! Replies of the control socket, version 1: one JSON object a line.
+//! Replies of the control socket, version 1: one JSON object per line.
 //!
-//! Owns their form, for both ends. Must not know sockets. A reply is read leniently: a later
-//! supervisor may say more than this program knows.
+//! Owns their format, for both sides. Must not know sockets. Replies are read leniently: a later
+//! supervisor may send more than this program knows.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,79 +14,83 @@ use marshal_model::untrusted::escape_for_display;
 use marshal_model::{RunId, SessionId};
 
 marshal_model::string_enum!(
-    /// What kind of supervisor answers.
+    /// The kind of a supervisor.
     Role {
-        /// It takes tasks from everybody who may connect.
+        /// It accepts tasks from all clients that may connect.
         Daemon = "daemon",
-        /// It works its own list and then ends.
+        /// It runs one list of tasks and then exits.
         Run = "run",
-        /// It serves conversations as long as the editor lives that started it.
+        /// It serves conversations until the editor that started it exits.
         Editor = "editor",
     }
 );
 
-/// What a supervisor answers to a request, before a stream if there is one.
+/// A reply to a request; a stream may follow it.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Reply {
-    /// To [`Request::ClientHello`](super::request::Request::Hello).
+    /// Reply to [`Request::Hello`](super::request::Request::Hello).
     Hello {
         /// What kind of supervisor it is.
         role: Role,
-        /// Its process.
+        /// The supervisor's process id.
         pid: u32,
     },
-    /// To [`Request::Submit`](super::request::Request::Submit): durable now.
+    /// Reply to [`Request::Submit`](super::request::Request::Submit): the tasks are durable.
     Submitted {
-        /// The run that was made.
+        /// The id of the new run.
         run: RunId,
-        /// How many tasks it has.
+        /// The number of its tasks.
         accepted: usize,
     },
-    /// To [`Request::ChildDeadlines`](super::request::Request::Watch).
+    /// Reply to [`Request::Watch`](super::request::Request::Watch).
     Watching {
-        /// How many tasks the run has.
+        /// The number of the run's tasks.
         accepted: usize,
     },
-    /// To [`Request::CancelScope`](super::request::Request::Cancel), [`Request::Logs`](super::request::Request::Logs) and [`Request::Restart`](super::request::Request::Restart).
+    /// Reply to [`Request::Cancel`](super::request::Request::Cancel),
+    /// [`Request::Logs`](super::request::Request::Logs) and
+    /// [`Request::Restart`](super::request::Request::Restart).
     Done,
-    /// To [`Request::Open`](super::request::Request::Open): lines of
-    /// [`talk`](super::talk) and events follow.
+    /// Reply to [`Request::Open`](super::request::Request::Open): lines of
+    /// [`conversation_protocol`](super::conversation_protocol) and events follow.
     Opened {
         /// The conversation's session.
         session: SessionId,
     },
-    /// To [`Request::Conversations`](super::request::Request::Conversations).
+    /// Reply to [`Request::Conversations`](super::request::Request::Conversations).
     Conversations(Vec<ConversationLine>),
-    /// To [`Request::Approvals`](super::request::Request::Asks): those of a list.
+    /// Reply to [`Request::Approvals`](super::request::Request::Approvals): the approvals of a
+    /// list.
     Approvals(Vec<ApprovalView>),
-    /// One of them, whole.
+    /// One approval with its details.
     Approval(Box<ApprovalView>),
-    /// What came of an answer.
+    /// The result of an answer.
     Answered(AnswerReceiptView),
-    /// To [`Request::ListParams`](super::request::Request::List).
+    /// Reply to [`Request::List`](super::request::Request::List).
     Listed(Listing),
-    /// To [`Request::Policies`](super::request::Request::Policies) and [`Request::Reload`](super::request::Request::Reload).
+    /// Reply to [`Request::Policies`](super::request::Request::Policies) and
+    /// [`Request::Reload`](super::request::Request::Reload).
     Policies(Box<PolicyStatusView>),
-    /// It could not be done.
+    /// The request failed.
     Failed(Failure),
 }
 
 /// A conversation in a list.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConversationLine {
-    /// Its id.
+    /// The id of its session.
     pub session: String,
-    /// Its client's directory.
+    /// The directory of its client.
     pub directory: String,
-    /// The beginning of its first prompt; foreign.
+    /// The beginning of its first prompt; untrusted text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub title: Option<String>,
-    /// When it last had a prompt: microseconds since the Unix epoch.
+    /// The time of its last prompt: microseconds since the Unix epoch.
     pub at_us: i64,
 }
 
 impl ConversationLine {
-    /// Of a conversation.
+    /// Converts the view of a conversation.
     #[must_use]
     pub fn from_view(view: &ConversationView) -> Self {
         Self {
@@ -98,7 +102,7 @@ impl ConversationLine {
     }
 }
 
-/// A reply as it is written.
+/// The wire format of a reply.
 #[derive(Serialize, Deserialize)]
 struct ReplyLine {
     v: u32,
@@ -206,13 +210,13 @@ pub fn write_reply(reply: &Reply) -> String {
     serde_json::to_string(&line).unwrap_or_default()
 }
 
-/// Reads one reply. `None` if it is none that this program knows.
+/// Parses a reply; `None` if this program does not know it.
 #[must_use]
 pub fn read_reply(line: &str) -> Option<Reply> {
     let line: ReplyLine = serde_json::from_str(line).ok()?;
     if let Some(error) = line.error {
         return Some(Reply::Failed(Failure {
-            // A code of a later version is still an error.
+            // An unknown code of a later version is still an error.
             code: Code::from_word(&error.code).unwrap_or(Code::Refused),
             message: escape_for_display(&error.message, 1000),
         }));

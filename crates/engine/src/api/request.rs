@@ -1,7 +1,7 @@
-//! Requests of the control socket, version 1: one JSON object a line.
+//! Requests of the control socket, version 1: one JSON object per line.
 //!
-//! Owns their form, for both ends. Must not know sockets. A request is read strictly, so that a
-//! misspelt key is an error and not a surprise.
+//! Owns their format, for both sides. Must not know sockets. Requests are read strictly, so that a
+//! misspelt key is an error.
 
 use std::path::PathBuf;
 
@@ -17,137 +17,137 @@ use marshal_model::{PoolName, RunId, SessionId, SlotId, TaskId, TaskSpec, Untrus
 /// The version of requests and replies.
 pub const VERSION: u32 = 1;
 
-/// What a client may want.
+/// A request of a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Request {
-    /// Who is there?
+    /// Ask which supervisor serves the socket.
     Hello,
-    /// Take these tasks in as one run.
+    /// Submit tasks as one run.
     Submit {
         /// The tasks, at least one.
         tasks: Vec<TaskSpec>,
-        /// Stream the run afterwards; nothing of it is missed.
+        /// Stream the run after the reply, without a gap.
         watch: bool,
-        /// What bounds the run.
+        /// The limits of the run.
         bounds: RunBounds,
     },
     /// Stream a run until its tasks have ended.
     Watch {
-        /// Which.
+        /// The run's id.
         run: RunId,
     },
-    /// Begin no further task of a run and cancel its running turns.
+    /// Start no further task of a run and cancel its running turns.
     Cancel {
-        /// Which.
+        /// The run's id.
         run: RunId,
     },
-    /// End one task of a run that waits or is worked.
+    /// Cancel one waiting or running task of a run.
     CancelTask {
-        /// Its pool.
+        /// The task's pool.
         pool: PoolName,
-        /// Its run.
+        /// The task's run.
         run: RunId,
-        /// Which.
+        /// The task's id.
         task: TaskId,
     },
     /// Show a slot's stderr.
     Logs {
-        /// Which.
+        /// The slot.
         slot: SlotId,
-        /// Go on as lines come.
+        /// Continue with new lines.
         follow: bool,
     },
     /// List pools and slots.
     List,
     /// Stop a slot's child.
     Restart {
-        /// Which.
+        /// The slot.
         slot: SlotId,
     },
-    /// Open a conversation: the connection is the conversation's from then on.
+    /// Open a conversation; the connection then belongs to it.
     Open {
-        /// Whose slot.
+        /// The pool of the slot.
         pool: PoolName,
-        /// The client's directory on the host, absolute.
+        /// The client's directory on the host; an absolute path.
         directory: PathBuf,
-        /// The conversation to load; else a new one.
+        /// The conversation to load; `None` for a new one.
         session: Option<SessionId>,
     },
     /// List the conversations that can be loaded.
     Conversations {
-        /// Of which pool.
+        /// The pool.
         pool: PoolName,
-        /// After so many.
+        /// The number of conversations to skip.
         after: u32,
     },
-    /// What waits for people.
+    /// A request about approvals.
     Approvals(ApprovalOp),
-    /// What judges each pool, and what came of reading the policies again.
+    /// Show the policies of all pools and the result of the last reload.
     Policies,
-    /// Read the policies again.
+    /// Reload the policies.
     Reload,
 }
 
 marshal_model::string_enum!(
-    /// Why a request was not carried out.
+    /// Why a request failed.
     Code {
-        /// It is no JSON object.
+        /// The request is not a JSON object.
         BadJson = "bad_json",
-        /// It is no request that this program knows.
+        /// The request is unknown or malformed.
         BadRequest = "bad_request",
-        /// It is of another version.
+        /// The request has another version.
         BadVersion = "bad_version",
-        /// Its line is longer than the bound.
+        /// The line exceeds the length limit.
         TooLong = "too_long",
-        /// It did not come, or was not read, in time.
+        /// The client did not send the request, or did not read the reply, in time.
         TooSlow = "too_slow",
         /// The client is neither the supervisor's user nor root.
         NotPermitted = "not_permitted",
-        /// Too many clients.
+        /// Too many clients are connected.
         Busy = "busy",
-        /// Its tasks are at fault.
+        /// The tasks of the request are invalid.
         BadTasks = "bad_tasks",
-        /// The fleet does not take tasks in now.
+        /// The fleet accepts no tasks now.
         Refused = "refused",
-        /// No such run, or it is over for long.
+        /// The run does not exist, or ended long ago.
         NoSuchRun = "no_such_run",
-        /// No such slot.
+        /// The slot does not exist.
         NoSuchSlot = "no_such_slot",
-        /// No such pool.
+        /// The pool does not exist.
         NoSuchPool = "no_such_pool",
-        /// The client's directory is none of the pool's.
+        /// The pool does not serve the client's directory.
         BadDirectory = "bad_directory",
         /// No slot is free for a conversation.
         NoSlot = "no_slot",
         /// No conversation of that id can be loaded.
         NoSuchSession = "no_such_session",
-        /// Another client is in the conversation.
+        /// Another client uses the conversation.
         Taken = "taken",
-        /// This supervisor works one list of tasks and takes no other in.
+        /// This supervisor runs one list of tasks and accepts no others.
         NoDaemon = "no_daemon",
-        /// A policy is faulty; the older ones stay.
+        /// A policy is invalid; the previous policies stay in force.
         BadPolicy = "bad_policy",
-        /// No ask of that id.
+        /// The approval does not exist.
         NoSuchApproval = "no_such_approval",
-        /// The approval is over, or is not what was answered.
+        /// The approval has ended, or differs from the one that was answered.
         ApprovalEnded = "approval_ended",
-        /// The supervisor ends.
+        /// The supervisor is stopping.
         Stopping = "stopping",
     }
 );
 
-/// An error as it goes over the socket.
+/// An error that is sent over the socket.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct Failure {
-    /// For programs.
+    /// The code, for programs.
     pub code: Code,
-    /// For people: what was wrong and what to do. Safe to show.
+    /// The message, for people: what is wrong and what to do. Safe to display.
     pub message: String,
 }
 
 impl Failure {
-    /// An error with its message.
+    /// Creates an error.
     #[must_use]
     pub fn new(code: Code, message: impl Into<String>) -> Self {
         Self {
@@ -157,7 +157,7 @@ impl Failure {
     }
 }
 
-/// A request as it is written.
+/// The wire format of a request.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RequestLine {
@@ -210,7 +210,8 @@ struct TaskLine {
     priority: Option<i64>,
 }
 
-/// Only version and op, so that a request of another one is told so, whatever else is in it.
+/// Only version and op, so that a request of another version gets that error, whatever else is in
+/// it.
 #[derive(Deserialize)]
 struct VersionOnly {
     v: Option<serde_json::Value>,
@@ -218,10 +219,10 @@ struct VersionOnly {
     op: serde_json::Value,
 }
 
-/// Reads one line.
+/// Parses one line.
 ///
 /// # Errors
-/// [`Failure`] as it shall be sent back.
+/// [`Failure`] to send back.
 pub fn read(line: &[u8]) -> Result<Request, Failure> {
     let text = std::str::from_utf8(line)
         .map_err(|_| Failure::new(Code::BadJson, "the request is not UTF-8"))?;
@@ -235,7 +236,7 @@ pub fn read(line: &[u8]) -> Result<Request, Failure> {
         return Err(Failure::new(
             Code::BadVersion,
             format!(
-                "this supervisor speaks version {VERSION}; add \"v\":{VERSION}, or use its own marshal"
+                "this supervisor speaks version {VERSION}; add \"v\":{VERSION}, or use the marshal of its version"
             ),
         ));
     }
@@ -250,7 +251,7 @@ fn not_json(why: &str) -> Failure {
     let shown = escape_for_display(why, 200);
     Failure::new(
         Code::BadJson,
-        format!("the request is no JSON object: {shown}; send one object a line"),
+        format!("the request is not a JSON object: {shown}; send one object per line"),
     )
 }
 
@@ -262,7 +263,7 @@ fn not_known(error: &serde_json::Error) -> Failure {
 }
 
 fn request_from_line(line: RequestLine) -> Result<Request, Failure> {
-    let given = [
+    let present = [
         ("tasks", line.tasks.is_some()),
         ("watch", line.watch.is_some()),
         ("run", line.run.is_some()),
@@ -276,7 +277,9 @@ fn request_from_line(line: RequestLine) -> Result<Request, Failure> {
         ("after", line.after.is_some()),
     ];
     let only = |wanted: &[&str]| {
-        let stray = given.iter().find(|(key, is)| *is && !wanted.contains(key));
+        let stray = present
+            .iter()
+            .find(|(key, is)| *is && !wanted.contains(key));
         match stray {
             None => Ok(()),
             Some((key, _)) => Err(bad(format!("key {key:?} does not belong to this op"))),
@@ -349,7 +352,7 @@ fn request_from_line(line: RequestLine) -> Result<Request, Failure> {
             })
         }
         other => Err(bad(format!(
-            "there is no op \"{}\"; there are hello, list, submit, watch, cancel, cancel_task, logs, restart, open, conversations, policies, reload, asks, ask and answer",
+            "there is no op \"{}\"; there are hello, list, submit, watch, cancel, cancel_task, logs, restart, open, conversations, policies, reload, approvals, approval and answer",
             escape_for_display(other, 40)
         ))),
     }
@@ -386,11 +389,11 @@ fn slot(text: Option<&str>) -> Result<SlotId, Failure> {
 fn specs(lines: Vec<TaskLine>) -> Result<Vec<TaskSpec>, Failure> {
     let wrong = |message: String| Failure::new(Code::BadTasks, message);
     if lines.is_empty() {
-        return Err(wrong("no task is in the request".to_owned()));
+        return Err(wrong("the request has no tasks".to_owned()));
     }
     if lines.len() > limits::POOL_QUEUE {
         return Err(wrong(format!(
-            "{} tasks are too many; at most {} fit",
+            "{} tasks are too many; send at most {}",
             lines.len(),
             limits::POOL_QUEUE
         )));

@@ -16,10 +16,10 @@ fn check(line: &str, code: Code, part: &str) {
 
 #[test]
 fn what_is_no_request_is_told_so() {
-    check("", Code::BadJson, "one object a line");
-    check("{", Code::BadJson, "one object a line");
+    check("", Code::BadJson, "one object per line");
+    check("{", Code::BadJson, "one object per line");
     check("[1,\"hello\"]", Code::BadJson, "begin with {");
-    check("\"x\u{1b}[2J\"", Code::BadJson, "one object a line");
+    check("\"x\u{1b}[2J\"", Code::BadJson, "one object per line");
     check("{}", Code::BadVersion, "speaks version 1");
     check(
         "{\"v\":2,\"op\":\"new\",\"x\":1}",

@@ -1,9 +1,9 @@
 //! One run's stream: every event of its sessions and every report exactly once.
 //!
-//! Live notices may be lost by a slow watcher; events and reports may not. A [`Diagnostics`] keeps a
-//! run's reports from the fleet's reliable channel, the journal has the events, and a
-//! [`RunStream`] joins all: order from the notices, completeness from ledger and journal. Must not
-//! know who watches, or how it is told.
+//! A slow subscriber may lose live events, but no stored events and no reports. A [`Ledger`] keeps
+//! a run's reports from the fleet's reliable channel, and the journal has the events. A
+//! [`RunStream`] joins all of them: live events give the order, ledger and journal the
+//! completeness. Must not know who subscribes, or how.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,26 +16,26 @@ use marshal_fleet::{FleetEvent, TaskReport};
 use marshal_model::limits;
 use marshal_model::{IdError, RunId, SessionId, SlotId, TaskId};
 
-/// A new run's id: unique, and later ones sort after earlier ones.
+/// Returns a new run id: unique, and later ones sort after earlier ones.
 ///
 /// # Errors
-/// None in fact: a UUID is always a safe token.
+/// Never fails: a UUID is always a valid id.
 pub fn new_run_id() -> Result<RunId, IdError> {
     RunId::new(&uuid::Uuid::now_v7().to_string())
 }
 
-/// The reports of one run, kept until nobody needs them. Bounded by the run's tasks.
+/// The reports of one run, kept as long as it is referenced. Bounded by the run's tasks.
 #[derive(Debug)]
 pub struct Ledger {
     run: RunId,
     total: usize,
-    /// So many of the reports were there before the first watcher.
+    /// The number of reports from before the resume.
     resumed_count: usize,
     reports: Mutex<Vec<Arc<TaskReport>>>,
     state: watch::Sender<LedgerState>,
 }
 
-/// How far a run is.
+/// Whether a run is complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LedgerState {
     /// Reports may still come.
@@ -45,8 +45,8 @@ enum LedgerState {
 }
 
 impl Ledger {
-    /// Keeps the reports of `run`, which has `total` tasks, from `reports` until that closes.
-    /// Must be called inside a runtime.
+    /// Collects the reports of `run`, which has `total` tasks, from `reports` until that channel
+    /// closes. Must be called inside a runtime.
     #[must_use]
     pub fn collect(
         run: RunId,
@@ -56,7 +56,8 @@ impl Ledger {
         Self::resume(run, total, Vec::new(), reports)
     }
 
-    /// The same for a run of which so many tasks have `ended`: every watcher is told those first.
+    /// Like [`Self::collect`], for a resumed run: every subscriber receives the reports of its
+    /// `ended` tasks first.
     #[must_use]
     pub fn resume(
         run: RunId,
@@ -91,65 +92,65 @@ impl Ledger {
         self.reports.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The run.
+    /// Returns the run's id.
     pub fn run(&self) -> &RunId {
         &self.run
     }
 
-    /// How many tasks the run has.
+    /// Returns the number of the run's tasks.
     pub fn total(&self) -> usize {
         self.total
     }
 
-    /// Whether no report will come any more.
+    /// Whether the run is complete: no more reports will arrive.
     pub fn is_closed(&self) -> bool {
         *self.state.borrow() == LedgerState::Closed
     }
 
-    /// Reports from the `from`th on, in the order in which their tasks ended.
+    /// Returns the reports from index `from` on, in the order in which their tasks ended.
     fn since(&self, from: usize) -> Vec<Arc<TaskReport>> {
         self.lock().iter().skip(from).cloned().collect()
     }
 }
 
-/// What a run's stream gives.
+/// An item of a run's stream.
 #[derive(Debug, Clone)]
 pub enum RunStreamItem {
-    /// Something happened; never a task's end.
+    /// A live event; never a task's end.
     Notice(FleetEvent),
-    /// A task of the run ended; each exactly once.
+    /// A task of the run ended; sent exactly once per task.
     Ended(Arc<TaskReport>),
-    /// So many notices went by, because this watcher was slow. Their events follow, from the
-    /// journal, and no report is lost; states of slots are.
+    /// This number of live events was lost, because the subscriber was slow. Stored events follow
+    /// from the journal and no report is lost, but changes of slot states are.
     Lagged(u64),
-    /// No report will come any more; nothing follows.
+    /// The stream has ended.
     Complete,
 }
 
-/// One watcher's place in one run.
+/// One subscriber's position in one run.
 #[derive(Debug)]
 pub struct RunStream {
     notices: Option<broadcast::Receiver<FleetEvent>>,
     ledger: Arc<Ledger>,
     state: watch::Receiver<LedgerState>,
     filter: Filter,
-    /// Reports that were given already.
+    /// Tasks whose reports were delivered.
     delivered: HashSet<TaskId>,
-    /// How much of the ledger was looked through.
+    /// The number of ledger entries that were read.
     cursor: usize,
-    /// Notices looked at since the run was complete.
+    /// The number of live events that were read since the run was complete.
     drained: usize,
-    /// Reports that must come next.
+    /// Reports to deliver next.
     due: VecDeque<Arc<TaskReport>>,
-    /// How far each session was given.
+    /// The delivered part of each session.
     positions: Positions,
-    /// Notices were lost, and it is not yet known which sessions are behind.
+    /// Live events were lost, and the affected sessions are not known yet.
     has_lagged: bool,
     history: Arc<dyn History>,
 }
 
 impl RunStream {
-    /// Joins notices, subscribed before the run was submitted, with the run's ledger.
+    /// Joins the live events, subscribed before the run was submitted, with the run's ledger.
     #[must_use]
     pub fn new(
         notices: broadcast::Receiver<FleetEvent>,
@@ -177,20 +178,21 @@ impl RunStream {
         }
     }
 
-    /// The run.
+    /// Returns the run's id.
     pub fn run(&self) -> &RunId {
         self.ledger.run()
     }
 
-    /// How many tasks the run has.
+    /// Returns the number of the run's tasks.
     pub fn total(&self) -> usize {
         self.ledger.total()
     }
 
-    /// What comes next. After [`Item::Complete`] it is `Complete` for ever. Cancel-safe.
+    /// Returns the next item. After [`RunStreamItem::Complete`] it is always `Complete`.
+    /// Cancel-safe.
     pub async fn next(&mut self) -> RunStreamItem {
         loop {
-            // What was missed comes before the end of its task.
+            // Missed events of a task come before its report.
             if let Some(notice) = self.next_missed().await {
                 return RunStreamItem::Notice(notice);
             }
@@ -207,14 +209,14 @@ impl RunStream {
                         return RunStreamItem::Complete;
                     }
                 } else {
-                    // Nothing is live any more; only the ledger can end this wait.
+                    // The fleet has ended, so only the ledger can end this wait.
                     let _ = self.state.wait_for(|s| *s == LedgerState::Closed).await;
                 }
                 continue;
             };
             let received = if self.ledger.is_closed() {
-                // The rest of the notices belongs before the end, as far as it is there. Other
-                // runs may add to it faster than it is read, so it has an end.
+                // Pending live events belong before the end. Other runs may add events faster than
+                // this loop reads them, so their number is bounded.
                 self.drained += 1;
                 if self.drained > limits::BROADCAST_EVENTS {
                     self.has_lagged = true;
@@ -247,8 +249,8 @@ impl RunStream {
                     }
                 }
                 Err(broadcast::error::RecvError::Lagged(missed)) => {
-                    // The reports that are there now: the events of their sessions are durable,
-                    // and come before them.
+                    // Take the available reports: the events of their sessions are durable, and
+                    // come before them.
                     self.queue_reports();
                     self.has_lagged = true;
                     return RunStreamItem::Lagged(missed);
@@ -270,7 +272,8 @@ impl RunStream {
         self.positions.filter_live(notice)
     }
 
-    /// The next notice of what was missed. Cancel-safe: what was read and not given is read again.
+    /// Returns the next missed event. Cancel-safe: events that were read and not delivered are read
+    /// again.
     async fn next_missed(&mut self) -> Option<FleetEvent> {
         if self.has_lagged {
             let run = self.ledger.run().clone();
@@ -300,15 +303,15 @@ impl RunStream {
         }
     }
 
-    /// Reads the past on a thread that may block. What cannot be read is logged.
+    /// Reads the past on a thread that may block, and logs errors.
     async fn read_history<T: Send + 'static>(
         &self,
         read: impl FnOnce(&dyn History) -> Result<T, String> + Send + 'static,
     ) -> Option<T> {
         let history = Arc::clone(&self.history);
-        let found = tokio::task::spawn_blocking(move || read(history.as_ref())).await;
-        match found {
-            Ok(Ok(found)) => Some(found),
+        let result = tokio::task::spawn_blocking(move || read(history.as_ref())).await;
+        match result {
+            Ok(Ok(result)) => Some(result),
             Ok(Err(why)) => {
                 tracing::warn!(run = %self.ledger.run(), why, "a watcher misses events");
                 None
@@ -317,7 +320,7 @@ impl RunStream {
         }
     }
 
-    /// Makes every report due that the ledger has and that was not looked at.
+    /// Queues all reports of the ledger that were not read yet.
     fn queue_reports(&mut self) {
         let new = self.ledger.since(self.cursor);
         self.cursor += new.len();
@@ -328,11 +331,11 @@ impl RunStream {
     }
 }
 
-/// Which notices concern a run, beside those of other runs in the same fleet.
+/// Selects the live events of a run among those of other runs in the fleet.
 #[derive(Debug)]
 struct Filter {
     run: RunId,
-    /// Sessions that work a task of the run, by slot: a slot works one at a time.
+    /// Sessions that run a task of the run, by slot: a slot runs one at a time.
     working: HashMap<SlotId, SessionId>,
 }
 
@@ -344,7 +347,8 @@ impl Filter {
         }
     }
 
-    /// Whether the notice is shown. The states of all slots are: they say why a task waits.
+    /// Whether the event is delivered. States of all slots are, because they explain why a task
+    /// waits.
     fn admits(&mut self, notice: &FleetEvent) -> bool {
         match notice {
             FleetEvent::TaskQueued { run, .. } => *run == self.run,
@@ -368,7 +372,7 @@ impl Filter {
         }
     }
 
-    /// A session of the run works there.
+    /// Adds a session of the run.
     fn add_session(&mut self, slot: &SlotId, session: &SessionId) {
         self.working.insert(slot.clone(), session.clone());
     }

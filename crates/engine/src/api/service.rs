@@ -1,4 +1,4 @@
-//! What the doors need of a fleet, as a trait, so that they can be tested with a small one.
+//! The fleet as the interfaces need it, as a trait, so that they can be tested with a small one.
 //!
 //! Must not know actors or processes.
 
@@ -17,43 +17,43 @@ use marshal_journal::StoredApproval;
 use marshal_model::{PermissionRequestId, PoolName, RunId, SlotId, TaskId, TaskSpec};
 use marshal_telemetry::labels::ReloadCause;
 
-/// Why tasks were not taken in. Nothing of them was kept then.
+/// Why tasks were refused. None of them was stored.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// The tasks are at fault: a pool that does not exist, too many of them. Whoever gave them
+    /// The tasks are invalid: a pool does not exist, or there are too many tasks. The submitter
     /// must change them.
     #[error("{0}")]
     Tasks(String),
-    /// The queues have no room now.
+    /// The queues are full now.
     #[error("{0}")]
     Full(String),
-    /// The fleet cannot take tasks in now: its journal is read-only, or it stops.
+    /// The fleet cannot accept tasks now: its journal is read-only, or it is stopping.
     #[error("{0}")]
     Fleet(String),
 }
 
-/// The reports of one run, each once and none lost; it has room for all of them and closes after
+/// The reports of one run, each exactly once. The channel has room for all of them and closes after
 /// the last.
 pub type Reports = mpsc::Receiver<Arc<TaskReport>>;
 
-/// A run of an earlier start, which goes on.
+/// A resumed run of an earlier start.
 #[derive(Debug)]
 pub struct ResumedRun {
-    /// All of its tasks, in their order.
+    /// All of its tasks, in order.
     pub tasks: Vec<TaskId>,
-    /// The reports of those that had ended, in the order of their ends.
+    /// The reports of ended tasks, in the order of their ends.
     pub ended: Vec<Arc<TaskReport>>,
-    /// The reports of the others.
+    /// The channel for the reports of the others.
     pub reports: Reports,
 }
 
-/// A fleet, as its doors see it. Clones are the same fleet.
+/// A fleet, as its interfaces use it. Clones refer to the same fleet.
 pub trait Fleet: Clone + Send + Sync + 'static {
-    /// Takes tasks in; returns when they are durable. `command` is the journal's word for who
-    /// gave them: `run` or `up`.
+    /// Submits tasks; returns when they are durable. `command` is the journal's word for their
+    /// source: `run` or `up`.
     ///
     /// # Errors
-    /// [`CommandRefusal`]; none of the tasks was taken in then.
+    /// [`Refusal`]; then no task was stored.
     fn submit(
         &self,
         run: RunId,
@@ -61,54 +61,55 @@ pub trait Fleet: Clone + Send + Sync + 'static {
         tasks: Vec<TaskSpec>,
     ) -> impl Future<Output = Result<Reports, Refusal>> + Send;
 
-    /// Says what bounds a run, before it is submitted or taken up.
+    /// Sets the limits of a run, before it is submitted or resumed.
     fn set_run_bounds(&self, run: &RunId, bounds: RunBounds);
 
-    /// Goes on with a run that an earlier start of the supervisor left unfinished.
+    /// Resumes a run that an earlier start of the supervisor left unfinished.
     ///
     /// # Errors
-    /// [`Refusal::Tasks`] if there is no such run, or nothing of it is left; [`Refusal::Full`] if
-    /// it must wait; nothing was changed then.
+    /// [`Refusal::Tasks`] if there is no such run or it is complete; [`Refusal::Full`] if it must
+    /// wait. Then nothing was changed.
     fn resume_run(&self, run: RunId) -> impl Future<Output = Result<ResumedRun, Refusal>> + Send;
 
-    /// Everything as it happens; a slow receiver lags.
+    /// Subscribes to live events; a slow receiver lags.
     fn subscribe(&self) -> broadcast::Receiver<FleetEvent>;
 
-    /// What is durable, for watchers that lagged. A reader of its own for each call.
+    /// Returns a reader of the durable past, for subscribers that lagged. Each call returns a new
+    /// reader.
     fn history(&self) -> Arc<dyn History>;
 
-    /// Every slot, as it is now.
+    /// Returns the current state of every slot.
     fn slots(&self) -> Vec<SlotView>;
 
-    /// Every pool, as it is now.
+    /// Returns the current state of every pool.
     fn pools(&self) -> Vec<PoolView>;
 
-    /// Stops a slot's child; its next work starts a new one. `false` if there is no such slot.
+    /// Stops a slot's child; its next task starts a new one. `false` if there is no such slot.
     fn restart(&self, slot: SlotId) -> impl Future<Output = bool> + Send;
 
-    /// The stderr of a slot's child; `None` if there is no such slot.
+    /// Returns the stderr of a slot's child; `None` if there is no such slot.
     fn logs(&self, slot: &SlotId) -> Option<LogTail>;
 
-    /// What judges each pool's requests.
+    /// Returns the policies of all pools.
     fn policy_status(&self) -> PolicyStatus;
 
-    /// Reads the policies again; those of all pools come into force, or none.
+    /// Reloads the policies; either all of them take effect or none does.
     ///
     /// # Errors
-    /// What is wrong with them, made to be shown.
+    /// What is wrong with them, safe to display.
     fn reload_policies(
         &self,
         cause: ReloadCause,
     ) -> impl Future<Output = Result<usize, String>> + Send;
 
-    /// Whether the fleet can take work.
+    /// Returns whether the fleet accepts work.
     fn readiness(&self) -> Readiness;
 
-    /// Begins no further task of this run and cancels its running turns; each of its tasks still
-    /// gets its end.
+    /// Starts no further task of this run and cancels its running turns; each of its tasks still
+    /// gets a report.
     fn cancel(&self, run: &RunId);
 
-    /// Ends one task of a pool that waits or is worked; it still gets its end.
+    /// Cancels one waiting or running task of a pool; it still gets a report.
     fn cancel_task(
         &self,
         pool: &PoolName,
@@ -116,19 +117,19 @@ pub trait Fleet: Clone + Send + Sync + 'static {
         task: &TaskId,
     ) -> impl Future<Output = Result<(), OperatorError>> + Send;
 
-    /// The same for every run.
+    /// Cancels all runs.
     fn cancel_all(&self);
 
     /// Opens a conversation in a free slot of a pool, or loads one.
     ///
     /// # Errors
-    /// [`OpenError`]; nothing was begun then.
+    /// [`OpenError`]; then nothing was started.
     fn open_conversation(
         &self,
         order: ConversationRequest,
     ) -> impl Future<Output = Result<Conversation, OpenError>> + Send;
 
-    /// One page of the conversations of a pool that can be loaded, after so many.
+    /// Returns a page of the conversations of a pool that can be loaded, after the first `after`.
     ///
     /// # Errors
     /// [`OpenError`]
@@ -138,41 +139,40 @@ pub trait Fleet: Clone + Send + Sync + 'static {
         after: u32,
     ) -> impl Future<Output = Result<Vec<ConversationView>, OpenError>> + Send;
 
-    /// The approvals that wait for people, or those that are over.
+    /// Returns the pending approvals, or the ended ones.
     ///
     /// # Errors
-    /// What the journal says.
+    /// The journal's error.
     fn approvals(
         &self,
         over: bool,
     ) -> impl Future<Output = Result<Vec<StoredApproval>, String>> + Send;
 
-    /// One approval; `None` if there is none.
+    /// Returns one approval; `None` if there is none.
     ///
     /// # Errors
-    /// What the journal says.
+    /// The journal's error.
     fn approval(
         &self,
         approval: PermissionRequestId,
     ) -> impl Future<Output = Result<Option<StoredApproval>, String>> + Send;
 
-    /// A number that grows each time that asks changed and the change is durable.
+    /// Returns a counter that grows with each durable change of approvals.
     fn approvals_changed(&self) -> watch::Receiver<u64>;
 
-    /// Returns when everything that was journalled so far is durable, or cannot be.
+    /// Waits until everything that was journalled so far is durable, or cannot be.
     fn flush_journal(&self) -> impl Future<Output = ()> + Send;
 
-    /// Answers an approval; returns when that is durable.
+    /// Answers an approval; returns when the answer is durable.
     ///
     /// # Errors
-    /// [`AnswerError`]; nothing is allowed then.
+    /// [`AnswerError`]; then nothing was allowed.
     fn answer(
         &self,
         order: AnswerRequest,
     ) -> impl Future<Output = Result<AnswerReceipt, AnswerError>> + Send;
 
-    /// Stops every child and ends the fleet. A second call with [`Stop::Now`] overtakes a first
-    /// graceful one.
+    /// Stops every child and the fleet. A second call with [`Stop::Now`] overrides a graceful stop.
     fn stop(&self, how: Stop) -> impl Future<Output = ()> + Send;
 }
 

@@ -1,23 +1,23 @@
-//! What a task may ask for, wherever it comes from: a file, an argument, the control socket.
+//! Validates tasks from all sources: files, arguments, the control socket, HTTP.
 //!
-//! Owns the rules beside those of ids. Each function says what is wrong and what to do, in a
+//! Owns the rules, except those of ids. Each function returns what is wrong and what to do, as a
 //! fragment that follows the key's name. Must not know where the task was written.
 
 use std::path::Path;
 
 use marshal_model::limits;
 
-/// A prompt has something in it and is at most [`limits::PROMPT_BYTES`] long.
+/// Checks that a prompt is not blank and has at most [`limits::PROMPT_BYTES`] bytes.
 ///
 /// # Errors
 /// What is wrong.
 pub fn check_prompt(text: &str) -> Result<(), String> {
     if text.trim().is_empty() {
-        return Err("is empty; say what the agent shall do".to_owned());
+        return Err("is empty; describe what the agent should do".to_owned());
     }
     if text.len() > limits::PROMPT_BYTES {
         return Err(format!(
-            "has {} bytes; at most {} fit, put the rest into a file of the workspace",
+            "has {} bytes; the limit is {}, so put the rest into a file of the workspace",
             text.len(),
             limits::PROMPT_BYTES
         ));
@@ -25,7 +25,7 @@ pub fn check_prompt(text: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Attempts: 1 to [`limits::TASK_ATTEMPTS`].
+/// Checks a number of attempts: 1 to [`limits::TASK_ATTEMPTS`].
 ///
 /// # Errors
 /// What is wrong.
@@ -41,23 +41,23 @@ pub fn check_attempts(number: u64) -> Result<u32, String> {
         })
 }
 
-/// A priority: a whole number from -100 to 100. `None`: it is no whole number.
+/// Checks a priority: an integer from -100 to 100. `None` means that the value is not an integer.
 ///
 /// # Errors
 /// What is wrong.
 pub fn check_priority(number: Option<i64>) -> Result<i8, String> {
     let fits = number.and_then(|number| i8::try_from(number).ok());
     let fits = fits.filter(|number| (-100..=100).contains(number));
-    fits.ok_or_else(|| "is no whole number from -100 to 100".to_owned())
+    fits.ok_or_else(|| "is not an integer from -100 to 100".to_owned())
 }
 
-/// A check is an argv: at least a program, no NUL, at most [`limits::CHECK_WORDS`] words.
+/// Checks an argv: at least a program, no NUL, at most [`limits::CHECK_WORDS`] words.
 ///
 /// # Errors
 /// What is wrong.
 pub fn check_argv(argv: &[String]) -> Result<(), String> {
     match argv.first() {
-        None => return Err("is empty; give a program and its arguments, or leave it out".into()),
+        None => return Err("is empty; give a program and its arguments, or omit it".into()),
         Some(program) if program.is_empty() => {
             return Err("has no program as its first word".to_owned());
         }
@@ -65,26 +65,26 @@ pub fn check_argv(argv: &[String]) -> Result<(), String> {
     }
     if argv.len() > limits::CHECK_WORDS {
         return Err(format!(
-            "has {} words; at most {} fit, put them into a script",
+            "has {} words; the limit is {}, so put them into a script",
             argv.len(),
             limits::CHECK_WORDS
         ));
     }
     if argv.iter().any(|word| word.contains('\0')) {
-        return Err("holds a NUL character, which no argument can".to_owned());
+        return Err("contains a NUL character, which an argument cannot contain".to_owned());
     }
     Ok(())
 }
 
-/// Files are paths from the top of the workspace, without `..`, at most [`limits::TASK_FILES`].
-/// Whether they exist is seen when the prompt is made.
+/// Checks paths relative to the workspace: no `..`, at most [`limits::TASK_FILES`]. Whether they
+/// exist is checked when the prompt is built.
 ///
 /// # Errors
 /// What is wrong.
 pub fn check_files(paths: &[String]) -> Result<(), String> {
     if paths.len() > limits::TASK_FILES {
         return Err(format!(
-            "has {} files; at most {} fit",
+            "has {} files; the limit is {}",
             paths.len(),
             limits::TASK_FILES
         ));
@@ -94,17 +94,18 @@ pub fn check_files(paths: &[String]) -> Result<(), String> {
         let is_plain = |part: &str| !part.is_empty() && part != "." && part != "..";
         if path.contains('\0') || !path.split('/').all(is_plain) {
             return Err(format!(
-                "holds {shown:?}; give paths from the top of the workspace, such as src/main.rs"
+                "contains {shown:?}; give paths relative to the workspace, such as src/main.rs"
             ));
         }
         if path.len() > limits::MANIFEST_PATH_BYTES {
-            return Err(format!("holds a path that is too long: {shown}"));
+            return Err(format!("contains a path that is too long: {shown}"));
         }
     }
     Ok(())
 }
 
-/// The name of a policy. Whether there is one, and for this, is seen when the task is taken in.
+/// Checks the name of a policy. Whether it exists, and fits here, is checked when the task is
+/// submitted.
 ///
 /// # Errors
 /// What is wrong.
@@ -118,19 +119,20 @@ pub fn check_policy_layer(name: &str) -> Result<(), String> {
     } else {
         let shown = marshal_model::untrusted::escape_for_display(name, 40);
         Err(format!(
-            "is no name of a policy: {shown:?}; give the NAME of a [policy.NAME]"
+            "is not the name of a policy: {shown:?}; give the NAME of a [policy.NAME]"
         ))
     }
 }
 
-/// A workspace is an absolute path without NUL. Whether it exists is seen when it is used.
+/// Checks that a workspace is an absolute path without NUL. Whether it exists is checked when it is
+/// used.
 ///
 /// # Errors
 /// What is wrong.
 pub fn check_workspace(path: &Path) -> Result<(), String> {
     use std::os::unix::ffi::OsStrExt as _;
     if path.as_os_str().as_bytes().contains(&0) {
-        return Err("holds a NUL character, which no path can".to_owned());
+        return Err("contains a NUL character, which a path cannot contain".to_owned());
     }
     if !path.is_absolute() {
         return Err("is not an absolute path".to_owned());

@@ -1,6 +1,6 @@
-//! Who a request over HTTP is from: tokens, each in a file that the supervisor's user alone can read.
+//! Identifies callers over HTTP by tokens, each in a file that only the supervisor's user can read.
 //!
-//! Owns the files and whose they are. Must not know HTTP, the pages, or what an approver may do.
+//! Owns the files and their callers. Must not know HTTP, the routes, or what an approver may do.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,23 +19,24 @@ use marshal_model::limits;
 
 /// The owner's token, in the state directory.
 pub const TOKEN_FILE: &str = "http.token";
-/// The directory of further tokens there, one a file; its name is the approver's.
+/// The directory of further tokens in the state directory, one per file; the file's name is the
+/// approver's.
 pub const APPROVERS_DIR: &str = "approvers";
-/// The shortest token that is taken, in bytes.
+/// The minimum length of a token in bytes.
 const SHORTEST: usize = 32;
 
-/// Opens a file that nobody but root and the caller can have written or put there; else says why
-/// not. `None`: there is no such file.
+/// Opens a file that only root and the caller can have written or replaced; otherwise returns why
+/// not. `None` if the file does not exist.
 pub type OpenTrusted = fn(&Path) -> Result<Option<File>, String>;
 
-/// Where the tokens are.
+/// The tokens of a supervisor.
 #[derive(Clone)]
 pub struct Tokens {
     dir: Arc<Path>,
     open: OpenTrusted,
     named: Arc<RwLock<Arc<BTreeMap<String, NamedToken>>>>,
     rates: Arc<Rates>,
-    /// What was wrong when they were last looked at, so that each is said once.
+    /// The faults of the last check, so that each is logged once.
     faults: Arc<Mutex<BTreeMap<PathBuf, TokenFault>>>,
 }
 
@@ -45,19 +46,19 @@ impl fmt::Debug for Tokens {
     }
 }
 
-/// Who brought a token.
+/// The caller that a token identifies.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Caller {
-    /// The name by which it answers asks.
+    /// The name by which the caller answers approvals.
     pub approver: Approver,
-    /// What it may do.
+    /// The caller's role.
     pub role: Role,
-    /// And that for asks alone.
+    /// The role applies to approvals only.
     pub approvals_only: bool,
 }
 
 impl Caller {
-    /// The supervisor's user.
+    /// Returns the caller for the supervisor's user.
     #[must_use]
     pub fn owner() -> Self {
         Self {
@@ -68,12 +69,12 @@ impl Caller {
     }
 }
 
-/// What is kept and compared of a token.
+/// Returns the digest of a token; only digests are kept and compared.
 pub(super) fn digest(token: &str) -> Digest {
     Sha256::digest(token.as_bytes()).into()
 }
 
-/// Why a file is not taken, and which one that was: another one is another fault.
+/// Why a token file is ignored, and the file's metadata: a replaced file is a new fault.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct TokenFault {
     why: String,
@@ -81,18 +82,18 @@ struct TokenFault {
 }
 
 impl Tokens {
-    /// The tokens of a state directory, and those that the configuration names; makes the owner's if
-    /// there is none.
+    /// Loads the tokens of a state directory and those that the configuration names; creates the
+    /// owner's token if there is none.
     ///
     /// # Errors
-    /// The file cannot be made.
+    /// The file cannot be created.
     pub fn load(
         state_dir: &Path,
         named: BTreeMap<String, NamedToken>,
         open: OpenTrusted,
     ) -> io::Result<Self> {
         let path = state_dir.join(TOKEN_FILE);
-        // One that nothing was written into, because its writer was killed, is nobody's.
+        // An empty file of a writer that was killed belongs to nobody.
         if fs::symlink_metadata(&path).is_ok_and(|meta| meta.is_file() && meta.len() == 0) {
             fs::remove_file(&path)?;
         }
@@ -119,17 +120,18 @@ impl Tokens {
         })
     }
 
-    /// Has the configuration name these from now on.
+    /// Replaces the tokens that the configuration names.
     pub(super) fn set_named(&self, named: BTreeMap<String, NamedToken>) {
         *self.named.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(named);
     }
 
-    /// How often who asked.
+    /// Returns the rate limits.
     pub(super) fn rates(&self) -> &Rates {
         &self.rates
     }
 
-    /// Whose token has this digest. Reads the files anew: one can be taken away while we run.
+    /// Returns the caller whose token has this digest. Reads the files each time, because a token
+    /// can be removed at run time.
     pub(super) fn find_caller(&self, given: &Digest) -> Option<Caller> {
         let mut faults = BTreeMap::new();
         let mut is_same = |path: &Path| {
@@ -141,7 +143,7 @@ impl Tokens {
                     return false;
                 }
             };
-            // Over digests, and every byte of them: how long it takes tells nothing.
+            // Compares all bytes of digests, so that the time of the comparison reveals nothing.
             let known = digest(&known);
             let differ = known
                 .iter()
@@ -149,13 +151,13 @@ impl Tokens {
                 .fold(0, |all, (a, b)| all | (a ^ b));
             std::hint::black_box(differ) == 0
         };
-        let mut found = is_same(&self.dir.join(TOKEN_FILE)).then(Caller::owner);
+        let mut caller = is_same(&self.dir.join(TOKEN_FILE)).then(Caller::owner);
         let named = Arc::clone(&self.named.read().unwrap_or_else(PoisonError::into_inner));
         for (name, token) in named.iter() {
             if let Some(approver) = Approver::new(name)
                 && is_same(&token.file)
             {
-                found = found.or(Some(Caller {
+                caller = caller.or(Some(Caller {
                     approver,
                     role: token.role,
                     approvals_only: false,
@@ -169,7 +171,7 @@ impl Tokens {
             if let Some(approver) = approver
                 && is_same(&approvers.join(name))
             {
-                found = found.or(Some(Caller {
+                caller = caller.or(Some(Caller {
                     approver,
                     role: Role::Approve,
                     approvals_only: true,
@@ -180,10 +182,10 @@ impl Tokens {
             faults.insert(approvers.clone(), token_fault(&approvers, why));
         }
         self.report_faults(faults);
-        found
+        caller
     }
 
-    /// Says what is wrong now and was not when it was last looked.
+    /// Logs faults that are new since the last check; returns their number.
     fn report_faults(&self, faults: BTreeMap<PathBuf, TokenFault>) -> usize {
         let mut known = self.faults.lock().unwrap_or_else(PoisonError::into_inner);
         let new = faults
@@ -192,7 +194,7 @@ impl Tokens {
         let mut count = 0;
         for (path, fault) in new {
             count += 1;
-            tracing::warn!(path = %path.display(), why = fault.why, "a token is not taken");
+            tracing::warn!(path = %path.display(), why = fault.why, "a token file is ignored");
         }
         *known = faults;
         count
@@ -209,34 +211,34 @@ fn getrandom(bytes: &mut [u8]) -> io::Result<()> {
     File::open("/dev/urandom")?.read_exact(bytes)
 }
 
-/// The names of a directory's files. Without the directory there are none.
+/// Returns the names of a directory's files; none if it does not exist.
 fn names(dir: &Path) -> Result<Vec<String>, String> {
-    let said = |error: &io::Error| format!("it cannot be read: {error}");
+    let describe = |error: &io::Error| format!("it cannot be read: {error}");
     let entries = match fs::read_dir(dir) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(said(&error)),
+        Err(error) => return Err(describe(&error)),
     };
     let mut names = Vec::new();
-    // Bounded also where somebody fills the directory.
+    // The limit protects against a directory with very many files.
     for entry in entries.take(limits::TOKEN_FILES + 1) {
-        let name = entry.map_err(|error| said(&error))?.file_name();
+        let name = entry.map_err(|error| describe(&error))?.file_name();
         names.extend(name.into_string().ok());
     }
     if names.len() > limits::TOKEN_FILES {
         let most = limits::TOKEN_FILES;
         return Err(format!(
-            "it holds more than {most} files, so none of them is taken: remove those that nobody uses"
+            "it contains more than {most} files, so all of them are ignored: remove unused ones"
         ));
     }
     names.sort_unstable();
     Ok(names)
 }
 
-/// A token that nobody else can read; `None` if there is none.
+/// Reads a token from a file that nobody else can read; `None` if it does not exist.
 fn read_token(path: &Path, open: OpenTrusted) -> Result<Option<String>, String> {
     const OWN: &str =
-        "it must be a file of the supervisor's user or root with mode 0600, and no link";
+        "it must be a file of the supervisor's user or root with mode 0600, and not a link";
     let io = |error: io::Error| format!("it cannot be read: {error}");
     match fs::symlink_metadata(path) {
         Ok(meta) if meta.is_file() => {}
@@ -258,7 +260,7 @@ fn read_token(path: &Path, open: OpenTrusted) -> Result<Option<String>, String> 
         .read_to_string(&mut text)
         .map_err(io)?;
     if text.len() > most {
-        return Err(format!("it holds more than {most} bytes"));
+        return Err(format!("it has more than {most} bytes"));
     }
     let text = text.trim();
     if text.len() < SHORTEST {
@@ -267,10 +269,10 @@ fn read_token(path: &Path, open: OpenTrusted) -> Result<Option<String>, String> 
     Ok(Some(text.to_owned()))
 }
 
-/// Whether the file of a token can be used, and why not.
+/// Checks whether a token file can be used.
 ///
 /// # Errors
-/// What is wrong with it, for people; nothing of what it holds.
+/// What is wrong with it; the message contains nothing of the token.
 pub fn check(path: &Path, open: OpenTrusted) -> Result<(), String> {
     match read_token(path, open) {
         Ok(Some(_)) => Ok(()),
@@ -341,7 +343,7 @@ mod tests {
         fs::remove_file(&ops).expect("removed");
         std::os::unix::fs::symlink(dir.path().join(TOKEN_FILE), &ops).expect("a link");
         assert_eq!(approver(&tokens, owner.trim()), Some(Approver::Owner));
-        assert!(why(&ops).expect("a fault").contains("no link"));
+        assert!(why(&ops).expect("a fault").contains("not a link"));
         fs::remove_file(&ops).expect("removed");
         for number in 0..=limits::TOKEN_FILES {
             put(&approvers.join(format!("n{number}")), &good, 0o600);

@@ -1,8 +1,8 @@
-//! The same streams over a WebSocket: each event one text message, `{"id", "type", "data"}`.
+//! The event streams over a WebSocket: each event is one text message, `{"id", "type", "data"}`.
 //!
-//! Owns how a stream of server-sent events becomes messages, the pings beside them, and with which
-//! code the socket ends. Places, cursors and the time of a stream are those of the stream itself, and
-//! a client that takes nothing is given up as one of it is. Must not know what an event says.
+//! Owns how a stream of server-sent events becomes messages, the pings, and the close code.
+//! Permits, cursors and the maximum age are those of the stream itself, and a client that does not
+//! read is disconnected in the same way. Must not know what an event means.
 
 use axum::body::{Body, Bytes};
 use axum::extract::FromRequestParts as _;
@@ -20,25 +20,25 @@ use super::approval_events::ChannelBody;
 use super::http::ConnectionHandle;
 use marshal_model::limits;
 
-/// The subprotocol of these messages; a client that offers it is told that it was taken.
+/// The subprotocol of these messages; the server confirms it to a client that offers it.
 const PROTOCOL: &str = "marshal.events.v1";
-/// What stands before a token in base64url where a browser, which cannot send the header
-/// `Authorization` here, offers it as a subprotocol.
+/// The prefix of a subprotocol that carries a token in base64url. Browsers cannot send the header
+/// `Authorization` with a WebSocket, so they offer the token like this.
 const BEARER: &str = "base64url.bearer.authorization.marshal.";
-/// Bytes of a client's message: it has nothing to say, but pings may carry something.
+/// The maximum size of a client's message in bytes. Clients send no data, but pings may carry some.
 const MESSAGE_BYTES: usize = 4096;
-/// Pings without an answer after which a client is gone.
+/// The number of unanswered pings after which a client counts as gone.
 const MAX_MISSED_PONGS: u32 = 3;
-/// How long the other end may take to say goodbye.
+/// How long the client may take for the closing handshake.
 const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// A request that wants a WebSocket.
+/// A request to upgrade to a WebSocket.
 pub(super) struct UpgradeRequest {
     upgrade: WebSocketUpgrade,
     connection: ConnectionHandle,
 }
 
-/// Whether a request asks for one.
+/// Whether a request asks for an upgrade.
 pub(super) fn is_upgrade(headers: &HeaderMap) -> bool {
     let of = headers.get_all(header::UPGRADE).iter();
     let words = of.filter_map(|value| value.to_str().ok());
@@ -46,7 +46,7 @@ pub(super) fn is_upgrade(headers: &HeaderMap) -> bool {
     words.any(|word| word.trim().eq_ignore_ascii_case("websocket"))
 }
 
-/// The token among the subprotocols that a request for a WebSocket offers.
+/// Returns the token among the subprotocols that a request offers.
 pub(super) fn bearer_subprotocol(headers: &HeaderMap) -> Option<String> {
     if !is_upgrade(headers) {
         return None;
@@ -61,7 +61,7 @@ pub(super) fn bearer_subprotocol(headers: &HeaderMap) -> Option<String> {
     String::from_utf8(decode_base64url(token)?).ok()
 }
 
-/// Undoes base64url, with or without its padding; `None` for anything else.
+/// Decodes base64url, with or without padding; `None` for anything else.
 fn decode_base64url(text: &str) -> Option<Vec<u8>> {
     let text = text.trim_end_matches('=');
     let mut bytes = Vec::with_capacity(text.len() * 3 / 4);
@@ -83,31 +83,32 @@ fn decode_base64url(text: &str) -> Option<Vec<u8>> {
             held &= (1 << bits) - 1;
         }
     }
-    // What is left over is less than a byte, and nothing.
+    // The leftover bits are less than a byte, and must be zero.
     (bits < 6 && held == 0).then_some(bytes)
 }
 
 impl UpgradeRequest {
-    /// Of a request for a stream; `None` if it wants server-sent events.
+    /// Returns the upgrade of a request for a stream; `None` if it wants server-sent events.
     ///
     /// # Errors
-    /// In words, where what it asks for is no WebSocket after all.
+    /// The reason if the upgrade is invalid.
     pub(super) async fn from_parts(parts: &mut Parts) -> Result<Option<Self>, String> {
         if !is_upgrade(&parts.headers) {
             return Ok(None);
         }
         let upgrade = WebSocketUpgrade::from_request_parts(parts, &()).await;
-        let upgrade = upgrade.map_err(|error| format!("no WebSocket: {}", error.body_text()))?;
-        let kept = parts.extensions.get().cloned();
-        let kept = kept.ok_or("no WebSocket can be had on this connection")?;
+        let upgrade = upgrade
+            .map_err(|error| format!("the WebSocket upgrade failed: {}", error.body_text()))?;
+        let handle = parts.extensions.get().cloned();
+        let handle = handle.ok_or("this connection does not support WebSocket")?;
         Ok(Some(Self {
             upgrade,
-            connection: kept,
+            connection: handle,
         }))
     }
 }
 
-/// Answers with what is told: server-sent events, or their messages.
+/// Responds with server-sent events, or with WebSocket messages.
 pub(super) fn respond(
     told: mpsc::Receiver<Bytes>,
     wanted: Option<UpgradeRequest>,
@@ -145,17 +146,17 @@ pub(super) fn respond(
     response
 }
 
-/// What one piece of a stream is here.
+/// What a chunk of a stream means for the WebSocket.
 #[derive(Debug, PartialEq, Eq)]
 enum StreamPiece {
     Event(String),
-    /// The stream is quiet.
+    /// A keepalive.
     Keepalive,
-    /// It ends, and says why.
+    /// The end of the stream, with its reason.
     End(String),
 }
 
-/// The events of a piece, which is never a part of one.
+/// Parses the events of a chunk; a chunk always has whole events.
 fn parse_chunk(piece: &[u8]) -> Vec<StreamPiece> {
     let text = String::from_utf8_lossy(piece);
     let blocks = text.split("\n\n").filter(|block| !block.is_empty());
@@ -196,19 +197,19 @@ struct SocketSession {
     missed_pongs: u32,
 }
 
-/// What came of a step.
+/// The result of a step.
 enum Step {
     Continue,
-    /// The client said goodbye.
+    /// The client closed the WebSocket.
     ClientClosed,
-    /// It is gone, or takes nothing.
+    /// The client disconnected or does not read.
     Gone,
-    /// The socket ends with this code and reason.
+    /// Close the WebSocket with this code and reason.
     Close(u16, &'static str),
 }
 
 impl SocketSession {
-    /// Until the stream ends, the client is gone, or the door is closed for good.
+    /// Forwards messages until the stream ends, the client disconnects, or the server stops.
     async fn run(mut self, mut told: mpsc::Receiver<Bytes>, kept: ConnectionHandle) {
         let step = loop {
             let step = tokio::select! {
@@ -226,7 +227,7 @@ impl SocketSession {
                 break step;
             }
         };
-        // Whoever fills the stream is told by this.
+        // This tells the producer of the stream to stop.
         drop(told);
         let goodbye = async {
             match step {
@@ -240,7 +241,7 @@ impl SocketSession {
                 Step::ClientClosed => {}
                 Step::Continue | Step::Gone => return,
             }
-            // The other end's part of it; without this the last messages may be lost on their way.
+            // Wait for the client's close frame; otherwise the last messages could be lost.
             while let Some(Ok(_)) = self.socket.recv().await {}
         };
         let _ = timeout(CLOSE_TIMEOUT, goodbye).await;
@@ -255,10 +256,10 @@ impl SocketSession {
                 self.missed_pongs = 0;
                 Step::Continue
             }
-            // The answer to it goes out by itself.
+            // The library sends the pong.
             Some(Ok(Message::Ping(_))) => Step::Continue,
             Some(Ok(Message::Text(_) | Message::Binary(_))) => {
-                Step::Close(close_code::POLICY, "this stream takes no messages")
+                Step::Close(close_code::POLICY, "this stream accepts no messages")
             }
         }
     }
@@ -289,14 +290,14 @@ impl SocketSession {
         Step::Continue
     }
 
-    /// How the socket ends when the stream does.
+    /// Returns the close code for the end of the stream.
     fn closing_step(&self) -> Step {
-        // A stream ends by itself a little before its time.
+        // A stream ends by itself shortly before its deadline.
         let margin = limits::CHAT_STREAM_MARGIN.max(limits::APPROVAL_STREAM_MARGIN);
         if self.stop.is_cancelled() {
-            Step::Close(close_code::AWAY, "stopping: come again with the last id")
+            Step::Close(close_code::AWAY, "stopping: reconnect with the last id")
         } else if Instant::now() + 2 * margin >= self.deadline {
-            Step::Close(close_code::RESTART, "old: come again with the last id")
+            Step::Close(close_code::RESTART, "old: reconnect with the last id")
         } else {
             Step::Close(close_code::ERROR, "failed: see the supervisor's log")
         }

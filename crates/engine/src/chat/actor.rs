@@ -1,7 +1,7 @@
-//! The actor of one loaded chat: it works the turns that wait, one after the other, in a session that
-//! it loads when there is something to do and gives back when there is not.
+//! The actor of one chat: it runs waiting turns, one after the other, in a session that it loads
+//! when there is a turn and unloads when the chat is idle.
 //!
-//! Owns the chat's conversation. A turn is never awaited where a stop could not be heard. Must not
+//! Owns the chat's conversation. While it waits for a turn, it still reacts to a stop. Must not
 //! know who sends messages or reads the stream.
 
 use std::sync::Arc;
@@ -24,22 +24,22 @@ use marshal_journal::{ChatWrite, LastTurn, StoredChat, StoredTurn, Write};
 use marshal_model::limits;
 use marshal_model::{SessionId, TaskId, TaskOutcome, TurnId, TurnOutcome, UntrustedText};
 
-/// What the agent is told at its next turn after a person stopped one.
+/// The line before the agent's next prompt after a person stopped a turn.
 pub(super) const INTERRUPTED_MARKER: &str =
     "[System: Response was interrupted by user (user_cancelled)]";
-/// Why a turn waits no longer: there is nobody who could work it.
-const NOBODY: &str = "the chat cannot be worked now";
+/// Why a waiting turn ends: no agent can serve the chat.
+const NOBODY: &str = "no agent can serve the chat now";
 
-/// What an actor is told; it looks at the newest alone, so nothing queues.
+/// The signals to an actor. Only the newest values count, so nothing queues.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ActorSignals {
-    /// Turns were accepted, or stopped while they waited, so often.
+    /// Counts turns that were accepted, or stopped while they waited.
     pub(super) turns: u64,
-    /// The turns up to this place in the chat are to be stopped.
+    /// The turns up to this sequence are to be stopped.
     pub(super) stopped_through: u64,
     /// The chat is to be closed.
     pub(super) is_closed: bool,
-    /// Somebody is still there so often.
+    /// Counts pings of clients.
     pub(super) pings: u64,
 }
 
@@ -49,33 +49,33 @@ pub(super) struct Actor {
     pub(super) chat: StoredChat,
     pub(super) slot_queue: Arc<SlotWaitQueue>,
     pub(super) signals: watch::Receiver<ActorSignals>,
-    /// What of these was seen to.
+    /// The signals that were handled.
     pub(super) seen: ActorSignals,
     pub(super) conversation: Option<Conversation>,
-    /// How often in a row something was to be tried again.
+    /// The number of consecutive retries.
     pub(super) tries: u32,
 }
 
-/// How a try to load a chat ended.
+/// The result of loading a session.
 enum LoadResult {
     Ready(Box<Conversation>),
-    /// A person stopped the turn that it was for.
+    /// A person stopped the turn meanwhile.
     Stopped,
-    /// The time of its chat is over.
+    /// The chat's time limit is reached.
     Expired,
-    /// It cannot be.
+    /// It failed, with the reason.
     Failed(String),
-    /// The supervisor stops.
+    /// The supervisor is stopping.
     Stopping,
 }
 
-/// How a turn ended, as far as the actor must know.
+/// The result of sending a turn.
 enum TurnResult {
-    /// Its report came.
+    /// The turn ended with this report.
     Ended(Arc<TaskReport>),
-    /// It was not taken: look again what waits.
+    /// The turn was not accepted: check again what waits.
     NotSent,
-    /// The fleet is gone.
+    /// The fleet has ended.
     FleetGone,
 }
 
@@ -87,7 +87,7 @@ enum IdleStep {
 }
 
 impl Actor {
-    /// Until nothing is to be done in the chat, or the supervisor stops.
+    /// Runs until nothing is left to do in the chat, or the supervisor stops.
     pub(super) async fn run(mut self) {
         loop {
             if self.chats.stop.is_cancelled() {
@@ -138,7 +138,7 @@ impl Actor {
                 IdleStep::Stopping => return self.chats.forget(self.id()),
                 IdleStep::Unload => {
                     self.unload().await;
-                    // A turn that came meanwhile is worked, by this actor or by the next one.
+                    // A turn that arrived meanwhile is run, by this actor or by the next one.
                     if self.chats.retire(self.id(), self.seen) {
                         return;
                     }
@@ -168,7 +168,7 @@ impl Actor {
             .await
     }
 
-    /// Before something is tried again: longer each time, unless a person stops something.
+    /// Waits before a retry: longer each time, unless a person stops something.
     async fn back_off(&mut self) {
         let wait = limits::CHAT_RETRY.saturating_mul(1 << self.tries.min(16));
         let until = Instant::now() + wait.min(limits::CHAT_RETRY_MAX);
@@ -190,12 +190,12 @@ impl Actor {
         }
     }
 
-    /// A person stopped the turn.
+    /// Returns whether a person stopped the turn.
     fn is_stopped(&mut self, turn: &StoredTurn) -> bool {
         turn.seq <= self.signals.borrow_and_update().stopped_through
     }
 
-    /// Works one turn to its end; `false` when the supervisor stops.
+    /// Runs one turn to its end; `false` if the supervisor stops.
     async fn work_turn(&mut self, turn: StoredTurn) -> bool {
         if self.conversation.is_none() {
             match self.load(&turn).await {
@@ -203,10 +203,10 @@ impl Actor {
                     self.tries = 0;
                     self.conversation = Some(*conversation);
                 }
-                // It says so itself.
+                // The stop has recorded the end itself.
                 LoadResult::Stopped => return true,
                 LoadResult::Expired => {
-                    let why = "the time of the chat is over";
+                    let why = "the chat has reached its time limit";
                     self.end_unsent_turn(&turn.turn, TurnOutcome::Cancelled, why)
                         .await;
                     return true;
@@ -232,16 +232,16 @@ impl Actor {
         }
     }
 
-    /// Loads the session into a slot; waits for one as long as it takes.
+    /// Loads the session into a slot; waits for one as long as necessary.
     async fn load(&mut self, turn: &StoredTurn) -> LoadResult {
         let (chats, chat) = (Arc::clone(&self.chats), self.chat.clone());
         let Some(directory) = chats.directory(&chat) else {
             let name = &chat.workspace;
             return LoadResult::Failed(format!(
-                "the configuration has no [workspace.{name}] any more"
+                "the configuration no longer has [workspace.{name}]"
             ));
         };
-        // Where none is given, nobody needs to give one up.
+        // If the pool starts no tasks, no other chat needs to give up its slot.
         let gives = || chats.fleet.is_accepting_work(&chat.pool);
         let is_crowded = gives() && !chats.fleet.has_free_slot(&chat.pool);
         let mut place: Option<WaitTicket> = is_crowded.then(|| self.slot_queue.join());
@@ -282,7 +282,7 @@ impl Actor {
                 OpenError::NoSlot(why) if chats.fleet.is_parked(&chat.pool) => {
                     return LoadResult::Failed(why);
                 }
-                // Somebody else took what was given up for it. The wait was long enough.
+                // Another chat took the slot that was given up. This one has waited long enough.
                 OpenError::NoSlot(_) => {
                     place = None;
                     if began.elapsed() >= limits::CHAT_RETRY_MAX {
@@ -296,7 +296,7 @@ impl Actor {
         }
     }
 
-    /// The prompt that a turn becomes.
+    /// Returns the prompt of a turn.
     async fn prompt(&self, turn: &StoredTurn) -> Result<UntrustedText, String> {
         let config = self.chats.config.current();
         let mut pools = config.pools.iter();
@@ -315,7 +315,7 @@ impl Actor {
         let content = turn.content.raw();
         let marker = if was_stopped { INTERRUPTED_MARKER } else { "" };
         let gap = if was_stopped { "\n\n" } else { "" };
-        // One that was stopped at once may not have come as far as the agent.
+        // A turn that was stopped at once may not have reached the agent.
         if !has_answered {
             let role = config.roles.get(&self.chat.role);
             let first = first_prompt(role, &self.chat.files, content);
@@ -329,7 +329,7 @@ impl Actor {
         Ok(UntrustedText::new(format!("{marker}{gap}{content}")))
     }
 
-    /// What the next turn of a member is checked by; empty if by nothing.
+    /// Returns the check command of the member's next turn; empty if there is none.
     async fn check_command(&self) -> Result<Vec<String>, super::ChatError> {
         if self.chat.parent.is_none() {
             return Ok(autonomous::check_command(&self.chat));
@@ -339,7 +339,7 @@ impl Actor {
         Ok(settings.check_command.map(shell).unwrap_or_default())
     }
 
-    /// Sends a turn and waits for its end, hearing stops all the while.
+    /// Sends a turn and waits for its end; reacts to stops meanwhile.
     async fn send(&mut self, turn: &StoredTurn) -> TurnResult {
         let text = match self.prompt(turn).await {
             Ok(text) => text,
@@ -355,7 +355,7 @@ impl Actor {
         let Some(conversation) = &mut self.conversation else {
             return TurnResult::NotSent;
         };
-        // A turn that waits again had a task before.
+        // A requeued turn had a task before, so the name needs a number.
         let name = format!("{}.{}", turn.turn, conversation.next_number());
         let Ok(task) = TaskId::new(&name) else {
             return TurnResult::NotSent;
@@ -372,7 +372,7 @@ impl Actor {
             Ok(()) => {}
             Err(PromptError::Submit(SubmitError::Stopping)) => return TurnResult::FleetGone,
             Err(error) => {
-                tracing::debug!(chat = %self.chat.session, %error, "a turn was not taken");
+                tracing::debug!(chat = %self.chat.session, %error, "a turn was not accepted");
                 return TurnResult::NotSent;
             }
         }
@@ -380,7 +380,7 @@ impl Actor {
             tokio::select! {
                 brought = conversation.next() => match brought {
                     Some(ConversationUpdate::PromptEnded(report)) => return TurnResult::Ended(report),
-                    // People answer through the doors of the approvals.
+                    // Approvals are answered over HTTP or the control socket.
                     Some(_) => {}
                     None => return TurnResult::FleetGone,
                 },
@@ -400,13 +400,13 @@ impl Actor {
         }
     }
 
-    /// A turn's report came; `false` when the supervisor stops.
+    /// Handles a turn's report; `false` if the supervisor stops.
     async fn finish_turn(&mut self, turn: &StoredTurn, report: &TaskReport) -> bool {
         let last = loop {
             match self.last_turn().await {
                 Ok(last) => break last,
                 Err(why) => {
-                    tracing::warn!(chat = %self.chat.session, why, "a turn's end is not looked up yet");
+                    tracing::warn!(chat = %self.chat.session, why, "a turn's end cannot be read yet");
                 }
             }
             if self.chats.stop.is_cancelled() {
@@ -419,7 +419,7 @@ impl Actor {
         let is_told = is_of_it && last.end_seq > last.prompt_seq && is_written;
         if !is_told {
             if self.chats.stop.is_cancelled() && report.outcome == TaskOutcome::Skipped {
-                // Nobody has had it: the next start sends it.
+                // No agent received it, so the next start sends it.
                 let again = Write::Chat(ChatWrite::Requeue {
                     turn: turn.turn.clone(),
                 });
@@ -448,7 +448,7 @@ impl Actor {
         let Some(conversation) = self.conversation.as_ref() else {
             return true;
         };
-        // Also one that has much to do leaves a slot that is to get nothing more.
+        // Even a busy chat leaves a slot that receives no more tasks.
         let leaves = conversation.must_release_slot();
         if !conversation.is_released() && (leaves || self.should_yield_slot().await) {
             self.unload().await;
@@ -456,7 +456,7 @@ impl Actor {
         true
     }
 
-    /// Whether the chat is to give up its slot for another: not while it has a command in the
+    /// Whether the chat gives up its slot for another one: not while it has a command in the
     /// background.
     async fn should_yield_slot(&self) -> bool {
         if !self.slot_queue.try_yield() {
@@ -469,7 +469,7 @@ impl Actor {
         !is_busy
     }
 
-    /// A turn ends that no agent has had: its row, and with it an event that says so.
+    /// Ends a turn that no agent received: its row and its event.
     async fn end_unsent_turn(&mut self, turn: &TurnId, outcome: TurnOutcome, why: &str) {
         while !self.try_end_unsent(turn, outcome, why).await {
             if self.chats.stop.is_cancelled() {
@@ -486,17 +486,18 @@ impl Actor {
             if !conversation.is_released() && conversation.append_event(event, rows).await {
                 return true;
             }
-            // It may be durable all the same; that is seen when nobody else writes the stream.
+            // The commit may have succeeded all the same; that is checked when no session writes
+            // the stream.
             self.unload().await;
         }
         self.chats.end_unsent(self.id(), turn, outcome, why).await
     }
 
-    /// Closes the chat, in which nothing waits.
+    /// Closes the chat; no turn is waiting.
     async fn close(&mut self) {
         self.unload().await;
         while let Err(error) = self.chats.fleet.close_chat(self.chat.session.clone()).await {
-            tracing::warn!(chat = %self.chat.session, %error, "a chat is not closed yet");
+            tracing::warn!(chat = %self.chat.session, %error, "a chat cannot be closed yet");
             if self.chats.stop.is_cancelled() || !matches!(error, SubmitError::Journal(_)) {
                 return;
             }
@@ -514,7 +515,7 @@ impl Actor {
             match self.chats.fleet.commit_rows(vec![end]).await {
                 Ok(()) | Err(SubmitError::Rejected(_) | SubmitError::Stopping) => return,
                 Err(error) => {
-                    tracing::warn!(chat = %self.chat.session, %error, "a turn's end is not kept yet");
+                    tracing::warn!(chat = %self.chat.session, %error, "a turn's end cannot be stored yet");
                 }
             }
             if self.chats.stop.is_cancelled() {
@@ -524,11 +525,12 @@ impl Actor {
         }
     }
 
-    /// Nothing is to be done: waits for a turn, for as long as the chat may keep its slot.
+    /// Waits for a turn, as long as the idle chat may keep its slot.
     async fn wait_idle(&mut self) -> IdleStep {
-        let kept = self.chats.config.current().chat.idle;
-        let mut until = Instant::now() + kept;
-        // While a command runs in the background the slot is not given up; the stream tells its end.
+        let idle_time = self.chats.config.current().chat.idle;
+        let mut until = Instant::now() + idle_time;
+        // The chat keeps its slot while a command runs in the background; the stream shows when it
+        // ends.
         let mut busy: Option<watch::Receiver<u64>> = None;
         loop {
             let lobby = Arc::clone(&self.slot_queue);
@@ -542,7 +544,7 @@ impl Actor {
                     }
                     let wants = *self.signals.borrow_and_update();
                     if std::mem::replace(&mut self.seen.pings, wants.pings) != wants.pings {
-                        until = Instant::now() + kept;
+                        until = Instant::now() + idle_time;
                     }
                     if wants.turns != self.seen.turns || wants.is_closed {
                         return IdleStep::Work;
@@ -555,10 +557,10 @@ impl Actor {
                     if !self.has_live_commands().await {
                         return IdleStep::Unload;
                     }
-                    until = Instant::now() + kept.min(COMMAND_CHECK_INTERVAL);
+                    until = Instant::now() + idle_time.min(COMMAND_CHECK_INTERVAL);
                 }
                 () = lobby.wait_until_wanted(), if busy.is_none() => {
-                    // Before the look, so that no end is missed after it.
+                    // Subscribe before the check, so that no end is missed.
                     let tap = self.chats.fleet.follow(&self.chat.session);
                     if !self.has_live_commands().await {
                         return IdleStep::Unload;
@@ -576,7 +578,8 @@ impl Actor {
         }
     }
 
-    /// A command in the background is no idleness. What cannot be looked up is none.
+    /// Whether a command runs in the background, so that the chat is not idle. On an error, the
+    /// answer is no.
     async fn has_live_commands(&self) -> bool {
         let chat = self.chat.session.clone();
         let read = self
@@ -586,7 +589,7 @@ impl Actor {
         read.await.unwrap_or(true)
     }
 
-    /// The child is stopped and the slot given back; home and stream stay.
+    /// Stops the child and releases the slot; home and stream stay.
     pub(super) async fn unload(&mut self) {
         if let Some(mut conversation) = self.conversation.take() {
             conversation.leave().await;
@@ -594,7 +597,7 @@ impl Actor {
     }
 }
 
-/// Returns when the stream has grown, not more often than now and then. Cancel-safe.
+/// Waits until the stream has grown, at a limited rate. Cancel-safe.
 async fn wait_grown(tap: Option<&mut watch::Receiver<u64>>) {
     sleep(limits::CHAT_RETRY).await;
     let Some(tap) = tap else { return };
@@ -603,5 +606,5 @@ async fn wait_grown(tap: Option<&mut watch::Receiver<u64>>) {
     }
 }
 
-/// How soon it is looked again whether a command in the background is over.
+/// The interval to check whether a command in the background has ended.
 const COMMAND_CHECK_INTERVAL: Duration = Duration::from_secs(60);

@@ -1,5 +1,4 @@
-//! Chats that nobody uses any more are closed, so that the journal forgets them like everything that
-//! has ended.
+//! Closes unused chats, so that retention removes them like all that has ended.
 //!
 //! Must not know how a chat is closed.
 
@@ -12,10 +11,10 @@ use super::Inner;
 use marshal_model::SessionId;
 use marshal_model::limits;
 
-/// The shortest time between two looks.
+/// The minimum time between two checks.
 const LEAST: Duration = Duration::from_secs(1);
 
-/// Until the supervisor stops.
+/// Closes unused chats periodically until the supervisor stops.
 pub(super) async fn run(chats: Arc<Inner>) {
     loop {
         let most = chats.config.current().chat.close_after;
@@ -32,7 +31,7 @@ pub(super) async fn run(chats: Arc<Inner>) {
     }
 }
 
-/// One look at all of them, page by page.
+/// Checks all chats once, page by page.
 async fn close_unused_chats(chats: &Inner, before_ms: i64) -> Result<(), String> {
     let mut after: Option<SessionId> = None;
     loop {
@@ -46,7 +45,7 @@ async fn close_unused_chats(chats: &Inner, before_ms: i64) -> Result<(), String>
         };
         for chat in page {
             match chats.close_unused(&chat, before_ms).await {
-                Ok(true) => tracing::info!(%chat, "a chat that nobody used is closed"),
+                Ok(true) => tracing::info!(%chat, "an unused chat is closed"),
                 Ok(false) => {}
                 Err(error) => return Err(error.to_string()),
             }

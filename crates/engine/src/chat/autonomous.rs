@@ -1,13 +1,13 @@
 //! Chats of the mode `autonomous`: after each turn's end the supervisor itself sends the next message,
 //! until the goal is met or a limit is reached.
 //!
-//! Owns that decision. It follows from what is durable alone, so that it is the same whoever makes it,
-//! also the next start. Must not know clients, or how a turn is worked.
+//! Owns that decision. It depends only on durable data, so every actor makes the same decision,
+//! also after a restart. Must not know clients, or how a turn runs.
 //!
-//! Each turn has a check, run in the agent's sandbox as a task's is; for a plan the check prints the file.
-//! The next turn is accepted under the chat's lock, as a person's message is. The end is one commit of the
-//! last phase and its event, written while the session is not loaded. Tests:
-//! `tests/drills/fleet/rounds.rs`.
+//! Each turn has a check that runs in the agent's sandbox, like a task's; for a plan, the check
+//! prints the file. The next turn is accepted under the chat's lock, like a person's message. The
+//! end is one commit of the last phase and its event, written while the session is not loaded.
+//! Tests: `tests/drills/fleet/rounds.rs`.
 
 use std::path::{Component, Path};
 use std::time::Duration;
@@ -25,22 +25,22 @@ use marshal_model::{
 };
 use marshal_wire::plan::Checklist;
 
-/// Turns in a row that may fail before a chat ends by it.
+/// The number of consecutive failed turns that ends a chat.
 const FAILURES: u32 = 3;
-/// Bytes of a check.
+/// The maximum length of a check in bytes.
 const CHECK_BYTES: usize = 4096;
-/// Seconds that a chat may go on at most.
+/// The maximum of `limits.seconds`.
 const SECONDS: u64 = 30 * 24 * 3600;
-/// Why it ended, when a person did it.
+/// The reason of an end by a person.
 pub(super) const CANCELLED_BY_USER: &str = "user_cancelled";
-/// What is sent when nothing else is given.
+/// The default continue prompt.
 const CONTINUE: &str = "[System: The goal is not met yet. Go on with what is open.]";
 
 fn unprocessable(why: impl Into<String>) -> ChatError {
     ChatError::Unprocessable(why.into())
 }
 
-/// What of it is kept, with its defaults.
+/// Returns the settings to store, with defaults.
 pub(super) fn settings(
     config: &Config,
     pool: &PoolName,
@@ -54,13 +54,13 @@ pub(super) fn settings(
     ];
     if let Some((name, _)) = stray.iter().find(|(_, is)| *is) {
         return Err(unprocessable(format!(
-            "\"{name}\" belongs to a chat whose members work a plan, with the mode plan_then_execute or parallel_agents"
+            "\"{name}\" is only for chats with a plan: set \"mode\" to plan_then_execute or parallel_agents"
         )));
     }
     let pool = config.pools.iter().find(|found| found.name == *pool);
     if pool.is_some_and(|pool| pool.workspace.mode == WorkspaceMode::Overlay) {
         return Err(unprocessable(
-            "a chat of mode autonomous cannot look at an overlay while its agent works in it: give the role a pool whose workspace has another mode",
+            "a chat of mode autonomous cannot read an overlay while its agent works in it: give the role a pool with another workspace.mode",
         ));
     }
     let line = |name: &str, text: &str| {
@@ -69,7 +69,7 @@ pub(super) fn settings(
             && !text.chars().any(char::is_control);
         fits.then_some(()).ok_or_else(|| {
             unprocessable(format!(
-                "\"{name}\" is one line of 1 to {CHECK_BYTES} bytes"
+                "\"{name}\" must be one line of 1 to {CHECK_BYTES} bytes"
             ))
         })
     };
@@ -81,7 +81,7 @@ pub(super) fn settings(
         let mut parts = Path::new(plan.strip_prefix('/').unwrap_or(plan)).components();
         if !parts.all(|part| matches!(part, Component::Normal(_))) {
             return Err(unprocessable(
-                "\"plan_id\" is no path in the workspace: give one from its top, without \"..\"",
+                "\"plan_id\" must be a path relative to the workspace, without \"..\"",
             ));
         }
     }
@@ -90,7 +90,7 @@ pub(super) fn settings(
     {
         let most = limits::TURN_BYTES;
         return Err(unprocessable(format!(
-            "\"continue_prompt\" has 1 to {most} bytes"
+            "\"continue_prompt\" must have 1 to {most} bytes"
         )));
     }
     let bounds = of.bounds;
@@ -98,7 +98,7 @@ pub(super) fn settings(
     let most = limits::CHAT_ROUNDS;
     if !(1..=most).contains(&turns) {
         return Err(unprocessable(format!(
-            "\"limits.turns\" is from 1 to {most}"
+            "\"limits.turns\" must be from 1 to {most}"
         )));
     }
     if bounds
@@ -106,20 +106,20 @@ pub(super) fn settings(
         .is_some_and(|given| !(1..=SECONDS).contains(&given))
     {
         return Err(unprocessable(format!(
-            "\"limits.seconds\" is from 1 to {SECONDS}"
+            "\"limits.seconds\" must be from 1 to {SECONDS}"
         )));
     }
     if bounds.tokens == Some(0) || bounds.cost == Some(0) {
         return Err(unprocessable(
-            "\"limits.tokens\" and \"limits.cost_usd\" are above 0",
+            "\"limits.tokens\" and \"limits.cost_usd\" must be above 0",
         ));
     }
     if bounds.cost.is_some() && !pool.is_some_and(|pool| can_know_cost(pool, &config.prices)) {
         return Err(unprocessable(
-            "\"limits.cost_usd\": nobody could say what the role's pool costs: write what its models cost, [price.\"MODEL\"]",
+            "\"limits.cost_usd\": the cost of the role's pool is unknown: add a [price.\"MODEL\"] for each of its models",
         ));
     }
-    // Without a check the plan says it, which the agent keeps.
+    // Without a check, the agent's plan decides whether the goal is met.
     let own = || format!("chats/{chat}/plan.md");
     let plan = of
         .plan
@@ -137,14 +137,14 @@ pub(super) fn settings(
     })
 }
 
-/// Whether the supervisor goes on with a chat by itself.
+/// Whether the supervisor sends the next message of a chat.
 pub(super) fn is_continuing(chat: &StoredChat) -> bool {
     chat.mode == ChatMode::Autonomous
         && chat.phase == Some(ChatPhase::Working)
         && chat.ended_ms.is_none()
 }
 
-/// What its agent is told of that, behind its goal.
+/// Returns the instructions for the agent, which follow the goal.
 pub(super) fn round_instructions(chat: &StoredChat) -> String {
     let mut text = String::new();
     if let Some(plan) = &chat.settings.plan_path {
@@ -164,7 +164,7 @@ pub(super) fn round_instructions(chat: &StoredChat) -> String {
     text
 }
 
-/// What is run in its agent's walls after each turn.
+/// Returns the command that runs in the agent's sandbox after each turn.
 pub(super) fn check_command(chat: &StoredChat) -> Vec<String> {
     let words = |words: [&str; 3]| words.map(str::to_owned).to_vec();
     match (&chat.settings.check_command, &chat.settings.plan_path) {
@@ -175,23 +175,23 @@ pub(super) fn check_command(chat: &StoredChat) -> Vec<String> {
     }
 }
 
-/// Everything that the decision follows from.
+/// All data that the decision depends on.
 #[derive(Debug, Clone)]
 struct Facts {
     chat: StoredChat,
-    /// The last turns that are over, the newest first.
+    /// The last ended turns, newest first.
     last: Vec<StoredTurn>,
-    /// What came of the check after the last prompt.
+    /// The check's result after the last prompt.
     check: Option<LastCheck>,
     spent: Amount,
 }
 
-/// What follows.
+/// The decision.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum NextRound {
     /// One more turn.
     Continue,
-    /// It is over: how, why for machines, why for people.
+    /// The chat ends: outcome, reason for programs, message for people.
     End(TurnOutcome, &'static str, String),
 }
 
@@ -209,7 +209,7 @@ fn is_met(facts: &Facts) -> bool {
     if facts.chat.settings.check_command.is_some() {
         return true;
     }
-    // Of one that was cut nobody knows what is behind.
+    // A cut output may have open items in the missing part.
     let text = check.output.raw();
     let list = Checklist::parse(text)
         .ok()
@@ -234,12 +234,12 @@ fn decide(facts: &Facts, now_ms: i64) -> NextRound {
         let text = format!("the goal is met after {} turns", chat.turns);
         return NextRound::End(TurnOutcome::Completed, "goal_met", text);
     }
-    let over = |word, text: String| NextRound::End(TurnOutcome::Limited, word, text);
+    let limited = |word, text: String| NextRound::End(TurnOutcome::Limited, word, text);
     if bounds
         .turns
         .is_some_and(|most| chat.turns >= u64::from(most))
     {
-        return over(
+        return limited(
             "turns",
             format!("the goal is not met after {} turns", chat.turns),
         );
@@ -247,11 +247,11 @@ fn decide(facts: &Facts, now_ms: i64) -> NextRound {
     if let Some(most) = bounds.seconds
         && now_ms >= deadline_ms(chat.created_ms, most)
     {
-        return over("seconds", format!("the goal is not met after {most} s"));
+        return limited("seconds", format!("the goal is not met after {most} s"));
     }
     if bounds.tokens.is_some_and(|most| facts.spent.tokens >= most) {
         let tokens = facts.spent.tokens;
-        return over(
+        return limited(
             "tokens",
             format!("the goal is not met after {tokens} tokens"),
         );
@@ -260,9 +260,9 @@ fn decide(facts: &Facts, now_ms: i64) -> NextRound {
         .cost
         .is_some_and(|most| facts.spent.nanodollars >= most)
     {
-        return over(
+        return limited(
             "cost_usd",
-            "the goal is not met, and its cost is spent".to_owned(),
+            "the goal is not met, and the cost limit is reached".to_owned(),
         );
     }
     let failed = |turn: &StoredTurn| {
@@ -283,14 +283,14 @@ fn deadline_ms(created_ms: i64, seconds: u64) -> i64 {
     created_ms.saturating_add(seconds.saturating_mul(1000))
 }
 
-/// What an actor does after a look at its chat.
+/// What an actor does next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RoundResult {
-    /// Something waits to be worked.
+    /// A turn is waiting.
     Work,
-    /// Nobody goes on with it.
+    /// The chat does not continue by itself.
     Done,
-    /// It cannot be said, or kept, now.
+    /// The decision cannot be made or stored now.
     Later,
 }
 
@@ -314,22 +314,22 @@ impl Inner {
             }))
         });
         let found = read.await?;
-        found.ok_or_else(|| "the chat is gone".to_owned())
+        found.ok_or_else(|| "the chat no longer exists".to_owned())
     }
 }
 
 impl Actor {
-    /// Nothing waits: one more turn is accepted, or the chat's work ends.
+    /// No turn is waiting: accepts one more turn, or ends the chat's work.
     pub(super) async fn decide_round(&mut self) -> RoundResult {
         let chats = std::sync::Arc::clone(&self.chats);
         let id = self.chat.session.clone();
         loop {
-            // Nobody else sends a message meanwhile.
+            // The lock keeps other messages out meanwhile.
             let place = chats.lock_chat(&id).await;
             let facts = match chats.facts(&id).await {
                 Ok(facts) => facts,
                 Err(why) => {
-                    tracing::warn!(chat = %id, why, "how far a chat is cannot be read");
+                    tracing::warn!(chat = %id, why, "a chat's progress cannot be read");
                     return RoundResult::Later;
                 }
             };
@@ -346,7 +346,7 @@ impl Actor {
                     .await
                     .map(|()| RoundResult::Work),
                 NextRound::End(..) if self.conversation.is_some() => {
-                    // Its session writes its events itself as long as it is loaded.
+                    // A loaded session writes its events itself, so it is unloaded first.
                     drop(place);
                     self.unload().await;
                     continue;
@@ -357,7 +357,7 @@ impl Actor {
                 }
             };
             return kept.unwrap_or_else(|why| {
-                tracing::warn!(chat = %id, why, "a chat does not go on yet");
+                tracing::warn!(chat = %id, why, "a chat cannot continue yet");
                 RoundResult::Later
             });
         }
@@ -369,8 +369,8 @@ impl Actor {
         let turn = self.chats.turn(&chat.session, chat.turns + 1, text, None);
         let turn = turn.map_err(|error| error.to_string())?;
         let accept = Write::Chat(ChatWrite::Accept(turn));
-        let kept = self.chats.fleet.commit_rows(vec![accept]).await;
-        kept.map_err(|error| error.to_string())
+        let stored = self.chats.fleet.commit_rows(vec![accept]).await;
+        stored.map_err(|error| error.to_string())
     }
 
     async fn end_rounds(
@@ -400,16 +400,16 @@ impl Actor {
             phase: ChatPhase::Ended,
             progress,
         }));
-        let kept = self
+        let stored = self
             .chats
             .fleet
             .append_event(&chat.session, event, vec![row]);
-        kept.await.map_err(|error| error.to_string())?;
+        stored.await.map_err(|error| error.to_string())?;
         self.chat.phase = Some(ChatPhase::Ended);
         Ok(())
     }
 
-    /// When the time of its chat is over, if that has an end.
+    /// Returns the time limit of the chat; `None` without one.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let seconds = self
             .chat
@@ -422,8 +422,8 @@ impl Actor {
     }
 }
 
-/// What is to be kept when a person stops a chat that goes on by itself; `None` where there is nothing
-/// to stop.
+/// Returns the row to store when a person stops an autonomous chat; `None` if there is nothing to
+/// stop.
 pub(super) fn stop_write(chat: &StoredChat) -> Option<Write> {
     if !is_continuing(chat) || chat.progress.outcome.is_some() {
         return None;
@@ -439,7 +439,7 @@ pub(super) fn stop_write(chat: &StoredChat) -> Option<Write> {
     })))
 }
 
-/// The event and the row of the end of a chat that a person closed, and that nobody works.
+/// Returns the event and the row of the end of a chat that a person closed and that has no actor.
 pub(super) fn user_cancelled_end(chat: &StoredChat) -> (Event, Write) {
     let event = Event::Work(WorkEvent::Ended {
         outcome: TurnOutcome::Cancelled,
@@ -460,7 +460,7 @@ pub(super) fn user_cancelled_end(chat: &StoredChat) -> (Event, Write) {
     (event, row)
 }
 
-/// Returns at that time; without one never. Cancel-safe.
+/// Waits until a time; for ever without one. Cancel-safe.
 pub(super) async fn wait_until(due: Option<Instant>) {
     match due {
         Some(due) => sleep_until(due).await,

@@ -1,13 +1,14 @@
-//! How chats are closed, and how turns end that no agent has had.
+//! Closes chats, and ends turns that no agent received.
 //!
-//! A chat with an actor is closed by that, when its turn is over and its agent is gone; one without
-//! at once, while its place keeps an actor from being started. Must not know who asked for it.
+//! A chat with an actor is closed by its actor, when the turn and the agent have ended. A chat
+//! without one is closed at once; its lock prevents the start of an actor meanwhile. Must not know
+//! who requested it.
 //!
-//! A turn that ends before an agent had it ends with the event `turn_unsent`, in one commit with its row.
-//! A loaded session writes it (`Conversation::note`), else `FleetHandle::append` does, so only one of them
-//! numbers the events. What a person stopped while it waits is marked in its row at once. Stops and closes
-//! are rows (`turns.stopped`, `chats.closing`) before they are answered. Tests:
-//! `tests/drills/fleet/chats_kept.rs`.
+//! A turn that ends before an agent received it ends with the event `turn_unsent`, in one commit
+//! with its row. A loaded session writes the event (`Conversation::note`), otherwise
+//! `FleetHandle::append` does, so only one of them numbers the events. A waiting turn that a person
+//! stops is marked in its row at once. Stops and closes are rows (`turns.stopped`, `chats.closing`)
+//! before they are answered. Tests: `tests/drills/fleet/chats_kept.rs`.
 
 use std::sync::Arc;
 
@@ -20,7 +21,7 @@ use marshal_model::limits;
 use marshal_model::{ChatPhase, Event, SessionId, TurnId, TurnOutcome, TurnState};
 
 impl Chats {
-    /// Stops what runs in a chat and ends what waits; nothing to stop is no error.
+    /// Stops the running turn of a chat and ends waiting ones; it is no error if there are none.
     ///
     /// # Errors
     /// [`ChatError`]
@@ -34,14 +35,14 @@ impl Chats {
         }
         let _place = inner.lock_chat(&id).await;
         let chat = inner.chat(&id).await?;
-        let over = autonomous::stop_write(&chat);
-        let goes_on = over.is_some();
-        if let Some(over) = over {
-            inner.fleet.commit_rows(vec![over]).await?;
+        let stop_row = autonomous::stop_write(&chat);
+        let goes_on = stop_row.is_some();
+        if let Some(stop_row) = stop_row {
+            inner.fleet.commit_rows(vec![stop_row]).await?;
         }
         inner.stop_turns(&chat).await?;
         if chat.waiting > 0 || chat.running.is_some() || goes_on {
-            // Each is ended, and told of, by the chat's actor.
+            // The chat's actor ends each turn and writes its event.
             let to = chat.turns;
             inner.wake(chat, |wants| {
                 wants.turns += 1;
@@ -51,43 +52,43 @@ impl Chats {
         Ok(id)
     }
 
-    /// Closes a chat for good: what runs in it is stopped, what waits is ended, its agent goes. It
-    /// takes no messages from now on; what was said stays as long as the journal keeps it. `false`:
-    /// that is under way, and goes on without whoever asked.
+    /// Closes a chat for good: cancels its running turn, ends waiting turns and stops its agent. It
+    /// accepts no more messages; its events stay as long as the journal keeps them. `false` means
+    /// that closing continues in the background, also if the caller leaves.
     ///
     /// # Errors
     /// [`ChatError`]
     pub async fn close(&self, workspace: &str, chat: &str) -> Result<bool, ChatError> {
-        let found = self.0.find(workspace, chat).await?;
-        if let Some(parent) = &found.parent {
+        let stored = self.0.find(workspace, chat).await?;
+        if let Some(parent) = &stored.parent {
             let parent = self.0.chat(parent).await?;
             if parent.phase != Some(ChatPhase::Ended) {
                 let why = format!(
-                    "the chat works the plan of the chat {}: close that one",
+                    "the chat is a member of the chat {}: close that one",
                     parent.session
                 );
                 return Err(ChatError::Conflict(why));
             }
         }
-        if !found.mode.has_members() {
-            return self.0.close(&found.session).await;
+        if !stored.mode.has_members() {
+            return self.0.close(&stored.session).await;
         }
-        self.0.stop_work(&found).await?;
-        let id = found.session.clone();
+        self.0.stop_work(&stored).await?;
+        let id = stored.session.clone();
         let read = self.0.readers.read(move |reader| reader.members(&id));
         let members = read.await.map_err(ChatError::Unavailable)?;
-        let all = members.iter().chain([&found.session]).cloned();
+        let all = members.iter().chain([&stored.session]).cloned();
         let marks = all.map(|chat| Write::Chat(ChatWrite::RequestClose { chat }));
         self.0.fleet.commit_rows(marks.collect()).await?;
         let mut is_closed = true;
         for member in members {
             is_closed &= self.0.close(&member).await?;
         }
-        // Its members go first: one that is left would have nobody to close it.
-        Ok(is_closed && self.0.close(&found.session).await?)
+        // Members are closed first: nothing would close one that is left.
+        Ok(is_closed && self.0.close(&stored.session).await?)
     }
 
-    /// Goes on with the closing of chats that an earlier start was asked for.
+    /// Continues to close the chats whose close an earlier start accepted.
     pub(super) async fn resume_closing(&self) {
         let mut after: Option<SessionId> = None;
         loop {
@@ -98,7 +99,7 @@ impl Chats {
             let page = match self.0.readers.read(read).await {
                 Ok(page) => page,
                 Err(why) => {
-                    tracing::error!(why, "the chats that are to be closed cannot be read");
+                    tracing::error!(why, "the chats to close cannot be read");
                     return;
                 }
             };
@@ -107,7 +108,7 @@ impl Chats {
             };
             for chat in page {
                 if let Err(error) = self.0.close(&chat).await {
-                    tracing::error!(%chat, %error, "a chat is not closed now");
+                    tracing::error!(%chat, %error, "a chat cannot be closed now");
                 }
             }
             after = Some(last);
@@ -123,14 +124,14 @@ impl Inner {
             return Ok(true);
         }
         if self.stop.is_cancelled() {
-            let why = "the supervisor stops: close the chat when it runs again".to_owned();
+            let why = "the supervisor is stopping: close the chat after its restart".to_owned();
             return Err(ChatError::Unavailable(why));
         }
-        // Whoever asked may be told that it is under way: the next start goes on with it.
+        // The close is durable before the caller gets `closing`: the next start continues it.
         let mark = Write::Chat(ChatWrite::RequestClose { chat: id.clone() });
-        let over = autonomous::stop_write(&chat);
+        let stop_row = autonomous::stop_write(&chat);
         self.fleet
-            .commit_rows(std::iter::once(mark).chain(over).collect())
+            .commit_rows(std::iter::once(mark).chain(stop_row).collect())
             .await?;
         self.stop_turns(&chat).await?;
         let actor = self.lock_actors().get(id).map(|actor| {
@@ -153,7 +154,7 @@ impl Inner {
         Ok(self.chat(id).await?.ended_ms.is_some())
     }
 
-    /// Closes a chat that nobody has used since that time; whether it did.
+    /// Closes a chat that was not used since a time; returns whether it did.
     pub(super) async fn close_unused(
         &self,
         id: &SessionId,
@@ -174,7 +175,7 @@ impl Inner {
         self.close_unloaded(&chat).await.map(|()| true)
     }
 
-    /// The caller has the chat's place, and the chat has no actor.
+    /// Closes a chat without an actor. The caller holds the chat's lock.
     async fn close_unloaded(&self, chat: &StoredChat) -> Result<(), ChatError> {
         let id = &chat.session;
         let of = id.clone();
@@ -190,15 +191,15 @@ impl Inner {
             }
         }
         if autonomous::is_continuing(chat) {
-            // Who reads its stream is told of the end.
+            // Subscribers of the stream receive the end.
             let (event, row) = autonomous::user_cancelled_end(chat);
             self.fleet.append_event(id, event, vec![row]).await?;
         }
         Ok(self.fleet.close_chat(id.clone()).await?)
     }
 
-    /// No message that waits is sent any more, and what runs is cancelled whoever ends it; durable when
-    /// this returns. The caller has the chat's place.
+    /// Marks all waiting turns and the running one as stopped; durable when this returns. The
+    /// caller holds the chat's lock.
     pub(super) async fn stop_turns(&self, chat: &StoredChat) -> Result<(), ChatError> {
         let of = chat.session.clone();
         let waiting = self.readers.read(move |reader| reader.waiting_turns(&of));
@@ -213,7 +214,7 @@ impl Inner {
         Ok(())
     }
 
-    /// The event and the row of the end of a turn that no agent has had.
+    /// Returns the event and the row of the end of a turn that no agent received.
     pub(super) fn unsent_turn_end(
         &self,
         turn: &TurnId,
@@ -233,7 +234,7 @@ impl Inner {
         (event, vec![end])
     }
 
-    /// Ends such a turn of a chat whose session is not loaded; `false` if that is to be tried again.
+    /// Ends such a turn of a chat whose session is not loaded; `false` if it must be tried again.
     pub(super) async fn end_unsent(
         &self,
         chat: &SessionId,
@@ -246,15 +247,15 @@ impl Inner {
             Ok(Some(found)) if found.state != TurnState::Ended => {}
             Ok(_) => return true,
             Err(why) => {
-                tracing::warn!(%chat, why, "a turn's end is not looked up");
+                tracing::warn!(%chat, why, "a turn's state cannot be read");
                 return false;
             }
         }
         let (event, rows) = self.unsent_turn_end(turn, outcome, why);
-        let kept = self.fleet.append_event(chat, event, rows).await;
-        if let Err(error) = &kept {
-            tracing::warn!(%chat, %error, "a turn's end is not kept yet");
+        let appended = self.fleet.append_event(chat, event, rows).await;
+        if let Err(error) = &appended {
+            tracing::warn!(%chat, %error, "a turn's end cannot be stored yet");
         }
-        kept.is_ok()
+        appended.is_ok()
     }
 }

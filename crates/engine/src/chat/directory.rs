@@ -1,5 +1,5 @@
-//! Where chats may work and as whom: workspaces and roles of the configuration, and the files that
-//! a goal names. A client gives names, never paths of the host.
+//! Resolves the workspaces, roles and files that a chat names. A client sends names, never paths of
+//! the host.
 //!
 //! Must not know sessions.
 
@@ -11,22 +11,22 @@ use marshal_model::limits;
 use marshal_model::untrusted::escape_for_display;
 use marshal_model::{RoleName, WorkspaceName};
 
-/// What a client wants to create.
+/// A request to create a chat.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CreateRequest {
-    /// What it is for: the first message.
+    /// The goal, which is the first message.
     pub goal: String,
-    /// Paths in the workspace.
+    /// Paths relative to the workspace.
     pub files: Vec<String>,
-    /// The role's name.
+    /// The role's name; optional if there is only one role.
     pub role: Option<String>,
-    /// The model's name.
+    /// The model's name; if set, it must be the role's.
     pub model: Option<String>,
-    /// How it goes on.
+    /// The settings of autonomous chats and plans.
     pub work: WorkRequest,
 }
 
-/// The workspace of that name.
+/// Returns the workspace with a name.
 pub(super) fn workspace<'a>(
     config: &'a Config,
     name: &str,
@@ -41,7 +41,7 @@ pub(super) fn workspace<'a>(
     })
 }
 
-/// The role that is asked for; without a name the only one.
+/// Returns the requested role; without a name, the only one.
 pub(super) fn role<'a>(
     config: &'a Config,
     wish: &CreateRequest,
@@ -73,7 +73,7 @@ pub(super) fn role<'a>(
         Some(model) if role.model.as_ref() != Some(model) => {
             let has = match &role.model {
                 Some(has) => format!("its model is {has:?}"),
-                None => "it has no model of its own: leave \"model\" out".to_owned(),
+                None => "it has no model of its own: omit \"model\"".to_owned(),
             };
             let shown = escape_for_display(model, 80);
             Err(ChatError::Unprocessable(format!(
@@ -84,7 +84,7 @@ pub(super) fn role<'a>(
     }
 }
 
-/// Checks that each is a file in the workspace, reached through no link that leads out. Blocks.
+/// Checks that each path is a file in the workspace, and that no link leads out of it. Blocks.
 pub(super) fn check_files(root: &Path, files: &[String]) -> Result<(), ChatError> {
     if files.len() > limits::CHAT_FILES {
         let most = limits::CHAT_FILES;
@@ -109,11 +109,12 @@ pub(super) fn check_files(root: &Path, files: &[String]) -> Result<(), ChatError
                 .clone()
                 .all(|part| matches!(part, Component::Normal(_)));
         if !is_plain {
-            let why = "is no path in the workspace: give one from its top, without \"..\"";
+            let why = "must be a path relative to the workspace, without \"..\"";
             return Err(unfit(path, why));
         }
-        let found: Option<PathBuf> = std::fs::canonicalize(root.join(path)).ok();
-        let is_there = found.is_some_and(|found| found.starts_with(&root) && found.is_file());
+        let resolved: Option<PathBuf> = std::fs::canonicalize(root.join(path)).ok();
+        let is_there =
+            resolved.is_some_and(|resolved| resolved.starts_with(&root) && resolved.is_file());
         if !is_there {
             return Err(unfit(path, "is not in the workspace"));
         }
@@ -121,8 +122,8 @@ pub(super) fn check_files(root: &Path, files: &[String]) -> Result<(), ChatError
     Ok(())
 }
 
-/// Refuses a key of a request that puts words of ours before a prompt, where the role's pool has tools, which
-/// would run them.
+/// Refuses a key that adds our own text to a prompt, if the role's pool has tools that would run it
+/// as a command.
 pub(super) fn check_supports_remarks(
     config: &Config,
     name: &RoleName,
@@ -135,12 +136,12 @@ pub(super) fn check_supports_remarks(
         return Ok(());
     }
     Err(ChatError::Unprocessable(format!(
-        "\"{key}\" is told to an agent in words, and the role {name} has a tool that would run them (pool {}): leave it out",
+        "\"{key}\" adds text to the prompt, and the role {name} has a tool that would run that text as a command (pool {}): omit it",
         role.pool
     )))
 }
 
-/// The first prompt: who the agent is, what it begins with, and what for.
+/// Returns the first prompt: the role's instructions, the files and the goal.
 pub(super) fn first_prompt(role: Option<&Role>, files: &[String], content: &str) -> String {
     let mut text = String::new();
     if let Some(instructions) = role.and_then(|role| role.instructions.as_ref()) {

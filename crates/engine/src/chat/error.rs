@@ -1,25 +1,25 @@
-//! Why something was not done for a client of a chat.
+//! The errors of chats, for clients.
 //!
-//! Must not know how a client is told.
+//! Must not know how errors are sent.
 
 use marshal_fleet::{OpenError, SubmitError};
 
-/// Why something was not done. Each says what, and what to do.
+/// Why a request failed. Each message says what happened and what to do.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ChatError {
-    /// There is no such thing.
+    /// The resource does not exist.
     #[error("{0}")]
     NotFound(String),
-    /// What was sent names something that is not there.
+    /// The request names something that does not exist, or is invalid.
     #[error("{0}")]
     Unprocessable(String),
-    /// It does not go with how the chat stands.
+    /// The chat's state does not allow the request.
     #[error("{0}")]
     Conflict(String),
-    /// Too much waits already.
+    /// Too many messages are waiting.
     #[error("{0}")]
     Full(String),
-    /// The supervisor cannot take it now.
+    /// The supervisor cannot accept the request now.
     #[error("{0}")]
     Unavailable(String),
 }

@@ -1,9 +1,9 @@
-//! The streams of one chat: its events are read and encoded once for all who follow at its end;
-//! each subscriber is a cursor.
+//! The streams of one chat: its newest events are read and encoded once for all subscribers; each
+//! subscriber is a cursor.
 //!
 //! A subscriber reads the journal up to where the ring begins, and the ring from there. One that
-//! falls behind the ring reads the journal again. Nobody waits for a subscriber, and whoever is slow
-//! holds nothing but its own place. Must not know how a stream is written, or to whom.
+//! falls behind the ring reads the journal again. Nothing waits for a subscriber, and a slow one
+//! only keeps its own cursor. Must not know how a stream is sent, or to whom.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -18,7 +18,8 @@ use marshal_journal::{ReadError, Reader};
 use marshal_model::limits;
 use marshal_model::{EventId, SessionId};
 
-/// What a subscriber goes on after: a seq, and if that is not told to its end, a part of it.
+/// The position after which a subscriber continues: a seq, and a part of it if that event was not
+/// sent completely.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Cursor {
     seq: u64,
@@ -26,7 +27,7 @@ pub struct Cursor {
 }
 
 impl Cursor {
-    /// Reads what an event's `id:` says, or a number alone.
+    /// Parses an event's `id:`, or a number.
     #[must_use]
     pub fn read(text: &str) -> Option<Self> {
         let (text, part) = match text.split_once('.') {
@@ -43,7 +44,7 @@ impl Cursor {
         Some(Self { seq, part })
     }
 
-    /// The seq of which everything was told.
+    /// Returns the last seq that was sent completely.
     const fn complete_seq(self) -> u64 {
         match self.part {
             0 => self.seq,
@@ -51,12 +52,12 @@ impl Cursor {
         }
     }
 
-    /// Whether an event comes after it.
+    /// Whether an event comes after this cursor.
     const fn is_before(self, event: Self) -> bool {
         if event.seq != self.seq {
             return event.seq > self.seq;
         }
-        // The last part has the number 0, and so has a cursor behind it.
+        // The last part has the number 0, and so has a cursor after it.
         self.part != 0 && (event.part == 0 || event.part > self.part)
     }
 
@@ -68,19 +69,19 @@ impl Cursor {
     }
 }
 
-/// In which form events are written.
+/// The format of events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shape {
-    /// With their names.
+    /// Server-sent events with names.
     Named,
-    /// Without, and the name beside the data.
+    /// Events without names; the name is a member next to the data.
     Enveloped,
 }
 
-/// An event as it is written.
+/// An encoded event.
 #[derive(Debug, Clone)]
 struct EncodedEvent {
-    /// What a client goes on after that has it.
+    /// The cursor of a client that has received it.
     cursor: Cursor,
     named: Bytes,
     enveloped: Bytes,
@@ -107,12 +108,12 @@ impl EncodedEvent {
     }
 }
 
-/// The newest events.
+/// The newest events of a chat.
 #[derive(Debug)]
 struct Ring {
-    /// Everything up to this seq is not in it.
+    /// Events up to this seq are no longer in the ring.
     start_seq: u64,
-    /// Everything up to this seq was looked at.
+    /// Events up to this seq were read.
     end_seq: u64,
     events: VecDeque<EncodedEvent>,
     bytes: usize,
@@ -130,12 +131,12 @@ impl Ring {
                 break;
             };
             self.bytes = self.bytes.saturating_sub(gone.size());
-            // Of one seq that is told in parts, all are gone as far as cursors are concerned.
+            // If one part of a seq is dropped, cursors must treat all of its parts as dropped.
             self.start_seq = gone.cursor.seq;
         }
     }
 
-    /// What comes next after a cursor: some bytes of it, one event at least.
+    /// Returns the next events after a cursor: a limited number of bytes, at least one event.
     fn events_after(&self, cursor: Cursor) -> RingRead {
         if cursor.complete_seq() < self.start_seq {
             return RingRead::Behind;
@@ -158,27 +159,27 @@ impl Ring {
     }
 }
 
-/// The hub of one chat, as long as somebody subscribes.
+/// The hub of one chat; it exists as long as there are subscribers.
 #[derive(Debug)]
 pub(super) struct Hub {
     session: SessionId,
     epoch: u64,
     readers: Readers,
     ring: Mutex<Ring>,
-    /// The seq up to which the ring goes.
+    /// Publishes the seq at which the ring ends.
     grown: watch::Sender<u64>,
     _pump: DropGuard,
 }
 
 impl Hub {
-    /// A hub at the durable end of a session; `tap` tells how that grows.
+    /// Opens a hub at the durable end of a session; `tap` signals its growth.
     pub(super) async fn open(
         session: SessionId,
         epoch: u64,
         readers: Readers,
         tap: watch::Receiver<u64>,
     ) -> Result<Arc<Self>, String> {
-        // The tap was there before: what is durable after this look is told by it.
+        // Subscribed before this read: later events are signalled.
         let of = session.clone();
         let end = readers.read(move |reader| reader.last_seq(&of)).await?;
         let gone = CancellationToken::new();
@@ -199,7 +200,8 @@ impl Hub {
         Ok(hub)
     }
 
-    /// A subscriber after a cursor. One beyond the durable end is told so, and goes on from there.
+    /// Adds a subscriber after a cursor. One beyond the durable end is notified, and continues from
+    /// that end.
     pub(super) async fn subscribe(
         self: &Arc<Self>,
         cursor: Cursor,
@@ -233,7 +235,7 @@ impl Hub {
         look(&mut self.ring.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Events after a seq as they are told, of some bytes, and up to which seq these go.
+    /// Returns the encoded events after a seq, limited in bytes, and the seq at which they end.
     async fn page(&self, after: u64, bytes: usize) -> Result<(Vec<EncodedEvent>, u64), String> {
         let session = self.session.clone();
         let read = move |reader: &Reader| page(reader, &session, after, bytes);
@@ -253,11 +255,12 @@ fn page(
     let mut events: Vec<EncodedEvent> = Vec::new();
     let mut size = 0;
     for row in &rows {
-        let told = stream_events::events_for(reader, session, row)?;
+        let encoded = stream_events::events_for(reader, session, row)?;
         let from = events.len();
-        events.extend(told.iter().map(EncodedEvent::new));
+        events.extend(encoded.iter().map(EncodedEvent::new));
         to = row.id.seq;
-        // A turn's end says more than its row has: the rest comes with the next page.
+        // A turn's end is longer than its row, so this page may exceed the limit; the rest comes
+        // with the next page.
         size += events[from..].iter().map(EncodedEvent::size).sum::<usize>();
         if size > 2 * bytes {
             break;
@@ -266,7 +269,7 @@ fn page(
     Ok((events, to))
 }
 
-/// Keeps the ring at the durable end.
+/// Keeps the ring up to date with the durable end.
 async fn pump(hub: Weak<Hub>, mut tap: watch::Receiver<u64>, gone: CancellationToken) {
     loop {
         tokio::select! {
@@ -284,7 +287,7 @@ async fn pump(hub: Weak<Hub>, mut tap: watch::Receiver<u64>, gone: CancellationT
             }
             match hub.page(to, limits::CHAT_PAGE_BYTES).await {
                 Ok((events, reached)) => {
-                    // What was removed meanwhile leaves a gap that nothing fills.
+                    // Events that retention removed meanwhile leave a gap that nothing fills.
                     let reached = if reached == to { end } else { reached };
                     hub.with_ring(|ring| ring.put(events, reached));
                     hub.grown.send_replace(reached);
@@ -305,29 +308,29 @@ async fn pump(hub: Weak<Hub>, mut tap: watch::Receiver<u64>, gone: CancellationT
     }
 }
 
-/// One who follows a chat.
+/// A subscriber of a chat.
 #[derive(Debug)]
 pub struct Subscriber {
     hub: Arc<Hub>,
     grown: watch::Receiver<u64>,
     cursor: Cursor,
     shape: Shape,
-    /// What it is told before anything else.
+    /// The event to send first, if any.
     first: Option<Bytes>,
 }
 
-/// What the ring has for a cursor.
+/// The result of reading the ring.
 enum RingRead {
     Events(Vec<EncodedEvent>),
-    /// Nothing yet.
+    /// There are no newer events.
     UpToDate,
-    /// What comes next is not in it any more.
+    /// The next events are no longer in the ring.
     Behind,
 }
 
 impl Subscriber {
-    /// What comes next, some events together, each whole; waits for it. Cancel-safe: nothing is
-    /// lost or told twice.
+    /// Waits for the next events and returns some of them, each whole. Cancel-safe: nothing is lost
+    /// or sent twice.
     ///
     /// # Errors
     /// The journal cannot be read.
@@ -351,7 +354,7 @@ impl Subscriber {
                         return Ok(taken);
                     }
                     if self.cursor.complete_seq() == before {
-                        // What was there is removed: it goes on where the ring begins.
+                        // The events were removed: continue where the ring begins.
                         let seq = self.hub.with_ring(|ring| ring.start_seq);
                         self.cursor = Cursor { seq, part: 0 };
                     }
@@ -360,8 +363,7 @@ impl Subscriber {
         }
     }
 
-    /// What is durable by now and was not told, piece by piece; waits for nothing. None when that is
-    /// all.
+    /// Returns the durable events that were not sent yet, without waiting; empty when that is all.
     ///
     /// # Errors
     /// The journal cannot be read.
@@ -378,7 +380,7 @@ impl Subscriber {
         }
     }
 
-    /// Reads the journal from the cursor on, which goes also past what is told to nobody.
+    /// Reads the journal from the cursor on, and also skips events that are sent to nobody.
     async fn read_journal(&mut self) -> Result<Vec<Bytes>, String> {
         let after = self.cursor.complete_seq();
         let (mut events, to) = self.hub.page(after, limits::CHAT_PIECE_BYTES).await?;

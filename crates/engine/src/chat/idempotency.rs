@@ -1,40 +1,40 @@
-//! A chat that a client begins under a key, so that it can ask again: it is begun once.
+//! Creates a chat with an idempotency key, so that a repeated request creates it only once.
 //!
-//! Owns what such a key means: the run of the chat has an id made of it and of what was asked for, so
-//! that nothing else is to be kept. Must not know how a chat is begun.
+//! Owns the meaning of a key: the run id of the chat is derived from the key and the request, so
+//! nothing else must be stored. Must not know how a chat is created.
 
 use sha2::{Digest as _, Sha256};
 
 use super::{Accepted, ChatError, Chats, CreateRequest, Created, StartedWork};
 use marshal_model::{RoleName, RunId, SessionId, TurnState};
 
-/// By what a client may ask for a chat again.
+/// The idempotency key of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IdempotencyKey {
-    /// Its key.
+    /// The key.
     pub key: String,
-    /// What it asks for, in a form that is the same each time.
+    /// The request in a canonical form.
     pub request: String,
 }
 
 impl IdempotencyKey {
-    /// How the id of the chat's run begins, which is the key's own, and the whole id.
+    /// Derives the ids of the session, from the key, and of the run, from the key and the request.
     pub(super) fn derive_ids(&self, workspace: &str) -> Result<(SessionId, RunId), ChatError> {
         let key = hex::encode(Sha256::digest(format!("{workspace}\0{}", self.key)));
-        let asked = hex::encode(Sha256::digest(&self.request));
+        let request = hex::encode(Sha256::digest(&self.request));
         let key = format!("chat-{key}");
-        let unfit = |_| ChatError::Unprocessable("the Idempotency-Key is none".to_owned());
-        let run = RunId::new(&format!("{key}-{}", &asked[..32]));
+        let unfit = |_| ChatError::Unprocessable("the Idempotency-Key is not valid".to_owned());
+        let run = RunId::new(&format!("{key}-{}", &request[..32]));
         Ok((SessionId::new(&key).map_err(unfit)?, run.map_err(unfit)?))
     }
 }
 
 impl Chats {
-    /// Begins a chat, and with its goal the first turn; returns when both are durable. A caller that
-    /// does not wait for it leaves it to be finished. One with the key of an earlier one is that one.
+    /// Creates a chat with its goal as the first turn; returns when both are durable. The creation
+    /// continues if the caller leaves. A request with the key of an earlier chat returns that chat.
     ///
     /// # Errors
-    /// [`ChatError`]; nothing was begun then.
+    /// [`ChatError`]; then nothing was created.
     pub async fn create(
         &self,
         workspace: &str,
@@ -53,11 +53,12 @@ impl Chats {
                 None => chats.begin(&workspace, wish, Some(run)).await,
             }
         });
-        let gone = |_| ChatError::Unavailable("the supervisor stops".to_owned());
+        let gone = |_| ChatError::Unavailable("the supervisor is stopping".to_owned());
         created.await.map_err(gone)?
     }
 
-    /// The chat that was begun under a key; whoever asked first may have gone before it was worked.
+    /// Returns the chat that was created with a key. Wakes its actor, because the first caller may
+    /// have left before that.
     async fn find_created(
         &self,
         workspace: &str,
@@ -82,7 +83,7 @@ impl Chats {
             return Ok(None);
         };
         if chat.run != *run || chat.workspace.as_str() != workspace {
-            let why = "another chat was begun under this Idempotency-Key: take a new one";
+            let why = "this Idempotency-Key was used for another chat: use a new one";
             return Err(ChatError::Unprocessable(why.to_owned()));
         }
         if chat.mode.has_members() {
@@ -105,7 +106,7 @@ impl Chats {
             })));
         }
         let Some(turn) = turn.filter(|turn| turn.seq == 1) else {
-            let why = "the chat of this Idempotency-Key is over: take a new one";
+            let why = "the chat of this Idempotency-Key has ended: use a new one";
             return Err(ChatError::Conflict(why.to_owned()));
         };
         if turn.state == TurnState::Waiting {

@@ -1,13 +1,13 @@
-//! The configuration that chats go by: roles, workspaces, how long one may be idle.
+//! The configuration of chats: roles, workspaces, idle times.
 //!
-//! Owns that it may change while chats run: each looks when it needs something. Must not know who
-//! changes it.
+//! Owns that it may change while chats run: each chat reads it when it needs a value. Must not know
+//! who changes it.
 
 use std::sync::{Arc, PoisonError, RwLock};
 
 use marshal_config::Config;
 
-/// See the head of this file.
+/// The configuration in force.
 pub(super) struct LiveConfig(RwLock<Arc<Config>>);
 
 impl LiveConfig {
@@ -15,12 +15,12 @@ impl LiveConfig {
         Self(RwLock::new(Arc::new(config)))
     }
 
-    /// As it is now.
+    /// Returns the current configuration.
     pub(super) fn current(&self) -> Arc<Config> {
         Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// From now on.
+    /// Replaces the configuration.
     pub(super) fn set(&self, config: Config) {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(config);
     }

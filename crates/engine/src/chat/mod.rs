@@ -1,12 +1,13 @@
-//! Chats: conversations that clients reach by an id, whose agents come and go while the stream stays.
+//! Chats: conversations with an id, whose agents are loaded and unloaded while the stream stays.
 //!
-//! Floor 5. Owns which chats have an actor, and that there is never more than one. Must not know how
-//! a client is reached, or how an agent is run.
+//! Owns which chats have an actor, and that none has more than one. Must not know how clients
+//! connect, or how an agent runs.
 //!
-//! After its idle time, or when its slot is wanted, a chat has no child and no slot; the next message loads
-//! it. A child that ends in a turn makes the turn `lost`, and the next child resumes or
-//! is told the transcript. A daemon that stops cancels the running turn; `Chats::resume` sends what waits
-//! at the next start. After a kill the running turn is `lost`, unless its prompt was not accepted.
+//! After its idle time, or when its slot is needed, a chat has no child and no slot; the next
+//! message loads it. If a child ends in a turn, the turn is `lost`, and the next child resumes the
+//! session or receives the transcript. A daemon that stops cancels the running turn;
+//! `Chats::resume` sends waiting messages at the next start. After a kill the running turn is
+//! `lost`, unless its prompt was not accepted.
 
 mod actor;
 mod aging;
@@ -49,28 +50,29 @@ use plan::ActivePlans;
 use readers::Readers;
 use slot_wait_queue::SlotWaitQueue;
 
-/// Places in which chats take messages, so that two of one chat never have the same number.
+/// The number of locks under which chats accept messages, so that two messages of a chat never get
+/// the same sequence.
 const STRIPES: usize = 64;
 
 /// An accepted message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Accepted {
-    /// Its turn.
+    /// The id of its turn.
     pub turn: TurnId,
-    /// Its place in the chat, from 1.
+    /// Its sequence in the chat, from 1.
     pub sequence: u64,
 }
 
-/// A chat and how it stands.
+/// A chat and its state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChatView {
-    /// What is durable of it.
+    /// The durable state.
     pub chat: StoredChat,
-    /// It has an actor now.
+    /// Whether it has an actor now.
     pub is_loaded: bool,
 }
 
-/// The chats of a supervisor. Clones are the same.
+/// The chats of a supervisor. Clones share the same state.
 #[derive(Clone, Debug)]
 pub struct Chats(Arc<Inner>);
 
@@ -78,16 +80,16 @@ pub(crate) struct Inner {
     fleet: FleetHandle,
     config: LiveConfig,
     readers: Readers,
-    /// Those of streams, so that no crowd of them keeps a turn waiting.
+    /// Separate readers for streams, so that many subscribers do not delay turns.
     stream_readers: Readers,
     actors: Mutex<HashMap<SessionId, watch::Sender<ActorSignals>>>,
     slot_queues: BTreeMap<PoolName, Arc<SlotWaitQueue>>,
     hubs: Mutex<HashMap<SessionId, Weak<Hub>>>,
     chat_locks: Vec<tokio::sync::Mutex<()>>,
-    /// Plans that several agents work.
+    /// The plans with a running coordinator.
     active_plans: ActivePlans,
     subscribers: Arc<Semaphore>,
-    /// The supervisor stops: no turn is begun any more.
+    /// Cancelled when the supervisor stops: no more turns start.
     stop: CancellationToken,
 }
 
@@ -98,7 +100,7 @@ impl std::fmt::Debug for Inner {
 }
 
 impl Chats {
-    /// The chats of a fleet. Nothing is loaded before [`Chats::resume`].
+    /// Creates the chats of a fleet. Nothing is loaded before [`Chats::resume`].
     #[must_use]
     pub fn new(fleet: FleetHandle) -> Self {
         let config = fleet.config().clone();
@@ -121,9 +123,8 @@ impl Chats {
         }))
     }
 
-    /// Goes on with every chat in which a message waits since an earlier start, and with the work of
-    /// those that coordinate others: these first, so that they see what the earlier start lost. From
-    /// now on closes those that nobody uses.
+    /// Resumes the chats in which a message waits since an earlier start, and the plans. Plans come
+    /// first, so that they see what the earlier start lost. From now on, unused chats are closed.
     pub async fn resume(&self) {
         tokio::spawn(aging::run(Arc::clone(&self.0)));
         self.resume_closing().await;
@@ -148,19 +149,19 @@ impl Chats {
                 let _place = self.0.lock_chat(&chat).await;
                 match self.0.chat(&chat).await {
                     Ok(chat) => self.0.wake(chat, |wants| wants.turns += 1),
-                    Err(error) => tracing::error!(%error, "a chat is not taken up"),
+                    Err(error) => tracing::error!(%error, "a chat cannot be resumed"),
                 }
             }
             after = Some(last);
         }
     }
 
-    /// No turn is begun from now on; those that wait stay for the next start.
+    /// Starts no more turns; waiting turns stay for the next start.
     pub fn stop_working(&self) {
         self.0.stop.cancel();
     }
 
-    /// Goes by this configuration from now on; what runs goes on as it began.
+    /// Replaces the configuration; running turns continue unchanged.
     pub fn set_config(&self, config: Config) {
         self.0.config.set(config);
     }
@@ -182,14 +183,14 @@ impl Chats {
             }
         }
         if wish.work != WorkRequest::default() && wish.work.mode.is_none() {
-            let why = "\"mode\" is missing: a chat in which each message is a person's has none of the keys of the others";
+            let why = "\"mode\" is missing: a chat without it cannot have the keys of autonomous or plan chats";
             return Err(ChatError::Unprocessable(why.to_owned()));
         }
         let config = inner.config.current();
         let (name, registered) = directory::workspace(&config, workspace)?;
         let (role_name, role) = directory::role(&config, &wish)?;
         if wish.goal.trim().is_empty() {
-            let why = "\"goal\" is empty: say what the chat is for".to_owned();
+            let why = "\"goal\" is empty: describe what the chat is for".to_owned();
             return Err(ChatError::Unprocessable(why));
         }
         let remarks = [
@@ -252,11 +253,11 @@ impl Chats {
         Ok(Created::Chat(session, accepted))
     }
 
-    /// Takes a message in; returns when it is durable. One with the key of an earlier one is that
-    /// one.
+    /// Accepts a message; returns when it is durable. A request with the key of an earlier message
+    /// returns that message.
     ///
     /// # Errors
-    /// [`ChatError`]; nothing was taken in then.
+    /// [`ChatError`]; then nothing was stored.
     pub async fn send_message(
         &self,
         workspace: &str,
@@ -265,14 +266,14 @@ impl Chats {
         key: Option<String>,
     ) -> Result<Accepted, ChatError> {
         let inner = &self.0;
-        let found = inner.find(workspace, chat).await?;
-        let id = found.session.clone();
+        let stored = inner.find(workspace, chat).await?;
+        let id = stored.session.clone();
         if content.trim().is_empty() {
             let why = "\"content\" is empty: there is nothing to send".to_owned();
             return Err(ChatError::Unprocessable(why));
         }
-        if found.mode.has_members() {
-            return inner.message_planner(&found, content, key).await;
+        if stored.mode.has_members() {
+            return inner.message_planner(&stored, content, key).await;
         }
         let _place = inner.lock_chat(&id).await;
         if let Some(key) = key.clone() {
@@ -282,13 +283,13 @@ impl Chats {
                 .read(move |reader| reader.turn_by_key(&chat, &key));
             if let Some(before) = read.await.map_err(ChatError::Unavailable)? {
                 if before.content.raw() != content {
-                    let why = "another message was sent under this Idempotency-Key: take a new one";
+                    let why = "this Idempotency-Key was used for another message: use a new one";
                     return Err(ChatError::Unprocessable(why.to_owned()));
                 }
-                // Whoever sent it first may have gone before its actor was told.
+                // The first caller may have left before the actor was woken.
                 if before.state == TurnState::Waiting {
-                    let found = inner.chat(&id).await?;
-                    inner.wake(found, |wants| wants.turns += 1);
+                    let stored = inner.chat(&id).await?;
+                    inner.wake(stored, |wants| wants.turns += 1);
                 }
                 return Ok(Accepted {
                     turn: before.turn,
@@ -296,31 +297,31 @@ impl Chats {
                 });
             }
         }
-        // What was read before the place was had may be old.
-        let found = inner.chat(&id).await?;
-        if found.ended_ms.is_some() || found.is_closing {
-            let why = "the chat is closed and takes no messages: create a new one".to_owned();
+        // The row may have changed before the lock was acquired.
+        let stored = inner.chat(&id).await?;
+        if stored.ended_ms.is_some() || stored.is_closing {
+            let why = "the chat is closed and accepts no messages: create a new one".to_owned();
             return Err(ChatError::Conflict(why));
         }
-        if found.waiting >= limits::CHAT_QUEUE {
+        if stored.waiting >= limits::CHAT_QUEUE {
             let most = limits::CHAT_QUEUE;
             return Err(ChatError::Full(format!(
-                "{most} messages of this chat wait already: wait for the end of one"
+                "{most} messages of this chat are waiting already: wait until one has ended"
             )));
         }
-        let turn = inner.turn(&id, found.turns + 1, content, key)?;
+        let turn = inner.turn(&id, stored.turns + 1, content, key)?;
         let accepted = Accepted {
             turn: turn.turn.clone(),
             sequence: turn.seq,
         };
-        inner.check_capacity(&id, &found.pool)?;
+        inner.check_capacity(&id, &stored.pool)?;
         let accept = Write::Chat(ChatWrite::Accept(turn));
         inner.fleet.commit_rows(vec![accept]).await?;
-        inner.wake(found, |wants| wants.turns += 1);
+        inner.wake(stored, |wants| wants.turns += 1);
         Ok(accepted)
     }
 
-    /// Somebody is there: the chat is not idle from now on.
+    /// Resets the chat's idle time.
     ///
     /// # Errors
     /// [`ChatError::NotFound`]
@@ -330,7 +331,7 @@ impl Chats {
         Ok(())
     }
 
-    /// One chat.
+    /// Returns one chat.
     ///
     /// # Errors
     /// [`ChatError`]
@@ -339,7 +340,8 @@ impl Chats {
         Ok(self.0.view(chat))
     }
 
-    /// The newest chats of a workspace, after one of them: a page, and whether there are more.
+    /// Returns a page of a workspace's chats, newest first, after one of them, and whether there
+    /// are more.
     ///
     /// # Errors
     /// [`ChatError`]
@@ -354,7 +356,7 @@ impl Chats {
         let after = after.map(SessionId::new).transpose();
         let after = after.map_err(|_| {
             ChatError::Unprocessable(
-                "\"after\" is no id of a chat: take it from \"next\"".to_owned(),
+                "\"after\" is not a chat id: use the value of \"next\"".to_owned(),
             )
         })?;
         let most = limit.clamp(1, limits::CHAT_PAGE);
@@ -362,14 +364,14 @@ impl Chats {
             .0
             .readers
             .read(move |reader| reader.chats(Some(name.as_str()), after.as_ref(), most + 1));
-        let mut found = read.await.map_err(ChatError::Unavailable)?;
-        let has_more = found.len() > most as usize;
-        found.truncate(most as usize);
-        let views = found.into_iter().map(|chat| self.0.view(chat));
+        let mut page = read.await.map_err(ChatError::Unavailable)?;
+        let has_more = page.len() > most as usize;
+        page.truncate(most as usize);
+        let views = page.into_iter().map(|chat| self.0.view(chat));
         Ok((views.collect(), has_more))
     }
 
-    /// The turns of a chat after a number: a page, and whether there are more.
+    /// Returns a page of the turns of a chat after a sequence, and whether there are more.
     ///
     /// # Errors
     /// [`ChatError`]
@@ -386,13 +388,13 @@ impl Chats {
             .0
             .readers
             .read(move |reader| reader.turns(&id, after, most + 1));
-        let mut found = read.await.map_err(ChatError::Unavailable)?;
-        let has_more = found.len() > most as usize;
-        found.truncate(most as usize);
-        Ok((found, has_more))
+        let mut page = read.await.map_err(ChatError::Unavailable)?;
+        let has_more = page.len() > most as usize;
+        page.truncate(most as usize);
+        Ok((page, has_more))
     }
 
-    /// Follows a chat after a cursor. Following is no activity.
+    /// Subscribes to a chat after a cursor. A subscription does not reset the idle time.
     ///
     /// # Errors
     /// [`ChatError`]
@@ -405,7 +407,7 @@ impl Chats {
     ) -> Result<Subscription, ChatError> {
         let id = self.0.find(workspace, chat).await?.session;
         let Ok(place) = Arc::clone(&self.0.subscribers).try_acquire_owned() else {
-            let why = "too many follow chats already: come again later".to_owned();
+            let why = "too many clients stream chats already: try again later".to_owned();
             return Err(ChatError::Unavailable(why));
         };
         let hub = self.0.hub(&id).await?;
@@ -417,7 +419,7 @@ impl Chats {
     }
 }
 
-/// A subscription with its place among all.
+/// A subscription with its permit.
 #[derive(Debug)]
 pub struct Subscription {
     /// The events.
@@ -430,12 +432,12 @@ impl Inner {
         self.actors.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Only one at a time takes messages of a chat in.
+    /// Locks a chat, so that only one caller at a time accepts its messages.
     async fn lock_chat(&self, chat: &SessionId) -> tokio::sync::MutexGuard<'_, ()> {
         let sum = chat.as_str().bytes().fold(0_usize, |sum, byte| {
             sum.wrapping_mul(31).wrapping_add(usize::from(byte))
         });
-        // There is one for each remainder.
+        // There is a lock for each remainder.
         let place = &self.chat_locks[sum % STRIPES];
         place.lock().await
     }
@@ -469,7 +471,7 @@ impl Inner {
         found.ok_or_else(chat_not_found)
     }
 
-    /// The chat of a workspace: one of another is none.
+    /// Returns a chat of a workspace; a chat of another workspace counts as missing.
     async fn find(&self, workspace: &str, chat: &str) -> Result<StoredChat, ChatError> {
         let config = self.config.current();
         let (name, _) = directory::workspace(&config, workspace)?;
@@ -489,30 +491,30 @@ impl Inner {
         }
     }
 
-    /// Where a chat works.
+    /// Returns the directory of a chat's workspace; `None` if it is not configured.
     fn directory(&self, chat: &StoredChat) -> Option<PathBuf> {
         let config = self.config.current();
         let workspace = config.workspaces.get(&chat.workspace)?;
         Some(workspace.path.clone())
     }
 
-    /// Whether the chat could have an actor.
+    /// Checks whether the chat could get an actor.
     fn check_capacity(&self, chat: &SessionId, pool: &PoolName) -> Result<(), ChatError> {
         if !self.slot_queues.contains_key(pool) {
             return Err(ChatError::Unavailable(format!(
-                "the configuration has no pool {pool} any more: the chat waits until it has"
+                "the configuration no longer has the pool {pool}: the chat waits until it is added again"
             )));
         }
         let loaded = self.lock_actors();
         if loaded.contains_key(chat) || loaded.len() < limits::CHATS_LOADED {
             return Ok(());
         }
-        let why = "too many chats work or wait for a slot: come again later";
+        let why = "too many chats are active or wait for a slot: try again later";
         Err(ChatError::Unavailable(why.to_owned()))
     }
 
-    /// Tells the chat's actor; there is one after this, and not more. What came before the
-    /// supervisor stops waits for the next start.
+    /// Signals the chat's actor, and starts one if there is none. While the supervisor stops,
+    /// nothing is started: the next start handles it.
     fn wake(self: &Arc<Self>, chat: StoredChat, want: impl FnOnce(&mut ActorSignals)) {
         if self.stop.is_cancelled() {
             return;
@@ -543,14 +545,15 @@ impl Inner {
         tokio::spawn(actor.run());
     }
 
-    /// Tells the chat's actor, if it has one.
+    /// Signals the chat's actor, if there is one.
     fn signal_actor(&self, chat: &SessionId, want: impl FnOnce(&mut ActorSignals)) {
         if let Some(actor) = self.lock_actors().get(chat) {
             actor.send_modify(want);
         }
     }
 
-    /// The chat's actor ends, unless it was told what it has not looked for.
+    /// Removes the chat's actor, unless it has signals that it has not seen; returns whether it
+    /// did.
     fn retire(&self, chat: &SessionId, seen: ActorSignals) -> bool {
         let mut loaded = self.lock_actors();
         let is_done = loaded.get(chat).is_none_or(|actor| {
@@ -563,7 +566,7 @@ impl Inner {
         is_done
     }
 
-    /// The chat's actor ends because the supervisor does.
+    /// Removes the chat's actor because the supervisor stops.
     fn forget(&self, chat: &SessionId) {
         self.lock_actors().remove(chat);
     }
@@ -578,7 +581,7 @@ impl Inner {
         let hub = Hub::open(chat.clone(), epoch, self.stream_readers.clone(), tap).await;
         let hub = hub.map_err(ChatError::Unavailable)?;
         let mut hubs = there();
-        // Of two that were opened at the same time the first one stays.
+        // If two were opened at the same time, the first one stays.
         if let Some(first) = hubs.get(chat).and_then(Weak::upgrade) {
             return Ok(first);
         }

@@ -1,4 +1,4 @@
-//! A few connections to the journal for all chats, their bound, and their threads.
+//! A pool of journal connections for all chats, with its limit and its threads.
 //!
 //! Must not know what is read.
 
@@ -9,7 +9,7 @@ use tokio::sync::Semaphore;
 use marshal_journal::{Journal, ReadError, Reader};
 use marshal_model::limits;
 
-/// Readers of the journal. Clones share them.
+/// The readers of the journal. Clones share them.
 #[derive(Debug, Clone)]
 pub(super) struct Readers {
     journal: Journal,
@@ -26,10 +26,10 @@ impl Readers {
         }
     }
 
-    /// Reads on a thread that may block.
+    /// Runs `read` on a thread that may block.
     ///
     /// # Errors
-    /// What the journal says.
+    /// The journal's error.
     pub(super) async fn read<T: Send + 'static>(
         &self,
         read: impl FnOnce(&Reader) -> Result<T, ReadError> + Send + 'static,
@@ -44,7 +44,7 @@ impl Readers {
                 Some(reader) => reader,
                 None => journal.reader().map_err(|error| error.to_string())?,
             };
-            // After a failure the next one begins with a new connection.
+            // After a failure, the next read opens a new connection.
             let found = read(&reader).map_err(|error| error.to_string())?;
             kept.lock()
                 .unwrap_or_else(PoisonError::into_inner)

@@ -1,30 +1,30 @@
-//! Slots of one pool that chats wait for, and chats that could give one up.
+//! Coordinates chats that wait for a slot of a pool with idle chats that could give one up.
 //!
-//! Counts only. Must not know chats or slots.
+//! Only counts. Must not know chats or slots.
 //!
-//! An actor gives its slot back when it was idle for long enough, or when another chat of the pool waits.
-//! A chat with a command in the background keeps its slot. One in a slot that is to get nothing more leaves
-//! it after its turn.
+//! An actor releases its slot after its idle time, or when another chat of the pool waits. A chat
+//! with a command in the background keeps its slot. A chat in a slot that receives no more tasks
+//! leaves it after its turn.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::watch;
 
-/// Who waits, and how many of those were given way to.
+/// The number of waiting chats, and of slots being released for them.
 #[derive(Debug, Default, Clone, Copy)]
 struct Counts {
     waiting: usize,
     yielded: usize,
 }
 
-/// The lobby of a pool.
+/// The wait queue of a pool.
 #[derive(Debug)]
 pub(super) struct SlotWaitQueue {
     counts: Mutex<Counts>,
     changed: watch::Sender<()>,
 }
 
-/// A chat that waits; dropped when it has a slot, or waits no longer.
+/// A waiting chat; dropped when it has a slot or no longer waits.
 #[derive(Debug)]
 pub(super) struct WaitTicket(Arc<SlotWaitQueue>);
 
@@ -40,14 +40,14 @@ impl SlotWaitQueue {
         change(&mut self.counts.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Begins to wait.
+    /// Starts to wait.
     pub(super) fn join(self: &Arc<Self>) -> WaitTicket {
         self.change(|counts| counts.waiting += 1);
         self.changed.send_replace(());
         WaitTicket(Arc::clone(self))
     }
 
-    /// Whether a chat is to give up its slot; each that waits is given way to by one.
+    /// Returns whether a chat must release its slot; one slot is released for each waiting chat.
     pub(super) fn try_yield(&self) -> bool {
         self.change(|counts| {
             let is_wanted = counts.waiting > counts.yielded;
@@ -56,13 +56,13 @@ impl SlotWaitQueue {
         })
     }
 
-    /// Whoever was to give up its slot cannot: another may.
+    /// Withdraws a release that is not possible, so that another chat can release its slot.
     pub(super) fn cancel_yield(&self) {
         self.change(|counts| counts.yielded = counts.yielded.saturating_sub(1));
         self.changed.send_replace(());
     }
 
-    /// Returns when a chat is to give up its slot. Cancel-safe.
+    /// Waits until a chat must release its slot. Cancel-safe.
     pub(super) async fn wait_until_wanted(&self) {
         let mut changed = self.changed.subscribe();
         while !self.try_yield() {

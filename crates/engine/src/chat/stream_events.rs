@@ -1,7 +1,7 @@
-//! What subscribers of a chat are told of a session's events: each event of theirs follows from the
-//! journal alone, so that it is the same whenever it is read.
+//! Converts a session's events to the events of a chat's stream. The result depends only on the
+//! journal, so it is the same at every read.
 //!
-//! Owns the names and payloads of the stream. Must not know who subscribes.
+//! Owns the names and payloads of the stream. Must not know the subscribers.
 //!
 //! `docs/api.md` describes the stream. Tests: `tests/drills/fleet/chats.rs`.
 
@@ -17,15 +17,15 @@ use marshal_model::{
     WorkEvent,
 };
 
-/// Why a turn was stopped, when a person did it.
+/// The reason of a turn that a person stopped.
 const CANCELLED_BY_USER: &str = "user_cancelled";
 
 /// An event of the stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct StreamEvent {
-    /// Where it stands in the session.
+    /// The id of the session's event.
     pub(super) id: EventId,
-    /// Which of several that follow from the same event, from 1; 0 for the last of them.
+    /// The part number, from 1, if several events follow from the same one; 0 for the last.
     pub(super) part: u32,
     pub(super) name: &'static str,
     /// One line of JSON.
@@ -33,7 +33,7 @@ pub(super) struct StreamEvent {
 }
 
 impl StreamEvent {
-    /// What a client that has seen it goes on after.
+    /// Returns the cursor of a client that has received it.
     fn cursor(&self) -> String {
         match self.part {
             0 => self.id.to_string(),
@@ -41,20 +41,20 @@ impl StreamEvent {
         }
     }
 
-    /// As a server-sent event with its name.
+    /// Returns a server-sent event with its name.
     pub(super) fn to_named_sse(&self) -> String {
         let (id, name, data) = (self.cursor(), self.name, &self.data);
         format!("id: {id}\nevent: {name}\ndata: {data}\n\n")
     }
 
-    /// The same without a name, which stands in the data.
+    /// Returns a server-sent event without a name; the data has it.
     pub(super) fn to_enveloped_sse(&self) -> String {
         let (id, name, data) = (self.cursor(), self.name, &self.data);
         format!("id: {id}\ndata: {{\"type\":\"{name}\",\"data\":{data}}}\n\n")
     }
 }
 
-/// What is told of an event: mostly one thing, or nothing.
+/// Returns the stream events of an event: usually one, or none.
 ///
 /// # Errors
 /// [`ReadError`]
@@ -63,7 +63,7 @@ pub(super) fn events_for(
     session: &SessionId,
     stored: &StoredEvent,
 ) -> Result<Vec<StreamEvent>, ReadError> {
-    // What a newer program wrote is not told.
+    // Events of a newer version are skipped.
     let Ok(stamped) = stored.decode() else {
         return Ok(Vec::new());
     };
@@ -95,7 +95,7 @@ pub(super) fn events_for(
             Some(turn.as_str()),
         )],
         Event::PermissionRequested { id, .. } => match find_approval(reader, &id)? {
-            // One that the policy decided is no question.
+            // A request that the policy decided is not an approval.
             None => Vec::new(),
             Some(question) => {
                 let facts: Value = serde_json::from_str(question.facts.raw()).unwrap_or_default();
@@ -116,20 +116,20 @@ pub(super) fn events_for(
         id: stored.id,
         part: if part == count { 0 } else { part },
         name,
-        // One line, which nothing in it can end.
+        // Control characters are escaped, so nothing in the JSON can end the line.
         data: escape_json_for_terminal(&data.to_string()),
     });
     Ok(told.collect())
 }
 
-/// What a member's stream tells of one of its events, with the member's id.
+/// Returns the stream events of a member's event, with the member's id.
 fn forwarded_events(
     reader: &Reader,
     member: &SessionId,
     seq: u64,
 ) -> Result<Vec<(&'static str, Value)>, ReadError> {
-    let found = reader.events_page(member, seq.saturating_sub(1), 1, 0)?;
-    let Some(stored) = found.first().filter(|stored| stored.id.seq == seq) else {
+    let page = reader.events_page(member, seq.saturating_sub(1), 1, 0)?;
+    let Some(stored) = page.first().filter(|stored| stored.id.seq == seq) else {
         return Ok(Vec::new()); // It was removed.
     };
     let told = events_for(reader, member, stored)?.into_iter().map(|told| {
@@ -142,7 +142,7 @@ fn forwarded_events(
     Ok(told.collect())
 }
 
-/// The work of a chat whose members do it.
+/// Returns the stream event for the work of a chat with members.
 fn work_event(work: WorkEvent) -> Option<(&'static str, Value)> {
     Some(match work {
         WorkEvent::Item {
@@ -217,13 +217,13 @@ fn work_event(work: WorkEvent) -> Option<(&'static str, Value)> {
     })
 }
 
-/// The turn that a task carries: its name begins with the turn's.
+/// Returns the turn of a task: the task's name begins with the turn's.
 pub(super) fn turn_of(task: &TaskId) -> &str {
     let name = task.as_str();
     name.split_once('.').map_or(name, |(turn, _)| turn)
 }
 
-/// Where the durable end is, for a client that was beyond it.
+/// Returns the event for a client whose cursor was beyond the durable end.
 pub(super) fn rewound_event(to: EventId) -> StreamEvent {
     StreamEvent {
         id: to,
@@ -260,7 +260,7 @@ fn plain(event: Event) -> Option<(&'static str, Value)> {
                     "workspace": of.workspace.raw(),
                     "observed": of.observed,
                 }),
-                // As the agent names it: of what has no versions.
+                // A file without versions has the path that the agent used.
                 None => json!({"path": path.raw(), "v": null}),
             };
             ("file_updated", data)
@@ -289,7 +289,7 @@ fn plain(event: Event) -> Option<(&'static str, Value)> {
     })
 }
 
-/// Each turn that was told of has one end: `done`, `stopped`, or an `error` with its `outcome`.
+/// Each announced turn has exactly one end: `done`, `stopped`, or an `error` with its `outcome`.
 fn turn_end_event(
     reader: &Reader,
     session: &SessionId,
@@ -305,7 +305,7 @@ fn turn_end_event(
     Ok(Some(end_event(outcome, detail, &text, turn)))
 }
 
-/// A request's question: its own, or one from before its agent went that waits again.
+/// Finds the approval of a request: its own, or one from before its agent ended that waits again.
 fn find_approval(
     reader: &Reader,
     id: &PermissionRequestId,
@@ -343,19 +343,19 @@ fn end_event(
             ("stopped", data)
         }
         Failed | TimedOut | Lost => {
-            let message = detail.unwrap_or_else(|| "the turn did not end well".to_owned());
+            let message = detail.unwrap_or_else(|| "the turn failed".to_owned());
             let data = json!({"message": message, "outcome": outcome.word(), "turn_id": turn});
             ("error", data)
         }
     }
 }
 
-/// An input as it came.
+/// Returns an input unchanged.
 fn parse_input(input: &RawValue) -> Value {
     serde_json::from_str(input.get()).unwrap_or(Value::Null)
 }
 
-/// The path in a call's arguments, by the names that agents give it.
+/// Returns the path in a call's arguments, by the parameter names of known agents.
 fn path<'a>(args: &'a Value) -> Option<&'a str> {
     let names = [
         "path",
@@ -366,7 +366,7 @@ fn path<'a>(args: &'a Value) -> Option<&'a str> {
         "filename",
     ];
     let of = |args: &'a Value| names.iter().find_map(|name| args.get(name)?.as_str());
-    // In ACP the arguments stand beside what its client is shown.
+    // In ACP the arguments are next to what the client displays.
     of(args).or_else(|| of(args.get("rawInput")?))
 }
 

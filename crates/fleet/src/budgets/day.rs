@@ -1,8 +1,8 @@
-//! A day, by UTC: where budgets of a day begin anew.
+//! A UTC day, the period of budgets of a day.
 
 use std::fmt::Write as _;
 
-/// Microseconds of a day; UTC as computers count it has no leap seconds.
+/// Microseconds of a day; Unix time has no leap seconds.
 const MICROS: i64 = 86_400_000_000;
 
 /// One day: its number since 1970-01-01.
@@ -15,14 +15,14 @@ impl Day {
         Self(at_us.div_euclid(MICROS))
     }
 
-    /// The day of such a name; `None` if it is none.
+    /// Parses a name like `2026-11-22`; `None` if it is invalid.
     pub(super) fn parse(name: &str) -> Option<Self> {
         let date: jiff::civil::Date = name.parse().ok()?;
         let begins = date.to_zoned(jiff::tz::TimeZone::UTC).ok()?;
         Some(Self::from_micros(begins.timestamp().as_microsecond()))
     }
 
-    /// As `2026-11-22`.
+    /// Its name, like `2026-11-22`.
     pub(super) fn name(self) -> String {
         let at_us = self.0.saturating_mul(MICROS);
         let mut name = String::new();
@@ -30,7 +30,7 @@ impl Day {
             Ok(at) => {
                 let _ = write!(name, "{}", at.strftime("%Y-%m-%d"));
             }
-            // Far outside of any clock.
+            // Outside of jiff's range; no real clock gets there.
             Err(_) => {
                 let _ = write!(name, "day {}", self.0);
             }

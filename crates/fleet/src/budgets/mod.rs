@@ -1,18 +1,18 @@
-//! Budgets of tokens and cost: what was spent, over every start of the supervisor, and whether that
-//! is too much.
+//! Budgets of tokens and cost: what was spent, over all starts of the supervisor, and whether a
+//! limit is reached.
 //!
 //! ```text
-//! route: request -> may it pass? -- the answer's tokens --> purse -> ledger of the pool -> journal
-//! agent: usage that it reports ---------------------------> purse    (never less than was counted)
+//! route: request -> check budgets -- the answer's tokens --> spend tracker -> ledger -> journal
+//! agent: usage that it reports ----------------------------> spend tracker  (can only add)
 //! ```
 //!
-//! A [`Diagnostics`] is a pool's, a [`SpendTracker`] a session's, a [`RunLimits`] a run's. What a route counts
-//! is enforced there; what an agent reports can only stop it earlier. Must not know what follows for
-//! a turn, a slot or a task: sessions and pools ask.
+//! A pool has a [`Ledger`], a session a [`SpendTracker`], a run a [`RunLimits`]. The route enforces
+//! the usage that it counts; the usage that an agent reports can only stop it earlier. Must not
+//! know what follows for a turn, a slot or a task: sessions and pools query this module.
 //!
-//! What a policy says of budgets is pure (`policy/budget.rs`). What was spent is in rows of `journal/spend.rs`.
-//! Routes ask the purse before a request goes on (`proxy/relay/usage_meter.rs`). What follows is carried out in
-//! `session/budget.rs` and `pool/bounds.rs`.
+//! The budgets of policies are pure (`policy/budget.rs`). The spend is in rows of
+//! `journal/spend.rs`. Routes check the spend tracker before they forward a request
+//! (`proxy/model_proxy/usage_meter.rs`). `session/budget.rs` and `pool/bounds.rs` carry out what follows.
 
 mod day;
 mod run;
@@ -40,7 +40,7 @@ use marshal_model::limits::SPENT_DAYS;
 use marshal_model::{Amount, BudgetName, PoolName, RunId, SessionId, SpentBudget};
 use marshal_telemetry::event::budget::BudgetLeft;
 
-/// What a pool spent, and may spend.
+/// A pool's spend and its budgets.
 #[derive(Debug)]
 pub(crate) struct Ledger {
     name: PoolName,
@@ -55,29 +55,31 @@ pub(crate) struct Ledger {
 struct Inner {
     day: Day,
     day_total: Amount,
-    /// Other days, because a clock may be set back: only a day that is not known begins at nothing.
-    /// At most [`SPENT_DAYS`].
+    /// The spend of other days, at most [`SPENT_DAYS`]. A clock may be set back; then the day
+    /// continues with its earlier sum.
     days: BTreeMap<Day, Amount>,
     pool_total: Amount,
-    /// Budgets of the day, or for ever, that were told to be spent.
+    /// Spent budgets of the day or the pool that were reported already.
     reported: BTreeSet<BudgetName>,
-    /// What sessions spent that no purse is open for.
+    /// The spend of sessions without an open spend tracker.
     sessions: HashMap<SessionId, StoredSpend>,
-    /// What the journal did not take: the next that it takes brings it along. One row a session.
+    /// Rows that the journal refused; the next commit includes them. Merged, so that they are
+    /// bounded: one row for each session, day and run.
     unwritten: Vec<SpendRow>,
 }
 
-/// What a session spent more, at a time in microseconds since the Unix epoch. What an agent says
-/// too much is held against the session, the day and the run in which it says so, each by itself:
-/// it must not stand for what routes count on a later day or for a later run.
+/// An increase of a session's spend. If an agent reports more than routes counted, the excess
+/// counts for session, day and run separately, in the day and run of the report. It must not offset
+/// what routes count on a later day or for a later run.
 #[derive(Debug, Clone, Copy)]
 struct SpendDelta {
+    /// Its time, in microseconds since the Unix epoch.
     at_us: i64,
-    /// Of the session, and of its pool.
+    /// The increase for the session and its pool.
     amount: Amount,
     of_day: Amount,
     of_run: Amount,
-    /// What a route counted of it.
+    /// The part of it that a route counted.
     counted: Amount,
 }
 
@@ -91,12 +93,12 @@ impl SpendDelta {
 }
 
 impl Ledger {
-    /// From now on these are told what is spent.
+    /// Sets the hooks that are notified of spent budgets.
     pub(super) fn set_hooks(&self, hooks: &Arc<Hooks>) {
         let _ = self.listeners.set(Arc::clone(hooks));
     }
 
-    /// Goes on from what earlier starts of the supervisor wrote. Blocks on the disk.
+    /// Opens the ledger with the spend of earlier starts of the supervisor. Blocks on the disk.
     pub(super) fn open(
         name: &PoolName,
         budget: PoolBudget,
@@ -106,9 +108,9 @@ impl Ledger {
         let reader = journal.reader()?;
         let day = Day::from_micros(now_us());
         let mut days = BTreeMap::new();
-        for (of, spent) in reader.spend_by_day(name)? {
-            if let Some(of) = Day::parse(&of) {
-                days.insert(of, spent.amount);
+        for (stored_day, spent) in reader.spend_by_day(name)? {
+            if let Some(stored_day) = Day::parse(&stored_day) {
+                days.insert(stored_day, spent.amount);
             }
         }
         let of_day = days.remove(&day).unwrap_or_default();
@@ -135,7 +137,7 @@ impl Ledger {
                 unwritten: Vec::new(),
             }),
         };
-        // What was spent before was told before.
+        // Budgets that were spent before this start were reported then.
         while let Some(spent) = ledger.next_unreported() {
             ledger.lock().reported.insert(spent.budget);
         }
@@ -143,7 +145,7 @@ impl Ledger {
         Ok(ledger)
     }
 
-    /// Whether anything is counted at all: there is a budget, or a price to count cost with.
+    /// Whether spend is counted at all: there is a budget, or a price to compute costs.
     pub(crate) fn is_counting(&self) -> bool {
         self.budget.is_set() || !self.prices.is_empty()
     }
@@ -152,7 +154,7 @@ impl Ledger {
         &self.prices
     }
 
-    /// Its own budgets.
+    /// The pool's configured budgets.
     pub(crate) const fn budget(&self) -> &PoolBudget {
         &self.budget
     }
@@ -161,7 +163,7 @@ impl Ledger {
         self.lock_at(now_us())
     }
 
-    /// As it is on the day of that time, in microseconds since the Unix epoch.
+    /// Locks the ledger and switches it to the day of `at_us`, microseconds since the Unix epoch.
     fn lock_at(&self, at_us: i64) -> MutexGuard<'_, Inner> {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         let today = Day::from_micros(at_us);
@@ -171,25 +173,25 @@ impl Ledger {
         inner
     }
 
-    /// Midnight passed, or the clock was set. A day that is gone back to is as it was left.
+    /// Changes the day after midnight or a change of the clock. A day that returns keeps its sum.
     fn change_day(&self, inner: &mut Inner, today: Day) {
         let of_day = inner.days.remove(&today).unwrap_or_default();
-        let left = std::mem::replace(&mut inner.day_total, of_day);
-        let last = std::mem::replace(&mut inner.day, today);
-        inner.days.insert(last, left);
+        let last_total = std::mem::replace(&mut inner.day_total, of_day);
+        let last_day = std::mem::replace(&mut inner.day, today);
+        inner.days.insert(last_day, last_total);
         if inner.days.len() > SPENT_DAYS {
             inner.days.pop_first();
         }
         let is_of_day =
             |budget: &BudgetName| matches!(budget, BudgetName::DayTokens | BudgetName::DayCost);
         inner.reported.retain(|budget| !is_of_day(budget));
-        // What was spent of it before was told before.
+        // Budgets of this day that are spent already were reported then.
         let spent = self.spent_budgets(inner).into_iter().flatten();
-        let told: Vec<_> = spent.map(|spent| spent.budget).filter(is_of_day).collect();
-        inner.reported.extend(told);
+        let reported: Vec<_> = spent.map(|spent| spent.budget).filter(is_of_day).collect();
+        inner.reported.extend(reported);
     }
 
-    /// The budget of the day or for ever that is spent, if one is.
+    /// The first spent budget of the day or the pool, if any.
     pub(crate) fn spent_budget(&self) -> Option<SpentBudget> {
         let inner = self.lock();
         self.spent_budgets(&inner).into_iter().flatten().next()
@@ -197,14 +199,14 @@ impl Ledger {
 
     fn spent_budgets(&self, inner: &Inner) -> [Option<SpentBudget>; 4] {
         let (day, pool) = (self.budget.day, self.budget.pool);
-        let of = |most: marshal_model::BudgetLimits, used, names| {
+        let find = |limits: marshal_model::BudgetLimits, used, names| {
             let tokens = marshal_model::BudgetLimits {
                 nanodollars: None,
-                ..most
+                ..limits
             };
             let cost = marshal_model::BudgetLimits {
                 tokens: None,
-                ..most
+                ..limits
             };
             let then = self.budget.then;
             [
@@ -214,20 +216,20 @@ impl Ledger {
         };
         let days = (BudgetName::DayTokens, BudgetName::DayCost);
         let pools = (BudgetName::PoolTokens, BudgetName::PoolCost);
-        let [a, b] = of(day, inner.day_total, days);
-        let [c, d] = of(pool, inner.pool_total, pools);
+        let [a, b] = find(day, inner.day_total, days);
+        let [c, d] = find(pool, inner.pool_total, pools);
         [a, b, c, d]
     }
 
-    /// One that is spent and was not told.
+    /// A spent budget that was not reported yet.
     fn next_unreported(&self) -> Option<SpentBudget> {
         let inner = self.lock();
         let spent = self.spent_budgets(&inner).into_iter().flatten();
-        let mut untold = spent.filter(|spent| !inner.reported.contains(&spent.budget));
-        untold.next()
+        let mut unreported = spent.filter(|spent| !inner.reported.contains(&spent.budget));
+        unreported.next()
     }
 
-    /// A session spent more. Durable with the journal's next commit.
+    /// Records an increase of a session's spend. Durable with the journal's next commit.
     fn record_spend(&self, session: &SessionId, run: Option<&RunId>, more: SpendDelta) {
         if more.is_none() {
             return;
@@ -254,7 +256,7 @@ impl Ledger {
         drop(inner);
         self.update_gauge();
         while let Some(spent) = self.next_unreported() {
-            // Another session may tell it at the same moment: only one of them does.
+            // Another session may get here at the same moment; only the first insert reports it.
             if self.lock().reported.insert(spent.budget) {
                 spend_notification::notify_budget_spent(
                     &self.listeners,
@@ -266,16 +268,16 @@ impl Ledger {
         }
     }
 
-    /// Hands rows to the journal; what it does not take waits.
+    /// Submits rows to the journal; keeps them in `unwritten` if it refuses.
     fn write(&self, inner: &mut Inner, rows: Vec<SpendRow>) {
         let writes = rows.iter().cloned().map(Write::SpendRecorded).collect();
         if let Err(refused) = self.journal.submit(Commit::new(writes)) {
-            tracing::warn!(pool = %self.name, reason = %refused.reason, "what was spent is not on the disk yet");
+            tracing::warn!(pool = %self.name, reason = %refused.reason, "the spend is not journalled yet: it is written with the next commit");
             inner.unwritten = rows;
         }
     }
 
-    /// Tries again what the journal did not take.
+    /// Submits the refused rows again.
     fn flush(&self) {
         let mut inner = self.lock();
         let rows = std::mem::take(&mut inner.unwritten);
@@ -284,7 +286,7 @@ impl Ledger {
         }
     }
 
-    /// Shows what part of its budgets is left, where it has any.
+    /// Updates the gauge of the remaining budget, if the pool has a budget of day or pool.
     fn update_gauge(&self) {
         if !(self.budget.day.is_set() || self.budget.pool.is_set()) {
             return;
@@ -296,39 +298,40 @@ impl Ledger {
         BudgetLeft { pool, left }.emit();
     }
 
-    /// What a session spent before; its purse keeps it from here on.
+    /// Takes a session's stored spend; its spend tracker owns it from here on.
     fn take_session_spend(&self, session: &SessionId) -> StoredSpend {
         self.lock().sessions.remove(session).unwrap_or_default()
     }
 
-    /// A session's purse is closed, and another may be opened for it.
+    /// Stores a session's spend when its tracker closes, for the next tracker.
     fn store_session_spend(&self, session: &SessionId, spent: StoredSpend) {
         self.lock().sessions.insert(session.clone(), spent);
     }
 
-    /// The session is over for good.
+    /// Removes the spend of a session that has ended for good.
     pub(crate) fn forget_session_spend(&self, session: &SessionId) {
         self.lock().sessions.remove(session);
     }
 }
 
-/// Adds a row to those that wait: to that of its session and day, if there is one.
+/// Adds a row to the pending ones: merged into the row of the same session, day and run, if any.
 fn merge_row(rows: &mut Vec<SpendRow>, row: SpendRow) {
-    let is_same =
-        |of: &&mut SpendRow| of.session == row.session && of.day == row.day && of.run == row.run;
+    let is_same = |other: &&mut SpendRow| {
+        other.session == row.session && other.day == row.day && other.run == row.run
+    };
     match rows.iter_mut().find(is_same) {
-        Some(of) => {
-            of.amount = of.amount.saturating_add(row.amount);
-            of.day_amount = of.day_amount.saturating_add(row.day_amount);
-            of.run_amount = of.run_amount.saturating_add(row.run_amount);
-            of.counted = of.counted.saturating_add(row.counted);
-            of.at_us = row.at_us;
+        Some(sum) => {
+            sum.amount = sum.amount.saturating_add(row.amount);
+            sum.day_amount = sum.day_amount.saturating_add(row.day_amount);
+            sum.run_amount = sum.run_amount.saturating_add(row.run_amount);
+            sum.counted = sum.counted.saturating_add(row.counted);
+            sum.at_us = row.at_us;
         }
         None => rows.push(row),
     }
 }
 
-/// The ledgers of tests and of what has no pool.
+/// A ledger for tests.
 #[cfg(test)]
 pub(crate) fn ledger(
     name: &str,

@@ -1,7 +1,8 @@
-//! What bounds a run: until when its tasks begin, what it may cost, how many of them at once.
+//! The bounds of a run: a deadline after which no task begins, a cost limit, and a limit of
+//! concurrent tasks.
 //!
-//! A run may span pools, so its tasks share one [`RunLimits`]. When a bound is reached, the pools are
-//! told what becomes of the rest. Must not know slots or sessions.
+//! A run may span pools, so its tasks share one [`RunLimits`]. When a bound is reached, the pools
+//! are notified to end the remaining tasks. Must not know slots or sessions.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -18,34 +19,34 @@ use marshal_model::budget::format_cost;
 use marshal_model::limits::RUN_GRACE;
 use marshal_model::{BudgetAction, BudgetName, RunId, SpentBudget};
 
-/// What bounds a run; its default bounds nothing. Written to the journal as JSON.
+/// The bounds of a run; the default has none. Written to the journal as JSON.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunBounds {
-    /// No task begins at this time or later: microseconds since the Unix epoch.
+    /// No task begins at or after this time: microseconds since the Unix epoch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub until_us: Option<i64>,
-    /// How long what runs then may go on, in milliseconds, before it is cancelled; `None`:
-    /// [`RUN_GRACE`].
+    /// How long running tasks may continue after `until_us`, in milliseconds, before they are
+    /// cancelled; `None`: [`RUN_GRACE`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grace_ms: Option<u64>,
-    /// What the run may cost, in billionths of a US dollar.
+    /// The cost limit, in billionths of a US dollar.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_cost: Option<u64>,
-    /// How many of its tasks may run at the same time, over all pools.
+    /// The limit of concurrent tasks, over all pools.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub jobs: Option<u16>,
 }
 
 impl RunBounds {
-    /// Whether it bounds anything.
+    /// Whether the run has any bound.
     #[must_use]
     pub const fn is_set(&self) -> bool {
         self.until_us.is_some() || self.max_cost.is_some() || self.jobs.is_some()
     }
 
-    /// These, and where they say nothing what `stored` says. `past_us`: a stored time before this
-    /// one does not hold, because a person goes on with the run after it.
+    /// These bounds, with missing ones taken from `stored`. A stored deadline up to `past_us` is
+    /// ignored, because a person resumes the run after it.
     #[must_use]
     pub fn or_stored(self, stored: Option<Self>, past_us: Option<i64>) -> Self {
         let stored = stored.unwrap_or_default();
@@ -59,19 +60,19 @@ impl RunBounds {
         }
     }
 
-    /// As the journal has it; `None`: nothing bounds the run.
+    /// The value of the journal's column; `None` if the run has no bounds.
     pub(crate) fn as_column(&self) -> Option<String> {
         self.is_set()
             .then(|| serde_json::to_string(self).unwrap_or_default())
     }
 }
 
-/// The bounds of runs that are about to be taken in.
+/// The bounds of runs that are about to be submitted or resumed.
 #[derive(Debug, Default)]
 pub(crate) struct PendingRunBounds(Mutex<HashMap<RunId, RunBounds>>);
 
 impl PendingRunBounds {
-    /// Says what bounds a run, before its tasks are taken in.
+    /// Sets the bounds of a run, before its tasks are submitted.
     pub(crate) fn insert(&self, run: &RunId, bounds: RunBounds) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if bounds.is_set() {
@@ -79,25 +80,25 @@ impl PendingRunBounds {
         }
     }
 
-    /// The run is taken in, or refused.
+    /// Takes the bounds of a run that is submitted or resumed now.
     pub(crate) fn take(&self, run: &RunId) -> RunBounds {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.remove(run).unwrap_or_default()
     }
 }
 
-/// The bounds of a run that is worked, and how far it is.
+/// The bounds of a running run, and its progress towards them.
 #[derive(Debug)]
 pub(crate) struct RunLimits {
     run: RunId,
     bounds: RunBounds,
-    /// The pools that work it.
+    /// The pools that are notified when a bound is reached.
     pools: Vec<ActorRef<PoolMsg>>,
     working: AtomicUsize,
     spent: AtomicU64,
-    /// Its time is over: none of its tasks begins any more.
+    /// Whether the deadline has passed: none of its tasks begins any more.
     is_late: AtomicBool,
-    /// Its cost is spent, which is told once, before its time is over or after.
+    /// Whether the cost limit is reached, which is reported once, before or after the deadline.
     is_spent: AtomicBool,
     timer: Mutex<Option<AbortHandle>>,
 }
@@ -112,8 +113,8 @@ impl Drop for RunLimits {
 }
 
 impl RunLimits {
-    /// Begins to hold a run to its bounds, if it has any; `spent` is what it cost before. Needs a
-    /// runtime around it.
+    /// Begins to enforce a run's bounds; `None` if it has none. `spent` is its cost so far, in
+    /// billionths of a US dollar. Must be called within a tokio runtime.
     pub(crate) fn start(
         run: &RunId,
         bounds: RunBounds,
@@ -130,14 +131,14 @@ impl RunLimits {
             working: AtomicUsize::new(0),
             spent: AtomicU64::new(spent),
             is_late: AtomicBool::new(false),
-            is_spent: AtomicBool::new(bounds.max_cost.is_some_and(|most| spent >= most)),
+            is_spent: AtomicBool::new(bounds.max_cost.is_some_and(|limit| spent >= limit)),
             timer: Mutex::new(None),
         });
         limits.spawn_deadline_timer();
         Some(limits)
     }
 
-    /// Ends the waiting tasks when the time comes, and the running ones after the grace.
+    /// Ends the queued tasks at the deadline, and the running ones after the grace period.
     fn spawn_deadline_timer(self: &Arc<Self>) {
         let Some(until_us) = self.bounds.until_us else {
             return;
@@ -153,7 +154,7 @@ impl RunLimits {
                 let Ok(left @ 1..) = u64::try_from(left) else {
                     break;
                 };
-                // A clock that was set meanwhile is looked at again.
+                // In a loop: the wall clock may be changed during the sleep.
                 tokio::time::sleep(Duration::from_micros(left)).await;
             }
             if let Some(this) = this.upgrade() {
@@ -161,63 +162,63 @@ impl RunLimits {
             }
             tokio::time::sleep(grace).await;
             if let Some(this) = this.upgrade() {
-                let why = "the run's time was over (run --until), and its grace too";
+                let why = "the run's deadline (run --until) and its grace period have passed";
                 this.notify_pools(why, true);
             }
         });
         *self.timer.lock().unwrap_or_else(PoisonError::into_inner) = Some(waits.abort_handle());
     }
 
-    /// Which run.
+    /// The run's id.
     pub(crate) const fn run(&self) -> &RunId {
         &self.run
     }
 
-    /// Whether its cost is bounded.
+    /// Whether the run has a cost limit.
     pub(crate) const fn has_cost_limit(&self) -> bool {
         self.bounds.max_cost.is_some()
     }
 
-    /// Whether none of its tasks begins any more.
+    /// Whether a bound was reached, so that none of its tasks begins any more.
     pub(crate) fn is_over(&self) -> bool {
         self.is_late.load(Ordering::Acquire) || self.is_spent.load(Ordering::Acquire)
     }
 
-    /// Takes the place of a task that is to begin; `None`: none may begin now.
+    /// Acquires the permit of a task that is about to begin; `None` if none may begin now.
     pub(crate) fn acquire_job(self: &Arc<Self>) -> Option<JobPermit> {
         if self.is_over() {
             return None;
         }
-        // The clock decides, however late a timer is that slept with its host.
+        // Checks the clock too: after a suspend of the host, the timer may be late.
         if self.bounds.until_us.is_some_and(|until| now_us() >= until) {
             self.end_by_time();
             return None;
         }
-        let most = self.most_at_once();
-        let one_more = |now: usize| (now < most).then_some(now + 1);
+        let limit = self.max_concurrent();
+        let one_more = |now: usize| (now < limit).then_some(now + 1);
         let (set, get) = (Ordering::AcqRel, Ordering::Acquire);
         self.working.fetch_update(set, get, one_more).ok()?;
         Some(JobPermit(Arc::clone(self)))
     }
 
-    /// Whether [`Self::acquire_job`] has anything to do: it may still give no place.
+    /// Whether [`Self::acquire_job`] may succeed; it may still return `None`.
     pub(crate) fn has_free_job(&self) -> bool {
-        !self.is_over() && self.working.load(Ordering::Acquire) < self.most_at_once()
+        !self.is_over() && self.working.load(Ordering::Acquire) < self.max_concurrent()
     }
 
-    fn most_at_once(&self) -> usize {
+    fn max_concurrent(&self) -> usize {
         self.bounds.jobs.map_or(usize::MAX, usize::from)
     }
 
     fn end_by_time(&self) {
         if !self.is_late.swap(true, Ordering::AcqRel) {
-            tracing::info!(run = %self.run, "the run's time is over: no further task of it begins");
-            let why = "the run's time was over before the task began (run --until)";
+            tracing::info!(run = %self.run, "the run's deadline has passed: no further task of it begins");
+            let why = "the run's deadline (run --until) passed before the task began";
             self.notify_pools(why, false);
         }
     }
 
-    /// So much more was spent on it; `true` if that is the last that there was.
+    /// Adds to the run's cost; `true` if this reached its limit.
     pub(crate) fn add_cost(&self, nano: u64) -> bool {
         let add = |now: u64| Some(now.saturating_add(nano));
         let (set, get) = (Ordering::AcqRel, Ordering::Acquire);
@@ -229,7 +230,7 @@ impl RunLimits {
             return false;
         }
         let why = format!(
-            "the run's cost reached its bound: {} of {} (run --max-cost)",
+            "the run's cost reached its limit: {} of {} (run --max-cost)",
             format_cost(spent.used),
             format_cost(spent.limit)
         );
@@ -237,19 +238,19 @@ impl RunLimits {
         true
     }
 
-    /// Its budget, if it is spent.
+    /// The cost limit as a spent budget, if it is reached.
     pub(crate) fn spent_budget(&self) -> Option<SpentBudget> {
         let used = self.spent.load(Ordering::Acquire);
-        let most = self.bounds.max_cost.filter(|most| used >= *most)?;
+        let limit = self.bounds.max_cost.filter(|limit| used >= *limit)?;
         Some(SpentBudget {
             budget: BudgetName::MaxCost,
             used,
-            limit: most,
+            limit,
             action: BudgetAction::Interrupt,
         })
     }
 
-    /// Why the tasks that wait when it is taken in are over at once, if they are.
+    /// Ends the tasks of a resumed run at once if its cost limit was reached before.
     pub(crate) fn notify_if_spent(&self) {
         if let Some(spent) = self.spent_budget() {
             self.notify_pools(&format!("{spent} (run --max-cost)"), true);
@@ -258,17 +259,17 @@ impl RunLimits {
 
     fn notify_pools(&self, why: &str, cancels: bool) {
         for pool in &self.pools {
-            let over = PoolMsg::RunLimitReached {
+            let message = PoolMsg::RunLimitReached {
                 run: self.run.clone(),
                 why: why.to_owned(),
                 cancels,
             };
-            let _ = pool.send_message(over);
+            let _ = pool.send_message(message);
         }
     }
 }
 
-/// The place of a task that is worked. When it is dropped, another one may begin.
+/// The permit of a running task. When it is dropped, another task may begin.
 #[derive(Debug)]
 pub(crate) struct JobPermit(Arc<RunLimits>);
 

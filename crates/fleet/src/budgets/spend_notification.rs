@@ -1,4 +1,4 @@
-//! The one place that tells people and programs that a budget is spent.
+//! The only place that notifies people and programs of a spent budget.
 
 use std::sync::{Arc, OnceLock};
 
@@ -8,12 +8,12 @@ use marshal_model::budget::format_cost;
 use marshal_model::{BudgetName, PoolName, SessionId, SlotId, SpentBudget};
 use marshal_telemetry::event::budget::BudgetSpent;
 
-/// Who is told beside the log; set once the fleet has them.
+/// The hooks that are notified besides the log; set once the fleet has started them.
 pub(super) type Listeners = OnceLock<Arc<Hooks>>;
 
-/// A budget is spent. Called once for each budget and each turn, session, day, pool or run that it
-/// is of; after a restart not again for what was spent before it. `slot` is whose doing it is, where
-/// it is one slot's.
+/// Reports a spent budget. Called once for each budget and each turn, session, day, pool or run
+/// that it covers, and not again after a restart. `slot` is the slot that caused it, if it was one
+/// slot.
 pub(super) fn notify_budget_spent(
     listeners: &Listeners,
     pool: &PoolName,
@@ -45,7 +45,7 @@ pub(super) fn notify_budget_spent(
     });
 }
 
-/// What a budget is of, and what it counts; `None`: money.
+/// A budget's scope and unit; the unit of money is `None`.
 const fn scope_and_unit(budget: BudgetName) -> (&'static str, Option<&'static str>) {
     match budget {
         BudgetName::AllowsPerTurn | BudgetName::AllowsPerMinute | BudgetName::DeniesInARow => {

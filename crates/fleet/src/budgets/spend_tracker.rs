@@ -1,7 +1,8 @@
-//! What one session spent, in its running turn and since it began, and what it may spend.
+//! The spend of one session, in its running turn and in total, and its limits.
 //!
-//! Two figures are kept: what routes counted, and what the agent said. The larger one is what was
-//! spent: since the session began, and of a turn, a day or a run since that began. Must not know what follows for the turn.
+//! It keeps two sums: the usage that routes counted, and the usage that the agent reported. The
+//! larger one is the spend: of the session, and of a turn, a day or a run since its start. Must not
+//! know what follows for the turn.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,10 +23,10 @@ use marshal_proxy::model_proxy::{self, BillingInfo};
 use marshal_proxy::route::{Refusal, Tokens};
 use marshal_telemetry::labels::RouteRefusal;
 
-/// How wide a model's name may be in a refusal.
+/// The maximum width of a model's name in a refusal, in columns.
 const MODEL_WIDTH: usize = 100;
 
-/// What begins anew with every turn.
+/// The budgets that start anew with every turn.
 const TURN_BUDGETS: [BudgetName; 6] = [
     BudgetName::AllowsPerTurn,
     BudgetName::AllowsPerMinute,
@@ -35,17 +36,17 @@ const TURN_BUDGETS: [BudgetName; 6] = [
     BudgetName::TurnCost,
 ];
 
-/// The purse of a session. Its relays and the session itself share it.
+/// The spend tracker of a session, shared by the session and its model proxies.
 #[derive(Debug)]
 pub(crate) struct SpendTracker {
     ledger: Arc<Ledger>,
     session: SessionId,
-    /// Told when a budget is spent whose end is for it to carry out.
+    /// The session; notified when it must end its turn because a budget is spent.
     owner: SessionRef,
     inner: Mutex<Inner>,
 }
 
-/// What routes counted, and what the agent said.
+/// Sums of the usage that routes counted and that the agent reported.
 #[derive(Debug, Clone, Copy, Default)]
 struct SpendTotals {
     counted: Amount,
@@ -62,7 +63,8 @@ impl SpendTotals {
         counted.max(self.reported.saturating_sub(then.reported))
     }
 
-    /// How much more this is than `last` of what began at `then`. Never less than what was counted.
+    /// The increase from `last` to now, of a period that began at `then`. Computed from the larger
+    /// sum of each, so a report and a count of the same usage count once.
     fn growth(self, last: Self, then: Self) -> Amount {
         self.since(then).saturating_sub(last.since(then))
     }
@@ -71,37 +73,39 @@ impl SpendTotals {
 #[derive(Debug, Default)]
 struct Inner {
     all: SpendTotals,
-    /// As it stood when the running turn began.
+    /// The sums when the running turn began.
     at_turn: SpendTotals,
-    /// As it stood when that day began, or the purse was opened.
+    /// The sums when that day began, or when the tracker was opened.
     at_day: (Option<Day>, SpendTotals),
-    /// As it stood when the session began to work for its run.
+    /// The sums when the session began to work for its run.
     at_run: SpendTotals,
-    /// Tokens of the running turn, as the agent said last.
+    /// Tokens of the running turn, as the agent last reported them.
     reported_turn_usage: Usage,
-    /// The cost of the agent's tokens, by the price of its model.
+    /// The cost of the reported tokens by the price of the agent's model, in billionths of a US
+    /// dollar.
     priced: u64,
-    /// What the session spent before this start of the supervisor, or before its purse was closed.
+    /// The session's cost before this tracker was opened, in billionths of a US dollar.
     before: u64,
-    /// The agent's model, for its price.
+    /// The agent's model, which selects the price.
     model: Option<String>,
-    /// What a turn may spend.
+    /// The limits of a turn.
     turn_limit: BudgetLimits,
     then: Option<BudgetAction>,
     run: Option<Arc<RunLimits>>,
-    /// Where it works.
+    /// The session's slot.
     slot: Option<SlotId>,
-    /// Counts the session's tasks and turns: what is told of one is not meant for the next.
+    /// Counts the session's tasks and turns, so that a late message about one is not applied to the
+    /// next.
     turn: u64,
-    /// What was told of this session, turn or run.
+    /// Budgets that were reported for this session, turn or run.
     notified: BTreeSet<BudgetName>,
-    /// The session was told to end its turn.
+    /// Whether the session was told to end its turn.
     is_ending: bool,
     is_closed: bool,
 }
 
 impl SpendTracker {
-    /// Opens the purse of a session, with what it spent before.
+    /// Opens the spend tracker of a session, with its earlier spend.
     pub(crate) fn open(ledger: &Arc<Ledger>, session: &SessionId, owner: SessionRef) -> Arc<Self> {
         let StoredSpend { amount, counted } = ledger.take_session_spend(session);
         let all = SpendTotals {
@@ -127,10 +131,10 @@ impl SpendTracker {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A task begins in this slot, for a run with such bounds, if it has any.
+    /// A task begins in this slot; `run` has the bounds of its run, if any.
     pub(crate) fn start_task(&self, run: Option<Arc<RunLimits>>, slot: &SlotId) {
         let mut inner = self.lock();
-        let id = |of: &Option<Arc<RunLimits>>| of.as_deref().map(|run| run.run().clone());
+        let id = |limits: &Option<Arc<RunLimits>>| limits.as_deref().map(|run| run.run().clone());
         if id(&run) != id(&inner.run) {
             inner.at_run = inner.all;
         }
@@ -141,12 +145,12 @@ impl SpendTracker {
         inner.notified.remove(&BudgetName::MaxCost);
     }
 
-    /// The number of the running turn, or of the time before it.
+    /// The number of the running turn, or of the task before its turn.
     pub(crate) fn turn_number(&self) -> u64 {
         self.lock().turn
     }
 
-    /// A turn begins, under these bounds: its number.
+    /// A turn begins with this budget; returns its number.
     pub(crate) fn start_turn(&self, budget: &Budget) -> u64 {
         let mut inner = self.lock();
         inner.at_turn = inner.all;
@@ -161,13 +165,13 @@ impl SpendTracker {
         inner.turn
     }
 
-    /// The agent says which model it uses.
+    /// Records the model that the agent reports.
     pub(crate) fn set_model(&self, model: &str) {
         self.lock().model = Some(model.to_owned());
     }
 
-    /// The agent says how many tokens the running turn took so far. Advisory: it can only stop it
-    /// earlier.
+    /// Records the tokens of the running turn so far, as the agent reports them. Advisory: they can
+    /// only stop the turn earlier.
     pub(crate) fn record_reported_tokens(&self, so_far: Usage) {
         let mut inner = self.lock();
         let last = inner.reported_turn_usage;
@@ -194,7 +198,7 @@ impl SpendTracker {
         self.update_totals(inner, all);
     }
 
-    /// The agent says what the session cost so far, in US dollars. Advisory as well.
+    /// Records the session's cost so far in US dollars, as the agent reports it. Advisory too.
     pub(crate) fn record_reported_cost(&self, amount: f64) {
         let Some(nano) = nanos_from_dollars(amount) else {
             return;
@@ -205,7 +209,7 @@ impl SpendTracker {
         self.update_totals(inner, all);
     }
 
-    /// The figures are these now.
+    /// Sets the sums, records the increase in the ledger and the run, and checks the budgets.
     fn update_totals(&self, mut inner: MutexGuard<'_, Inner>, all: SpendTotals) {
         let then = std::mem::replace(&mut inner.all, all);
         let at_us = now_us();
@@ -241,7 +245,7 @@ impl SpendTracker {
         self.check_budgets();
     }
 
-    /// What of the turn, the session, the pool or the run is spent, if anything is.
+    /// The first spent budget of turn, session, pool or run, if any.
     pub(crate) fn spent_budget(&self) -> Option<SpentBudget> {
         self.find_spent_budget(&self.lock())
     }
@@ -266,18 +270,19 @@ impl SpendTracker {
             .or_else(|| run.and_then(|run| run.spent_budget()))
     }
 
-    /// What the running turn spent.
+    /// The spend of the running turn.
     pub(crate) fn turn_spend(&self) -> Amount {
         let inner = self.lock();
         inner.all.since(inner.at_turn)
     }
 
-    /// Tells what is spent and was not told, and has the session end its turn where that follows.
+    /// Reports a spent budget, and tells the session to end its turn if the budget's action
+    /// requires it.
     fn check_budgets(&self) {
         self.enforce_budgets();
     }
 
-    /// The same, and gives it.
+    /// Like [`Self::check_budgets`], and returns the spent budget.
     fn enforce_budgets(&self) -> Option<SpentBudget> {
         let mut inner = self.lock();
         let spent = self.find_spent_budget(&inner)?;
@@ -295,8 +300,8 @@ impl SpendTracker {
         Some(spent)
     }
 
-    /// Tells once that a budget of the turn or the session is spent; its ledger tells of the
-    /// pool's, and the run of its own.
+    /// Reports once that a budget of the turn or the session is spent. The ledger reports the
+    /// pool's budgets, and `update_totals` the run's.
     pub(crate) fn notify_once(&self, spent: &SpentBudget) {
         let is_own = TURN_BUDGETS.contains(&spent.budget)
             || matches!(
@@ -314,7 +319,7 @@ impl SpendTracker {
         }
     }
 
-    /// Whether anything is bounded, so that what no route can count cannot pass.
+    /// Whether there is any budget; then a request that no route can count is refused.
     fn has_budget(&self) -> bool {
         let inner = self.lock();
         let run = inner.run.as_ref();
@@ -323,7 +328,7 @@ impl SpendTracker {
             || run.is_some_and(|run| run.has_cost_limit())
     }
 
-    /// Whether a cost is bounded, so that what has no price cannot pass.
+    /// Whether there is a cost budget; then a request without a known price is refused.
     fn has_cost_budget(&self) -> bool {
         let inner = self.lock();
         let run = inner.run.as_ref();
@@ -332,7 +337,8 @@ impl SpendTracker {
             || run.is_some_and(|run| run.has_cost_limit())
     }
 
-    /// It is put away until the session is gone on with; `for_good`: it is not.
+    /// Closes the tracker. Its spend is stored for the next one, unless the session ended
+    /// `for_good`.
     pub(crate) fn close(&self, for_good: bool) {
         let mut inner = self.lock();
         let all = inner.all;
@@ -366,11 +372,11 @@ impl model_proxy::UsageMeter for SpendTracker {
         let refuse = |what: String| Err(Refusal::new(RouteRefusal::Budget, 402, what));
         if let Some(spent) = self.enforce_budgets() {
             return refuse(format!(
-                "{spent}; no model can be asked until there is more"
+                "{spent}; no request to a model passes until the budget is raised or starts anew"
             ));
         }
         if bill.model_request.is_deferred && self.has_budget() {
-            let what = "there is a budget, and the request asks for an answer that comes later (in the background, or in a batch), which no route can count: ask for it at once";
+            let what = "there is a budget, and the request wants an answer that comes later (in the background, or in a batch), which no route can count: request an immediate answer";
             return Err(Refusal::new(RouteRefusal::Budget, 403, what));
         }
         if !self.has_cost_budget() {
@@ -378,13 +384,13 @@ impl model_proxy::UsageMeter for SpendTracker {
         }
         match bill.model_request.model.as_deref() {
             None => refuse(
-                "there is a budget of cost, and the request names no model, or not plainly: what it costs cannot be known"
+                "there is a cost budget, and the request names no model, or not clearly, so its cost is unknown: name one model"
                     .to_owned(),
             ),
             Some(model) if find_price(self.ledger.prices(), model).is_none() => {
                 let model = marshal_model::untrusted::escape_for_display(model, MODEL_WIDTH);
                 refuse(format!(
-                    "there is a budget of cost, and the model {model} has no price: whoever configures this supervisor must add [price.\"{model}\"]"
+                    "there is a cost budget, and the model {model} has no price: add [price.\"{model}\"] to the supervisor's configuration"
                 ))
             }
             Some(_) => Ok(()),

@@ -1,4 +1,4 @@
-//! What is counted, kept over a restart, and begins anew; what a route lets pass.
+//! What budgets count, keep over a restart and reset, and which requests a route lets pass.
 
 use std::path::Path;
 use std::time::Duration;
@@ -65,7 +65,7 @@ fn most(tokens: u64, nano: u64) -> BudgetLimits {
 }
 
 fn priced() -> Prices {
-    // Two dollars and ten dollars for a million.
+    // Two dollars for a million input tokens, ten for a million output tokens.
     let price = Price {
         input: 2_000,
         output: 10_000,
@@ -93,8 +93,10 @@ fn bill(model: &str) -> BillingInfo {
     }
 }
 
-fn spent_of(purse: &SpendTracker) -> Option<(BudgetName, u64)> {
-    purse.spent_budget().map(|spent| (spent.budget, spent.used))
+fn spent_of(tracker: &SpendTracker) -> Option<(BudgetName, u64)> {
+    tracker
+        .spent_budget()
+        .map(|spent| (spent.budget, spent.used))
 }
 
 fn slot() -> SlotId {
@@ -117,20 +119,20 @@ async fn what_is_spent_outlives_the_supervisor_and_a_day_begins_anew() {
     let kept = journal(dir.path(), &["a", "b"]);
     let first = ledger("p", budget, &priced(), &kept);
     let (address, _mailbox) = mailbox();
-    let purse = SpendTracker::open(&first, &id("a"), address.clone());
-    purse.record_usage(&bill("m-1"), tokens(300, 100));
-    assert_eq!(spent_of(&purse), None);
-    purse.record_usage(&bill("m-1"), tokens(100, 0));
-    assert_eq!(spent_of(&purse), Some((BudgetName::SessionTokens, 500)));
+    let tracker = SpendTracker::open(&first, &id("a"), address.clone());
+    tracker.record_usage(&bill("m-1"), tokens(300, 100));
+    assert_eq!(spent_of(&tracker), None);
+    tracker.record_usage(&bill("m-1"), tokens(100, 0));
+    assert_eq!(spent_of(&tracker), Some((BudgetName::SessionTokens, 500)));
     let other = SpendTracker::open(&first, &id("b"), address.clone());
     other.record_usage(&bill("m-1"), tokens(450, 0));
     assert_eq!(spent_of(&other), None);
 
-    // A restart of the supervisor, of which nothing is told but the journal.
+    // A restart of the supervisor: only the journal is left.
     let kept = reopened(kept, dir.path());
     let second = ledger("p", budget, &priced(), &kept);
-    let purse = SpendTracker::open(&second, &id("a"), address.clone());
-    assert_eq!(spent_of(&purse), Some((BudgetName::SessionTokens, 500)));
+    let tracker = SpendTracker::open(&second, &id("a"), address.clone());
+    assert_eq!(spent_of(&tracker), Some((BudgetName::SessionTokens, 500)));
     let other = SpendTracker::open(&second, &id("b"), address.clone());
     other.record_usage(&bill("m-1"), tokens(40, 0));
     assert_eq!(spent_of(&other), None);
@@ -138,7 +140,7 @@ async fn what_is_spent_outlives_the_supervisor_and_a_day_begins_anew() {
     assert_eq!(spent_of(&other), Some((BudgetName::SessionTokens, 500)));
     assert_eq!(second.spent_budget().map(|spent| spent.used), Some(1_000));
 
-    // The clock goes past midnight: the day is another one, the pool's sum stays.
+    // The clock passes midnight: the day's sum starts anew, the pool's sum stays.
     simulate_stamps(NOON + 86_400_000_000);
     assert_eq!(second.spent_budget(), None);
     let late = SpendTracker::open(&second, &id("c"), address.clone());
@@ -159,7 +161,7 @@ async fn what_is_spent_outlives_the_supervisor_and_a_day_begins_anew() {
     let pool = PoolName::new("p").expect("a name");
     let day = |name: &str| reader.spend(&pool, Period::Day, name).expect("read").amount;
     assert_eq!(day("2026-11-22").tokens, 1_000);
-    // 899 were read and 101 written, each at its price.
+    // 899 input tokens and 101 output tokens, each at its price.
     assert_eq!(day("2026-11-22").nanodollars, 899 * 2_000 + 101 * 10_000);
     assert_eq!(day("2026-11-23").tokens, 1_000);
 }
@@ -171,51 +173,51 @@ async fn what_an_agent_says_can_only_stop_it_earlier() {
     let kept = journal(dir.path(), &["a"]);
     let ledger = ledger("p", PoolBudget::default(), &priced(), &kept);
     let (address, mut mailbox) = mailbox();
-    let purse = SpendTracker::open(&ledger, &id("a"), address);
+    let tracker = SpendTracker::open(&ledger, &id("a"), address);
     let budget = Budget {
         turn: most(1_000, 10_000_000),
         then: BudgetAction::Interrupt,
         ..Budget::default()
     };
-    let said = |input| {
-        purse.record_reported_tokens(Usage { input, output: 0 });
+    let report_input = |input| {
+        tracker.record_reported_tokens(Usage { input, output: 0 });
     };
-    let turn = purse.start_turn(&budget);
-    assert_eq!(purse.turn_number(), turn);
-    purse.record_usage(&bill("m-1"), tokens(900, 0));
-    // Less than was counted changes nothing.
-    said(10);
-    assert_eq!(purse.turn_spend().tokens, 900);
-    assert_eq!(spent_of(&purse), None);
-    // So far in the turn, not more each time.
-    said(950);
-    said(950);
-    said(900);
-    assert_eq!(purse.turn_spend().tokens, 950);
-    said(1_000);
-    assert_eq!(spent_of(&purse), Some((BudgetName::TurnTokens, 1_000)));
-    purse.record_usage(&bill("m-1"), tokens(50, 0));
-    assert_eq!(purse.turn_spend().tokens, 1_000);
-    // The session is told once that its turn is to end.
-    let told = std::future::poll_fn(|context| mailbox.poll_next(context)).await;
-    let Some(SessionMsg::BudgetSpent { spent, turn: of }) = told else {
-        panic!("{told:?}");
+    let turn = tracker.start_turn(&budget);
+    assert_eq!(tracker.turn_number(), turn);
+    tracker.record_usage(&bill("m-1"), tokens(900, 0));
+    // A report below the counted sum changes nothing.
+    report_input(10);
+    assert_eq!(tracker.turn_spend().tokens, 900);
+    assert_eq!(spent_of(&tracker), None);
+    // Reports are totals of the turn so far, not increments.
+    report_input(950);
+    report_input(950);
+    report_input(900);
+    assert_eq!(tracker.turn_spend().tokens, 950);
+    report_input(1_000);
+    assert_eq!(spent_of(&tracker), Some((BudgetName::TurnTokens, 1_000)));
+    tracker.record_usage(&bill("m-1"), tokens(50, 0));
+    assert_eq!(tracker.turn_spend().tokens, 1_000);
+    // The session is notified once that it must end its turn.
+    let message = std::future::poll_fn(|context| mailbox.poll_next(context)).await;
+    let Some(SessionMsg::BudgetSpent { spent, turn: of }) = message else {
+        panic!("{message:?}");
     };
     assert_eq!((spent.budget, of), (BudgetName::TurnTokens, turn));
-    // When the next task is there, that is said of an earlier one.
-    purse.start_task(None, &slot());
-    assert_ne!(purse.turn_number(), of);
-    // The next turn begins at nothing.
-    assert!(purse.start_turn(&budget) > turn);
-    assert_eq!(spent_of(&purse), None);
-    assert!(purse.turn_spend().is_zero());
-    said(3);
-    assert_eq!(purse.turn_spend().tokens, 3);
-    // What it costs is said for the session so far; here it is a cent.
-    purse.record_reported_cost(0.005);
-    assert_eq!(spent_of(&purse), None);
-    purse.record_reported_cost(0.02);
-    let spent = purse.spent_budget().expect("spent");
+    // When the next task has begun, the notification's turn number is an earlier one.
+    tracker.start_task(None, &slot());
+    assert_ne!(tracker.turn_number(), of);
+    // The next turn begins at zero.
+    assert!(tracker.start_turn(&budget) > turn);
+    assert_eq!(spent_of(&tracker), None);
+    assert!(tracker.turn_spend().is_zero());
+    report_input(3);
+    assert_eq!(tracker.turn_spend().tokens, 3);
+    // The agent reports the session's cost so far; the limit here is a cent.
+    tracker.record_reported_cost(0.005);
+    assert_eq!(spent_of(&tracker), None);
+    tracker.record_reported_cost(0.02);
+    let spent = tracker.spent_budget().expect("spent");
     assert_eq!(spent.budget, BudgetName::TurnCost);
 }
 
@@ -239,45 +241,45 @@ async fn what_an_agent_said_too_much_hides_nothing_of_a_later_run_or_day() {
     };
     let ledger = ledger("p", budget, &priced(), &kept);
     let (address, _mailbox) = mailbox();
-    let purse = SpendTracker::open(&ledger, &id("a"), address);
-    purse.set_model("m-1");
+    let tracker = SpendTracker::open(&ledger, &id("a"), address);
+    tracker.set_model("m-1");
     let first = limits("first", 10_000_000_000);
-    purse.start_task(Some(Arc::clone(&first)), &slot());
-    purse.start_turn(&Budget::default());
-    purse.record_reported_tokens(Usage {
+    tracker.start_task(Some(Arc::clone(&first)), &slot());
+    tracker.start_turn(&Budget::default());
+    tracker.record_reported_tokens(Usage {
         input: 900_000,
         output: 0,
     });
-    purse.record_usage(&bill("m-1"), tokens(1_000, 0));
-    // Of what was said and what was counted the larger one: not both.
+    tracker.record_usage(&bill("m-1"), tokens(1_000, 0));
+    // The larger of the reported and the counted sum, not both.
     assert_eq!(ledger.lock().day_total.tokens, 900_000);
 
-    // A second run of the same session has spent nothing, and pays for all that is counted.
+    // A second run of the same session begins at zero, and all counted usage is added to it.
     let second = limits("second", 5_000_000);
-    purse.start_task(Some(Arc::clone(&second)), &slot());
-    purse.start_task(Some(Arc::clone(&second)), &slot());
-    purse.start_turn(&Budget::default());
-    assert!(purse.check_request(&bill("m-1")).is_ok());
-    purse.record_usage(&bill("m-1"), tokens(1_000, 0));
-    purse.start_task(Some(Arc::clone(&second)), &slot());
-    purse.record_usage(&bill("m-1"), tokens(1_500, 0));
+    tracker.start_task(Some(Arc::clone(&second)), &slot());
+    tracker.start_task(Some(Arc::clone(&second)), &slot());
+    tracker.start_turn(&Budget::default());
+    assert!(tracker.check_request(&bill("m-1")).is_ok());
+    tracker.record_usage(&bill("m-1"), tokens(1_000, 0));
+    tracker.start_task(Some(Arc::clone(&second)), &slot());
+    tracker.record_usage(&bill("m-1"), tokens(1_500, 0));
     let spent = second.spent_budget().expect("spent");
     assert_eq!(spent.used, 2_500 * 2_000);
-    assert!(purse.check_request(&bill("m-1")).is_err());
+    assert!(tracker.check_request(&bill("m-1")).is_err());
 
-    // And so does the next day.
-    purse.start_task(None, &slot());
+    // The same for the next day.
+    tracker.start_task(None, &slot());
     simulate_stamps(NOON + 86_400_000_000);
-    purse.record_usage(&bill("m-1"), tokens(999_000, 0));
+    tracker.record_usage(&bill("m-1"), tokens(999_000, 0));
     assert_eq!(ledger.lock().day_total.tokens, 999_000);
     assert_eq!(ledger.spent_budget(), None);
-    purse.record_usage(&bill("m-1"), tokens(1_000, 0));
+    tracker.record_usage(&bill("m-1"), tokens(1_000, 0));
     let spent = ledger.spent_budget().expect("spent");
     assert_eq!(
         (spent.budget, spent.used),
         (BudgetName::DayTokens, 1_000_000)
     );
-    // The session and its pool have one figure each over all of that: what was counted is more now.
+    // Session and pool have one sum each over all of this; the counted one is the larger one now.
     assert_eq!(ledger.lock().pool_total.tokens, 1_003_500);
 
     let kept = reopened(kept, dir.path());
@@ -302,8 +304,8 @@ async fn a_clock_that_is_set_back_over_midnight_empties_no_budget() {
     };
     let first = ledger("p", budget, &Prices::new(), &kept);
     let (address, _mailbox) = mailbox();
-    let purse = SpendTracker::open(&first, &id("a"), address);
-    let used = |input| purse.record_usage(&BillingInfo::default(), tokens(input, 0));
+    let tracker = SpendTracker::open(&first, &id("a"), address);
+    let used = |input| tracker.record_usage(&BillingInfo::default(), tokens(input, 0));
     let of_day = |ledger: &Ledger| ledger.lock().day_total.tokens;
     used(1_000);
     assert!(first.spent_budget().is_some());
@@ -312,7 +314,7 @@ async fn a_clock_that_is_set_back_over_midnight_empties_no_budget() {
     used(300);
     simulate_stamps(NOON);
     assert!(first.spent_budget().is_some());
-    // That is not told a second time.
+    // It is not reported a second time.
     assert!(first.lock().reported.contains(&BudgetName::DayTokens));
     simulate_stamps(NOON + DAY);
     assert_eq!(of_day(&first), 300);
@@ -321,7 +323,7 @@ async fn a_clock_that_is_set_back_over_midnight_empties_no_budget() {
     simulate_stamps(NOON - DAY);
     assert_eq!(of_day(&first), 0);
 
-    // The same of days that only the journal knows.
+    // The same for days that only the journal has.
     simulate_stamps(NOON + DAY);
     let kept = reopened(kept, dir.path());
     let second = ledger("p", budget, &Prices::new(), &kept);
@@ -332,7 +334,7 @@ async fn a_clock_that_is_set_back_over_midnight_empties_no_budget() {
     assert_eq!(of_day(&second), 0);
 }
 
-/// A pool that only hears that a run is over, and whether its tasks are cancelled.
+/// A pool that only records that a run reached a limit, and whether its tasks are cancelled.
 struct Ear;
 
 impl Actor for Ear {
@@ -379,7 +381,7 @@ async fn a_cost_that_is_spent_when_the_time_is_over_cancels_what_still_runs() {
     assert!(!limits.add_cost(999));
     assert!(limits.add_cost(1));
     assert_eq!(heard.recv().await, Some(true));
-    // It is told once.
+    // It is reported once.
     assert!(!limits.add_cost(1));
     pool.stop(None);
     ended.await.expect("no panic");
@@ -400,10 +402,10 @@ async fn a_route_passes_nothing_that_is_spent_or_cannot_be_counted() {
     };
     let ledger = ledger("p", budget, &priced(), &kept);
     let (address, _mailbox) = mailbox();
-    let purse = SpendTracker::open(&ledger, &id("a"), address);
-    let refused = |bill: &BillingInfo| purse.check_request(bill).expect_err("refused").message;
-    assert!(purse.needs_request_details());
-    assert!(purse.check_request(&bill("m-1")).is_ok());
+    let tracker = SpendTracker::open(&ledger, &id("a"), address);
+    let refused = |bill: &BillingInfo| tracker.check_request(bill).expect_err("refused").message;
+    assert!(tracker.needs_request_details());
+    assert!(tracker.check_request(&bill("m-1")).is_ok());
     let mut later = bill("m-1");
     later.model_request.is_deferred = true;
     let uncounted = refused(&later);
@@ -415,10 +417,10 @@ async fn a_route_passes_nothing_that_is_spent_or_cannot_be_counted() {
     );
     let unnamed = refused(&BillingInfo::default());
     assert!(unnamed.contains("names no model"), "{unnamed}");
-    purse.record_usage(&bill("m-1"), tokens(450, 0));
-    assert!(purse.check_request(&bill("m-1")).is_ok());
-    // The answer that goes beyond is counted, the next request is refused.
-    purse.record_usage(&bill("m-1"), tokens(0, 100));
+    tracker.record_usage(&bill("m-1"), tokens(450, 0));
+    assert!(tracker.check_request(&bill("m-1")).is_ok());
+    // The answer that exceeds the limit is counted; the next request is refused.
+    tracker.record_usage(&bill("m-1"), tokens(0, 100));
     let spent = refused(&bill("m-1"));
     assert!(
         spent.contains("the budget day_cost is spent: $0.0019 of $0.001"),
@@ -428,7 +430,7 @@ async fn a_route_passes_nothing_that_is_spent_or_cannot_be_counted() {
         is_free: true,
         ..BillingInfo::default()
     };
-    assert!(purse.check_request(&free).is_ok());
+    assert!(tracker.check_request(&free).is_ok());
 }
 
 #[tokio::test]
@@ -443,10 +445,10 @@ async fn a_closed_purse_is_opened_again_with_what_was_in_it() {
     let ledger = ledger("p", budget, &Prices::new(), &kept);
     let (address, _mailbox) = mailbox();
     for (session, for_good, left) in [("a", false, 60), ("b", true, 0)] {
-        let purse = SpendTracker::open(&ledger, &id(session), address.clone());
-        purse.record_usage(&BillingInfo::default(), tokens(60, 0));
-        purse.close(for_good);
-        purse.close(false);
+        let tracker = SpendTracker::open(&ledger, &id(session), address.clone());
+        tracker.record_usage(&BillingInfo::default(), tokens(60, 0));
+        tracker.close(for_good);
+        tracker.close(false);
         let again = SpendTracker::open(&ledger, &id(session), address.clone());
         again.record_usage(&BillingInfo::default(), tokens(41, 0));
         assert_eq!(

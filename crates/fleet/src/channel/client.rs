@@ -1,14 +1,15 @@
-//! What the agent has its client do: files read and written, commands run, inside its own walls.
+//! Requests that the agent makes of its client: reading and writing files and running commands,
+//! inside its own sandbox.
 //!
-//! Owns the open requests of one child from their verdict to their answer, and the child's
-//! terminals. Nothing is begun before the session says that the verdict is durable. Each file and
-//! each command is a plain task, which reports; none of them holds up the channel. Must not know
-//! rules, nor how the protocol says any of this.
+//! Owns the open requests of one child from their verdict to their reply, and the child's
+//! terminals. Nothing starts before the session reports that the verdict is durable. Each file and
+//! each command runs in its own task and reports back, so none of them blocks the channel. Must not
+//! know rules, nor the protocol's messages.
 //!
-//! The path of a request: `dialect/acp/client.rs` takes it if the pool offers the method. The session
-//! judges it (`session/client.rs`, `policy/client.rs`). When the verdict is durable, the work goes through
-//! the sandbox's door (`launch/sandbox_entry.rs`). An answer waits until the child's stdin has room for a long one.
-//! Methods about a terminal that exists need no verdict.
+//! The path of a request: `dialect/acp/client.rs` accepts it if the pool offers the method. The
+//! session evaluates it (`session/client.rs`, `policy/client.rs`). When the verdict is durable, the
+//! work enters the sandbox through `launch/sandbox_entry.rs`. A reply waits until the queue of the
+//! child's stdin has room for a long one. Methods on an existing terminal need no verdict.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -32,92 +33,92 @@ use marshal_model::{
     UntrustedText,
 };
 
-/// What every command for the agent has, and where its files are.
+/// What all client requests of one session share.
 #[derive(Debug, Clone)]
 pub(crate) struct ClientSetup {
     /// The environment of every terminal.
     pub(crate) env: Vec<(String, String)>,
     /// The limits of every terminal.
     pub(crate) limits: ProcessLimits,
-    /// The workspace, as seen inside.
+    /// The workspace path inside the sandbox.
     pub(crate) workspace: String,
-    /// The versions of its files, if they are kept.
+    /// The file versions of the workspace; `None` if none are recorded.
     pub(crate) versions: Option<SessionVersions>,
-    /// The tools that it gets, if it gets any.
+    /// The engine tools that the agent gets; `None` if the pool offers none.
     pub(crate) tools: Option<ToolSetup>,
 }
 
-/// What is heard of the requests under way.
+/// An update on an open client request.
 #[derive(Debug)]
 pub(crate) enum ClientUpdate {
-    /// The verdict is durable: the place that was judged, or why nothing is done.
+    /// The verdict is durable: the evaluated path, or why the request is not carried out.
     Decided {
         /// The request.
         key: PermissionRequestKey,
-        /// Go on, there.
+        /// On allow, the path that the policy evaluated.
         verdict: Result<String, ClientError>,
-        /// The task that it was asked in.
+        /// The task during which the agent made the request.
         task: TaskId,
     },
-    /// A file was read or written, or not.
+    /// A file operation ended, successfully or not.
     File {
         /// The request.
         key: PermissionRequestKey,
-        /// What came of it.
+        /// The result for the agent.
         answer: ClientResult,
-        /// The file, if it was written, or may have been.
+        /// The file, if it was written or may have been.
         wrote: Option<WrittenFile>,
     },
-    /// A command runs, or does not.
+    /// A command started, or failed to start.
     Started {
         /// The request.
         key: PermissionRequestKey,
         /// Its terminal.
         terminal: String,
-        /// Why it does not.
+        /// Why it failed to start.
         failed: Option<String>,
-        /// Program and arguments, and where.
+        /// Program with arguments, and working directory.
         what: (Vec<String>, String),
     },
-    /// A command wrote something.
+    /// A command wrote output.
     Output {
         /// Its terminal.
         terminal: String,
-        /// What.
+        /// The new output.
         delta: UntrustedText,
-        /// Drops when it is durable.
+        /// Returned when the event is durable.
         credit: CreditPermit,
     },
-    /// A command is over, and nothing of it is left.
+    /// A command ended, and none of its processes is left.
     Ended {
         /// Its terminal.
         terminal: String,
-        /// How.
+        /// The exit status.
         exit: TerminalExit,
         /// Bytes that it wrote.
         wrote: u64,
-        /// Bytes of these that were not told.
+        /// Bytes of these that were not reported as events.
         untold: u64,
     },
 }
 
-/// What the agent wants, until it is judged.
+/// A call that waits for its verdict.
 #[derive(Debug)]
 pub(super) enum PendingCall {
-    /// Of its client.
+    /// A client method of the protocol.
     Client(ClientCall),
-    /// Of a tool of ours.
+    /// A call of an engine tool.
     Tool(Box<EngineCall>),
 }
 
-/// What is to be said, once the child's stdin has room for it.
+/// A reply that waits until the queue of the child's stdin has room.
 #[derive(Debug)]
 pub(super) enum PendingReply {
-    /// This.
+    /// A complete reply.
     Ready(ClientResult),
-    /// The same, of a file: its place among those that are worked on is free then.
+    /// The reply of a file operation. Sending it frees one of the `CLIENT_FILES` places.
     File(ClientResult),
-    /// What this terminal's command has written by then.
+    /// The output of this terminal at the time of sending.
     Output(String),
 }
 
@@ -125,13 +126,13 @@ pub(super) enum PendingReply {
 #[derive(Debug)]
 pub(super) struct ClientRequests {
     setup: ClientSetup,
-    /// The tools that we give it.
+    /// The engine tools of this child.
     pub(super) tools: EngineTools,
     sandbox_entry: Option<Arc<SandboxEntry>>,
-    /// What waits for its verdict.
+    /// Calls that wait for their verdict.
     pub(super) undecided: Vec<(PermissionRequestKey, PendingCall)>,
     waiting: VecDeque<(PermissionRequestKey, FileWork)>,
-    /// Files that are worked on, or whose answer waits.
+    /// File operations that run, or whose reply waits.
     files: usize,
     terminals: BTreeMap<String, Terminal>,
     last_terminal: u64,
@@ -153,12 +154,12 @@ impl ClientRequests {
         }
     }
 
-    /// The child runs, and this leads into its walls.
-    pub(super) fn set_sandbox_entry(&mut self, door: Option<SandboxEntry>) {
-        self.sandbox_entry = door.map(Arc::new);
+    /// Sets the entry into the sandbox of a child that was just started.
+    pub(super) fn set_sandbox_entry(&mut self, entry: Option<SandboxEntry>) {
+        self.sandbox_entry = entry.map(Arc::new);
     }
 
-    /// Terminals that there are or will be.
+    /// Counts the open terminals, and the undecided requests for new ones.
     fn terminal_count(&self) -> usize {
         let coming = self.undecided.iter();
         let coming =
@@ -166,7 +167,7 @@ impl ClientRequests {
         self.terminals.len() + coming.count()
     }
 
-    /// Nobody waits for this answer any more.
+    /// Drops a request that the agent withdrew.
     pub(super) fn withdraw(&mut self, key: &PermissionRequestKey) {
         self.undecided.retain(|(open, _)| open != key);
         self.waiting.retain(|(open, _)| open != key);
@@ -176,14 +177,14 @@ impl ClientRequests {
     }
 
     fn find_terminal(&mut self, id: &str) -> Result<&mut Terminal, ClientError> {
-        let found = self.terminals.get_mut(id).filter(|of| !of.is_released());
-        found.ok_or_else(|| {
+        let terminal = self.terminals.get_mut(id).filter(|of| !of.is_released());
+        terminal.ok_or_else(|| {
             let shown = UntrustedText::from(id).escape_for_display(60);
             ClientError::new(ClientErrorKind::NotFound, format!("terminal {shown}"))
         })
     }
 
-    /// The place that was judged, as a path below the workspace.
+    /// Builds the file operation for an evaluated path; `None` if that is not below the workspace.
     pub(super) fn file_work(
         &self,
         (tool, path): (&'static str, String),
@@ -217,22 +218,22 @@ impl ClientRequests {
         self.file_work((method, path), place, act, task)
     }
 
-    /// A file waits for its turn.
+    /// Queues a file operation.
     pub(super) fn queue_file(&mut self, key: PermissionRequestKey, work: FileWork) {
         self.waiting.push_back((key, work));
     }
 
-    /// The tools that the agent gets, and where.
+    /// The engine tools that the agent gets.
     pub(super) fn tool_setup(&self) -> Option<&ToolSetup> {
         self.setup.tools.as_ref()
     }
 
-    /// A file of a tool's call is done.
+    /// Frees the place of a tool call's file operation.
     pub(super) fn release_file(&mut self) {
         self.files = self.files.saturating_sub(1);
     }
 
-    fn errand(&self, spec: &TerminalSpec, cwd: String) -> ExecRequest {
+    fn exec_request(&self, spec: &TerminalSpec, cwd: String) -> ExecRequest {
         let mut env = self.setup.env.clone();
         for (name, value) in &spec.env {
             env.retain(|(known, _)| known != name);
@@ -246,7 +247,7 @@ impl ClientRequests {
         }
     }
 
-    /// What the terminals that are left come to when their child is gone.
+    /// Ends all terminals of a child that is gone, and gives the events for those that ran.
     pub(super) fn end_terminals(&mut self) -> Vec<ChannelEvent> {
         let left = std::mem::take(&mut self.terminals).into_iter();
         left.filter(|(_, of)| of.is_running())
@@ -264,7 +265,7 @@ impl ClientRequests {
 }
 
 impl ChannelState {
-    /// The agent wants something. What must be judged goes to the session first.
+    /// Handles a client call. A call that needs a verdict goes to the session first.
     pub(super) fn handle_client_call(
         &mut self,
         key: PermissionRequestKey,
@@ -274,7 +275,10 @@ impl ChannelState {
     ) -> Option<ChannelEvent> {
         self.request_opened(&key);
         let Some(clients) = &mut self.client_requests else {
-            let error = ClientError::new(ClientErrorKind::Failed, "this is not offered");
+            let error = ClientError::new(
+                ClientErrorKind::Failed,
+                "this pool offers no client methods",
+            );
             self.queue_client_reply(key, PendingReply::Ready(Err(error)), now);
             return None;
         };
@@ -285,11 +289,11 @@ impl ChannelState {
             return None;
         }
         match (ask, call.policy_request(), &call) {
-            (Some(ask), Some(wish), _) => {
+            (Some(ask), Some(request), _) => {
                 clients.undecided.push((key, PendingCall::Client(call)));
                 Some(ChannelEvent::ClientRequest {
                     permission_request: ask,
-                    request: wish,
+                    request,
                 })
             }
             (_, _, ClientCall::Terminal { method, id }) => {
@@ -300,7 +304,7 @@ impl ChannelState {
         }
     }
 
-    /// The methods about a terminal that is there.
+    /// Handles a method on an existing terminal.
     fn handle_terminal_call(
         &mut self,
         key: PermissionRequestKey,
@@ -325,10 +329,10 @@ impl ChannelState {
             ClientMethod::TerminalRelease => terminal.release(),
             _ => {}
         }
-        // Whoever ends a command is answered when nothing of it is left.
-        let over = terminal.exit();
-        let is_gone = over.is_some() && terminal.is_released();
-        match over {
+        // A kill or release is answered only when no process of the command is left.
+        let exit = terminal.exit();
+        let is_gone = exit.is_some() && terminal.is_released();
+        match exit {
             Some(exit) => {
                 if is_gone {
                     clients.terminals.remove(id);
@@ -343,14 +347,14 @@ impl ChannelState {
         }
     }
 
-    /// Something is heard of a request under way.
+    /// Handles an update on an open request.
     pub(super) fn handle_client_update(
         &mut self,
-        news: ClientUpdate,
+        update: ClientUpdate,
         myself: &ChannelRef,
         now: Instant,
     ) {
-        match news {
+        match update {
             ClientUpdate::Decided { key, verdict, task } => {
                 self.client_call_decided(&key, verdict, (&task, myself), now);
             }
@@ -384,8 +388,8 @@ impl ChannelState {
                 let Some(clients) = &mut self.client_requests else {
                     return;
                 };
-                let answer = if let Some(why) = failed {
-                    // Whoever guessed its id waits for something that never was.
+                let reply = if let Some(why) = failed {
+                    // The agent may have guessed the id and wait for a terminal that never existed.
                     let waiting = clients.terminals.remove(&terminal);
                     for key in waiting.map(Terminal::into_waiters).unwrap_or_default() {
                         let shown = UntrustedText::from(terminal.as_str()).escape_for_display(60);
@@ -410,13 +414,13 @@ impl ChannelState {
                     );
                     Ok(ClientOutput::Terminal(terminal))
                 };
-                self.queue_client_reply(key, PendingReply::Ready(answer), now);
+                self.queue_client_reply(key, PendingReply::Ready(reply), now);
             }
             ClientUpdate::Output {
                 terminal,
                 delta,
-                credit: hold,
-            } => self.send_event(Event::TerminalOutput { terminal, delta }, Some(hold)),
+                credit,
+            } => self.send_event(Event::TerminalOutput { terminal, delta }, Some(credit)),
             ClientUpdate::Ended {
                 terminal,
                 exit,
@@ -433,15 +437,17 @@ impl ChannelState {
         (wrote, untold): (u64, u64),
         now: Instant,
     ) {
-        let of = self
+        let terminal_state = self
             .client_requests
             .as_mut()
             .map(|clients| &mut clients.terminals);
-        let Some(of) = of.and_then(|terminals| terminals.get_mut(&terminal)) else {
+        let Some(terminal_state) =
+            terminal_state.and_then(|terminals| terminals.get_mut(&terminal))
+        else {
             return;
         };
-        let waiting = of.end(exit);
-        let is_released = of.is_released();
+        let waiting = terminal_state.end(exit);
+        let is_released = terminal_state.is_released();
         if is_released && let Some(clients) = &mut self.client_requests {
             clients.terminals.remove(&terminal);
         }
@@ -463,12 +469,12 @@ impl ChannelState {
         }
     }
 
-    pub(super) fn send_event(&mut self, event: Event, hold: Option<CreditPermit>) {
+    pub(super) fn send_event(&mut self, event: Event, credit: Option<CreditPermit>) {
         self.pool.meters.record_event(event.kind());
-        self.send(vec![ChannelEvent::Event(event)], hold);
+        self.send(vec![ChannelEvent::Event(event)], credit);
     }
 
-    /// The verdict is durable: what is allowed begins now.
+    /// The verdict is durable: an allowed call starts now.
     fn client_call_decided(
         &mut self,
         key: &PermissionRequestKey,
@@ -492,7 +498,7 @@ impl ChannelState {
             )),
             (Ok(_), None) => Err(ClientError::new(
                 ClientErrorKind::Failed,
-                "there is no sandbox",
+                "the agent has no sandbox to run this in",
             )),
             (Ok(place), Some(door)) => Ok((place, Arc::clone(door))),
         };
@@ -511,12 +517,12 @@ impl ChannelState {
         if let ClientCall::Run(spec) = &call {
             clients.last_terminal += 1;
             let id = format!("terminal-{}", clients.last_terminal);
-            let errand = clients.errand(spec, place);
+            let exec_request = clients.exec_request(spec, place);
             let begun = terminal::start_terminal(terminal::TerminalStart {
                 key,
                 id: id.clone(),
                 door,
-                errand,
+                errand: exec_request,
                 wanted: spec.output_bytes,
                 credits: self.credits.clone(),
                 to: myself.clone(),
@@ -528,46 +534,46 @@ impl ChannelState {
         }
     }
 
-    /// The turn is over, or is to be: nothing of it begins any more. What is being read or written
-    /// already, and terminals, go on.
+    /// The turn ended or is being cancelled: queued calls are dropped. File operations that already
+    /// run, and terminals, continue.
     pub(super) fn cancel_client_requests(&mut self, now: Instant) {
         let Some(clients) = &mut self.client_requests else {
             return;
         };
-        let judging = std::mem::take(&mut clients.undecided).into_iter();
+        let undecided = std::mem::take(&mut clients.undecided).into_iter();
         let waiting = std::mem::take(&mut clients.waiting).into_iter();
         let left: Vec<PermissionRequestKey> = waiting.map(|(key, _)| key).collect();
         let left: Vec<PermissionRequestKey> = left
             .into_iter()
-            .chain(judging.map(|(key, _)| key))
+            .chain(undecided.map(|(key, _)| key))
             .collect();
         for key in left {
-            let why = "the turn was over before this was begun";
+            let why = "the turn ended before this started";
             let error = ClientError::new(ClientErrorKind::Cancelled, why);
             self.queue_client_reply(key, PendingReply::Ready(Err(error)), now);
         }
     }
 
-    /// Begins the next files, as far as there are places.
+    /// Starts queued file operations, as far as places are free.
     pub(super) fn start_waiting_files(&mut self, myself: &ChannelRef) {
         let is_ending = self.ladder.has_begun() || self.ended.is_some();
         let Some(clients) = &mut self.client_requests else {
             return;
         };
         if is_ending {
-            // Nobody is there any more to be told.
+            // The child is ending, so nobody reads a reply.
             return clients.waiting.clear();
         }
         while clients.files < CLIENT_FILES
-            && let Some(door) = &clients.sandbox_entry
+            && let Some(entry) = &clients.sandbox_entry
             && let Some((key, work)) = clients.waiting.pop_front()
         {
             clients.files += 1;
-            let (door, to) = (Arc::clone(door), myself.clone());
+            let (entry, to) = (Arc::clone(entry), myself.clone());
             tokio::spawn(async move {
-                let (answer, wrote) = run_file_work(&door, work).await;
-                let news = ClientUpdate::File { key, answer, wrote };
-                let _ = to.send_message(ChannelMsg::ClientUpdate(Box::new(news)));
+                let (answer, wrote) = run_file_work(&entry, work).await;
+                let update = ClientUpdate::File { key, answer, wrote };
+                let _ = to.send_message(ChannelMsg::ClientUpdate(Box::new(update)));
             });
         }
     }
@@ -578,7 +584,8 @@ impl ChannelState {
         reply: PendingReply,
         now: Instant,
     ) {
-        // The agent waits for nothing but itself from here on: one that does not read is silent.
+        // From here on the agent waits only for itself: the silence deadline applies to an agent
+        // that does not read its input.
         self.request_closed(&key, now);
         if tools::is_engine_call(&key) {
             return self.reply_to_tool_call(&key, reply);
@@ -596,8 +603,8 @@ impl ChannelState {
         }
     }
 
-    /// Says what is to be said, as far as the child takes it in: an answer may be long, and one
-    /// that is not read must not count as a child that hangs.
+    /// Sends waiting replies while the queue of the child's stdin has room. A reply may be long,
+    /// and an agent that does not read it must not count as a child that hangs.
     pub(super) fn flush_client_replies(&mut self, now: Instant) {
         while let Some(clients) = &mut self.client_requests
             && self.stdin.as_ref().is_none_or(Stdin::has_room)
@@ -613,7 +620,7 @@ impl ChannelState {
             };
             self.send_command(Command::AnswerClientRequest { key, answer }, now);
         }
-        // Files that wait behind an answer which the agent does not take in wait for the agent.
+        // Files queued behind a reply that the agent does not read wait for the agent, not for us.
         if let Some(clients) = &self.client_requests
             && !clients.replies.is_empty()
         {

@@ -1,8 +1,8 @@
 //! The deadlines of a Channel, its stop ladder, and its end.
 //!
-//! A channel ends once, however its child goes. The end of stdout, a stdin that takes nothing more and the
-//! end of the process meet here. `end.rs` makes one class of them, and `explain.rs` adds what the last words
-//! of the child mean.
+//! A channel ends once, however its child ends. The end of stdout, a stdin that fails and the end
+//! of the process are combined here. `end.rs` derives one class from them, and `explain.rs` adds
+//! the hint that the child's last output suggests.
 
 use std::time::{Duration, Instant};
 
@@ -18,12 +18,12 @@ use marshal_launch as launch;
 use marshal_telemetry::event::child::ChildExited;
 use marshal_telemetry::labels::HangKind;
 
-/// How long the last words on stderr may take after the process is gone.
+/// How long stderr is read after the process has ended.
 const STDERR_DRAIN_TIME: Duration = Duration::from_secs(1);
-/// How long its output may take, unless the journal holds it back.
+/// How long stdout is read after the process has ended, unless the journal holds it back.
 const STDOUT_DRAIN_TIME: Duration = Duration::from_secs(2);
 
-/// Until when the pipes of a process that is gone are read.
+/// Until when the pipes of an ended process are read.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Drain {
     stdout: Instant,
@@ -40,7 +40,7 @@ impl Drain {
 }
 
 impl ChannelState {
-    /// Deadlines and the stop ladder.
+    /// Checks the deadlines and advances the stop ladder.
     pub(super) fn check_deadlines(&mut self, now: Instant) {
         if self.dialect.deadline().is_some_and(|at| at <= now) {
             let mut effects = Vec::new();
@@ -58,7 +58,7 @@ impl ChannelState {
                     self.stop(Cause::Requested, now);
                 }
                 DeadlineKind::Silence | DeadlineKind::Turn => {
-                    // The session cancels the turn; its time for that begins now.
+                    // The session cancels the turn; the cancel deadline starts now.
                     self.deadlines.on_cancel_sent(now);
                     self.log_hang(HangKind::NoOutput, now);
                     self.send(vec![ChannelEvent::DeadlineExpired(expiry)], None);
@@ -95,8 +95,8 @@ impl ChannelState {
         }
     }
 
-    /// What is left in the pipes of a process that is gone has its time: a process that could not
-    /// be killed may hold them open for ever.
+    /// Ends the reading of an ended process's pipes at its deadline: a process that could not be
+    /// killed may keep them open forever.
     fn check_drain_deadline(&mut self, now: Instant) {
         let Some(drain) = self.drain else { return };
         if now >= drain.stderr {
@@ -107,7 +107,7 @@ impl ChannelState {
             if waits_for_credits {
                 self.drain = Some(Drain::new(now));
             } else {
-                tracing::warn!(slot = %self.slot, "somebody holds the stdout of a process that is gone");
+                tracing::warn!(slot = %self.slot, "another process still has the stdout of an ended child open; its output is not read any further");
                 self.pump = None;
                 self.stream_end = Some(StreamEnd::Eof);
             }
@@ -120,7 +120,8 @@ impl ChannelState {
         }
     }
 
-    /// Tells the session that the channel is over, once both the process and its output are.
+    /// Reports the end of the channel to the session, once both the process and its output have
+    /// ended.
     pub(super) fn report_end(&mut self) -> bool {
         let (Some(ProcessExit(ended)), Some(_), true) =
             (&self.ended, &self.stream_end, self.stderr_ended)
@@ -169,7 +170,7 @@ impl ChannelState {
         true
     }
 
-    /// One timer for the nearest deadline.
+    /// Sets one timer for the nearest deadline.
     pub(super) fn arm(&mut self) {
         let nearest = match self.drain {
             Some(drain) => [
@@ -188,8 +189,8 @@ impl ChannelState {
             self.timer = None;
             return;
         };
-        // A timer that fires early only looks and re-arms: a byte that moves the silence deadline
-        // on must not cost a timer.
+        // A timer that fires early only checks and re-arms: a byte that moves the silence deadline
+        // must not cost a new timer.
         if self
             .timer
             .as_ref()
@@ -204,7 +205,7 @@ impl Drop for ChannelState {
     fn drop(&mut self) {
         self.credits.close();
         if !self.is_end_reported {
-            // A fault of this program, unless nobody listens any more.
+            // An internal fault, unless the session is already gone.
             let end = Box::new(ChannelEnd::internal("the channel failed"));
             let _ = self.session.send_message(SessionMsg::ChannelEnded(end));
         }

@@ -1,6 +1,6 @@
-//! A child's way to hosts outside: its proxy, and what is told of its connections.
+//! A child's access to hosts outside: its egress proxy, and the events of its connections.
 //!
-//! Must not know what may pass.
+//! Must not know which hosts are allowed.
 
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use marshal_model::Event;
 use marshal_proxy::egress_proxy::{EgressProxy, EgressRecord, Listener, SystemResolver};
 
 impl ChannelState {
-    /// Serves the last of the child's sockets as its proxy, if its pool has one.
+    /// Serves the last of the child's listeners as its egress proxy, if the pool has one.
     pub(super) fn start_proxy(&mut self, listeners: &mut Vec<TcpListener>, myself: &ChannelRef) {
         let Some(rules) = &self.pool.config.egress else {
             return;
@@ -21,7 +21,7 @@ impl ChannelState {
         let listener = match listener {
             Some(Ok(listener)) => listener,
             Some(Err(error)) => {
-                tracing::error!(slot = %self.slot, %error, "the egress proxy is not served");
+                tracing::error!(slot = %self.slot, %error, "the egress proxy did not start");
                 return;
             }
             None => return,
@@ -32,21 +32,21 @@ impl ChannelState {
             Arc::clone(rules),
             &self.slot,
             Arc::new(SystemResolver),
-            // At a bounded rate.
+            // The proxy bounds the rate of these records.
             Box::new(move |record| {
                 let _ = to.send_message(ChannelMsg::Egress(Box::new(record)));
             }),
         ));
     }
 
-    /// The child is gone, and its connections with it.
+    /// Ends the proxy of a child that is gone, and reports the rest of its connections.
     pub(super) fn end_proxy(&mut self) {
         if let Some(proxy) = self.egress_proxy.take() {
             self.send_egress_events(proxy.finish());
         }
     }
 
-    /// Tells the session of connections that ended.
+    /// Reports connections that ended to the session.
     pub(super) fn send_egress_events(&self, records: Vec<EgressRecord>) {
         let events: Vec<ChannelEvent> = records
             .into_iter()

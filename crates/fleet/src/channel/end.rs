@@ -1,4 +1,5 @@
-//! How a channel ended: what was wanted and what the kernel said, made into one class.
+//! How a channel ended: derives one class from what was requested and from the kernel's exit
+//! status.
 //!
 //! Pure. Must not know the restart decision.
 
@@ -8,56 +9,56 @@ use marshal_launch::cgroup::GroupOutcome;
 use marshal_launch::{ChildExit, SpawnError, WallsFailure};
 use marshal_model::{ExitClass, ExitStatus, UntrustedText};
 
-/// Why a child had to end, in the supervisor's eyes.
+/// Why the supervisor had to end a child.
 #[derive(Debug)]
 pub(crate) enum Cause {
-    /// Somebody asked for it.
+    /// A stop was requested.
     Requested,
-    /// It never ran.
+    /// It could not be started.
     Spawn(SpawnError),
     /// It did not become ready in time.
     HandshakeTimeout,
-    /// It speaks another version.
+    /// It speaks another protocol version.
     Version {
-        /// What it said.
+        /// The agent's version.
         theirs: String,
-        /// What we speak.
+        /// The supported version.
         ours: std::borrow::Cow<'static, str>,
     },
     /// It broke its protocol.
     Protocol(String),
-    /// It cannot load the session that it was to go on with.
+    /// The agent cannot load the session that it was to resume.
     NotResumed(String),
-    /// It cannot be used as it is configured.
+    /// The agent cannot be used as it is configured.
     NeedsSetup(String),
-    /// It does not answer.
+    /// The agent does not answer a request.
     Unanswered(String),
-    /// Nobody needed it, and it can come back.
+    /// The session was idle, and the child can be started again.
     Idle,
-    /// It closed this pipe and lived on.
+    /// It closed this pipe and kept running.
     PipeClosed(&'static str),
 }
 
-/// The end of a channel.
+/// The end of a channel, as reported to the session.
 #[derive(Debug)]
 pub(crate) struct ChannelEnd {
-    /// The class.
+    /// The exit class.
     pub(crate) class: ExitClass,
-    /// What the kernel said.
+    /// The exit status from the kernel; `None` if there was no process.
     pub(crate) status: Option<ExitStatus>,
-    /// The most memory that it had with everything that it started, bytes, where that is counted.
+    /// Peak memory of the child and its descendants, in bytes; `None` where that is not measured.
     pub(crate) memory_peak: Option<u64>,
     /// Whether it had completed its handshake.
     pub(crate) was_ready: bool,
-    /// The agent says that it cannot load its session again.
+    /// The agent reported that it cannot load its session again.
     pub(crate) not_resumed: bool,
-    /// Another start would end the same, by what is known of its cause.
+    /// Another start would end the same way.
     pub(crate) is_permanent: bool,
-    /// Its last words say that the provider limits requests.
+    /// The child's last output shows that the provider limits requests.
     pub(crate) shows_rate_limit: bool,
-    /// Denials that no prompt told its agent.
+    /// Denials that the agent has not been told of.
     pub(crate) denials: PendingDenials,
-    /// Why, in our words; foreign text in it is already shown safely.
+    /// The reason, for people. Foreign text in it is already escaped.
     pub(crate) detail: String,
     /// The last lines of its stderr.
     pub(crate) stderr: Vec<UntrustedText>,
@@ -80,7 +81,7 @@ impl ChannelEnd {
         }
     }
 
-    /// The end of a channel that never came to be: its walls could not be planned.
+    /// The end of a channel that never started, because its sandbox could not be planned.
     pub(crate) fn not_planned(why: &str) -> Self {
         Self {
             class: ExitClass::SpawnFailed,
@@ -97,36 +98,36 @@ impl ChannelEnd {
     }
 }
 
-/// Whether the kernel ended it for memory: it counted such a kill, and the end is one that nobody else
-/// brought about.
+/// Whether the kernel killed the child for memory: it counted such a kill, and nothing else caused
+/// the end.
 fn out_of_memory(ended: &ChildExit) -> Option<&GroupOutcome> {
     const KILLED: i32 = 9;
-    let over = ended.group_outcome.as_deref()?;
+    let group = ended.group_outcome.as_deref()?;
     let is_killed = match ended.status {
-        // A shell around the agent tells it by its own exit code.
+        // A shell around the agent reports the signal by its own exit code.
         Some(status) => status.shell_code() == 128 + KILLED,
         None => ended.sandbox_failure.is_some(),
     };
-    let counted = over.usage.oom_kills.is_some_and(|kills| kills > 0);
-    (counted && is_killed && !ended.is_forced).then_some(over)
+    let counted = group.usage.oom_kills.is_some_and(|kills| kills > 0);
+    (counted && is_killed && !ended.is_forced).then_some(group)
 }
 
-fn by_memory(end: &mut ChannelEnd, over: &GroupOutcome) {
+fn by_memory(end: &mut ChannelEnd, group: &GroupOutcome) {
     end.class = ExitClass::OutOfMemory;
-    let peak = over.usage.peak.map_or_else(
+    let peak = group.usage.peak.map_or_else(
         || "an unknown amount".to_owned(),
         |peak| format!("{peak} bytes"),
     );
-    let limit = over.memory_limit.map_or_else(
-        || "this host had no more".to_owned(),
+    let limit = group.memory_limit.map_or_else(
+        || "this host had no memory left".to_owned(),
         |limit| format!("limits.memory is {}", show_size(limit)),
     );
     end.detail = format!(
-        "the kernel killed it for memory: with everything that it started it had used {peak}, and {limit}"
+        "the kernel killed the agent for memory: together with its child processes it had used {peak}, and {limit}"
     );
 }
 
-/// Makes one class of what was wanted and what the kernel said.
+/// Derives one class from the cause and the exit status.
 pub(crate) fn classify_end(
     ended: Option<&ChildExit>,
     cause: Option<Cause>,
@@ -150,11 +151,11 @@ pub(crate) fn classify_end(
         cause,
         Some(Cause::Requested | Cause::Idle | Cause::Spawn(_))
     );
-    if let Some(over) = ended.and_then(out_of_memory).filter(|_| !is_ours) {
-        by_memory(&mut end, over);
+    if let Some(group) = ended.and_then(out_of_memory).filter(|_| !is_ours) {
+        by_memory(&mut end, group);
         return end;
     }
-    let walls = ended.and_then(|ended| ended.sandbox_failure.as_ref());
+    let sandbox_failure = ended.and_then(|ended| ended.sandbox_failure.as_ref());
     match cause {
         Some(Cause::Spawn(error)) => {
             end.class = ExitClass::SpawnFailed;
@@ -188,21 +189,21 @@ pub(crate) fn classify_end(
         }
         Some(Cause::Idle) => {
             end.class = ExitClass::IdleUnload;
-            end.detail = "nobody needed it".to_owned();
+            end.detail = "unloaded because the session was idle".to_owned();
         }
         Some(Cause::Requested) => {
             end.class = ExitClass::Stopped;
             end.detail = "stopped".to_owned();
         }
-        Some(Cause::PipeClosed(pipe)) => by_status(&mut end, Some(pipe), walls),
-        None => by_status(&mut end, None, walls),
+        Some(Cause::PipeClosed(pipe)) => by_status(&mut end, Some(pipe), sandbox_failure),
+        None => by_status(&mut end, None, sandbox_failure),
     }
     end
 }
 
-fn by_status(end: &mut ChannelEnd, mute: Option<&str>, walls: Option<&WallsFailure>) {
-    if let Some(failure) = walls {
-        // The warden was lost, and everything inside with it: not the agent's own end.
+fn by_status(end: &mut ChannelEnd, mute: Option<&str>, sandbox_failure: Option<&WallsFailure>) {
+    if let Some(failure) = sandbox_failure {
+        // The warden was lost, and with it everything inside: the agent did not end by itself.
         end.class = ExitClass::Signalled;
         end.detail = format!("the sandbox was lost: {failure}");
     } else if let Some(pipe) = mute {

@@ -1,8 +1,8 @@
-//! What an end means: the hint that fits it, and what the end of an ssh client says of the far end.
+//! Explains an end: adds the hint that matches, and interprets the exit of an ssh client.
 //!
-//! Pure. The class that the kernel's word gave is made better where more is known: the client ends
-//! with 255 for everything that is its own, from a host that it does not know to a connection that
-//! was cut. Must not know how an end was noticed, or what follows on it.
+//! Pure. Refines the class derived from the exit status where more is known. An ssh client exits
+//! with 255 for every error of its own, from an unknown host to a lost connection. Must not know
+//! how an end was noticed, or what follows from it.
 
 use super::end::ChannelEnd;
 use marshal_config::hint::{Evidence, HintClass, Hints};
@@ -10,7 +10,7 @@ use marshal_config::{Pool, SessionScope, Ssh};
 use marshal_launch::ssh::EXIT_CLIENT_FAILED;
 use marshal_model::{ExitClass, ExitStatus};
 
-/// Adds to an end what is known of its causes and of what it leaves.
+/// Adds the known causes of an end, and what it leaves behind.
 pub(super) fn explain_end(end: &mut ChannelEnd, pool: &Pool, hints: &Hints) {
     let evidence = Evidence {
         agent: &pool.agent,
@@ -20,19 +20,19 @@ pub(super) fn explain_end(end: &mut ChannelEnd, pool: &Pool, hints: &Hints) {
         stderr: &end.stderr,
     };
     let of_this_turn = Evidence {
-        // What earlier turns wrote to stderr says nothing of this one.
+        // Earlier turns of the same slot may have written this stderr.
         stderr: match pool.session {
             SessionScope::Task => &end.stderr,
             SessionScope::Slot => &[],
         },
         ..evidence
     };
-    let tells_limit = hints.matches_class(&of_this_turn, HintClass::RateLimited);
-    // What somebody asked for needs no explanation.
+    let shows_rate_limit = hints.matches_class(&of_this_turn, HintClass::RateLimited);
+    // A requested end needs no explanation.
     let hint = hints.find(&evidence).filter(|_| !end.class.is_requested());
     let class = hint.and_then(|hint| hint.class);
     let text = hint.map(|hint| hint.text.clone());
-    end.shows_rate_limit = tells_limit;
+    end.shows_rate_limit = shows_rate_limit;
     end.is_permanent = class == Some(HintClass::Configuration) && !end.was_ready;
     if let Some(ssh) = &pool.ssh {
         explain_ssh_end(end, ssh, class);
@@ -42,14 +42,14 @@ pub(super) fn explain_end(end: &mut ChannelEnd, pool: &Pool, hints: &Hints) {
     }
     if let Some(ssh) = pool.ssh.as_ref().filter(|ssh| may_leave_process(end, ssh)) {
         end.detail = format!(
-            "{}; its process may be left at {}: it was cut off, and without marshal there nothing ends an agent that ignores the end of its input",
+            "{}; its process may still run on {}: the connection was cut, and without marshal on that host nothing ends an agent that ignores the end of its input",
             end.detail,
             ssh.display_name()
         );
     }
 }
 
-/// Reads the end of an ssh client.
+/// Interprets the exit of an ssh client.
 fn explain_ssh_end(end: &mut ChannelEnd, ssh: &Ssh, class: Option<HintClass>) {
     let is_clients = end.status == Some(ExitStatus::Code(EXIT_CLIENT_FAILED));
     let is_plain = matches!(end.class, ExitClass::Exited | ExitClass::ProtocolFault);
@@ -66,12 +66,12 @@ fn explain_ssh_end(end: &mut ChannelEnd, ssh: &Ssh, class: Option<HintClass>) {
         }
         Some(HintClass::Configuration) if is_clients => {
             end.class = ExitClass::SpawnFailed;
-            end.detail = format!("{shown} let nobody in (ssh: exit code 255)");
+            end.detail = format!("could not log in to {shown} (ssh: exit code 255)");
         }
         Some(HintClass::Configuration) => {
             end.class = ExitClass::SpawnFailed;
             let how = end.status.map_or_else(String::new, |how| how.to_string());
-            end.detail = format!("the agent could not be started at {shown} ({how})");
+            end.detail = format!("the agent could not be started on {shown} ({how})");
         }
         _ => {}
     }
@@ -81,7 +81,7 @@ fn explain_ssh_end(end: &mut ChannelEnd, ssh: &Ssh, class: Option<HintClass>) {
     }
 }
 
-/// Whether something of the child may run on at the far end: it was reached, nothing there ends it,
+/// Whether a process may still run on the remote host: it was started, no marshal there ends it,
 /// and it did not end by itself.
 fn may_leave_process(end: &ChannelEnd, ssh: &Ssh) -> bool {
     let cut = match end.status {
@@ -176,11 +176,11 @@ mod tests {
             assert_eq!(end.class, ExitClass::SpawnFailed);
             assert!(end.is_permanent);
             assert!(
-                end.detail.starts_with("u@h let nobody in"),
+                end.detail.starts_with("could not log in to u@h"),
                 "{}",
                 end.detail
             );
-            assert!(!end.detail.contains("may be left"), "{}", end.detail);
+            assert!(!end.detail.contains("may still run"), "{}", end.detail);
         }
     }
 
@@ -191,7 +191,7 @@ mod tests {
         assert_eq!(end.class, ExitClass::SpawnFailed);
         assert!(!end.is_permanent);
         assert!(end.detail.contains("not reached"), "{}", end.detail);
-        assert!(!end.detail.contains("may be left"), "{}", end.detail);
+        assert!(!end.detail.contains("may still run"), "{}", end.detail);
     }
 
     #[test]
@@ -206,13 +206,17 @@ mod tests {
                 "{}",
                 end.detail
             );
-            assert!(end.detail.contains("may be left at u@h"), "{}", end.detail);
+            assert!(
+                end.detail.contains("may still run on u@h"),
+                "{}",
+                end.detail
+            );
         }
-        let walls = far_pool(", marshal = \"marshal\"");
+        let sandboxed = far_pool(", marshal = \"marshal\"");
         let end = end(ExitClass::Exited, LOST, true, stderr);
-        let end = explained(&walls, end);
+        let end = explained(&sandboxed, end);
         assert_eq!(end.class, ExitClass::ConnectionLost);
-        assert!(!end.detail.contains("may be left"), "{}", end.detail);
+        assert!(!end.detail.contains("may still run"), "{}", end.detail);
     }
 
     #[test]
@@ -221,13 +225,13 @@ mod tests {
         assert!(
             explained(&far_pool(""), killed)
                 .detail
-                .contains("may be left")
+                .contains("may still run")
         );
         let ended = end(ExitClass::Stopped, ExitStatus::Code(0), true, "");
         assert!(
             !explained(&far_pool(""), ended)
                 .detail
-                .contains("may be left")
+                .contains("may still run")
         );
     }
 }

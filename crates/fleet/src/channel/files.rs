@@ -1,9 +1,9 @@
-//! One file that is read or written for the agent, inside its walls.
+//! One file operation for the agent, inside its sandbox.
 //!
-//! Owns what is said of it, and what is known of it afterwards. Must not know who wanted it, nor when
-//! its turn is.
+//! Owns the reply to the agent and the record of what was written. Must not know who requested it,
+//! nor when it may run.
 //!
-//! This is the one place that knows what was written, so it also records the file's version
+//! Only this module knows what was written, so it also records the file's version
 //! (`fleet/files/agent.rs`).
 
 use crate::files::{AgentFile, AgentWrite, FilesError, PriorContent};
@@ -20,61 +20,61 @@ use marshal_wire::files::{FileFailureKind, FileOperation, FilePrecondition};
 /// A file that was written, or may have been.
 #[derive(Debug)]
 pub(crate) struct WrittenFile {
-    /// By which tool or method.
+    /// The tool or method that wrote it.
     pub(super) tool: &'static str,
-    /// As the agent names it.
+    /// The path as the agent names it.
     pub(super) path: String,
-    /// SHA-256 of what it holds, if that is known.
+    /// SHA-256 of the content, if known.
     pub(super) sha256: Option<String>,
-    /// What version it is, where versions are kept.
+    /// The new version, where versions are recorded.
     pub(super) version: Option<FileVersion>,
 }
 
-/// A file to be read or written.
+/// A file operation.
 #[derive(Debug)]
 pub(super) struct FileWork {
-    /// Which, and by what.
+    /// The file, and the tool that names it.
     pub(super) at: FilePlace,
     pub(super) act: FileAction,
 }
 
-/// Where a file is, and what it is called.
+/// The file of an operation.
 #[derive(Debug)]
 pub(super) struct FilePlace {
-    /// By which tool or method.
+    /// The tool or method that names it.
     pub(super) tool: &'static str,
-    /// As the agent names it.
+    /// The path as the agent names it.
     pub(super) path: String,
-    /// The workspace, as seen inside.
+    /// The workspace path inside the sandbox.
     pub(super) root: String,
-    /// The file below it.
+    /// The path below the workspace.
     pub(super) below: String,
-    /// Its versions, where they are kept.
+    /// The file's versions, where they are recorded.
     pub(super) file: Option<AgentFile>,
 }
 
-/// What is to be done to a file.
+/// The operation on a file.
 #[derive(Debug)]
 pub(super) enum FileAction {
-    /// Lines are read.
+    /// Read lines.
     Read {
-        /// The first.
+        /// The first line, from 1.
         line: u64,
-        /// The most.
+        /// The maximum number of lines; `None`: all.
         limit: Option<u64>,
     },
-    /// It gets this text.
+    /// Replace the whole content.
     Write {
-        /// The text.
+        /// The new content.
         text: String,
-        /// From which version, if that is said.
+        /// The version that the agent edited; `None` if it does not say.
         base: Option<u64>,
     },
-    /// A text in it is changed.
+    /// Replace a text in the file.
     Edit {
-        /// The change.
+        /// The replacement.
         edit: TextEdit,
-        /// As above.
+        /// The version that the agent edited; `None` if it does not say.
         base: Option<u64>,
     },
 }
@@ -91,14 +91,14 @@ impl From<FilesError> for WriteError {
     }
 }
 
-/// Reads or writes a file; beside the answer what was written, or may have been.
+/// Runs a file operation. Gives the reply, and the file if it was written or may have been.
 pub(super) async fn run_file_work(
-    door: &SandboxEntry,
+    entry: &SandboxEntry,
     work: FileWork,
 ) -> (ClientResult, Option<WrittenFile>) {
     let FileWork { at, act } = work;
     let change = match act {
-        FileAction::Read { line, limit } => return (read(door, &at, line, limit).await, None),
+        FileAction::Read { line, limit } => return (read(entry, &at, line, limit).await, None),
         FileAction::Write { text, base } => AgentWrite {
             text,
             base,
@@ -106,7 +106,7 @@ pub(super) async fn run_file_work(
             expected_digest: None,
         },
         FileAction::Edit { edit, base } => {
-            match apply_edit(door, at.read_request(1, None), &edit, &at.path).await {
+            match apply_edit(entry, at.read_request(1, None), &edit, &at.path).await {
                 Ok((text, before)) => AgentWrite {
                     text,
                     base,
@@ -119,8 +119,8 @@ pub(super) async fn run_file_work(
     };
     let text = change.text.clone();
     match &at.file {
-        None => write(door, at, &text, &change).await,
-        Some(_) => write_version(door, at, &text, change).await,
+        None => write(entry, at, &text, &change).await,
+        Some(_) => write_version(entry, at, &text, change).await,
     }
 }
 
@@ -157,17 +157,17 @@ impl FilePlace {
     }
 }
 
-/// The version is looked at first: what is read is that one, or a later one, and then a write that
-/// is made from it is stale.
-async fn read(door: &SandboxEntry, at: &FilePlace, line: u64, limit: Option<u64>) -> ClientResult {
+/// Reads a file. The version is looked up before the content is read: the content is then that
+/// version or a later one, and in the later case a write based on it is reported as stale.
+async fn read(entry: &SandboxEntry, at: &FilePlace, line: u64, limit: Option<u64>) -> ClientResult {
     let v = match &at.file {
         Some(file) => file.current_version().await,
         None => None,
     };
-    let text = door.read(at.read_request(line, limit)).await;
+    let text = entry.read(at.read_request(line, limit)).await;
     let text = text.map_err(|error| {
         let error = describe_file_error(&error, &at.path, false);
-        // That it is gone is seen, too: it may be made again.
+        // The agent has seen that the file is gone, so it may create it again.
         if let (ClientErrorKind::NotFound, Some(v), Some(file)) = (error.kind, v, &at.file) {
             file.mark_seen(v);
         }
@@ -182,23 +182,24 @@ async fn read(door: &SandboxEntry, at: &FilePlace, line: u64, limit: Option<u64>
     }
 }
 
-/// Writes a file that has no versions.
+/// Writes a file without versions.
 async fn write(
-    door: &SandboxEntry,
+    entry: &SandboxEntry,
     at: FilePlace,
     text: &str,
     change: &AgentWrite,
 ) -> (ClientResult, Option<WrittenFile>) {
     if change.base.is_some() {
         let path = &at.path;
-        let why = format!("{path}: no versions are kept of it, so it has no base: leave base out");
+        let why =
+            format!("{path}: this file has no versions, so base does not apply: leave base out");
         return (Err(ClientError::new(ClientErrorKind::Invalid, why)), None);
     }
     let expect = match change.expected_digest {
         Some(digest) => FilePrecondition::Holds(digest.to_string()),
         None => FilePrecondition::Anything,
     };
-    match door.write(at.write_request(text, expect), text).await {
+    match entry.write(at.write_request(text, expect), text).await {
         Ok(()) => (
             Ok(ClientOutput::Empty),
             Some(at.into_written_file(Some(sha256_hex(text)), None)),
@@ -207,19 +208,24 @@ async fn write(
     }
 }
 
-/// Writes a file that has versions: first its next one, then the file.
+/// Writes a file with versions: the new version is stored first, then the file is written.
 async fn write_version(
-    door: &SandboxEntry,
+    entry: &SandboxEntry,
     mut at: FilePlace,
     text: &str,
     change: AgentWrite,
 ) -> (ClientResult, Option<WrittenFile>) {
     let Some(file) = at.file.take() else {
-        return write(door, at, text, &change).await;
+        return write(entry, at, text, &change).await;
     };
-    let written = file.write(change, |stood, _| {
-        let order = at.write_request(text, expected_content(stood));
-        async move { door.write(order, text).await.map_err(WriteError::Sandbox) }
+    let written = file.write(change, |prior, _| {
+        let request = at.write_request(text, expected_content(prior));
+        async move {
+            entry
+                .write(request, text)
+                .await
+                .map_err(WriteError::Sandbox)
+        }
     });
     match written.await {
         Ok(version) => (
@@ -231,37 +237,38 @@ async fn write_version(
     }
 }
 
-/// What the supervisor saw there must be what its version replaces: nothing, too.
-fn expected_content(stood: PriorContent) -> FilePrecondition {
-    match stood.expected {
+/// The file must still be in the state that the supervisor recorded, missing included.
+fn expected_content(prior: PriorContent) -> FilePrecondition {
+    match prior.expected {
         ExpectedContent::Missing => FilePrecondition::Missing,
         ExpectedContent::Digest(digest) => FilePrecondition::Holds(Digest(digest).to_string()),
     }
 }
 
 fn write_failure(at: FilePlace, error: &FileError) -> (ClientResult, Option<WrittenFile>) {
-    let said = describe_file_error(error, &at.path, true);
+    let error_reply = describe_file_error(error, &at.path, true);
     let wrote = error
         .may_be_written()
         .then(|| at.into_written_file(None, None));
-    (Err(said), wrote)
+    (Err(error_reply), wrote)
 }
 
-/// What an agent is told of a version that was not made.
+/// The error message for a version that was not stored.
 fn describe_version_error(error: &FilesError, path: &str) -> ClientError {
     let why = match error {
         FilesError::Store(StoreError::Stale { current, .. }) => format!(
-            "stale: {path} is at version {} now, made by {} ({}): read it again (read_file, or fs/read_text_file), and write what it should be then",
+            "stale: {path} is at version {} now, made by {} ({}): read it again (read_file, or fs/read_text_file), then make your change to that version",
             current.v, current.origin.author.kind, current.cause
         ),
         FilesError::Store(StoreError::NoBase { v, .. }) => format!(
-            "stale: {path} is not there, so version {v} cannot be what this was made from: use base 0 to make it"
+            "stale: {path} does not exist, so version {v} cannot be its base: use base 0 to create it"
         ),
         FilesError::Changed(_) => describe_conflict(path),
         FilesError::Disk { source, .. } => format!("{path}: {source}"),
         other => {
-            let why =
-                format!("{path}: nothing was written, because no version can be kept: {other}");
+            let why = format!(
+                "{path}: nothing was written, because its version cannot be stored: {other}"
+            );
             return ClientError::new(ClientErrorKind::Failed, why);
         }
     };
@@ -270,18 +277,18 @@ fn describe_version_error(error: &FilesError, path: &str) -> ClientError {
 
 fn describe_conflict(path: &str) -> String {
     format!(
-        "stale: {path} was changed by somebody else while this was done: read it again (read_file, or fs/read_text_file), and write what it should be then"
+        "stale: {path} was changed by somebody else during this call: read it again (read_file, or fs/read_text_file), then make your change to that version"
     )
 }
 
-/// What a file is to hold, and the digest of what it holds now.
+/// The new content of a file, and the digest of the current one.
 async fn apply_edit(
-    door: &SandboxEntry,
+    entry: &SandboxEntry,
     whole: FileOperation,
     edit: &TextEdit,
     path: &str,
 ) -> Result<(String, Digest), ClientError> {
-    let text = door.read(whole).await;
+    let text = entry.read(whole).await;
     let text = text.map_err(|error| describe_file_error(&error, path, false))?;
     let changed = edit.apply(&text, CLIENT_FILE_BYTES);
     let changed = changed
@@ -307,11 +314,11 @@ fn describe_file_error(error: &FileError, path: &str, is_write: bool) -> ClientE
             ClientErrorKind::Failed
         }
     };
-    let may_be = match error {
+    let suffix = match error {
         FileError::Lost(_) | FileError::TimedOut if is_write => "; it may have been written",
         _ => "",
     };
-    ClientError::new(fault, format!("{path}: {error}{may_be}"))
+    ClientError::new(fault, format!("{path}: {error}{suffix}"))
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! Channel: one incarnation of a child process and its stdio, from spawn to reap.
 //!
-//! Owns the dialect's state, the version check, the deadlines of this process and its stop
-//! ladder. Never restarted, always replaced. Pumps and keeper are plain tasks; they send, it
-//! decides. Must not know sequence numbers, policies, tasks or the journal.
+//! Owns the dialect's state, the version check, the deadlines of this process and its stop ladder.
+//! It is never restarted, always replaced. Pumps and keeper are plain tasks: they send messages,
+//! the channel decides. Must not know sequence numbers, policies, tasks or the journal.
 
 pub(crate) mod client;
 mod deadlines;
@@ -47,54 +47,54 @@ use marshal_proxy::egress_proxy::EgressRecord;
 use marshal_proxy::model_proxy::{ModelProxy, RateLimitWatch, UsageMeter};
 use marshal_proxy::tool_server::{Socket, ToolCallEvent};
 
-/// What a Channel hears.
+/// The messages of a Channel.
 #[derive(Debug)]
 pub(crate) enum ChannelMsg {
-    /// The spawner answered.
+    /// The child was started, or failed to start.
     Spawned(Box<Result<Child, SpawnError>>),
-    /// Whole lines, and the credits that they hold.
+    /// Whole lines from stdout, with the credits for them.
     Frames {
         /// The lines, without newlines.
         batch: Vec<Bytes>,
         /// Their credits.
         credit: CreditPermit,
     },
-    /// Bytes came, but no whole line yet.
+    /// Output arrived, but no whole line yet.
     PartialLine,
-    /// Nothing more will come from stdout; after every line.
+    /// End of stdout; sent after the last line.
     StreamEnd(StreamEnd),
-    /// Nothing more will come from stderr.
+    /// End of stderr.
     StderrEnd,
-    /// A message was written whole.
+    /// A message was written to stdin completely.
     Written {
         /// When it was queued.
         queued: Instant,
     },
-    /// The child's stdin cannot be written any more.
+    /// Writing to the child's stdin failed.
     StdinFailed(String),
-    /// The keeper saw the process, and its whole tree, end.
+    /// The process and all its descendants have ended.
     Ended(Option<ChildExit>),
-    /// The session wants something of the agent.
+    /// A command from the session to the agent.
     Command(Command),
-    /// End the child by the stop ladder.
+    /// Stop the child by the stop ladder.
     Stop,
-    /// The same, because nobody needs it now.
+    /// Stop it the same way, because the session is idle.
     Unload,
-    /// End the child, and its whole tree, now.
+    /// Kill the child and all its descendants now.
     Kill,
-    /// Something is heard of what the agent has its client do.
+    /// An update on a client request of the agent.
     ClientUpdate(Box<ClientUpdate>),
-    /// The socket of the agent's tools is there.
+    /// The socket of the engine tools is bound.
     ToolSocket(Socket),
-    /// Something is heard of a tool's call.
+    /// A tool call arrived or was abandoned.
     ToolCallEvent(Box<ToolCallEvent>),
-    /// Connections to hosts outside ended.
+    /// Connections to hosts outside have ended.
     Egress(Box<EgressRecord>),
     /// A deadline may have passed.
     Tick,
 }
 
-/// What a Channel is started with.
+/// The arguments of a new Channel.
 pub(crate) struct ChannelArgs {
     pub(crate) session: SessionRef,
     pub(crate) shared: Arc<Shared>,
@@ -103,27 +103,27 @@ pub(crate) struct ChannelArgs {
     pub(crate) session_id: SessionId,
     pub(crate) plan: LaunchPlan,
     pub(crate) opening: OpenParams,
-    /// What its routes' answers say of limits.
+    /// Watches the model proxy's responses for rate limits.
     pub(crate) rate_limit_watch: Arc<RateLimitWatch>,
-    /// Who pays for what passes its routes.
+    /// Accounts for the usage of the model proxy.
     pub(crate) usage_meter: Arc<dyn UsageMeter>,
-    /// What is needed to do something for the agent, if anything is offered.
+    /// The setup for client requests; `None` if the pool offers neither client methods nor tools.
     pub(crate) client: Option<ClientSetup>,
 }
 
-/// Where a Channel is told things.
+/// The address of a Channel.
 pub(crate) type ChannelRef = Address<ChannelMsg>;
 
-/// The Session's hold on its Channel: when it is dropped the Channel ends at once, and its child
-/// with it.
+/// The Session's handle of its Channel. Dropping it ends the Channel at once, and its child with
+/// it.
 #[derive(Debug)]
 pub(crate) struct ChannelHandle(ChannelRef);
 
 impl ChannelHandle {
-    /// Tells it something.
+    /// Sends a message.
     ///
     /// # Errors
-    /// [`Gone`]: it is over, and has said so.
+    /// [`MailboxClosed`]: the channel has ended and reported its end.
     pub(crate) fn send_message(&self, message: ChannelMsg) -> Result<(), MailboxClosed> {
         self.0.send_message(message)
     }
@@ -135,7 +135,7 @@ impl Drop for ChannelHandle {
     }
 }
 
-/// Begins one incarnation of a child.
+/// Starts one incarnation of a child.
 pub(crate) fn start(args: ChannelArgs) -> ChannelHandle {
     let (myself, mailbox) = mailbox();
     let shared = Arc::clone(&args.shared);
@@ -188,13 +188,13 @@ pub(crate) fn start(args: ChannelArgs) -> ChannelHandle {
             Err(error) => Err(error),
         };
         drop(permit);
-        // If nobody takes it any more, dropping the child kills it.
+        // If nobody receives this message, dropping the child kills it.
         let _ = to.send_message(ChannelMsg::Spawned(Box::new(started)));
     });
     ChannelHandle(myself)
 }
 
-/// Makes the socket of the child's tools, which its walls show.
+/// Binds the socket of the engine tools, which the sandbox mounts.
 async fn bind_tool_socket(
     shared: &Shared,
     path: Option<PathBuf>,
@@ -211,7 +211,7 @@ async fn bind_tool_socket(
     Ok(())
 }
 
-/// Runs until the end is told, or nobody wants it any more.
+/// Runs until the end is reported, or the handle is dropped.
 async fn run(mut state: Box<ChannelState>, mut mailbox: Mailbox<ChannelMsg>, myself: ChannelRef) {
     while let Some(message) = poll_fn(|context| state.poll_next(&mut mailbox, context)).await {
         if state.handle_message(message, &myself) {
@@ -221,8 +221,8 @@ async fn run(mut state: Box<ChannelState>, mut mailbox: Mailbox<ChannelMsg>, mys
 }
 
 impl ChannelState {
-    /// What it is told next: messages first, then the process's end and its own deadline, for
-    /// which there are no tasks of their own.
+    /// Polls the next message: the mailbox first, then the end of the process and the channel's
+    /// timer, which have no tasks of their own.
     fn poll_next(
         &mut self,
         mailbox: &mut Mailbox<ChannelMsg>,
@@ -246,7 +246,7 @@ impl ChannelState {
         Poll::Pending
     }
 
-    /// Does what a message says; `true` if the channel is over.
+    /// Handles a message; `true` if the channel has ended.
     fn handle_message(&mut self, message: ChannelMsg, myself: &ChannelRef) -> bool {
         let now = clock::now();
         match message {
@@ -254,10 +254,7 @@ impl ChannelState {
                 Ok(child) => self.child_launched(child, myself, now),
                 Err(error) => self.launch_failed(error),
             },
-            ChannelMsg::Frames {
-                batch,
-                credit: hold,
-            } => self.handle_frames(&batch, hold, now),
+            ChannelMsg::Frames { batch, credit } => self.handle_frames(&batch, credit, now),
             ChannelMsg::PartialLine => self.deadlines.on_output(now),
             ChannelMsg::StreamEnd(end) => self.stream_ended(end, now),
             ChannelMsg::StderrEnd => self.stderr_ended = true,
@@ -275,7 +272,7 @@ impl ChannelState {
             ChannelMsg::Kill => self.kill(now),
             ChannelMsg::ClientUpdate(news) => self.handle_client_update(*news, myself, now),
             ChannelMsg::ToolSocket(socket) => self.serve_tools(socket, myself),
-            ChannelMsg::ToolCallEvent(said) => self.handle_tool_call_event(*said, now),
+            ChannelMsg::ToolCallEvent(event) => self.handle_tool_call_event(*event, now),
             ChannelMsg::Egress(record) => self.send_egress_events(vec![*record]),
             ChannelMsg::Tick => {}
         }

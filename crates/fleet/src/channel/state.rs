@@ -1,5 +1,5 @@
-//! What a Channel does with what comes: output through the dialect to the session, commands
-//! through the dialect to the child.
+//! How a Channel handles its messages: output goes through the dialect to the session, and commands
+//! go through the dialect to the child.
 
 use std::collections::HashSet;
 use std::pin::Pin;
@@ -33,11 +33,11 @@ use marshal_telemetry::event::child::{ChildHung, ChildSpawned, ProtocolError, Sa
 use marshal_telemetry::labels::{HangKind, LineFault, SpawnResult, Stream};
 use marshal_wire::ndjson::LineError;
 
-/// The process is gone: how, where anybody could say.
+/// The process has ended; `None` if its status could not be determined.
 #[derive(Debug)]
 pub(super) struct ProcessExit(pub(super) Option<ChildExit>);
 
-/// Its state.
+/// The state of a Channel.
 pub(crate) struct ChannelState {
     pub(super) session: SessionRef,
     pub(super) shared: Arc<Shared>,
@@ -46,42 +46,43 @@ pub(crate) struct ChannelState {
     pub(super) session_id: SessionId,
     pub(super) began: Instant,
     pub(super) opening: OpenParams,
-    /// What the agent has us do, if anything is offered.
+    /// Client requests of the agent; `None` if the pool offers neither methods nor tools.
     pub(super) client_requests: Option<Box<ClientRequests>>,
     pub(super) dialect: Box<dyn Dialect>,
     pub(super) credits: Credits,
-    /// What its routes' answers say of limits.
+    /// Watches the model proxy's responses for rate limits.
     pub(super) rate_limit_watch: Arc<RateLimitWatch>,
-    /// Who pays for what passes its routes.
+    /// Accounts for the usage of the model proxy.
     pub(super) usage_meter: Arc<dyn UsageMeter>,
-    /// The child's routes, served while the child lives.
+    /// The child's routes, served while the child runs.
     pub(super) model_proxy: ModelProxy,
-    /// Its way to hosts outside, likewise.
+    /// The egress proxy, served while the child runs.
     pub(super) egress_proxy: Option<EgressProxy>,
     pub(super) stdin: Option<Stdin>,
-    /// Dropping it kills the whole tree, so that a panic here leaves nothing behind.
+    /// Dropping it kills the child and all its descendants, so a panic here leaves no process
+    /// behind.
     pub(super) keeper: Option<KeeperHandle>,
-    /// Gets the end of the process, from its keeper.
+    /// Receives the exit of the process, from its keeper.
     pub(super) process: Option<oneshot::Receiver<ChildExit>>,
     pub(super) deadlines: ChildDeadlines,
-    /// Requests that the agent waits for; its dialect bounds them.
+    /// Open requests that the agent waits for; the dialect bounds their number.
     pub(super) waits_for: HashSet<PermissionRequestKey>,
     pub(super) ladder: StopLadder,
     pub(super) ready: bool,
-    /// Why the child must end; the first cause holds.
+    /// Why the child must end; the first cause is kept.
     pub(super) cause: Option<Cause>,
     pub(super) stream_end: Option<StreamEnd>,
     /// Set when the process is gone.
     pub(super) ended: Option<ProcessExit>,
-    /// When what is left in the pipes of a process that is gone must have been read.
+    /// Until when the pipes of an ended process are read.
     pub(super) drain: Option<Drain>,
     pub(super) stderr_ended: bool,
     pub(super) pump: Option<stdout::Pump>,
-    /// A prompt is on its way to the pipe.
+    /// A prompt is queued for the pipe and not yet written.
     pub(super) prompting: bool,
-    /// A prompt was given, and its turn is neither over nor cancelled.
+    /// A prompt was sent, and its turn has neither ended nor been cancelled.
     pub(super) in_turn: bool,
-    /// Which pipe the child closed while it went on running.
+    /// The pipe that the child closed while it kept running.
     pub(super) broken: Option<&'static str>,
     pub(super) is_end_reported: bool,
     pub(super) timer: Option<Pin<Box<Sleep>>>,
@@ -143,10 +144,11 @@ impl ChannelState {
             }],
             None,
         );
-        // The handshake's time begins with the process, not with its place in the queue.
+        // The handshake deadline starts with the process, not with its place in the start queue.
         self.deadlines = ChildDeadlines::new(self.pool.config.timeouts.clone(), now);
         if self.ladder.has_begun() {
-            // Whoever stopped it did so before it existed: it has nothing to say goodbye to.
+            // The stop was requested before the process existed, so there is nothing to say goodbye
+            // to.
             self.deadlines.on_turn_ended();
             self.ladder.force(now);
             if let Some(keeper) = &self.keeper {
@@ -184,7 +186,7 @@ impl ChannelState {
         self.ended = Some(ProcessExit(None));
     }
 
-    pub(super) fn handle_frames(&mut self, batch: &[Bytes], hold: CreditPermit, now: Instant) {
+    pub(super) fn handle_frames(&mut self, batch: &[Bytes], credit: CreditPermit, now: Instant) {
         self.deadlines.on_output(now);
         let mut bytes = 0;
         for frame in batch {
@@ -206,7 +208,7 @@ impl ChannelState {
             dialect::append_merged(&mut effects, &mut fresh);
         }
         self.pool.meters.record_events(EventKind::Text, texts);
-        self.apply_effects(effects, Some(hold), now);
+        self.apply_effects(effects, Some(credit), now);
         self.pool.meters.record_processing(clock::since(now));
     }
 
@@ -220,8 +222,8 @@ impl ChannelState {
         self.apply_effects(effects, None, now);
         match &end {
             StreamEnd::Eof => {
-                // Most often it has just ended. If it lives on without a voice, the next step
-                // of the ladder says so.
+                // Usually the process has just ended. If it keeps running without output, the next
+                // step of the ladder ends it.
                 self.pipe_closed("stdout", now);
             }
             StreamEnd::TooLong(error) => self.end_by_fault(Cause::Protocol(error.to_string()), now),
@@ -235,8 +237,8 @@ impl ChannelState {
         self.stream_end = Some(end);
     }
 
-    /// The child closed one of its pipes. Most often it has just ended; if it lives on, the ladder
-    /// ends it, and then that is why.
+    /// The child closed one of its pipes. Usually it has just ended. If it keeps running, the
+    /// ladder ends it, and the closed pipe becomes the cause.
     fn pipe_closed(&mut self, which: &'static str, now: Instant) {
         if self.ended.is_none() {
             self.broken.get_or_insert(which);
@@ -251,7 +253,7 @@ impl ChannelState {
         self.pipe_closed("stdin", now);
     }
 
-    /// The prompt is in the child's pipe: from here on its task has begun.
+    /// The prompt is in the child's pipe: its task has begun.
     pub(super) fn prompt_written(&mut self) {
         if std::mem::take(&mut self.prompting) {
             self.send(vec![ChannelEvent::PromptSent], None);
@@ -259,10 +261,10 @@ impl ChannelState {
     }
 
     pub(super) fn process_ended(&mut self, ended: Option<ChildExit>, now: Instant) {
-        let over = ended
+        let group = ended
             .as_ref()
             .and_then(|ended| ended.group_outcome.as_deref());
-        self.shared.slots.usage(&self.slot).child_ended(over);
+        self.shared.slots.usage(&self.slot).child_ended(group);
         self.ended = Some(ProcessExit(ended));
         self.model_proxy = ModelProxy::default();
         if let Some(clients) = &mut self.client_requests {
@@ -271,7 +273,7 @@ impl ChannelState {
         self.end_proxy();
         self.ladder.record_exit();
         self.deadlines.on_turn_ended();
-        // Whoever held the pipe is dead: what is in it is all there will be.
+        // Every writer of the pipe is dead: only the bytes that are in it are left.
         self.stdin = None;
         self.drain = Some(Drain::new(now));
     }
@@ -326,7 +328,7 @@ impl ChannelState {
             }
             Err(refused) => {
                 tracing::debug!(slot = %self.slot, %refused, "a command was refused");
-                // One that is on its way out says by its end what is to become of a setting.
+                // An agent that is ending reports by its end what becomes of a setting.
                 if is_setting && refused != DialectError::Closed {
                     self.send(
                         vec![ChannelEvent::SettingApplied(Err(refused.to_string()))],
@@ -347,21 +349,22 @@ impl ChannelState {
         }
     }
 
-    /// The agent waits for this answer.
+    /// The agent waits for the answer to this request.
     pub(super) fn request_opened(&mut self, key: &PermissionRequestKey) {
         if self.waits_for.insert(key.clone()) {
             self.deadlines.on_request_opened();
         }
     }
 
-    /// It does not any more, or it is on its way; each request ends once.
+    /// The agent no longer waits for this request, or its answer is being sent. Each request closes
+    /// once.
     pub(super) fn request_closed(&mut self, key: &PermissionRequestKey, now: Instant) {
         if self.waits_for.remove(key) {
             self.deadlines.on_request_closed(now);
         }
     }
 
-    /// Counts what came, before adjacent pieces are merged.
+    /// Counts the effects before adjacent text events are merged.
     pub(super) fn count_effects(&self, effects: &[Effect]) {
         for effect in effects {
             match effect {
@@ -392,18 +395,18 @@ impl ChannelState {
         }
     }
 
-    /// Does what the dialect wants, in its order, and hands the rest to the session.
+    /// Carries out the dialect's effects in order, and sends the rest to the session.
     pub(super) fn apply_effects(
         &mut self,
         effects: Vec<Effect>,
-        hold: Option<CreditPermit>,
+        credit: Option<CreditPermit>,
         now: Instant,
     ) {
         let mut items = Vec::with_capacity(effects.len());
         for effect in effects {
             match effect {
                 Effect::Event(event) => {
-                    // An answer may overtake the word that its prompt was written.
+                    // An agent may answer before the report that its prompt was written.
                     if matches!(event, Event::TurnStarted { .. } | Event::TurnEnded { .. })
                         && std::mem::take(&mut self.prompting)
                     {
@@ -473,7 +476,7 @@ impl ChannelState {
                     break;
                 }
                 Effect::ChannelFailed(ChannelError::UnsafeState(why)) => {
-                    // Every step of the ladder would be time to do something unasked.
+                    // Every step of the ladder would give the agent time to act without a request.
                     self.end_by_fault(Cause::Protocol(why), now);
                     self.ladder.force(now);
                     break;
@@ -484,8 +487,8 @@ impl ChannelState {
                 }
             }
         }
-        if !items.is_empty() || hold.is_some() {
-            self.send(items, hold);
+        if !items.is_empty() || credit.is_some() {
+            self.send(items, credit);
         }
     }
 
@@ -506,8 +509,8 @@ impl ChannelState {
     pub(super) fn write(&mut self, bytes: Vec<u8>, now: Instant) {
         let Some(stdin) = &self.stdin else { return };
         self.pool.meters.record_stdin_queued();
-        // A prompt is only sent to an idle agent, whose queue is empty; all else is an answer, a
-        // cancel or a goodbye, of which a turn has a bounded number.
+        // A prompt is sent only to an idle agent, whose queue is empty. Everything else is an
+        // answer, a cancel or a goodbye, and a turn has a bounded number of those.
         match stdin.write(bytes, now) {
             Ok(()) => {}
             Err(QueueError::Closed) => {
@@ -534,7 +537,7 @@ impl ChannelState {
     }
 
     pub(super) fn close_stdin(&mut self) {
-        // After what is queued.
+        // The pump closes the pipe after the messages that are queued.
         self.stdin = None;
     }
 
@@ -546,10 +549,9 @@ impl ChannelState {
         }
     }
 
-    pub(super) fn send(&self, items: Vec<ChannelEvent>, hold: Option<CreditPermit>) {
-        let _ = self.session.send_message(SessionMsg::Batch {
-            items,
-            credit: hold,
-        });
+    pub(super) fn send(&self, items: Vec<ChannelEvent>, credit: Option<CreditPermit>) {
+        let _ = self
+            .session
+            .send_message(SessionMsg::Batch { items, credit });
     }
 }

@@ -1,6 +1,7 @@
 //! The stderr ring: a plain task that drains one child's stderr into its slot's log.
 //!
-//! Always reads, so that a chatty child never blocks on its logs; keeps a bounded tail.
+//! It never stops reading, so a child that writes much never blocks on its logs. It keeps a bounded
+//! tail.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -16,26 +17,26 @@ use tokio::sync::broadcast;
 use marshal_model::UntrustedText;
 use marshal_model::limits::{STDERR_LINE_BYTES, STDERR_LINES};
 
-/// Lines that a follower may lag behind.
+/// Lines that a follower may lag behind before it loses some.
 const FOLLOW_LINES: usize = 1024;
 
-/// A slot's log: the last lines of its children's stderr, and a way to follow.
+/// A slot's log: the last lines of its children's stderr, and a live stream.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct StderrLog(Arc<Mutex<Log>>);
 
 #[derive(Debug, Default)]
 struct Log {
     tail: VecDeque<UntrustedText>,
-    /// There only while somebody follows: its ring takes its whole memory at once.
+    /// `Some` only while there is a follower: the ring allocates all its memory at once.
     live: Option<broadcast::Sender<UntrustedText>>,
 }
 
-/// What a follower gets.
+/// The view of a follower.
 #[derive(Debug)]
 pub struct LogTail {
     /// The last lines, oldest first.
     pub backlog: Vec<UntrustedText>,
-    /// What comes after them.
+    /// The lines after those.
     pub live: broadcast::Receiver<UntrustedText>,
 }
 
@@ -64,7 +65,7 @@ impl StderrLog {
         self.lock().tail.iter().cloned().collect()
     }
 
-    /// Forgets the lines of an earlier child: what fails next is not their fault.
+    /// Drops the lines of an earlier child, so that they do not explain the end of the next one.
     pub(crate) fn clear(&self) {
         self.lock().tail.clear();
     }
@@ -76,7 +77,7 @@ impl StderrLog {
             log.tail.pop_front();
         }
         log.tail.push_back(line.clone());
-        // Under the lock, so that a new follower neither misses a line nor sees it twice.
+        // Sent under the lock, so a new follower neither misses a line nor sees it twice.
         if log
             .live
             .as_ref()
@@ -91,7 +92,8 @@ impl StderrLog {
     }
 }
 
-/// Runs until the pipe's last writer is gone; gives the number of bytes read to `count`.
+/// Runs until the last writer of the pipe is gone; passes the number of bytes of each read to
+/// `count`.
 pub(crate) async fn run(mut pipe: pipe::Receiver, log: StderrLog, count: impl Fn(usize) + Send) {
     let mut line = Vec::new();
     loop {
@@ -105,7 +107,7 @@ pub(crate) async fn run(mut pipe: pipe::Receiver, log: StderrLog, count: impl Fn
     }
 }
 
-/// One read. The buffer lives on the stack here, so that an idle child holds none.
+/// One read. The buffer is on the stack of this function, so an idle child holds no buffer.
 fn drain(
     pipe: &mut pipe::Receiver,
     line: &mut Vec<u8>,

@@ -1,8 +1,9 @@
 //! The stdin pump: a plain task that owns one child's stdin.
 //!
-//! Takes messages from a bounded queue, writes each whole, and closes the pipe when told. Must not
-//! know what a message means. While a child does not read, the queue fills with what one turn can
-//! bring: answers to its open permission requests, a cancel, a goodbye; more than that is a fault of the child.
+//! Takes messages from a bounded queue, writes each whole, and closes the pipe when the queue is
+//! closed. Must not know what a message means. While a child does not read, the queue fills with
+//! what one turn can produce: answers to its open permission requests, a cancel, a goodbye. More
+//! than that is a fault of the child.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,8 +16,8 @@ use tokio::sync::Notify;
 use super::{ChannelMsg, ChannelRef};
 use marshal_model::limits::{CLIENT_FILE_BYTES, STDIN_BYTES, STDIN_QUEUE, TERMINAL_BYTES};
 
-/// The longest answer, in bytes: a text of which JSON makes six times as many, and what stands
-/// around it.
+/// The longest answer, in bytes: JSON escapes can make a text six times as long; the rest is for
+/// the message around it.
 const LONG_ANSWER_BYTES: usize = {
     let text = if CLIENT_FILE_BYTES > TERMINAL_BYTES {
         CLIENT_FILE_BYTES
@@ -26,10 +27,10 @@ const LONG_ANSWER_BYTES: usize = {
     6 * text + (64 << 10)
 };
 
-/// Why a message did not get a place.
+/// Why a message was not queued.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum QueueError {
-    /// The child does not read: every place is taken.
+    /// The child does not read, and the queue is full.
     Full,
     /// The pipe is closed.
     Closed,
@@ -42,8 +43,8 @@ struct Message {
     at: Instant,
 }
 
-/// What waits for the pipe. Not a channel of the runtime's: that takes room for 32 messages for
-/// each child at once, and most children never have more than one.
+/// The messages that wait for the pipe. Not a tokio channel: that allocates room for 32 messages
+/// per child at once, and most children never have more than one waiting.
 #[derive(Debug, Default)]
 struct Queue {
     waiting: Mutex<Waiting>,
@@ -53,9 +54,9 @@ struct Queue {
 #[derive(Debug, Default)]
 struct Waiting {
     messages: VecDeque<Message>,
-    /// Bytes of all of them: a message may be long.
+    /// Bytes of all waiting messages.
     bytes: usize,
-    /// Nothing more comes: the pipe closes after the last message.
+    /// No further message comes: the pipe closes after the last one.
     closing: bool,
     /// The pipe is closed.
     closed: bool,
@@ -78,7 +79,7 @@ impl Queue {
                 if waiting.closing {
                     return None;
                 }
-                // An idle child keeps nothing of a busy time.
+                // Free the memory of a busy time: an idle child keeps none.
                 waiting.messages = VecDeque::new();
             }
             self.changed.notified().await;
@@ -86,7 +87,7 @@ impl Queue {
     }
 }
 
-/// The writing end of the queue. When it is dropped the pipe is closed, after what is queued.
+/// The writing end of the queue. Dropping it closes the pipe after the queued messages.
 #[derive(Debug)]
 pub(crate) struct Stdin {
     queue: Arc<Queue>,
@@ -100,7 +101,8 @@ impl Stdin {
         Self { queue }
     }
 
-    /// Whether one long answer, and the short messages that may come beside it, have a place.
+    /// Whether there is room for one long answer and for the short messages that may come beside
+    /// it.
     pub(crate) fn has_room(&self) -> bool {
         let waiting = self.queue.lock();
         waiting.messages.len() < STDIN_QUEUE / 2 && waiting.bytes <= STDIN_BYTES - LONG_ANSWER_BYTES
@@ -131,7 +133,7 @@ impl Drop for Stdin {
     }
 }
 
-/// The reading end. When it is dropped nothing can be queued any more.
+/// The reading end of the queue. After it is dropped, nothing can be queued.
 struct Reading(Arc<Queue>);
 
 impl Drop for Reading {
@@ -146,7 +148,8 @@ impl Drop for Reading {
 async fn run(mut pipe: pipe::Sender, queue: Reading, to: ChannelRef) {
     while let Some(Message { bytes, at }) = queue.0.next().await {
         if let Err(error) = pipe.write_all(&bytes).await {
-            // Closed before it is said: nothing is queued behind a pipe that failed.
+            // The queue closes before the failure is reported, so nothing is queued behind a broken
+            // pipe.
             drop(queue);
             let _ = to.send_message(ChannelMsg::StdinFailed(error.to_string()));
             return;
@@ -202,7 +205,7 @@ mod tests {
         assert_eq!(closed, Err(QueueError::Closed));
     }
 
-    /// A pump with a pipe of its own, and where it tells what.
+    /// A pump with a pipe of its own, and the mailbox that it reports to.
     fn pump() -> (Stdin, std::fs::File, Mailbox<ChannelMsg>) {
         let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
         let (to, mailbox) = mailbox();
@@ -215,7 +218,7 @@ mod tests {
         numbers.map(|byte| u8::try_from(byte).unwrap()).collect()
     }
 
-    /// Queues more than a turn may, as nobody else can.
+    /// Queues more than a turn may; bypasses the bounds.
     fn put(stdin: &Stdin, bytes: Vec<u8>) {
         let mut waiting = stdin.queue.lock();
         waiting.bytes += bytes.len();
@@ -247,8 +250,11 @@ mod tests {
             all
         });
         for _ in 0..2 {
-            let told = next_message(&mut mailbox).await;
-            assert!(matches!(told, Some(ChannelMsg::Written { .. })), "{told:?}");
+            let message = next_message(&mut mailbox).await;
+            assert!(
+                matches!(message, Some(ChannelMsg::Written { .. })),
+                "{message:?}"
+            );
         }
         let all = read.join().unwrap();
         assert!(all == [&sent[..], b"and the next"].concat());

@@ -1,7 +1,7 @@
 //! The stdout pump: a plain task that owns one child's stdout.
 //!
-//! Reads, cuts into frames, takes credits, hands batches to the Channel; tells the end of the
-//! stream in-band, after everything that was read. Must not know what a frame means.
+//! Reads, cuts into frames, takes credits, and sends batches to the Channel. The end of the stream
+//! is sent in-band, after everything that was read. Must not know what a frame means.
 
 use std::io;
 use std::sync::Arc;
@@ -16,21 +16,22 @@ use crate::credit::Credits;
 use marshal_model::limits::{CREDIT_FRAMES, READ_BUDGET_BYTES, READ_CHUNK_BYTES};
 use marshal_wire::ndjson::{LineDecoder, LineError};
 
-/// Frames of one batch: half of the credits, so that one can be under way while one is read.
+/// Frames per batch: half of the credits, so that one batch can be in flight while the next is
+/// read.
 const BATCH_FRAMES: usize = CREDIT_FRAMES / 2;
 
 /// How the stream ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum StreamEnd {
-    /// The child, and everybody else who held the pipe, closed it.
+    /// All writers of the pipe closed it.
     Eof,
-    /// A line was longer than the cap: nothing after it can be trusted.
+    /// A line was longer than the limit: nothing after it can be parsed reliably.
     TooLong(LineError),
     /// The pipe could not be read.
     Failed(String),
 }
 
-/// The running pump; dropping it ends it.
+/// The running pump; dropping it ends the task.
 #[derive(Debug)]
 pub(crate) struct Pump {
     task: AbortHandle,
@@ -38,7 +39,7 @@ pub(crate) struct Pump {
 }
 
 impl Pump {
-    /// Starts reading; ends with the stream, or when nobody listens.
+    /// Starts reading; ends with the stream, or when the channel is gone.
     pub(crate) fn start(stdout: pipe::Receiver, credits: Credits, to: ChannelRef) -> Self {
         let waits = Arc::new(AtomicBool::new(false));
         let out = BatchSender {
@@ -53,7 +54,7 @@ impl Pump {
         }
     }
 
-    /// Whether it has read something and waits for credits to hand it over.
+    /// Whether the pump has read frames and waits for credits to send them.
     pub(crate) fn waits(&self) -> bool {
         self.waits.load(Ordering::Relaxed)
     }
@@ -65,14 +66,14 @@ impl Drop for Pump {
     }
 }
 
-/// Where the pump hands its batches.
+/// Sends the pump's batches.
 struct BatchSender {
     credits: Credits,
     to: ChannelRef,
     waits: Arc<AtomicBool>,
 }
 
-/// Reads to the end of the stream, or until nobody takes what was read.
+/// Reads to the end of the stream, or until the channel is gone.
 async fn pump(stdout: pipe::Receiver, out: BatchSender) {
     let mut lines = LineDecoder::default();
     let mut since_yield = 0;
@@ -81,7 +82,7 @@ async fn pump(stdout: pipe::Receiver, out: BatchSender) {
             Ok(()) => read(&stdout, &mut lines),
             Err(error) => (Vec::new(), Some(Box::new(failed(&error))), 0),
         };
-        // Boxed, because most often nothing waits, and the room for it stands in every pump.
+        // Boxed: usually nothing waits, and the unboxed future would take its room in every pump.
         let taken = match out.send_now(frames, read) {
             Ok(taken) => taken,
             Err(waiting) => Box::pin(send(waiting, &out)).await,
@@ -105,8 +106,8 @@ fn failed(error: &io::Error) -> StreamEnd {
     StreamEnd::Failed(error.to_string())
 }
 
-/// One read: its lines, the end if that was it, and its bytes. No buffer stands by for an idle
-/// child.
+/// One read: its lines, the end of the stream if it was reached, and the number of bytes. The
+/// buffer is allocated per read, so an idle child holds none.
 fn read(
     stdout: &pipe::Receiver,
     lines: &mut LineDecoder,
@@ -133,45 +134,38 @@ fn read(
 }
 
 impl BatchSender {
-    /// Hands the frames over if that needs no waiting; else gives them back. `None`: nobody takes
-    /// them.
+    /// Sends the frames if the credits suffice; else gives them back. `None`: the channel is gone.
     fn send_now(&self, frames: Vec<Bytes>, read: usize) -> Result<Option<()>, Vec<Bytes>> {
         if frames.is_empty() {
-            // The middle of a long line, still a sign of life. Bounded by the line cap, not by
-            // credits.
-            let told = read == 0 || self.to.send_message(ChannelMsg::PartialLine).is_ok();
-            return Ok(told.then_some(()));
+            // The middle of a long line is still a sign of life. It is bounded by the line limit,
+            // not by credits.
+            let is_sent = read == 0 || self.to.send_message(ChannelMsg::PartialLine).is_ok();
+            return Ok(is_sent.then_some(()));
         }
         let bytes = frames.iter().map(Bytes::len).sum();
-        let hold = (frames.len() <= BATCH_FRAMES)
+        let credit = (frames.len() <= BATCH_FRAMES)
             .then(|| self.credits.take_now(frames.len(), bytes))
             .flatten();
-        let Some(hold) = hold else {
+        let Some(credit) = credit else {
             return Err(frames);
         };
         let batch = frames;
-        let told = self.to.send_message(ChannelMsg::Frames {
-            batch,
-            credit: hold,
-        });
-        Ok(told.ok())
+        let result = self.to.send_message(ChannelMsg::Frames { batch, credit });
+        Ok(result.ok())
     }
 }
 
-/// Hands the frames over, in batches that fit the credits. `None`: nobody takes them.
+/// Sends the frames in batches that fit the credits. `None`: the channel is gone.
 async fn send(mut frames: Vec<Bytes>, out: &BatchSender) -> Option<()> {
     while !frames.is_empty() {
         let rest = frames.split_off(frames.len().min(BATCH_FRAMES));
         let batch = std::mem::replace(&mut frames, rest);
         let bytes = batch.iter().map(Bytes::len).sum();
         out.waits.store(true, Ordering::Relaxed);
-        let hold = out.credits.take(batch.len(), bytes).await?;
+        let credit = out.credits.take(batch.len(), bytes).await?;
         out.waits.store(false, Ordering::Relaxed);
         out.to
-            .send_message(ChannelMsg::Frames {
-                batch,
-                credit: hold,
-            })
+            .send_message(ChannelMsg::Frames { batch, credit })
             .ok()?;
     }
     Some(())

@@ -1,8 +1,8 @@
-//! One terminal: a command that the agent has its client run, and the end of what it wrote.
+//! One terminal: a command that the agent's client runs, and the tail of its output.
 //!
-//! A plain task owns the command: it reads what it writes, tells the first of it, and kills it
-//! with everything that it started when told to, or when its terminal is dropped. Must not know
-//! who wants what of it.
+//! A plain task owns the command. It reads the output and reports the first part of it. It kills
+//! the command and all its descendants on request, or when the terminal is dropped. Must not know
+//! who requested it.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -22,7 +22,7 @@ use marshal_model::limits::{
 };
 use marshal_model::{ClientOutput, ExitStatus, PermissionRequestKey, TerminalExit, UntrustedText};
 
-/// A terminal, as its channel holds it.
+/// A terminal, from the side of its channel.
 #[derive(Debug)]
 pub(super) struct Terminal {
     output: Arc<OutputBuffer>,
@@ -34,28 +34,28 @@ pub(super) struct Terminal {
     waiting: Vec<PermissionRequestKey>,
 }
 
-/// What a command needs to begin.
+/// The arguments of a new command.
 pub(super) struct TerminalStart {
     pub(super) key: PermissionRequestKey,
     pub(super) id: String,
     pub(super) door: Arc<SandboxEntry>,
     pub(super) errand: ExecRequest,
-    /// How much of its output the agent wants to be kept.
+    /// How many bytes of output the agent asks to keep; `None`: the limit.
     pub(super) wanted: Option<u64>,
     pub(super) credits: Credits,
     pub(super) to: ChannelRef,
 }
 
-/// Begins a command.
+/// Starts a command.
 pub(super) fn start_terminal(begin: TerminalStart) -> Terminal {
     let wanted = begin.wanted.and_then(|bytes| usize::try_from(bytes).ok());
-    let kept = wanted.unwrap_or(TERMINAL_BYTES).min(TERMINAL_BYTES);
-    let screen = Arc::new(OutputBuffer::new(kept));
+    let capacity = wanted.unwrap_or(TERMINAL_BYTES).min(TERMINAL_BYTES);
+    let output = Arc::new(OutputBuffer::new(capacity));
     let kill = CancellationToken::new();
     let task = TerminalTask {
         key: begin.key,
         id: begin.id,
-        output: Arc::clone(&screen),
+        output: Arc::clone(&output),
         credits: begin.credits,
         to: begin.to,
         kill: kill.clone(),
@@ -63,7 +63,7 @@ pub(super) fn start_terminal(begin: TerminalStart) -> Terminal {
     };
     tokio::spawn(task.run(begin.door, begin.errand));
     Terminal {
-        output: screen,
+        output,
         _guard: kill.clone().drop_guard(),
         kill,
         runs: false,
@@ -74,22 +74,22 @@ pub(super) fn start_terminal(begin: TerminalStart) -> Terminal {
 }
 
 impl Terminal {
-    /// Its command runs.
+    /// Records that the command runs.
     pub(super) const fn set_started(&mut self) {
         self.runs = true;
     }
 
-    /// Whether its command runs, as far as is known.
+    /// Whether the command runs, as far as is known.
     pub(super) const fn is_running(&self) -> bool {
         self.runs && self.exit.is_none()
     }
 
-    /// Ends its command.
+    /// Kills the command.
     pub(super) fn kill(&self) {
         self.kill.cancel();
     }
 
-    /// Ends its command and makes its id unknown.
+    /// Kills the command and invalidates its id.
     pub(super) fn release(&mut self) {
         self.released = true;
         self.kill.cancel();
@@ -99,33 +99,33 @@ impl Terminal {
         self.released
     }
 
-    /// How its command ended, if it has.
+    /// The exit of the command, if it has ended.
     pub(super) const fn exit(&self) -> Option<TerminalExit> {
         self.exit
     }
 
-    /// This request is answered at the command's end.
+    /// Adds a request that is answered at the command's end.
     pub(super) fn add_waiter(&mut self, key: PermissionRequestKey) {
         self.waiting.push(key);
     }
 
-    /// This one is not any more.
+    /// Removes such a request.
     pub(super) fn remove_waiter(&mut self, key: &PermissionRequestKey) {
         self.waiting.retain(|waiting| waiting != key);
     }
 
-    /// The command is over: gives the requests that waited for it.
+    /// Records the exit, and gives the requests that waited for it.
     pub(super) fn end(&mut self, exit: TerminalExit) -> Vec<PermissionRequestKey> {
         self.exit = Some(exit);
         std::mem::take(&mut self.waiting)
     }
 
-    /// Its command never ran: gives the requests that waited for its end.
+    /// Gives the requests that waited for the end of a command that never ran.
     pub(super) fn into_waiters(self) -> Vec<PermissionRequestKey> {
         self.waiting
     }
 
-    /// What its command has written, for the agent.
+    /// The output of the command, for the agent.
     pub(super) fn output(&self) -> ClientOutput {
         let (text, truncated) = self.output.text();
         ClientOutput::Output {
@@ -135,16 +135,16 @@ impl Terminal {
         }
     }
 
-    /// Bytes that its command wrote, and how many of these were not told.
+    /// Bytes that the command wrote, and how many of these were not reported.
     pub(super) fn byte_counts(&self) -> (u64, u64) {
         self.output.byte_counts()
     }
 }
 
-/// The end of what a command wrote.
+/// The tail of a command's output.
 #[derive(Debug)]
 struct OutputBuffer {
-    /// So many bytes of it are kept.
+    /// Bytes to keep.
     capacity: usize,
     state: Mutex<OutputState>,
 }
@@ -157,57 +157,57 @@ struct OutputState {
 }
 
 impl OutputBuffer {
-    fn new(most: usize) -> Self {
+    fn new(capacity: usize) -> Self {
         Self {
-            capacity: most,
+            capacity,
             state: Mutex::default(),
         }
     }
 
     fn push(&self, chunk: &[u8]) {
-        let mut held = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        held.written += chunk.len() as u64;
-        held.bytes.extend_from_slice(chunk);
-        // Cut at twice the bound only: not every chunk moves all the rest.
-        if held.bytes.len() > 2 * self.capacity {
-            let over = held.bytes.len() - self.capacity;
-            held.bytes.drain(..over);
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.written += chunk.len() as u64;
+        state.bytes.extend_from_slice(chunk);
+        // Cut only at twice the limit, so that not every chunk moves the whole buffer.
+        if state.bytes.len() > 2 * self.capacity {
+            let excess = state.bytes.len() - self.capacity;
+            state.bytes.drain(..excess);
         }
     }
 
-    /// Whether so many bytes more may be told.
+    /// Whether this many more bytes may be reported.
     fn may_report(&self, bytes: usize) -> bool {
-        let held = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        held.reported + bytes as u64 <= TERMINAL_REPORTED_BYTES as u64
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.reported + bytes as u64 <= TERMINAL_REPORTED_BYTES as u64
     }
 
-    /// So many bytes were told.
+    /// Records that this many bytes were reported.
     fn record_reported(&self, bytes: usize) {
-        let mut held = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        held.reported += bytes as u64;
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.reported += bytes as u64;
     }
 
     fn byte_counts(&self) -> (u64, u64) {
-        let held = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        (held.written, held.written.saturating_sub(held.reported))
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        (state.written, state.written.saturating_sub(state.reported))
     }
 
-    /// The end of it as text, no longer than is kept, from the border of a character on; and
-    /// whether there was more.
+    /// The tail as text, at most `capacity` bytes, from a character boundary on; and whether
+    /// anything was cut.
     fn text(&self) -> (String, bool) {
-        let held = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut from = held.bytes.len().saturating_sub(self.capacity);
-        if held.written > self.capacity as u64 {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut from = state.bytes.len().saturating_sub(self.capacity);
+        if state.written > self.capacity as u64 {
             let is_inside = |byte: &u8| byte & 0xc0 == 0x80;
-            let inside = held.bytes[from..]
+            let inside = state.bytes[from..]
                 .iter()
                 .take(3)
                 .take_while(|b| is_inside(b));
             from += inside.count();
         }
-        let mut text = String::from_utf8_lossy(&held.bytes[from..]).into_owned();
-        let mut truncated = held.written > self.capacity as u64;
-        // What is no UTF-8 takes more room as text.
+        let mut text = String::from_utf8_lossy(&state.bytes[from..]).into_owned();
+        let mut truncated = state.written > self.capacity as u64;
+        // Bytes that are not UTF-8 become longer as text.
         if text.len() > self.capacity {
             truncated = true;
             let mut cut = text.len() - self.capacity;
@@ -227,17 +227,17 @@ struct TerminalTask {
     credits: Credits,
     to: ChannelRef,
     kill: CancellationToken,
-    /// The first bytes of a character whose rest has not come.
+    /// The first bytes of a character whose rest has not arrived.
     partial: Vec<u8>,
 }
 
 impl TerminalTask {
-    async fn run(mut self, door: Arc<SandboxEntry>, errand: ExecRequest) {
-        let what = (errand.argv.clone(), errand.cwd.clone());
+    async fn run(mut self, entry: Arc<SandboxEntry>, request: ExecRequest) {
+        let what = (request.argv.clone(), request.cwd.clone());
         let started = tokio::select! {
             biased;
-            () = self.kill.cancelled() => Err("it was ended before it began".to_owned()),
-            started = door.run(errand) => started.map_err(|error| error.to_string()),
+            () = self.kill.cancelled() => Err("the command was cancelled before it started".to_owned()),
+            started = entry.run(request) => started.map_err(|error| error.to_string()),
         };
         let (running, failed) = match started {
             Ok(running) => (Some(running), None),
@@ -267,7 +267,7 @@ impl TerminalTask {
             .send_message(ChannelMsg::ClientUpdate(Box::new(news)));
     }
 
-    /// Reads to the command's end, or kills it; nothing of it is left then.
+    /// Reads to the command's end, or kills it. Returns when none of its processes is left.
     async fn watch(
         &mut self,
         mut running: RunningCommand,
@@ -275,13 +275,13 @@ impl TerminalTask {
     ) -> Option<ExitStatus> {
         let mut chunk = vec![0; TERMINAL_CHUNK_BYTES];
         let mut status = None;
-        let (mut is_over, mut is_read, mut is_killed) = (false, false, false);
-        // Until when is waited for what is missing.
+        let (mut has_ended, mut is_read, mut is_killed) = (false, false, false);
+        // Until when the rest is waited for.
         let mut deadline: Option<Instant> = None;
-        while !(is_over && is_read) {
+        while !(has_ended && is_read) {
             tokio::select! {
-                ended = running.wait(), if !is_over => {
-                    (status, is_over) = (ended, true);
+                exit = running.wait(), if !has_ended => {
+                    (status, has_ended) = (exit, true);
                     deadline = Some(Instant::now() + TERMINAL_DRAIN_TIMEOUT);
                 }
                 got = output.read(&mut chunk), if !is_read => match got {
@@ -299,7 +299,7 @@ impl TerminalTask {
         status
     }
 
-    /// Takes in what was written, and tells it as long as that may be.
+    /// Records output, and reports it as long as the limit allows.
     async fn record_output(&mut self, chunk: &[u8]) {
         self.output.push(chunk);
         self.partial.extend_from_slice(chunk);
@@ -309,18 +309,18 @@ impl TerminalTask {
         if bytes == 0 || !self.output.may_report(bytes) {
             return;
         }
-        let hold = tokio::select! {
+        let credit = tokio::select! {
             biased;
-            hold = self.credits.take(1, delta.len()) => hold,
-            // What is told last must not hold up its end: without credits it stays untold.
+            credit = self.credits.take(1, delta.len()) => credit,
+            // A killed command must not wait for credits: its last output then stays unreported.
             () = self.kill.cancelled() => None,
         };
-        if let Some(hold) = hold {
+        if let Some(credit) = credit {
             self.output.record_reported(bytes);
             self.send_update(ClientUpdate::Output {
                 terminal: self.id.clone(),
                 delta: UntrustedText::new(delta),
-                credit: hold,
+                credit,
             });
         }
     }
@@ -333,13 +333,13 @@ async fn sleep_until_deadline(deadline: Option<Instant>) {
     }
 }
 
-/// Takes out everything but the beginning of a character at the very end.
+/// Takes out everything but an incomplete character at the end.
 fn take_whole_chars(bytes: &mut Vec<u8>) -> String {
     let end = match std::str::from_utf8(bytes) {
         Ok(_) => bytes.len(),
         Err(error) => {
             let mut end = bytes.len();
-            // Only the last three bytes can be the beginning of a character.
+            // An incomplete character has at most three bytes.
             let last = bytes.len().saturating_sub(3).max(error.valid_up_to());
             for at in (last..bytes.len()).rev() {
                 if let Err(error) = std::str::from_utf8(&bytes[at..])
@@ -364,12 +364,12 @@ mod tests {
 
     #[test]
     fn of_what_was_written_the_end_is_kept_from_a_characters_border_on() {
-        let check = |most: usize, chunks: &[&[u8]], expect: &str, cut: bool| {
-            let screen = OutputBuffer::new(most);
+        let check = |capacity: usize, chunks: &[&[u8]], expect: &str, cut: bool| {
+            let output = OutputBuffer::new(capacity);
             for chunk in chunks {
-                screen.push(chunk);
+                output.push(chunk);
             }
-            assert_eq!(screen.text(), (expect.to_owned(), cut));
+            assert_eq!(output.text(), (expect.to_owned(), cut));
         };
         check(10, &[b"hello"], "hello", false);
         check(5, &[b"hel", b"lo"], "hello", false);
@@ -385,32 +385,32 @@ mod tests {
 
     #[test]
     fn what_is_told_is_whole_characters() {
-        let mut held = "aé".as_bytes()[..2].to_vec();
-        assert_eq!(take_whole_chars(&mut held), "a");
-        assert_eq!(held, [0xc3]);
-        held.push(0xa9);
-        assert_eq!(take_whole_chars(&mut held), "é");
-        assert_eq!(held, Vec::<u8>::new());
-        let mut held = b"\xff\xfex".to_vec();
-        assert_eq!(take_whole_chars(&mut held), "\u{fffd}\u{fffd}x");
-        let mut held = "a🦀".as_bytes()[..4].to_vec();
-        assert_eq!(take_whole_chars(&mut held), "a");
-        assert_eq!(held.len(), 3);
+        let mut bytes = "aé".as_bytes()[..2].to_vec();
+        assert_eq!(take_whole_chars(&mut bytes), "a");
+        assert_eq!(bytes, [0xc3]);
+        bytes.push(0xa9);
+        assert_eq!(take_whole_chars(&mut bytes), "é");
+        assert_eq!(bytes, Vec::<u8>::new());
+        let mut bytes = b"\xff\xfex".to_vec();
+        assert_eq!(take_whole_chars(&mut bytes), "\u{fffd}\u{fffd}x");
+        let mut bytes = "a🦀".as_bytes()[..4].to_vec();
+        assert_eq!(take_whole_chars(&mut bytes), "a");
+        assert_eq!(bytes.len(), 3);
     }
 
     #[test]
     fn so_much_is_told_and_the_rest_is_counted() {
-        let screen = OutputBuffer::new(10);
-        screen.push(&[b'x'; 100]);
-        // What may be told, but was not, counts as untold.
-        assert!(screen.may_report(60));
-        assert_eq!(screen.byte_counts(), (100, 100));
-        screen.record_reported(60);
-        assert!(!screen.may_report(TERMINAL_REPORTED_BYTES));
-        assert!(screen.may_report(40));
-        screen.record_reported(40);
-        assert_eq!(screen.byte_counts(), (100, 0));
-        screen.push(b"more");
-        assert_eq!(screen.byte_counts(), (104, 4));
+        let output = OutputBuffer::new(10);
+        output.push(&[b'x'; 100]);
+        // What may be reported, but was not, counts as unreported.
+        assert!(output.may_report(60));
+        assert_eq!(output.byte_counts(), (100, 100));
+        output.record_reported(60);
+        assert!(!output.may_report(TERMINAL_REPORTED_BYTES));
+        assert!(output.may_report(40));
+        output.record_reported(40);
+        assert_eq!(output.byte_counts(), (100, 0));
+        output.push(b"more");
+        assert_eq!(output.byte_counts(), (104, 4));
     }
 }

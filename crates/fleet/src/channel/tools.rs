@@ -1,10 +1,10 @@
-//! The tools that we give to the agent: the socket inside its walls, and the calls that come by it.
+//! The engine tools of the agent: the socket inside its sandbox, and the calls that arrive on it.
 //!
-//! A call is a request like one to the client (`client.rs`): judged, durable, then carried out behind
-//! the same walls. Must not know rules, nor how the protocol says any of this.
+//! A call is handled like a client request (`client.rs`): evaluated, made durable, then carried out
+//! in the same sandbox. Must not know rules, nor the protocol's messages.
 //!
-//! The key of such a call has the highest bit of its serial set. So its answer goes to the connection, not
-//! to the dialect.
+//! The key of such a call has the highest bit of its serial set. So its answer goes to the
+//! connection, not to the dialect.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -27,33 +27,33 @@ use marshal_model::{
 };
 use marshal_proxy::tool_server::{Socket, ToolCallEvent, ToolServer};
 
-/// What marks the serial numbers of calls: requests by the agent's own protocol count from 1.
+/// Marks the serial numbers of tool calls: requests of the agent's protocol count from 1.
 const ENGINE_CALL_BIT: u64 = 1 << 63;
 
-/// Which tools an agent gets, and where they are.
+/// The engine tools of an agent, and their socket.
 #[derive(Debug, Clone)]
 pub(crate) struct ToolSetup {
     /// The socket's file, on the host.
     pub(crate) path: PathBuf,
-    /// Who may connect.
+    /// The uid that may connect.
     pub(crate) uid: u32,
     /// The tools.
     pub(crate) tools: Vec<EngineTool>,
 }
 
-/// The server of one child's tools, and the calls that wait for their answers.
+/// The tool server of one child, and the calls that wait for their answers.
 #[derive(Debug, Default)]
 pub(super) struct EngineTools {
     server: Option<ToolServer>,
     open: BTreeMap<u64, OpenCall>,
-    /// Texts of all of them together, in bytes.
+    /// Bytes of the texts of all open calls together.
     open_bytes: usize,
 }
 
 #[derive(Debug)]
 struct OpenCall {
     tool: EngineTool,
-    /// What is said of it when it was carried out.
+    /// The reply if the call succeeds.
     done: String,
     bytes: usize,
     reply: oneshot::Sender<EngineResult>,
@@ -66,13 +66,13 @@ impl EngineTools {
         Some(open)
     }
 
-    /// The child is gone: nobody can call, or be answered.
+    /// Drops the server and all open calls of a child that is gone.
     pub(super) fn clear(&mut self) {
         *self = Self::default();
     }
 }
 
-/// Whether a request is a call of a tool of ours.
+/// Whether a request is a call of an engine tool.
 pub(super) const fn is_engine_call(key: &PermissionRequestKey) -> bool {
     key.serial & ENGINE_CALL_BIT != 0
 }
@@ -85,7 +85,7 @@ fn key(number: u64) -> PermissionRequestKey {
 }
 
 impl ChannelState {
-    /// The socket is there: it is served as long as the child lives.
+    /// Serves the tools on the socket as long as the child runs.
     pub(super) fn serve_tools(&mut self, socket: Socket, myself: &ChannelRef) {
         let Some(clients) = &mut self.client_requests else {
             return;
@@ -94,25 +94,27 @@ impl ChannelState {
             return;
         };
         let to = myself.clone();
-        let tell = Arc::new(move |said| {
-            let _ = to.send_message(ChannelMsg::ToolCallEvent(Box::new(said)));
+        let notify = Arc::new(move |event| {
+            let _ = to.send_message(ChannelMsg::ToolCallEvent(Box::new(event)));
         });
-        match ToolServer::start(socket, setup.tools, setup.uid, tell) {
+        match ToolServer::start(socket, setup.tools, setup.uid, notify) {
             Ok(server) => clients.tools.server = Some(server),
-            Err(error) => tracing::error!(slot = %self.slot, %error, "the tools are not served"),
+            Err(error) => {
+                tracing::error!(slot = %self.slot, %error, "the tool server did not start")
+            }
         }
     }
 
-    /// The agent calls a tool, or waits for a call no more.
-    pub(super) fn handle_tool_call_event(&mut self, said: ToolCallEvent, now: Instant) {
-        match said {
+    /// Handles a tool call, or the end of one that its caller abandoned.
+    pub(super) fn handle_tool_call_event(&mut self, event: ToolCallEvent, now: Instant) {
+        match event {
             ToolCallEvent::Call {
                 number,
                 call,
                 reply,
-                permit: room,
+                permit,
             } => {
-                if let Err((error, reply)) = self.handle_tool_call(number, call, reply, room) {
+                if let Err((error, reply)) = self.handle_tool_call(number, call, reply, permit) {
                     let _ = reply.send(Err(error));
                 }
             }
@@ -135,42 +137,42 @@ impl ChannelState {
         number: u64,
         call: Box<EngineCall>,
         reply: oneshot::Sender<EngineResult>,
-        room: OwnedSemaphorePermit,
+        permit: OwnedSemaphorePermit,
     ) -> Result<(), (ClientError, oneshot::Sender<EngineResult>)> {
-        let refused = |fault, why: &str| ClientError::new(fault, why);
+        let error = |fault, why: &str| ClientError::new(fault, why);
         if !self.in_turn || self.ladder.has_begun() || self.ended.is_some() {
-            let why = "no turn is running: tools are for turns";
-            return Err((refused(ClientErrorKind::Denied, why), reply));
+            let why = "no turn is running: tools can be called only during a turn";
+            return Err((error(ClientErrorKind::Denied, why), reply));
         }
         let Some(clients) = &mut self.client_requests else {
             return Err((
-                refused(ClientErrorKind::Failed, "there are no tools"),
+                error(ClientErrorKind::Failed, "this pool offers no tools"),
                 reply,
             ));
         };
-        let held = call.text_bytes();
-        if clients.tools.open_bytes + held > CLIENT_OPEN_BYTES {
-            let why = "too much text is waiting to be written: wait for one of the calls";
-            return Err((refused(ClientErrorKind::Failed, why), reply));
+        let text_bytes = call.text_bytes();
+        if clients.tools.open_bytes + text_bytes > CLIENT_OPEN_BYTES {
+            let why = "too much text is waiting to be written: wait until one of the open calls has ended";
+            return Err((error(ClientErrorKind::Failed, why), reply));
         }
-        let wish = call.policy_request();
-        let input = serde_json::value::to_raw_value(&wish.arguments)
+        let request = call.policy_request();
+        let input = serde_json::value::to_raw_value(&request.arguments)
             .unwrap_or_else(|_| marshal_wire::json::null_value());
         let key = key(number);
         let ask = PermissionRequest {
             key: key.clone(),
             tool_id: None,
-            tool: wish.tool.record_name().into(),
+            tool: request.tool.record_name().into(),
             input,
             claims: AgentClaims::default(),
         };
-        clients.tools.open_bytes += held;
+        clients.tools.open_bytes += text_bytes;
         clients.tools.open.insert(
             number,
             OpenCall {
-                tool: wish.tool,
+                tool: request.tool,
                 done: describe_success(&call),
-                bytes: held,
+                bytes: text_bytes,
                 reply,
             },
         );
@@ -181,19 +183,20 @@ impl ChannelState {
         self.pool
             .meters
             .record_event(EventKind::PermissionRequested);
-        let request = ClientRequest::Tool(Box::new(wish));
+        let call = ClientRequest::Tool(Box::new(request));
         let permission_request = Box::new(ask);
         self.send(
             vec![ChannelEvent::ClientRequest {
                 permission_request,
-                request,
+                request: call,
             }],
-            Some(CreditPermit::for_tool_call(room)),
+            Some(CreditPermit::for_tool_call(permit)),
         );
         Ok(())
     }
 
-    /// The verdict is durable: the call is carried out. `place` is the file's, or what a person said.
+    /// The verdict is durable: carries the call out. `place` is the path of the file, or the
+    /// approver's answer.
     pub(super) fn tool_call_decided(
         &mut self,
         key: PermissionRequestKey,
@@ -212,8 +215,8 @@ impl ChannelState {
             EngineCall::Edit { path, edit, base } => (path, FileAction::Edit { edit, base }),
             EngineCall::Read { path, line, limit } => (path, FileAction::Read { line, limit }),
             EngineCall::Ask { .. } => {
-                let said = PendingReply::Ready(Ok(ClientOutput::Text(place)));
-                return self.queue_client_reply(key, said, now);
+                let reply = PendingReply::Ready(Ok(ClientOutput::Text(place)));
+                return self.queue_client_reply(key, reply, now);
             }
             EngineCall::Step { step, status } => {
                 let step = step.into();
@@ -232,12 +235,12 @@ impl ChannelState {
             clients.queue_file(key, work);
             return self.start_waiting_files(myself);
         }
-        let why = "the place that was judged is not in the workspace";
+        let why = "the path that the policy evaluated is not in the workspace";
         let error = ClientError::new(ClientErrorKind::Failed, why);
         self.queue_client_reply(key, PendingReply::Ready(Err(error)), now);
     }
 
-    /// Answers a call.
+    /// Answers a tool call.
     pub(super) fn reply_to_tool_call(&mut self, key: &PermissionRequestKey, reply: PendingReply) {
         let Some(clients) = &mut self.client_requests else {
             return;
@@ -248,7 +251,7 @@ impl ChannelState {
                 clients.release_file();
                 answer
             }
-            // No tool has terminals.
+            // Tools have no terminals.
             PendingReply::Output(_) => return,
         };
         let Some(open) = clients.tools.close_call(key.serial & !ENGINE_CALL_BIT) else {
@@ -268,12 +271,12 @@ impl ChannelState {
             Err(error) => Err(error),
         };
         if open.reply.send(answer).is_err() {
-            tracing::debug!(slot = %self.slot, tool = %open.tool, "nobody waits for a tool's answer");
+            tracing::debug!(slot = %self.slot, tool = %open.tool, "the caller of a tool is gone; the answer is dropped");
         }
     }
 }
 
-/// What is said of a call that was carried out.
+/// The reply to a call that succeeded.
 fn describe_success(call: &EngineCall) -> String {
     match call {
         EngineCall::Write { path, content, .. } => {

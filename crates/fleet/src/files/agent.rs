@@ -1,7 +1,8 @@
-//! A file of a registered workspace that an agent reads or writes by its client or its tools.
+//! A file of a registered workspace that an agent reads or writes through its client or its tools.
 //!
-//! Owns what each session saw last of which file: that is what its next write was made from, unless
-//! it says otherwise. Must not know how a file is read or written behind an agent's walls.
+//! Owns which version of a file each session saw last. It is the base of the session's next write,
+//! unless the write names another base. Must not know how a file is read or written inside an
+//! agent's sandbox.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::PathBuf;
@@ -20,22 +21,22 @@ use marshal_store::{
     WorkspaceId,
 };
 
-/// A file that a session saw.
+/// A session and a file that it saw.
 type Key = (SessionId, WorkspaceId, FilePath);
 
-/// Which versions sessions saw last. What was not seen again for the longest is forgotten first, of
-/// a session with very many files its own. Whether a session may have forgotten a file is always
-/// known: then what somebody else wrote is shown to it before it writes over that.
+/// The versions that sessions saw last, with an LRU bound: over all sessions, and for each session.
+/// It is always known whether an entry of a session may have been removed. Such a session must see
+/// a version of another author before it may overwrite it.
 #[derive(Debug)]
 pub(super) struct SeenVersions {
     versions: HashMap<Key, (u64, u64)>,
-    /// By when they were seen last.
+    /// Entries by the count at which they were seen last.
     order: BTreeMap<u64, Key>,
     of_session: HashMap<SessionId, BTreeSet<u64>>,
     now: u64,
     forgetful: BTreeSet<SessionId>,
-    /// Sessions that began before this moment may have forgotten, too: their ids are in the order of
-    /// time. At first it is the start of this process.
+    /// Entries of sessions that began before this id may have been removed too; ids are ordered by
+    /// time. Initially it marks the start of this process.
     before: String,
 }
 
@@ -104,16 +105,16 @@ impl SeenVersions {
     }
 }
 
-/// A session that works in a registered workspace itself, or around or below one.
+/// A session whose workspace is, contains, or lies in a registered workspace.
 #[derive(Debug, Clone)]
 pub(crate) struct SessionVersions {
     shared: Arc<Shared>,
-    /// Its workspace on the host.
+    /// The host path of its workspace.
     host: PathBuf,
     session: SessionId,
 }
 
-/// A file of it that has versions.
+/// A file of the session's workspace that has versions.
 #[derive(Debug)]
 pub(crate) struct AgentFile {
     shared: Arc<Shared>,
@@ -122,26 +123,26 @@ pub(crate) struct AgentFile {
     task: TaskId,
 }
 
-/// A change of a file, by an agent.
+/// A write of a file by an agent.
 #[derive(Debug)]
 pub(crate) struct AgentWrite {
-    /// What is to be in it.
+    /// The new content.
     pub(crate) text: String,
-    /// From which version, 0 for none; `None`: what the session saw last.
+    /// The base version, 0 for a new file; `None`: the version that the session saw last.
     pub(crate) base: Option<u64>,
-    /// The whole of it, or a part.
+    /// Whether the whole file or a part of it is written.
     pub(crate) cause: Cause,
-    /// SHA-256 of the text that a part was changed of.
+    /// SHA-256 of the file's content before a partial change; `None` for a write of the whole file.
     pub(crate) expected_digest: Option<Digest>,
 }
 
 impl SessionVersions {
-    /// None where no versions are kept.
+    /// `None` if no file of the session's workspace can have versions.
     pub(crate) fn new(shared: &Arc<Shared>, host: PathBuf, session: &SessionId) -> Option<Self> {
         let roots = shared.files.roots.current();
         let touches = |root: &PathBuf| root.starts_with(&host) || host.starts_with(root);
-        let is_kept = shared.files.store.is_some() && roots.all.values().any(touches);
-        is_kept.then(|| Self {
+        let has_versions = shared.files.store.is_some() && roots.all.values().any(touches);
+        has_versions.then(|| Self {
             shared: Arc::clone(shared),
             host,
             session: session.clone(),
@@ -162,23 +163,23 @@ impl SessionVersions {
     }
 }
 
-/// A file that was found to be another than its newest version.
+/// A file whose content was not its newest version.
 #[derive(Debug)]
 pub(crate) struct ObservedFile {
     /// Its path below the session's workspace.
     pub(crate) relative_path: String,
-    /// SHA-256 of what it holds; none if it is gone.
+    /// SHA-256 of its content; `None` if it is deleted.
     pub(crate) sha256: Option<String>,
-    /// The version that this is now.
+    /// The version that was created for it.
     pub(crate) version: FileVersion,
 }
 
 impl SessionVersions {
-    /// Looks at files of the session's workspace, at what a task may have changed past the
-    /// supervisor, and gives what is a version now. What there is no time for is found when somebody
-    /// looks at it.
+    /// Syncs files of the session's workspace that a task may have changed without the supervisor,
+    /// and returns the new versions. Stops after [`OBSERVE_TIMEOUT`]; the remaining files are
+    /// synced at their next access.
     pub(crate) async fn observe(&self, below: Vec<String>, task: &TaskId) -> Vec<ObservedFile> {
-        let mut found = Vec::new();
+        let mut observed = Vec::new();
         let all = async {
             for below in below {
                 let Some(file) = self.file(&below, task) else {
@@ -189,40 +190,40 @@ impl SessionVersions {
                     ..file.origin()
                 };
                 match self.shared.files.sync_as(&file.spot, origin).await {
-                    Ok(settled) => found.extend(settled.observed.map(|version| ObservedFile {
+                    Ok(synced) => observed.extend(synced.observed.map(|version| ObservedFile {
                         relative_path: below,
                         sha256: version.digest.map(|digest| digest.to_string()),
                         version: to_file_version(&file.spot, &version),
                     })),
-                    // No plain file, or too large.
+                    // Not a regular file, or too large.
                     Err(FilesError::Disk { .. }) => {}
                     Err(error) => {
-                        tracing::warn!(%error, "what was written is not observed now");
+                        tracing::warn!(%error, "files that an agent wrote cannot be synced now: the next access stores their versions");
                         return;
                     }
                 }
             }
         };
         if tokio::time::timeout(OBSERVE_TIMEOUT, all).await.is_err() {
-            tracing::info!(session = %self.session, "not all that was written is observed now");
+            tracing::info!(session = %self.session, "not all files that an agent wrote were synced in time: the next access stores their versions");
         }
-        found
+        observed
     }
 }
 
 impl AgentFile {
-    /// Its version as it stands there now; none if it cannot be told.
+    /// The version of its content on the disk; `None` if it is unknown.
     pub(crate) async fn current_version(&self) -> Option<u64> {
         match self.shared.files.sync(&self.spot).await {
-            Ok(settled) => settled.current.map(|version| version.v),
+            Ok(synced) => synced.current.map(|version| version.v),
             Err(error) => {
-                tracing::debug!(%error, "a file is read without its version");
+                tracing::debug!(%error, "a file's version is unknown: it is read without one");
                 None
             }
         }
     }
 
-    /// The session knows this version.
+    /// Records that the session saw this version.
     pub(crate) fn mark_seen(&self, v: u64) {
         let seen = self.shared.files.seen_versions.lock();
         seen.unwrap_or_else(PoisonError::into_inner)
@@ -234,14 +235,15 @@ impl AgentFile {
         (self.session.clone(), id.clone(), path.clone())
     }
 
-    /// What a write is made from: what is said, or what the session saw. If it may have seen what
-    /// is not known any more, what somebody else wrote is refused to be lost, once: then it is seen.
+    /// The base of a write: the named one, or the one that the session saw last. If the entry of
+    /// the session may have been removed and another author wrote the newest version, the write is
+    /// refused as stale once; after that the session has seen that version.
     async fn resolve_base(&self, change: &AgentWrite) -> Result<Base, FilesError> {
         let known = {
             let seen = self.shared.files.seen_versions.lock();
             let seen = seen.unwrap_or_else(PoisonError::into_inner);
             let known = change.base.or_else(|| seen.get(&self.key()));
-            // A part that is changed is held against the whole of the file in any case.
+            // A partial change is compared with the whole content anyway, so it needs no base.
             let is_fresh =
                 change.expected_digest.is_some() || !seen.may_have_forgotten(&self.session);
             known.or(is_fresh.then_some(u64::MAX))
@@ -252,8 +254,8 @@ impl AgentFile {
             Some(v) => return Ok(Base::At(v)),
             None => {}
         }
-        let settled = self.shared.files.sync(&self.spot).await?;
-        let Some(now) = settled
+        let synced = self.shared.files.sync(&self.spot).await?;
+        let Some(now) = synced
             .current
             .filter(|now| now.content_state != ContentState::Deleted)
         else {
@@ -267,7 +269,7 @@ impl AgentFile {
         Err(StoreError::Stale { path, current }.into())
     }
 
-    /// Writes it: the version is durable before `place` puts it on the disk.
+    /// Writes the file: the version is durable before `place` writes it to the disk.
     pub(crate) async fn write<E, F>(
         &self,
         change: AgentWrite,

@@ -1,7 +1,7 @@
-//! A file of a registered workspace, read and written by the supervisor itself, with no agent
-//! involved: for people over HTTP, for plans.
+//! Reads and writes of files of registered workspaces by the supervisor itself, without an agent:
+//! for people over HTTP, and for plans.
 //!
-//! Must not know who asks, nor whether they may.
+//! Must not know the caller or its permissions.
 
 use std::sync::Arc;
 
@@ -15,33 +15,33 @@ use marshal_sandbox::workspace::Root;
 use marshal_sandbox::workspace::host_access::{FileContent, HostAccessError, Parents, write};
 use marshal_store::{Base, Cause, Digest, Origin, Version};
 
-/// A file as it was read.
+/// The content of a file that was read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileRead {
-    /// What is in it.
+    /// The content.
     pub bytes: Bytes,
-    /// Its SHA-256.
+    /// The content's SHA-256.
     pub digest: Digest,
 }
 
-/// A file to be written.
+/// A write of a file.
 #[derive(Debug, Clone)]
 pub struct FileWrite {
-    /// From which version it was made.
+    /// The version on which it is based.
     pub base: Base,
-    /// What the file must hold now, where it was made from what stood there.
+    /// The digest that the file must have now; `None`: not checked.
     pub expected_digest: Option<Digest>,
-    /// What is to be in it.
+    /// The new content.
     pub bytes: Bytes,
-    /// By whom, in which work.
+    /// Its author, turn and task.
     pub origin: Origin,
-    /// What becomes of missing directories.
+    /// Whether missing directories are created.
     pub parents: Parents,
 }
 
 impl FleetHandle {
-    /// Reads a file of a registered workspace as it stands there. What of it the store does not know
-    /// is left to those in whose work it was written: they say whose it is.
+    /// Reads a file of a registered workspace from the disk. It does not sync the file with the
+    /// store, so that a new version gets the origin of the work that wrote it.
     ///
     /// # Errors
     /// [`FilesError`]
@@ -52,10 +52,10 @@ impl FleetHandle {
     ) -> Result<FileRead, FilesError> {
         let files = &self.0.shared.files;
         let spot = files.resolve(workspace, path)?;
-        let found = files.read_disk(&spot).await?;
-        let found = found.ok_or_else(|| FilesError::NoFile(spot.path.clone()))?;
-        let digest = digest(&found);
-        let FileContent::Whole(bytes) = found.content else {
+        let file = files.read_disk(&spot).await?;
+        let file = file.ok_or_else(|| FilesError::NoFile(spot.path.clone()))?;
+        let digest = digest(&file);
+        let FileContent::Whole(bytes) = file.content else {
             let source = HostAccessError::TooLarge(STORE_CONTENT_BYTES as u64);
             let path = spot.path;
             return Err(FilesError::Disk { path, source });
@@ -66,12 +66,12 @@ impl FleetHandle {
         })
     }
 
-    /// Writes a file of a registered workspace; returns when the version is durable and the file on
-    /// the disk. A caller that does not wait for it leaves it to be finished.
+    /// Writes a file of a registered workspace; returns when the version is durable and the file is
+    /// on the disk. The write is finished even if the caller drops the future.
     ///
     /// # Errors
-    /// [`FilesError`]; of a stale base it is [`marshal_store::StoreError::Stale`], which has the newer
-    /// version, and of a file that holds something else [`FilesError::PhaseChanged`].
+    /// [`FilesError`]; for a stale base [`marshal_store::StoreError::Stale`], which has the newer
+    /// version, and for another digest than the expected one [`FilesError::Changed`].
     pub async fn write_file(
         &self,
         workspace: &WorkspaceName,
@@ -85,7 +85,7 @@ impl FleetHandle {
             return Err(FilesError::Disk { path, source });
         }
         let shared = Arc::clone(&self.0.shared);
-        let written = tokio::spawn(async move {
+        let task = tokio::spawn(async move {
             let files = &shared.files;
             let draft = Draft {
                 base: file.base,
@@ -97,12 +97,12 @@ impl FleetHandle {
             };
             let parents = file.parents;
             files
-                .write_version(&spot, draft, |stood, bytes| {
-                    files.place_file(&spot, parents, stood, (bytes, None))
+                .write_version(&spot, draft, |prior, bytes| {
+                    files.place_file(&spot, parents, prior, (bytes, None))
                 })
                 .await
         });
-        written.await.map_err(|_| FilesError::Stopping)?
+        task.await.map_err(|_| FilesError::Stopping)?
     }
 }
 
@@ -115,12 +115,12 @@ impl WorkspaceFiles {
         (bytes, exec): (Bytes, Option<bool>),
     ) -> Result<(), FilesError> {
         let (root, path) = (spot.root.clone(), spot.path.clone());
-        let placed = move || {
+        let work = move || {
             let root = Root::open_resolved(&root)?;
-            let done = write(&root, path.as_str(), &bytes, expected, parents, exec);
-            done.map_err(|source| FilesError::Disk { path, source })
+            let result = write(&root, path.as_str(), &bytes, expected, parents, exec);
+            result.map_err(|source| FilesError::Disk { path, source })
         };
-        let placed = self.ambient.run_blocking(placed).await;
-        placed.map_err(|_| FilesError::Stopping)?
+        let result = self.ambient.run_blocking(work).await;
+        result.map_err(|_| FilesError::Stopping)?
     }
 }

@@ -1,13 +1,14 @@
 //! The files of registered workspaces, and their versions.
 //!
-//! Owns that disk and store agree: what stands on the disk and is not the store's newest version
-//! becomes a version before anything is written over it; a write is a version in the store first,
-//! with its base held against the newest, and then takes its place on the disk. Whoever is killed in
-//! between left a version that never reached the disk: the next look at the file finds what stands
-//! there, and makes that the newest. Must not know agents, policies, or how a file is written.
+//! Owns that disk and store agree. Content on the disk that is not the store's newest version
+//! becomes a version before it is overwritten. A write first becomes a version in the store, after
+//! its base was compared with the newest version, and then goes to the disk. A kill in between
+//! leaves a version that never reached the disk; the next sync of the file stores the disk's
+//! content as the newest version. Must not know agents, policies, or how a file is written.
 //!
-//! `hand.rs` writes for people and plans; an agent's door writes for agents (`channel/files.rs`, `agent.rs`). A
-//! lock for each path keeps writers of this process apart. Tests: `tests/drills/fleet/files.rs`.
+//! `host_access.rs` writes for people and plans; `channel/files.rs` and `agent.rs` write for
+//! agents. A lock for each path serializes the writers of this process. Tests:
+//! `tests/drills/fleet/files.rs`.
 
 mod agent;
 mod host_access;
@@ -44,46 +45,47 @@ pub use marshal_sandbox::workspace::host_access::{HostAccessError, Parents};
 /// Why a file of a workspace was not read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum FilesError {
-    /// No such workspace.
-    #[error("there is no workspace {0:?}: name one of [workspace.NAME]")]
+    /// No registered workspace has this name.
+    #[error("there is no workspace {0:?}: name one that has a [workspace.NAME] table")]
     NoWorkspace(String),
-    /// No such file.
+    /// The workspace has no such file.
     #[error("there is no file {0:?}")]
     NoFile(FilePath),
-    /// This supervisor keeps no versions.
-    #[error("no versions of files are kept here: only the daemon (`up`) keeps them")]
+    /// This supervisor stores no versions.
+    #[error("this supervisor stores no versions of files: only the daemon (`marshal up`) does")]
     NoStore,
-    /// It cannot be a file's path.
+    /// The path is invalid.
     #[error(transparent)]
     Name(#[from] NameError),
-    /// The file decides what may be done, opens the door, or is hidden: nobody gets at it this way.
+    /// The file is hidden from agents, belongs to git, is a credential, or decides what agents may
+    /// do.
     #[error(
-        "{0:?} is not read or written this way: it has a name that is hidden from agents, belongs to git, or to the supervisor"
+        "{0:?} cannot be read or written through a workspace: it is hidden from agents, or belongs to git or to the supervisor"
     )]
     Protected(FilePath),
-    /// Somebody else changed it meanwhile.
-    #[error("{0:?} was changed by somebody else while this was done: read it again")]
+    /// The file changed after the caller read it.
+    #[error("{0:?} was changed by another writer in the meantime: read it again")]
     Changed(FilePath),
-    /// Another registered workspace has it.
-    #[error("{path:?} belongs to the workspace {inner}: name it there")]
+    /// The file belongs to a registered workspace inside this one.
+    #[error("{path:?} belongs to the workspace {inner}: use its path in that workspace")]
     Inner {
-        /// The file.
+        /// The file's path in the outer workspace.
         path: FilePath,
-        /// That workspace.
+        /// The inner workspace.
         inner: WorkspaceName,
     },
     /// The workspace cannot be opened.
     #[error(transparent)]
     Workspace(#[from] TreeError),
-    /// What stands at the path cannot be read or written.
+    /// The file on the disk cannot be read or written.
     #[error("{path:?}: {source}")]
     Disk {
-        /// The file.
+        /// The file's path.
         path: FilePath,
-        /// Why.
+        /// The cause.
         source: HostAccessError,
     },
-    /// The store says no; also that a base is stale.
+    /// The store refused, for example because the base is stale.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The supervisor is ending.
@@ -99,33 +101,33 @@ pub(crate) struct FileLocation {
     path: FilePath,
 }
 
-/// What a file is on the disk, and in the store, which agree.
+/// A file after a sync: its content on the disk, and the store's version of it.
 #[derive(Debug)]
 pub(crate) struct SyncedFile {
     pub(crate) found: Option<ExistingFile>,
-    /// Its newest version; none if there never was one.
+    /// Its newest version; `None` if it never had one.
     pub(crate) current: Option<Version>,
-    /// The disk had something else than the store: the version that it became.
+    /// The new version, if the disk's content was not the store's newest version.
     pub(crate) observed: Option<Version>,
 }
 
-/// A write, ready to be made.
+/// A prepared write.
 #[derive(Debug)]
 pub(crate) struct Draft {
     pub(crate) base: Base,
     pub(crate) bytes: Bytes,
     pub(crate) origin: Origin,
     pub(crate) cause: Cause,
-    /// What the file must hold, where only a part of that is changed.
+    /// The digest that the file must have now, if only a part of it is changed.
     pub(crate) expected_digest: Option<Digest>,
-    /// It is what this earlier version held.
+    /// The earlier version that it restores.
     pub(crate) restores: Option<u64>,
 }
 
-/// What stood at a place before it is written.
+/// The content of a file on the disk before a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PriorContent {
-    /// That, to be looked at again.
+    /// The expected content; the writer checks it again just before the write.
     pub(crate) expected: ExpectedContent,
 }
 
@@ -133,20 +135,20 @@ pub(crate) struct PriorContent {
 #[derive(Debug)]
 pub(crate) struct WorkspaceFiles {
     store: Option<Store>,
-    /// The workspaces' directories, and what of them nobody gets at.
+    /// The workspaces' directories, and their protected files.
     roots: ActiveRoots,
-    /// Where the supervisor keeps what is its own.
+    /// The supervisor's state directory.
     state: PathBuf,
-    /// What sessions saw.
+    /// The versions that sessions saw last.
     seen_versions: std::sync::Mutex<agent::SeenVersions>,
-    /// Names that are hidden from agents: no versions are kept of such files.
+    /// Name patterns that are hidden from agents; such files have no versions.
     masks: Vec<Masks>,
     locks: Vec<Mutex<()>>,
     ambient: Ambient,
 }
 
 impl WorkspaceFiles {
-    /// Takes the workspaces of the configuration, and registers them in the store.
+    /// Registers the workspaces of the configuration in the store.
     pub(crate) async fn start(
         store: Option<Store>,
         config: &Arc<Config>,
@@ -166,7 +168,7 @@ impl WorkspaceFiles {
         })
     }
 
-    /// From now on the workspaces are those of this configuration, and nobody gets at its files.
+    /// Replaces the workspaces and protected files by those of this configuration.
     pub(crate) async fn set_config(&self, config: Arc<Config>) -> Result<(), FilesError> {
         let state = self.state.clone();
         let roots = self
@@ -178,17 +180,17 @@ impl WorkspaceFiles {
         Ok(())
     }
 
-    /// The configuration by which they are what they are.
+    /// The configuration of the workspaces in force.
     pub(crate) fn config(&self) -> Arc<Config> {
         Arc::clone(&self.roots.current().config)
     }
 
-    /// The store, if versions are kept.
+    /// The store, if versions are stored.
     pub(crate) fn store(&self) -> Result<&Store, FilesError> {
         self.store.as_ref().ok_or(FilesError::NoStore)
     }
 
-    /// The file at a path of a registered workspace; a leading slash is the workspace's top.
+    /// The file at a path of a registered workspace; a leading slash means the workspace's root.
     pub(crate) fn resolve(
         &self,
         workspace: &WorkspaceName,
@@ -214,14 +216,14 @@ impl WorkspaceFiles {
         })
     }
 
-    /// Secrets, what git keeps for itself, and files of ours that have no place yet.
+    /// Whether a path is masked, in a `.git` directory, or a temporary file of marshal's.
     fn is_hidden(&self, path: &FilePath) -> bool {
         let path = path.as_str();
         let is_ours = |name: &str| name == ".git" || name.starts_with(".marshal-");
-        path.split('/').any(is_ours) || self.masks.iter().any(|of| of.hides(path.as_bytes()))
+        path.split('/').any(is_ours) || self.masks.iter().any(|mask| mask.hides(path.as_bytes()))
     }
 
-    /// The file at a path of this host, if it is one of a registered workspace that has versions.
+    /// The file at a host path, if it belongs to a registered workspace and can have versions.
     pub(crate) fn resolve_host_path(&self, place: &Path) -> Option<FileLocation> {
         let roots = self.roots.current();
         let (name, root) = roots.nearest_workspace(place)?;
@@ -236,18 +238,18 @@ impl WorkspaceFiles {
         self.locks[at].lock().await
     }
 
-    /// Looks at a file, and has the store know what stands there.
+    /// Reads a file from the disk, and stores its content as a version if it is not the newest one.
     pub(crate) async fn sync(&self, spot: &FileLocation) -> Result<SyncedFile, FilesError> {
         self.sync_as(spot, Origin::new(Author::observed())).await
     }
 
-    /// The same for somebody who says in which work.
+    /// Like [`Self::sync`], with an origin for a new version.
     pub(crate) async fn sync_as(
         &self,
         spot: &FileLocation,
         origin: Origin,
     ) -> Result<SyncedFile, FilesError> {
-        let _alone = self.lock(spot).await;
+        let _guard = self.lock(spot).await;
         self.sync_locked(spot, origin).await
     }
 
@@ -258,8 +260,8 @@ impl WorkspaceFiles {
     ) -> Result<SyncedFile, FilesError> {
         let store = self.store()?;
         let found = self.read_disk(spot).await?;
-        let given = found.as_ref().map(to_store_content);
-        let observed = store.observe(&spot.id, &spot.path, given, origin).await?;
+        let content = found.as_ref().map(to_store_content);
+        let observed = store.observe(&spot.id, &spot.path, content, origin).await?;
         let current = match &observed {
             Some(version) => Some(version.clone()),
             None => self.current_version(spot).await?,
@@ -272,29 +274,29 @@ impl WorkspaceFiles {
     }
 
     async fn current_version(&self, spot: &FileLocation) -> Result<Option<Version>, FilesError> {
-        let which = FileSelector::Path(spot.id.clone(), spot.path.clone());
-        match self.store()?.file(which).await {
+        let selector = FileSelector::Path(spot.id.clone(), spot.path.clone());
+        match self.store()?.file(selector).await {
             Ok(file) => Ok(Some(file.current)),
             Err(StoreError::NoFile(_)) => Ok(None),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// What stands on the disk.
+    /// The file's content on the disk; `None` if it does not exist.
     async fn read_disk(&self, spot: &FileLocation) -> Result<Option<ExistingFile>, FilesError> {
         let (root, path) = (spot.root.clone(), spot.path.clone());
-        let most = STORE_CONTENT_BYTES as u64;
+        let limit = STORE_CONTENT_BYTES as u64;
         let read = move || {
             let root = Root::open_resolved(&root)?;
-            let found = read(&root, path.as_str(), most, STORE_MEASURED_BYTES);
-            found.map_err(|source| FilesError::Disk { path, source })
+            let file = read(&root, path.as_str(), limit, STORE_MEASURED_BYTES);
+            file.map_err(|source| FilesError::Disk { path, source })
         };
         let read = self.ambient.run_blocking(read).await;
         read.map_err(|_| FilesError::Stopping)?
     }
 
-    /// Writes a file: its version first, then the disk, by `place`, which is told what must stand
-    /// there. If that fails, what stands there instead is the version after.
+    /// Writes a file: first its version in the store, then the disk by `place`, which gets the
+    /// expected content. If `place` fails, the content on the disk becomes the next version.
     pub(crate) async fn write_version<E, F>(
         &self,
         spot: &FileLocation,
@@ -305,14 +307,14 @@ impl WorkspaceFiles {
         E: From<FilesError>,
         F: Future<Output = Result<(), E>>,
     {
-        let _alone = self.lock(spot).await;
-        let nobody = || Origin::new(Author::observed());
-        let settled = self.sync_locked(spot, nobody()).await?;
-        let (version, stood) = self.put_version(spot, &draft, &settled).await?;
-        let placed = place(stood, draft.bytes).await;
-        if let Err(error) = placed {
-            if let Err(why) = self.sync_locked(spot, nobody()).await {
-                tracing::warn!(path = ?spot.path, %why, "what became of a write is looked at later");
+        let _guard = self.lock(spot).await;
+        let observed = || Origin::new(Author::observed());
+        let synced = self.sync_locked(spot, observed()).await?;
+        let (version, prior) = self.put_version(spot, &draft, &synced).await?;
+        let result = place(prior, draft.bytes).await;
+        if let Err(error) = result {
+            if let Err(why) = self.sync_locked(spot, observed()).await {
+                tracing::warn!(path = ?spot.path, %why, "a write failed, and its file cannot be read now: the next access stores its content");
             }
             return Err(error);
         }
@@ -323,38 +325,38 @@ impl WorkspaceFiles {
         &self,
         spot: &FileLocation,
         draft: &Draft,
-        settled: &SyncedFile,
+        synced: &SyncedFile,
     ) -> Result<(Version, PriorContent), FilesError> {
-        let now = settled.found.as_ref().map(digest);
+        let now = synced.found.as_ref().map(digest);
         if draft.expected_digest.is_some() && draft.expected_digest != now {
             return Err(FilesError::Changed(spot.path.clone()));
         }
-        let base = match (draft.base, &settled.current) {
+        let base = match (draft.base, &synced.current) {
             (Base::Any, Some(now)) => Base::At(now.v),
             (Base::Any, None) => Base::New,
-            (given, _) => given,
+            (base, _) => base,
         };
         let content = Content::Whole(draft.bytes.clone());
-        let exec = settled.found.as_ref().is_some_and(|found| found.exec);
-        let given = FileData { content, exec };
+        let exec = synced.found.as_ref().is_some_and(|found| found.exec);
+        let data = FileData { content, exec };
         let (store, origin) = (self.store()?, draft.origin.clone());
         let (id, path) = (&spot.id, &spot.path);
-        let put = if let Some(v) = draft.restores {
+        let version = if let Some(v) = draft.restores {
             store.restore(id, path, v, base, origin).await?
         } else {
             let cause = draft.cause;
-            store.put(id, path, base, given, origin, cause).await?
+            store.put(id, path, base, data, origin, cause).await?
         };
-        let stood = PriorContent {
+        let prior = PriorContent {
             expected: now.map_or(ExpectedContent::Missing, |digest| {
                 ExpectedContent::Digest(digest.0)
             }),
         };
-        Ok((put, stood))
+        Ok((version, prior))
     }
 }
 
-/// Has the store know the workspaces of a configuration.
+/// Registers the workspaces of a configuration in the store.
 async fn register(store: Option<&Store>, roots: &Roots, state: &Path) -> Result<(), StoreError> {
     let Some(store) = store else { return Ok(()) };
     for (name, root) in &roots.all {
@@ -365,7 +367,7 @@ async fn register(store: Option<&Store>, roots: &Roots, state: &Path) -> Result<
     Ok(())
 }
 
-/// Registers a workspace. In a store that other supervisors may have, too, its name is this one's.
+/// Registers a workspace. In a store that several supervisors share, it also claims the name.
 async fn claim(
     store: &Store,
     name: &WorkspaceName,
@@ -386,15 +388,17 @@ async fn claim(
     store.claim(&id, claim).await
 }
 
-/// What agents must not see, by the pools' masks, and by the one that holds where nothing is said.
+/// The masks of all pools and the default mask.
 fn masks(config: &Config) -> Vec<Masks> {
     let usual = DEFAULT_MASK.map(str::to_owned).to_vec();
     let pools = config.pools.iter().map(|pool| pool.workspace.mask.clone());
     let mut all: Vec<Vec<String>> = pools.chain([usual]).collect();
     all.sort_unstable();
     all.dedup();
-    // Patterns that are none are found where a pool is prepared.
-    all.iter().filter_map(|of| Masks::new(of).ok()).collect()
+    // Invalid patterns are skipped here; they are reported when a pool is prepared.
+    all.iter()
+        .filter_map(|mask| Masks::new(mask).ok())
+        .collect()
 }
 
 fn digest(found: &ExistingFile) -> Digest {

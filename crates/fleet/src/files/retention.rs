@@ -1,6 +1,6 @@
-//! How long versions are kept, what a kill left of writes, and the store's end.
+//! Retention of versions, cleanup of temporary files after a kill, and closing the store.
 //!
-//! Must not know when that is looked at.
+//! Must not know when these run.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -14,7 +14,7 @@ use marshal_sandbox::workspace::leftovers::clear;
 use marshal_store::{Retention, Store, WorkspaceId};
 
 impl FleetHandle {
-    /// Removes versions that are kept no longer, a bounded number at once.
+    /// Removes versions that exceed the retention; a bounded number a call.
     pub async fn sweep_versions(&self) {
         let Ok(store) = self.0.shared.files.store() else {
             return;
@@ -33,13 +33,13 @@ impl FleetHandle {
                         versions = swept.versions,
                         files = swept.files,
                         freed = swept.bytes_freed,
-                        "swept files"
+                        "removed old versions of files"
                     );
                     if swept.bytes_left > config.max_size {
                         tracing::warn!(
                             left = swept.bytes_left,
                             max_size = config.max_size,
-                            "the versions of files have more content than store.max_size, and nothing of it may go: raise max_size, or lower store.newest"
+                            "the versions of files exceed store.max_size, and the retention allows no further removal: raise store.max_size, or lower store.newest"
                         );
                     }
                     return;
@@ -53,8 +53,9 @@ impl FleetHandle {
         }
     }
 
-    /// Removes files of ours that a kill left in the registered workspaces: in their tops, and beside
-    /// files that have versions. As many directories as are bounded are looked through.
+    /// Removes temporary files that a kill left in the registered workspaces: in their roots, and
+    /// next to files that have versions. Searches at most [`LEFTOVER_DIRS`] directories a
+    /// workspace.
     pub async fn clear_leftovers(&self) {
         let files = &self.0.shared.files;
         let Ok(store) = files.store() else {
@@ -62,12 +63,12 @@ impl FleetHandle {
         };
         for (name, root) in &files.roots.current().all {
             if let Err(error) = files.clear(store, name, root).await {
-                tracing::warn!(workspace = %name, %error, "not all that a kill may have left is removed");
+                tracing::warn!(workspace = %name, %error, "cannot remove all temporary files that a kill may have left");
             }
         }
     }
 
-    /// Waits for what the store of files accepted, and lets nothing in any more.
+    /// Waits until the store has finished the accepted requests, and closes it.
     pub async fn close_versions(&self) {
         if let Ok(store) = self.0.shared.files.store() {
             store.close().await;
@@ -95,19 +96,19 @@ impl WorkspaceFiles {
                     dirs.push(above.to_owned());
                 }
             }
-            let (of, root) = (std::mem::take(&mut dirs), root.to_owned());
+            let (batch, root) = (std::mem::take(&mut dirs), root.to_owned());
             let cleared = self.ambient.run_blocking(move || {
                 let root = Root::open_resolved(&root)?;
                 let mut removed = 0;
-                for dir in of {
-                    // One that cannot be opened is nobody's loss.
+                for dir in batch {
+                    // A directory that cannot be opened is skipped.
                     removed += clear(&root, &dir).unwrap_or(0);
                 }
                 Ok::<_, FilesError>(removed)
             });
             let removed = cleared.await.map_err(|_| FilesError::Stopping)??;
             if removed > 0 {
-                tracing::info!(workspace = %name, removed, "files that a kill left are removed");
+                tracing::info!(workspace = %name, removed, "removed temporary files that a kill left");
             }
             after = page.next;
             if after.is_none() || seen.len() >= LEFTOVER_DIRS {

@@ -1,7 +1,8 @@
-//! The directories of registered workspaces, and the files that nobody gets at by them.
+//! The directories of registered workspaces, and the protected files that they do not give access
+//! to.
 //!
-//! Owns that both are of one configuration: whoever reads one again puts the whole in force, and a
-//! look begins and ends with what it found. Must not know when that is, nor what a file is.
+//! Owns that both come from one configuration: a reload replaces both together, and a lookup uses
+//! one snapshot. Must not know when a reload happens, nor what a file is.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -10,12 +11,13 @@ use std::sync::{Arc, PoisonError, RwLock};
 use marshal_config::Config;
 use marshal_model::WorkspaceName;
 
-/// One configuration's.
+/// The workspaces and protected files of one configuration.
 #[derive(Debug)]
 pub(super) struct Roots {
-    /// The workspaces' directories, their links resolved when it came into force.
+    /// The workspaces' directories, with their links resolved when the configuration came into
+    /// force.
     pub(super) all: BTreeMap<WorkspaceName, PathBuf>,
-    /// Files and directories that decide, open the door, or are the supervisor's own.
+    /// Policies, credentials, and files and directories of the supervisor itself.
     protected: Vec<PathBuf>,
     /// The configuration itself.
     pub(super) config: Arc<Config>,
@@ -26,29 +28,30 @@ impl Roots {
         let real = |path: &Path| std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         let all = config.workspaces.iter();
         let all = all.map(|(name, workspace)| (name.clone(), real(&workspace.path)));
-        let kept = config.trusted_paths().into_iter().map(|of| real(&of.path));
-        let kept = kept.chain([real(state)]);
+        let protected = config.trusted_paths().into_iter();
+        let protected = protected.map(|trusted| real(&trusted.path));
+        let protected = protected.chain([real(state)]);
         Self {
             all: all.collect(),
-            protected: kept.collect(),
+            protected: protected.collect(),
             config,
         }
     }
 
-    /// The registered workspace whose directory is the nearest above a path of this host.
+    /// The registered workspace whose directory is the nearest one above a host path.
     pub(super) fn nearest_workspace(&self, place: &Path) -> Option<(&WorkspaceName, &PathBuf)> {
         let around = self.all.iter();
         let around = around.filter(|(_, root)| place.starts_with(root));
-        // Two names of one directory have one history: the first one's.
+        // Two workspaces with one directory share one history: that of the first name.
         around.rev().max_by_key(|(_, root)| root.as_os_str().len())
     }
 
     pub(super) fn is_protected(&self, place: &Path) -> bool {
-        self.protected.iter().any(|kept| place.starts_with(kept))
+        self.protected.iter().any(|path| place.starts_with(path))
     }
 }
 
-/// Those in force.
+/// The roots in force.
 #[derive(Debug)]
 pub(super) struct ActiveRoots(RwLock<Arc<Roots>>);
 

@@ -1,4 +1,4 @@
-//! Disk and store of a registered workspace, by the real ones.
+//! Disk and store of a registered workspace, with a real directory and a real store.
 
 use std::os::unix::fs::symlink;
 
@@ -128,7 +128,7 @@ async fn what_somebody_else_wrote_is_a_version_before_it_is_written_over() {
     );
 }
 
-/// As a kill between the two leaves it, and a disk that refuses.
+/// A kill between the write of the version and the write of the disk, and a disk write that fails.
 #[tokio::test]
 async fn a_version_that_did_not_reach_the_disk_is_followed_by_what_stands_there() {
     let world = world().await;
@@ -188,7 +188,7 @@ async fn nothing_outside_and_nothing_of_the_supervisors_is_reached() {
         .resolve(&world.work, "inner/a")
         .expect_err("inner");
     assert!(inner.to_string().contains("workspace inner"), "{inner}");
-    // Two names of one directory have one history.
+    // Two workspaces with one directory share one history.
     let same = WorkspaceName::new("same").expect("a name");
     let one = world.files.resolve(&same, "a").expect("a file");
     let other = world.files.resolve(&world.work, "a").expect("a file");
@@ -206,7 +206,7 @@ async fn of_many_writers_with_one_base_one_wins() {
     assert_eq!(world.history("a").await.len(), 2);
 }
 
-/// Both ways, and where the file is gone meanwhile: what is restored is what stands there.
+/// Restores versions without and with the executable bit, also after the file was deleted.
 #[tokio::test]
 async fn what_is_restored_may_be_run_as_its_version_may() {
     use std::os::unix::fs::PermissionsExt as _;
@@ -236,6 +236,6 @@ async fn what_is_restored_may_be_run_as_its_version_may() {
     assert_eq!((restore(1).await, mode()), (3, 0o644));
     assert_eq!((restore(2).await, mode()), (4, 0o755));
     std::fs::remove_file(&file).expect("removed");
-    // That it is gone is the fifth.
+    // The fifth version is the deletion.
     assert_eq!((restore(2).await, mode()), (6, 0o755));
 }

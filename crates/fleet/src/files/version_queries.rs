@@ -1,7 +1,7 @@
-//! What the store has of registered workspaces, for people: only files that it took, and none whose
-//! name is hidden.
+//! Queries for people on the versions of files in registered workspaces: only stored files, and
+//! none with a hidden name.
 //!
-//! Must not know who asks, nor whether they may.
+//! Must not know the caller or its permissions.
 
 use std::sync::Arc;
 
@@ -15,16 +15,16 @@ use marshal_store::{
 };
 
 impl FleetHandle {
-    /// From now on registered workspaces, and the files that nobody gets at by them or by a task's own
-    /// workspace, are those of this configuration.
+    /// Replaces the registered workspaces, and the files that are protected in them and in a task's
+    /// own workspace, by those of this configuration.
     ///
     /// # Errors
-    /// [`FilesError`]; nothing has changed then.
+    /// [`FilesError`]; nothing was changed.
     pub async fn set_workspace_config(&self, config: Config) -> Result<(), FilesError> {
         self.0.shared.files.set_config(Arc::new(config)).await
     }
 
-    /// The registered workspaces, by their names.
+    /// The names of the registered workspaces, sorted.
     #[must_use]
     pub fn workspaces(&self) -> Vec<WorkspaceName> {
         self.0
@@ -38,8 +38,8 @@ impl FleetHandle {
             .collect()
     }
 
-    /// Files of a workspace by their paths: those that begin with `prefix`, behind `after`. What is
-    /// hidden by now is left out, so a page may be shorter than its limit.
+    /// Files of a workspace, sorted by path: those that begin with `prefix`, after the path
+    /// `after`. Files that are hidden now are left out, so a page may be shorter than its limit.
     ///
     /// # Errors
     /// [`FilesError`]
@@ -51,7 +51,7 @@ impl FleetHandle {
         limit: u32,
     ) -> Result<Page<File, String>, FilesError> {
         let files = &self.0.shared.files;
-        // Any path of it leads to its id.
+        // Any valid path yields the workspace's id.
         let id = files.resolve(workspace, "a")?.id;
         let mut page = files.store()?.list(&id, prefix, after, limit).await?;
         page.rows
@@ -59,7 +59,8 @@ impl FleetHandle {
         Ok(page)
     }
 
-    /// A version of a file with its content; the newest one agrees with the disk.
+    /// A version of a file with its content. `v` of `None` is the newest one, after a sync with the
+    /// disk.
     ///
     /// # Errors
     /// [`FilesError`]
@@ -73,15 +74,15 @@ impl FleetHandle {
         let spot = files.resolve_known(workspace, path).await?;
         if v.is_none() {
             match files.sync(&spot).await {
-                // What stands there now is no file that could have a version.
+                // The path is no regular file now: the newest stored version is returned.
                 Ok(_) | Err(FilesError::Disk { .. }) => {}
                 Err(error) => return Err(error),
             }
         }
-        Ok(files.store()?.get(spot.which(), v).await?)
+        Ok(files.store()?.get(spot.selector(), v).await?)
     }
 
-    /// The versions of a file before one, the newest first.
+    /// The versions of a file before version `before`, newest first.
     ///
     /// # Errors
     /// [`FilesError`]
@@ -94,10 +95,13 @@ impl FleetHandle {
     ) -> Result<Page<Version, u64>, FilesError> {
         let files = &self.0.shared.files;
         let spot = files.resolve(workspace, path)?;
-        Ok(files.store()?.history(spot.which(), before, limit).await?)
+        Ok(files
+            .store()?
+            .history(spot.selector(), before, limit)
+            .await?)
     }
 
-    /// What differs between two versions of a file.
+    /// The difference between two versions of a file.
     ///
     /// # Errors
     /// [`FilesError`]
@@ -109,10 +113,10 @@ impl FleetHandle {
     ) -> Result<Diff, FilesError> {
         let files = &self.0.shared.files;
         let spot = files.resolve(workspace, path)?;
-        Ok(files.store()?.diff(spot.which(), old, new).await?)
+        Ok(files.store()?.diff(spot.selector(), old, new).await?)
     }
 
-    /// Has a file hold again what it held in version `v`.
+    /// Writes the content of version `v` to the file, as a new version.
     ///
     /// # Errors
     /// [`FilesError`]
@@ -125,16 +129,16 @@ impl FleetHandle {
     ) -> Result<Version, FilesError> {
         let spot = self.0.shared.files.resolve(workspace, path)?;
         let shared = Arc::clone(&self.0.shared);
-        let restored = tokio::spawn(async move {
+        let task = tokio::spawn(async move {
             let files = &shared.files;
             files.restore(&spot, (v, base), origin).await
         });
-        restored.await.map_err(|_| FilesError::Stopping)?
+        task.await.map_err(|_| FilesError::Stopping)?
     }
 }
 
 impl FileLocation {
-    fn which(&self) -> FileSelector {
+    fn selector(&self) -> FileSelector {
         FileSelector::Path(self.id.clone(), self.path.clone())
     }
 }
@@ -146,17 +150,17 @@ impl WorkspaceFiles {
         (v, base): (u64, Base),
         origin: Origin,
     ) -> Result<Version, FilesError> {
-        let fetched = self.store()?.get(spot.which(), Some(v)).await?;
+        let fetched = self.store()?.get(spot.selector(), Some(v)).await?;
         let why = match fetched.version.content_state {
-            ContentState::Stored => "its content is not there",
-            ContentState::DigestOnly => "it was too large to be kept",
-            ContentState::Deleted => "the file is gone in it",
+            ContentState::Stored => "its content is missing in the store",
+            ContentState::DigestOnly => "its content was too large to store",
+            ContentState::Deleted => "the file is deleted in it",
         };
         let Some(bytes) = fetched.content else {
             let path = spot.path.as_str().to_owned();
             return Err(StoreError::NoContent { path, v, why }.into());
         };
-        // Whether it may be run is of the version, too: a look afterwards finds nothing new.
+        // The executable bit is part of the version. Without it, the next sync would see a change.
         let exec = Some(fetched.version.exec);
         let draft = Draft {
             base,
@@ -166,11 +170,11 @@ impl WorkspaceFiles {
             expected_digest: None,
             restores: Some(v),
         };
-        let place = |stood, bytes| self.place_file(spot, Parents::Make, stood, (bytes, exec));
+        let place = |prior, bytes| self.place_file(spot, Parents::Make, prior, (bytes, exec));
         self.write_version(spot, draft, place).await
     }
 
-    /// A file that the store took.
+    /// A file that the store has.
     async fn resolve_known(
         &self,
         workspace: &WorkspaceName,

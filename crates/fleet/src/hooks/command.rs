@@ -1,5 +1,5 @@
-//! A command that is told: the message on its stdin, an environment of what the file gives it, a
-//! time, and nothing of it left afterwards.
+//! A hook's command: it gets the message on its stdin and only the configured environment. After
+//! its timeout it is killed with all its descendants.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,13 +11,14 @@ use marshal_model::limits::HOOK_OUTPUT_BYTES;
 use marshal_model::{ExitStatus, ResourceLimits};
 use marshal_telemetry::labels::HookResult;
 
-/// Characters of what a command wrote that are logged.
+/// How many columns of a command's output are logged.
 const SHOWN: usize = 300;
 
-/// The exit code by which a command says that it may work later (EX_TEMPFAIL of sysexits(3)).
+/// The exit code for a temporary failure, after which the message is sent again (EX_TEMPFAIL of
+/// sysexits(3)).
 const TEMPFAIL: i32 = 75;
 
-/// What a command may use, beside its time.
+/// The resource limits of a command.
 const LIMITS: ProcessLimits = ProcessLimits {
     nofile: 1024,
     fsize: 1 << 30,
@@ -25,7 +26,7 @@ const LIMITS: ProcessLimits = ProcessLimits {
     group: ResourceLimits::NONE,
 };
 
-/// Runs one command.
+/// Runs a hook's command.
 pub(super) struct Runner {
     argv: Vec<String>,
     env: Vec<(String, String)>,
@@ -52,7 +53,8 @@ impl Runner {
         }
     }
 
-    /// Runs it with a message on its stdin. Dropping the future kills it with everything below it.
+    /// Runs the command with a message on its stdin. Dropping the future kills it and all its
+    /// descendants.
     pub(super) async fn run(&self, json: &str) -> Result<(), DeliveryError> {
         let plan = LaunchPlan {
             argv: self.argv.clone(),
@@ -60,33 +62,38 @@ impl Runner {
             cwd: "/".to_owned(),
             limits: LIMITS,
             sandbox: SandboxSpec::None,
-            // Written before anybody reads: a pipe takes it whole.
+            // Written before the command reads: the message fits into a pipe's buffer.
             preamble: format!("{json}\n").into_bytes(),
         };
         let run = self.host.run_to_end(plan, self.timeout, HOOK_OUTPUT_BYTES);
-        let failed = |why: String, again| DeliveryError {
+        let error = |why: String, again| DeliveryError {
             why,
             again,
             result: HookResult::Failed,
         };
         let finished = match run.await {
             Ok(finished) => finished,
-            // What ran out of time may have told somebody.
-            Err(error @ RunError::TimedOut { .. }) => return Err(failed(error.to_string(), false)),
-            Err(error) => return Err(failed(error.to_string(), true)),
+            // No retry after a timeout: the command may have delivered the message already.
+            Err(timeout @ RunError::TimedOut { .. }) => {
+                return Err(error(timeout.to_string(), false));
+            }
+            Err(failure) => return Err(error(failure.to_string(), true)),
         };
-        let mut said = finished.stdout;
-        said.extend_from_slice(&finished.stderr);
-        let said = marshal_model::untrusted::escape_for_display(
-            String::from_utf8_lossy(&said).trim_end(),
+        let mut output = finished.stdout;
+        output.extend_from_slice(&finished.stderr);
+        let output = marshal_model::untrusted::escape_for_display(
+            String::from_utf8_lossy(&output).trim_end(),
             SHOWN,
         );
-        tracing::debug!(status = %finished.status, said, "a hook's command ended");
+        tracing::debug!(status = %finished.status, said = output, "a hook's command ended");
         match finished.status {
             ExitStatus::Code(0) => Ok(()),
             status => {
                 let again = matches!(status, ExitStatus::Code(TEMPFAIL));
-                Err(failed(format!("it ended with {status}: {said}"), again))
+                Err(error(
+                    format!("the command ended with {status}: {output}"),
+                    again,
+                ))
             }
         }
     }

@@ -1,7 +1,7 @@
-//! What a hook says: one JSON object a message.
+//! The JSON form of a hook's message: one object a message.
 //!
-//! Owns its form, which `docs/hooks.md` promises. Every text that is not ours is made safe and cut
-//! here. Must not know how it is sent.
+//! Owns the format that `docs/hooks.md` documents. All untrusted text is escaped and truncated
+//! here. Must not know how the message is sent.
 
 use std::fmt::Write as _;
 
@@ -13,26 +13,26 @@ use crate::notification::Notification;
 use marshal_model::limits::HOOK_MESSAGE_BYTES;
 use marshal_model::untrusted::escape_for_display;
 
-/// The form's version.
+/// The format's version.
 const VERSION: u32 = 1;
-/// Characters of a word, and of a sentence.
+/// The maximum width of a word and of a sentence, in columns.
 const WORD: usize = 100;
 const SENTENCE: usize = 400;
-/// Members of a list.
+/// The maximum number of list members.
 const LISTED: usize = 16;
 
-/// A message, ready to be sent.
+/// An encoded message.
 #[derive(Debug, Clone)]
 pub(super) struct EncodedMessage {
-    /// Its id: the same each time that it is sent.
+    /// Its id; the same for each retry, so that a receiver can drop duplicates.
     pub(super) id: String,
-    /// The kind of the newest thing in it.
+    /// The kind of its newest notification.
     pub(super) event: &'static str,
-    /// The object.
+    /// The JSON object.
     pub(super) json: String,
 }
 
-/// Writes a message of a hook. `at_us` is now.
+/// Encodes a message of a hook. `at_us` is the current time.
 pub(super) fn encode_message(
     hook: &str,
     message: &HookMessage,
@@ -41,18 +41,18 @@ pub(super) fn encode_message(
 ) -> EncodedMessage {
     let id = id.to_string();
     let event = message.newest.last().map_or("", |(_, t)| t.kind().word());
-    let held: u64 = message.held_back.values().sum();
+    let suppressed: u64 = message.held_back.values().sum();
     let mut text = String::new();
-    for (_, told) in &message.newest {
+    for (_, notification) in &message.newest {
         let _ = write!(
             text,
             "{}{}",
             if text.is_empty() { "" } else { " — " },
-            describe_notification(told)
+            describe_notification(notification)
         );
     }
-    if held > 0 {
-        let _ = write!(text, " (and {held} more since the last message)");
+    if suppressed > 0 {
+        let _ = write!(text, " (and {suppressed} more since the last message)");
     }
     let held_back: Map<String, Value> = message
         .held_back
@@ -63,7 +63,7 @@ pub(super) fn encode_message(
         let events: Vec<Value> = message
             .newest
             .iter()
-            .map(|(at_us, told)| notification_json(*at_us, told, is_whole))
+            .map(|(at_us, notification)| notification_json(*at_us, notification, is_whole))
             .collect();
         json!({
             "v": VERSION, "id": id, "hook": hook, "sent_at_us": at_us,
@@ -78,9 +78,9 @@ pub(super) fn encode_message(
     EncodedMessage { id, event, json }
 }
 
-/// What happened, in one sentence for a person.
-fn describe_notification(told: &Notification) -> String {
-    match told {
+/// Describes a notification in one sentence for a person.
+fn describe_notification(notification: &Notification) -> String {
+    match notification {
         Notification::ApprovalPending {
             slot,
             request_id: approval,
@@ -113,11 +113,11 @@ fn describe_notification(told: &Notification) -> String {
             then,
             ..
         } => {
-            let whose = slot
+            let owner = slot
                 .as_ref()
                 .map_or_else(|| pool.to_string(), ToString::to_string);
             format!(
-                "{whose}: the budget {} of the {scope} is spent ({} of {}), then: {then}",
+                "{owner}: the budget {} of the {scope} is spent ({} of {}), then: {then}",
                 escape_for_display(budget, WORD),
                 escape_for_display(spent, WORD),
                 escape_for_display(limit, WORD)
@@ -126,17 +126,17 @@ fn describe_notification(told: &Notification) -> String {
     }
 }
 
-fn notification_json(at_us: i64, told: &Notification, is_whole: bool) -> Value {
-    let mut value = fields(told, is_whole);
-    value["event"] = json!(told.kind().word());
+fn notification_json(at_us: i64, notification: &Notification, is_whole: bool) -> Value {
+    let mut value = fields(notification, is_whole);
+    value["event"] = json!(notification.kind().word());
     value["at_us"] = json!(at_us);
-    value["pool"] = json!(told.pool().map(ToString::to_string));
+    value["pool"] = json!(notification.pool().map(ToString::to_string));
     value
 }
 
-fn fields(told: &Notification, is_whole: bool) -> Value {
-    let listed = if is_whole { LISTED } else { 1 };
-    match told {
+fn fields(notification: &Notification, is_whole: bool) -> Value {
+    let list_limit = if is_whole { LISTED } else { 1 };
+    match notification {
         Notification::ApprovalPending {
             slot,
             session,
@@ -149,7 +149,7 @@ fn fields(told: &Notification, is_whole: bool) -> Value {
         } => {
             let rules = rules
                 .iter()
-                .take(listed)
+                .take(list_limit)
                 .map(|rule| escape_for_display(rule, WORD));
             json!({
                 "slot": slot.to_string(), "session": session.as_str(), "approval": approval.as_str(),
@@ -171,7 +171,11 @@ fn fields(told: &Notification, is_whole: bool) -> Value {
             pools,
             tasks,
         } => {
-            let pools: Vec<_> = pools.iter().take(listed).map(ToString::to_string).collect();
+            let pools: Vec<_> = pools
+                .iter()
+                .take(list_limit)
+                .map(ToString::to_string)
+                .collect();
             let tasks: Map<String, Value> = tasks
                 .iter()
                 .map(|(outcome, count)| (outcome.word().to_owned(), json!(count)))
@@ -209,7 +213,7 @@ mod tests {
     fn hostile_text_is_safe_and_short_wherever_it_stands() {
         let evil = "\u{1b}]0;owned\u{7}\u{202e}\u{200b}\n\"}".repeat(10_000);
         let pool = PoolName::new("p").expect("a name");
-        let told = Notification::ApprovalPending {
+        let notification = Notification::ApprovalPending {
             slot: SlotId {
                 pool: pool.clone(),
                 index: 3,
@@ -224,7 +228,7 @@ mod tests {
         };
         let message = HookMessage {
             pool: Some(pool),
-            newest: vec![(5, told)],
+            newest: vec![(5, notification)],
             held_back: BTreeMap::from([(NotificationKind::Approval, 4)]),
         };
         let written = encode_message("ops", &message, Uuid::nil(), 9);
@@ -249,7 +253,7 @@ mod tests {
             &read["events"][0]["tool"],
         ];
         for text in strings {
-            // The escapes of the JSON itself are ours; none of them hides one.
+            // Checked after parsing, so that no JSON escape hides an unsafe character.
             let text = text.as_str().expect("a text");
             assert!(
                 !text.chars().any(marshal_model::untrusted::is_unsafe),

@@ -1,14 +1,14 @@
-//! Hooks: people are told what happened while they do not look.
+//! Hooks: notifications to people through webhooks and commands.
 //!
 //! ```text
-//! whoever sees it -- tell() --> Waiting, one of each hook: the newest of each kind of each pool
-//!                                 `- a task of each hook: one message at a time, to its address or
-//!                                    its command, again a bounded number of times
+//! actor -- notify() --> PendingNotifications, one a hook: the newest of each kind of each pool
+//!                         `- a task of each hook: one message at a time, to its address or its
+//!                            command, with a bounded number of retries
 //! ```
 //!
-//! Owns which hook hears what, how often, and what the end of the supervisor waits for. Nobody waits
-//! for a hook, and what waits for one is bounded by the configuration. Must not know what an event
-//! means.
+//! Owns which hook gets which notification, how often, and how long the end of the supervisor waits
+//! for delivery. No actor waits for a hook, and the configuration bounds the pending notifications.
+//! Must not know what an event means.
 
 mod command;
 mod message;
@@ -38,14 +38,14 @@ use pending_notifications::PendingNotifications;
 #[derive(Debug)]
 pub(crate) struct Hooks {
     each: Vec<Arc<HookWorker>>,
-    /// Nothing waits for its minute any more.
+    /// Cancelled when the supervisor ends: pending messages are sent at once, without the interval.
     closing: CancellationToken,
-    /// Nothing is sent any more.
+    /// Cancelled to abandon all deliveries.
     over: CancellationToken,
     tasks: TaskTracker,
 }
 
-/// One hook.
+/// One hook with its pending notifications.
 #[derive(Debug)]
 struct HookWorker {
     hook: Hook,
@@ -53,26 +53,26 @@ struct HookWorker {
     bell: Notify,
 }
 
-/// How a hook reaches people.
+/// How a hook delivers a message.
 enum HookTransport {
     Post(Box<WebhookClient>),
     Run(command::Runner),
 }
 
-/// Why a message was not taken.
+/// Why a message was not delivered.
 #[derive(Debug)]
 struct DeliveryError {
     why: String,
     result: HookResult,
-    /// It may be taken the next time.
+    /// Whether a retry may succeed.
     again: bool,
 }
 
 impl Hooks {
-    /// Makes the hooks of a configuration ready, each with its task. Needs a runtime around it.
+    /// Starts a task for each configured hook. Must be called within a tokio runtime.
     ///
     /// # Errors
-    /// An address that cannot be posted to.
+    /// [`WebhookSetupError`] for an address that cannot be used.
     pub(super) fn start(
         config: &Config,
         host: &Arc<dyn Host>,
@@ -84,21 +84,21 @@ impl Hooks {
             over: CancellationToken::new(),
             tasks: TaskTracker::new(),
         };
-        for one in &hooks.each {
-            initialise_hook(&one.hook.name);
-            let way = match &one.hook.target {
+        for worker in &hooks.each {
+            initialise_hook(&worker.hook.name);
+            let transport = match &worker.hook.target {
                 HookTarget::Address(to) => {
-                    HookTransport::Post(Box::new(WebhookClient::new(&one.hook.name, to)?))
+                    HookTransport::Post(Box::new(WebhookClient::new(&worker.hook.name, to)?))
                 }
                 HookTarget::Command(command) => {
                     HookTransport::Run(command::Runner::new(command, Arc::clone(host)))
                 }
             };
-            let (one, ambient) = (Arc::clone(one), ambient.clone());
+            let (worker, ambient) = (Arc::clone(worker), ambient.clone());
             let (closing, over) = (hooks.closing.clone(), hooks.over.clone());
             hooks.tasks.spawn(async move {
                 tokio::select! {
-                    () = one.run(&way, &ambient, &closing) => {}
+                    () = worker.run(&transport, &ambient, &closing) => {}
                     () = over.cancelled() => {}
                 }
             });
@@ -107,23 +107,29 @@ impl Hooks {
         Ok(hooks)
     }
 
-    /// Something happened that is durable. Never waits.
-    pub(crate) fn notify(&self, told: &Notification) {
-        for one in &self.each {
-            let hook = &one.hook;
-            if !hook.events.contains(&told.kind()) || !told.concerns_any_of(&hook.pools) {
+    /// Queues a durable notification for the hooks that select it. Never waits.
+    pub(crate) fn notify(&self, notification: &Notification) {
+        for worker in &self.each {
+            let hook = &worker.hook;
+            let is_selected = hook.events.contains(&notification.kind())
+                && notification.concerns_any_of(&hook.pools);
+            if !is_selected {
                 continue;
             }
-            let mut waiting = one.pending.lock().unwrap_or_else(PoisonError::into_inner);
-            if waiting.insert(clock::now_us(), told.clone()) {
+            let mut pending = worker
+                .pending
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            if pending.insert(clock::now_us(), notification.clone()) {
                 HookMessageSuppressed { hook: &hook.name }.emit();
             }
-            drop(waiting);
-            one.bell.notify_one();
+            drop(pending);
+            worker.bell.notify_one();
         }
     }
 
-    /// Tells what waits, for a bounded time, and ends. After [`Self::abandon`] it returns at once.
+    /// Sends the pending messages for at most [`HOOK_FLUSH_TIMEOUT`] and ends. After
+    /// [`Self::abandon`] it returns at once.
     pub(crate) async fn finish(&self) {
         self.closing.cancel();
         if tokio::time::timeout(HOOK_FLUSH_TIMEOUT, self.tasks.wait())
@@ -131,18 +137,22 @@ impl Hooks {
             .is_err()
         {
             self.abandon();
-            let killed = Duration::from_secs(5);
-            let _ = tokio::time::timeout(killed, self.tasks.wait()).await;
+            // The time for the killed commands to end.
+            let kill_timeout = Duration::from_secs(5);
+            let _ = tokio::time::timeout(kill_timeout, self.tasks.wait()).await;
         }
-        for one in &self.each {
-            let waiting = one.pending.lock().unwrap_or_else(PoisonError::into_inner);
-            for _ in 0..waiting.undelivered_count() {
-                one.log_result(HookResult::Lost, "the supervisor ended first");
+        for worker in &self.each {
+            let pending = worker
+                .pending
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            for _ in 0..pending.undelivered_count() {
+                worker.log_result(HookResult::Lost, "the supervisor ended first");
             }
         }
     }
 
-    /// Sends nothing more: what is under way is given up, and its commands are killed.
+    /// Sends nothing more: abandons messages in delivery and kills their commands.
     pub(crate) fn abandon(&self) {
         self.closing.cancel();
         self.over.cancel();
@@ -167,29 +177,29 @@ impl HookWorker {
         .emit();
     }
 
-    /// Tells what happens, until nothing will happen any more and everything is told.
-    async fn run(&self, way: &HookTransport, ambient: &Ambient, closing: &CancellationToken) {
+    /// Sends messages as they become due. While closing, sends the pending ones and returns.
+    async fn run(&self, transport: &HookTransport, ambient: &Ambient, closing: &CancellationToken) {
         loop {
             let is_closing = closing.is_cancelled();
             let now = clock::now();
             let (message, next) = {
-                let mut waiting = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
-                (waiting.take_due(now, is_closing), waiting.next_due(now))
+                let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+                (pending.take_due(now, is_closing), pending.next_due(now))
             };
             if let Some(message) = message {
-                let written = message::encode_message(
+                let encoded = message::encode_message(
                     &self.hook.name,
                     &message,
                     ambient.new_id(),
                     clock::now_us(),
                 );
-                self.deliver(way, &written).await;
+                self.deliver(transport, &encoded).await;
                 continue;
             }
             if is_closing {
                 return;
             }
-            let minute = async {
+            let due = async {
                 match next {
                     Some(at) => tokio::time::sleep_until(at.into()).await,
                     None => std::future::pending().await,
@@ -197,34 +207,34 @@ impl HookWorker {
             };
             tokio::select! {
                 () = self.bell.notified() => {}
-                () = minute => {}
+                () = due => {}
                 () = closing.cancelled() => {}
             }
         }
     }
 
-    /// Sends one message, again where that may help.
-    async fn deliver(&self, way: &HookTransport, written: &EncodedMessage) {
-        let mut waits = HOOK_RETRY_DELAYS.iter();
+    /// Sends one message, with retries after [`HOOK_RETRY_DELAYS`] if the error may be temporary.
+    async fn deliver(&self, transport: &HookTransport, encoded: &EncodedMessage) {
+        let mut delays = HOOK_RETRY_DELAYS.iter();
         loop {
-            let sent = match way {
+            let result = match transport {
                 HookTransport::Post(poster) => {
                     let at = clock::now_us() / 1_000_000;
-                    let sent = poster.post(&written.json, &written.id, written.event, at);
-                    sent.await.map_err(DeliveryError::from)
+                    let post = poster.post(&encoded.json, &encoded.id, encoded.event, at);
+                    post.await.map_err(DeliveryError::from)
                 }
-                HookTransport::Run(runner) => runner.run(&written.json).await,
+                HookTransport::Run(runner) => runner.run(&encoded.json).await,
             };
-            let failed = match sent {
+            let error = match result {
                 Ok(()) => return self.log_result(HookResult::Delivered, ""),
-                Err(failed) => failed,
+                Err(error) => error,
             };
-            match waits.next().filter(|_| failed.again) {
-                Some(wait) => {
-                    tracing::info!(hook = self.hook.name, why = failed.why, again_in = ?wait, "a hook did not take a message");
-                    tokio::time::sleep(*wait).await;
+            match delays.next().filter(|_| error.again) {
+                Some(delay) => {
+                    tracing::info!(hook = self.hook.name, why = error.why, again_in = ?delay, "a hook's message was not delivered: it is sent again");
+                    tokio::time::sleep(*delay).await;
                 }
-                None => return self.log_result(failed.result, &failed.why),
+                None => return self.log_result(error.result, &error.why),
             }
         }
     }

@@ -1,8 +1,8 @@
-//! What one hook has to tell and has not told yet: of each pool the newest of each kind, and how
-//! much more there was.
+//! The pending notifications of one hook: for each pool the newest of each kind, and how many older
+//! ones were suppressed.
 //!
-//! Owns how often a hook speaks. Pure: the time comes in. What waits is bounded by the configuration:
-//! its pools, one place for runs of several of them, and the kinds.
+//! Owns how often a hook sends. Pure: callers pass the time. The number of entries is bounded by
+//! the configured pools, one place for runs of several pools, and the number of kinds.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -11,62 +11,63 @@ use crate::notification::Notification;
 use marshal_model::limits::HOOK_MIN_INTERVAL;
 use marshal_model::{NotificationKind, PoolName};
 
-/// Everything of one hook.
+/// The pending notifications of one hook; the key `None` is for several pools.
 #[derive(Debug, Default)]
 pub(super) struct PendingNotifications(BTreeMap<Option<PoolName>, PoolNotifications>);
 
-/// What waits of one pool.
+/// The pending notifications of one pool.
 #[derive(Debug, Default)]
 struct PoolNotifications {
-    /// When its last message was taken.
+    /// When its last message was taken; `None` before the first one.
     last: Option<Instant>,
     by_kind: BTreeMap<NotificationKind, PendingNotification>,
 }
 
-/// The newest of a kind.
+/// The newest notification of a kind.
 #[derive(Debug)]
 struct PendingNotification {
     at_us: i64,
     notification: Notification,
-    /// How many there were before it that nobody was told.
+    /// How many earlier ones it replaced that were not sent.
     before: u64,
 }
 
-/// One message.
+/// A message that is due.
 #[derive(Debug)]
 pub(super) struct HookMessage {
-    /// Of which pool; `None`: of several.
+    /// The pool; `None` if several took part.
     pub(super) pool: Option<PoolName>,
-    /// The newest of each kind, in the order in which they happened, with their times in
-    /// microseconds since the Unix epoch; at least one.
+    /// The newest notification of each kind, in the order of their times, in microseconds since the
+    /// Unix epoch; at least one.
     pub(super) newest: Vec<(i64, Notification)>,
-    /// How many more of a kind there were since the last message.
+    /// How many more of a kind occurred since the last message.
     pub(super) held_back: BTreeMap<NotificationKind, u64>,
 }
 
 impl PendingNotifications {
-    /// Something happened. `true` if it took the place of something older.
-    pub(super) fn insert(&mut self, at_us: i64, told: Notification) -> bool {
-        let place = self.0.entry(told.pool().cloned()).or_default();
-        let kind = told.kind();
-        let before = place.by_kind.get(&kind).map(|held| held.before + 1);
-        let held = PendingNotification {
+    /// Adds a notification. `true` if it replaced an older one.
+    pub(super) fn insert(&mut self, at_us: i64, notification: Notification) -> bool {
+        let place = self.0.entry(notification.pool().cloned()).or_default();
+        let kind = notification.kind();
+        let before = place.by_kind.get(&kind).map(|older| older.before + 1);
+        let newest = PendingNotification {
             at_us,
-            notification: told,
+            notification,
             before: before.unwrap_or(0),
         };
-        place.by_kind.insert(kind, held);
+        place.by_kind.insert(kind, newest);
         before.is_some()
     }
 
-    /// When the next message may be taken; `None` if nothing waits. A time that is over: now.
+    /// When the next message is due; `None` if nothing is pending. Never before `now` for a pool
+    /// without an earlier message.
     pub(super) fn next_due(&self, now: Instant) -> Option<Instant> {
         let waits = self.0.values().filter(|place| !place.by_kind.is_empty());
         waits.map(|place| place.due().unwrap_or(now)).min()
     }
 
-    /// Takes a message that may go now: of the pool that waits longest. With `all` its time need not
-    /// have come.
+    /// Takes a message that is due, of the pool whose last message is the oldest. With `all`, a
+    /// message need not be due.
     pub(super) fn take_due(&mut self, now: Instant, all: bool) -> Option<HookMessage> {
         let ready = |place: &PoolNotifications| {
             let is_due = place.due().is_none_or(|due| due <= now);
@@ -77,11 +78,11 @@ impl PendingNotifications {
         place.last = Some(now);
         let mut newest = Vec::with_capacity(place.by_kind.len());
         let mut held_back = BTreeMap::new();
-        for (kind, held) in std::mem::take(&mut place.by_kind) {
-            if held.before > 0 {
-                held_back.insert(kind, held.before);
+        for (kind, pending) in std::mem::take(&mut place.by_kind) {
+            if pending.before > 0 {
+                held_back.insert(kind, pending.before);
             }
-            newest.push((held.at_us, held.notification));
+            newest.push((pending.at_us, pending.notification));
         }
         newest.sort_by_key(|(at_us, _)| *at_us);
         Some(HookMessage {
@@ -91,7 +92,7 @@ impl PendingNotifications {
         })
     }
 
-    /// How many messages nobody was told.
+    /// How many messages are pending.
     pub(super) fn undelivered_count(&self) -> usize {
         let waits = self.0.values().filter(|place| !place.by_kind.is_empty());
         waits.count()
@@ -137,7 +138,7 @@ mod tests {
 
     fn reasons(message: &HookMessage) -> Vec<String> {
         let newest = message.newest.iter();
-        let reasons = newest.map(|(_, told)| match told {
+        let reasons = newest.map(|(_, notification)| match notification {
             Notification::SlotParked { reason, .. } => reason.raw().to_owned(),
             other => other.kind().to_string(),
         });
@@ -165,7 +166,7 @@ mod tests {
         waiting.insert(5, budget("a"));
         assert_eq!(waiting.next_due(at(5)), Some(at(60)));
         assert!(waiting.take_due(at(59), false).is_none(), "the minute runs");
-        // Another pool has its own minute.
+        // Another pool has its own interval.
         waiting.insert(6, parked("b", "other"));
         let other = waiting.take_due(at(6), false).expect("due");
         assert_eq!(reasons(&other), ["other"]);
@@ -188,11 +189,11 @@ mod tests {
         waiting.insert(2, parked("a", "two"));
         waiting.insert(3, parked("b", "three"));
         assert_eq!(waiting.undelivered_count(), 2);
-        let mut told = Vec::new();
+        let mut sent = Vec::new();
         while let Some(message) = waiting.take_due(now, true) {
-            told.extend(reasons(&message));
+            sent.extend(reasons(&message));
         }
-        told.sort();
-        assert_eq!(told, ["three", "two"]);
+        sent.sort();
+        assert_eq!(sent, ["three", "two"]);
     }
 }

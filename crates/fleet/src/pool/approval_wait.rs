@@ -1,6 +1,6 @@
-//! Tasks that wait for a person without a child: which may begin again, and when they are over.
+//! Tasks that wait for an approval without a child: when they begin again, and when they end.
 //!
-//! Must not know what is asked, nor what the answer is.
+//! Must not know the permission request, nor the answer.
 
 use super::ActiveTask;
 use super::slot::Slot;
@@ -9,7 +9,7 @@ use crate::approval_registry::{AnswerRecipient, ApprovalRegistry};
 use marshal_model::{PermissionRequestId, SlotState, TaskOutcome};
 
 impl PoolState {
-    /// A task's turn was ended because it waits for a person: no attempt is counted.
+    /// Requeues a task whose turn ended because it waits for a person. No attempt is counted.
     pub(super) fn requeue_for_approval(
         &mut self,
         index: u16,
@@ -21,57 +21,59 @@ impl PoolState {
         self.requeue_task(index, task);
     }
 
-    /// The first task that this slot may begin.
+    /// Takes the first queued task that this slot may begin.
     pub(super) fn next_task_for(&mut self, index: u16) -> Option<ActiveTask> {
-        let (questions, slots) = (&self.shared.approvals, &self.slots);
+        let (approvals, slots) = (&self.shared.approvals, &self.slots);
         let width = self.pool.width();
-        let meant = |task: &ActiveTask| {
-            // A slot that gets no tasks any more gives them to another one.
-            let of = task.awaits_approval.as_ref().map(|(_, of)| *of);
+        let matches = |task: &ActiveTask| {
+            // If the slot of the approval receives no tasks any more, another slot takes the task.
+            let owner = task.awaits_approval.as_ref().map(|(_, slot)| *slot);
             may_start(
-                questions,
+                approvals,
                 slots,
                 task,
                 index,
-                of.is_some_and(|of| of >= width),
+                owner.is_some_and(|owner| owner >= width),
             )
         };
-        let mut task = self.queue.take_next(meant)?;
+        let mut task = self.queue.take_next(matches)?;
         task.awaits_approval = None;
         Some(task)
     }
 
-    /// A question that a task may wait for has an answer, or nobody gave one in time.
+    /// An approval was answered or expired. If it expired, the tasks that wait for it end.
     pub(super) fn approval_ended(&mut self, expired: Option<&PermissionRequestId>) {
         let Some(expired) = expired else { return };
         while let Some(task) = self.queue.take_awaiting(expired) {
             let why = format!(
-                "a person would have to allow what it asked, and nobody answered ask {expired} in time"
+                "it needed a person's permission, and nobody answered approval {expired} in time"
             );
             self.end_task(task, TaskOutcome::Denied, Some(why));
         }
     }
 }
 
-/// Whether what a task waits for has come; then it belongs to the session that asked.
+/// Whether a task may begin in slot `index`. A task whose approval was answered belongs to the slot
+/// whose session requested it, because that session uses the answer. `is_gone`: that slot receives
+/// no tasks any more.
 fn may_start(
-    questions: &ApprovalRegistry,
+    approvals: &ApprovalRegistry,
     slots: &[Slot],
     task: &ActiveTask,
     index: u16,
     is_gone: bool,
 ) -> bool {
-    let Some((approval, of)) = &task.awaits_approval else {
+    let Some((approval, owner)) = &task.awaits_approval else {
         return true;
     };
-    match questions.get(approval).map(|open| open.recipient) {
+    match approvals.get(approval).map(|open| open.recipient) {
         Some(AnswerRecipient::Orphaned(None)) => false,
         Some(AnswerRecipient::Orphaned(Some(_)) | AnswerRecipient::Session(_)) => {
-            let slot = slots.get(usize::from(*of));
-            // In a slot where nothing starts any more it would wait for ever.
-            index == *of || is_gone || slot.is_none_or(|slot| slot.state == SlotState::Parked)
+            let slot = slots.get(usize::from(*owner));
+            // A parked slot starts nothing, so the task would wait for ever.
+            index == *owner || is_gone || slot.is_none_or(|slot| slot.state == SlotState::Parked)
         }
-        // It is over with its session: another one asks anew.
+        // The approval ended with its session; a new session requests it again.
         None => true,
     }
 }

@@ -1,5 +1,4 @@
-//! What bounds a pool's work beside its slots: the bounds of runs, and budgets of the pool that are
-//! spent.
+//! Bounds on a pool's work besides its slots: the bounds of runs, and spent budgets of the pool.
 //!
 //! Must not count anything.
 
@@ -15,7 +14,7 @@ use marshal_telemetry::event::child::SlotParked;
 use marshal_telemetry::event::task::TaskLocation;
 
 impl PoolState {
-    /// None of a run's tasks begins any more: those that wait end, with the reason.
+    /// Ends the queued tasks of a run that reached a bound; with `cancels` also its running ones.
     pub(super) fn end_run_tasks(&mut self, run: &RunId, why: &str, cancels: bool) {
         let ended = self.queue.take_all_if(|task| task.run == *run);
         let ended = ended
@@ -33,7 +32,7 @@ impl PoolState {
         }
     }
 
-    /// A budget of the pool is spent that parks: no free slot begins anything for it.
+    /// Parks every free slot if a budget of the pool is spent whose action is to park.
     pub(super) fn park_if_budget_spent(&mut self) {
         if self.queue.is_empty() {
             return;
@@ -43,8 +42,9 @@ impl PoolState {
             return;
         };
         let is_free = |slot: &Slot| {
-            let is_kept = slot.retained.as_ref();
-            let has_actor = is_kept.is_some_and(|kept| !matches!(kept, RetainedSession::Stored(_)));
+            let retained = slot.retained.as_ref();
+            let has_actor =
+                retained.is_some_and(|session| !matches!(session, RetainedSession::Stored(_)));
             slot.state == SlotState::Unloaded
                 && slot.work.is_none()
                 && slot.conversation.is_none()

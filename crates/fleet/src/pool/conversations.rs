@@ -1,12 +1,14 @@
-//! Conversations in a pool: which slot belongs to which client, and the prompts that wait for it.
+//! Conversations in a pool: which slot belongs to which client, and the queued prompts.
 //!
-//! Must not know what a prompt says, or who the client is.
+//! Must not know the text of a prompt, or who the client is.
 //!
-//! A client gets a grant whose drop gives the slot back, so no client can lose one. When a client leaves,
-//! its turn is cancelled, its child stopped and the session closed, not ended: home and copy stay.
+//! A client gets a grant whose drop returns the slot, so no slot can be lost. When a client leaves,
+//! its turn is cancelled, its child stopped and the session closed but not ended: home and copy
+//! stay.
 //!
-//! Another client may load the session before that is done. Its grant comes first, then what was on its
-//! way to the disk, then the look at where the stream stands. So two clients never number the same events.
+//! Another client may load the session before that is done. The order is: its grant, then a barrier
+//! commit for events on the way to the disk, then the read of the stream's position. So two clients
+//! never give events the same numbers.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -29,86 +31,87 @@ use marshal_model::{
 };
 use marshal_telemetry::event::task::TaskLocation;
 
-/// What clients want of a pool.
+/// Messages of clients to a pool.
 #[derive(Debug)]
 pub(crate) enum ConversationMsg {
-    /// A slot for a conversation.
+    /// Requests a slot for a conversation.
     Open(Box<SlotRequest>),
-    /// Where the stream of a conversation stands, now that nobody else writes it.
+    /// The position of a conversation's stream, read after the slot was granted.
     StreamPosition(Box<StoredSession>),
-    /// A prompt, already durable.
+    /// Queues a prompt, already durable.
     Prompt {
-        /// Of which conversation.
+        /// The conversation's session.
         session: SessionId,
         /// The prompt.
         task: Box<ActiveTask>,
     },
-    /// A person's answer to a permission request.
+    /// The client's reply to a permission request.
     Answer {
-        /// Of which conversation.
+        /// The conversation's session.
         session: SessionId,
-        /// Which ask.
+        /// The permission request's id.
         request_id: PermissionRequestId,
-        /// What came back.
+        /// The client's reply.
         reply: ApproverReply,
     },
-    /// The client wants its session's child to run, so that it says what it offers.
+    /// Starts the session's child before the first prompt, so that the client learns its
+    /// capabilities.
     StartChild {
-        /// Of which conversation.
+        /// The conversation's session.
         session: SessionId,
-        /// Told, or dropped, when the child is ready or will not be.
+        /// Notified when the child is ready; dropped if it cannot become ready.
         ready: oneshot::Sender<()>,
     },
-    /// Something is to be set in the session.
+    /// Changes a setting of the session.
     Set {
-        /// Of which conversation.
+        /// The conversation's session.
         session: SessionId,
-        /// What.
+        /// The setting and its value.
         setting: Setting,
-        /// Who waits for the answer.
+        /// Receives the result.
         reply: SettingReply,
     },
-    /// An event of the supervisor's own is to go into the stream, with what goes with it.
+    /// Appends an event of the supervisor to the stream, in one commit with `rows`.
     AppendEvent {
-        /// Of which conversation.
+        /// The conversation's session.
         session: SessionId,
-        /// What is told.
+        /// The event.
         event: Box<Event>,
-        /// What goes with it.
+        /// Writes for the same commit.
         rows: Vec<Write>,
-        /// Told when it is durable; dropped when nobody knows whether it will be.
+        /// Notified when it is durable; dropped if it is unknown whether it will be.
         done: oneshot::Sender<()>,
     },
-    /// A person stops the turn that runs; a tool call may end first.
+    /// Interrupts the running turn for a person; a tool call may finish first.
     Interrupt {
-        /// Of which conversation.
+        /// The conversation's session.
         session: SessionId,
     },
-    /// The client goes.
+    /// The client leaves.
     Leave {
-        /// Which conversation.
+        /// The conversation's session.
         session: SessionId,
-        /// Told when its child is gone and its slot is free.
+        /// Notified when its child has ended and its slot is free.
         done: Option<oneshot::Sender<()>>,
     },
 }
 
-/// A client that waits for a slot.
+/// A client's request for a slot.
 #[derive(Debug)]
 pub(crate) struct SlotRequest {
     pub(crate) session: SessionId,
     pub(crate) run: RunId,
-    /// The client's directory in the workspace.
+    /// The client's directory relative to the workspace.
     pub(crate) within: PathBuf,
-    /// What there is of it already.
+    /// The stored session, if an earlier conversation is loaded.
     pub(crate) stored: Option<StoredSession>,
     pub(crate) approver: ApprovalSender,
     pub(crate) chat: Option<ChatArgs>,
-    /// Told the slot; closed when the client waits no longer.
+    /// Receives the slot; closed when the client no longer waits.
     pub(crate) reply: oneshot::Sender<Result<SlotGrant, OpenError>>,
 }
 
-/// A slot's conversation, from its opening until its client has left.
+/// A slot's conversation, from its start until its client has left.
 #[derive(Debug)]
 pub(super) struct SlotConversation {
     pub(super) session: SessionId,
@@ -116,12 +119,12 @@ pub(super) struct SlotConversation {
     within: PathBuf,
     approver: ApprovalSender,
     chat: Option<ChatArgs>,
-    /// The session's actor was started: what is not kept since is over.
+    /// Whether the session was started. If it was and the slot does not retain it, it has ended.
     has_started: bool,
-    /// What there was of it when it was opened.
+    /// The stored session, until the session is started.
     stored: Option<StoredSession>,
     pub(super) waiting_prompts: VecDeque<ActiveTask>,
-    /// The client has left; these wait for the slot to be free.
+    /// Set when the client has left: the callers that wait for the slot to be free.
     leave_waiters: Option<Vec<oneshot::Sender<()>>>,
 }
 
@@ -130,7 +133,7 @@ impl SlotConversation {
         self.leave_waiters.is_some()
     }
 
-    /// What its session's actor is started with.
+    /// The arguments with which its session is started.
     pub(super) fn args(&self) -> ConversationArgs {
         ConversationArgs {
             run: self.run.clone(),
@@ -140,46 +143,40 @@ impl SlotConversation {
         }
     }
 
-    /// The session is about to get its actor; gives what there was of it.
+    /// Marks the session as started, and returns the stored one.
     pub(super) fn begin_session(&mut self) -> Option<StoredSession> {
         self.has_started = true;
         self.stored.take()
     }
 
-    /// Why the next prompt cannot be worked, if so. `kept` is what the slot has of the session.
-    fn has_ended(&self, kept: Option<&RetainedSession>) -> bool {
-        self.has_started && kept.is_none()
+    /// Whether the session has ended, so that no further prompt can run. `retained` is the slot's.
+    fn has_ended(&self, retained: Option<&RetainedSession>) -> bool {
+        self.has_started && retained.is_none()
     }
 }
 
 impl PoolState {
-    pub(super) fn handle_conversation_msg(&mut self, talk: ConversationMsg) {
-        match talk {
-            ConversationMsg::Open(opener) => self.slot_requests.push_back(*opener),
+    pub(super) fn handle_conversation_msg(&mut self, message: ConversationMsg) {
+        match message {
+            ConversationMsg::Open(request) => self.slot_requests.push_back(*request),
             ConversationMsg::StreamPosition(stored) => {
                 let slot = self
                     .slots
                     .iter_mut()
                     .find(|slot| slot.has_conversation(&stored.session));
-                if let Some(held) = slot.and_then(|slot| slot.conversation.as_mut())
-                    && !held.has_started
+                if let Some(conversation) = slot.and_then(|slot| slot.conversation.as_mut())
+                    && !conversation.has_started
                 {
-                    held.stored = Some(*stored);
+                    conversation.stored = Some(*stored);
                 }
             }
             ConversationMsg::Prompt { session, task } => self.queue_prompt(&session, *task),
             ConversationMsg::Answer {
                 session,
-                request_id: approval,
-                reply: said,
+                request_id,
+                reply,
             } => {
-                self.send_to_session(
-                    &session,
-                    SessionMsg::ClientAnswered {
-                        request_id: approval,
-                        reply: said,
-                    },
-                );
+                self.send_to_session(&session, SessionMsg::ClientAnswered { request_id, reply });
             }
             ConversationMsg::StartChild { session, ready } => {
                 self.start_first_child(&session, ready);
@@ -200,7 +197,7 @@ impl PoolState {
         }
     }
 
-    /// What nobody gets is dropped.
+    /// Sends a message to a conversation's session; drops it if the session does not run.
     fn send_to_session(&self, session: &SessionId, message: SessionMsg) {
         let slot = self
             .slots
@@ -211,8 +208,8 @@ impl PoolState {
         }
     }
 
-    /// Starts a conversation's first child before there is a prompt. Whatever prevents it is told
-    /// with the prompt.
+    /// Starts a conversation's first child before the first prompt. An error is reported with that
+    /// prompt.
     fn start_first_child(&mut self, session: &SessionId, ready: oneshot::Sender<()>) {
         if self.cancelled || self.stopping {
             return;
@@ -227,14 +224,14 @@ impl PoolState {
         let slot = &mut self.slots[at];
         let (index, is_idle) = (slot.id.index, slot.is_idle());
         let id = slot.id.clone();
-        let Some(held) = &mut slot.conversation else {
+        let Some(conversation) = &mut slot.conversation else {
             return;
         };
-        if !is_idle || held.has_started || held.is_leaving() {
+        if !is_idle || conversation.has_started || conversation.is_leaving() {
             return;
         }
-        let stored = held.begin_session();
-        let work = Work::before_first_prompt(id, session.clone(), held.run.clone());
+        let stored = conversation.begin_session();
+        let work = Work::before_first_prompt(id, session.clone(), conversation.run.clone());
         let actor = self.start_session(work, None, stored, Some(ready));
         self.slots[at].retained = Some(RetainedSession::Idle {
             actor,
@@ -249,7 +246,9 @@ impl PoolState {
             .iter_mut()
             .find(|slot| slot.has_conversation(session));
         match slot.and_then(|slot| slot.conversation.as_mut()) {
-            Some(held) if !held.is_leaving() => held.waiting_prompts.push_back(task),
+            Some(conversation) if !conversation.is_leaving() => {
+                conversation.waiting_prompts.push_back(task);
+            }
             _ => self.end_tasks(vec![end_unstarted(task, CLIENT_LEFT)], TaskLocation::Queue),
         }
     }
@@ -265,17 +264,17 @@ impl PoolState {
             let _ = work.actor.send_message(SessionMsg::Interrupt);
             return;
         }
-        let held = slot.conversation.as_mut();
-        let waiting = held.map(|held| std::mem::take(&mut held.waiting_prompts));
+        let conversation = slot.conversation.as_mut();
+        let waiting = conversation.map(|of_slot| std::mem::take(&mut of_slot.waiting_prompts));
         let ended = waiting.into_iter().flatten();
         let ended = ended.map(|task| end_unstarted(task, super::state::CANCELLED));
         self.end_tasks(ended.collect(), TaskLocation::Queue);
     }
 
     fn leave_conversation(&mut self, session: &SessionId, done: Option<oneshot::Sender<()>>) {
-        // Whoever has not got a slot yet gets none.
+        // The client may leave before it got a slot.
         self.slot_requests
-            .retain(|opener| opener.session != *session);
+            .retain(|request| request.session != *session);
         let Some(at) = self
             .slots
             .iter()
@@ -285,15 +284,18 @@ impl PoolState {
         };
         let slot = &mut self.slots[at];
         let index = slot.id.index;
-        let Some(held) = &mut slot.conversation else {
+        let Some(conversation) = &mut slot.conversation else {
             return;
         };
-        let is_new = held.leave_waiters.is_none();
-        held.leave_waiters.get_or_insert_default().extend(done);
+        let is_new = conversation.leave_waiters.is_none();
+        conversation
+            .leave_waiters
+            .get_or_insert_default()
+            .extend(done);
         if !is_new {
             return;
         }
-        let waiting = std::mem::take(&mut held.waiting_prompts);
+        let waiting = std::mem::take(&mut conversation.waiting_prompts);
         if let Some(work) = &mut slot.work {
             work.task.cancelled = true;
             let _ = work.actor.send_message(SessionMsg::Cancel);
@@ -308,8 +310,8 @@ impl PoolState {
         }
     }
 
-    /// Gives slots to clients that wait, takes those back whose clients have left, and ends
-    /// prompts that nobody will work.
+    /// Frees the slots of clients that have left, assigns free slots to waiting clients, and ends
+    /// prompts that no session can run.
     pub(super) fn schedule_conversations(&mut self) {
         if self.conversation_count == 0 && self.slot_requests.is_empty() {
             return;
@@ -331,59 +333,61 @@ impl PoolState {
             }
             slot.retained = None;
             self.conversation_count -= 1;
-            let left = slot.conversation.take().and_then(|held| held.leave_waiters);
+            let conversation = slot.conversation.take();
+            let waiters = conversation.and_then(|of_slot| of_slot.leave_waiters);
             let id = slot.id.clone();
             self.shared.slots.update(&id, |view| view.session = None);
-            for done in left.into_iter().flatten() {
+            for done in waiters.into_iter().flatten() {
                 let _ = done.send(());
             }
         }
         self.slot_requests
-            .retain(|opener| !opener.reply.is_closed());
-        while let Some(opener) = self.slot_requests.pop_front() {
-            if let Some(refusal) = self.refuse_open(&opener, closing) {
-                let _ = opener.reply.send(Err(refusal));
+            .retain(|request| !request.reply.is_closed());
+        while let Some(request) = self.slot_requests.pop_front() {
+            if let Some(refusal) = self.refuse_open(&request, closing) {
+                let _ = request.reply.send(Err(refusal));
                 continue;
             }
-            let is_open = |slot: &Slot| slot.has_conversation(&opener.session);
+            let is_open = |slot: &Slot| slot.has_conversation(&request.session);
             let has_room = |(at, slot): (usize, &Slot)| {
                 self.pool.is_slot_enabled(at) && slot.can_host_conversation()
             };
             let mut slots = self.slots.iter().enumerate();
             let free = slots.position(has_room);
             let Some(at) = free.filter(|_| !self.slots.iter().any(is_open)) else {
-                self.slot_requests.push_front(opener);
+                self.slot_requests.push_front(request);
                 break;
             };
-            self.attach_conversation(at, opener);
+            self.attach_conversation(at, request);
         }
         self.end_unworkable_prompts(closing);
     }
 
-    /// Why a client gets no slot, however long it waits.
-    fn refuse_open(&self, opener: &SlotRequest, closing: bool) -> Option<OpenError> {
+    /// The error for a client that cannot get a slot by waiting; `None` if it may wait.
+    fn refuse_open(&self, request: &SlotRequest, closing: bool) -> Option<OpenError> {
         let is_parked = |slot: &Slot| slot.state == SlotState::Parked;
         let is_taken = |slot: &Slot| {
-            let held = slot.conversation.as_ref();
-            held.is_some_and(|held| held.session == opener.session && !held.is_leaving())
+            let conversation = slot.conversation.as_ref();
+            conversation
+                .is_some_and(|of_slot| of_slot.session == request.session && !of_slot.is_leaving())
         };
         let pool = &self.pool.config.name;
         if closing {
             Some(OpenError::Stopping)
         } else if self.slots.iter().any(is_taken) {
-            Some(OpenError::AlreadyOpen(opener.session.clone()))
+            Some(OpenError::AlreadyOpen(request.session.clone()))
         } else if self.slots.iter().all(is_parked) {
-            let why = self.slots.first().map(|slot| slot.id.clone());
+            let first = self.slots.first().map(|slot| slot.id.clone());
             let views = self.shared.slots.of_pool(pool);
             let note = views.into_iter().find_map(|view| view.note);
             let note = note.map_or_else(String::new, |note| format!(": {note}"));
-            let slot = why.map_or_else(String::new, |slot| slot.to_string());
+            let slot = first.map_or_else(String::new, |slot| slot.to_string());
             Some(OpenError::NoSlot(format!(
-                "every slot of pool {pool} is parked{note}; mend that, then `marshal restart {slot}`"
+                "every slot of pool {pool} is parked{note}; fix the cause, then run `marshal restart {slot}`"
             )))
         } else if self.slot_requests.len() >= limits::CONVERSATION_OPENERS {
             Some(OpenError::NoSlot(format!(
-                "{} clients wait for a slot of pool {pool} already",
+                "{} clients wait for a slot of pool {pool} already; try again later",
                 self.slot_requests.len()
             )))
         } else {
@@ -391,29 +395,30 @@ impl PoolState {
         }
     }
 
-    fn attach_conversation(&mut self, at: usize, opener: SlotRequest) {
+    fn attach_conversation(&mut self, at: usize, request: SlotRequest) {
         let Some(slot) = self.slots.get_mut(at) else {
             return;
         };
         self.conversation_count += 1;
         let id = slot.id.clone();
-        let (session, granted) = (opener.session.clone(), opener.session.clone());
+        let (session, granted) = (request.session.clone(), request.session.clone());
         slot.conversation = Some(SlotConversation {
-            session: opener.session,
-            run: opener.run,
-            within: opener.within,
-            approver: opener.approver,
-            chat: opener.chat,
+            session: request.session,
+            run: request.run,
+            within: request.within,
+            approver: request.approver,
+            chat: request.chat,
             has_started: false,
-            stored: opener.stored,
+            stored: request.stored,
             waiting_prompts: VecDeque::new(),
             leave_waiters: None,
         });
-        // Known before anything is made of it, so that no sweep takes that for leftovers.
+        // Published before its home and copy exist: otherwise a sweep could remove them as
+        // leftovers.
         let working = Some(session);
         self.shared.slots.update(&id, |view| view.session = working);
-        // If the client went away at this very moment, the grant comes back by itself.
-        let _ = opener.reply.send(Ok(SlotGrant {
+        // If the client is gone at this moment, the grant is dropped, which returns the slot.
+        let _ = request.reply.send(Ok(SlotGrant {
             session: granted,
             slot: id,
             pool: self.myself.clone(),
@@ -421,16 +426,16 @@ impl PoolState {
         }));
     }
 
-    /// Ends the prompts of conversations whose slot is parked, or whose session is over.
+    /// Ends the prompts of conversations whose slot is parked, or whose session has ended.
     fn end_unworkable_prompts(&mut self, closing: bool) {
         let mut ended = Vec::new();
         for slot in self.slots.iter_mut().filter(|slot| slot.work.is_none()) {
-            let Some(held) = &mut slot.conversation else {
+            let Some(conversation) = &mut slot.conversation else {
                 continue;
             };
             let outcome = TaskOutcome::Failed;
             let why = if closing {
-                let waiting = held.waiting_prompts.drain(..);
+                let waiting = conversation.waiting_prompts.drain(..);
                 ended.extend(waiting.map(|task| end_unstarted(task, super::state::CANCELLED)));
                 continue;
             } else if slot.state == SlotState::Parked {
@@ -440,43 +445,44 @@ impl PoolState {
                 let note = view.and_then(|view| view.note);
                 let why = note.map_or_else(String::new, |note| format!(": {note}"));
                 format!(
-                    "slot {slot} is parked{why}; see `marshal logs {slot}`, mend it, then `marshal restart {slot}`"
+                    "slot {slot} is parked{why}; see `marshal logs {slot}`, fix the cause, then run `marshal restart {slot}`"
                 )
-            } else if held.has_ended(slot.retained.as_ref()) {
-                "the conversation is over: its session has ended; open a new one".to_owned()
+            } else if conversation.has_ended(slot.retained.as_ref()) {
+                "the conversation's session has ended: open a new conversation".to_owned()
             } else {
                 continue;
             };
-            let waiting = held.waiting_prompts.drain(..);
+            let waiting = conversation.waiting_prompts.drain(..);
             ended.extend(waiting.map(|task| (task, outcome, Some(why.clone()))));
         }
         self.end_tasks(ended, TaskLocation::Queue);
     }
 
-    /// Takes the waiting prompts of a cancelled run.
+    /// Removes and returns the matching queued prompts of all conversations.
     pub(super) fn take_matching_prompts(
         &mut self,
-        meant: impl Fn(&ActiveTask) -> bool,
+        matches: impl Fn(&ActiveTask) -> bool,
     ) -> Vec<ActiveTask> {
-        let mut found = Vec::new();
-        for held in self
+        let mut removed = Vec::new();
+        for conversation in self
             .slots
             .iter_mut()
             .filter_map(|slot| slot.conversation.as_mut())
         {
-            let waiting = std::mem::take(&mut held.waiting_prompts);
-            let (ends, stays): (VecDeque<_>, VecDeque<_>) = waiting.into_iter().partition(&meant);
-            held.waiting_prompts = stays;
-            found.extend(ends);
+            let waiting = std::mem::take(&mut conversation.waiting_prompts);
+            let (matching, rest): (VecDeque<_>, VecDeque<_>) =
+                waiting.into_iter().partition(&matches);
+            conversation.waiting_prompts = rest;
+            removed.extend(matching);
         }
-        found
+        removed
     }
 
-    /// Puts a task back before those that wait with it.
+    /// Puts a task back to the head: of the slot's conversation, or of its priority in the queue.
     pub(super) fn requeue_front(&mut self, index: u16, task: ActiveTask) {
-        let held = self.slot(index).and_then(|slot| slot.conversation.as_mut());
-        match held {
-            Some(held) => held.waiting_prompts.push_front(task),
+        let conversation = self.slot(index).and_then(|slot| slot.conversation.as_mut());
+        match conversation {
+            Some(conversation) => conversation.waiting_prompts.push_front(task),
             None => self.queue.push_front(task),
         }
     }

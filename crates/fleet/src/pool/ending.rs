@@ -1,4 +1,4 @@
-//! What becomes of a slot and of a task when an attempt is over.
+//! The end of an attempt: the next state of its slot and the end or retry of its task.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,30 +22,30 @@ use marshal_telemetry::event::task::{TaskEnded, TaskLocation, TaskQueued};
 use marshal_telemetry::labels::RestartCause;
 
 impl PoolState {
-    /// A session is over: what of its slot, and what of its task?
+    /// A session ended its attempt: updates the slot, then ends or requeues the task.
     pub(super) fn attempt_ended(&mut self, attempt: &Attempt) {
         let index = attempt.index;
         let Some(slot) = self.slot(index) else { return };
         if slot.work.as_ref().map(|work| &work.session) != Some(&attempt.session) {
             return;
         }
-        let Some(occupied) = slot.work.take() else {
+        let Some(assignment) = slot.work.take() else {
             return;
         };
-        let mut task = occupied.task;
+        let mut task = assignment.task;
         if attempt.begun {
             task.sent += 1;
         }
         let slot_id = slot.id.clone();
         let code = attempt.end.as_ref().and_then(|end| end.status);
-        let stays = attempt.idle_session.as_ref();
+        let idle = attempt.idle_session.as_ref();
         self.shared.slots.update(&slot_id, |view| {
             view.task = None;
-            // A session that waits still needs its home and copy.
-            if stays.is_none() {
+            // The view keeps an idle session, so that no sweep removes its home and copy.
+            if idle.is_none() {
                 view.session = None;
             }
-            if stays.is_none_or(|stays| !stays.has_child) {
+            if idle.is_none_or(|idle| !idle.has_child) {
                 view.pid = None;
             }
             view.last_exit_code = code.map(ExitStatus::shell_code).or(view.last_exit_code);
@@ -58,27 +58,28 @@ impl PoolState {
         }
         if attempt.idle_session.is_some() {
             self.slots[usize::from(index)].retained = Some(RetainedSession::Idle {
-                actor: occupied.actor,
+                actor: assignment.actor,
                 session: attempt.session.clone(),
             });
         }
         if attempt.turn == Some(TurnOutcome::Completed) {
             self.slots[usize::from(index)].history.turn_completed();
         }
-        let has_child = stays.is_some_and(|stays| stays.has_child);
-        // A person who waits for an answer is told of the limit instead.
-        let is_held = self.slots[usize::from(index)].conversation.is_some();
+        let has_child = idle.is_some_and(|idle| idle.has_child);
+        // A conversation's prompt is not requeued on a rate limit: its person waits and sees the
+        // error.
+        let in_conversation = self.slots[usize::from(index)].conversation.is_some();
         let limit = attempt.limit.filter(|_| !self.must_not_retry(&task));
-        let (limit, told) = if is_held {
+        let (limit, conversation_limit) = if in_conversation {
             (None, limit)
         } else {
             (limit, None)
         };
-        if let Some(told) = told {
-            self.pause_for(&slot_id, told);
+        if let Some(limit) = conversation_limit {
+            self.pause_for(&slot_id, limit);
         }
-        let follows = match &attempt.end {
-            // A child that ends because its provider limits requests is no failure of its slot.
+        let action = match &attempt.end {
+            // A child that ends because of a rate limit is no failure of its slot.
             Some(_) if limit.is_some() => {
                 self.apply_slot_event(index, SlotEvent::GoneToRest, None);
                 ChildEndAction::default()
@@ -90,23 +91,23 @@ impl PoolState {
                 ChildEndAction::default()
             }
         };
-        let follows = match &attempt.park_reason {
-            Some(why) if !has_child && follows.park_reason.is_none() => {
+        let action = match &attempt.park_reason {
+            Some(why) if !has_child && action.park_reason.is_none() => {
                 self.park_slot_for_budget(index, why);
-                follows
+                action
             }
-            _ => follows,
+            _ => action,
         };
         task.add_attempt(&slot_id, attempt);
-        if let Some(after) = follows.backoff {
+        if let Some(after) = action.backoff {
             task.restarts += 1;
             task.backoff += after;
         }
-        let waits = attempt
+        let approval = attempt
             .awaits_approval
             .clone()
             .filter(|_| !self.must_not_retry(&task));
-        let is_sent_again = if let Some(approval) = waits {
+        let is_sent_again = if let Some(approval) = approval {
             self.requeue_for_approval(index, task, approval);
             false
         } else if let Some(limit) = limit {
@@ -114,15 +115,15 @@ impl PoolState {
             false
         } else {
             self.finish_probe(attempt);
-            self.finish_or_retry_task(task, attempt, follows.park_reason)
+            self.finish_or_retry_task(task, attempt, action.park_reason)
         };
-        if let Some(stays) = stays {
-            self.keep_or_close_session(index, stays, attempt.end.is_some(), is_sent_again);
+        if let Some(idle) = idle {
+            self.keep_or_close_session(index, idle, attempt.end.is_some(), is_sent_again);
         }
         self.notify_restart_waiters(index, has_child);
     }
 
-    /// Tells who waits for the old child's end.
+    /// Notifies the callers of a restart that the old child has ended; nothing while one runs.
     pub(super) fn notify_restart_waiters(&mut self, index: u16, has_child: bool) {
         let waiting = self
             .slot(index)
@@ -133,13 +134,13 @@ impl PoolState {
         }
     }
 
-    /// Restart decision.
+    /// Decides on a restart after a child's end: backoff, park or nothing.
     pub(super) fn handle_child_end(&mut self, index: u16, end: &ChannelEnd) -> ChildEndAction {
         let now = clock::now();
         let restart = self.pool.config.restart.clone();
         let slot = &mut self.slots[usize::from(index)];
         let by_hand = !slot.restart_waiters.is_empty();
-        let lived = slot.spawned_at.take().map_or(Duration::ZERO, |at| now - at);
+        let lifetime = slot.spawned_at.take().map_or(Duration::ZERO, |at| now - at);
         if end.class.is_requested() || by_hand || self.stopping || self.cancelled {
             if by_hand {
                 self.log_restart(index, RestartCause::Manual, Duration::ZERO);
@@ -148,7 +149,7 @@ impl PoolState {
             return ChildEndAction::default();
         }
         slot.down_since.get_or_insert(now);
-        // Nothing is wrong with the agent: it only does not have that session, which is over.
+        // No failure of the agent: it only does not have that session, which ends.
         if end.not_resumed {
             self.apply_slot_event(index, SlotEvent::GoneToRest, None);
             return ChildEndAction::default();
@@ -158,18 +159,18 @@ impl PoolState {
             status: end.status,
             was_ready: end.was_ready,
             is_unrecoverable: end.is_permanent,
-            lifetime: lived,
+            lifetime,
             detail: end.detail.clone(),
         };
         let random = self.shared.ambient.random_fraction();
-        let next = restart::decide_restart(&mut slot.history, &failure, &restart, now, random);
+        let decision = restart::decide_restart(&mut slot.history, &failure, &restart, now, random);
         self.submit_write(Write::SlotFailure {
             slot: self.slots[usize::from(index)].id.clone(),
             class: end.class,
             at_us: now_us(),
             detail: end.detail.clone(),
         });
-        match next {
+        match decision {
             RestartDecision::Start { after } => {
                 self.log_restart(index, cause(end.class), after);
                 self.start_backoff(index, after, &end.detail);
@@ -241,7 +242,7 @@ impl PoolState {
         }
     }
 
-    /// Ends the task or puts it back; `true` if it is to be sent again, in a fresh session.
+    /// Ends the task or requeues it; `true` if its prompt is sent again, in a new session.
     pub(super) fn finish_or_retry_task(
         &mut self,
         task: ActiveTask,
@@ -256,7 +257,7 @@ impl PoolState {
                 return false;
             }
             task::AttemptResult::NotStarted => match parked {
-                // Nobody else should suffer what parked this slot: the task ends with its reason.
+                // Another slot would probably park for the same reason, so the task ends with it.
                 Some(reason) => {
                     self.end_task(task, TaskOutcome::Failed, Some(reason));
                     return false;
@@ -283,12 +284,12 @@ impl PoolState {
         again
     }
 
-    /// Whether this task is not sent again, whatever became of it.
+    /// Whether this task must end now instead of being sent again.
     pub(super) fn must_not_retry(&self, task: &ActiveTask) -> bool {
         self.cancelled || self.stopping || task.cancelled || task.open_tasks.is_over()
     }
 
-    /// Puts a task back before those that wait with it.
+    /// Journals that a task is queued again, and puts it before the others of its priority.
     pub(super) fn requeue_task(&mut self, index: u16, mut task: ActiveTask) {
         self.submit_write(Write::TaskUpdated {
             run: task.run.clone(),
@@ -312,14 +313,14 @@ impl PoolState {
         self.end_tasks(vec![(task, outcome, why)], TaskLocation::Slot);
     }
 
-    /// Ends tasks, in one commit: their ends are told only when they are durable.
+    /// Ends tasks in one commit; their ends are published only when they are durable.
     pub(super) fn end_tasks(&self, tasks: Vec<TaskEnd>, from: TaskLocation) {
         if tasks.is_empty() {
             return;
         }
         self.pool.release_tasks(tasks.len());
         let mut writes = Vec::with_capacity(tasks.len());
-        let mut told = Vec::with_capacity(tasks.len());
+        let mut reports = Vec::with_capacity(tasks.len());
         let mut runs = Vec::new();
         for (task, outcome, why) in tasks {
             TaskEnded {
@@ -331,8 +332,8 @@ impl PoolState {
                 from,
             }
             .emit();
-            let over = task.open_tasks.record_end(&self.pool.config.name, outcome);
-            let (report, tell) = task.into_report(&self.pool.config.name, outcome, why);
+            let summary = task.open_tasks.record_end(&self.pool.config.name, outcome);
+            let (report, sender) = task.into_report(&self.pool.config.name, outcome, why);
             let detail = report.detail.as_ref().map(|detail| detail.raw().to_owned());
             writes.push(Write::TaskUpdated {
                 run: report.run.clone(),
@@ -344,31 +345,31 @@ impl PoolState {
                     result: report.as_column(),
                 },
             });
-            // A run that spans pools may get its end before a task of another pool has: a run with
-            // an open task counts as unfinished all the same.
-            if let Some(over) = over {
+            // In a run that spans pools, this commit may come before the commit with the end of
+            // another pool's task. That is safe: a run with an open task counts as unfinished.
+            if let Some(summary) = summary {
                 writes.push(Write::RunEnded {
                     run: report.run.clone(),
                     at_us: now_us(),
-                    code: over.code(),
+                    code: summary.code(),
                 });
-                runs.push(over.into_notification(report.run.clone()));
+                runs.push(summary.into_notification(report.run.clone()));
             }
-            told.push((Arc::new(report), tell));
+            reports.push((Arc::new(report), sender));
         }
         let shared = Arc::clone(&self.shared);
         let commit = Commit::new(writes).with_callback(move |_| {
-            // Before the last report: who has that may end the fleet.
+            // Before the last report, because its receiver may stop the fleet.
             for run in &runs {
                 shared.hooks.notify(run);
             }
-            for (report, tell) in told {
+            for (report, sender) in reports {
                 shared
                     .dependencies
                     .record_outcome(&report.run, &report.task, report.outcome);
                 shared.notify_subscribers(FleetEvent::TaskEnded(Arc::clone(&report)));
-                // Its channel has a place for every task of its run.
-                let _ = tell.try_send(report);
+                // The channel has capacity for every task of the run.
+                let _ = sender.try_send(report);
             }
         });
         self.submit_commit(commit);
@@ -378,7 +379,7 @@ impl PoolState {
         self.submit_commit(Commit::new(vec![write]));
     }
 
-    /// Gives a commit to the journal; one that is refused is offered again until it is taken.
+    /// Submits a commit to the journal; retries a refused one until it is accepted.
     fn submit_commit(&self, commit: Commit) {
         let Err(refused) = self.shared.journal.submit(commit) else {
             return;
@@ -393,24 +394,24 @@ impl PoolState {
                     Err(again) => refused = again,
                 }
             }
-            tracing::error!("rows were not journalled: the journal is closed");
+            tracing::error!("state changes of a pool were not journalled: the journal is closed");
         });
     }
 }
 
-/// What follows on a child's end.
+/// The decision after a child's end.
 #[derive(Debug, Default)]
 pub(super) struct ChildEndAction {
-    /// The slot's next child waits for so long.
+    /// The backoff before the slot's next child.
     pub(super) backoff: Option<Duration>,
-    /// A person must look, and why.
+    /// Why the slot was parked, if it was.
     pub(super) park_reason: Option<String>,
 }
 
-/// A task at its end: how, and why.
+/// An ended task with its outcome and detail.
 pub(super) type TaskEnd = (ActiveTask, TaskOutcome, Option<String>);
 
-/// The end of a task that waits: `skipped` if it never began, else what its last attempt was.
+/// The end of a queued task: `skipped` if its prompt was never sent, else `lost`.
 pub(super) fn end_unstarted(task: ActiveTask, why: &str) -> TaskEnd {
     let outcome = match task.sent {
         0 => TaskOutcome::Skipped,
@@ -419,7 +420,7 @@ pub(super) fn end_unstarted(task: ActiveTask, why: &str) -> TaskEnd {
     (task, outcome, Some(why.to_owned()))
 }
 
-/// How long to wait before offering a refused commit again.
+/// The delay before a refused commit is submitted again.
 const RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// The label of `marshal_child_restarts_total{cause}`.

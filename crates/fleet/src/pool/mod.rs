@@ -1,6 +1,6 @@
-//! Pool: N slots that share one agent command, and the tasks that wait for them.
+//! Pool: N slots that share one agent command, and the tasks that are queued for them.
 //!
-//! Owns the queue, the slots' states, their restart history and what becomes of a task whose
+//! Owns the queue, the slots' states and restart history, and the decision about a task whose
 //! attempt ended. Must not know protocols, processes or permission requests.
 
 mod approval_wait;
@@ -38,119 +38,120 @@ use marshal_dialect::lifecycle::pause::Pause;
 use marshal_dialect::lifecycle::state::SlotEvent;
 use marshal_model::{PermissionRequestId, RunId, SessionId};
 
-/// What a Pool hears.
+/// The messages to a Pool.
 #[derive(Debug)]
 pub(crate) enum PoolMsg {
-    /// Tasks, already durable, wait for a slot.
+    /// Adds tasks, already durable, to the queue.
     Submit(Vec<ActiveTask>),
-    /// Something that a task may come after has ended.
+    /// A task that another task may depend on has ended.
     DependencyEnded,
-    /// A slot's session moved on.
+    /// A slot's session reports a state change.
     SlotChanged {
-        /// Which slot.
+        /// The slot's index.
         index: u16,
-        /// Which session says so: a late word of an earlier one is no news.
+        /// The session that reports it; a late message of an earlier session is ignored.
         session: SessionId,
-        /// What happened.
+        /// The state change.
         change: SlotEvent,
-        /// The process, where one was started.
+        /// The process id, if a process was started.
         pid: Option<u32>,
     },
-    /// A session is over.
+    /// A session ended its attempt at a task.
     AttemptEnded(Box<Attempt>),
     /// A session between tasks lost its child.
     ChildExited {
-        /// Which slot.
+        /// The slot's index.
         index: u16,
-        /// Which session.
+        /// The session's id.
         session: SessionId,
         /// How the child ended.
         end: Box<ChannelEnd>,
-        /// Whether the session could go on.
+        /// Whether the session can continue.
         idle_session: IdleSession,
     },
     /// A session between tasks is closed.
     SessionClosed {
-        /// Which slot.
+        /// The slot's index.
         index: u16,
-        /// Which session.
+        /// The session's id.
         session: SessionId,
-        /// It could not be prepared before it had a task, and is as it was.
+        /// The stored session, unchanged, if it could not be prepared before its first task.
         returned_session: Option<StoredSession>,
     },
-    /// The task that tried whether the provider takes requests again got an answer.
+    /// The probe task got an answer, so the provider accepts requests again.
     ProbeAnswered {
-        /// In which session.
+        /// The probe's session.
         session: SessionId,
     },
-    /// A question that a task may wait for has an answer, or has expired.
+    /// An approval that a task may wait for has an answer, or has expired.
     ApprovalEnded {
-        /// It has expired.
+        /// The approval, if it expired.
         expired: Option<PermissionRequestId>,
     },
-    /// A pause may be over.
+    /// A pause may have ended.
     PauseEnded,
-    /// A slot's backoff is over.
+    /// A slot's backoff has ended.
     BackoffEnded {
-        /// Which slot.
+        /// The slot's index.
         index: u16,
-        /// Which backoff: a restart by hand makes an earlier one void.
+        /// The backoff's number; a manual restart invalidates an earlier one.
         round: u64,
     },
-    /// End the slot's child, if one runs, and start afresh; unparks.
+    /// Stops the slot's child, if one runs, clears its failures and unparks it.
     Restart {
-        /// Which slot.
+        /// The slot's index.
         index: u16,
-        /// Told when the old child, and its whole tree, are gone.
+        /// Notified when the old child and all its descendants have ended.
         done: oneshot::Sender<()>,
     },
-    /// Start no new task, cancel running turns: of one run, or of all and for good.
+    /// Starts no new task and cancels running turns: of one run, or with `None` of all,
+    /// permanently.
     Cancel(Option<RunId>),
-    /// A bound of a run is reached: none of its tasks begins any more.
+    /// A run reached a bound: none of its tasks begins any more.
     RunLimitReached {
-        /// Which run.
+        /// The run's id.
         run: RunId,
-        /// Why, for its tasks that wait.
+        /// The detail of its queued tasks, which end now.
         why: String,
-        /// Those that are worked are cancelled, too.
+        /// Whether its running tasks are cancelled too.
         cancels: bool,
     },
-    /// A task of a run with a bound on how many are worked at once made its place free.
+    /// A task ended in a run that limits its concurrent tasks, so another one may begin.
     JobFreed,
-    /// A session's actor is gone, with or without a report.
+    /// A session's task has ended, with or without a report.
     SessionGone {
-        /// Which actor.
+        /// The session's address.
         who: SessionRef,
-        /// Why, if nothing else was said.
+        /// The reason, used if the session sent no report.
         why: &'static str,
     },
-    /// People order something.
+    /// An order of an operator.
     Operator {
-        /// What.
+        /// The order.
         order: OperatorRequest,
-        /// Who waits to hear what came of it.
+        /// Receives the result.
         done: oneshot::Sender<OperatorResult>,
     },
-    /// A client wants something of its conversation.
+    /// A message of a client for its conversation.
     Conversation(ConversationMsg),
-    /// End every child, then the pool.
+    /// Stops every child, then the pool.
     Stop {
-        /// Without the ladder.
+        /// Kill at once, without the stop ladder.
         now: bool,
     },
 }
 
-/// What a Pool is started with.
+/// The arguments of a Pool.
 pub(crate) struct PoolArgs {
     pub(crate) shared: Arc<Shared>,
     pub(crate) pool: Arc<PoolShared>,
-    /// What its slots remember, in their order.
+    /// The slots' failures and parks from earlier starts, in the order of the slots.
     pub(crate) memory: Vec<SlotHistory>,
-    /// Sessions that an earlier start of the supervisor left to its slots.
+    /// Sessions of an earlier start that the slots resume, by slot index.
     pub(crate) stored: Vec<(u16, StoredSession)>,
 }
 
-/// N slots and a queue.
+/// The actor; its data is in [`PoolState`].
 pub(crate) struct Pool;
 
 impl Actor for Pool {
@@ -188,7 +189,7 @@ impl Actor for Pool {
             blocked: Vec::new(),
             pause: Pause::new(limits),
             probe: None,
-            has_stopping_sessions: false,
+            must_check_slots: false,
             unloading: BTreeSet::new(),
             slot_requests: VecDeque::new(),
             conversation_count: 0,
@@ -217,16 +218,16 @@ impl Actor for Pool {
                 index,
                 session,
                 end,
-                idle_session: stays,
-            } => state.child_exited(index, &session, &end, &stays),
+                idle_session,
+            } => state.child_exited(index, &session, &end, &idle_session),
             PoolMsg::SessionClosed {
                 index,
                 session,
-                returned_session: given_back,
-            } => state.session_closed(index, &session, given_back),
+                returned_session,
+            } => state.session_closed(index, &session, returned_session),
             PoolMsg::ProbeAnswered { session } => state.probe_answered(&session),
             PoolMsg::ApprovalEnded { expired } => state.approval_ended(expired.as_ref()),
-            // What follows is settled below.
+            // `schedule` below does what is needed.
             PoolMsg::PauseEnded | PoolMsg::JobFreed => {}
             PoolMsg::RunLimitReached { run, why, cancels } => {
                 state.end_run_tasks(&run, &why, cancels);
@@ -235,7 +236,7 @@ impl Actor for Pool {
             PoolMsg::Restart { index, done } => state.restart(index, done),
             PoolMsg::Cancel(run) => state.cancel(run.as_ref()),
             PoolMsg::Operator { order, done } => state.handle_operator_request(order, done),
-            PoolMsg::Conversation(talk) => state.handle_conversation_msg(talk),
+            PoolMsg::Conversation(message) => state.handle_conversation_msg(message),
             PoolMsg::Stop { now } => state.stop(now),
             PoolMsg::SessionGone { who, why } => state.session_lost(&who, why),
         }

@@ -1,8 +1,8 @@
-//! What people order of a pool while it runs: that tasks wait, or come after others, how many slots
-//! work, the end of one task, of one turn or of one session.
+//! Orders of an operator to a running pool: pause, drain or resize it, and end one task, turn or
+//! session. Also tasks with dependencies.
 //!
-//! How tasks flow and how many slots work stands in what the fleet shares of the pool; it lasts until
-//! the supervisor ends. Must not know who orders.
+//! The pool's phase and width are in `PoolShared` and last until the supervisor ends. Must not know
+//! who the caller is.
 
 use std::sync::Arc;
 
@@ -20,32 +20,32 @@ use marshal_dialect::lifecycle::state::has_child;
 use marshal_model::{RunId, SessionId, TaskId};
 use marshal_telemetry::event::task::TaskLocation;
 
-/// Why a task that waited will never begin.
+/// The detail of a queued task that was cancelled.
 const TASK_CANCELLED: &str = "the task was cancelled before it began";
 
-/// See the head of this file.
+/// An order of an operator; see the head of this file.
 #[derive(Debug)]
 pub(crate) enum OperatorRequest {
-    /// How tasks flow, or how many slots work, has changed.
+    /// The pool's phase or width has changed.
     PhaseChanged,
-    /// The end of one task, which waits or is worked.
+    /// Cancels one queued or running task.
     CancelTask {
-        /// Its run.
+        /// The task's run.
         run: RunId,
-        /// Its id.
+        /// The task's id.
         task: TaskId,
     },
-    /// The end of a session's turn; the session goes on where it can.
+    /// Cancels a session's turn; the session continues if it can.
     Interrupt(SessionId),
-    /// The end of a session.
+    /// Ends a session.
     StopSession(SessionId),
-    /// A command of its agent's own.
+    /// Sends a session's agent one of its own commands.
     Command {
-        /// For which.
+        /// The session's id.
         session: SessionId,
-        /// Which.
+        /// The command.
         order: Arc<CommandRequest>,
-        /// Who waits for the answer.
+        /// Receives the agent's answer.
         reply: CommandReply,
     },
 }
@@ -56,14 +56,16 @@ impl PoolState {
         order: OperatorRequest,
         done: oneshot::Sender<OperatorResult>,
     ) {
-        let came_to = match order {
+        let result = match order {
             OperatorRequest::PhaseChanged => {
                 self.unloading.clear();
+                // Slots beyond the new width may have idle children.
+                self.must_check_slots = true;
                 Ok(())
             }
             OperatorRequest::CancelTask { run, task } => {
-                let is_it = |of: &ActiveTask| of.run == run && of.spec.id == task;
-                match self.cancel_matching(is_it, TASK_CANCELLED) {
+                let matches = |other: &ActiveTask| other.run == run && other.spec.id == task;
+                match self.cancel_matching(matches, TASK_CANCELLED) {
                     0 => Err(OperatorError::NotInPool),
                     _ => Ok(()),
                 }
@@ -76,13 +78,13 @@ impl PoolState {
                 reply,
             } => self.command_session(&session, order, reply),
         };
-        let _ = done.send(came_to);
+        let _ = done.send(result);
     }
 
-    /// Takes tasks in: those that come after others wait for them.
+    /// Queues tasks; those with dependencies are blocked until these are done.
     pub(super) fn add_tasks(&mut self, tasks: Vec<ActiveTask>) {
-        let has_needs = |task: &ActiveTask| !task.dependencies.is_empty();
-        let (blocked, free): (Vec<_>, Vec<_>) = tasks.into_iter().partition(has_needs);
+        let has_dependencies = |task: &ActiveTask| !task.dependencies.is_empty();
+        let (blocked, free): (Vec<_>, Vec<_>) = tasks.into_iter().partition(has_dependencies);
         self.queue.extend(free);
         if !blocked.is_empty() {
             self.blocked.extend(blocked);
@@ -90,7 +92,7 @@ impl PoolState {
         }
     }
 
-    /// Looks which tasks may begin now, and which never will.
+    /// Queues blocked tasks whose dependencies are done, and ends those with a failed dependency.
     pub(super) fn recheck_blocked_tasks(&mut self) {
         let (mut free, mut ended) = (Vec::new(), Vec::new());
         for mut task in std::mem::take(&mut self.blocked) {
@@ -104,7 +106,7 @@ impl PoolState {
         self.end_tasks(ended, TaskLocation::Queue);
     }
 
-    /// The slot that a session is in.
+    /// The slot that has this session.
     fn slot_of_session(&mut self, session: &SessionId) -> Option<&mut Slot> {
         let is_in = |slot: &&mut Slot| match (&slot.retained, slot.occupant()) {
             (_, Some((_, current))) => current == session,
@@ -137,7 +139,7 @@ impl PoolState {
             let _ = work.actor.send_message(SessionMsg::Cancel);
             let _ = work.actor.send_message(SessionMsg::Stop { now: false });
         }
-        self.has_stopping_sessions = true;
+        self.must_check_slots = true;
         Ok(())
     }
 
@@ -161,29 +163,31 @@ impl PoolState {
         Ok(())
     }
 
-    /// Ends sessions that were dismissed, and has children that nobody needs go: of slots that get no
-    /// task any more because the pool drains or works with fewer.
+    /// Ends idle sessions that an operator stopped. Also stops idle children of slots that receive
+    /// no tasks any more, because the pool drains or its width is smaller.
     pub(super) fn close_unneeded_sessions(&mut self) {
         let unloads = self.pool.must_unload(self.pool.config.size - 1);
-        if !unloads && !self.has_stopping_sessions {
+        if !unloads && !self.must_check_slots {
             return;
         }
-        self.has_stopping_sessions = false;
-        for index in 0..self.pool.config.size {
+        self.must_check_slots = false;
+        // Not the configured size: the pool may have been wider until now.
+        for index in 0..self.pool.config.max_size {
             let Some(slot) = self.slots.get_mut(usize::from(index)) else {
                 break;
             };
             if slot.work.is_some() || slot.conversation.is_some() {
-                self.has_stopping_sessions |= slot.stopping_session.is_some();
+                self.must_check_slots |=
+                    slot.stopping_session.is_some() || self.pool.must_unload(index);
                 self.unloading.remove(&index);
                 continue;
             }
-            let is_dismissed = match (slot.stopping_session.take(), &slot.retained) {
-                (Some(gone), Some(RetainedSession::Idle { session, .. })) => gone == *session,
-                (Some(gone), Some(RetainedSession::Stored(stored))) => gone == stored.session,
+            let must_end = match (slot.stopping_session.take(), &slot.retained) {
+                (Some(stopped), Some(RetainedSession::Idle { session, .. })) => stopped == *session,
+                (Some(stopped), Some(RetainedSession::Stored(stored))) => stopped == stored.session,
                 _ => false,
             };
-            if is_dismissed {
+            if must_end {
                 self.close_permanently(index);
                 continue;
             }

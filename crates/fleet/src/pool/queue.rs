@@ -1,7 +1,7 @@
-//! The tasks of a pool that wait for a slot: by their priority, then in their order.
+//! The queue of a pool: tasks that wait for a slot, ordered by priority, then by arrival.
 //!
-//! Counts them by their runs, so that nobody looks through a long queue for a task while no run in
-//! it has a place for one. Must not know slots.
+//! Counts the tasks by run, so that a long queue is not searched while no run in it has a free job.
+//! Must not know slots.
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, VecDeque};
@@ -11,14 +11,14 @@ use super::ActiveTask;
 use super::task::OpenTasks;
 use marshal_model::PermissionRequestId;
 
-/// See the head of this file.
+/// The queue of a pool; see the head of this file.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     tasks: VecDeque<ActiveTask>,
-    /// Of each run with tasks here that wait for nothing but a slot: how many. By the address of
-    /// what they share, which is held here as long as there are any.
+    /// For each run, how many queued tasks wait only for a slot. The key is the address of the
+    /// shared [`OpenTasks`]; the entry keeps it alive, so the address cannot be reused meanwhile.
     ready: HashMap<usize, (Arc<OpenTasks>, usize)>,
-    /// Tasks that wait for an answer.
+    /// How many queued tasks wait for an approval.
     awaiting_approval: usize,
 }
 
@@ -31,7 +31,7 @@ impl Queue {
         self.tasks.front()
     }
 
-    /// Puts tasks behind those that wait and have no lower priority.
+    /// Adds tasks, each behind all queued tasks of the same or a higher priority.
     pub(super) fn extend(&mut self, tasks: impl IntoIterator<Item = ActiveTask>) {
         let mut tasks: Vec<ActiveTask> = tasks.into_iter().collect();
         tasks.sort_by_key(|task| Reverse(task.spec.priority));
@@ -44,11 +44,11 @@ impl Queue {
             self.tasks.extend(tasks);
             return;
         }
-        // Both are in order: once through both, however many there are.
+        // Both lists are sorted: merge them in one pass.
         let mut waiting = std::mem::take(&mut self.tasks).into_iter().peekable();
         self.tasks.reserve(waiting.len() + tasks.len());
         for task in tasks {
-            let before = |of: &ActiveTask| of.spec.priority >= task.spec.priority;
+            let before = |other: &ActiveTask| other.spec.priority >= task.spec.priority;
             while let Some(earlier) = waiting.next_if(before) {
                 self.tasks.push_back(earlier);
             }
@@ -57,64 +57,64 @@ impl Queue {
         self.tasks.extend(waiting);
     }
 
-    /// Puts a task before those that wait and have no higher priority.
+    /// Adds a task before all queued tasks of the same or a lower priority.
     pub(super) fn push_front(&mut self, task: ActiveTask) {
         self.count(&task);
-        let higher = |of: &ActiveTask| of.spec.priority > task.spec.priority;
+        let higher = |other: &ActiveTask| other.spec.priority > task.spec.priority;
         let at = self.tasks.partition_point(higher);
         self.tasks.insert(at, task);
     }
 
-    /// Takes all of them.
+    /// Removes and returns all tasks.
     pub(super) fn take_all(&mut self) -> VecDeque<ActiveTask> {
         std::mem::take(self).tasks
     }
 
-    /// Takes those that are meant, in their order.
+    /// Removes and returns the matching tasks, in their order.
     pub(super) fn take_all_if(
         &mut self,
-        meant: impl FnMut(&ActiveTask) -> bool,
+        matches: impl FnMut(&ActiveTask) -> bool,
     ) -> VecDeque<ActiveTask> {
-        let (taken, stay): (VecDeque<_>, VecDeque<_>) =
-            self.take_all().into_iter().partition(meant);
-        self.extend(stay);
-        taken
+        let (removed, rest): (VecDeque<_>, VecDeque<_>) =
+            self.take_all().into_iter().partition(matches);
+        self.extend(rest);
+        removed
     }
 
-    /// Takes the first task that waits for this question.
+    /// Removes and returns the first task that waits for this approval.
     pub(super) fn take_awaiting(&mut self, approval: &PermissionRequestId) -> Option<ActiveTask> {
         let waits = |task: &ActiveTask| {
             task.awaits_approval
                 .as_ref()
-                .is_some_and(|(of, _)| of == approval)
+                .is_some_and(|(awaited, _)| awaited == approval)
         };
         let at = self.tasks.iter().position(waits)?;
         self.take(at)
     }
 
-    /// Takes the first task that is meant and gets a place in its run, with that place. Looks at
-    /// none while no run has a place, and at no more than those that wait for an answer if these
-    /// are all that could begin.
+    /// Removes and returns the first matching task that gets a job permit of its run. While no run
+    /// has a free job, it looks only at tasks that wait for an approval, and stops after the last
+    /// of these.
     pub(super) fn take_next(
         &mut self,
-        mut meant: impl FnMut(&ActiveTask) -> bool,
+        mut matches: impl FnMut(&ActiveTask) -> bool,
     ) -> Option<ActiveTask> {
-        let has_place = self.ready.values().any(|(open, _)| open.has_free_job());
-        let mut asking = self.awaiting_approval;
+        let has_free_job = self.ready.values().any(|(open, _)| open.has_free_job());
+        let mut awaiting = self.awaiting_approval;
         for at in 0..self.tasks.len() {
-            if !has_place && asking == 0 {
+            if !has_free_job && awaiting == 0 {
                 return None;
             }
             let task = self.tasks.get_mut(at)?;
-            asking -= usize::from(task.awaits_approval.is_some());
-            if meant(task) && task.acquire_job() {
+            awaiting -= usize::from(task.awaits_approval.is_some());
+            if matches(task) && task.acquire_job() {
                 return self.take(at);
             }
         }
         None
     }
 
-    /// A queue that was long gives its memory back.
+    /// Frees memory after the queue was long.
     pub(super) fn shrink(&mut self) {
         let waiting = self.tasks.len();
         if waiting < self.tasks.capacity() / 4 {
@@ -145,7 +145,7 @@ impl Queue {
     }
 }
 
-/// What the tasks of a run share.
+/// The key of a task's run: the address of its shared [`OpenTasks`].
 fn key(task: &ActiveTask) -> usize {
     Arc::as_ptr(&task.open_tasks).addr()
 }
@@ -215,18 +215,18 @@ mod tests {
         let (none, looked) = next(&mut queue);
         assert!(none.is_none());
         assert_eq!(looked, 0, "tasks were looked at in vain");
-        // A run behind it has a place until one of its tasks is worked.
+        // A later run has a free job until one of its tasks begins.
         queue.extend([task(&other, "o-1"), task(&other, "o-2")]);
         let (other_one, _) = next(&mut queue);
         let id = other_one.as_ref().map(|task| task.spec.id.as_str());
         assert_eq!(id, Some("o-1"));
         assert_eq!(next(&mut queue).1, 0);
-        // One that waits for an answer is looked at, and nothing behind it.
+        // A task that waits for an approval is looked at, and nothing behind it.
         let mut asking = task(&full, "approvals");
         asking.awaits_approval = Some((PermissionRequestId::new("a-1").expect("an id"), 0));
         queue.push_front(asking);
         assert_eq!(next(&mut queue).1, 1);
-        // A task that is over makes place for the next one.
+        // The end of a task frees its job for the next one.
         drop(begun);
         let approval = PermissionRequestId::new("a-1").expect("an id");
         assert_eq!(ids(queue.take_awaiting(&approval)), ["approvals"]);
@@ -260,7 +260,7 @@ mod tests {
         let mut queue = Queue::default();
         queue.extend([with("a", 0), with("b", 5), with("c", 0)]);
         queue.extend([with("d", 100), with("e", -1), with("f", 0), with("g", 5)]);
-        // One that goes back is the first of its own.
+        // A task that returns is the first of its priority.
         queue.push_front(with("z", 0));
         let found = queue.take_all_if(|task| task.spec.id.as_str() == "c");
         assert_eq!(ids(found), ["c"]);

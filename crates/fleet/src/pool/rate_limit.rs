@@ -1,5 +1,5 @@
-//! What a pool does while its provider limits requests: it pauses, puts the task back unspent, and
-//! lets one task try after the pause.
+//! Rate limits of the provider: the pool pauses, requeues the task without counting an attempt, and
+//! lets one task probe after the pause.
 
 use super::state::PoolState;
 use super::{ActiveTask, PoolMsg};
@@ -12,7 +12,7 @@ use marshal_model::{SessionId, SlotId, TaskOutcome, TurnOutcome};
 use marshal_telemetry::event::route::{PoolPaused, RateLimited};
 
 impl PoolState {
-    /// A task's turn failed because the provider limits requests: no attempt is counted.
+    /// Requeues a task whose turn failed because of a rate limit. No attempt is counted.
     pub(super) fn handle_rate_limit(
         &mut self,
         mut task: ActiveTask,
@@ -24,9 +24,9 @@ impl PoolState {
             self.probe = None;
         }
         if !self.pause_for(slot, limit) {
-            let most = show_duration(self.pool.config.rate_limit.give_up);
+            let limit = show_duration(self.pool.config.rate_limit.give_up);
             let why = format!(
-                "the provider has limited requests for {most} (rate_limit.give_up), and still does"
+                "the provider has limited requests for {limit} (rate_limit.give_up), and still does"
             );
             return self.end_task(task, TaskOutcome::Failed, Some(why));
         }
@@ -34,14 +34,14 @@ impl PoolState {
         self.requeue_task(slot.index, task);
     }
 
-    /// Pauses the pool; `false` if it has been paused for as long as it may.
+    /// Pauses the pool; `false` if it was paused for `rate_limit.give_up` already.
     pub(super) fn pause_for(&mut self, slot: &SlotId, limit: RateLimit) -> bool {
         let now = clock::now();
         let announced = limit
             .until
             .map(|until| until.saturating_duration_since(now));
-        let follows = self.pause.record_rate_limit(now, announced);
-        let PauseDecision::Pause { wait, is_new: anew } = follows else {
+        let decision = self.pause.record_rate_limit(now, announced);
+        let PauseDecision::Pause { wait, is_new } = decision else {
             self.log_pause(false);
             return false;
         };
@@ -51,7 +51,7 @@ impl PoolState {
             pause: wait,
         }
         .emit();
-        if anew {
+        if is_new {
             self.log_pause(true);
             self.shared.notify_subscribers(FleetEvent::PoolPaused {
                 pool: self.pool.config.name.clone(),
@@ -66,8 +66,8 @@ impl PoolState {
         true
     }
 
-    /// An attempt ended without being limited: if it was the one that tried, that is over. Only a
-    /// turn that the model ended says that there is no limit any more.
+    /// An attempt ended without a rate limit: if it was the probe, the probe has ended. Only a turn
+    /// that the model ended proves that the limit is gone.
     pub(super) fn finish_probe(&mut self, attempt: &Attempt) {
         if self.probe.as_ref() != Some(&attempt.session) {
             return;
@@ -84,7 +84,7 @@ impl PoolState {
         }
     }
 
-    /// The task that tries got an answer.
+    /// The probe got an answer: ends the pause.
     pub(super) fn probe_answered(&mut self, session: &SessionId) {
         if self.probe.as_ref() == Some(session) {
             self.probe = None;

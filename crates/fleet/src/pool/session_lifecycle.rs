@@ -1,22 +1,22 @@
-//! A slot's session between tasks, with `session = "slot"`: how the next task gets to it, and when
-//! it is closed.
+//! A slot's session between tasks, with `session = "slot"`: how it gets the next task, and when it
+//! is closed.
 //!
 //! Must not know how a session loads itself again.
 //!
-//! What becomes of a slot's session:
+//! The life of a slot's session:
 //!
-//! - After a turn it waits, with its child, for the next task.
-//! - When its child ends, by `restart` or after `timeouts.idle`, it waits without one. The next task loads
-//!   it in a new child; with `permanent` a child is started at once.
-//! - When two children in a row ended before they had loaded it, or the agent cannot load it, it is over
+//! - After a turn it is idle, with its child, until the next task.
+//! - When its child ends, by `restart` or after `timeouts.idle`, it is idle without one. The next task
+//!   loads it in a new child; with `permanent` a child is started at once.
+//! - When two children in a row ended before they had loaded it, or the agent cannot load it, it ends
 //!   (`session/next_task.rs`). The next task begins a new session.
-//! - With the end of the run that `run` works, it is over.
-//! - When the daemon stops or is killed, it is left. `fleet/resume_sessions.rs` gives it to its slot at the next
-//!   start, and its stream goes on at its durable end.
+//! - Under `marshal run` it ends with the run.
+//! - When the daemon stops or is killed, it is left. `fleet/resume_sessions.rs` gives it to its slot at
+//!   the next start, and its stream continues at its durable end.
 //!
-//! A session goes on without its child only if the agent can load it and the restart kind is not
-//! `temporary`. A prompt that is sent again gets a fresh session. One without an end keeps its home and
-//! copy: the sweep asks the journal which these are (`journal/resumable.rs`).
+//! A session continues without its child only if the agent can load it and the restart kind is not
+//! `temporary`. A prompt that is sent again gets a new session. A session that has not ended keeps
+//! its home and copy: the sweep reads these sessions from the journal (`journal/resumable.rs`).
 
 use std::sync::Arc;
 
@@ -35,15 +35,15 @@ use marshal_journal::Write;
 use marshal_model::{ExitStatus, SessionId, SlotState};
 
 impl PoolState {
-    /// Gives work to the session that waits for it, or to a new one.
+    /// Gives work to the slot's retained session, or to a new one.
     pub(super) fn dispatch_work(
         &self,
         work: Work,
-        kept: Option<RetainedSession>,
+        retained: Option<RetainedSession>,
         instead_of: Option<(SessionId, String)>,
     ) -> SessionRef {
-        match kept {
-            // One whose actor is gone says so by its end; the task is then seen to be lost.
+        match retained {
+            // If the session's task is gone, its `SessionGone` message ends the work as lost.
             Some(RetainedSession::Idle { actor, .. } | RetainedSession::Closing { actor, .. }) => {
                 let _ = actor.send_message(SessionMsg::NextTask(Box::new(work)));
                 actor
@@ -55,8 +55,8 @@ impl PoolState {
         }
     }
 
-    /// Begins a session. `warm`: before it has a task, for a client that is told when its child is
-    /// ready.
+    /// Starts a session. `warm`: the session starts its child before it has a task, and notifies
+    /// the client when the child is ready.
     pub(super) fn start_session(
         &self,
         work: Work,
@@ -65,12 +65,12 @@ impl PoolState {
         warm: Option<oneshot::Sender<()>>,
     ) -> SessionRef {
         let slot = self.slots.get(usize::from(work.slot.index));
-        let held = slot.and_then(|slot| slot.conversation.as_ref());
+        let conversation = slot.and_then(|slot| slot.conversation.as_ref());
         session::start(SessionArgs {
             pool_ref: self.myself.clone(),
             shared: Arc::clone(&self.shared),
             pool: Arc::clone(&self.pool),
-            conversation: held.map(super::conversations::SlotConversation::args),
+            conversation: conversation.map(super::conversations::SlotConversation::args),
             work,
             replaces: instead_of,
             stored,
@@ -78,46 +78,47 @@ impl PoolState {
         })
     }
 
-    /// What becomes of a session that waits after its task: it goes on if its child lives, or if
-    /// it can be loaded in another one and the pool restarts its children.
+    /// Keeps or closes a session after its task. It is kept if its child runs, or if it can be
+    /// loaded in a new child and the pool restarts its children.
     pub(super) fn keep_or_close_session(
         &mut self,
         index: u16,
-        stays: &IdleSession,
+        idle: &IdleSession,
         child_ended: bool,
         is_sent_again: bool,
     ) {
-        let held = self.slot(index).and_then(|slot| slot.conversation.as_ref());
-        let is_left = held.is_some_and(super::conversations::SlotConversation::is_leaving);
-        let is_held = held.is_some();
-        // A conversation's next child is started because a person prompts.
-        let restarts = is_held || self.pool.config.restart.kind != RestartKind::Temporary;
-        let goes_on = stays.has_child && !child_ended || stays.can_load && restarts;
-        if let Some(why) = &stays.not_loaded
-            && !goes_on
+        let conversation = self.slot(index).and_then(|slot| slot.conversation.as_ref());
+        let is_leaving =
+            conversation.is_some_and(super::conversations::SlotConversation::is_leaving);
+        let in_conversation = conversation.is_some();
+        // A conversation's next child starts with a person's prompt, whatever the restart kind.
+        let restarts = in_conversation || self.pool.config.restart.kind != RestartKind::Temporary;
+        let continues = idle.has_child && !child_ended || idle.can_load && restarts;
+        if let Some(why) = &idle.not_loaded
+            && !continues
             && let Some(slot) = self.slot(index)
         {
             let session = slot.occupant().map(|(_, session)| session.clone());
             slot.unloadable_session = session.map(|session| (session, why.clone()));
         }
-        if self.stopping || is_sent_again || is_left || !goes_on {
-            let for_good = if is_held {
-                !stays.can_load
+        if self.stopping || is_sent_again || is_leaving || !continues {
+            let for_good = if in_conversation {
+                !idle.can_load
             } else {
-                self.ends_permanently(stays) || is_sent_again
+                self.ends_permanently(idle) || is_sent_again
             };
             self.close_session(index, for_good, false);
-        } else if child_ended && !is_held {
+        } else if child_ended && !in_conversation {
             self.restart_permanent_child(index);
         }
     }
 
-    /// Whether a session that is closed now is over, or left to the next start.
-    fn ends_permanently(&self, stays: &IdleSession) -> bool {
-        !(self.stopping && self.shared.keeps_sessions && stays.can_load)
+    /// Whether closing a session ends it, instead of leaving it to the next start.
+    fn ends_permanently(&self, idle: &IdleSession) -> bool {
+        !(self.stopping && self.shared.keeps_sessions && idle.can_load)
     }
 
-    /// With `restart.kind = "permanent"` a child is started though no task waits.
+    /// With `restart.kind = "permanent"`, starts a child even if no task is queued.
     pub(super) fn restart_permanent_child(&mut self, index: u16) {
         let unloads = self.pool.must_unload(index);
         if self.pool.config.restart.kind != RestartKind::Permanent || self.stopping || unloads {
@@ -128,24 +129,25 @@ impl PoolState {
             && let Some(RetainedSession::Idle { actor, .. }) = &slot.retained
         {
             let _ = actor.send_message(SessionMsg::Load);
-            // Now, not when the session says so: a task that comes meanwhile waits for its child.
+            // Set now and not when the session reports it, so that a task that arrives in between
+            // waits for this child.
             self.apply_slot_event(index, SlotEvent::StartBegun, None);
         }
     }
 
-    /// Closes the session that waits in a slot, because the pool stops.
+    /// Closes a slot's idle session because the pool stops.
     pub(super) fn close(&mut self, index: u16, now: bool) {
         let slot = self.slots.get(usize::from(index));
-        let is_held = slot.is_some_and(|slot| slot.conversation.is_some());
-        self.close_session(index, !self.shared.keeps_sessions && !is_held, now);
+        let in_conversation = slot.is_some_and(|slot| slot.conversation.is_some());
+        self.close_session(index, !self.shared.keeps_sessions && !in_conversation, now);
     }
 
-    /// Closes a conversation's session so that it can be loaded again.
+    /// Closes a conversation's idle session so that it can be loaded again.
     pub(super) fn close_resumable(&mut self, index: u16) {
         self.close_session(index, false, false);
     }
 
-    /// Ends a session that waits.
+    /// Ends an idle session for good.
     pub(super) fn close_permanently(&mut self, index: u16) {
         self.close_session(index, true, false);
     }
@@ -171,7 +173,7 @@ impl PoolState {
                 });
                 return;
             }
-            kept => kept,
+            other => other,
         };
     }
 
@@ -181,7 +183,7 @@ impl PoolState {
         index: u16,
         session: &SessionId,
         end: &ChannelEnd,
-        stays: &IdleSession,
+        idle: &IdleSession,
     ) {
         let Some(slot) = self.slot(index) else { return };
         if slot.occupant().map(|(_, current)| current) != Some(session) {
@@ -193,21 +195,22 @@ impl PoolState {
             view.pid = None;
             view.last_exit_code = code.or(view.last_exit_code);
         });
-        let follows = self.handle_child_end(index, end);
-        self.handle_assigned_task(index, follows.park_reason.is_some());
-        self.keep_or_close_session(index, stays, true, false);
+        let action = self.handle_child_end(index, end);
+        self.handle_assigned_task(index, action.park_reason.is_some());
+        self.keep_or_close_session(index, idle, true, false);
         self.notify_restart_waiters(index, false);
     }
 
-    /// The session was given a task before it was known that its child is gone: it starts another
-    /// one for it, unless the slot is parked now, and then the task goes back unspent.
+    /// Handles a race: the session got a task before the pool knew that its child had ended. The
+    /// session starts a new child for the task. If the slot is parked now, the task is requeued and
+    /// no attempt is counted.
     fn handle_assigned_task(&mut self, index: u16, parked: bool) {
         let Some(slot) = self.slot(index) else { return };
         let Some(work) = &slot.work else { return };
         if parked {
             let _ = work.actor.send_message(SessionMsg::Stop { now: false });
         } else {
-            // The wait, if there is one, is not for this child.
+            // Invalidates a backoff: the task's child starts now.
             slot.round += 1;
             self.apply_slot_event(index, SlotEvent::StartBegun, None);
         }
@@ -218,7 +221,7 @@ impl PoolState {
         &mut self,
         index: u16,
         session: &SessionId,
-        given_back: Option<StoredSession>,
+        returned: Option<StoredSession>,
     ) {
         let Some(slot) = self.slot(index) else { return };
         if slot.occupant().map(|(_, current)| current) != Some(session) {
@@ -229,11 +232,11 @@ impl PoolState {
             let attempt = Attempt::internal(index, session.clone(), why);
             return self.attempt_ended(&attempt);
         }
-        let stays = given_back.is_some();
-        slot.retained = given_back.map(RetainedSession::Stored);
+        let is_retained = returned.is_some();
+        slot.retained = returned.map(RetainedSession::Stored);
         let (id, state) = (slot.id.clone(), slot.state);
         self.shared.slots.update(&id, |view| {
-            if !stays {
+            if !is_retained {
                 view.session = None;
             }
             view.pid = None;

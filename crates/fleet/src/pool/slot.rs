@@ -1,4 +1,4 @@
-//! One slot of a pool, as its Pool sees it.
+//! One slot of a pool.
 
 use std::time::Instant;
 
@@ -14,7 +14,7 @@ use marshal_dialect::lifecycle::restart::FailureHistory;
 use marshal_dialect::lifecycle::state::{self, SlotEvent};
 use marshal_model::{SessionId, SlotId, SlotState};
 
-/// What a slot works on.
+/// The task that a slot runs, and the session that runs it.
 #[derive(Debug)]
 pub(super) struct Assignment {
     pub(super) actor: SessionRef,
@@ -22,24 +22,24 @@ pub(super) struct Assignment {
     pub(super) task: ActiveTask,
 }
 
-/// A slot's session between tasks, with `session = "slot"`.
+/// A slot's session between tasks, with `session = "slot"` or in a conversation.
 #[derive(Debug)]
 pub(super) enum RetainedSession {
-    /// It waits, with or without a child.
+    /// It is idle, with or without a child.
     Idle {
         actor: SessionRef,
         session: SessionId,
     },
-    /// It is being closed: the slot is not free before that is done.
+    /// It is closing: the slot is free only when it has closed.
     Closing {
         actor: SessionRef,
         session: SessionId,
     },
-    /// An earlier start of the supervisor left it; nothing of it runs.
+    /// It is stored and nothing of it runs, for example after a start of the supervisor.
     Stored(StoredSession),
 }
 
-/// A fixed place in the pool.
+/// A slot: a fixed place in the pool for one session at a time.
 #[derive(Debug)]
 pub(crate) struct Slot {
     pub(super) id: SlotId,
@@ -47,19 +47,19 @@ pub(crate) struct Slot {
     pub(super) history: FailureHistory,
     pub(super) work: Option<Assignment>,
     pub(super) retained: Option<RetainedSession>,
-    /// A client's conversation has the slot for itself.
+    /// The client's conversation that occupies the slot.
     pub(super) conversation: Option<SlotConversation>,
-    /// Counts backoffs, so that the end of an outdated one is told from the current one's.
+    /// Counts backoffs, so that the end of an outdated one is ignored.
     pub(super) round: u64,
     /// When the current child was started.
     pub(super) spawned_at: Option<Instant>,
-    /// Since when it has had no ready child, after a failure.
+    /// When its last ready child failed; `None` while a child is ready.
     pub(super) down_since: Option<Instant>,
-    /// Somebody asked for a restart and waits for the old child's end.
+    /// Callers of a restart that wait for the old child's end.
     pub(super) restart_waiters: Vec<oneshot::Sender<()>>,
-    /// The session that ends as soon as it has nothing to do: somebody said so.
+    /// The session that an operator stops; it ends as soon as it is idle.
     pub(super) stopping_session: Option<SessionId>,
-    /// The session that could not be loaded again, and why, until another takes its place.
+    /// The session that could not be loaded, and the reason, until a new session replaces it.
     pub(super) unloadable_session: Option<(SessionId, String)>,
 }
 
@@ -87,45 +87,45 @@ impl Slot {
         }
     }
 
-    /// Moves by the table; `false` if the table has no such move.
+    /// Changes the state by the state table; `false` if the state stays as it is.
     pub(super) fn apply(&mut self, change: SlotEvent) -> bool {
         if let Some(next) = state::next_state(self.state, change) {
             let moved = next != self.state;
             self.state = next;
             moved
         } else {
-            tracing::debug!(slot = %self.id, state = %self.state, ?change, "no such move");
+            tracing::debug!(slot = %self.id, state = %self.state, ?change, "the slot's state table has no such transition");
             false
         }
     }
 
-    /// Whether a task may be given to it now.
+    /// Whether a task can be assigned to it now.
     pub(super) fn is_idle(&self) -> bool {
-        let has_place = match (&self.retained, self.state) {
+        let is_available = match (&self.retained, self.state) {
             (Some(RetainedSession::Closing { .. }), _) => false,
             (Some(RetainedSession::Idle { .. }), SlotState::Ready) => true,
             (_, state) => state == SlotState::Unloaded,
         };
-        self.work.is_none() && has_place
+        self.work.is_none() && is_available
     }
 
-    /// Whether a conversation may have it now.
+    /// Whether a conversation can occupy it now.
     pub(super) fn can_host_conversation(&self) -> bool {
         self.is_idle() && self.retained.is_none() && self.conversation.is_none()
     }
 
-    /// Whether this conversation has it.
+    /// Whether this conversation occupies it.
     pub(super) fn has_conversation(&self, session: &SessionId) -> bool {
-        let held = self.conversation.as_ref();
-        held.is_some_and(|held| held.session == *session)
+        let conversation = self.conversation.as_ref();
+        conversation.is_some_and(|conversation| conversation.session == *session)
     }
 
-    /// Whether no session is in it.
+    /// Whether no session runs in it.
     pub(super) const fn is_free(&self) -> bool {
         self.work.is_none() && matches!(self.retained, None | Some(RetainedSession::Stored(_)))
     }
 
-    /// The actor and the session that are in it.
+    /// The session that runs in it, with its address.
     pub(super) fn occupant(&self) -> Option<(&SessionRef, &SessionId)> {
         match (&self.work, &self.retained) {
             (Some(work), _) => Some((&work.actor, &work.session)),

@@ -1,4 +1,4 @@
-//! What a pool knows, and how tasks meet slots.
+//! A pool's state, and the assignment of tasks to slots.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -22,30 +22,30 @@ use marshal_model::{RunId, SessionId, SlotState};
 use marshal_telemetry::event::child::SlotStateChanged;
 use marshal_telemetry::event::task::{TaskLocation, TaskStarted};
 
-/// Its state.
+/// The state of a Pool.
 pub(crate) struct PoolState {
     pub(super) myself: ActorRef<PoolMsg>,
     pub(super) shared: Arc<Shared>,
     pub(super) pool: Arc<PoolShared>,
     pub(super) slots: Vec<Slot>,
     pub(super) queue: Queue,
-    /// Tasks that come after others which are not done.
+    /// Tasks whose dependencies are not all done.
     pub(super) blocked: Vec<ActiveTask>,
-    /// How it stands to its provider's limits.
+    /// The pause because of the provider's rate limits.
     pub(super) pause: Pause,
-    /// The session whose task tries whether the provider takes requests again.
+    /// The session of the probe task, which tests whether the provider accepts requests again.
     pub(super) probe: Option<SessionId>,
-    /// A slot's session ends as soon as it has nothing to do.
-    pub(super) has_stopping_sessions: bool,
-    /// Slots whose child was told to go, because they get no task any more.
+    /// Whether some slot may have a session or a child that ends as soon as it is idle.
+    pub(super) must_check_slots: bool,
+    /// Slots whose child was told to stop, because they receive no tasks any more.
     pub(super) unloading: BTreeSet<u16>,
     /// Clients that wait for a slot.
     pub(super) slot_requests: VecDeque<SlotRequest>,
-    /// How many slots a conversation has: a pool without one does nothing for them.
+    /// How many slots belong to a conversation; at 0, the scheduler skips conversations.
     pub(super) conversation_count: usize,
-    /// No new task starts.
+    /// Whether all runs were cancelled: no new task starts.
     pub(super) cancelled: bool,
-    /// Nothing starts, and the pool ends with its last session.
+    /// Whether the pool stops: nothing starts, and the pool ends with its last session.
     pub(super) stopping: bool,
 }
 
@@ -59,7 +59,7 @@ impl Drop for PoolState {
 }
 
 impl PoolState {
-    /// Ends every waiting task.
+    /// Ends every queued or blocked task.
     fn end_waiting(&mut self, why: &str) {
         let blocked = std::mem::take(&mut self.blocked);
         let waiting = self.queue.take_all().into_iter().chain(blocked);
@@ -71,7 +71,7 @@ impl PoolState {
         self.slots.get_mut(usize::from(index))
     }
 
-    /// Moves a slot by the table, and shows it.
+    /// Changes a slot's state by the state table, and publishes the change.
     pub(super) fn apply_slot_event(&mut self, index: u16, change: SlotEvent, note: Option<String>) {
         let Some(slot) = self.slots.get_mut(usize::from(index)) else {
             return;
@@ -133,7 +133,7 @@ impl PoolState {
         self.apply_slot_event(index, change, None);
     }
 
-    /// Gives waiting tasks to free slots; ends what nobody will work.
+    /// Assigns queued tasks to free slots; ends tasks that no slot can run.
     pub(super) fn schedule(&mut self) {
         self.schedule_conversations();
         let is_parked = |slot: &Slot| slot.state == SlotState::Parked;
@@ -152,8 +152,8 @@ impl PoolState {
         self.pool.set_oldest_queued(oldest);
     }
 
-    /// Gives each free slot what waits for it: a conversation's its next prompt, another one the
-    /// first task.
+    /// Assigns work to each free slot: its next prompt if it belongs to a conversation, otherwise
+    /// the first suitable task of the queue.
     fn assign_tasks(&mut self) {
         self.pause.advance(clock::now());
         for index in 0..self.pool.config.max_size {
@@ -165,7 +165,7 @@ impl PoolState {
                 continue;
             }
             let next = match &mut slot.conversation {
-                Some(held) => held.waiting_prompts.pop_front(),
+                Some(conversation) => conversation.waiting_prompts.pop_front(),
                 None if !self.pool.is_slot_enabled(usize::from(index)) => None,
                 None if self.pause.may_start() == MayStart::None => None,
                 None => self.next_task_for(index),
@@ -178,22 +178,23 @@ impl PoolState {
 
     fn assign(&mut self, index: u16, mut task: ActiveTask) {
         let slot = &mut self.slots[usize::from(index)];
-        let mut kept = slot.retained.take();
+        let mut retained = slot.retained.take();
         let mut session = None;
-        let is_held = slot.conversation.is_some();
-        if let Some(held) = &mut slot.conversation {
-            session = Some(held.session.clone());
-            let stored = held.begin_session();
-            kept = kept.or(stored.map(RetainedSession::Stored));
+        let in_conversation = slot.conversation.is_some();
+        if let Some(conversation) = &mut slot.conversation {
+            session = Some(conversation.session.clone());
+            let stored = conversation.begin_session();
+            retained = retained.or(stored.map(RetainedSession::Stored));
         }
-        let session = session.unwrap_or_else(|| match &kept {
+        let session = session.unwrap_or_else(|| match &retained {
             Some(
                 RetainedSession::Idle { session, .. } | RetainedSession::Closing { session, .. },
             ) => session.clone(),
             Some(RetainedSession::Stored(stored)) => stored.session.clone(),
             None => fresh_session_id(&self.shared),
         });
-        // Known before its home and copy are made, so that no sweep takes them for leftovers.
+        // Published before its home and copy exist: otherwise a sweep could remove them as
+        // leftovers.
         let working = Some(session.clone());
         self.shared
             .slots
@@ -209,24 +210,24 @@ impl PoolState {
             attempt,
             prompt: task.spec.prompt.clone(),
             files: PromptFiles::new(&task.spec.files, &task.spec.embedded_files),
-            // A conversation's prompt names where its client is, not what is copied.
-            workspace: task.spec.workspace.clone().filter(|_| !is_held),
+            // A conversation's prompt names the client's directory, not a workspace to copy.
+            workspace: task.spec.workspace.clone().filter(|_| !in_conversation),
             check: task.spec.check.clone(),
             layer: task.spec.policy_layer.clone(),
             assigned_at: now,
             down_since: slot.down_since,
             limits: task.open_tasks.limits.clone(),
-            probe: !is_held && self.pause.may_start() == MayStart::Probe,
+            probe: !in_conversation && self.pause.may_start() == MayStart::Probe,
         };
         let probe = work.probe.then(|| session.clone());
         let slot_id = slot.id.clone();
-        // A conversation is nothing of the pool's own sessions.
-        let instead_of = if is_held {
+        // A conversation does not replace a session of the pool.
+        let instead_of = if in_conversation {
             None
         } else {
             slot.unloadable_session.take()
         };
-        let actor = self.dispatch_work(work, kept, instead_of);
+        let actor = self.dispatch_work(work, retained, instead_of);
         if probe.is_some() {
             self.pause.start_probe();
             self.probe = probe;
@@ -259,7 +260,7 @@ impl PoolState {
 
     pub(super) fn restart(&mut self, index: u16, done: oneshot::Sender<()>) {
         let Some(slot) = self.slot(index) else { return };
-        let is_remembered =
+        let has_history =
             slot.state == SlotState::Parked || slot.history.ages(clock::now()).next().is_some();
         slot.history.reset();
         slot.round += 1;
@@ -276,42 +277,42 @@ impl PoolState {
             self.apply_slot_event(index, change, None);
             let _ = done.send(());
         }
-        if is_remembered {
+        if has_history {
             self.submit_write(Write::SlotFailuresCleared { slot: id });
         }
     }
 
     pub(super) fn cancel(&mut self, run: Option<&RunId>) {
         self.cancelled |= run.is_none();
-        let meant = |task: &ActiveTask| run.is_none_or(|run| task.run == *run);
-        self.cancel_matching(meant, CANCELLED);
+        let matches = |task: &ActiveTask| run.is_none_or(|run| task.run == *run);
+        self.cancel_matching(matches, CANCELLED);
     }
 
-    /// Ends the tasks that are meant; says how many those are. `why`: of those that wait.
+    /// Cancels the matching tasks and returns their number. `why` is the detail of queued ones.
     pub(super) fn cancel_matching(
         &mut self,
-        meant: impl Fn(&ActiveTask) -> bool + Copy,
+        matches: impl Fn(&ActiveTask) -> bool + Copy,
         why: &str,
     ) -> usize {
-        let mut found = 0;
+        let mut count = 0;
         for work in self.slots.iter_mut().filter_map(|slot| slot.work.as_mut()) {
-            if meant(&work.task) {
-                found += 1;
+            if matches(&work.task) {
+                count += 1;
                 work.task.cancelled = true;
                 let _ = work.actor.send_message(SessionMsg::Cancel);
             }
         }
-        let mut ended: Vec<ActiveTask> = self.queue.take_all_if(meant).into();
-        ended.extend(self.blocked.extract_if(.., |task| meant(task)));
-        let prompts = self.take_matching_prompts(meant);
+        let mut ended: Vec<ActiveTask> = self.queue.take_all_if(matches).into();
+        ended.extend(self.blocked.extract_if(.., |task| matches(task)));
+        let prompts = self.take_matching_prompts(matches);
         let ended = ended
             .into_iter()
             .chain(prompts)
             .map(|task| end_unstarted(task, why))
             .collect::<Vec<_>>();
-        found += ended.len();
+        count += ended.len();
         self.end_tasks(ended, TaskLocation::Queue);
-        found
+        count
     }
 
     pub(super) fn stop(&mut self, now: bool) {
@@ -324,7 +325,7 @@ impl PoolState {
         }
     }
 
-    /// A session ended without a word: its task is lost, its children die with its keeper.
+    /// A session ended without a report: its task is lost, and its child is killed with its keeper.
     pub(super) fn session_lost(&mut self, who: &SessionRef, why: &str) {
         let gone = self.slots.iter().find_map(|slot| {
             let (actor, session) = slot.occupant()?;
@@ -343,7 +344,7 @@ impl PoolState {
     }
 }
 
-/// Why a task that waited will never begin.
+/// The detail of a queued task whose run was cancelled.
 pub(super) const CANCELLED: &str = "the run was cancelled before the task began";
 
 fn fresh_session_id(shared: &Shared) -> SessionId {

@@ -1,9 +1,9 @@
-//! A task on its way through the pool: what it asked for, what its attempts added up to.
+//! A task in the pool: its specification, and the sum of its attempts.
 //!
-//! For its pool a task has begun when its prompt is written to the agent. For the journal, and so for
-//! whoever continues the run, it has begun when `prompt_accepted` is durable. A run ends in the commit of
-//! its last task's end (`OpenTasks`, written by `ending.rs`). If nothing waits when a run is taken up, it
-//! ends in that commit.
+//! For its pool a task has begun when its prompt is written to the agent. For the journal, and so
+//! for a resumed run, it has begun when `prompt_accepted` is durable. A run ends in the commit of
+//! its last task's end (`OpenTasks`, written by `ending.rs`). If a resumed run has no task left to
+//! run, it ends in the commit of the resume.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -23,28 +23,28 @@ use marshal_model::{
     PermissionRequestId, PoolName, RunId, SessionId, SlotId, TaskOutcome, TaskSpec, UntrustedText,
 };
 
-/// A task that is not over.
+/// A task that has not ended.
 #[derive(Debug)]
 pub(crate) struct ActiveTask {
     pub(crate) run: RunId,
     pub(crate) spec: TaskSpec,
-    /// How many sendings may be made.
+    /// How often its prompt may be sent.
     pub(crate) attempts: u32,
-    /// Who waits for its report; has a place for every task of the run.
+    /// Receives its report; has capacity for every task of the run.
     pub(crate) report_sender: mpsc::Sender<Arc<TaskReport>>,
-    /// What says when its run is over.
+    /// Counts the open tasks of its run, to tell when the run ends.
     pub(crate) open_tasks: Arc<OpenTasks>,
     pub(crate) queued: Instant,
     pub(crate) first_assigned: Option<Instant>,
     /// Its run was cancelled: it is not sent again.
     pub(crate) cancelled: bool,
-    /// It waits for the answer to this question, which the session of that slot put.
+    /// The approval that it waits for, and the index of the slot whose session requested it.
     pub(crate) awaits_approval: Option<(PermissionRequestId, u16)>,
-    /// What it comes after, as far as that is not done.
+    /// Its dependencies that are not done.
     pub(crate) dependencies: Vec<TaskDependency>,
-    /// Its place among the tasks of its run that are worked, while it is.
+    /// Its permit in a run that limits its concurrent tasks, while it runs.
     pub(crate) job_permit: Option<JobPermit>,
-    /// Sendings made.
+    /// How often its prompt was sent.
     pub(crate) sent: u32,
     pub(crate) restarts: u32,
     pub(crate) backoff: Duration,
@@ -54,7 +54,7 @@ pub(crate) struct ActiveTask {
     changes_cut: bool,
     copy: Option<PathBuf>,
     bundle: Option<PathBuf>,
-    /// What is to be said about its branch.
+    /// A note about its branch, for the report's detail.
     remark: Option<String>,
 }
 
@@ -63,15 +63,15 @@ impl ActiveTask {
         run: RunId,
         spec: TaskSpec,
         attempts: u32,
-        tell: mpsc::Sender<Arc<TaskReport>>,
-        open: Arc<OpenTasks>,
+        report_sender: mpsc::Sender<Arc<TaskReport>>,
+        open_tasks: Arc<OpenTasks>,
     ) -> Self {
         Self {
             run,
             spec,
             attempts,
-            report_sender: tell,
-            open_tasks: open,
+            report_sender,
+            open_tasks,
             queued: clock::now(),
             first_assigned: None,
             cancelled: false,
@@ -91,13 +91,13 @@ impl ActiveTask {
         }
     }
 
-    /// Has it come after others.
+    /// Sets its dependencies.
     pub(crate) fn with_dependencies(mut self, needs: Vec<TaskDependency>) -> Self {
         self.dependencies = needs;
         self
     }
 
-    /// Takes its place among those of its run; `false` if it may not begin now.
+    /// Acquires a job permit of its run; `false` if it may not begin now.
     pub(super) fn acquire_job(&mut self) -> bool {
         let Some(limits) = &self.open_tasks.limits else {
             return true;
@@ -106,7 +106,7 @@ impl ActiveTask {
         self.job_permit.is_some()
     }
 
-    /// Goes on from what an earlier start of the supervisor did.
+    /// Sets the state that earlier starts of the supervisor left.
     pub(crate) fn with_prior_attempts(mut self, past: PriorAttempts) -> Self {
         self.sent = past.sent;
         self.tally = past.tally;
@@ -118,7 +118,7 @@ impl ActiveTask {
         self
     }
 
-    /// Adds what an attempt brought.
+    /// Adds the results of an attempt.
     pub(super) fn add_attempt(&mut self, slot: &SlotId, attempt: &Attempt) {
         self.tally.add(attempt.tally.clone());
         self.last = Some((slot.clone(), attempt.session.clone()));
@@ -129,7 +129,7 @@ impl ActiveTask {
         self.remark.clone_from(&attempt.survey.returned.remark);
     }
 
-    /// Ends it. Also gives the way to tell who waits.
+    /// Ends the task: returns its report and where to send it.
     pub(crate) fn into_report(
         self,
         pool: &PoolName,
@@ -165,32 +165,32 @@ impl ActiveTask {
     }
 }
 
-/// What a task brings from an earlier start of the supervisor.
+/// A task's state from earlier starts of the supervisor.
 #[derive(Debug, Default)]
 pub(crate) struct PriorAttempts {
-    /// Sendings made.
+    /// How often its prompt was sent.
     pub(crate) sent: u32,
     pub(crate) tally: Tally,
-    /// Where it was worked last.
+    /// The slot and session of its last attempt.
     pub(crate) last: Option<(SlotId, SessionId)>,
-    /// The copy of its last attempt; what changed in it is not known.
+    /// The copy of its last attempt; the changes in it are unknown.
     pub(crate) copy: Option<PathBuf>,
     /// The bundle of its last attempt.
     pub(crate) bundle: Option<PathBuf>,
-    /// When it first began.
+    /// When its first attempt began.
     pub(crate) begun: Option<Instant>,
 }
 
-/// The tasks of a run that have not ended, in whatever pools they are.
+/// The open tasks of a run, over all pools.
 #[derive(Debug)]
 pub(crate) struct OpenTasks {
     left: AtomicUsize,
     so_far: Mutex<RunSummary>,
-    /// What bounds the run, if anything does.
+    /// The run's bounds, if it has any.
     pub(crate) limits: Option<Arc<RunLimits>>,
 }
 
-/// What a run came to.
+/// The result of a run so far.
 #[derive(Debug, Default)]
 pub(crate) struct RunSummary {
     failed: bool,
@@ -199,7 +199,7 @@ pub(crate) struct RunSummary {
 }
 
 impl RunSummary {
-    /// A task of a pool ended.
+    /// Adds the end of a task.
     pub(crate) fn add(&mut self, pool: &PoolName, outcome: TaskOutcome) {
         self.failed |= outcome != TaskOutcome::Done;
         *self.tasks.entry(outcome).or_default() += 1;
@@ -208,12 +208,12 @@ impl RunSummary {
         }
     }
 
-    /// 0 if every task is done.
+    /// The run's exit code: 0 if every task is done, else 1.
     pub(crate) const fn code(&self) -> u8 {
         self.failed as u8
     }
 
-    /// What people are told of it.
+    /// The notification that the run ended.
     pub(crate) fn into_notification(self, run: RunId) -> Notification {
         Notification::RunEnded {
             run,
@@ -225,12 +225,12 @@ impl RunSummary {
 }
 
 impl OpenTasks {
-    /// Of a run with so many open tasks; `failed` says whether one that ended is not done.
+    /// For a run with `left` open tasks. `failed`: an ended task of it is not done.
     pub(crate) fn new(left: usize, failed: bool) -> Arc<Self> {
         Self::with_limits(left, failed, None)
     }
 
-    /// The same of a run with such bounds.
+    /// Like [`Self::new`], for a run with these bounds.
     pub(crate) fn with_limits(
         left: usize,
         failed: bool,
@@ -246,23 +246,23 @@ impl OpenTasks {
         })
     }
 
-    /// Whether no task of the run begins any more, because of what bounds it.
+    /// Whether a bound of the run was reached, so that no task of it begins any more.
     pub(crate) fn is_over(&self) -> bool {
         self.limits.as_ref().is_some_and(|limits| limits.is_over())
     }
 
-    /// Whether a task of the run that began now might get a place.
+    /// Whether a task of the run might get a job permit now.
     pub(super) fn has_free_job(&self) -> bool {
         let limits = self.limits.as_ref();
         limits.is_none_or(|limits| limits.has_free_job())
     }
 
-    /// Of a conversation, which does not end with a prompt.
+    /// For a conversation, whose run does not end with its last prompt.
     pub(crate) fn for_conversation() -> Arc<Self> {
         Self::new(usize::MAX, false)
     }
 
-    /// A task of a pool ended. With the last one the run does.
+    /// Records the end of a task; returns the run's result if it was the last one.
     pub(crate) fn record_end(&self, pool: &PoolName, outcome: TaskOutcome) -> Option<RunSummary> {
         let mut so_far = self.so_far.lock().unwrap_or_else(PoisonError::into_inner);
         so_far.add(pool, outcome);
@@ -271,20 +271,20 @@ impl OpenTasks {
     }
 }
 
-/// What an attempt means for its task.
+/// The result of an attempt for its task.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum AttemptResult {
-    /// It is over.
+    /// The task ends with this outcome and detail.
     Ended(TaskOutcome, Option<String>),
-    /// The prompt was never written: the task goes back to the head of its queue.
+    /// The prompt was not written: the task returns to the head of the queue.
     NotStarted,
-    /// The child died in the turn.
+    /// The child ended during the turn.
     Lost(String),
     /// The turn completed and the check did not pass.
     CheckFailed(String),
 }
 
-/// Pure. `closing`: no new task starts any more.
+/// Pure. `closing`: the task must not be sent again.
 pub(super) fn classify_attempt(attempt: &Attempt, closing: bool) -> AttemptResult {
     if let Some(why) = &attempt.failure
         && attempt.end.is_none()
@@ -300,13 +300,16 @@ pub(super) fn classify_attempt(attempt: &Attempt, closing: bool) -> AttemptResul
         };
     };
     let check_passed = attempt.check.as_ref().map(CheckResult::passed);
-    let found = outcome::from_turn(turn, &attempt.tally, check_passed, attempt.cancelled);
-    match found {
+    let outcome = outcome::from_turn(turn, &attempt.tally, check_passed, attempt.cancelled);
+    match outcome {
         TaskOutcome::Lost => AttemptResult::Lost(attempt.detail()),
         TaskOutcome::Failed if check_passed == Some(false) => {
             AttemptResult::CheckFailed(attempt.detail())
         }
-        TaskOutcome::Done => AttemptResult::Ended(found, None),
-        _ => AttemptResult::Ended(found, Some(attempt.detail()).filter(|why| !why.is_empty())),
+        TaskOutcome::Done => AttemptResult::Ended(outcome, None),
+        _ => AttemptResult::Ended(
+            outcome,
+            Some(attempt.detail()).filter(|why| !why.is_empty()),
+        ),
     }
 }

@@ -1,7 +1,8 @@
-//! What a person's answer does: it holds for exactly what was shown, and no rule is overruled.
+//! Applies an approver's answer. It applies only to exactly what was shown, and it overrules no
+//! rule.
 //!
-//! Everything is judged again before it is allowed, and the paths are followed again: what waits
-//! may have become something else. Must not know how the answer came.
+//! Everything is evaluated again before it is allowed, and the paths are resolved again, because
+//! they may have changed while the approval was pending. Must not know how the answer arrived.
 
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
@@ -25,16 +26,16 @@ use marshal_model::{
 };
 use marshal_policy::{self as policy, Part, PolicyDecision, ResolvedPath};
 
-/// How wide a person's words may be in a reason.
+/// How many characters of an approver's comment go into a reason.
 const SAID_WIDTH: usize = 500;
 
-/// What a person sees of a request beside its words.
+/// What an approver is shown of a request besides its input.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct ApprovalDetails {
-    /// Where its paths lead, and where its shell may be, as JSON.
+    /// The resolved paths, and the possible directories of the shell, as JSON.
     pub(super) paths: String,
-    /// It is known where it would run, so that another request of the same words and places does
-    /// the same.
+    /// The working directory is known, so another request with the same input and paths does the
+    /// same.
     pub(super) is_certain: bool,
 }
 
@@ -48,38 +49,40 @@ pub(super) fn request_digest(ask: &PermissionRequest) -> String {
     hex::encode(hash.finalize())
 }
 
-/// The reason of a verdict that a person gave: for the record, and of a denial for the model.
+/// The reason of a verdict that an approver gave: for the record, and for the model on a denial.
 pub(super) fn answer_reason(answer: &ApprovalAnswer, by: DecidedBy) -> String {
     let who = &answer.approver;
     let before = if by == DecidedBy::Cache {
-        " before, for longer"
+        " before, and that answer still applies"
     } else {
         ""
     };
-    let said = answer
+    let comment = answer
         .comment
         .as_ref()
-        .map(|said| said.escape_for_display(SAID_WIDTH));
-    let said = said.map(|said| format!(": {said}")).unwrap_or_default();
+        .map(|comment| comment.escape_for_display(SAID_WIDTH));
+    let comment = comment
+        .map(|comment| format!(": {comment}"))
+        .unwrap_or_default();
     match answer.decision {
-        Decision::Allow => format!("a person ({who}) allowed this{before}{said}"),
-        Decision::Ask | Decision::Deny if said.is_empty() => {
+        Decision::Allow => format!("a person ({who}) allowed this{before}{comment}"),
+        Decision::Ask | Decision::Deny if comment.is_empty() => {
             format!("a person ({who}) refused this{before}: do it another way or go on without it")
         }
-        Decision::Ask | Decision::Deny => format!("a person ({who}) refused this{before}{said}"),
+        Decision::Ask | Decision::Deny => format!("a person ({who}) refused this{before}{comment}"),
     }
 }
 
-/// Why what was allowed is denied.
+/// Why an approved request is denied after all.
 enum OverruledAnswer {
     /// The policy denies it.
     Denied(Box<PolicyDecision>),
-    /// It is something else by now.
+    /// It changed while it was pending.
     Changed,
 }
 
 impl SessionState {
-    /// What people see of a request, as far as it must be looked up.
+    /// Resolves the details that approvers are shown.
     pub(super) fn approval_details(&self, member: &PendingRequest) -> ApprovalDetails {
         let facts = member.decided.facts.as_ref();
         let parts = facts.map_or(&[][..], |facts| &facts.parts[..]);
@@ -91,10 +94,10 @@ impl SessionState {
             return ApprovalDetails::default();
         };
         let places = member.decided.from.possible_places(prepared);
-        let mut led: Vec<ResolvedPath> = Vec::new();
-        // Of a shell that keeps its directory: where it may be.
+        let mut paths: Vec<ResolvedPath> = Vec::new();
+        // With a shell that keeps its directory: where it may be.
         if self.pool.config.shell_cwd != ShellCwd::Workspace {
-            led.extend(
+            paths.extend(
                 places
                     .iter()
                     .filter_map(|place| place.cwd)
@@ -105,30 +108,32 @@ impl SessionState {
                     }),
             );
         }
-        // What an agent has its client do names its places itself, and is bound to them.
+        // A client request names its path itself and is bound to it, so it needs no extraction.
         let request = member.client_request.is_none().then(|| {
             let ask = &member.ask;
             self.pool.extractor.extract(ask.tool.raw(), &ask.input)
         });
-        led.extend(
+        paths.extend(
             places
                 .first()
                 .into_iter()
                 .flat_map(|place| policy::resolve_paths(request.as_ref(), parts, place)),
         );
-        let led: Vec<_> = led
+        let paths: Vec<_> = paths
             .iter()
-            .map(|led| json!({"word": led.word.raw(), "to": led.to.raw(), "inside": led.inside}))
+            .map(
+                |path| json!({"word": path.word.raw(), "to": path.to.raw(), "inside": path.inside}),
+            )
             .collect();
         ApprovalDetails {
-            paths: serde_json::Value::Array(led).to_string(),
-            // Two that differ in their secrets look alike.
+            paths: serde_json::Value::Array(paths).to_string(),
+            // Two requests that differ only in their secrets look alike here.
             is_certain: member.decided.unmasked.is_none()
                 && places.iter().all(|place| place.cwd.is_some()),
         }
     }
 
-    /// The client of a conversation decided.
+    /// Handles the answer of a conversation's client.
     pub(super) fn answer_from_client(&mut self, id: &PermissionRequestId, decision: Decision) {
         let answer = ApprovalAnswer {
             decision,
@@ -139,7 +144,7 @@ impl SessionState {
         self.handle_answer(id, answer, None);
     }
 
-    /// A person decided.
+    /// Handles the answer of an approver.
     pub(super) fn answer_from_approver(
         &mut self,
         id: &PermissionRequestId,
@@ -154,7 +159,8 @@ impl SessionState {
             .get(id)
             .is_some_and(|of| of.is_expired(clock::now_us()))
         {
-            // The time of day was set, or this machine slept: what people were told counts.
+            // The clock was set, or this machine slept: the deadline that approvers were shown
+            // applies.
             self.approval_expired(id);
             return reply.reject_as_ended();
         }
@@ -166,7 +172,7 @@ impl SessionState {
         self.handle_answer(id, answer, Some(reply));
     }
 
-    /// An answer is carried out, if what it allows is still what was shown and no rule denies it.
+    /// Applies an answer, if its approval still matches what was shown and no rule denies it.
     pub(super) fn apply_answer(
         &mut self,
         id: &PermissionRequestId,
@@ -177,23 +183,26 @@ impl SessionState {
         {
             answer.remember = RememberScope::Never;
             let (error, ending) = match overruled {
-                OverruledAnswer::Denied(judgement) => (
-                    AnswerError::Denied(judgement.reason.clone()),
+                OverruledAnswer::Denied(policy_decision) => (
+                    AnswerError::Denied(policy_decision.reason.clone()),
                     ApprovalEnd {
                         decision: Decision::Deny,
-                        by: judgement.decided_by,
-                        why: judgement.reason,
-                        rules: Some(judgement.rules),
+                        by: policy_decision.decided_by,
+                        why: policy_decision.reason,
+                        rules: Some(policy_decision.rules),
                         answer: Some(answer),
                     },
                 ),
                 OverruledAnswer::Changed => {
-                    let why = "what this leads to changed while it waited for a person";
+                    let why = "what this request refers to changed while it waited for approval";
                     (
                         AnswerError::Changed(why.to_owned()),
                         ApprovalEnd {
                             answer: Some(answer),
-                            ..ApprovalEnd::denied(DecidedBy::Error, &format!("{why}; ask again"))
+                            ..ApprovalEnd::denied(
+                                DecidedBy::Error,
+                                &format!("{why}; request it again"),
+                            )
                         },
                     )
                 }
@@ -205,7 +214,7 @@ impl SessionState {
             let (digest, paths) = (pending.digest.clone(), pending.details.paths.clone());
             let holds = pending.details.is_certain && !pending.is_for_budget();
             if !holds || !self.remember_answer(&digest, &paths, &answer) {
-                // What is told and on record is what is so.
+                // The receipt and the record must report the scope that really applies.
                 answer.remember = RememberScope::Never;
             }
         }
@@ -218,7 +227,8 @@ impl SessionState {
         Ok(AnswerReceipt { state, remember })
     }
 
-    /// Keeps an answer for as long as it holds. Gives `false` where there is no room: it holds once.
+    /// Remembers an answer for its scope. Gives `false` when there is no room: the answer then
+    /// applies once.
     pub(super) fn remember_answer(
         &mut self,
         digest: &str,
@@ -246,27 +256,27 @@ impl SessionState {
             }
         };
         if !fits {
-            tracing::warn!(session = %self.work.session, "too many answers are remembered: this one holds once");
+            tracing::warn!(session = %self.work.session, "too many answers are remembered; this answer applies only once");
         }
         fits
     }
 
-    /// Judges every request of a question again, and follows its paths again.
+    /// Evaluates every request of an approval again, and resolves its paths again.
     fn recheck_approval(&self, id: &PermissionRequestId) -> Result<(), OverruledAnswer> {
         let Some(pending) = self.pending.get(id) else {
             return Ok(());
         };
         for member in &pending.requests {
-            let (judgement, place) = self.reevaluate(member);
-            if judgement.decision == Decision::Deny {
-                return Err(OverruledAnswer::Denied(Box::new(judgement)));
+            let (policy_decision, place) = self.reevaluate(member);
+            if policy_decision.decision == Decision::Deny {
+                return Err(OverruledAnswer::Denied(Box::new(policy_decision)));
             }
             let is_same_place = member
                 .client_request
                 .as_ref()
                 .is_none_or(|(_, then)| *then == place);
             if !is_same_place
-                || self.resolve_details(member, &judgement.facts.parts) != pending.details
+                || self.resolve_details(member, &policy_decision.facts.parts) != pending.details
             {
                 return Err(OverruledAnswer::Changed);
             }
@@ -274,8 +284,8 @@ impl SessionState {
         Ok(())
     }
 
-    /// What the delegate is asked once a person has allowed a question: one document for each of its
-    /// requests, with what the policy says now. `None`: it is denied, or is something else by now.
+    /// The documents for the delegate after an approver allowed: one per request, with the policy's
+    /// current decision. `None`: a request is denied now, or has changed.
     pub(super) fn delegate_requests(&self, id: &PermissionRequestId) -> Option<Vec<String>> {
         self.recheck_approval(id).ok()?;
         let (pending, delegate) = self.pending.get(id).zip(self.pool.delegate.as_ref())?;
@@ -285,45 +295,50 @@ impl SessionState {
             self.delegate_request(member, &delegate.config.name, says)
                 .into_json()
         };
-        let asked = pending.requests.iter();
-        Some(asked.filter(|of| self.is_delegated(of)).map(text).collect())
+        let requests = pending.requests.iter();
+        Some(
+            requests
+                .filter(|of| self.is_delegated(of))
+                .map(text)
+                .collect(),
+        )
     }
 
-    /// What the policy says of a request now; of what an agent has its client do, with the place.
+    /// Evaluates a request by the current policy; for a client request, also its path.
     pub(super) fn reevaluate(&self, member: &PendingRequest) -> (PolicyDecision, Option<String>) {
         let Some(prepared) = self.prepared.as_ref() else {
-            let why = "there is no workspace to judge paths by";
+            let why = "there is no workspace to resolve paths from";
             return (PolicyDecision::from_error("no_workspace", why), None);
         };
-        // By the newest policy: what denies now denies what was asked before.
-        let ruling = PolicySnapshot::take(&self.pool, &self.work, self.mode());
-        let Some(loaded) = ruling.loaded() else {
-            let why = "the policy that lies on top of this session's is not there any more";
+        // The newest policy applies: a rule that denies now also denies what was asked earlier.
+        let snapshot = PolicySnapshot::take(&self.pool, &self.work, self.mode());
+        let Some(loaded) = snapshot.loaded() else {
+            let why = "the policy layer of this session no longer exists";
             return (PolicyDecision::from_error("no_policy", why), None);
         };
         let used = policy_snapshot::subtract_uses(self.requests.rule_uses(), &member.decided.uses);
-        let occasion = ruling.occasion(&self.pool, &used);
+        let occasion = snapshot.occasion(&self.pool, &used);
         let by = (&*loaded.policy, &occasion);
-        let came = member.decided.unmasked.as_deref();
-        if let Some((wish, _)) = &member.client_request {
-            let is_masked = came.is_some();
+        let unmasked = member.decided.unmasked.as_deref();
+        if let Some((request, _)) = &member.client_request {
+            let is_masked = unmasked.is_some();
             return permission_requests::evaluate_client_request(
                 &self.pool,
                 by,
                 prepared,
-                wish,
+                request,
                 &member.ask,
                 is_masked,
             );
         }
-        let (asked, came) = (
+        let (input, unmasked) = (
             DecisionInput::from_request(&member.ask),
-            came.map(DecisionInput::from_request),
+            unmasked.map(DecisionInput::from_request),
         );
         let from = &member.decided.from;
-        let looked =
-            evaluation::evaluate_request(&self.pool, by, Some(prepared), from, asked, came);
-        (looked.judgement, None)
+        let result =
+            evaluation::evaluate_request(&self.pool, by, Some(prepared), from, input, unmasked);
+        (result.judgement, None)
     }
 }
 
@@ -354,7 +369,8 @@ mod tests {
         assert_eq!(one, request_digest(&same));
         assert_ne!(one, request_digest(&ask("bash", r#"{"a":1,"b":[3]}"#)));
         assert_ne!(one, request_digest(&ask("read", r#"{"a":1,"b":[2]}"#)));
-        // What is one number for us may be two for the tool, and of two fields it takes either.
+        // Numbers that are equal here may differ for the tool, and of a duplicate field a tool may
+        // take either.
         let other = [
             r#"{"id":18446744073709551616}"#,
             r#"{"id":18446744073709551617}"#,
@@ -369,7 +385,7 @@ mod tests {
             .map(|input| request_digest(&ask("t", input)))
             .collect();
         assert_eq!(digests.len(), other.len());
-        // The tool's name ends where it ends.
+        // The name of the tool and the input must not run into each other.
         assert_ne!(
             request_digest(&ask("a", "\"b\"")),
             request_digest(&ask("a\"b", "\"\""))

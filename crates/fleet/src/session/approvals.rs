@@ -1,10 +1,12 @@
-//! Approvals that a person decides: put to people, answered, or denied because nobody did.
+//! Approvals: published to approvers, answered, or denied because nobody answered.
 //!
-//! Identical requests are one question. Every end of a request goes through one function, which
-//! journals the verdict; the answer is sent when that is durable. Must not know who the person is.
+//! Identical requests share one approval. Every end of a request goes through one function, which
+//! journals the verdict; the answer is sent when that is durable. Must not know who the approver
+//! is.
 //!
-//! People can be asked in a daemon, with `run --approvals`, and in a conversation. Elsewhere "ask" becomes a
-//! deny that says so, and ends the turn where `on_timeout` wants that.
+//! Approvals work in a daemon, with `run --approvals`, and in a conversation. Elsewhere the
+//! decision "ask" becomes a deny that says so, and it ends the turn where `on_timeout` is
+//! `deny_turn`.
 
 use std::time::{Duration, Instant};
 
@@ -32,18 +34,18 @@ use marshal_model::{
 use marshal_telemetry::event::permission::{ApprovalPending, PermissionDecided};
 use marshal_telemetry::labels::ToolClass;
 
-/// One request that waits for a person.
+/// A permission request that waits for an approval.
 #[derive(Debug)]
 pub(crate) struct PendingRequest {
     pub(super) ask: PermissionRequest,
     pub(super) decided: DecidedRequest,
-    /// Of what the agent has its client do: that, and the place that was judged.
+    /// For a client request: the request, and the path that was evaluated.
     pub(super) client_request: Option<(ClientRequest, Option<String>)>,
     pub(super) since: Instant,
 }
 
 impl PendingRequest {
-    /// A request for a permission.
+    /// Wraps a permission request of the agent.
     pub(super) fn new(ask: PermissionRequest, decided: DecidedRequest) -> Self {
         Self {
             ask,
@@ -54,35 +56,35 @@ impl PendingRequest {
     }
 }
 
-/// A question that waits for a person.
+/// A pending approval.
 #[derive(Debug)]
 pub(crate) struct PendingApproval {
-    /// The requests that it is of; at least one.
+    /// The requests that share it; at least one.
     pub(super) requests: Vec<PendingRequest>,
-    /// What an answer is bound to.
+    /// The digest that an answer is bound to.
     pub(super) digest: String,
-    /// What people were shown.
+    /// What approvers were shown.
     pub(super) details: ApprovalDetails,
-    /// The seq of the first request's event.
+    /// The sequence number of the first request's event.
     seq: u64,
     since: Instant,
-    /// Until when it can be answered, in microseconds since the Unix epoch.
+    /// When it expires, in microseconds since the Unix epoch.
     until_us: i64,
-    /// Until when its agent waits, likewise.
+    /// When its agent stops waiting, in microseconds since the Unix epoch.
     agent_until_us: Option<i64>,
-    /// Ends the wait for an answer; there once it is durable.
+    /// Ends the wait for an answer; set once the approval is durable.
     deadline: Option<AbortHandle>,
-    /// A person allowed it, and the delegate is asked about that.
+    /// An approver allowed it, and the delegate is being asked to confirm.
     pub(super) confirmation: Option<DelegateConfirmation>,
 }
 
 impl PendingApproval {
-    /// Whether its time is over, by the time of day that people were shown.
+    /// Whether it has expired, by the clock time that approvers were shown.
     pub(super) const fn is_expired(&self, now_us: i64) -> bool {
         self.until_us <= now_us
     }
 
-    /// It is asked because a budget is spent: an answer holds once.
+    /// Whether it is pending because a budget is spent: then an answer applies once.
     pub(super) fn is_for_budget(&self) -> bool {
         let mut members = self.requests.iter();
         members.any(|member| member.decided.spent.is_some())
@@ -97,19 +99,19 @@ impl Drop for PendingApproval {
     }
 }
 
-/// How a question ends.
+/// How an approval ends.
 pub(super) struct ApprovalEnd {
     pub(super) decision: Decision,
     pub(super) by: DecidedBy,
     pub(super) why: String,
-    /// The rules that decided, where it was not a person.
+    /// The rules that decided, where no approver did.
     pub(super) rules: Option<Vec<String>>,
-    /// What a person said.
+    /// The approver's answer.
     pub(super) answer: Option<ApprovalAnswer>,
 }
 
 impl ApprovalEnd {
-    /// A denial that no person gave.
+    /// A denial that no approver gave.
     pub(super) fn denied(by: DecidedBy, why: &str) -> Self {
         Self {
             decision: Decision::Deny,
@@ -120,18 +122,18 @@ impl ApprovalEnd {
         }
     }
 
-    /// People have enough to decide.
+    /// A denial because too many approvals are pending.
     fn queue_full() -> Self {
         Self {
             rules: Some(vec!["max_pending".to_owned()]),
             ..Self::denied(
                 DecidedBy::Error,
-                "too many requests wait for people already",
+                "too many requests already wait for approval",
             )
         }
     }
 
-    /// What a person said.
+    /// An end by an approver's answer.
     pub(super) fn from_answer(by: DecidedBy, answer: ApprovalAnswer) -> Self {
         Self {
             decision: answer.decision,
@@ -153,16 +155,16 @@ impl ApprovalEnd {
 }
 
 impl SessionState {
-    /// In what state of things an approval is decided now.
+    /// The current context for the decision on a request.
     pub(super) fn decision_context<'m>(
         &self,
         mode: Option<&'m str>,
     ) -> permission_requests::DecisionContext<'m> {
-        let has_people = self.conversation.is_some() || self.shared.has_approvers;
+        let has_approver = self.conversation.is_some() || self.shared.has_approvers;
         permission_requests::DecisionContext {
             mode,
             is_read_only: self.shared.journal.health().borrow().is_read_only(),
-            has_approver: has_people && !self.pool.approval_rules().approvers.is_empty(),
+            has_approver: has_approver && !self.pool.approval_rules().approvers.is_empty(),
             waiting: self
                 .pending
                 .values()
@@ -175,7 +177,7 @@ impl SessionState {
         }
     }
 
-    /// Logs and counts a verdict that is durable.
+    /// Logs and counts a durable verdict.
     pub(super) fn log_verdict(&self, verdict: &Verdict, class: ToolClass, asked: Instant) {
         PermissionDecided {
             slot: &self.work.slot,
@@ -190,22 +192,22 @@ impl SessionState {
         .emit();
     }
 
-    /// The policy wants a person: the request is journalled, then put to them, unless the same was
-    /// asked or answered before.
+    /// The policy requires approval. Journals the request, then publishes an approval for it,
+    /// unless the same request is pending or was answered before.
     pub(super) fn request_approval(&mut self, mut member: PendingRequest) {
         if let Some(spent) = &member.decided.spent {
             self.budget.spend.notify_once(spent);
         }
         let digest = request_digest(&member.ask);
-        let shown = self.approval_details(&member);
-        let before = self.find_prior_answer(&member, &digest, &shown);
+        let details = self.approval_details(&member);
+        let before = self.find_prior_answer(&member, &digest, &details);
         if let Some(question) = before.approval_id() {
-            // So that its record leads to whoever answered.
+            // The record then leads to the approver who answered.
             let question = question.as_str().into();
             member.decided.add_fact("approval", &question);
         }
         if let PriorAnswer::Known(KnownApproval::Orphaned(..)) = &before {
-            // People are asked by this request again: whoever follows the session is told.
+            // The approval is pending again: whoever follows the session must see that.
             member.decided.add_fact("again", &true.into());
         }
         member.decided.record_request(&member.ask, &mut self.outbox);
@@ -222,7 +224,7 @@ impl SessionState {
             }
             KnownApproval::Answered(id, mut answer) => {
                 answer.remember = answer.remember.min(self.pool.approval_rules().remember);
-                if !self.remember_answer(&digest, &shown.paths, &answer) {
+                if !self.remember_answer(&digest, &details.paths, &answer) {
                     answer.remember = RememberScope::Never;
                 }
                 let ending = ApprovalEnd::from_answer(DecidedBy::Human, answer);
@@ -236,7 +238,7 @@ impl SessionState {
             KnownApproval::Orphaned(id, until_us) => {
                 let agent_until_us = self.agent_until(clock::now_us());
                 self.write_approval_change(&id, ApprovalChange::RequestedAgain { agent_until_us });
-                self.add_pending(id, member, digest, shown, seq, until_us);
+                self.add_pending(id, member, digest, details, seq, until_us);
             }
             KnownApproval::Outdated(before) => {
                 let change = ApprovalChange::Ended {
@@ -244,13 +246,13 @@ impl SessionState {
                     answer: None,
                 };
                 self.write_approval_change(&before, change);
-                self.create_approval(member, digest, shown, seq);
+                self.create_approval(member, digest, details, seq);
             }
-            KnownApproval::None => self.create_approval(member, digest, shown, seq),
+            KnownApproval::None => self.create_approval(member, digest, details, seq),
         }
     }
 
-    /// The same waits already: they are one question.
+    /// Adds a request to the pending approval of an identical one.
     fn join_approval(&mut self, id: &PermissionRequestId, member: PendingRequest) {
         let Some(pending) = self.pending.get_mut(id) else {
             return;
@@ -267,7 +269,7 @@ impl SessionState {
         &mut self,
         member: PendingRequest,
         digest: String,
-        shown: ApprovalDetails,
+        details: ApprovalDetails,
         seq: u64,
     ) {
         let of_pool = self.shared.approvals.pending_count(&self.pool.config.name);
@@ -278,11 +280,11 @@ impl SessionState {
         }
         let id = member.decided.verdict.request.clone();
         let at_us = clock::now_us();
-        let most = member.decided.ask_timeout;
-        let most = most.map_or(self.pool.config.approval.timeout, |of| {
+        let timeout = member.decided.ask_timeout;
+        let timeout = timeout.map_or(self.pool.config.approval.timeout, |of| {
             of.min(self.pool.config.approval.timeout)
         });
-        let until_us = at_us.saturating_add(micros(most));
+        let until_us = at_us.saturating_add(micros(timeout));
         self.outbox
             .write(Write::ApprovalOpened(Box::new(ApprovalRow {
                 request: id.clone(),
@@ -291,18 +293,18 @@ impl SessionState {
                 digest: digest.clone(),
                 rules: member.decided.verdict.rules.clone(),
                 why: member.decided.verdict.reason.clone(),
-                paths: shown.paths.clone(),
+                paths: details.paths.clone(),
                 at_us,
                 deadline_us: until_us,
                 agent_until_us: self.agent_until(at_us),
             })));
-        self.add_pending(id, member, digest, shown, seq, until_us);
+        self.add_pending(id, member, digest, details, seq, until_us);
     }
 
-    /// Until when the agent waits for an answer.
+    /// When the agent stops waiting for an answer, in microseconds since the Unix epoch.
     fn agent_until(&self, now_us: i64) -> Option<i64> {
-        let waits = self.pool.config.approval.agent_waits?;
-        Some(now_us.saturating_add(micros(waits.saturating_sub(APPROVAL_MARGIN))))
+        let agent_waits = self.pool.config.approval.agent_waits?;
+        Some(now_us.saturating_add(micros(agent_waits.saturating_sub(APPROVAL_MARGIN))))
     }
 
     fn add_pending(
@@ -310,7 +312,7 @@ impl SessionState {
         id: PermissionRequestId,
         member: PendingRequest,
         digest: String,
-        shown: ApprovalDetails,
+        details: ApprovalDetails,
         seq: u64,
         until_us: i64,
     ) {
@@ -321,14 +323,14 @@ impl SessionState {
             session: self.work.session.clone(),
             digest: digest.clone(),
             deadline_us: until_us,
-            paths: shown.paths.clone(),
+            paths: details.paths.clone(),
             recipient: AnswerRecipient::Session(self.myself.clone()),
         };
         self.shared.approvals.insert(id.clone(), open);
         let pending = PendingApproval {
             requests: vec![member],
             digest,
-            details: shown,
+            details,
             seq,
             since,
             until_us,
@@ -340,19 +342,19 @@ impl SessionState {
         self.outbox.on_durable(OnDurable::PublishApproval(id));
     }
 
-    /// The question is durable: people are asked.
+    /// The approval is durable: publishes it to approvers.
     pub(super) fn publish_approval(&mut self, id: &PermissionRequestId) {
         let Some(pending) = self.pending.get(id) else {
-            return; // It is over already.
+            return; // It has ended already.
         };
         let within = self.answer_timeout(pending);
         let (to, expired) = (self.myself.clone(), id.clone());
-        let waits = tokio::spawn(async move {
+        let timer = tokio::spawn(async move {
             tokio::time::sleep(within).await;
             let _ = to.send_message(SessionMsg::ApprovalExpired(expired));
         });
         if let Some(pending) = self.pending.get_mut(id) {
-            pending.deadline = Some(waits.abort_handle());
+            pending.deadline = Some(timer.abort_handle());
         }
         let Some(pending) = self.pending.get(id) else {
             return;
@@ -381,7 +383,7 @@ impl SessionState {
             return self.release_child();
         };
         let facts = member.decided.facts.clone().unwrap_or_default();
-        let asked = ApprovalUpdate::Requested(Box::new(ApprovalRequest {
+        let update = ApprovalUpdate::Requested(Box::new(ApprovalRequest {
             id: id.clone(),
             seq: pending.seq,
             tool_id: member.ask.tool_id.clone(),
@@ -393,35 +395,35 @@ impl SessionState {
             reason: verdict.reason.clone(),
             within,
         }));
-        if talk.approver.try_send(asked).is_err() {
+        if talk.approver.try_send(update).is_err() {
             self.end_approval(id, &ApprovalEnd::denied(DecidedBy::Gone, NOBODY));
         }
     }
 
-    /// How long a person may take from now on: what the pool and the policy say, and what is left
-    /// of the agent's own patience without some time for the answer; the shortest of them.
+    /// How long an approver may still take: the time that pool and policy leave, or what is left of
+    /// the agent's own timeout minus a margin for the answer, whichever is shorter.
     fn answer_timeout(&self, pending: &PendingApproval) -> Duration {
         let left = pending.until_us.saturating_sub(clock::now_us()).max(0);
         let left = Duration::from_micros(left.unsigned_abs());
-        let gone = clock::since(pending.since) + APPROVAL_MARGIN;
-        let of_agent = self.pool.config.approval.agent_waits;
-        let of_agent = of_agent.map(|waits| waits.saturating_sub(gone));
-        of_agent.map_or(left, |of_agent| of_agent.min(left))
+        let elapsed = clock::since(pending.since) + APPROVAL_MARGIN;
+        let agent_left = self.pool.config.approval.agent_waits;
+        let agent_left = agent_left.map(|waits| waits.saturating_sub(elapsed));
+        agent_left.map_or(left, |agent_left| agent_left.min(left))
     }
 
-    /// Whether people have been asked, so that they can answer.
+    /// Whether the approval was published, so that it can be answered.
     pub(super) fn is_published(&self, id: &PermissionRequestId) -> bool {
-        // One that is not durable has been put to nobody.
+        // One that is not durable has not been published.
         self.pending.get(id).is_some_and(|of| of.deadline.is_some())
     }
 
-    /// Something came back of the client of a conversation.
-    pub(super) fn client_answered(&mut self, id: &PermissionRequestId, said: ApproverReply) {
+    /// Handles the reply of a conversation's client.
+    pub(super) fn client_answered(&mut self, id: &PermissionRequestId, reply: ApproverReply) {
         if !self.is_published(id) {
-            tracing::debug!(ask = %id, "an answer to an ask that is over");
+            tracing::debug!(ask = %id, "ignored an answer to an approval that has ended");
             return;
         }
-        match said {
+        match reply {
             ApproverReply::Allow => self.answer_from_client(id, Decision::Allow),
             ApproverReply::Reject => self.answer_from_client(id, Decision::Deny),
             ApproverReply::Cancelled => {
@@ -431,14 +433,14 @@ impl SessionState {
         }
     }
 
-    /// Nobody decided in time.
+    /// The approval expired.
     pub(super) fn approval_expired(&mut self, id: &PermissionRequestId) {
         self.expire_approval(id, TOO_LATE);
     }
 
     fn expire_approval(&mut self, id: &PermissionRequestId, why: &str) {
-        let ruling = PolicySnapshot::take(&self.pool, &self.work, None);
-        let deny_turn = permission_requests::denial_ends_turn(&self.pool, ruling.policy());
+        let snapshot = PolicySnapshot::take(&self.pool, &self.work, None);
+        let deny_turn = permission_requests::denial_ends_turn(&self.pool, snapshot.policy());
         if let Some(pending) = self.pending.get_mut(id) {
             for member in &mut pending.requests {
                 member.decided.deny_turn = deny_turn;
@@ -447,17 +449,17 @@ impl SessionState {
         }
     }
 
-    /// The agent does not wait for the answer to one of its requests any more.
+    /// The agent withdrew one of its requests.
     pub(super) fn request_withdrawn(&mut self, key: &PermissionRequestKey) {
         let why = "the agent withdrew its request before this was decided";
         self.withdraw_delegated(key, why);
         let ending = ApprovalEnd::denied(DecidedBy::Gone, why);
         let of_key = |of: &PendingRequest| of.ask.key == *key;
-        let found = self.pending.iter_mut();
-        let found = found
+        let pending = self.pending.iter_mut();
+        let pending = pending
             .into_iter()
             .find(|(_, of)| of.requests.iter().any(of_key));
-        let Some((id, pending)) = found else { return };
+        let Some((id, pending)) = pending else { return };
         if pending.requests.len() == 1 {
             let id = id.clone();
             return self.end_approval(&id, &ending);
@@ -468,7 +470,7 @@ impl SessionState {
         }
     }
 
-    /// Nobody will decide what is open.
+    /// Cancels all pending approvals.
     pub(super) fn cancel_approvals(&mut self, why: &str) {
         self.cancel_delegated(why);
         let open: Vec<PermissionRequestId> = self.pending.keys().cloned().collect();
@@ -477,8 +479,9 @@ impl SessionState {
         }
     }
 
-    /// Where the pool says so, the child does not wait: what it asked is kept, its turn and then
-    /// itself are ended, and the task is put back until there is an answer.
+    /// Where the pool is configured so, the child does not wait: its approvals are kept as
+    /// orphaned, its turn and the child are ended, and the task is queued again until there is an
+    /// answer.
     fn release_child(&mut self) {
         let wanted = self.pool.config.approval.when_waiting == WhenWaiting::Release;
         if !wanted
@@ -495,11 +498,11 @@ impl SessionState {
         for id in open {
             self.orphan_approval(&id);
         }
-        let why = "the child is stopped while its session waits for a person";
+        let why = "the child is stopped while its session waits for approval";
         self.interrupt(TurnOutcome::Cancelled, why.to_owned());
     }
 
-    /// The agent is told no, and the question stays for the one that comes back.
+    /// Denies the agent's requests, and keeps the approval for the child that comes back.
     fn orphan_approval(&mut self, id: &PermissionRequestId) {
         let Some(mut pending) = self.pending.remove(id) else {
             return;
@@ -523,7 +526,7 @@ impl SessionState {
         }
     }
 
-    /// Journals a change of a question.
+    /// Journals a change of an approval.
     pub(super) fn write_approval_change(
         &mut self,
         id: &PermissionRequestId,
@@ -536,7 +539,7 @@ impl SessionState {
         });
     }
 
-    /// The one end of every question that waited.
+    /// Ends an approval. Every approval ends here.
     pub(super) fn end_approval(&mut self, id: &PermissionRequestId, ending: &ApprovalEnd) {
         let Some(mut pending) = self.pending.remove(id) else {
             return;
@@ -559,7 +562,7 @@ impl SessionState {
         }
     }
 
-    /// The one end of every request that a person was to decide.
+    /// Ends a request that needed approval. Every such request ends here.
     pub(super) fn end_request(&mut self, member: PendingRequest, ending: &ApprovalEnd) {
         let PendingRequest {
             ask,
@@ -607,10 +610,11 @@ fn micros(time: Duration) -> i64 {
     i64::try_from(time.as_micros()).unwrap_or(i64::MAX)
 }
 
-const RELEASED: &str =
-    "a person would have to allow this: the session waits for one without its child";
+const RELEASED: &str = "this needs approval: the session waits for it without its child";
 const CANCELLED: &str =
-    "a person would have to allow this, and the request was cancelled before one decided";
-const UNDECIDED: &str = "a person would have to allow this and none gave an answer: do it another way or go on without it";
-const NOBODY: &str = "a person would have to allow this and there is nobody to ask any more";
-const TOO_LATE: &str = "a person would have to allow this and nobody answered in time: do it another way or go on without it";
+    "this needs approval, and the request was cancelled before an approver decided";
+const UNDECIDED: &str =
+    "this needs approval, and no approver gave an answer: do it another way or go on without it";
+const NOBODY: &str = "this needs approval, and there is no approver any more";
+const TOO_LATE: &str =
+    "this needs approval, and nobody answered in time: do it another way or go on without it";

@@ -1,8 +1,7 @@
-//! The files of the workspace that belong to a prompt: found, and read where the prompt is to hold
-//! them.
+//! The workspace files of a prompt: looked up, and read where the prompt embeds them.
 //!
-//! Nothing is opened by a path: every part of one is looked up below the part before, and none is
-//! followed if it is a link. Must not know which agent takes what.
+//! Nothing is opened by a whole path: each component is looked up below the one before, and links
+//! are not followed. Must not know which agent takes what.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -18,39 +17,39 @@ use marshal_model::{UntrustedText, untrusted};
 use marshal_sandbox::workspace::tree::{self, Kind};
 use marshal_sandbox::workspace::{MergedView, Root};
 
-/// What a task says of them: paths from the top of the workspace.
+/// The files of a task: paths relative to the workspace root.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct PromptFiles {
-    /// The prompt names them.
+    /// Files that the prompt names.
     pub(crate) named: Arc<[String]>,
-    /// The prompt holds them.
+    /// Files that the prompt embeds.
     pub(crate) embedded: Arc<[String]>,
 }
 
-/// Why one cannot be had.
+/// Why a file cannot be attached.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AttachError {
-    /// It is not there, or something on the way to it is a link.
+    /// It does not exist, or a component of its path is a link.
     #[error("the file {path} of the prompt is not in the workspace: {source}")]
     Missing {
-        /// The path, shown safely.
+        /// The path, escaped for display.
         path: String,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
     /// It is a directory, a link or a device.
-    #[error("{0}, which the prompt names, is no file")]
+    #[error("{0}, which the prompt names, is not a file")]
     NoFile(String),
-    /// It is no text.
-    #[error("the file {0} of the prompt is no UTF-8 text: name it in files instead of embed")]
+    /// It is not UTF-8 text.
+    #[error("the file {0} of the prompt is not UTF-8 text: name it in files instead of embed")]
     NoText(String),
-    /// All of them together are more than a prompt holds.
-    #[error("the files that the prompt is to hold have more than {most} bytes together: name them in files instead of embed", most = limits::EMBEDDED_BYTES)]
+    /// The embedded files together exceed the limit of a prompt.
+    #[error("the files to embed in the prompt have more than {most} bytes in total: name them in files instead of embed", most = limits::EMBEDDED_BYTES)]
     TooLong,
 }
 
 impl PromptFiles {
-    /// Of these lists.
+    /// From the lists of a task.
     pub(crate) fn new(named: &[String], embedded: &[String]) -> Self {
         Self {
             named: named.into(),
@@ -58,21 +57,21 @@ impl PromptFiles {
         }
     }
 
-    /// Looks all of them up below `root`, which the agent sees as `inside`. Blocks.
+    /// Looks up all files below `root`, which the agent sees as `inside`. Blocks.
     ///
     /// # Errors
-    /// [`AttachError`] for the first that cannot be had.
+    /// [`AttachError`] for the first file that cannot be attached.
     pub(crate) fn attach(
         &self,
         root: &Root,
-        over: Option<&MergedView>,
+        view: Option<&MergedView>,
         inside: &str,
     ) -> Result<Arc<[Attachment]>, AttachError> {
         let mut attached = Vec::with_capacity(self.named.len() + self.embedded.len());
         let path_inside = |path: &str| format!("{}/{path}", inside.trim_end_matches('/'));
         for path in &*self.named {
-            let held = find(root, over, path)?;
-            let meta = tree::meta_of(&held).map_err(|source| missing(path, source))?;
+            let handle = find(root, view, path)?;
+            let meta = tree::meta_of(&handle).map_err(|source| missing(path, source))?;
             if !matches!(meta.kind, Kind::File | Kind::Dir) {
                 return Err(AttachError::NoFile(untrusted::escape_for_display(
                     path, 200,
@@ -85,7 +84,7 @@ impl PromptFiles {
         }
         let mut room = limits::EMBEDDED_BYTES;
         for path in &*self.embedded {
-            let text = read(root, over, path, room)?;
+            let text = read(root, view, path, room)?;
             room -= text.len();
             attached.push(Attachment {
                 path: path_inside(path),
@@ -103,10 +102,10 @@ fn missing(path: &str, source: std::io::Error) -> AttachError {
     }
 }
 
-/// Takes hold of a path's last part.
-fn find(root: &Root, over: Option<&MergedView>, path: &str) -> Result<OwnedFd, AttachError> {
+/// Opens a handle on the last component of a path.
+fn find(root: &Root, view: Option<&MergedView>, path: &str) -> Result<OwnedFd, AttachError> {
     let bad = |source| missing(path, source);
-    if let Some(merged) = over {
+    if let Some(merged) = view {
         return merged
             .open_handle(path.split('/').map(str::as_bytes))
             .map_err(bad);
@@ -131,26 +130,26 @@ fn find(root: &Root, over: Option<&MergedView>, path: &str) -> Result<OwnedFd, A
     Err(bad(std::io::ErrorKind::NotFound.into()))
 }
 
-/// The text of a file, of at most `room` bytes.
+/// Reads the text of a file of at most `room` bytes.
 fn read(
     root: &Root,
-    over: Option<&MergedView>,
+    view: Option<&MergedView>,
     path: &str,
     room: usize,
 ) -> Result<String, AttachError> {
     let bad = |source| missing(path, source);
-    let held = find(root, over, path)?;
-    let meta = tree::meta_of(&held).map_err(bad)?;
+    let handle = find(root, view, path)?;
+    let meta = tree::meta_of(&handle).map_err(bad)?;
     if meta.kind != Kind::File {
         return Err(AttachError::NoFile(untrusted::escape_for_display(
             path, 200,
         )));
     }
-    // What is held is a regular file, so opening it waits for nothing.
-    let file = File::from(tree::reopen(&held, OFlags::RDONLY).map_err(bad)?);
-    let most = u64::try_from(room).unwrap_or(u64::MAX).saturating_add(1);
+    // The handle is of a regular file, so opening it does not block.
+    let file = File::from(tree::reopen(&handle, OFlags::RDONLY).map_err(bad)?);
+    let limit = u64::try_from(room).unwrap_or(u64::MAX).saturating_add(1);
     let mut bytes = Vec::new();
-    file.take(most).read_to_end(&mut bytes).map_err(bad)?;
+    file.take(limit).read_to_end(&mut bytes).map_err(bad)?;
     if bytes.len() > room {
         return Err(AttachError::TooLong);
     }
@@ -207,8 +206,8 @@ mod tests {
             assert!(attach(&work, &[], &[path]).is_err(), "{path}");
             assert!(attach(&work, &[path], &[]).is_err(), "{path}");
         }
-        assert!(attach(&work, &[], &["src"]).is_err_and(|why| why.contains("no file")));
-        assert!(attach(&work, &[], &["binary"]).is_err_and(|why| why.contains("no UTF-8")));
+        assert!(attach(&work, &[], &["src"]).is_err_and(|why| why.contains("is not a file")));
+        assert!(attach(&work, &[], &["binary"]).is_err_and(|why| why.contains("is not UTF-8")));
         let long = "x".repeat(limits::EMBEDDED_BYTES / 2 + 1);
         std::fs::write(work.join("long"), long).expect("file");
         assert!(attach(&work, &[], &["long"]).is_ok());

@@ -1,7 +1,7 @@
-//! Where a request was judged, as its audit record keeps it: without that nobody could judge it
-//! again.
+//! Adds the evaluation context to the audit record of a request, so that the evaluation can be
+//! repeated later.
 //!
-//! Must not judge anything.
+//! Must not evaluate anything.
 
 use serde_json::{Map, Value};
 
@@ -11,11 +11,10 @@ use crate::setup::PoolShared;
 use marshal_model::Decision;
 use marshal_policy::EvaluationContext;
 
-/// The facts of a request with its place: the workspace and the home as the agent sees them, and
-/// the directories that it was judged from; and with the agent, the protocol that it speaks, and the
-/// mode that it was set to.
-/// `null` among these is one that nobody knows. `floor` is what it was with its secrets, where that is
-/// more severe: they are not on record.
+/// Adds the context to the facts: the workspace and home as the agent sees them, the possible
+/// directories of its shell, the agent, its protocol and its mode. `null` stands for an unknown
+/// directory. `floor` is the decision with the secrets, where that is more severe; secrets
+/// themselves are never recorded.
 pub(super) fn with_place(
     facts: &str,
     pool: &PoolShared,
@@ -25,7 +24,7 @@ pub(super) fn with_place(
     floor: Option<Decision>,
 ) -> String {
     let Some(prepared) = prepared else {
-        return facts.to_owned(); // Nothing was judged.
+        return facts.to_owned(); // Nothing was evaluated.
     };
     let Ok(mut facts) = serde_json::from_str::<Map<String, Value>>(facts) else {
         return facts.to_owned();
@@ -48,7 +47,7 @@ pub(super) fn with_place(
     Value::Object(facts).to_string()
 }
 
-/// The facts with one more member.
+/// Adds one field to the facts.
 pub(super) fn with_fact(facts: &str, name: &str, value: &Value) -> String {
     let Ok(mut facts) = serde_json::from_str::<Map<String, Value>>(facts) else {
         return facts.to_owned();

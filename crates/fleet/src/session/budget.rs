@@ -1,8 +1,8 @@
-//! Budgets, as far as a session carries them out: what would be allowed and is too much, turns that
-//! end because a budget is spent.
+//! Applies budgets in a session: limits what would be allowed, and ends turns whose budget is
+//! spent.
 //!
-//! Counts requests; tokens and cost are in its purse. Must not know how an amount is kept, nor who
-//! is told that one is spent.
+//! Counts requests; the spend tracker counts tokens and cost. Must not know how an amount is
+//! stored, nor who is notified that a budget is spent.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -23,29 +23,30 @@ use marshal_model::{
 use marshal_policy::PolicyDecision;
 use marshal_policy::budget::{Budget, BudgetUsage};
 
-/// What `allows_per_minute` looks back over.
+/// The period of `allows_per_minute`.
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// The only currency that can be held against a budget (ISO 4217).
+/// The only currency that a budget can limit (ISO 4217).
 const CURRENCY: &str = "USD";
 
-/// The requests of a session that budgets count.
+/// The per-session counters of budgets.
 #[derive(Debug)]
 pub(crate) struct BudgetCounters {
-    /// What it spent, and may spend.
+    /// Tokens and cost of the session, and their limits.
     pub(super) spend: Arc<SpendTracker>,
     /// When the running turn began.
     began: Option<Instant>,
-    /// Of the running turn.
+    /// Requests allowed in the running turn.
     pub(super) allows: u64,
-    /// Of the running turn.
+    /// Requests denied in the running turn.
     pub(super) denies: u64,
     denies_in_a_row: u64,
-    /// When the last ones were allowed, oldest first; at most as many as the budget has.
+    /// When the last requests were allowed, oldest first; at most as many as the budget allows per
+    /// minute.
     recent: VecDeque<Instant>,
-    /// Ends the wait for the end of the turn's time.
+    /// Fires when the turn's time is spent.
     timer: Option<AbortHandle>,
-    /// The slot parks when the turn is over, and why.
+    /// The slot parks when the turn has ended; the reason.
     pub(super) park_reason: Option<String>,
 }
 
@@ -58,15 +59,15 @@ impl Drop for BudgetCounters {
 }
 
 impl BudgetCounters {
-    /// Of a session that begins with this work.
+    /// Opens the counters of a session that begins with this work.
     pub(super) fn open(pool: &PoolShared, work: &Work, owner: &SessionRef) -> Self {
-        let purse = SpendTracker::open(&pool.ledger, &work.session, owner.clone());
-        purse.start_task(work.limits.clone(), &work.slot);
+        let tracker = SpendTracker::open(&pool.ledger, &work.session, owner.clone());
+        tracker.start_task(work.limits.clone(), &work.slot);
         if let Some(model) = &pool.config.model {
-            purse.set_model(model);
+            tracker.set_model(model);
         }
         Self {
-            spend: purse,
+            spend: tracker,
             began: None,
             allows: 0,
             denies: 0,
@@ -88,7 +89,7 @@ impl BudgetCounters {
         }
     }
 
-    /// An agent's own command is none of the turn before it.
+    /// An agent's own command does not count towards the turn before it.
     pub(super) fn start_command(&mut self) {
         self.began = None;
         (self.allows, self.denies, self.denies_in_a_row) = (0, 0, 0);
@@ -102,17 +103,17 @@ impl BudgetCounters {
         }
         self.allows += 1;
         self.denies_in_a_row = 0;
-        let Some(most) = budget.allows_per_minute else {
+        let Some(limit) = budget.allows_per_minute else {
             return;
         };
         self.recent.push_back(clock::now());
-        while self.recent.len() as u64 > most {
+        while self.recent.len() as u64 > limit {
             self.recent.pop_front();
         }
     }
 }
 
-/// Turns what would be allowed into what follows when a budget is spent.
+/// Replaces an allow by what the spent budget demands.
 pub(super) fn apply_spent_budget(judgement: &mut PolicyDecision, spent: &SpentBudget) {
     judgement.decided_by = DecidedBy::Budget;
     judgement.rules = vec![rule(spent)];
@@ -123,17 +124,17 @@ fn rule(spent: &SpentBudget) -> String {
     format!("budget.{}", spent.budget)
 }
 
-/// What follows when a budget is spent, and why.
+/// The decision for a spent budget, and its reason.
 fn budget_decision(spent: &SpentBudget) -> (Decision, String) {
     let (decision, advice) = match spent.action {
-        BudgetAction::Ask => (Decision::Ask, "a person must allow more"),
+        BudgetAction::Ask => (Decision::Ask, "an approver must allow more"),
         BudgetAction::Deny => (Decision::Deny, "finish with what you have"),
         BudgetAction::Interrupt | BudgetAction::Park => (Decision::Deny, "the turn ends"),
     };
     (decision, format!("{spent}; {advice}"))
 }
 
-/// The same of a request that was judged before, and that would be allowed now.
+/// Applies a spent budget to a request that was evaluated earlier and would be allowed now.
 pub(super) fn reapply_spent_budget(decided: &mut DecidedRequest, spent: SpentBudget) {
     let verdict = &mut decided.verdict;
     verdict.decided_by = DecidedBy::Budget;
@@ -145,7 +146,7 @@ pub(super) fn reapply_spent_budget(decided: &mut DecidedRequest, spent: SpentBud
 }
 
 impl SessionState {
-    /// A prompt is about to be sent: the budgets of a turn begin anew.
+    /// Resets the budgets of a turn before its prompt is sent.
     pub(super) fn start_turn_budget(&mut self) {
         let budget = self.policy_budget();
         let turn = self.budget.spend.start_turn(&budget);
@@ -160,7 +161,7 @@ impl SessionState {
             return;
         };
         if budget.then < BudgetAction::Interrupt {
-            return; // It is looked at when something is asked.
+            return; // It is checked at the next request.
         }
         let to = self.myself.clone();
         let spent = SpentBudget {
@@ -169,14 +170,14 @@ impl SessionState {
             limit: seconds,
             action: budget.then,
         };
-        let waits = tokio::spawn(async move {
+        let timer = tokio::spawn(async move {
             tokio::time::sleep(Duration::from_secs(seconds)).await;
             let _ = to.send_message(SessionMsg::BudgetSpent { spent, turn });
         });
-        self.budget.timer = Some(waits.abort_handle());
+        self.budget.timer = Some(timer.abort_handle());
     }
 
-    /// The turn is over.
+    /// Stops the timer of a turn that ended.
     pub(super) fn end_turn_budget(&mut self) {
         if let Some(timer) = self.budget.timer.take() {
             timer.abort();
@@ -184,21 +185,21 @@ impl SessionState {
         self.budget.began = None;
     }
 
-    /// The budget that is spent, if one is: then nothing more is simply allowed.
+    /// The spent budget, if there is one: then nothing is allowed without further conditions.
     pub(super) fn spent_budget(&self) -> Option<SpentBudget> {
         let used = self.budget.usage(self.budget.spend.turn_spend());
         let of_policy = self.policy_budget().first_exceeded(&used);
         of_policy.or_else(|| self.budget.spend.spent_budget())
     }
 
-    /// What the policy in force bounds.
+    /// The budget of the current policy.
     fn policy_budget(&self) -> Budget {
         *PolicySnapshot::take(&self.pool, &self.work, None)
             .policy()
             .budget()
     }
 
-    /// Counts a verdict. The last denial that a turn may have ends it.
+    /// Counts a verdict. A turn that reaches its limit of denials ends.
     pub(super) fn count_verdict(&mut self, decided: &mut DecidedRequest) {
         let budget = self.policy_budget();
         self.budget
@@ -216,7 +217,7 @@ impl SessionState {
         }
     }
 
-    /// A denial also ends the turn: how, and why.
+    /// Ends the turn because of a denial.
     pub(super) fn end_turn_for_denial(&mut self, verdict: &Verdict) {
         let row = self.budget.denies_in_a_row;
         let (outcome, why) = if verdict.decided_by == DecidedBy::Budget {
@@ -224,16 +225,17 @@ impl SessionState {
         } else if self.policy_budget().ends_turn_after(row) {
             (TurnOutcome::Cancelled, denials(row).to_string())
         } else {
-            let why = "a person had to be asked, and nobody can be";
+            let why = "a request needs approval, and there is no approver";
             (TurnOutcome::Cancelled, why.to_owned())
         };
         self.interrupt(outcome, why);
     }
 
-    /// A budget was spent in that turn whose end is the turn's end, too.
+    /// Ends the turn because a budget was spent in it. `turn` tells a late message of an earlier
+    /// turn.
     pub(super) fn end_turn_for_budget(&mut self, spent: &SpentBudget, turn: u64) {
         if turn != self.budget.spend.turn_number() {
-            return; // If the budget is still spent, the next look of this turn says so.
+            return; // If the budget is still spent, the next check of this turn finds it.
         }
         if self.turn.is_some() || !self.has_task || self.ending.is_some() {
             return;
@@ -245,7 +247,7 @@ impl SessionState {
         self.interrupt(TurnOutcome::Limited, spent.to_string());
     }
 
-    /// What the agent says of what it used.
+    /// Records the usage that the agent reports.
     pub(super) fn record_reported_usage(&self, event: &Event) {
         match event {
             Event::Usage(usage) | Event::TurnEnded { usage, .. } => {
@@ -263,7 +265,7 @@ impl SessionState {
     }
 }
 
-/// Too many denials in a row.
+/// The exceeded budget of denials in a row.
 const fn denials(row: u64) -> SpentBudget {
     SpentBudget {
         budget: BudgetName::DeniesInARow,

@@ -1,4 +1,4 @@
-//! From a prepared home to an agent that is ready, and the prompt that it then gets.
+//! From a prepared home to a ready agent and its first prompt.
 //!
 //! Must not know what happens in a turn.
 
@@ -17,7 +17,7 @@ use marshal_model::{AgentInfo, Event, UntrustedText};
 use marshal_telemetry::event::child::ChildReady;
 
 impl SessionState {
-    /// What is to be prepared for it.
+    /// The request to prepare this session.
     pub(super) fn prepare_request(&self) -> prepare::PrepareRequest {
         let within = self.conversation.as_ref().map(|talk| talk.within.clone());
         let copy = match (&self.conversation, self.was_stored) {
@@ -30,7 +30,7 @@ impl SessionState {
 
     pub(super) fn handle_prepared(&mut self, prepared: Result<PreparedSession, PrepareError>) {
         if self.closing.is_some() {
-            return; // It is being settled.
+            return; // Its close is under way.
         }
         let prepared = match prepared {
             Ok(prepared) if !(self.cancelled || self.stopped || self.broken) => prepared,
@@ -50,7 +50,7 @@ impl SessionState {
                 if error.is_slot_fault() {
                     self.end = Some(ChannelEnd::not_planned(&error.to_string()));
                 }
-                // What an earlier start left is not lost because it cannot be had now.
+                // A failed preparation must not discard what an earlier start left.
                 let stays = self.was_stored || self.conversation.is_some();
                 self.gives_back = stays && !error.is_permanent();
                 self.failure = Some(error.to_string());
@@ -61,7 +61,7 @@ impl SessionState {
         self.start_child();
     }
 
-    /// Starts a child: for a new session, or to load this one again.
+    /// Starts a child, for a new session or to load this one again.
     pub(super) fn start_child(&mut self) {
         let resume = self.resumable_agent_session();
         if self.prepared.is_some() {
@@ -75,7 +75,7 @@ impl SessionState {
         let plan = prepared.agent_plan(&self.shared, &self.pool, &opening, model);
         let plan = match plan {
             Ok(plan) => plan,
-            // No task suffers from it; the session cannot be loaded.
+            // No task is affected; the session cannot be loaded.
             Err(error) if !self.has_task => {
                 self.loadable = false;
                 return self.report_child_exit(ChannelEnd::not_planned(&error.to_string()));
@@ -110,7 +110,8 @@ impl SessionState {
         }));
     }
 
-    /// How the session begins in its next child; what was not told yet is left out.
+    /// The parameters of the session in its next child. Denials that the agent has not been told of
+    /// are added later.
     fn opening(&self, prepared: &PreparedSession, resume: Option<UntrustedText>) -> OpenParams {
         let config = &self.pool.config;
         let routes = config.routes.iter();
@@ -164,7 +165,7 @@ impl SessionState {
             self.outbox.on_durable(OnDurable::SignalChildReady(warm));
         }
         if !self.has_task {
-            // One that is being closed stays so.
+            // A session that is closing stays so.
             if self.phase == Phase::Opening {
                 self.phase = Phase::Idle;
                 self.start_idle_timer();
@@ -178,7 +179,7 @@ impl SessionState {
         self.accept_prompt();
     }
 
-    /// Takes the task's prompt in.
+    /// Accepts the prompt of the task.
     pub(super) fn accept_prompt(&mut self) {
         if self.wait_for_transcript() {
             return;
@@ -200,7 +201,7 @@ impl SessionState {
             attempt: self.work.attempt,
             text: self.work.prompt.clone(),
         });
-        // An accepted prompt is durable before it is sent.
+        // An accepted prompt is made durable before it is sent.
         self.outbox.on_durable(OnDurable::SendPrompt);
     }
 }

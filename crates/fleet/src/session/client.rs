@@ -1,5 +1,5 @@
-//! What the agent has its client do, as far as the session has a word in it: judged like a
-//! request, on record before anything happens, and not begun when its turn is over.
+//! Client requests of the agent, from the session's side: evaluated like a permission request,
+//! recorded before anything happens, and not started after their turn has ended.
 //!
 //! Must not carry anything out: its channel does that.
 
@@ -19,8 +19,8 @@ use marshal_model::{
 use marshal_sandbox as sandbox;
 
 impl PreparedSession {
-    /// What is needed to do something for the agent, if its pool offers anything. What it runs has
-    /// the agent's environment without its secrets.
+    /// The setup for client requests; `None` if the pool offers none. Commands get the agent's
+    /// environment without its secrets.
     pub(super) fn client_setup(
         &self,
         shared: &Arc<Shared>,
@@ -42,34 +42,34 @@ impl PreparedSession {
 }
 
 impl SessionState {
-    /// Judges what the agent wants, and puts it on record.
+    /// Evaluates a client request, and records the decision.
     pub(super) fn handle_client_request(
         &mut self,
         mut ask: PermissionRequest,
-        wish: &ClientRequest,
+        request: &ClientRequest,
     ) {
-        self.record_engine_call(&ask.key, wish);
-        // Its tool's name is ours.
+        self.record_engine_call(&ask.key, request);
+        // The tool's name is not from the agent, so its length cannot exceed the bound.
         let _ = ask.truncate_to(permission_requests::REQUEST_BOUNDS);
         let mode = self.mode();
         let at = self.decision_context(mode.as_deref());
-        let (ask, came) = masking::mask_request(&self.pool.mask, ask);
+        let (ask, unmasked) = masking::mask_request(&self.pool.mask, ask);
         let (decided, place) = permission_requests::decide_client_request(
             &self.pool,
             self.prepared.as_ref(),
             &self.work,
-            (&ask, came, wish),
+            (&ask, unmasked, request),
             &mut self.requests,
             at,
         );
-        let wish = Some((wish.clone(), place));
+        let request = Some((request.clone(), place));
         self.route_decision(PendingRequest {
-            client_request: wish,
+            client_request: request,
             ..PendingRequest::new(ask, decided)
         });
     }
 
-    /// The verdict is durable: the channel is told.
+    /// The verdict is durable: notifies the channel.
     pub(super) fn client_verdict_durable(
         &mut self,
         key: PermissionRequestKey,
@@ -81,11 +81,11 @@ impl SessionState {
             return;
         }
         let denied = deny_turn.then(|| verdict.clone());
-        let is_over = self.ending.is_some() || self.turn.is_some();
+        let turn_ended = self.ending.is_some() || self.turn.is_some();
         let verdict = match (verdict.decision, place) {
-            (Decision::Allow, _) if is_over => Err(ClientError::new(
+            (Decision::Allow, _) if turn_ended => Err(ClientError::new(
                 ClientErrorKind::Cancelled,
-                "the turn was over before this was begun",
+                "the turn ended before this started",
             )),
             (Decision::Allow, Some(place)) => {
                 self.mark_engine_call_allowed(&key);
@@ -95,8 +95,8 @@ impl SessionState {
         };
         if let Some(channel) = &self.channel {
             let task = self.work.task.clone();
-            let news = ClientUpdate::Decided { key, verdict, task };
-            let _ = channel.send_message(ChannelMsg::ClientUpdate(Box::new(news)));
+            let update = ClientUpdate::Decided { key, verdict, task };
+            let _ = channel.send_message(ChannelMsg::ClientUpdate(Box::new(update)));
         }
         if let Some(denied) = denied {
             self.end_turn_for_denial(&denied);

@@ -1,8 +1,8 @@
-//! The agent's own commands in a session: one at a time, on record before it is sent, answered when
-//! what the agent says is durable.
+//! The agent's own commands in a session: one at a time, recorded before it is sent, and answered
+//! when the agent's output is durable.
 //!
-//! A prompt waits for the answer of a command that was given before it. Must not know which commands
-//! there are.
+//! A prompt waits for the answer of a command that was given before it. Must not know which
+//! commands there are.
 
 use std::sync::Arc;
 
@@ -13,13 +13,13 @@ use marshal_dialect::{Command, SlashOutcome};
 use marshal_model::limits::COMMAND_TEXT_BYTES;
 use marshal_model::{ErrorOrigin, Event, UntrustedText};
 
-/// What a session knows of them.
+/// The command state of a session.
 #[derive(Debug, Default)]
 pub(super) struct CommandState {
     open: Option<OpenCommand>,
-    /// A prompt that is durable waits until none is open.
+    /// A durable prompt waits until no command is open.
     holds_prompt: bool,
-    /// The child would be unloaded by now.
+    /// The child is to be unloaded once no command is open.
     holds_unload: bool,
 }
 
@@ -30,7 +30,7 @@ struct OpenCommand {
 }
 
 impl SessionState {
-    /// Somebody gives the agent a command.
+    /// Handles a command for the agent.
     pub(super) fn handle_command(&mut self, order: Arc<CommandRequest>, reply: CommandReply) {
         if let Err(error) = self.check_command_allowed(&order) {
             let _ = reply.send(Err(error));
@@ -60,24 +60,24 @@ impl SessionState {
             Phase::Preparing | Phase::Opening => return busy("the agent is starting"),
             Phase::Prompting => return busy("its next turn is about to begin"),
             Phase::Ending | Phase::Checking | Phase::Surveying => {
-                return busy("what its last turn left is being looked over");
+                return busy("the workspace is being examined after its last turn");
             }
             Phase::Idle if self.channel.is_none() => return Err(CommandError::NoAgent),
             Phase::Idle if steers => {
-                let why = "no turn is running that could be steered";
+                let why = "no turn is running, so there is nothing to steer";
                 return Err(CommandError::Refused(why.to_owned()));
             }
             Phase::Turn if !steers => return busy("a turn is running"),
-            Phase::Turn if self.ending.is_some() => return busy("its turn is told to end"),
+            Phase::Turn if self.ending.is_some() => return busy("its turn is being ended"),
             Phase::Idle | Phase::Turn => {}
         }
         if self.commands.open.is_some() {
-            return busy("the agent has not answered the command before");
+            return busy("the agent has not answered the previous command");
         }
         Ok(())
     }
 
-    /// It is on record: it goes out, unless the child has gone meanwhile.
+    /// The command is durable: sends it, unless the child has gone in the meantime.
     pub(super) fn send_durable_command(&mut self, order: &Arc<CommandRequest>) {
         let is_it = |open: &&OpenCommand| Arc::ptr_eq(&open.order, order);
         let Some(open) = self.commands.open.as_ref().filter(is_it) else {
@@ -91,7 +91,8 @@ impl SessionState {
         self.send_command(Command::Slash { command, args });
     }
 
-    /// What came of the open one. A later word of one that was given up is only in the journal.
+    /// Handles the end of the open command. A later end of one that was given up is only
+    /// journalled.
     pub(super) fn command_ended(&mut self, end: SlashOutcome) {
         let Some(open) = self.commands.open.take() else {
             return;
@@ -113,7 +114,7 @@ impl SessionState {
                 Err(CommandError::Refused(why))
             }
         };
-        // What it brought about is told first.
+        // The events of the command become durable before its reply is sent.
         self.outbox
             .on_durable(OnDurable::ReplyToCommand(open.reply, result));
         if std::mem::take(&mut self.commands.holds_prompt) {
@@ -127,7 +128,7 @@ impl SessionState {
         }
     }
 
-    /// The child is gone, and nothing more will come of it.
+    /// The child is gone: the open command gets no answer.
     pub(super) fn command_lost(&mut self, why: &str) {
         self.commands.holds_prompt = false;
         self.commands.holds_unload = false;
@@ -139,30 +140,30 @@ impl SessionState {
         }
     }
 
-    /// Whether the prompt, which may be sent now, waits for a command's answer.
+    /// Whether the prompt, which may be sent now, must wait for a command's answer.
     pub(super) const fn delay_prompt(&mut self) -> bool {
         self.commands.holds_prompt = self.commands.open.is_some();
         self.commands.holds_prompt
     }
 
-    /// The child is unloaded when the command is answered.
+    /// Unloads the child when the command is answered.
     pub(super) const fn delay_unload(&mut self) {
         self.commands.holds_unload = true;
     }
 
-    /// Whether the agent is at a command.
+    /// Whether a command is open.
     pub(super) const fn has_open_command(&self) -> bool {
         self.commands.open.is_some()
     }
 
-    /// By a command's result the agent exits: that is wanted, and it gets nothing more. One that stays
-    /// all the same is ended.
+    /// The agent announced that this command makes it exit. If it stays nevertheless, the stop
+    /// ladder ends it.
     pub(super) fn stop_after_exit_command(&mut self) {
         self.stop(false);
     }
 }
 
-/// As much of a text as is told, and whether there is more.
+/// Cuts a text to what a reply may hold; `true` if it was cut.
 fn truncate_text(text: UntrustedText) -> (UntrustedText, bool) {
     if text.len() <= COMMAND_TEXT_BYTES {
         return (text, false);

@@ -1,7 +1,7 @@
-//! What a person allows, on its way by the pool's delegate once more: it may deny what it let pass
-//! before, because what waits may have become something else to it as well.
+//! Asks the pool's delegate to confirm what an approver allowed: it may deny now what it let pass
+//! before, because the request may have changed for it as well.
 //!
-//! The question stays open meanwhile, so that whatever ends it ends this, too. No answer of the
+//! The approval stays pending meanwhile, so whatever ends it ends this, too. No answer of the
 //! delegate is a deny. Must not know how a delegate is reached.
 
 use std::sync::Arc;
@@ -18,25 +18,25 @@ use marshal_journal::ApprovalAnswer;
 use marshal_model::{DecidedBy, Decision, DelegateError, PermissionRequestId, RememberScope};
 use marshal_policy::delegation::DelegateAnswer;
 
-/// What a person said and the delegate is asked about.
+/// An approver's answer that waits for the delegate.
 #[derive(Debug)]
 pub(crate) struct DelegateConfirmation {
     answer: ApprovalAnswer,
-    /// Who waits to hear what came of it; nobody where the client of a conversation decided.
+    /// Where the result is sent; `None` if the client of a conversation decided.
     reply: Option<AnswerReply>,
-    /// Dropped, it is not asked any more.
+    /// Dropping it cancels the call of the delegate.
     _asking: AbortOnDrop,
 }
 
-/// Tells the session what came of it, also when nothing did.
+/// Sends the result to the session; a failure if it is dropped before.
 struct ConfirmationReply(Option<(SessionRef, PermissionRequestId)>);
 
 impl ConfirmationReply {
-    fn send(&mut self, said: Result<DelegateAnswer, DelegateError>) {
+    fn send(&mut self, answer: Result<DelegateAnswer, DelegateError>) {
         if let Some((to, ask)) = self.0.take() {
             let _ = to.send_message(SessionMsg::DelegateConfirmed {
                 request_id: ask,
-                answer: said,
+                answer,
             });
         }
     }
@@ -49,7 +49,7 @@ impl Drop for ConfirmationReply {
 }
 
 impl SessionState {
-    /// A person's answer to a question that waits: it holds, or the delegate is asked first.
+    /// Handles an answer to a pending approval: applies it, or asks the delegate first.
     pub(super) fn handle_answer(
         &mut self,
         id: &PermissionRequestId,
@@ -59,7 +59,7 @@ impl SessionState {
         let is_asked = |of: &super::approvals::PendingApproval| of.confirmation.is_some();
         let is_confirming = self.pending.get(id).is_some_and(is_asked);
         if answer.decision != Decision::Allow || !self.has_delegated_request(id) {
-            // A refusal need not wait for what would come of an earlier answer.
+            // A refusal does not wait for the confirmation of an earlier answer.
             self.cancel_confirmation(id);
             return self.finish_answer(id, answer, reply);
         }
@@ -70,30 +70,30 @@ impl SessionState {
             return;
         }
         let Some(texts) = self.delegate_requests(id) else {
-            // It is not what was shown any more, or a rule denies it: that is settled at once.
+            // The request has changed, or a rule denies it: that ends it at once.
             return self.finish_answer(id, answer, reply);
         };
         let Some(delegate) = self.pool.delegate.clone() else {
             return;
         };
         let host = Arc::clone(&self.shared.host);
-        let mut tell = ConfirmationReply(Some((self.myself.clone(), id.clone())));
+        let mut confirmation_reply = ConfirmationReply(Some((self.myself.clone(), id.clone())));
         let asking = tokio::spawn(async move {
-            let mut asked = JoinSet::new();
+            let mut calls = JoinSet::new();
             for text in texts {
                 let (delegate, host) = (Arc::clone(&delegate), Arc::clone(&host));
-                asked.spawn(async move { delegate.ask(host, text).await });
+                calls.spawn(async move { delegate.ask(host, text).await });
             }
             let mut all = Err(DelegateError::Internal);
-            while let Some(said) = asked.join_next().await {
-                let said = said.unwrap_or(Err(DelegateError::Internal));
-                let is_no = !matches!(&said, Ok(said) if said.decision != Decision::Deny);
-                all = said;
+            while let Some(answer) = calls.join_next().await {
+                let answer = answer.unwrap_or(Err(DelegateError::Internal));
+                let is_no = !matches!(&answer, Ok(answer) if answer.decision != Decision::Deny);
+                all = answer;
                 if is_no {
                     break;
                 }
             }
-            tell.send(all);
+            confirmation_reply.send(all);
         });
         if let Some(pending) = self.pending.get_mut(id) {
             pending.confirmation = Some(DelegateConfirmation {
@@ -104,7 +104,7 @@ impl SessionState {
         }
     }
 
-    /// Somebody refuses what somebody else allowed a moment ago.
+    /// Cancels a confirmation, because another approver refused.
     fn cancel_confirmation(&mut self, id: &PermissionRequestId) {
         let pending = self.pending.get_mut(id);
         if let Some(before) = pending.and_then(|of| of.confirmation.take())
@@ -114,15 +114,15 @@ impl SessionState {
         }
     }
 
-    /// What the delegate says of what a person allowed.
+    /// Handles the delegate's answer about an approved request.
     pub(super) fn delegate_confirmed(
         &mut self,
         id: &PermissionRequestId,
-        said: Result<DelegateAnswer, DelegateError>,
+        delegate_answer: Result<DelegateAnswer, DelegateError>,
     ) {
         let pending = self.pending.get_mut(id);
         let Some(confirming) = pending.and_then(|of| of.confirmation.take()) else {
-            return; // It was over before.
+            return; // The approval ended before.
         };
         let DelegateConfirmation {
             mut answer, reply, ..
@@ -131,13 +131,17 @@ impl SessionState {
             return;
         };
         let name = &delegate.config.name;
-        let (rule, why) = match said {
-            // That it wants a person is answered.
-            Ok(said) if said.decision != Decision::Deny => {
+        let (rule, why) = match delegate_answer {
+            // A delegate that asks for a person has got one.
+            Ok(delegate_answer) if delegate_answer.decision != Decision::Deny => {
                 return self.finish_answer(id, answer, reply);
             }
-            Ok(said) => {
-                let reason = self.pool.mask.mask_text(&said.reason).into_owned();
+            Ok(delegate_answer) => {
+                let reason = self
+                    .pool
+                    .mask
+                    .mask_text(&delegate_answer.reason)
+                    .into_owned();
                 let because = if reason.is_empty() {
                     String::new()
                 } else {
@@ -164,13 +168,13 @@ impl SessionState {
         };
         self.end_approval(id, &ending);
         if let Some(reply) = reply {
-            let said = Err(AnswerError::Delegate(why));
+            let result = Err(AnswerError::Delegate(why));
             self.outbox
-                .on_durable(OnDurable::ReplyToApprover(reply, said));
+                .on_durable(OnDurable::ReplyToApprover(reply, result));
         }
     }
 
-    /// The answer holds, or is overruled.
+    /// Applies the answer, unless it is overruled.
     fn finish_answer(
         &mut self,
         id: &PermissionRequestId,
@@ -183,10 +187,10 @@ impl SessionState {
         {
             return reply.send(Err(AnswerError::ReadOnly));
         }
-        let said = self.apply_answer(id, answer);
+        let result = self.apply_answer(id, answer);
         if let Some(reply) = reply {
             self.outbox
-                .on_durable(OnDurable::ReplyToApprover(reply, said));
+                .on_durable(OnDurable::ReplyToApprover(reply, result));
         }
     }
 }

@@ -1,8 +1,8 @@
-//! Requests that the policy does not deny, on their way by the pool's delegate.
+//! Requests that the pool's delegate decides on, after the policy did not deny them.
 //!
-//! It is asked before anybody else, beside everything else that a session does; what it says can
-//! only make a verdict more severe, and when it says nothing, that is a deny. What was asked ends here,
-//! or goes on as if the policy had said so. Must not know how a delegate is reached.
+//! The delegate is called before any approver, and the session does not block on it. Its answer can
+//! only make a verdict more severe, and no answer is a deny. A request ends here, or continues as
+//! if the policy had decided so. Must not know how a delegate is reached.
 
 use std::sync::Arc;
 
@@ -26,18 +26,18 @@ use marshal_policy::delegation::{
     Claims, DelegateAnswer, DelegateRequest, PHASE_REQUEST, PolicyOutcome, VERSION,
 };
 
-/// What a request is denied by when its delegate gives no decision.
+/// The rule name of a denial when the delegate gives no decision.
 pub(super) const DELEGATE_ERROR: &str = "delegate_error";
 
 /// A request that waits for the delegate.
 #[derive(Debug)]
 pub(crate) struct PendingDelegation {
     request: PendingRequest,
-    /// Dropped, it is not asked any more.
+    /// Dropping it cancels the call of the delegate.
     _asking: AbortOnDrop,
 }
 
-/// Somebody asks; dropped, it is not asked any more.
+/// Aborts a task when it is dropped.
 #[derive(Debug)]
 pub(super) struct AbortOnDrop(pub(super) AbortHandle);
 
@@ -47,15 +47,15 @@ impl Drop for AbortOnDrop {
     }
 }
 
-/// Tells the session what came of it, also when nothing did.
+/// Sends the delegate's answer to the session; a failure if it is dropped before.
 struct DelegateReply(Option<(SessionRef, PermissionRequestId)>);
 
 impl DelegateReply {
-    fn send(&mut self, said: Result<DelegateAnswer, DelegateError>) {
+    fn send(&mut self, answer: Result<DelegateAnswer, DelegateError>) {
         if let Some((to, ask)) = self.0.take() {
             let _ = to.send_message(SessionMsg::DelegateAnswered {
                 request_id: ask,
-                answer: said,
+                answer,
             });
         }
     }
@@ -68,7 +68,8 @@ impl Drop for DelegateReply {
 }
 
 impl SessionState {
-    /// A request was judged: it goes on to the delegate, if it is for that, to a person, or back.
+    /// Routes an evaluated request: to the delegate if it covers the request, to an approver, or
+    /// back.
     pub(super) fn route_decision(&mut self, member: PendingRequest) {
         if member.decided.verdict.decision == Decision::Deny || !self.is_delegated(&member) {
             return self.finish_decision(member);
@@ -78,7 +79,7 @@ impl SessionState {
                 rules: Some(vec!["max_pending".to_owned()]),
                 ..ApprovalEnd::denied(
                     DecidedBy::Error,
-                    "too many requests wait for the delegate already",
+                    "too many requests already wait for the delegate",
                 )
             };
             return self.deny_unrecorded(member, &ending);
@@ -93,10 +94,10 @@ impl SessionState {
             .delegate_request(&member, &delegate.config.name, says)
             .into_json();
         let host = Arc::clone(&self.shared.host);
-        let mut tell = DelegateReply(Some((self.myself.clone(), id.clone())));
+        let mut delegate_reply = DelegateReply(Some((self.myself.clone(), id.clone())));
         let asking = tokio::spawn(async move {
-            let said = delegate.ask(host, text).await;
-            tell.send(said);
+            let answer = delegate.ask(host, text).await;
+            delegate_reply.send(answer);
         });
         let delegated = PendingDelegation {
             request: member,
@@ -105,7 +106,7 @@ impl SessionState {
         self.delegated.insert(id, delegated);
     }
 
-    /// Whether the pool's delegate is for a request: by what its tool is called and by what it is.
+    /// Whether the delegate covers a request, by the tool's name and by the request's class.
     pub(super) fn is_delegated(&self, member: &PendingRequest) -> bool {
         let Some(delegate) = &self.pool.delegate else {
             return false;
@@ -114,18 +115,21 @@ impl SessionState {
         if member.client_request.is_some() {
             return delegate.config.covers(&[class]);
         }
-        let came = member.decided.unmasked.as_deref().unwrap_or(&member.ask);
-        let request = self.pool.extractor.extract(came.tool.raw(), &came.input);
+        let unmasked = member.decided.unmasked.as_deref().unwrap_or(&member.ask);
+        let request = self
+            .pool
+            .extractor
+            .extract(unmasked.tool.raw(), &unmasked.input);
         delegate.config.covers(&[class, request.class()])
     }
 
-    /// Whether a question has a request that the pool's delegate is for.
+    /// Whether the delegate covers one of the requests of an approval.
     pub(super) fn has_delegated_request(&self, id: &PermissionRequestId) -> bool {
         let pending = self.pending.get(id);
         pending.is_some_and(|of| of.requests.iter().any(|member| self.is_delegated(member)))
     }
 
-    /// What the delegate is told of a request, with what the policy says of it.
+    /// The document for the delegate: the request, with the policy's decision.
     pub(super) fn delegate_request<'a>(
         &'a self,
         member: &'a PendingRequest,
@@ -133,7 +137,7 @@ impl SessionState {
         (decision, rules, reason): (Decision, &'a [String], &'a str),
     ) -> DelegateRequest<'a> {
         let PendingRequest { ask, decided, .. } = member;
-        let said = |text: &'a Option<UntrustedText>| text.as_ref().map(UntrustedText::raw);
+        let raw = |text: &'a Option<UntrustedText>| text.as_ref().map(UntrustedText::raw);
         let verdict = &decided.verdict;
         let facts: Result<&RawValue, _> = serde_json::from_str(decided.facts_json());
         DelegateRequest {
@@ -151,11 +155,11 @@ impl SessionState {
             class: decided.class.word(),
             input: &ask.input,
             claimed: Claims {
-                title: said(&ask.claims.title),
-                kind: said(&ask.claims.kind),
-                reason: said(&ask.claims.reason),
-                active_mode: said(&ask.claims.active_mode),
-                required_mode: said(&ask.claims.required_mode),
+                title: raw(&ask.claims.title),
+                kind: raw(&ask.claims.kind),
+                reason: raw(&ask.claims.reason),
+                active_mode: raw(&ask.claims.active_mode),
+                required_mode: raw(&ask.claims.required_mode),
             },
             policy: PolicyOutcome {
                 name: &decided.judged.policy,
@@ -168,49 +172,49 @@ impl SessionState {
         }
     }
 
-    /// The delegate said something, or failed.
+    /// Handles the delegate's answer, or its failure.
     pub(super) fn delegate_answered(
         &mut self,
         id: &PermissionRequestId,
-        said: Result<DelegateAnswer, DelegateError>,
+        answer: Result<DelegateAnswer, DelegateError>,
     ) {
         let Some(PendingDelegation {
             request: mut member,
             ..
         }) = self.delegated.remove(id)
         else {
-            return; // It was over before.
+            return; // The request ended before.
         };
         let Some(delegate) = self.pool.delegate.clone() else {
             return;
         };
         let name = &delegate.config.name;
         let before = member.decided.verdict.decision;
-        let word = match &said {
-            Ok(said) => said.decision.word(),
+        let word = match &answer {
+            Ok(answer) => answer.decision.word(),
             Err(error) => error.word(),
         };
         member.decided.add_fact(
             "delegate",
             &json!({"name": name, "said": word, "policy": before.word()}),
         );
-        let said = match said {
+        let answer = match answer {
             Err(error) => {
                 let why = format!(
                     "the delegate {name} gave no decision ({error}), so this is denied: do it another way or go on without it"
                 );
                 return self.deny_by_delegate(member, DELEGATE_ERROR.to_owned(), &why);
             }
-            Ok(said) => said,
+            Ok(answer) => answer,
         };
         let rule = format!("delegate.{name}");
-        let reason = self.pool.mask.mask_text(&said.reason).into_owned();
+        let reason = self.pool.mask.mask_text(&answer.reason).into_owned();
         let because = if reason.is_empty() {
             String::new()
         } else {
             format!(": {reason}")
         };
-        if said.decision == Decision::Deny {
+        if answer.decision == Decision::Deny {
             let why = format!("the delegate {name} denies this{because}");
             return self.deny_by_delegate(member, rule, &why);
         }
@@ -218,14 +222,14 @@ impl SessionState {
             return self.deny_unrecorded(member, &ending);
         }
         let verdict = &mut member.decided.verdict;
-        if said.decision > verdict.decision {
+        if answer.decision > verdict.decision {
             verdict.rules = vec![rule];
-            verdict.reason = format!("the delegate {name} wants a person{because}");
+            verdict.reason = format!("the delegate {name} requires approval{because}");
             verdict.decision = Decision::Ask;
             verdict.decided_by = DecidedBy::Delegate;
             member.decided.policy = Decision::Ask;
         }
-        // What was allowed while this waited counts.
+        // Requests that were allowed in the meantime count towards the budget.
         if member.decided.verdict.decision == Decision::Allow
             && let Some(spent) = self.spent_budget()
         {
@@ -237,8 +241,8 @@ impl SessionState {
         self.finish_decision(member);
     }
 
-    /// Judges a request again by the newest policy, and follows its paths again: the more severe
-    /// verdict holds.
+    /// Evaluates a request again by the newest policy, and resolves its paths again. The more
+    /// severe verdict applies.
     fn recheck_request(&mut self, member: &mut PendingRequest) -> Result<(), ApprovalEnd> {
         let (judgement, place) = self.reevaluate(member);
         let decided = &mut member.decided;
@@ -257,7 +261,7 @@ impl SessionState {
             .as_ref()
             .is_none_or(|(_, then)| *then == place);
         if !is_same_place {
-            let why = "what this leads to changed while it waited for the delegate; ask again";
+            let why = "what this request refers to changed while it waited for the delegate; request it again";
             return Err(ApprovalEnd::denied(DecidedBy::Error, why));
         }
         if judgement.decision > decided.verdict.decision {
@@ -272,7 +276,8 @@ impl SessionState {
         Ok(())
     }
 
-    /// What the policy allowed at first is asked a person, or denied where there is none.
+    /// Escalates a request that the policy allowed at first to an approver; without one it is
+    /// denied.
     fn escalate_to_approver(&mut self, mut member: PendingRequest) {
         if self.decision_context(None).has_approver {
             let keeps = self.pool.config.shell_cwd;
@@ -280,10 +285,10 @@ impl SessionState {
             directory.record_decision(keeps, &member.decided.moved, Decision::Ask);
             return self.finish_decision(member);
         }
-        let ruling = PolicySnapshot::take(&self.pool, &self.work, None);
+        let snapshot = PolicySnapshot::take(&self.pool, &self.work, None);
         let verdict = &mut member.decided.verdict;
         member.decided.deny_turn =
-            permission_requests::deny_without_approver(&self.pool, ruling.policy(), verdict);
+            permission_requests::deny_without_approver(&self.pool, snapshot.policy(), verdict);
         let verdict = member.decided.verdict.clone();
         let ending = ApprovalEnd {
             rules: Some(verdict.rules),
@@ -300,7 +305,7 @@ impl SessionState {
         self.deny_unrecorded(member, &ending);
     }
 
-    /// The verdict holds, or a person is asked.
+    /// Applies the verdict, or requests approval.
     fn finish_decision(&mut self, member: PendingRequest) {
         let PendingRequest {
             ask,
@@ -340,15 +345,15 @@ impl SessionState {
         });
     }
 
-    /// Ends a request that is on no record yet, with a denial.
+    /// Denies a request that is not recorded yet.
     fn deny_unrecorded(&mut self, mut member: PendingRequest, ending: &ApprovalEnd) {
-        // What may have moved the shell is not taken back.
+        // A move of the shell that may already have happened is not undone.
         member.decided.moved = CwdChange::Unchanged;
         member.decided.record_request(&member.ask, &mut self.outbox);
         self.end_request(member, ending);
     }
 
-    /// The delegate's word is not wanted any more.
+    /// Cancels all calls of the delegate.
     pub(super) fn cancel_delegated(&mut self, why: &str) {
         for (
             _,
@@ -361,11 +366,11 @@ impl SessionState {
         }
     }
 
-    /// The same for one request, which the agent withdrew.
+    /// Cancels the call of the delegate for a request that the agent withdrew.
     pub(super) fn withdraw_delegated(&mut self, key: &PermissionRequestKey, why: &str) {
         let mut open = self.delegated.iter();
-        let found = open.find(|(_, of)| of.request.ask.key == *key);
-        let Some(id) = found.map(|(id, _)| id.clone()) else {
+        let entry = open.find(|(_, of)| of.request.ask.key == *key);
+        let Some(id) = entry.map(|(id, _)| id.clone()) else {
             return;
         };
         if let Some(PendingDelegation {

@@ -1,5 +1,5 @@
-//! How large one session's home and copy are, against what they may be. Must not know when that is
-//! asked.
+//! Measures the home and copy of one session against their limits. Must not know when that is
+//! requested.
 
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use crate::setup::PoolShared;
 use marshal_model::limits::{COPY_BYTES, COPY_FILES};
 use marshal_sandbox::workspace::{Root, Size, measure};
 
-/// What takes place on a disk: used, free, or grown.
+/// An amount on a disk: used, free, or grown.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct DiskSpace {
     pub(super) bytes: u64,
@@ -27,7 +27,7 @@ impl DiskSpace {
         }
     }
 
-    /// What is left of it above `other`.
+    /// The difference to `other`, at least zero.
     pub(super) fn minus(self, other: Self) -> Self {
         Self {
             bytes: self.bytes.saturating_sub(other.bytes),
@@ -50,18 +50,18 @@ impl DiskSpace {
     }
 }
 
-/// One directory with the most that it may hold.
+/// One directory with its limit.
 #[derive(Debug)]
 struct DirectoryLimit<'a> {
     what: &'static str,
     path: Cow<'a, Path>,
-    /// More that counts as part of it.
+    /// Further directories that count as part of it.
     beside: &'a [PathBuf],
-    most: DiskSpace,
+    max: DiskSpace,
 }
 
 impl DirectoryLimit<'_> {
-    /// Its size; `None` if that cannot be known as a whole now.
+    /// Its size; `None` if it cannot be measured completely now.
     fn size(&self) -> Option<Size> {
         let mut sum = measure(&Root::open(&self.path).ok()?).ok()?;
         for path in self.beside {
@@ -76,31 +76,31 @@ impl DirectoryLimit<'_> {
         Some(sum)
     }
 
-    /// How it is passed, in words.
+    /// Describes how the limit is exceeded; `None` if it is not.
     fn describe_excess(&self, size: &Size) -> Option<String> {
-        let Self { what, most, .. } = self;
-        if size.bytes > most.bytes {
+        let Self { what, max, .. } = self;
+        if size.bytes > max.bytes {
             return Some(format!(
-                "the {what} has {} bytes, more than the {} that it may have",
-                size.bytes, most.bytes
+                "the {what} has {} bytes, more than its limit of {}",
+                size.bytes, max.bytes
             ));
         }
-        (size.files > most.files).then(|| {
+        (size.files > max.files).then(|| {
             format!(
-                "the {what} has {} files, more than the {} that it may have",
-                size.files, most.files
+                "the {what} has {} files, more than its limit of {}",
+                size.files, max.files
             )
         })
     }
 }
 
-/// What one look found.
+/// The result of one measurement.
 #[derive(Debug, Default)]
 pub(super) struct Measurement {
-    /// A limit that is passed, in words.
+    /// A description of the limit that is exceeded.
     pub(super) exceeded: Option<String>,
-    /// Home and copy together, and the most that one of them could still take. `None` if not all
-    /// of it could be looked at.
+    /// The size of home and copy together, and the smallest amount left until a limit. `None` if
+    /// not everything could be measured.
     pub(super) sizes: Option<(DiskSpace, DiskSpace)>,
 }
 
@@ -108,10 +108,10 @@ pub(super) struct Measurement {
 #[derive(Debug)]
 pub(super) struct MeasuredSession {
     space: Arc<SessionDirs>,
-    /// The most bytes of the home.
+    /// The limit of the home, in bytes.
     home_bytes: u64,
     to: SessionRef,
-    /// The child said something since the last look.
+    /// The child was active since the last measurement.
     is_active: AtomicBool,
 }
 
@@ -125,19 +125,20 @@ impl MeasuredSession {
         }
     }
 
-    /// The child does something.
+    /// Records that the child was active.
     pub(super) fn mark_active(&self) {
         self.is_active.store(true, Ordering::Relaxed);
     }
 
-    /// Home, with what was written in caches, and the copy if there is one. A copy may double what it may begin with; a directory
-    /// of the user's own is not measured.
+    /// The home with what was written in caches, and the copy or overlay if there is one. A copy
+    /// may grow to twice its maximum size at the start. A directory of the user's own is not
+    /// measured.
     fn limits(&self) -> impl Iterator<Item = DirectoryLimit<'_>> {
         let home = DirectoryLimit {
             what: "home",
             path: self.space.home().into(),
             beside: &self.space.written,
-            most: DiskSpace {
+            max: DiskSpace {
                 bytes: self.home_bytes,
                 files: u64::MAX,
             },
@@ -146,37 +147,37 @@ impl MeasuredSession {
             what: "copy",
             path: path.into(),
             beside: &[],
-            most: DiskSpace {
+            max: DiskSpace {
                 bytes: 2 * COPY_BYTES,
                 files: 2 * COPY_FILES,
             },
         });
-        let over = self.space.overlay.as_ref().map(|over| DirectoryLimit {
+        let overlay = self.space.overlay.as_ref().map(|overlay| DirectoryLimit {
             what: "overlay",
-            // Beside it the kernel has a directory that nobody may enter.
-            path: over.upper_path().into(),
+            // The kernel keeps a work directory beside it that nobody may enter.
+            path: overlay.upper_path().into(),
             beside: &[],
-            most: DiskSpace {
+            max: DiskSpace {
                 bytes: 2 * COPY_BYTES,
                 files: 2 * COPY_FILES,
             },
         });
-        std::iter::once(home).chain(copy).chain(over)
+        std::iter::once(home).chain(copy).chain(overlay)
     }
 
-    /// Whether it was stirred since this was asked last.
+    /// Whether the child was active since the last call.
     pub(super) fn take_active(&self) -> bool {
         self.is_active.swap(false, Ordering::Relaxed)
     }
 
-    /// Tells the session that a limit is passed.
+    /// Notifies the session that a limit is exceeded.
     pub(super) fn notify_limit_exceeded(&self, why: String) {
         let _ = self.to.send_message(SessionMsg::DiskLimitExceeded(why));
     }
 
-    /// Looks; takes its time.
+    /// Measures all directories. Blocks.
     pub(super) fn measure(&self) -> Measurement {
-        let mut found = Measurement::default();
+        let mut measurement = Measurement::default();
         let mut sum = Some(DiskSpace::default());
         let mut left = DiskSpace {
             bytes: u64::MAX,
@@ -187,16 +188,18 @@ impl MeasuredSession {
                 sum = None;
                 continue;
             };
-            found.exceeded = found.exceeded.or_else(|| limit.describe_excess(&size));
-            // What was not seen may be growing.
+            measurement.exceeded = measurement
+                .exceeded
+                .or_else(|| limit.describe_excess(&size));
+            // A part that could not be read may be growing.
             let is_whole = size.incomplete.is_none() && size.unreadable == 0;
             sum = sum
                 .filter(|_| is_whole)
                 .map(|sum| sum.plus(DiskSpace::from_size(&size)));
-            left = left.min_each(limit.most.minus(DiskSpace::from_size(&size)));
+            left = left.min_each(limit.max.minus(DiskSpace::from_size(&size)));
         }
-        found.sizes = sum.map(|sum| (sum, left));
-        found
+        measurement.sizes = sum.map(|sum| (sum, left));
+        measurement
     }
 }
 
@@ -213,7 +216,7 @@ mod tests {
                 what: "home",
                 path: dir.path().into(),
                 beside: &[],
-                most: DiskSpace { bytes, files },
+                max: DiskSpace { bytes, files },
             };
             limit.describe_excess(&limit.size().expect("a size"))
         };
@@ -226,7 +229,7 @@ mod tests {
             what: "home",
             path: empty.path().into(),
             beside: &beside,
-            most: DiskSpace::default(),
+            max: DiskSpace::default(),
         };
         assert!(limit.size().is_some_and(|size| size.bytes >= 10_000));
     }

@@ -1,8 +1,8 @@
-//! When homes and copies are measured, while no quota holds them.
+//! Decides when homes and copies are measured, while no quota limits them.
 //!
-//! One plain task for the fleet, there as long as anything is to be measured. It tells a session
-//! once, when a limit is passed. How long a child can be over its limit is said in
-//! [`Look::is_due`]; docs/configuration.md promises it. Must not know what a size is made of.
+//! One plain task for the fleet, which runs as long as a session is measured. It notifies a session
+//! once, when a limit is exceeded. [`MeasureState::is_due`] defines how long a child can exceed its
+//! limit unnoticed; docs/configuration.md promises that. Must not know what a size is made of.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -15,20 +15,20 @@ use crate::clock;
 use marshal_model::limits::{MEASURE_INTERVAL, MEASURE_POLL_INTERVAL, MEASURE_QUIET_INTERVAL};
 use marshal_sandbox::workspace::filesystem_usage;
 
-/// Sessions that are looked at in one go on one thread: to find another one costs more than a look
-/// at a small home, and behind a large one no more than these wait.
+/// Sessions that are measured in one go on one thread: scheduling a thread costs more than
+/// measuring a small home, and behind a large home no more than these wait.
 const BATCH: usize = 16;
 
-/// What is known of a session by its last look.
+/// The state of a session after its last measurement.
 #[derive(Debug, Clone, Copy)]
 struct MeasureState {
     at: Instant,
     /// How much the disk had grown by then.
     grown: DiskSpace,
-    /// The next is due so much later, whatever happens.
+    /// The next measurement is due after this time at the latest.
     wait: Duration,
     size: Option<DiskSpace>,
-    /// What can be written until a limit is passed.
+    /// What can be written until a limit is reached.
     left: DiskSpace,
 }
 
@@ -43,10 +43,10 @@ impl MeasureState {
         }
     }
 
-    /// Whether to look again. This is asked every [`MEASURE_INTERVAL`]; it is so if the child said
-    /// anything since, or if the disk grew by half of what may still be written: as long as nobody
-    /// deletes as fast as a silent child writes, it cannot pass a limit without that. Where
-    /// somebody does, the bound is `wait`, at most [`MEASURE_QUIET_INTERVAL`].
+    /// Whether to measure again; called every [`MEASURE_INTERVAL`]. It is due if the child was
+    /// active, or if the disk grew by half of what may still be written. A silent child cannot
+    /// exceed a limit without that growth, unless something deletes as fast as it writes. In that
+    /// case `wait` is the bound, at most [`MEASURE_QUIET_INTERVAL`].
     fn is_due(&self, now: Instant, grown: DiskSpace, is_stirred: bool) -> bool {
         let waited = now.saturating_duration_since(self.at);
         let grew = grown.minus(self.grown);
@@ -54,7 +54,7 @@ impl MeasureState {
         is_stirred || may_be_over || waited >= self.wait
     }
 
-    /// The look that found this: what stays as it is is looked at less and less often.
+    /// The state after a measurement: a size that does not change is measured less and less often.
     fn after_measurement(
         self,
         at: Instant,
@@ -79,29 +79,29 @@ impl MeasureState {
     }
 }
 
-/// Everything that is measured.
+/// All sessions that are measured.
 #[derive(Debug, Clone)]
 pub(crate) struct DiskUsageMonitor(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     ambient: Ambient,
-    /// A directory on the disk where homes and copies are.
+    /// The filesystem where homes and copies are.
     place: PathBuf,
     list: Mutex<MeasureQueue>,
 }
 
 #[derive(Debug, Default)]
 struct MeasureQueue {
-    /// In the order of their times, because each is asked after the same while.
-    asked: VecDeque<QueuedSession>,
-    /// How many are being looked at.
+    /// Ordered by time, because each is checked after the same interval.
+    queue: VecDeque<QueuedSession>,
+    /// Sessions that are being measured now.
     under_way: usize,
-    /// The task is there.
+    /// The task runs.
     runs: bool,
 }
 
-/// One session, and when it is asked again whether it is to be looked at.
+/// One session, and when it is checked next.
 #[derive(Debug)]
 struct QueuedSession {
     at: Instant,
@@ -109,7 +109,7 @@ struct QueuedSession {
     look: MeasureState,
 }
 
-/// Sessions to be looked at one after another on one thread, as at `now` and `grown`.
+/// Sessions to measure one after another on one thread, as of `now` and `grown`.
 struct Batch {
     now: Instant,
     grown: DiskSpace,
@@ -117,7 +117,7 @@ struct Batch {
 }
 
 impl DiskUsageMonitor {
-    /// For homes and copies below `place`.
+    /// A monitor for homes and copies below `place`.
     pub(crate) fn new(ambient: Ambient, place: PathBuf) -> Self {
         Self(Arc::new(Inner {
             ambient,
@@ -130,7 +130,7 @@ impl DiskUsageMonitor {
         self.0.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Measures from now on, for as long as the caller keeps it.
+    /// Measures a session from now on, until the result is dropped.
     pub(super) fn add(&self, measured: MeasuredSession) -> Arc<MeasuredSession> {
         let measured = Arc::new(measured);
         let now = clock::now();
@@ -142,20 +142,20 @@ impl DiskUsageMonitor {
         measured
     }
 
-    /// Runs until nothing is left to measure.
+    /// Runs until no session is left.
     async fn run(self) {
         let (mut grown, mut before) = (DiskSpace::default(), None);
         loop {
             let next = self.list().rest(clock::now());
             let Some(rest) = next else { return };
             tokio::time::sleep(rest).await;
-            let scales = self.clone();
-            let looked = self
+            let monitor = self.clone();
+            let usage = self
                 .0
                 .ambient
-                .run_blocking(move || filesystem_usage(&scales.0.place))
+                .run_blocking(move || filesystem_usage(&monitor.0.place))
                 .await;
-            if let Ok(Ok((bytes, files))) = looked {
+            if let Ok(Ok((bytes, files))) = usage {
                 let now = DiskSpace { bytes, files };
                 grown = grown.plus(now.minus(before.unwrap_or(now)));
                 before = Some(now);
@@ -170,26 +170,26 @@ impl DiskUsageMonitor {
         }
     }
 
-    /// Looks at some, and has them asked again.
+    /// Measures some sessions, and queues them again.
     async fn measure_batch(self, batch: Batch) {
         let count = batch.of.len();
         let ambient = self.0.ambient.clone();
-        let scales = self.clone();
+        let monitor = self.clone();
         let work = move || {
             for (measured, before) in batch.of {
-                let found = measured.measure();
-                let look = before.after_measurement(batch.now, batch.grown, found.sizes);
-                match found.exceeded {
+                let measurement = measured.measure();
+                let look = before.after_measurement(batch.now, batch.grown, measurement.sizes);
+                match measurement.exceeded {
                     None => {
                         let weak = Arc::downgrade(&measured);
-                        scales.list().push(clock::now(), weak, look);
+                        monitor.list().push(clock::now(), weak, look);
                     }
-                    // Once: its child is being stopped.
+                    // Only once: its child is being stopped.
                     Some(why) => measured.notify_limit_exceeded(why),
                 }
             }
         };
-        // Interrupted, nothing is looked at again: the program ends.
+        // When interrupted, nothing is measured again: the program is ending.
         let _ = ambient.run_blocking(work).await;
         self.list().under_way -= count;
     }
@@ -197,16 +197,16 @@ impl DiskUsageMonitor {
 
 impl MeasureQueue {
     fn push(&mut self, now: Instant, measured: Weak<MeasuredSession>, look: MeasureState) {
-        self.asked.push_back(QueuedSession {
+        self.queue.push_back(QueuedSession {
             at: now + MEASURE_INTERVAL,
             measured,
             look,
         });
     }
 
-    /// How long nobody is to be asked; `None` if there is nobody, and the task is over.
+    /// How long to sleep until the next check; `None` if no session is left, and the task ends.
     fn rest(&mut self, now: Instant) -> Option<Duration> {
-        let next = self.asked.front().map(|asked| asked.at);
+        let next = self.queue.front().map(|entry| entry.at);
         self.runs = next.is_some() || self.under_way > 0;
         let rest = next.map_or(MEASURE_POLL_INTERVAL, |at| {
             at.saturating_duration_since(now)
@@ -214,25 +214,26 @@ impl MeasureQueue {
         self.runs.then(|| rest.max(MEASURE_POLL_INTERVAL))
     }
 
-    /// Takes out who is to be looked at now. Who is gone is forgotten when it would be asked.
+    /// Takes out the sessions to measure now. A session that is gone is dropped when its check is
+    /// due.
     fn due(&mut self, now: Instant, grown: DiskSpace) -> Vec<(Arc<MeasuredSession>, MeasureState)> {
         let mut due = Vec::new();
-        while self.asked.front().is_some_and(|asked| asked.at <= now) {
-            let Some(asked) = self.asked.pop_front() else {
+        while self.queue.front().is_some_and(|entry| entry.at <= now) {
+            let Some(entry) = self.queue.pop_front() else {
                 break;
             };
-            let Some(measured) = asked.measured.upgrade() else {
+            let Some(measured) = entry.measured.upgrade() else {
                 continue;
             };
             let is_stirred = measured.take_active();
-            if asked.look.is_due(now, grown, is_stirred) {
-                due.push((measured, asked.look));
+            if entry.look.is_due(now, grown, is_stirred) {
+                due.push((measured, entry.look));
             } else {
-                self.push(now, asked.measured, asked.look);
+                self.push(now, entry.measured, entry.look);
             }
         }
-        if self.asked.len() < self.asked.capacity() / 4 {
-            self.asked.shrink_to_fit();
+        if self.queue.len() < self.queue.capacity() / 4 {
+            self.queue.shrink_to_fit();
         }
         self.under_way += due.len();
         due
@@ -250,7 +251,7 @@ mod tests {
         }
     }
 
-    /// After looks that found these sizes, with so much left and nothing grown.
+    /// The state after measurements with these sizes, with this much left and no growth.
     fn after(sizes: &[u64], left: u64) -> MeasureState {
         let now = Instant::now();
         sizes.iter().fold(MeasureState::first(now), |look, size| {
@@ -258,7 +259,7 @@ mod tests {
         })
     }
 
-    /// Seconds after the last look from which the next is due.
+    /// Checks after which time since the last measurement the next one is due.
     #[track_caller]
     fn check(look: &MeasureState, grown: u64, is_stirred: bool, expected: Duration) {
         let due = |waited| look.is_due(look.at + waited, room(grown), is_stirred);
@@ -309,7 +310,7 @@ mod tests {
             list.due(now + MEASURE_INTERVAL / 2, room(1 << 40))
                 .is_empty()
         );
-        assert_eq!(list.asked.len(), 3);
+        assert_eq!(list.queue.len(), 3);
         assert_eq!(
             list.rest(now + MEASURE_INTERVAL),
             Some(MEASURE_POLL_INTERVAL)

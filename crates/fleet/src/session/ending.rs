@@ -1,4 +1,4 @@
-//! How a session ends: stopping its child, the check, a look at the workspace, the report.
+//! How a session ends: stopping its child, the check, the survey of the workspace, the report.
 
 use std::sync::Arc;
 
@@ -17,17 +17,14 @@ use marshal_model::{Event, ExitClass, TurnOutcome, Usage};
 pub use marshal_model::PROMPT_NOT_WRITTEN;
 
 impl SessionState {
-    /// Does what a message says; `true` if the session is over.
+    /// Handles a message; `true` if the session has ended.
     pub(super) fn handle_message(&mut self, message: SessionMsg) -> bool {
         match message {
             SessionMsg::Prepared(prepared) => {
                 self.handle_prepared(*prepared);
                 return self.gives_back && !self.has_task;
             }
-            SessionMsg::Batch {
-                items,
-                credit: hold,
-            } => {
+            SessionMsg::Batch { items, credit } => {
                 if let Some(measured) = &self.measured {
                     measured.mark_active();
                 }
@@ -35,7 +32,7 @@ impl SessionState {
                     self.handle_channel_event(item);
                 }
                 self.detect_probe_answer();
-                self.outbox.hold_credit(hold);
+                self.outbox.hold_credit(credit);
             }
             SessionMsg::ChannelEnded(end) => self.channel_ended(*end),
             SessionMsg::Durable { after, bytes } => {
@@ -54,8 +51,8 @@ impl SessionState {
             SessionMsg::WorkspaceSurveyed(survey) => return self.report(*survey),
             SessionMsg::ClientAnswered {
                 request_id: ask,
-                reply: said,
-            } => self.client_answered(&ask, said),
+                reply,
+            } => self.client_answered(&ask, reply),
             SessionMsg::ApproverAnswered {
                 request_id: ask,
                 answer,
@@ -67,12 +64,12 @@ impl SessionState {
             SessionMsg::ApprovalExpired(ask) => self.approval_expired(&ask),
             SessionMsg::DelegateAnswered {
                 request_id: ask,
-                answer: said,
-            } => self.delegate_answered(&ask, said),
+                answer,
+            } => self.delegate_answered(&ask, answer),
             SessionMsg::DelegateConfirmed {
                 request_id: ask,
-                answer: said,
-            } => self.delegate_confirmed(&ask, said),
+                answer,
+            } => self.delegate_confirmed(&ask, answer),
             SessionMsg::DiskLimitExceeded(why) => self.disk_limit_exceeded(why),
             SessionMsg::NextTask(work) => self.start_next_task(*work),
             SessionMsg::WorkspaceRecorded(before) => self.workspace_recorded(before),
@@ -99,8 +96,8 @@ impl SessionState {
         false
     }
 
-    /// The journal left a commit out, so it will leave out every later one: nothing of this
-    /// session can be remembered any more, and nothing it waits for will come.
+    /// The journal rejected a commit, so it will reject every later one. Nothing of this session
+    /// can be recorded any more, and nothing that it waits for becomes durable.
     fn commit_rejected(&mut self, why: &str) {
         tracing::error!(why, "the journal rejected a commit");
         self.outbox.commit_finished();
@@ -116,7 +113,7 @@ impl SessionState {
         }
     }
 
-    /// The task is to end.
+    /// Cancels the task.
     pub(super) fn cancel(&mut self, why: &str) {
         self.cancelled = true;
         self.preparing.cancel();
@@ -129,18 +126,18 @@ impl SessionState {
         if self.phase == Phase::Checking
             && let Some(checking) = self.checking.take()
         {
-            // Dropping the run kills what it started.
+            // Dropping the run kills the processes that it started.
             checking.abort();
             self.check_ended(CheckResult::NotRun(why.to_owned()));
         }
     }
 
-    /// Home or copy is larger than it may be: the child is stopped, its turn failed.
+    /// The home or copy exceeds its limit: stops the child, and fails its turn.
     pub(super) fn disk_limit_exceeded(&mut self, why: String) {
         if self.end.is_some() {
             return;
         }
-        tracing::warn!(session = %self.work.session, why, "size limit");
+        tracing::warn!(session = %self.work.session, why, "the child is stopped: a size limit is exceeded");
         self.oversized = true;
         if self.has_task && self.turn.is_none() {
             self.ending.get_or_insert((TurnOutcome::Failed, why));
@@ -148,28 +145,28 @@ impl SessionState {
         self.stop(false);
     }
 
-    /// The session has journalled more than it may. Its child is killed at once: during the ladder
+    /// The session exceeds its journal quota. Its child is killed at once: during the stop ladder
     /// it would write on.
     fn journal_quota_exceeded(&mut self) {
         if self.end.is_some() || std::mem::replace(&mut self.over_quota, true) {
             return;
         }
-        let most = self.shared.config.supervisor.journal.session_max;
-        let most = marshal_config::show_size(most);
+        let limit = self.shared.config.supervisor.journal.session_max;
+        let limit = marshal_config::show_size(limit);
         let why = format!(
-            "the session wrote more than {most} into the journal (supervisor.journal.session_max)"
+            "the session wrote more than {limit} into the journal (supervisor.journal.session_max)"
         );
-        tracing::warn!(session = %self.work.session, why, "journal quota");
+        tracing::warn!(session = %self.work.session, why, "the child is killed: the journal quota is exceeded");
         if self.turn.is_none() {
             self.ending.get_or_insert((TurnOutcome::Failed, why));
         }
         self.stop(true);
     }
 
-    /// Ends the running turn for a reason of ours.
+    /// Ends the running turn for a reason of the supervisor's.
     pub(super) fn interrupt(&mut self, outcome: TurnOutcome, why: String) {
         if !self.has_task && self.has_open_command() {
-            // Nothing but its end ends a command.
+            // A command can only be ended by ending the child.
             return self.stop(false);
         }
         if self.turn.is_some() || self.end.is_some() || !self.has_task {
@@ -187,13 +184,14 @@ impl SessionState {
         }
     }
 
-    /// The dialect cancelled the running turn: the agent knows, the rest is as with a cancel of
-    /// ours.
+    /// The dialect cancelled the running turn: the agent has been told; everything else is as with
+    /// a cancel of the session's.
     pub(super) fn turn_cancelling(&mut self) {
         if self.phase != Phase::Turn || self.ending.is_some() {
             return;
         }
-        let why = "a denial for which the agent has no answer cancelled the turn";
+        let why =
+            "a denial cancelled the turn, because the agent offers no option to deny the request";
         self.ending = Some((TurnOutcome::Cancelled, why.to_owned()));
         self.notify_pool(SlotEvent::CancelSent, None);
     }
@@ -248,7 +246,7 @@ impl SessionState {
             });
             self.turn_detail = Some(why);
         } else if std::mem::take(&mut self.accepted) && self.turn.is_none() {
-            // Every accepted prompt has an end in the stream; the task itself waits again.
+            // Every accepted prompt has an end in the stream; the task itself is queued again.
             self.outbox.push_event(Event::TurnEnded {
                 outcome: TurnOutcome::Lost,
                 stop_reason: None,
@@ -257,7 +255,7 @@ impl SessionState {
             });
         }
         self.requests.clear_open();
-        // Whoever waits for them is told by their loss.
+        // Dropping the sender notifies whoever waits.
         self.child_ready = None;
         self.settings_child_ended(end.class.is_requested());
         self.command_lost(&end.detail);
@@ -290,7 +288,7 @@ impl SessionState {
         }
     }
 
-    /// The child's end is durable: what is left is the check and a look at the workspace.
+    /// The child's end is durable: the check and the survey follow.
     pub(super) fn child_end_durable(&mut self, task: u64) {
         let is_of_now = self.has_task && task == self.task_number;
         if is_of_now && !matches!(self.phase, Phase::Checking | Phase::Surveying) {
@@ -298,18 +296,17 @@ impl SessionState {
         }
     }
 
-    /// The turn is over, and with `session = "task"` its child is gone.
+    /// The turn has ended, and with `session = "task"` its child is gone.
     pub(super) fn finish_turn(&mut self) {
         let argv = self.work.check.as_ref().unwrap_or(&self.pool.config.check);
-        let ends = self.cancelled || self.stopped || argv.is_empty();
-        if ends || self.turn != Some(TurnOutcome::Completed) {
+        let skip_check = self.cancelled || self.stopped || argv.is_empty();
+        if skip_check || self.turn != Some(TurnOutcome::Completed) {
             return self.survey();
         }
         self.phase = Phase::Checking;
         let has_overlay = |of: &super::PreparedSession| of.dirs().overlay.is_some();
         if self.channel.is_some() && self.prepared.as_ref().is_some_and(has_overlay) {
-            let why =
-                "a second overlay over the same files as the agent's, which goes on, cannot be had";
+            let why = "the agent's overlay is still mounted, and no second overlay can be mounted over the same files";
             return self.check_ended(CheckResult::NotRun(why.to_owned()));
         }
         let to = self.myself.clone();
@@ -337,29 +334,29 @@ impl SessionState {
     pub(super) fn survey(&mut self) {
         self.phase = Phase::Surveying;
         let to = self.myself.clone();
-        let over = !self.stays_idle() && !self.gives_back;
+        let is_final = !self.stays_idle() && !self.gives_back;
         let survey = work::survey(
             self.prepared.as_mut(),
             (self.work.session.clone(), self.work.task.clone()),
             Arc::clone(&self.shared),
             &self.pool,
-            over,
+            is_final,
         );
         tokio::spawn(async move {
             let _ = to.send_message(SessionMsg::WorkspaceSurveyed(Box::new(survey.await)));
         });
     }
 
-    /// Whether it waits for a next task after this one.
+    /// Whether the session waits for a next task after this one.
     fn stays_idle(&self) -> bool {
         self.scope == SessionScope::Slot && self.prepared.is_some() && !self.broken
     }
 
-    /// Tells what the attempt brought; `true` if the session is over with it.
+    /// Reports the attempt to the pool; `true` if the session ends with it.
     pub(super) fn report(&mut self, mut survey: work::Survey) -> bool {
-        let stays = self.stays_idle();
+        let stays_idle = self.stays_idle();
         self.record_observed_files(std::mem::take(&mut survey.observed));
-        if !stays {
+        if !stays_idle {
             if !self.gives_back {
                 self.write_session_ended(self.end.as_ref().map(|end| end.class));
             }
@@ -367,9 +364,12 @@ impl SessionState {
                 self.outbox.flush_last();
             }
         }
-        let released = self.released.take().filter(|_| !self.cancelled && stays);
+        let released = self
+            .released
+            .take()
+            .filter(|_| !self.cancelled && stays_idle);
         if released.is_some() {
-            // What was asked in it is asked again.
+            // Its requests are made again by the next attempt.
             self.tally = Tally::default();
         }
         let attempt = Attempt {
@@ -395,13 +395,14 @@ impl SessionState {
                 prompted: self.prompted,
                 forgot: self.transcript_recall.is_lost(),
             }),
-            idle_session: stays.then(|| self.to_idle_session()),
+            idle_session: stays_idle.then(|| self.to_idle_session()),
         };
         self.has_task = false;
         self.phase = Phase::Idle;
         self.start_idle_timer();
-        if !stays {
-            // Whoever is told may look at what it left, whose lock must be free then.
+        if !stays_idle {
+            // The receiver may open the workspace at once, so its lock must be free before the
+            // report.
             self.prepared = None;
         }
         let _ = self
@@ -410,6 +411,6 @@ impl SessionState {
         if released.is_some() {
             self.unload_child(self.task_number);
         }
-        !stays
+        !stays_idle
     }
 }

@@ -1,11 +1,12 @@
-//! The tools that we give to the agent, as far as the session has a word in it: which, where, what a
-//! person answers, and that a call of one was asked for.
+//! The engine tools of the agent, from the session's side: which tools, where their socket is, the
+//! approver's answer to `ask_person`, and that a call had a request.
 //!
 //! Must not carry anything out: its channel does that.
 //!
-//! What an agent asks before it calls such a tool is allowed as `engine_tools.announced`
-//! (`dialect/acp/mcp_tool_call.rs` reads it). It counts as a request for nothing else: the call is judged when it
-//! comes by the socket. What a person says to `ask_person` is the text of the answer.
+//! A permission request that an agent makes before it calls such a tool is allowed as
+//! `engine_tools.announced` (`dialect/acp/mcp_tool_call.rs` reads it). It does not count as a
+//! request for anything else: the call is evaluated when it arrives on the socket. The approver's
+//! comment on `ask_person` is the text of the answer.
 
 use std::sync::Arc;
 
@@ -28,11 +29,11 @@ use marshal_model::{
 use marshal_policy::Request;
 use marshal_sandbox as sandbox;
 
-/// What a person said who said nothing.
-const AGREED: &str = "the person agrees, and said nothing more";
+/// The answer to `ask_person` when the approver gave no comment.
+const AGREED: &str = "the person agreed, without a comment";
 
 impl PreparedSession {
-    /// The tools that the agent gets, if its pool gives it any.
+    /// The engine tools that the agent gets; `None` if the pool offers none.
     pub(super) fn tool_setup(&self, shared: &Shared, pool: &PoolShared) -> Option<ToolSetup> {
         let tools = &pool.config.engine_tools;
         if tools.is_empty() {
@@ -47,13 +48,13 @@ impl PreparedSession {
     }
 }
 
-/// What an agent is handed with its session: the pool's own tool servers, and ours.
+/// Adds the engine's tool server to the pool's own tool servers.
 pub(super) fn with_engine_server(acp: Arc<AcpSettings>, pool: &PoolShared) -> Arc<AcpSettings> {
     if pool.config.engine_tools.is_empty() {
         return acp;
     }
     let inside = sandbox::marshal_argv_inside(pool.config.launcher).unwrap_or_else(|error| {
-        tracing::warn!(%error, "nobody knows how this program is started in an image");
+        tracing::warn!(%error, "cannot tell how to start marshal in the image; the default path is used");
         vec![sandbox::MARSHAL_INSIDE.to_owned()]
     });
     let mut words = inside.into_iter();
@@ -71,14 +72,14 @@ pub(super) fn with_engine_server(acp: Arc<AcpSettings>, pool: &PoolShared) -> Ar
     Arc::new(acp)
 }
 
-/// What an agent shows of a call: what it gave to its tool, or that within what names the tool.
+/// How some agents show a call: the tool's input is inside `rawInput`.
 #[derive(serde::Deserialize)]
 struct Input {
     #[serde(rename = "rawInput")]
     raw: Value,
 }
 
-/// The call of a tool of ours that is to come, if that is what the agent asks a permission for.
+/// The engine tool call that a permission request announces, if it announces one.
 pub(super) fn announced_call(pool: &PoolShared, ask: &PermissionRequest) -> Option<EngineRequest> {
     let tools = &pool.config.engine_tools;
     if tools.is_empty() {
@@ -88,20 +89,21 @@ pub(super) fn announced_call(pool: &PoolShared, ask: &PermissionRequest) -> Opti
     mcp::parse_tool_call(&served.tool, &served.arguments, tools)
 }
 
-/// What a person's word is as the answer to a question of the agent's.
-pub(super) fn person_answer(wish: &ClientRequest, ending: &ApprovalEnd) -> Option<String> {
-    let ClientRequest::Tool(wish) = wish else {
+/// The approver's comment as the answer to `ask_person`.
+pub(super) fn person_answer(call: &ClientRequest, ending: &ApprovalEnd) -> Option<String> {
+    let ClientRequest::Tool(call) = call else {
         return None;
     };
-    if wish.tool != EngineTool::AskPerson || ending.decision != Decision::Allow {
+    if call.tool != EngineTool::AskPerson || ending.decision != Decision::Allow {
         return None;
     }
-    let said = ending.answer.as_ref().and_then(|of| of.comment.clone());
-    Some(said.map_or_else(|| AGREED.to_owned(), UntrustedText::into_raw))
+    let comment = ending.answer.as_ref().and_then(|of| of.comment.clone());
+    Some(comment.map_or_else(|| AGREED.to_owned(), UntrustedText::into_raw))
 }
 
 impl SessionState {
-    /// Notes that a tool of ours was called: its call was asked for, however the agent shows it.
+    /// Records a call of an engine tool, so that it counts as requested, however the agent shows
+    /// it.
     pub(super) fn record_engine_call(&mut self, key: &PermissionRequestKey, wish: &ClientRequest) {
         if let ClientRequest::Tool(wish) = wish {
             if self.requests.engine_calls.len() >= OPEN_CALLS {
@@ -115,7 +117,7 @@ impl SessionState {
         }
     }
 
-    /// It is carried out.
+    /// Records that a call was allowed.
     pub(super) fn mark_engine_call_allowed(&mut self, key: &PermissionRequestKey) {
         if let Some(own) = self
             .requests
@@ -127,9 +129,9 @@ impl SessionState {
         }
     }
 
-    /// Whether a call that the agent shows is one that came to us, and was judged. One for one: a
-    /// call that did not come here is none of ours, whatever it is called; and one that was denied
-    /// is none that was done.
+    /// Whether a tool call that the agent shows is an engine tool call that arrived on the socket
+    /// and was evaluated. Matches one to one: a call that did not arrive is not ours, whatever its
+    /// name, and a denied call does not match one that was carried out.
     pub(super) fn is_engine_call(&mut self, call: &ToolCall, shown: ReportedResult) -> bool {
         if let Some(wish) = self.requests.take_announced(&call.id) {
             return self.requests.take_engine_call(|own| *own == wish, shown);
@@ -141,7 +143,7 @@ impl SessionState {
         else {
             return false;
         };
-        // What is shown as a command, or as a file that is touched, is judged as that.
+        // A call that the agent shows as a command or as a file access is evaluated as that.
         let arguments = match self
             .pool
             .extractor
@@ -166,14 +168,14 @@ impl SessionState {
 }
 
 impl OpenRequests {
-    /// Takes out the call of ours that is the one shown; `false` if there is none.
+    /// Removes the recorded call that matches the one shown; `false` if there is none.
     fn take_engine_call(
         &mut self,
         is_it: impl Fn(&EngineRequest) -> bool,
         shown: ReportedResult,
     ) -> bool {
         let done = shown == ReportedResult::Done;
-        // What failed is rather one that was denied.
+        // A call that failed rather matches one that was denied.
         let fits = |own: &EngineCallRecord| own.is_allowed == done && is_it(&own.wish);
         let at = self.engine_calls.iter().position(fits);
         let at = at.or_else(|| {
@@ -225,12 +227,12 @@ mod tests {
             !asks.take_engine_call(is_shown, ReportedResult::NotDone),
             "one for one"
         );
-        // Of two that are alike each is the one that it can be.
+        // Of two equal calls each matches the one whose outcome fits.
         asks.engine_calls.push_back(own(2, true));
         asks.engine_calls.push_back(own(3, false));
         assert!(asks.take_engine_call(is_shown, ReportedResult::NotDone));
         assert!(asks.take_engine_call(is_shown, ReportedResult::Done));
-        // One that failed though it was allowed.
+        // A call that failed although it was allowed.
         asks.engine_calls.push_back(own(4, true));
         assert!(asks.take_engine_call(is_shown, ReportedResult::NotDone));
         assert!(asks.engine_calls.is_empty());

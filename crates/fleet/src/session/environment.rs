@@ -1,5 +1,5 @@
-//! A child's environment: what every child has, what the configuration passes on and sets, base URLs
-//! of routes filled in.
+//! A child's environment: fixed variables, those that the configuration passes on or sets, and base
+//! URLs of routes.
 //!
 //! Must not know how a child is started.
 
@@ -8,11 +8,10 @@ use std::collections::BTreeMap;
 use crate::setup::Shared;
 use marshal_config::{HOME_OF_CHILD, Launcher, Pool, WorkspaceMode, fill_routes};
 
-/// A child's PATH, unless the configuration says more.
+/// A child's PATH; the configuration may add to it.
 pub(super) const PATH_INSIDE: &str = "/usr/local/bin:/usr/bin:/bin";
 
-/// The child's whole environment.
-/// `home` and `workspace` are paths as it sees them.
+/// The child's whole environment. `home` and `workspace` are paths as the child sees them.
 pub(super) fn environment(
     shared: &Shared,
     pool: &Pool,
@@ -39,11 +38,12 @@ pub(super) fn environment(
         ("USER", "agent".to_owned()),
         ("LOGNAME", "agent".to_owned()),
         ("SHELL", "/bin/sh".to_owned()),
-        // The workspace's owner inside is the agent, or is shown as such; git must believe it.
+        // Inside, the workspace belongs to the agent or appears to; git must trust it.
         ("GIT_CONFIG_COUNT", "2".to_owned()),
         ("GIT_CONFIG_KEY_0", "safe.directory".to_owned()),
         ("GIT_CONFIG_VALUE_0", workspace.to_owned()),
-        // A directory that only looks like a repository, and may have come with the tree, is none.
+        // A directory that only looks like a bare repository may have come with the workspace: git
+        // must not use it.
         ("GIT_CONFIG_KEY_1", "safe.bareRepository".to_owned()),
         ("GIT_CONFIG_VALUE_1", "explicit".to_owned()),
     ];
@@ -52,7 +52,7 @@ pub(super) fn environment(
         .map(|(name, value)| (name.to_owned(), value))
         .collect();
     if pool.workspace.mode == WorkspaceMode::Overlay {
-        // What only looks, such as `git status`, writes nothing: a changed index would be a change
+        // Read-only commands such as `git status` must not write: a changed index would be a change
         // in `.git`, which is never applied.
         env.insert("GIT_OPTIONAL_LOCKS".to_owned(), "0".to_owned());
     }
@@ -69,7 +69,7 @@ pub(super) fn environment(
         let value = fill_routes(value, &pool.routes);
         (name.clone(), value)
     }));
-    // Read at the start: a configuration with an unread secret starts no fleet.
+    // Secrets were read at startup: a fleet with an unreadable secret does not start.
     env.extend(config.secrets.iter().filter_map(|(name, secret)| {
         let value = secret.expose()?;
         Some((name.clone(), value.to_owned()))

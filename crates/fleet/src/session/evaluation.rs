@@ -1,7 +1,7 @@
-//! What the policy says of one request or call, from every directory that it may be made in, and
-//! without its secrets as well as with them.
+//! Evaluates one request or call by the policy: from every possible working directory, and with as
+//! well as without its secrets.
 //!
-//! Pure but for the resolver's look at the trees. Must not record or answer anything.
+//! Pure but for the resolver's look at the filesystem. Must not record or answer anything.
 
 use serde_json::value::RawValue;
 
@@ -21,13 +21,13 @@ use marshal_policy::{
 };
 use marshal_telemetry::labels::ToolClass;
 
-/// What of a request is judged.
+/// The part of a request that is evaluated.
 #[derive(Clone, Copy)]
 pub(super) struct DecisionInput<'a> {
     pub(super) tool: &'a UntrustedText,
     input: &'a RawValue,
     claimed: &'a AgentClaims,
-    /// It was not asked for: the agent showed it.
+    /// The agent did not request it, but only showed it.
     is_shown: bool,
 }
 
@@ -42,11 +42,11 @@ impl<'a> DecisionInput<'a> {
     }
 }
 
-/// What was found about a request.
+/// The result of an evaluation.
 pub(super) struct DecisionResult {
     pub(super) judgement: PolicyDecision,
     pub(super) moved: CwdChange,
-    /// What it was as it came, where that is more severe than what is left without its secrets.
+    /// The decision with the secrets, where that is more severe than without them.
     pub(super) unmasked_decision: Option<Decision>,
 }
 
@@ -60,22 +60,22 @@ impl DecisionResult {
     }
 }
 
-/// Judges a request without its secrets, and beside it, where it had any, as it came: nothing is
-/// ever allowed because a mark stands where something else did.
+/// Evaluates a request without its secrets and, if it had any, also as it arrived: nothing is ever
+/// allowed because a mask stands where a secret was.
 pub(super) fn evaluate_request(
     pool: &PoolShared,
     by: (&Policy, &EvaluationContext<'_>),
     prepared: Option<&PreparedSession>,
     directory: &ShellDirectory,
-    asked: DecisionInput<'_>,
-    came: Option<DecisionInput<'_>>,
+    input: DecisionInput<'_>,
+    unmasked: Option<DecisionInput<'_>>,
 ) -> DecisionResult {
-    let (judgement, moved) = evaluate_one(pool, by, prepared, directory, asked);
-    let Some(came) = came else {
+    let (judgement, moved) = evaluate_one(pool, by, prepared, directory, input);
+    let Some(unmasked) = unmasked else {
         return DecisionResult::new(judgement, moved);
     };
-    let (mut as_it_came, also) = evaluate_one(pool, by, prepared, directory, came);
-    // Where it leads is not kept either.
+    let (mut as_it_came, also) = evaluate_one(pool, by, prepared, directory, unmasked);
+    // The target directory may contain a secret, so it is not recorded either.
     let is_still = moved == CwdChange::Unchanged && also == CwdChange::Unchanged;
     let moved = if is_still {
         CwdChange::Unchanged
@@ -94,7 +94,7 @@ pub(super) fn evaluate_request(
     }
 }
 
-/// The same of a tool call, which is known as it came.
+/// Evaluates a tool call, which is known only as it arrived.
 pub(super) fn evaluate_call(
     pool: &PoolShared,
     by: (&Policy, &EvaluationContext<'_>),
@@ -104,7 +104,7 @@ pub(super) fn evaluate_call(
     input: &RawValue,
 ) -> DecisionResult {
     let claimed = &AgentClaims::default();
-    let came = DecisionInput {
+    let unmasked = DecisionInput {
         tool: name,
         input,
         claimed,
@@ -114,15 +114,22 @@ pub(super) fn evaluate_call(
     pool.mask.mask_foreign(&mut tool);
     let masked = pool.mask.mask_json(input);
     if tool == *name && masked.get() == input.get() {
-        return evaluate_request(pool, by, prepared, directory, came, None);
+        return evaluate_request(pool, by, prepared, directory, unmasked, None);
     }
-    let asked = DecisionInput {
+    let decision_input = DecisionInput {
         tool: &tool,
         input: &masked,
         claimed,
         is_shown: true,
     };
-    evaluate_request(pool, by, prepared, directory, asked, Some(came))
+    evaluate_request(
+        pool,
+        by,
+        prepared,
+        directory,
+        decision_input,
+        Some(unmasked),
+    )
 }
 
 fn evaluate_one(
@@ -130,27 +137,27 @@ fn evaluate_one(
     (policy, occasion): (&Policy, &EvaluationContext<'_>),
     prepared: Option<&PreparedSession>,
     directory: &ShellDirectory,
-    asked: DecisionInput<'_>,
+    input: DecisionInput<'_>,
 ) -> (PolicyDecision, CwdChange) {
     let DecisionInput {
         tool,
         input,
         claimed,
         is_shown,
-    } = asked;
+    } = input;
     if input.get().len() > PERMISSION_INPUT_BYTES || dialect::is_input_omitted(input) {
         return (deny_too_large(), CwdChange::Unknown);
     }
     let began = clock::thread_cpu_time();
     let Some(prepared) = prepared else {
-        let why = "there is no workspace to judge paths by";
+        let why = "there is no workspace to resolve paths from";
         return (
             PolicyDecision::from_error("no_workspace", why),
             CwdChange::Unknown,
         );
     };
     if prepared.is_without_workspace() {
-        let why = "the workspace was removed, so that nothing can be judged by it";
+        let why = "the workspace was removed, so no path in it can be evaluated";
         return (
             PolicyDecision::from_error("no_workspace", why),
             CwdChange::Unknown,
@@ -162,13 +169,13 @@ fn evaluate_one(
         pool.extractor.extract(tool.raw(), input)
     };
     let places = directory.possible_places(prepared);
-    let looking = RecordingResolver::new(prepared.place().resolver);
-    let judged = places.iter().map(|place| {
-        let resolver = &looking;
+    let recorder = RecordingResolver::new(prepared.place().resolver);
+    let decisions = places.iter().map(|place| {
+        let resolver = &recorder;
         let place = FsContext { resolver, ..*place };
         policy.decide_in_context(&request, claimed, &place, occasion)
     });
-    let severe = judged.reduce(|a, b| {
+    let severe = decisions.reduce(|a, b| {
         let is_as_severe = match a.decision {
             Decision::Deny => true,
             Decision::Ask => b.decision != Decision::Deny,
@@ -177,13 +184,13 @@ fn evaluate_one(
         if is_as_severe { a } else { b }
     });
     let Some(mut judgement) = severe else {
-        let why = "there is no directory to judge paths by";
+        let why = "there is no directory to resolve paths from";
         return (
             PolicyDecision::from_error("no_directory", why),
             CwdChange::Unknown,
         );
     };
-    judgement.facts.fs_observations = looking.into_observations();
+    judgement.facts.fs_observations = recorder.into_observations();
     let mut judgement = evaluation_limits::enforce_time_limit(policy, began, judgement);
     if let Some(place) = places.first() {
         judgement.facts.resolved_paths =
@@ -196,7 +203,7 @@ fn evaluate_one(
     (judgement, moved)
 }
 
-/// Where the shell may be afterwards, from each place where it may be now.
+/// Where the shell may be afterwards, from each possible directory.
 fn shell_moves(
     pool: &PoolShared,
     tool: &UntrustedText,
@@ -205,7 +212,7 @@ fn shell_moves(
 ) -> CwdChange {
     let is_shell = tool_class(pool, Some(tool)) == ToolClass::Shell;
     if is_shell && !matches!(request, Request::Shell { .. }) {
-        return CwdChange::Unknown; // It runs something, and nobody can say what.
+        return CwdChange::Unknown; // It runs an unknown command.
     }
     let mut all = Vec::new();
     for place in places {
@@ -222,11 +229,11 @@ fn shell_moves(
     }
 }
 
-/// The kind of tool that a name stands for.
+/// The class of the tool with this name.
 pub(crate) fn tool_class(pool: &PoolShared, tool: Option<&UntrustedText>) -> ToolClass {
     tool.map_or(ToolClass::Unknown, |tool| pool.extractor.class(tool.raw()))
 }
 
 pub(super) fn deny_too_large() -> PolicyDecision {
-    PolicyDecision::from_error("too_large", "the input is larger than can be judged")
+    PolicyDecision::from_error("too_large", "the input is too large to evaluate")
 }

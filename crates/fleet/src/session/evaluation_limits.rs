@@ -1,7 +1,7 @@
-//! What becomes of a judgement whose making failed: it took too long, or the engine broke.
+//! Failed evaluations: the time limit was exceeded, or the engine failed.
 //!
-//! Owns the bound on a decision's time: that of its own thread, so that it does not depend on what else
-//! the machine does. Must not judge anything.
+//! Measures the CPU time of the evaluating thread, so the limit does not depend on the load of the
+//! machine. Must not evaluate anything.
 
 use std::time::Duration;
 
@@ -10,8 +10,8 @@ use marshal_model::DecidedBy;
 use marshal_policy::{Policy, PolicyDecision};
 use marshal_telemetry::labels::EvaluationError;
 
-/// The judgement, unless it was made in more time than its policy grants: then a deny. `began` is
-/// what [`clock::thread_cpu_time`] said before.
+/// The decision, or a deny if it took longer than its policy allows. `began` is the value of
+/// [`clock::thread_cpu_time`] before the evaluation.
 pub(super) fn enforce_time_limit(
     policy: &Policy,
     began: Duration,
@@ -21,13 +21,13 @@ pub(super) fn enforce_time_limit(
     match policy.eval_limit() {
         Some(limit) if took > limit => PolicyDecision::from_error(
             "limits.eval_ms",
-            "judging this took longer than the policy grants a decision; it is denied",
+            "the evaluation took longer than the policy allows (limits.eval_ms); the request is denied",
         ),
         _ => judgement,
     }
 }
 
-/// Why a request could not be judged, if it could not.
+/// Why a request could not be evaluated, if it could not.
 pub(super) fn evaluation_error(judgement: &PolicyDecision) -> Option<EvaluationError> {
     let named = |names: &[&str]| {
         let mut rules = judgement.rules.iter();

@@ -1,5 +1,5 @@
-//! What is written past the supervisor, as far as the session has a word in it: which files are
-//! looked at when a tool call ends, and what is told of the versions that were found.
+//! Observes files that were written past the supervisor: which files are read when a tool call
+//! ends, and the events for the versions that are found.
 //!
 //! Must not know how a file is read, nor what a version is.
 
@@ -14,15 +14,15 @@ use marshal_config::WorkspaceMode;
 use marshal_model::{Event, UntrustedText};
 use marshal_policy::Request;
 
-/// In place of a tool: it was found on the disk.
+/// In place of a tool's name: the change was found on disk.
 const OBSERVED: &str = "observed";
 
-/// Files of one call that are looked at when it ends; the turn's end finds the others.
+/// Files of one call that are read at its end; the end of the turn finds the others.
 const CALL_FILES: usize = 16;
 
 impl PreparedSession {
-    /// The versions of what is in its workspace: only where the agent writes that itself. Of a copy
-    /// and of an overlay nothing is anybody else's before it is applied.
+    /// The file versions of the workspace, where the agent writes the workspace itself. Changes in
+    /// a copy or an overlay become visible to others only when they are applied.
     pub(super) fn versioning(
         &self,
         shared: &Arc<Shared>,
@@ -36,7 +36,7 @@ impl PreparedSession {
             .flatten()
     }
 
-    /// A path as a tool names it, below the workspace.
+    /// The path relative to the workspace, from a path as a tool names it; `None` if it is outside.
     fn path_in_workspace(&self, path: &str) -> Option<String> {
         let path = if path.starts_with('/') {
             path.to_owned()
@@ -51,8 +51,8 @@ impl PreparedSession {
 }
 
 impl SessionState {
-    /// A tool call of the agent's own ended: the files that it names to be written are looked at.
-    /// What else it wrote is found at the turn's end.
+    /// A tool call of the agent's own ended: reads the files that it names to be written. Whatever
+    /// else it wrote is found at the end of the turn.
     pub(super) fn observe_call(&self, id: &UntrustedText) {
         let Some(prepared) = &self.prepared else {
             return;
@@ -81,14 +81,14 @@ impl SessionState {
         let below: Vec<String> = below.take(CALL_FILES).collect();
         let (to, task) = (self.myself.clone(), self.work.task.clone());
         tokio::spawn(async move {
-            let found = versions.observe(below, &task).await;
-            if !found.is_empty() {
-                let _ = to.send_message(SessionMsg::FilesObserved(found));
+            let observed = versions.observe(below, &task).await;
+            if !observed.is_empty() {
+                let _ = to.send_message(SessionMsg::FilesObserved(observed));
             }
         });
     }
 
-    /// Tells the versions that were found.
+    /// Records the versions that were found.
     pub(super) fn record_observed_files(&mut self, observed: Vec<ObservedFile>) {
         let inside = self
             .prepared

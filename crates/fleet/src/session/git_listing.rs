@@ -1,7 +1,7 @@
-//! What git says is in a workspace, and whose turn it is to ask.
+//! Lists the files of a workspace by git, and limits how many sessions do so at a time.
 //!
-//! Git runs behind walls of its own: what it reads may have been written by an agent, and may name
-//! programs. Must not know where the workspace is seen.
+//! Git runs in a sandbox of its own: the repository may be written by an agent, and its
+//! configuration can name programs. Must not know where the workspace is mounted.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use marshal_launch::{LaunchPlan, RunError, SpawnError};
 use marshal_model::limits::{GIT_LIST_BYTES, GIT_LIST_TIMEOUT};
 use marshal_sandbox::workspace::file_list;
 
-/// Waits for a place among those who may do this at the same time, or until nobody wants it.
+/// Waits for one of a limited number of permits, or until it is cancelled.
 pub(super) async fn acquire_permit<'s>(
     places: &'s Semaphore,
     cancelled: &CancellationToken,
@@ -26,8 +26,8 @@ pub(super) async fn acquire_permit<'s>(
     }
 }
 
-/// What git tracks or would track, asked by `plan` inside walls on a read-only mount; `None` where
-/// there is no git.
+/// Lists what git tracks or would track. `plan` runs git in a sandbox on a read-only mount. `None`
+/// if git is not installed.
 pub(super) async fn git_list(
     shared: &Shared,
     plan: LaunchPlan,
@@ -50,9 +50,9 @@ pub(super) async fn git_list(
     }
     let finished = finished.map_err(PrepareError::GitSandbox)?;
     if finished.status.shell_code() != 0 {
-        let said = String::from_utf8_lossy(&finished.stderr).into_owned();
-        let said = marshal_model::untrusted::escape_for_display(said.trim(), 300);
-        return Err(bad(format!("{}: {said}", finished.status)));
+        let stderr = String::from_utf8_lossy(&finished.stderr).into_owned();
+        let stderr = marshal_model::untrusted::escape_for_display(stderr.trim(), 300);
+        return Err(bad(format!("{}: {stderr}", finished.status)));
     }
     file_list::FileList::parse(&finished.stdout, marshal_model::limits::COPY_FILES)
         .map(Some)

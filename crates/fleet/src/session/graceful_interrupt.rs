@@ -1,7 +1,7 @@
-//! A person stops a turn: a tool call that runs may end first, for a bounded time, so that it leaves
-//! nothing half done.
+//! An approver or client stops a turn: a running tool call may end first, for a bounded time, so
+//! that it leaves nothing half done.
 //!
-//! Must not know who the person is.
+//! Must not know who stopped the turn.
 
 use tokio::task::AbortHandle;
 
@@ -11,12 +11,12 @@ use marshal_model::limits;
 
 pub use marshal_model::STOPPED_BY_PERSON;
 
-/// The wait for a tool call after a stop.
+/// The grace period of a running tool call after a stop.
 #[derive(Debug, Default)]
 pub(super) struct ToolGrace(Option<AbortHandle>);
 
 impl ToolGrace {
-    /// There is nothing to wait for any more.
+    /// Ends the grace period.
     pub(super) fn cancel(&mut self) {
         if let Some(timer) = self.0.take() {
             timer.abort();
@@ -31,7 +31,7 @@ impl Drop for ToolGrace {
 }
 
 impl SessionState {
-    /// Ends the turn for a person: now, or when no tool call runs any more.
+    /// Ends the turn: now, or when no tool call runs any more.
     pub(super) fn interrupt_gracefully(&mut self) {
         if !self.has_task || self.ending.is_some() || self.grace.0.is_some() {
             return;
@@ -40,21 +40,21 @@ impl SessionState {
             return self.cancel(STOPPED_BY_PERSON);
         }
         let (to, task) = (self.myself.clone(), self.task_number);
-        let waits = tokio::spawn(async move {
+        let timer = tokio::spawn(async move {
             tokio::time::sleep(limits::TOOL_GRACE).await;
             let _ = to.send_message(SessionMsg::GraceEnded(task));
         });
-        self.grace.0 = Some(waits.abort_handle());
+        self.grace.0 = Some(timer.abort_handle());
     }
 
-    /// A call that waits for somebody's word does not run.
+    /// Whether a tool call runs. A call that waits for an approval or the delegate does not run.
     fn is_tool_running(&self) -> bool {
-        let questions = self.pending.values().map(|of| of.requests.len());
-        let waiting = questions.sum::<usize>() + self.delegated.len();
+        let approvals = self.pending.values().map(|of| of.requests.len());
+        let waiting = approvals.sum::<usize>() + self.delegated.len();
         self.requests.calls.len() > waiting
     }
 
-    /// A tool call ended: the one that a stop waited for, perhaps.
+    /// Ends the turn if a stop waited for the tool call that just ended.
     pub(super) fn check_grace(&mut self) {
         if self.grace.0.is_some() && !self.is_tool_running() {
             self.grace.cancel();
@@ -62,7 +62,7 @@ impl SessionState {
         }
     }
 
-    /// It was waited for long enough.
+    /// Ends the turn when the grace period has passed.
     pub(super) fn grace_ended(&mut self, task: u64) {
         if self.grace.0.is_some() && task == self.task_number {
             self.grace.cancel();

@@ -1,5 +1,5 @@
-//! Known secrets taken out of what a session keeps: requests before they are digested and judged,
-//! events before they are journalled or told.
+//! Masks known secrets in what a session stores: requests before they are digested and evaluated,
+//! events before they are journalled or broadcast.
 //!
 //! Must not know which texts are secrets: `policy::Mask` does.
 
@@ -13,22 +13,22 @@ use marshal_model::{
 };
 use marshal_policy::{Facts, FsObservations, Mask, PolicyDecision};
 
-/// A request without its secrets; beside it, where it had any, as it came.
+/// Masks a request; the original comes with it if it had any secret.
 pub(super) fn mask_request(
     mask: &Mask,
-    came: PermissionRequest,
+    original: PermissionRequest,
 ) -> (PermissionRequest, Option<Box<PermissionRequest>>) {
-    if is_clean(mask, &came) {
-        return (came, None);
+    if is_clean(mask, &original) {
+        return (original, None);
     }
-    let mut masked = came.clone();
+    let mut masked = original.clone();
     mask.mask_foreign(&mut masked.tool);
     mask_json(mask, &mut masked.input);
     mask_claims(mask, &mut masked.claims);
-    (masked, Some(Box::new(came)))
+    (masked, Some(Box::new(original)))
 }
 
-/// Whether there is nothing to take out: then nothing is copied either.
+/// Whether there is nothing to mask: then nothing is copied either.
 fn is_clean(mask: &Mask, ask: &PermissionRequest) -> bool {
     let AgentClaims {
         active_mode,
@@ -38,8 +38,8 @@ fn is_clean(mask: &Mask, ask: &PermissionRequest) -> bool {
         kind,
         has_no_allow_option: _,
     } = &ask.claims;
-    let said = [active_mode, required_mode, reason, title, kind];
-    let mut texts = said.into_iter().flatten().chain([&ask.tool]);
+    let claim_texts = [active_mode, required_mode, reason, title, kind];
+    let mut texts = claim_texts.into_iter().flatten().chain([&ask.tool]);
     texts.all(|text| matches!(mask.mask_text(text.raw()), Cow::Borrowed(_)))
         && matches!(mask.mask_json(&ask.input), Cow::Borrowed(_))
 }
@@ -76,17 +76,18 @@ fn mask_string(mask: &Mask, text: &mut String) {
     }
 }
 
-/// The same of what a judgement of something unmasked shows.
+/// Masks the decision on an unmasked request.
 pub(super) fn mask_decision(mask: &Mask, judgement: &mut PolicyDecision) {
     mask_string(mask, &mut judgement.reason);
     let Facts {
         parts,
         not_plain,
         resolved_paths: paths,
-        fs_observations: looked,
+        fs_observations: observations,
     } = &mut judgement.facts;
-    // What was looked at may be called by a secret: replaying it guesses.
-    *looked = FsObservations::default();
+    // The observed file names may contain a secret; without them a replay of the decision is a
+    // guess.
+    *observations = FsObservations::default();
     for part in parts {
         let words = part.words.iter_mut();
         for word in words.chain(&mut part.env).chain(&mut part.redirects) {
@@ -102,9 +103,9 @@ pub(super) fn mask_decision(mask: &Mask, judgement: &mut PolicyDecision) {
     }
 }
 
-/// An event without its secrets. Ids stay as they are, so that two never become one, and so do the
-/// prompts of people. A secret that is told in pieces, one an event, is not seen. Every event is named:
-/// one that is new does not compile before somebody has decided about its texts.
+/// Masks an event. Ids stay as they are, so that two never become equal, and so do the prompts of
+/// people. A secret that is split over several events is not detected. The match names every event:
+/// a new one does not compile before somebody has decided about its texts.
 pub(super) fn mask_event(mask: &Mask, event: &mut Event) {
     match event {
         Event::Text { delta }
@@ -188,8 +189,8 @@ pub(super) fn mask_event(mask: &Mask, event: &mut Event) {
             }
             mask.mask_foreign(cwd);
         }
-        // Masked before it was judged; a person's own; ids, by which models and modes are set; without
-        // texts of others, or never a session's.
+        // Masked before the evaluation; a person's own text; ids by which models and modes are set;
+        // without foreign text; or never an event of a session.
         Event::PermissionRequested { .. }
         | Event::PromptAccepted { .. }
         | Event::CommandSent { .. }
@@ -204,7 +205,7 @@ pub(super) fn mask_event(mask: &Mask, event: &mut Event) {
     }
 }
 
-/// What an agent says of its work and of itself.
+/// Masks what an agent reports about its work and itself.
 fn mask_agent_event(mask: &Mask, event: &mut Event) {
     match event {
         Event::SlashResult {
@@ -250,7 +251,7 @@ fn mask_agent_event(mask: &Mask, event: &mut Event) {
             error,
             id: _,
         } => mask_options(mask, [status, error]),
-        _ => {} // The others are masked above.
+        _ => {} // `mask_event` handles the others.
     }
 }
 
@@ -281,7 +282,7 @@ fn mask_options<const N: usize>(mask: &Mask, texts: [&mut Option<UntrustedText>;
     }
 }
 
-/// What is set, and the session's own, are ids.
+/// The current model and mode and the session's id are ids: they stay.
 fn mask_agent_info(mask: &Mask, info: &mut AgentInfo) {
     let AgentInfo {
         protocol,
@@ -302,7 +303,7 @@ fn mask_agent_info(mask: &Mask, info: &mut AgentInfo) {
     }
 }
 
-/// What is set is one of the ids.
+/// The current value is one of the ids: it stays.
 fn mask_option_state(mask: &Mask, option: &mut OptionState) {
     let OptionState {
         id: _,

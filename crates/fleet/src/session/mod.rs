@@ -1,9 +1,10 @@
-//! Session: one conversation, from its workspace to its last durable event: one attempt at a task,
-//! or, with `session = "slot"`, task after task, through several children.
+//! Session: one conversation, from its workspace to its last durable event. It is one attempt at a
+//! task or, with `session = "slot"`, task after task through several children.
 //!
-//! Owns the order of events (sequence numbers), the running turn, and the answer to every approval.
-//! Stamps what the Channel reports, journals it, and acts on what must be durable first only when
-//! it is. Must not know how a child is started or stopped, nor which task comes next.
+//! Owns the order of events (sequence numbers), the running turn, and the answer to every
+//! permission request. Stamps and journals what the Channel reports. What must be durable first
+//! happens only after it is durable. Must not know how a child is started or stopped, nor which
+//! task comes next.
 
 mod approval_answers;
 mod approvals;
@@ -94,197 +95,196 @@ use marshal_policy::delegation;
 use marshal_sandbox::workspace::Manifest;
 use marshal_telemetry::log::session_span;
 
-/// What a Channel reports, in the order in which it happened.
+/// An event from a Channel, in the order in which it happened.
 #[derive(Debug)]
 pub(crate) enum ChannelEvent {
-    /// The process runs.
+    /// The process started.
     Started {
         /// The host's process id.
         pid: u32,
-        /// By what its limits are held, in one line.
+        /// How its resource limits are enforced, in one line.
         limits: Option<String>,
-        /// Which walls stand around it, a few words each.
+        /// The layers of its sandbox, a few words each.
         sandbox_layers: Vec<String>,
     },
     /// The handshake is complete.
     Ready(AgentInfo),
-    /// The prompt is on its way: from here on the turn has begun.
+    /// The prompt was written: the turn has begun.
     PromptSent,
-    /// Something happened.
+    /// An event for the journal.
     Event(Event),
-    /// The agent asks.
+    /// The agent requests a permission.
     PermissionRequest(PermissionRequest),
-    /// The agent has its client do something.
+    /// The agent makes a request of its client.
     ClientRequest {
-        /// What is put on record.
+        /// The permission request to record.
         permission_request: Box<PermissionRequest>,
-        /// What is judged.
+        /// The request to evaluate.
         request: ClientRequest,
     },
     /// The agent withdrew a request.
     Withdrawn(PermissionRequestKey),
-    /// What was to be set is set, or why it is not.
+    /// A setting was applied, or the reason why not.
     SettingApplied(Result<(), String>),
-    /// What came of a command of the agent's own.
+    /// A command of the agent's own ended.
     CommandEnded(SlashOutcome),
-    /// The dialect cancelled the turn: a denial could not be told otherwise.
+    /// The dialect cancelled the turn, because it had no other way to deliver a denial.
     Cancelling,
-    /// The agent began a new session of its own.
+    /// The agent started a new session of its own.
     SessionCleared,
-    /// The turn was silent, or is over its time.
+    /// The silence or turn deadline expired.
     DeadlineExpired(DeadlineKind),
 }
 
-/// What a Session hears.
+/// The messages of a Session.
 #[derive(Debug)]
 pub(crate) enum SessionMsg {
-    /// Home and workspace are ready, or cannot be had.
+    /// Home and workspace are ready, or the preparation failed.
     Prepared(Box<Result<PreparedSession, PrepareError>>),
-    /// The Channel reports; `hold` drops when all of it is durable.
+    /// The Channel's events; `credit` drops when all of them are durable.
     Batch {
-        /// What happened.
+        /// The events.
         items: Vec<ChannelEvent>,
-        /// The credits of the bytes that said so.
+        /// The credits of the bytes that they came from.
         credit: Option<CreditPermit>,
     },
-    /// The Channel is over.
+    /// The Channel has ended.
     ChannelEnded(Box<ChannelEnd>),
     /// A commit is durable.
     Durable {
-        /// What waited for it.
+        /// The steps that waited for it.
         after: Vec<OnDurable>,
         /// Bytes of the events in it.
         bytes: u64,
     },
-    /// The journal left a commit out: a fault of this program, and the end of the session.
+    /// The journal rejected a commit: an internal fault, and the end of the session.
     Rejected(String),
-    /// The journal refused a commit: look again.
+    /// The retry delay after a refused commit has passed.
     Flush,
     /// The check ended.
     CheckEnded(Box<CheckResult>),
-    /// Files that a call named are versions now.
+    /// File versions that were found after a tool call.
     FilesObserved(Vec<ObservedFile>),
-    /// What changed in the workspace is known.
+    /// The survey of the workspace is complete.
     WorkspaceSurveyed(Box<work::Survey>),
-    /// A person decided.
+    /// The client of a conversation answered an approval.
     ClientAnswered {
-        /// Which ask.
+        /// The approval.
         request_id: PermissionRequestId,
-        /// What came back.
+        /// The client's reply.
         reply: ApproverReply,
     },
-    /// A person decided, of the people of the queue.
+    /// An approver answered an approval.
     ApproverAnswered {
-        /// Which question.
+        /// The approval.
         request_id: PermissionRequestId,
-        /// What they say.
+        /// The approver's answer.
         answer: Box<ApprovalAnswer>,
-        /// Who waits to hear what came of it.
+        /// Where the result is sent.
         reply: AnswerReply,
     },
-    /// Something is to be set in the session.
+    /// A client changes a setting of the session.
     Set {
-        /// What.
+        /// The setting and its new value.
         setting: Setting,
-        /// Who waits for the answer.
+        /// Where the result is sent.
         reply: SettingReply,
     },
-    /// Somebody gives the agent one of its own commands.
+    /// A client sends one of the agent's own commands.
     Command {
-        /// Which.
+        /// The command.
         order: Arc<CommandRequest>,
-        /// Who waits for the answer.
+        /// Where the result is sent.
         reply: CommandReply,
     },
-    /// A budget is spent whose end is the turn's, too.
+    /// A budget is spent, and that ends the turn.
     BudgetSpent {
-        /// Which.
+        /// The budget.
         spent: SpentBudget,
-        /// In which turn, as the purse numbers them: a late word of an earlier one is no news.
+        /// The turn, as the spend tracker numbers them; a message about an earlier turn is ignored.
         turn: u64,
     },
-    /// Nobody decided in time.
+    /// An approval expired.
     ApprovalExpired(PermissionRequestId),
-    /// The pool's delegate decided, or gave no decision.
+    /// The pool's delegate decided, or failed to.
     DelegateAnswered {
-        /// About which request.
+        /// The request.
         request_id: PermissionRequestId,
-        /// What it said.
+        /// The delegate's answer.
         answer: Result<delegation::DelegateAnswer, DelegateError>,
     },
-    /// The same about what a person allowed.
+    /// The pool's delegate decided about an approved request, or failed to.
     DelegateConfirmed {
-        /// Of which question.
+        /// The approval.
         request_id: PermissionRequestId,
-        /// What it said: of several requests a denial, if there is one.
+        /// The delegate's answer; of several requests a denial, if there is one.
         answer: Result<delegation::DelegateAnswer, DelegateError>,
     },
-    /// Home or copy is larger than it may be.
+    /// The home or copy exceeds its limit.
     DiskLimitExceeded(String),
     /// The session's next task. Only for a session that is between tasks.
     NextTask(Box<Work>),
-    /// What the workspace holds before that task.
+    /// The state of the workspace before that task.
     WorkspaceRecorded(Result<WorkspaceRecord, String>),
     /// Load the session in a new child now, without a task.
     Load,
-    /// No further task comes. Only for a session that is between tasks.
+    /// Close the session: no further task comes. Only for a session that is between tasks.
     Close {
-        /// It will not be taken up by a later start of the supervisor either.
+        /// Whether it ends for good, so that no later start of the supervisor loads it.
         for_good: bool,
-        /// Its child is killed, without the ladder.
+        /// Whether its child is killed, without the stop ladder.
         now: bool,
     },
-    /// What is left of the session on the disk is settled.
+    /// The session's files on disk are cleaned up.
     CleanedUp,
-    /// An event of the supervisor's own, in one commit with what goes with it.
+    /// Append an event of the supervisor's own, in one commit with further rows.
     AppendEvent {
-        /// What is told.
+        /// The event.
         event: Box<Event>,
-        /// What goes with it.
+        /// The rows.
         rows: Vec<Write>,
-        /// Told when it is durable; dropped when nobody knows whether it will be.
+        /// Told when the commit is durable; dropped when that is unknown.
         done: oneshot::Sender<()>,
     },
-    /// End the running turn, and with it the task.
+    /// Cancel the running turn, and with it the task.
     Cancel,
-    /// The same for a person, who lets a running tool call end first.
+    /// Cancel like that, but let a running tool call end first.
     Interrupt,
-    /// The tool calls of the task of that number were waited for long enough.
+    /// The grace period of a tool call has passed; the number of the task.
     GraceEnded(u64),
-    /// What was said before, for an agent that does not remember it, or why it cannot be read.
+    /// The transcript for an agent that does not remember it, or why it cannot be read.
     TranscriptRead(Result<String, String>),
-    /// The session has waited for its next task for as long as its child is kept, since the task
-    /// of that number.
+    /// The session has been idle for `timeouts.idle` since the task of that number.
     IdleTimeout(u64),
-    /// End the session's child: `true` at once, `false` by the stop ladder.
+    /// Stop the session's child.
     Stop {
-        /// No ladder.
+        /// Whether it is killed at once, without the stop ladder.
         now: bool,
     },
 }
 
-/// What the workspace holds before a task.
+/// The state of the workspace before a task.
 #[derive(Debug, Default)]
 pub(crate) struct WorkspaceRecord {
-    /// How it looks, where it can change.
+    /// The manifest, where the workspace can change.
     pub(crate) before: Option<Manifest>,
-    /// The files that belong to the prompt.
+    /// The files of the prompt.
     pub(crate) attachments: Arc<[Attachment]>,
 }
 
-/// What a Session is started with.
+/// The arguments of a new Session.
 pub(crate) struct SessionArgs {
     pub(crate) pool_ref: ActorRef<PoolMsg>,
     pub(crate) shared: Arc<Shared>,
     pub(crate) pool: Arc<PoolShared>,
     pub(crate) work: Work,
-    /// The session that could not be loaded again, and why, if this one takes its place.
+    /// The session that could not be loaded again, and why, if this one replaces it.
     pub(crate) replaces: Option<(SessionId, String)>,
-    /// What an earlier start of the supervisor left of it, or an earlier client.
+    /// The stored state of an earlier start of the supervisor, or of an earlier client.
     pub(crate) stored: Option<StoredSession>,
-    /// It is a client's conversation.
+    /// Set for a client's conversation.
     pub(crate) conversation: Option<ConversationArgs>,
-    /// It has no task yet; told when its child is ready.
+    /// Set for a session without a task: told when its child is ready.
     pub(crate) child_ready: Option<oneshot::Sender<()>>,
 }
 
@@ -293,48 +293,48 @@ pub(crate) struct SessionArgs {
 pub(crate) struct ConversationArgs {
     /// The run whose tasks are its prompts.
     pub(crate) run: RunId,
-    /// The directory that the agent works in, from the workspace's root.
+    /// The agent's working directory, relative to the workspace's root.
     pub(crate) within: PathBuf,
-    /// Where asks go.
+    /// Where approval requests are sent.
     pub(crate) approver: ApprovalSender,
-    /// It is a chat: what its agent has forgotten is told to it.
+    /// Set for a chat: an agent that lost its memory gets the transcript.
     pub(crate) chat: Option<ChatArgs>,
 }
 
-/// What is a chat's own.
+/// The settings of a chat.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ChatArgs {
-    /// Its model, instead of the pool's.
+    /// The model, instead of the pool's.
     pub(crate) model: Option<String>,
 }
 
-/// What is known of a session that an earlier start of the supervisor began.
+/// What the journal knows of a session that an earlier start of the supervisor began.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct StoredSession {
     pub(crate) session: SessionId,
-    /// The agent's own id of it, as far as it can be loaded by that.
+    /// The agent's own id of the session, if the session can be loaded by it.
     pub(crate) agent_session: Option<UntrustedText>,
-    /// Its durable end.
+    /// The sequence number of its last durable event.
     pub(crate) last_seq: u64,
-    /// What it has journalled, in bytes of event bodies.
+    /// Bytes of event bodies that it has journalled.
     pub(crate) bytes: u64,
-    /// It had a prompt: an agent may keep nothing of a session before.
+    /// Whether it had a prompt: an agent may store nothing of a session before that.
     pub(crate) prompted: bool,
-    /// Its agent forgot what was said before, and was not told it again.
+    /// Whether its agent lost its memory and has not got the transcript yet.
     pub(crate) forgot: bool,
 }
 
-/// Where a Session is told things.
+/// The address of a Session.
 pub(crate) type SessionRef = Address<SessionMsg>;
 
-/// Begins one conversation.
+/// Starts a session.
 pub(crate) fn start(args: SessionArgs) -> SessionRef {
     let (myself, mailbox) = mailbox();
     tokio::spawn(run(Box::new(args), myself.clone(), mailbox));
     myself
 }
 
-/// Runs until the session is over, or its pool is.
+/// Runs until the session has ended, or its pool has.
 async fn run(args: Box<SessionArgs>, myself: SessionRef, mut mailbox: Mailbox<SessionMsg>) {
     let mut state = new_state(*args, myself);
     while let Some(message) = poll_fn(|context| mailbox.poll_next(context)).await {
@@ -347,7 +347,7 @@ async fn run(args: Box<SessionArgs>, myself: SessionRef, mut mailbox: Mailbox<Se
     }
 }
 
-/// What a session of a task says first that begins where another one could not go on.
+/// The first event of a task's session that replaces one which could not be loaded.
 fn session_replaced_event(instead_of: SessionId, why: String) -> Event {
     Event::SessionFresh {
         instead_of,
@@ -378,7 +378,7 @@ fn new_state(args: SessionArgs, myself: SessionRef) -> Box<SessionState> {
         delegated: BTreeMap::new(),
         released: None,
         turn_answers: HashMap::new(),
-        // One that forgot begins anew, and is told what was said.
+        // A session that lost its memory begins anew, and gets the transcript.
         agent_session: stored
             .as_ref()
             .filter(|of| !of.forgot)
@@ -440,7 +440,7 @@ fn new_state(args: SessionArgs, myself: SessionRef) -> Box<SessionState> {
     if let Some(stored) = stored {
         state.outbox.resume_after(stored.last_seq, stored.bytes);
     } else if state.conversation.is_none() {
-        // A conversation has its row since it was opened.
+        // A conversation's row exists since it was opened.
         state.write_session_begun();
         if let Some((instead_of, why)) = instead_of {
             state
@@ -453,7 +453,7 @@ fn new_state(args: SessionArgs, myself: SessionRef) -> Box<SessionState> {
     state
 }
 
-/// Has what the session needs made; it is told when that is done.
+/// Prepares what the session needs in the background; the result is a message.
 fn spawn_prepare(state: &SessionState) {
     let to = state.myself.clone();
     let (shared, pool) = (Arc::clone(&state.shared), Arc::clone(&state.pool));
@@ -465,7 +465,8 @@ fn spawn_prepare(state: &SessionState) {
 }
 
 impl Drop for SessionState {
-    /// The last word, also of a session that failed: its pool knows what was not said before.
+    /// The last message, also of a session that failed: it frees the pool from waiting for a
+    /// report.
     fn drop(&mut self) {
         self.budget.spend.close(false);
         let why = if std::thread::panicking() {

@@ -1,10 +1,11 @@
 //! A session between tasks, with `session = "slot"`: it takes the next task, in its child or in a
-//! new one that loads it again, or is closed.
+//! new one that loads the session again, or it is closed.
 //!
-//! Must not know whether it should go on: its pool decides that.
+//! Must not know whether it should continue: its pool decides that.
 //!
-//! A conversation goes on after every end of its child, if need be with an agent that remembers nothing
-//! (`SessionState::resumes`). Such a child is announced as `session_fresh` before it says a word.
+//! A conversation continues after every end of its child, if necessary with an agent that remembers
+//! nothing (`SessionState::resumable_agent_session`). Such a child is announced as `session_fresh`
+//! before its first event.
 
 use std::sync::Arc;
 
@@ -19,14 +20,15 @@ use marshal_dialect::lifecycle::state::SlotEvent;
 use marshal_journal::{SessionRow, Write};
 use marshal_model::{AgentInfo, Event, ExitClass, UntrustedText, ids};
 
-/// Why an agent without a way back begins anew.
-const CANNOT: &str = "the agent has no way to take up a session again";
-/// Children in a row that may end before they have loaded the session; then it is given up.
+/// Why an agent that cannot resume starts a new session.
+const CANNOT: &str = "the agent cannot resume a session";
+/// Consecutive children that may end before they have loaded the session; then no further one is
+/// started.
 const LOADS: u8 = 2;
 
 impl SessionState {
-    /// The session's row. One of a slot belongs to no task, and to a run only if the fleet works
-    /// for that run alone.
+    /// Writes the session's row. With `session = "slot"` it belongs to no task, and to a run only
+    /// if the fleet works for that run alone.
     pub(super) fn write_session_begun(&mut self) {
         let of_task = self.scope == SessionScope::Task;
         let run = (of_task || !self.shared.keeps_sessions).then(|| self.work.run.clone());
@@ -40,7 +42,7 @@ impl SessionState {
         }));
     }
 
-    /// The session is over, and with it the run of a conversation.
+    /// Records the end of the session, and of the run of a conversation.
     pub(super) fn write_session_ended(&mut self, class: Option<ExitClass>) {
         self.shared.approvals.remove_session(&self.work.session);
         self.budget.spend.close(true);
@@ -58,42 +60,41 @@ impl SessionState {
         }
     }
 
-    /// By which id of its own the agent is to go on with the session, if it can. A conversation
-    /// whose agent cannot goes on in its home and copy with one that remembers nothing.
+    /// The agent's own id by which it can resume the session, if it can. A conversation whose agent
+    /// cannot resume continues in its home and copy with an agent that remembers nothing.
     pub(super) fn resumable_agent_session(&self) -> Option<UntrustedText> {
         let by_argument = self.pool.config.resumes_by_argument();
         let has_way = !by_argument || !self.pool.config.resume_args.is_empty();
         let is_given_up =
             self.conversation.is_some() && (!self.loadable || self.loads_failed >= LOADS);
-        // Many agents keep nothing of a session before its first prompt.
+        // Many agents store nothing of a session before its first prompt.
         let is_empty = self.conversation.is_some() && !self.prompted;
         self.agent_session
             .clone()
             .filter(|_| has_way && !is_given_up && !is_empty)
     }
 
-    /// A conversation's next child remembers nothing of what was said: that is told, once, before
-    /// anything that it says.
+    /// Announces once that a conversation's next child remembers nothing, before any of its events.
     pub(super) fn announce_fresh_session(&mut self, is_new: bool) {
         if self.conversation.is_none() || !is_new || !std::mem::take(&mut self.prompted) {
             return;
         }
         let why = self.not_loaded.take();
         let why = why.unwrap_or_else(|| CANNOT.to_owned());
-        tracing::warn!(session = %self.work.session, why, "the agent cannot load the conversation again; it goes on with one that does not remember it");
-        // What was said to a tool would be run again.
-        let untold = !self.pool.config.dialect.supports_remarks();
+        tracing::warn!(session = %self.work.session, why, "the agent cannot load the conversation again; it continues with an agent that does not remember it");
+        // A dialect without remarks would run the transcript as a command again.
+        let omits_history = !self.pool.config.dialect.supports_remarks();
         self.outbox.push_event(Event::SessionFresh {
             instead_of: self.work.session.clone(),
             why,
-            history_omitted: untold,
+            history_omitted: omits_history,
         });
-        if self.chat().is_some() && !untold {
+        if self.chat().is_some() && !omits_history {
             self.transcript_recall.mark_lost();
         }
     }
 
-    /// Keeps the agent's own id of the session, if it is of any use.
+    /// Stores the agent's own id of the session, if the session can be resumed by it.
     pub(super) fn record_agent_session(&mut self, info: &AgentInfo) {
         self.loads_failed = 0;
         self.loadable = true;
@@ -116,7 +117,7 @@ impl SessionState {
         }
     }
 
-    /// Whether a new child could load it.
+    /// Whether a new child could load the session.
     pub(super) fn can_load(&self) -> bool {
         if self.conversation.is_some() {
             return !(self.over_quota || self.oversized || self.broken);
@@ -129,7 +130,7 @@ impl SessionState {
             && self.pool.config.restart.on_crash == OnCrash::Resume
     }
 
-    /// A child that was to load the session ended before it had.
+    /// Counts a child that ended before it had loaded the session.
     pub(super) fn record_failed_load(&mut self, end: &ChannelEnd) {
         if !std::mem::take(&mut self.loading) || end.was_ready || end.class.is_requested() {
             return;
@@ -144,8 +145,8 @@ impl SessionState {
         }
     }
 
-    /// Begins the next task. Its pool gives it only to a session between tasks; one that closes by
-    /// itself meanwhile says so.
+    /// Starts the next task. The pool sends it only to a session between tasks; a session that is
+    /// closing meanwhile reports that itself.
     pub(super) fn start_next_task(&mut self, work: Work) {
         if self.phase != Phase::Idle {
             return;
@@ -176,7 +177,7 @@ impl SessionState {
         self.phase = Phase::Preparing;
         let changes = self.pool.config.workspace.mode != WorkspaceMode::Ro;
         let root = self.prepared.as_ref().map(super::PreparedSession::root);
-        let over = self
+        let overlay = self
             .prepared
             .as_ref()
             .and_then(|of| of.dirs().overlay.clone());
@@ -191,11 +192,11 @@ impl SessionState {
                 }
                 None => return Ok(super::WorkspaceRecord::default()),
             };
-            let over = over.as_deref();
-            let before = super::overlay::record_before(changes, &root, over);
+            let overlay = overlay.as_deref();
+            let before = super::overlay::record_before(changes, &root, overlay);
             Ok(super::WorkspaceRecord {
                 before: before.map_err(|error| format!("the workspace cannot be read: {error}"))?,
-                attachments: super::overlay::attach(&files, &root, over, &inside)
+                attachments: super::overlay::attach(&files, &root, overlay, &inside)
                     .map_err(|error| error.to_string())?,
             })
         };
@@ -207,7 +208,7 @@ impl SessionState {
         });
     }
 
-    /// The task may begin, if nothing has happened meanwhile.
+    /// Starts the task, unless it was stopped while the workspace was recorded.
     pub(super) fn workspace_recorded(&mut self, recorded: Result<super::WorkspaceRecord, String>) {
         if self.phase != Phase::Preparing {
             return;
@@ -221,7 +222,7 @@ impl SessionState {
             }
             Err(why) => self.failure = Some(why),
         }
-        // Its child went while the task was on its way, and no other can take its place.
+        // The child ended meanwhile, and no other can replace it.
         let is_over = self.channel.is_none() && !self.can_load();
         let ends = self.cancelled || self.stopped || self.broken || is_over;
         if ends || self.failure.is_some() || self.end.is_some() {
@@ -233,14 +234,14 @@ impl SessionState {
         }
     }
 
-    /// Loads the session in a new child, though no task waits.
+    /// Loads the session in a new child without a task.
     pub(super) fn load(&mut self) {
         if self.phase == Phase::Idle && self.channel.is_none() {
             self.start_child();
         }
     }
 
-    /// What its pool must know of a session that waits.
+    /// What the pool must know of an idle session.
     pub(super) fn to_idle_session(&self) -> IdleSession {
         IdleSession {
             has_child: self.channel.is_some(),
@@ -249,7 +250,7 @@ impl SessionState {
         }
     }
 
-    /// From now on its child is kept for no longer than the pool says.
+    /// Starts the timer that unloads an idle child.
     pub(super) fn start_idle_timer(&mut self) {
         let Some(idle) = self.pool.config.timeouts.idle else {
             return;
@@ -258,12 +259,12 @@ impl SessionState {
             return;
         }
         let (to, task) = (self.myself.clone(), self.task_number);
-        let waits = tokio::spawn(async move {
+        let timer = tokio::spawn(async move {
             tokio::time::sleep(idle).await;
             let _ = to.send_message(SessionMsg::IdleTimeout(task));
         });
-        // One timer for a session, not one for each of its tasks.
-        if let Some(earlier) = self.idle_timer.replace(waits.abort_handle()) {
+        // One timer per session, not one per task.
+        if let Some(earlier) = self.idle_timer.replace(timer.abort_handle()) {
             earlier.abort();
         }
     }
@@ -274,7 +275,7 @@ impl SessionState {
         self.can_load() && (is_empty || self.resumable_agent_session().is_some())
     }
 
-    /// Stops the child that nobody needed since the task of that number; the next task loads the
+    /// Unloads a child that has been idle since the task of that number; the next task loads the
     /// session again.
     pub(super) fn unload_child(&mut self, task: u64) {
         let is_idle = self.phase == Phase::Idle && self.task_number == task;
@@ -291,22 +292,22 @@ impl SessionState {
         }
     }
 
-    /// The child is gone, and no task with it.
+    /// Reports the end of a child while no task runs.
     pub(super) fn report_child_exit(&mut self, end: ChannelEnd) {
         self.phase = Phase::Idle;
         self.channel = None;
-        let stays = self.to_idle_session();
+        let idle_session = self.to_idle_session();
         let _ = self.pool_ref.send_message(PoolMsg::ChildExited {
             index: self.work.slot.index,
             session: self.work.session.clone(),
             end: Box::new(end),
-            idle_session: stays,
+            idle_session,
         });
     }
 
     pub(super) fn close(&mut self, for_good: bool, now: bool) {
         if self.closing.is_some() && self.channel.is_none() {
-            return; // It is being settled.
+            return; // Its close is under way.
         }
         self.closing = Some(for_good || !self.can_load());
         self.phase = Phase::Closing;
@@ -326,7 +327,7 @@ impl SessionState {
         }
     }
 
-    /// The child is gone: what stays on the disk?
+    /// The child is gone: removes what need not stay on disk.
     pub(super) fn clean_up(&mut self) {
         let for_good = self.closing.unwrap_or(true);
         let has_copy = self.prepared.take().is_some_and(|of| of.copy().is_some());
@@ -342,7 +343,7 @@ impl SessionState {
         });
     }
 
-    /// The session's last word.
+    /// Writes the session's last records, and reports that it closed.
     pub(super) fn finish_close(&mut self) {
         if self.closing.unwrap_or(true) {
             self.write_session_ended(None);
@@ -361,8 +362,8 @@ impl SessionState {
         });
     }
 
-    /// A conversation could not be prepared before its first prompt: it is left as it was, and the
-    /// prompt is told why.
+    /// A conversation could not be prepared before its first prompt: it stays as it was, and the
+    /// prompt fails with the reason.
     pub(super) fn return_unprepared(&mut self) {
         self.child_ready = None;
         self.gives_back = true;

@@ -1,8 +1,8 @@
-//! The way from a session to the disk: stamps events, groups them into commits, says when they
-//! are durable.
+//! Writes a session's events to the journal: stamps them, groups them into commits, and reports
+//! when they are durable.
 //!
-//! A few commits at a time are under way; what comes meanwhile waits here, bounded by the credits
-//! that it holds, and goes with the next one. Must not know what an event means.
+//! A few commits are under way at a time. Further events wait here, bounded by the credits that
+//! they hold, and go into the next commit. Must not know what an event means.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,68 +25,68 @@ use marshal_model::{
 };
 use marshal_telemetry::labels::ToolClass;
 
-/// What waits for a commit to be durable.
+/// A step that waits until a commit is durable.
 #[derive(Debug)]
 pub(crate) enum OnDurable {
-    /// The prompt may be sent.
+    /// Send the prompt.
     SendPrompt,
-    /// The answer may be sent.
+    /// Send the answer to a permission request.
     SendAnswer {
-        /// To which request.
+        /// The request.
         key: PermissionRequestKey,
-        /// What to say.
+        /// The answer.
         answer: PermissionResponse,
-        /// When the request was read.
+        /// When the request arrived.
         asked: Instant,
         /// The verdict behind it.
         verdict: Verdict,
-        /// The denial must also end the turn.
+        /// Whether the denial also ends the turn.
         deny_turn: bool,
-        /// The kind of tool.
+        /// The class of the tool.
         class: ToolClass,
     },
-    /// What the agent has its client do may begin, or be refused.
+    /// Start a client request, or deny it.
     StartClientRequest {
-        /// To which request.
+        /// The request.
         key: PermissionRequestKey,
-        /// The place that was judged, if it is allowed.
+        /// The path that was evaluated, if the request is allowed.
         place: Option<String>,
-        /// When the request was read.
+        /// When the request arrived.
         asked: Instant,
         /// The verdict behind it.
         verdict: Verdict,
-        /// The denial must also end the turn.
+        /// Whether the denial also ends the turn.
         deny_turn: bool,
-        /// The kind of tool.
+        /// The class of the tool.
         class: ToolClass,
     },
-    /// A person may be asked.
+    /// Publish an approval.
     PublishApproval(PermissionRequestId),
-    /// A person's answer holds: whoever gave it is told.
+    /// Send the receipt to the approver.
     ReplyToApprover(AnswerReply, Result<AnswerReceipt, AnswerError>),
-    /// What the agent says of itself is known.
+    /// Report that the child is ready.
     SignalChildReady(oneshot::Sender<()>),
-    /// What was to be set is.
+    /// Confirm a setting.
     ConfirmSetting(SettingReply),
-    /// A command may be sent to the agent.
+    /// Send a command to the agent.
     SendCommand(Arc<CommandRequest>),
-    /// What came of it is.
+    /// Send the result of a command.
     ReplyToCommand(CommandReply, CommandResult),
-    /// What was to be noted is.
+    /// Confirm an appended event.
     ConfirmAppended(oneshot::Sender<()>),
-    /// The turn's end is known for good.
+    /// Finish the turn after its end.
     FinishTurn,
-    /// The child's end is.
+    /// Finish the child after its end.
     FinishChild {
-        /// The number of the task that it was working.
+        /// The number of the task that it worked on.
         task: u64,
     },
 }
 
-/// How long to wait before asking a journal again that refused.
+/// How long to wait before a refused commit is submitted again.
 const RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// What waits to be written.
+/// The queue of a session's events and rows for the journal.
 pub(crate) struct Outbox {
     shared: Arc<Shared>,
     slot: SlotId,
@@ -98,10 +98,10 @@ pub(crate) struct Outbox {
     credits: Vec<CreditPermit>,
     after: Vec<OnDurable>,
     under_way: usize,
-    /// Bytes of event bodies that this session has on the disk.
+    /// Bytes of event bodies that this session has journalled.
     journalled: u64,
     retrying: bool,
-    /// A commit that the journal refused; goes before everything else.
+    /// A commit that the journal refused; it is submitted before everything else.
     refused: Option<Box<Commit>>,
 }
 
@@ -129,28 +129,28 @@ impl Outbox {
         }
     }
 
-    /// Goes on with a stream that ends at this seq and has so many bytes.
+    /// Continues a stream that ends at `last_seq` and has this many bytes.
     pub(crate) const fn resume_after(&mut self, last_seq: u64, bytes: u64) {
         self.next_seq = last_seq + 1;
         self.journalled = bytes;
     }
 
-    /// What it has journalled, in bytes of event bodies.
+    /// Bytes of event bodies that the session has journalled.
     pub(crate) const fn bytes(&self) -> u64 {
         self.journalled
     }
 
-    /// The seq that was given last.
+    /// The sequence number of the last event.
     pub(crate) const fn last_seq(&self) -> u64 {
         self.next_seq - 1
     }
 
-    /// What follows belongs to this task.
+    /// Sets the task that later events belong to.
     pub(crate) fn set_task(&mut self, task: TaskId) {
         self.task = Some(task);
     }
 
-    /// Stamps an event and queues it, without the secrets in it.
+    /// Stamps an event and queues it, with its secrets masked.
     pub(crate) fn push_event(&mut self, mut event: Event) {
         masking::mask_event(&self.shared.mask, &mut event);
         let stamped = StampedEvent {
@@ -165,35 +165,35 @@ impl Outbox {
         self.events.push(stamped);
     }
 
-    /// Queues a row that is no event.
+    /// Queues a row that is not an event.
     pub(crate) fn write(&mut self, write: Write) {
-        // Rows keep their place among the events: what was stamped before goes before.
+        // Rows keep their place among the events: earlier events are sealed first.
         self.seal_events();
         self.writes.push(write);
     }
 
-    /// Does `step` when everything queued so far is durable.
+    /// Runs `step` when everything queued so far is durable.
     pub(crate) fn on_durable(&mut self, step: OnDurable) {
         self.after.push(step);
     }
 
-    /// Gives the credits back when everything queued so far is durable.
-    pub(crate) fn hold_credit(&mut self, hold: Option<CreditPermit>) {
-        self.credits.extend(hold);
+    /// Keeps the credits until everything queued so far is durable.
+    pub(crate) fn hold_credit(&mut self, credit: Option<CreditPermit>) {
+        self.credits.extend(credit);
     }
 
-    /// A commit of this session is over.
+    /// Records that a commit of this session has ended.
     pub(crate) fn commit_finished(&mut self) {
         self.under_way = self.under_way.saturating_sub(1);
     }
 
-    /// So many bytes more are on the disk. Gives `true` when it is more than a session may have.
+    /// Adds bytes that were journalled. Gives `true` when the session exceeds its quota.
     pub(crate) fn add_journalled(&mut self, bytes: u64) -> bool {
         self.journalled = self.journalled.saturating_add(bytes);
         self.journalled > self.shared.config.supervisor.journal.session_max
     }
 
-    /// The wait after a refusal is over.
+    /// Ends the wait after a refusal.
     pub(crate) fn retry_elapsed(&mut self) {
         self.retrying = false;
     }
@@ -209,7 +209,7 @@ impl Outbox {
         });
     }
 
-    /// Hands what waits to the journal, if not too much is under way.
+    /// Submits what waits to the journal, if not too many commits are under way.
     pub(crate) fn flush(&mut self, myself: &SessionRef) {
         if self.under_way >= SESSION_COMMITS || self.retrying {
             return;
@@ -224,7 +224,7 @@ impl Outbox {
         match self.shared.journal.submit(commit) {
             Ok(()) => self.under_way += 1,
             Err(refused) => {
-                tracing::warn!(session = %self.session, reason = %refused.reason, "the journal takes nothing now");
+                tracing::warn!(session = %self.session, reason = %refused.reason, "the journal refused a commit; it is tried again");
                 self.refused = Some(refused.commit);
                 self.retrying = true;
                 let to = myself.clone();
@@ -236,12 +236,12 @@ impl Outbox {
         }
     }
 
-    /// Hands over what is left, with nobody to come back to.
+    /// Submits what is left; nothing is reported back to the session.
     pub(crate) fn flush_last(&mut self) {
         let before = self.refused.take().map(|commit| *commit);
         let last = self
             .take()
-            .map(|(commit, tell)| commit.with_callback(move |result| tell(&result)));
+            .map(|(commit, notify)| commit.with_callback(move |result| notify(&result)));
         for commit in before.into_iter().chain(last) {
             if let Err(refused) = self.shared.journal.submit(commit) {
                 tracing::error!(session = %self.session, reason = %refused.reason, "the session's end was not journalled");
@@ -249,13 +249,13 @@ impl Outbox {
         }
     }
 
-    /// The next commit, which comes back to the session when it is durable.
+    /// The next commit; it reports to the session when it is durable.
     fn next(&mut self, myself: &SessionRef) -> Option<Commit> {
-        let (commit, tell) = self.take()?;
+        let (commit, notify) = self.take()?;
         let after = std::mem::take(&mut self.after);
         let to = myself.clone();
         Some(commit.with_callback(move |result| {
-            tell(&result);
+            notify(&result);
             let message = match result {
                 CommitResult::Durable { bytes } => SessionMsg::Durable { after, bytes },
                 CommitResult::Rejected(why) => SessionMsg::Rejected(why.to_string()),
@@ -264,18 +264,19 @@ impl Outbox {
         }))
     }
 
-    /// Makes one commit of everything that waits, and what tells the watchers once it is durable.
+    /// Makes one commit of everything that waits, and the callback that notifies subscribers once
+    /// it is durable.
     fn take(&mut self) -> Option<(Commit, impl FnOnce(&CommitResult) + Send + use<>)> {
         self.seal_events();
         if self.writes.is_empty() && self.after.is_empty() {
-            // Frames that brought no event: their credits have nothing to wait for.
+            // Frames without an event: their credits have nothing to wait for.
             if self.under_way == 0 {
                 self.credits.clear();
             }
             return None;
         }
         let writes = std::mem::take(&mut self.writes);
-        let told: Vec<_> = writes
+        let event_lists: Vec<_> = writes
             .iter()
             .filter_map(|write| match write {
                 Write::Events { events, .. } => Some(Arc::clone(events)),
@@ -285,22 +286,22 @@ impl Outbox {
         let commit = Commit::new(writes).with_permit(std::mem::take(&mut self.credits));
         let (shared, slot) = (Arc::clone(&self.shared), self.slot.clone());
         let (session, task) = (self.session.clone(), self.task.clone());
-        let tell = move |result: &CommitResult| {
+        let notify = move |result: &CommitResult| {
             let CommitResult::Durable { bytes } = *result else {
                 return;
             };
-            let last = told.last().and_then(|events| events.last());
+            let last = event_lists.last().and_then(|events| events.last());
             if let Some(last) = last {
                 shared.subscriptions.notify_durable(&session, last.id.seq);
             }
-            if told.is_empty() || shared.subscribers.receiver_count() == 0 {
+            if event_lists.is_empty() || shared.subscribers.receiver_count() == 0 {
                 return;
             }
-            let count: usize = told.iter().map(|events| events.len()).sum();
+            let count: usize = event_lists.iter().map(|events| events.len()).sum();
             let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-            let held = bytes.saturating_add(count * size_of::<StampedEvent>());
-            let pin = shared.broadcast_budget.reserve(held);
-            for events in told {
+            let memory_bytes = bytes.saturating_add(count * size_of::<StampedEvent>());
+            let pin = shared.broadcast_budget.reserve(memory_bytes);
+            for events in event_lists {
                 let (slot, session, task) = (slot.clone(), session.clone(), task.clone());
                 let ends = events.first().zip(events.last());
                 let Some((first, last)) = ends.map(|(a, b)| (a.id.seq, b.id.seq)) else {
@@ -326,6 +327,6 @@ impl Outbox {
                 });
             }
         };
-        Some((commit, tell))
+        Some((commit, notify))
     }
 }

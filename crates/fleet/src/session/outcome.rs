@@ -1,11 +1,12 @@
-//! How a task ends, from how its turn ended and what was allowed. Pure.
+//! How a task ends, derived from the end of its turn and from its permission decisions. Pure.
 
 use super::tally::Tally;
 use marshal_model::{TaskOutcome, TurnOutcome};
 
-/// The outcome of a task whose attempt came to an end by itself.
+/// The outcome of a task whose attempt ended by itself.
 ///
-/// `check_passed` is `None` where no check ran; `cancelled` says that we asked for the end.
+/// `check_passed` is `None` where no check ran; `cancelled` says that the supervisor requested the
+/// end.
 pub(crate) fn from_turn(
     turn: TurnOutcome,
     tally: &Tally,
@@ -21,7 +22,8 @@ pub(crate) fn from_turn(
         TurnOutcome::Completed if check_passed == Some(false) => TaskOutcome::Failed,
         TurnOutcome::Completed => TaskOutcome::Done,
         TurnOutcome::Limited | TurnOutcome::Refused => TaskOutcome::Refused,
-        // An agent that ends its turn because of a denial says "cancelled" though nobody asked.
+        // An agent that ends its turn because of a denial reports "cancelled" though nobody
+        // requested it.
         TurnOutcome::Cancelled if tally.denied > 0 && !cancelled => TaskOutcome::Denied,
         TurnOutcome::Cancelled => TaskOutcome::Cancelled,
         TurnOutcome::Failed => TaskOutcome::Failed,

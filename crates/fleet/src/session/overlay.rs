@@ -1,7 +1,7 @@
-//! A session's overlay: made ready, seen by the policy, compared and measured.
+//! A session's overlay: prepared, resolved for the policy, compared and measured.
 //!
-//! What stands for the workspace where what an agent writes goes beside it. Must not know how an
-//! overlay is kept nor how it is mounted.
+//! Replaces the workspace where writes go to a layer over it. Must not know how an overlay is
+//! stored nor how it is mounted.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use marshal_sandbox::workspace::{
 use marshal_sandbox::{OverlayUpper, Tree};
 use marshal_wire::shim::MountAccess;
 
-/// Makes the session's overlay ready, where its pool's workspaces have one.
+/// Prepares the session's overlay, if the pool's workspaces have one.
 pub(super) async fn prepare(
     shared: &Arc<Shared>,
     pool: &Arc<PoolShared>,
@@ -40,7 +40,7 @@ pub(super) async fn prepare(
     let made = blocking(&shared.ambient, move || {
         let lower = Root::open_resolved(&path)?;
         let overlay = Overlay::prepare(state.overlays(), &session, &lower, name.as_str(), owner)?;
-        // One that was killed in the middle is brought to its end before anybody works on it.
+        // An apply that was interrupted is finished before anybody works on the overlay.
         match overlay::apply::recover(&overlay) {
             Ok(_) => Ok(overlay),
             Err(error) => Err(OverlayError::Record {
@@ -57,84 +57,84 @@ pub(super) async fn prepare(
     Ok(Some(Arc::new(made)))
 }
 
-/// What the walls need of it.
+/// What the sandbox needs to mount the overlay.
 pub(super) fn overlay_mount(space: &SessionDirs) -> Result<Option<OverlayUpper>, PrepareError> {
-    let Some(over) = &space.overlay else {
+    let Some(overlay) = &space.overlay else {
         return Ok(None);
     };
-    let owner = over.owner().map_err(|source| PrepareError::Workspace {
-        path: over.path().to_owned(),
+    let owner = overlay.owner().map_err(|source| PrepareError::Workspace {
+        path: overlay.path().to_owned(),
         source,
     })?;
-    Ok(Some((over.path().to_owned(), (owner.uid, owner.gid))))
+    Ok(Some((overlay.path().to_owned(), (owner.uid, owner.gid))))
 }
 
-/// Both directories, as the agent sees them.
-fn merged(over: &Overlay, root: Root) -> Result<MergedView, TreeError> {
-    Ok(MergedView::new(over.upper()?, root))
+/// The merged view of both layers, as the agent sees it.
+fn merged(overlay: &Overlay, root: Root) -> Result<MergedView, TreeError> {
+    Ok(MergedView::new(overlay.upper()?, root))
 }
 
-/// What the policy resolves paths in the workspace by.
+/// The resolver by which the policy follows links in the workspace.
 pub(super) fn links(space: &SessionDirs, inside: &str) -> Result<TreeResolver, TreeError> {
     let root = Root::open_resolved(space.workspace())?;
     Ok(match &space.overlay {
-        Some(over) => TreeResolver::new().with_merged(inside, merged(over, root)?),
+        Some(overlay) => TreeResolver::new().with_merged(inside, merged(overlay, root)?),
         None => TreeResolver::new().with(inside, root),
     })
 }
 
-/// Whether the agent has this directory in its workspace, and it is no link.
+/// Whether the agent's workspace has this directory, and it is not a link.
 pub(super) fn has_directory(space: &SessionDirs, within: &Path) -> bool {
-    let Some(over) = &space.overlay else {
+    let Some(overlay) = &space.overlay else {
         let path = space.workspace().join(within);
         return path.symlink_metadata().is_ok_and(|meta| meta.is_dir());
     };
     let root = Root::open_resolved(space.workspace());
-    let Ok(merged) = root.and_then(|root| merged(over, root)) else {
+    let Ok(merged) = root.and_then(|root| merged(overlay, root)) else {
         return false;
     };
     let parts = within.iter().map(std::ffi::OsStr::as_encoded_bytes);
-    let held = merged.open_handle(parts).and_then(meta_of);
-    held.is_ok_and(|meta| meta.kind == Kind::Dir)
+    let meta = merged.open_handle(parts).and_then(meta_of);
+    meta.is_ok_and(|meta| meta.kind == Kind::Dir)
 }
 
-/// How the workspace looks before a task, where it can change: of an overlay, what was written in it.
+/// Records the workspace before a task, where it can change; of an overlay, only the upper layer.
 pub(super) fn record_before(
     changes: bool,
     root: &Root,
-    over: Option<&Overlay>,
+    overlay: Option<&Overlay>,
 ) -> Result<Option<Manifest>, TreeError> {
-    match over {
-        Some(over) => Manifest::record(&over.upper()?).map(Some),
+    match overlay {
+        Some(overlay) => Manifest::record(&overlay.upper()?).map(Some),
         None => changes.then(|| Manifest::record(root)).transpose(),
     }
 }
 
-/// Looks up the files that belong to a prompt.
+/// Looks up the files of a prompt.
 pub(super) fn attach(
     files: &PromptFiles,
     root: &Root,
-    over: Option<&Overlay>,
+    overlay: Option<&Overlay>,
     inside: &str,
 ) -> Result<Arc<[Attachment]>, AttachError> {
-    let merged = over.and_then(|over| {
+    let merged = overlay.and_then(|overlay| {
         let again = Root::open_at(root, ".", root.path().to_owned());
-        again.and_then(|root| merged(over, root)).ok()
+        again.and_then(|root| merged(overlay, root)).ok()
     });
     files.attach(root, merged.as_ref(), inside)
 }
 
-/// What a task wrote; `None` where the workspace has no overlay.
-pub(super) fn survey(over: Option<&Overlay>, before: &mut Option<Manifest>) -> Option<Survey> {
-    let over = over?;
-    let changes = over.changes(&before.take().unwrap_or_default());
+/// What a task changed; `None` where the workspace has no overlay.
+pub(super) fn survey(overlay: Option<&Overlay>, before: &mut Option<Manifest>) -> Option<Survey> {
+    let overlay = overlay?;
+    let changes = overlay.changes(&before.take().unwrap_or_default());
     Some(Survey {
-        copy: Some(over.upper_path()),
+        copy: Some(overlay.upper_path()),
         ..super::work::survey_from_changes(changes)
     })
 }
 
-/// A directory of the host for inside, with its owner on disk.
+/// A mount of a host directory, with its owner on disk.
 pub(super) fn host_tree(path: &Path, writable: bool) -> Result<Tree, PrepareError> {
     let bad = |source| PrepareError::Workspace {
         path: path.to_owned(),

@@ -1,33 +1,33 @@
 //! The answer to every permission request, and the tool calls that ran without one.
 //!
-//! Deciding is pure but for the resolver's look at links; every failure on this way is a deny
-//! with a reason. Must not send anything: an answer waits until its verdict is durable.
+//! Deciding is pure but for the resolver's look at links; every failure here is a deny with a
+//! reason. Must not send anything: an answer waits until its verdict is durable.
 //!
-//! What is denied, with the word of the rule that is on record:
+//! What is denied, by the rule name on record:
 //!
-//! - `engine_error`: a rule panics. The session goes on.
+//! - `engine_error`: a rule panics. The session continues.
 //! - `limits.eval_ms`: the decision needs too much work or time (`engine.rs`).
-//! - `malformed`: the input is empty, has a key twice, a NUL or a wrong type. ACP has no input of a fixed
-//!   form, so there such a request is an unknown tool.
-//! - `unknown_tool`: no table knows the tool. Then the policy says what follows.
+//! - `malformed`: the input is empty, has a duplicate key, a NUL or a wrong type. ACP has no input
+//!   of a fixed form, so there such a request is an unknown tool.
+//! - `unknown_tool`: no table knows the tool. The policy decides what follows.
 //! - `too_large`: the input or the name of the tool is too long.
 //! - `no_workspace`: the workspace is gone.
-//! - `journal`: the journal is read-only. Requests are allowed again when space returns.
-//! - `max_pending`: too many requests of the session or the pool wait.
-//! - `twice`: a used id comes again. The dialect denies it (`dialect/open_requests.rs`), and the first request, too,
-//!   while that is open.
-//! - decided by `timeout`: nobody can be asked, or nobody answers in time.
-//! - decided by `gone`: the agent or the supervisor ends, or the turn is cancelled. After a kill the next
-//!   start writes this; the approval waits on where the session can be resumed.
-//! - decided by `delegate`: the delegate says no, says something else, is late or fails.
+//! - `journal`: the journal is read-only. Requests are allowed again when there is space.
+//! - `max_pending`: too many requests of the session or the pool are pending.
+//! - `twice`: a request id is used again. The dialect denies it (`dialect/open_requests.rs`), and
+//!   also the first request while that is open.
+//! - decided by `timeout`: there is no approver, or none answers in time.
+//! - decided by `gone`: the agent or the supervisor ends, or the turn is cancelled. After a kill
+//!   the next start writes this; the approval stays pending where the session can be resumed.
+//! - decided by `delegate`: the delegate denies, gives an invalid answer, is late or fails.
 //!
-//! An answer that is late or comes twice is refused and changes nothing. A rule that cannot be evaluated
-//! does not exist: what a rule needs is compiled when the policy is loaded. Nothing starts without a valid
-//! policy. Tests: `fails_closed`, `permission_requests`, `asks_kept`, `asks_doors`, `delegate` and `full_disk` in
-//! `tests/drills/fleet/`.
+//! An answer that is late or repeated is refused and changes nothing. A rule that cannot be
+//! evaluated does not exist: what a rule needs is compiled when the policy is loaded. Nothing
+//! starts without a valid policy. Tests: `fails_closed`, `permission_requests`, `asks_kept`,
+//! `asks_doors`, `delegate` and `full_disk` in `tests/drills/fleet/`.
 //!
-//! A request that was withdrawn, or whose child is gone, gets no answer. A tool call whose result comes
-//! without a request is judged by the same rules afterwards and counted; `state.rs` acts on
+//! A request that was withdrawn, or whose child is gone, gets no answer. A tool call that ends
+//! without a request is evaluated by the same rules afterwards and counted; `state.rs` acts on
 //! `on_unasked_deny`.
 
 use std::time::Duration;
@@ -70,66 +70,66 @@ use marshal_telemetry::event::policy::PolicyDryRun;
 use marshal_telemetry::event::turn::UnrequestedToolCall;
 use marshal_telemetry::labels::ToolClass;
 
-/// What is kept of what stands beside a request's input.
+/// How much is stored of the fields beside a request's input.
 pub(super) const REQUEST_BOUNDS: PermissionRequestBounds = PermissionRequestBounds {
     tool: PERMISSION_TOOL_BYTES,
     claim: PERMISSION_CLAIM_BYTES,
     id: FOREIGN_ID_BYTES,
 };
 
-/// A decided ask; or, with [`Decision::Ask`], one that a person is to decide.
+/// A decided permission request; with [`Decision::Ask`], one that waits for an approver.
 #[derive(Debug)]
 pub(crate) struct DecidedRequest {
-    /// What the policy said, before "nobody can be asked" made it a deny.
+    /// The policy's decision, before a missing approver made it a deny.
     pub(crate) policy: Decision,
     pub(crate) verdict: Verdict,
     pub(crate) class: ToolClass,
-    /// The denial must also end the turn.
+    /// Whether the denial also ends the turn.
     pub(crate) deny_turn: bool,
-    /// What it does to the shell's directory.
+    /// How it changes the shell's directory.
     pub(crate) moved: CwdChange,
     pub(super) judged: PolicyEvaluation,
-    /// How long its policy lets it wait for a person, if that says so.
+    /// The policy's limit for the wait for an approver, if it has one.
     pub(crate) ask_timeout: Option<Duration>,
-    /// The budget because of which it was not just allowed.
+    /// The spent budget because of which it was not allowed.
     pub(crate) spent: Option<SpentBudget>,
-    /// What the rules saw, where somebody else is to decide.
+    /// The facts for whoever decides; `None` where nobody else does.
     pub(crate) facts: Option<Facts>,
-    /// The directories that it was judged from, where a person is to decide.
+    /// The shell directories that it was evaluated from.
     pub(crate) from: ShellDirectory,
-    /// The request as it came, where it holds secrets: on no record, and never shown.
+    /// The original request, if it holds secrets: never recorded, never shown.
     pub(crate) unmasked: Option<Box<PermissionRequest>>,
-    /// What it took of the rules that allow only so often.
+    /// Its uses of rules that allow only a number of times.
     pub(super) uses: Vec<(String, u32)>,
 }
 
-/// In what state of things a permission request is decided.
+/// The context in which a permission request is decided.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DecisionContext<'a> {
     /// The mode that the session is set to.
     pub(crate) mode: Option<&'a str>,
-    /// The journal takes nothing new.
+    /// The journal is read-only.
     pub(crate) is_read_only: bool,
-    /// There is a person to ask.
+    /// There is an approver.
     pub(crate) has_approver: bool,
-    /// Requests that wait for people: they are not on their way to the disk.
+    /// Requests that wait for an approver or the delegate; they are not waiting for the journal.
     pub(crate) waiting: usize,
-    /// The tool's name is longer than any.
+    /// The tool's name is too long.
     pub(crate) is_too_long: bool,
-    /// The budget that is spent, if one is.
+    /// The spent budget, if there is one.
     pub(crate) spent: Option<SpentBudget>,
     /// Requests of the turn that were allowed, and those that were denied.
     pub(crate) counted: (u64, u64),
 }
 
 impl DecidedRequest {
-    /// The permission request's record: the request, how it was judged, the verdict; in this order.
+    /// Records a decided request: the request, its evaluation, the verdict; in this order.
     pub(crate) fn record(&self, ask: &PermissionRequest, outbox: &mut Outbox) {
         self.record_request(ask, outbox);
         outbox.push_event(Event::PermissionDecided(self.verdict.clone()));
     }
 
-    /// The record of a permission request that waits for a person.
+    /// Records a request that waits for an approver.
     pub(crate) fn record_request(&self, ask: &PermissionRequest, outbox: &mut Outbox) {
         outbox.push_event(Event::PermissionRequested {
             id: self.verdict.request.clone(),
@@ -141,17 +141,17 @@ impl DecidedRequest {
         });
     }
 
-    /// What the rules saw, as its record has it: JSON.
+    /// The facts that the rules saw, as JSON for the record.
     pub(super) fn facts_json(&self) -> &str {
         &self.judged.facts
     }
 
-    /// Adds to that.
+    /// Adds a fact to the record.
     pub(super) fn add_fact(&mut self, name: &str, value: &serde_json::Value) {
         self.judged.facts = audit_record::with_fact(&self.judged.facts, name, value);
     }
 
-    /// What goes back to the agent.
+    /// The answer to the agent.
     pub(crate) fn answer(&self) -> PermissionResponse {
         match self.verdict.decision {
             Decision::Allow => PermissionResponse::Allow,
@@ -160,27 +160,28 @@ impl DecidedRequest {
     }
 }
 
-/// Decides a permission request by policy; where the policy wants a person and there is none, that is a deny.
+/// Decides a permission request by policy. Without an approver, "ask" becomes a deny.
 pub(crate) fn decide_request(
     pool: &PoolShared,
     prepared: Option<&PreparedSession>,
     work: &Work,
-    (ask, came): (&PermissionRequest, Option<Box<PermissionRequest>>),
+    (ask, original): (&PermissionRequest, Option<Box<PermissionRequest>>),
     asks: &mut OpenRequests,
     at: DecisionContext<'_>,
 ) -> DecidedRequest {
     let began = clock::now();
-    let ruling = PolicySnapshot::take(pool, work, at.mode.map(str::to_owned));
+    let snapshot = PolicySnapshot::take(pool, work, at.mode.map(str::to_owned));
     let crowded = asks.open.len().saturating_sub(at.waiting) >= APPROVALS_PER_SESSION;
     let twice = asks.open.values().any(|open| open.id == ask.key.id);
-    let announced = engine_tools::announced_call(pool, came.as_deref().unwrap_or(ask));
-    // Such a call was asked for when it comes, and not before.
+    let announced = engine_tools::announced_call(pool, original.as_deref().unwrap_or(ask));
+    // An announced engine tool call counts as requested when it arrives, not before.
     if announced.is_none() {
-        asks.record_request(came.as_deref().unwrap_or(ask));
+        asks.record_request(original.as_deref().unwrap_or(ask));
     }
     let announces = announced.as_ref().map(|wish| wish.tool);
     let keeps = pool.config.shell_cwd;
-    // What runs unasked may have moved the shell already, and what it did is only seen at its end.
+    // A shell call without a request may have moved the shell already; what it did is seen only at
+    // its end.
     let unseen = keeps != ShellCwd::Workspace
         && asks.calls.iter().any(|call| {
             !call.has_request() && tool_class(pool, Some(&call.name)) == ToolClass::Shell
@@ -189,14 +190,21 @@ pub(crate) fn decide_request(
     let directory = if unseen { &nowhere } else { &asks.directory };
     let from = directory.clone();
     let by = |policy: &Policy| {
-        let occasion = ruling.occasion(pool, &asks.rule_uses);
-        let (asked, came) = (
+        let occasion = snapshot.occasion(pool, &asks.rule_uses);
+        let (input, original) = (
             DecisionInput::from_request(ask),
-            came.as_deref().map(DecisionInput::from_request),
+            original.as_deref().map(DecisionInput::from_request),
         );
-        evaluate_request(pool, (policy, &occasion), prepared, directory, asked, came)
+        evaluate_request(
+            pool,
+            (policy, &occasion),
+            prepared,
+            directory,
+            input,
+            original,
+        )
     };
-    let refused = if twice {
+    let rejection = if twice {
         Some(("twice", "the same request id was used twice"))
     } else if at.is_read_only {
         let why = "the journal is read-only: nothing can be allowed";
@@ -205,7 +213,7 @@ pub(crate) fn decide_request(
         let why = "too many requests are open at the same time";
         Some(("max_pending", why))
     } else if at.is_too_long {
-        Some(("too_large", "the tool's name is longer than any"))
+        Some(("too_large", "the tool's name is too long"))
     } else {
         None
     };
@@ -213,7 +221,7 @@ pub(crate) fn decide_request(
         judgement,
         moved,
         unmasked_decision: floor,
-    } = match (refused, ruling.loaded(), announces) {
+    } = match (rejection, snapshot.loaded(), announces) {
         (Some((name, why)), ..) => {
             DecisionResult::new(PolicyDecision::from_error(name, why), CwdChange::Unchanged)
         }
@@ -224,8 +232,8 @@ pub(crate) fn decide_request(
         (None, None, _) => DecisionResult::new(no_layer(), CwdChange::Unknown),
     };
     let took = clock::since(began);
-    let is_judged = refused.is_none() && announces.is_none();
-    if let Some(shadow) = ruling.version.shadow.as_ref().filter(|_| is_judged) {
+    let is_judged = rejection.is_none() && announces.is_none();
+    if let Some(shadow) = snapshot.version.shadow.as_ref().filter(|_| is_judged) {
         shadow.evaluate(&judgement, |policy| by(policy).judgement);
     }
     let class = match announces {
@@ -233,8 +241,9 @@ pub(crate) fn decide_request(
         None => tool_class(pool, Some(&ask.tool)),
     };
     let uses = judgement.rule_uses.clone();
-    let mut decided = build_decided_request(pool, &ruling, work, ask, (judgement, took), class, at);
-    let occasion = ruling.occasion(pool, &asks.rule_uses);
+    let mut decided =
+        build_decided_request(pool, &snapshot, work, ask, (judgement, took), class, at);
+    let occasion = snapshot.occasion(pool, &asks.rule_uses);
     let facts = &decided.judged.facts;
     decided.judged.facts =
         audit_record::with_place(facts, pool, prepared, directory, &occasion, floor);
@@ -247,19 +256,18 @@ pub(crate) fn decide_request(
     }
     decided.moved = moved;
     decided.from = from;
-    decided.unmasked = came;
+    decided.unmasked = original;
     asks.open
         .insert(decided.verdict.request.clone(), ask.key.clone());
     decided
 }
 
-/// Decides what the agent wants its client to do. Beside it stands, unless it is denied, the place
-/// that was judged.
+/// Decides a client request. Gives also the path that was evaluated, unless it is denied.
 pub(crate) fn decide_client_request(
     pool: &PoolShared,
     prepared: Option<&PreparedSession>,
     work: &Work,
-    (ask, came, wish): (
+    (ask, original, request): (
         &PermissionRequest,
         Option<Box<PermissionRequest>>,
         &ClientRequest,
@@ -268,12 +276,12 @@ pub(crate) fn decide_client_request(
     at: DecisionContext<'_>,
 ) -> (DecidedRequest, Option<String>) {
     let began = clock::now();
-    let ruling = PolicySnapshot::take(pool, work, at.mode.map(str::to_owned));
+    let snapshot = PolicySnapshot::take(pool, work, at.mode.map(str::to_owned));
     let mut tried = None;
     let by = |policy: &Policy, prepared: &PreparedSession| {
-        let occasion = ruling.occasion(pool, &asks.rule_uses);
-        let is_masked = came.is_some();
-        evaluate_client_request(pool, (policy, &occasion), prepared, wish, ask, is_masked)
+        let occasion = snapshot.occasion(pool, &asks.rule_uses);
+        let is_masked = original.is_some();
+        evaluate_client_request(pool, (policy, &occasion), prepared, request, ask, is_masked)
     };
     let (judgement, place) = if at.is_read_only {
         let why = "the journal is read-only: nothing can be allowed";
@@ -282,23 +290,23 @@ pub(crate) fn decide_client_request(
         (deny_too_large(), None)
     } else if let Some(prepared) = prepared {
         tried = Some(prepared);
-        match ruling.loaded() {
+        match snapshot.loaded() {
             Some(loaded) => by(&loaded.policy, prepared),
             None => (no_layer(), None),
         }
     } else {
-        let why = "there is no workspace to judge paths by";
+        let why = "there is no workspace to resolve paths from";
         (PolicyDecision::from_error("no_workspace", why), None)
     };
     let took = clock::since(began);
-    if let Some((shadow, prepared)) = ruling.version.shadow.as_ref().zip(tried) {
+    if let Some((shadow, prepared)) = snapshot.version.shadow.as_ref().zip(tried) {
         shadow.evaluate(&judgement, |policy| by(policy, prepared).0);
     }
-    let class = match wish {
+    let class = match request {
         ClientRequest::Read(_) => ToolClass::Read,
         ClientRequest::Write(_) => ToolClass::Write,
         ClientRequest::Run(_) => ToolClass::Shell,
-        ClientRequest::Tool(wish) => match wish.tool {
+        ClientRequest::Tool(request) => match request.tool {
             EngineTool::WriteFile => ToolClass::Write,
             EngineTool::EditFile => ToolClass::Edit,
             EngineTool::ReadFile => ToolClass::Read,
@@ -306,55 +314,55 @@ pub(crate) fn decide_client_request(
         },
     };
     let uses = judgement.rule_uses.clone();
-    let mut decided = build_decided_request(pool, &ruling, work, ask, (judgement, took), class, at);
+    let mut decided =
+        build_decided_request(pool, &snapshot, work, ask, (judgement, took), class, at);
     let (facts, nowhere) = (&decided.judged.facts, ShellDirectory::default());
-    let occasion = ruling.occasion(pool, &asks.rule_uses);
+    let occasion = snapshot.occasion(pool, &asks.rule_uses);
     decided.judged.facts =
         audit_record::with_place(facts, pool, prepared, &nowhere, &occasion, None);
     if decided.verdict.decision == Decision::Allow {
         policy_snapshot::count_uses(&mut asks.rule_uses, &uses);
         decided.uses = uses;
     }
-    decided.unmasked = came;
+    decided.unmasked = original;
     asks.client_requests
         .insert(decided.verdict.request.clone(), ask.key.clone());
     (decided, place)
 }
 
-/// What the policy says of it. It is judged as it came, because that is what will be done; what is
-/// kept of that is masked, and with a secret in it no rule allows it.
+/// Evaluates a client request by the policy. It is evaluated as it arrived, because that is what
+/// will be done. What is recorded is masked, and with a secret in it no rule allows it.
 pub(super) fn evaluate_client_request(
     pool: &PoolShared,
     (policy, occasion): (&Policy, &EvaluationContext<'_>),
     prepared: &PreparedSession,
-    wish: &ClientRequest,
+    request: &ClientRequest,
     ask: &PermissionRequest,
     is_masked: bool,
 ) -> (PolicyDecision, Option<String>) {
     let began = clock::thread_cpu_time();
-    let looking = RecordingResolver::new(prepared.place().resolver);
-    let resolver = &looking;
+    let recorder = RecordingResolver::new(prepared.place().resolver);
+    let resolver = &recorder;
     let at = FsContext {
         resolver,
         ..prepared.place()
     };
-    let (judgement, place) = policy.decide_client_in_context(wish, &at, occasion);
+    let (judgement, place) = policy.decide_client_in_context(request, &at, occasion);
     let mut judgement = evaluation_limits::enforce_time_limit(policy, began, judgement);
-    judgement.facts.fs_observations = looking.into_observations();
+    judgement.facts.fs_observations = recorder.into_observations();
     if is_masked {
         judgement = policy.require_approval_for_secret(judgement);
         masking::mask_decision(&pool.mask, &mut judgement);
     }
-    show_text(wish, &ask.input, &mut judgement);
+    show_text(request, &ask.input, &mut judgement);
     (judgement, place)
 }
 
-/// A person is asked about the text that is to be written, too, and there is no tool call that shows
-/// it.
-fn show_text(wish: &ClientRequest, input: &RawValue, judgement: &mut PolicyDecision) {
-    let writes = match wish {
+/// Shows an approver also the text to be written: no tool call shows it.
+fn show_text(request: &ClientRequest, input: &RawValue, judgement: &mut PolicyDecision) {
+    let writes = match request {
         ClientRequest::Write(_) => true,
-        ClientRequest::Tool(wish) => wish.tool.writes(),
+        ClientRequest::Tool(request) => request.tool.writes(),
         ClientRequest::Read(_) | ClientRequest::Run(_) => false,
     };
     if writes {
@@ -362,7 +370,7 @@ fn show_text(wish: &ClientRequest, input: &RawValue, judgement: &mut PolicyDecis
     }
 }
 
-/// What is on record of a text that is to be written, for whoever decides.
+/// The size and digest of a text to be written, for the record and for whoever decides.
 fn text_part(input: &RawValue) -> Option<Part> {
     #[derive(serde::Deserialize)]
     struct Text {
@@ -381,17 +389,17 @@ fn text_part(input: &RawValue) -> Option<Part> {
     })
 }
 
-/// A judgement, with what follows where nobody can be asked.
+/// Builds the decided request from a decision; without an approver, "ask" becomes a deny.
 fn build_decided_request(
     pool: &PoolShared,
-    ruling: &PolicySnapshot,
+    snapshot: &PolicySnapshot,
     work: &Work,
     ask: &PermissionRequest,
     (judgement, took): (PolicyDecision, Duration),
     class: ToolClass,
     at: DecisionContext<'_>,
 ) -> DecidedRequest {
-    let loaded = ruling.loaded().unwrap_or(&ruling.version.base);
+    let loaded = snapshot.loaded().unwrap_or(&snapshot.version.base);
     PolicyEvaluated {
         took,
         error: evaluation_limits::evaluation_error(&judgement),
@@ -453,7 +461,7 @@ fn build_decided_request(
     }
 }
 
-/// Makes a denial of what a person should have decided. Gives whether it also ends the turn.
+/// Turns "ask" into a deny, because there is no approver. Gives whether it also ends the turn.
 pub(super) fn deny_without_approver(
     pool: &PoolShared,
     policy: &Policy,
@@ -462,7 +470,7 @@ pub(super) fn deny_without_approver(
     verdict.decision = Decision::Deny;
     verdict.decided_by = DecidedBy::Timeout;
     verdict.reason = format!(
-        "{}; a person would have to allow this and nobody can be asked here: do it another way or go on without it",
+        "{}; this needs approval, and there is no approver here: do it another way or go on without it",
         verdict.reason
     );
     denial_ends_turn(pool, policy)
@@ -474,7 +482,7 @@ pub(super) fn denial_ends_turn(pool: &PoolShared, policy: &Policy) -> bool {
         || policy.on_timeout() == Some(OnTimeout::DenyTurn)
 }
 
-/// Judges a call that ran without a request.
+/// Evaluates a call that ran without a request.
 pub(crate) fn evaluate_unrequested_call(
     pool: &PoolShared,
     prepared: Option<&PreparedSession>,
@@ -483,13 +491,13 @@ pub(crate) fn evaluate_unrequested_call(
     asks: &mut OpenRequests,
     mode: Option<String>,
 ) -> Event {
-    let ruling = PolicySnapshot::take(pool, work, mode);
-    let (judgement, moved) = match (&call.input, ruling.loaded()) {
+    let snapshot = PolicySnapshot::take(pool, work, mode);
+    let (judgement, moved) = match (&call.input, snapshot.loaded()) {
         (Some(input), Some(loaded)) => {
-            let occasion = ruling.occasion(pool, &asks.rule_uses);
+            let occasion = snapshot.occasion(pool, &asks.rule_uses);
             let by = (&*loaded.policy, &occasion);
-            let looked = evaluate_call(pool, by, prepared, &asks.directory, &call.name, input);
-            (looked.judgement, looked.moved)
+            let result = evaluate_call(pool, by, prepared, &asks.directory, &call.name, input);
+            (result.judgement, result.moved)
         }
         (Some(_), None) => (no_layer(), CwdChange::Unknown),
         (None, _) if tool_class(pool, Some(&call.name)) == ToolClass::Shell => {
@@ -497,7 +505,7 @@ pub(crate) fn evaluate_unrequested_call(
         }
         (None, _) => (deny_too_large(), CwdChange::Unchanged),
     };
-    // It ran, whatever is said of it.
+    // It ran, whatever the decision is.
     policy_snapshot::count_uses(&mut asks.rule_uses, &judgement.rule_uses);
     let keeps = pool.config.shell_cwd;
     asks.directory
@@ -519,7 +527,7 @@ pub(crate) fn evaluate_unrequested_call(
 }
 
 fn no_layer() -> PolicyDecision {
-    let why = "the policy that lies on top of this session's is not there any more: nothing can be allowed";
+    let why = "the policy layer of this session no longer exists: nothing can be allowed";
     PolicyDecision::from_error("no_policy", why)
 }
 
@@ -528,7 +536,7 @@ fn new_request_id(pool: &PoolShared) -> PermissionRequestId {
     PermissionRequestId::new(&id).unwrap_or_else(|_| unreachable!("a UUID is a safe token"))
 }
 
-/// What the rules saw and what budgets had counted, for the audit record.
+/// The facts and the counts of budgets, as JSON for the audit record.
 fn facts_json(facts: &Facts, (allows, denies): (u64, u64)) -> String {
     let parts: Vec<_> = facts
         .parts

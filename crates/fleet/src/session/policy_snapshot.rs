@@ -1,6 +1,6 @@
-//! By what a session's request is judged: one version of its policy, and the occasion.
+//! What a session's request is evaluated by: one version of its policy, and the context.
 //!
-//! Taken once for a request, so that nothing changes under it. Must not judge.
+//! Taken once per request, so that nothing changes during the evaluation. Must not evaluate.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ use crate::setup::PoolShared;
 use marshal_model::limits::RULES_COUNTED;
 use marshal_policy::{EvaluationContext, Policy, TimeOfDay};
 
-/// What judges a request.
+/// The policy and context for one request.
 #[derive(Debug)]
 pub(crate) struct PolicySnapshot {
     pub(super) version: Arc<PolicyVersion>,
@@ -23,7 +23,7 @@ pub(crate) struct PolicySnapshot {
 }
 
 impl PolicySnapshot {
-    /// What judges now; `mode` is the one that the session is set to.
+    /// The current policy; `mode` is the one that the session is set to.
     pub(super) fn take(pool: &PoolShared, work: &Work, mode: Option<String>) -> Self {
         Self {
             version: pool.policy.current(),
@@ -33,12 +33,12 @@ impl PolicySnapshot {
         }
     }
 
-    /// The policy; `None`: the session is to have a layer that is not there.
+    /// The policy; `None` if the session's layer no longer exists.
     pub(super) fn loaded(&self) -> Option<&LoadedPolicy> {
         self.version.for_layer(self.layer.as_deref())
     }
 
-    /// The policy, if only to know how long something waits.
+    /// The policy for time limits; falls back to the base if the layer is missing.
     pub(super) fn policy(&self) -> &Policy {
         &self.loaded().unwrap_or(&self.version.base).policy
     }
@@ -58,10 +58,10 @@ impl PolicySnapshot {
     }
 }
 
-/// Counts what rules allowed in a turn.
+/// Counts uses of rules in a turn.
 pub(super) fn count_uses(used: &mut BTreeMap<String, u32>, uses: &[(String, u32)]) {
     for (id, more) in uses {
-        // A policy has fewer rules; over many reloads in one turn there could be more names.
+        // A policy has fewer rules; but over many reloads in one turn the names could add up.
         if used.len() < RULES_COUNTED || used.contains_key(id) {
             let count = used.entry(id.clone()).or_default();
             *count = count.saturating_add(*more);
@@ -69,7 +69,7 @@ pub(super) fn count_uses(used: &mut BTreeMap<String, u32>, uses: &[(String, u32)
     }
 }
 
-/// What rules allowed in a turn but for this.
+/// The rule uses of a turn without these.
 pub(super) fn subtract_uses<'u>(
     used: &'u BTreeMap<String, u32>,
     uses: &[(String, u32)],

@@ -1,9 +1,10 @@
 //! Home, workspace and launch plan of a session: everything that must exist before its child.
 //!
-//! File work runs where blocking is allowed; git runs inside walls, on a read-only mount, because
-//! a repository can name programs. Must not start the agent itself.
+//! File work runs on blocking threads. Git runs in a sandbox, on a read-only mount, because a
+//! repository can name programs. Must not start the agent itself.
 //!
-//! A dialect may add words to the command (`dialect::arguments`): Claude Code gets its session's id so.
+//! A dialect may add arguments to the command (`dialect::arguments`): Claude Code gets its
+//! session's id that way.
 
 pub(super) mod branch;
 mod caches;
@@ -38,11 +39,11 @@ use marshal_sandbox::workspace::{
 };
 use marshal_sandbox::{self as sandbox, ExtraMounts, SandboxRequest};
 
-/// Where the agent finds its workspace inside walls.
+/// The workspace path inside the sandbox.
 pub(crate) const WORKSPACE_INSIDE: &str = "/workspace";
-/// Where it finds its home there.
+/// The home path inside the sandbox.
 const HOME_INSIDE: &str = "/home/agent";
-/// Where it finds this very binary there.
+/// The path of the marshal binary inside the sandbox.
 const MARSHAL_INSIDE: &str = "/run/marshal/marshal";
 
 /// Whether the session has its copy already.
@@ -50,23 +51,23 @@ const MARSHAL_INSIDE: &str = "/run/marshal/marshal";
 pub(crate) enum HasCopy {
     /// It is new.
     No,
-    /// It must be there: the session worked in it.
+    /// It must exist: the session worked in it.
     Yes,
-    /// A copy appears when it is complete: one that is there is the session's.
+    /// It may exist: a copy appears only when it is complete, so one that exists is the session's.
     IfThere,
 }
 
-/// What to prepare.
+/// The request to prepare a session.
 #[derive(Debug)]
 pub(crate) struct PrepareRequest {
     slot: SlotId,
     session: SessionId,
     workspace: Option<PathBuf>,
     files: PromptFiles,
-    /// The agent's directory, from the workspace's root.
+    /// The agent's directory, relative to the workspace's root.
     within: Option<PathBuf>,
     copy: HasCopy,
-    /// Nobody wants it any more.
+    /// Cancels the preparation.
     cancelled: CancellationToken,
 }
 
@@ -93,22 +94,22 @@ impl PrepareRequest {
 #[derive(Debug)]
 pub(crate) struct PreparedSession {
     pub(crate) session: SessionId,
-    /// How the workspace looked before, where it can change.
+    /// The workspace as it was before, where it can change.
     pub(crate) before: Option<Manifest>,
-    /// The files that belong to the prompt.
+    /// The files of the prompt.
     pub(crate) attachments: Arc<[Attachment]>,
     links: PathLinks,
     dirs: Arc<SessionDirs>,
-    /// Where the agent works, as it sees it.
+    /// The directory that the agent works in, as it sees it.
     directory: String,
 }
 
-/// What is known of links in the session's directories.
+/// How links in the session's directories are resolved.
 #[derive(Debug)]
 enum PathLinks {
-    /// What the host says.
+    /// By the host's filesystem.
     Trees(TreeResolver),
-    /// Nothing: they are at a far end, and paths are judged by their text.
+    /// Not at all: the directories are on a remote host, and paths are evaluated by their text.
     Unseen(OpaqueFs),
 }
 
@@ -118,19 +119,20 @@ pub(super) struct SessionDirs {
     slot: SlotId,
     home: PathBuf,
     workspace: PathBuf,
-    /// The workspace is the session's own copy.
+    /// Whether the workspace is the session's own copy.
     is_copy: bool,
-    /// What takes what is written in the workspace instead of it.
+    /// The overlay that takes writes instead of the workspace.
     pub(super) overlay: Option<Arc<Overlay>>,
     workspace_inside: String,
     home_inside: String,
-    /// The agent's directory below the workspace, with the slash before it; empty: the workspace.
+    /// The agent's directory below the workspace, with a leading slash; empty for the workspace
+    /// itself.
     directory: String,
-    /// What else is seen, and what of the workspace is not.
+    /// Further mounts, and the masked paths of the workspace.
     beside: ExtraMounts,
-    /// What takes what is written in caches.
+    /// The directories that take writes to caches.
     pub(super) written: Vec<PathBuf>,
-    /// What is known of the session's clone, if the workspace is one.
+    /// The record of the session's clone, if the workspace is one.
     branch: Option<CloneRecord>,
 }
 
@@ -145,7 +147,7 @@ impl SessionDirs {
         )
     }
 
-    /// Whose they are.
+    /// The slot that they belong to.
     pub(super) const fn slot(&self) -> &SlotId {
         &self.slot
     }
@@ -167,8 +169,8 @@ impl SessionDirs {
 }
 
 impl PreparedSession {
-    /// A session at a far end: here it has a home only, for the client's sake. `seen` are workspace
-    /// and home as the agent sees them.
+    /// A session on a remote host: here it has only a home, for the ssh client. The tuple has
+    /// workspace and home as the agent sees them.
     pub(super) fn for_ssh(
         session: SessionId,
         slot: SlotId,
@@ -208,7 +210,7 @@ impl PreparedSession {
         self.dirs.copy()
     }
 
-    /// What the policy judges paths by.
+    /// The context by which the policy resolves paths.
     pub(crate) fn place(&self) -> FsContext<'_> {
         FsContext {
             workspace: &self.dirs.workspace_inside,
@@ -221,7 +223,7 @@ impl PreparedSession {
         }
     }
 
-    /// The workspace was removed from the host.
+    /// Whether the workspace was removed from the host.
     pub(super) fn is_without_workspace(&self) -> bool {
         match &self.links {
             PathLinks::Trees(trees) => trees.is_gone(self.dirs.workspace_inside.as_bytes()),
@@ -244,8 +246,8 @@ impl PreparedSession {
         Root::open_resolved(&self.dirs.workspace)
     }
 
-    /// The plan that starts the agent: for a new session, or to go on with one of its own by its
-    /// id, where its command says which; and with what its dialect adds to that.
+    /// The plan that starts the agent: for a new session, or to resume one by its id where its
+    /// command takes it; and with the arguments that its dialect adds.
     pub(crate) fn agent_plan(
         &self,
         shared: &Shared,
@@ -272,7 +274,7 @@ impl PreparedSession {
         self.plan(shared, pool, argv, true)
     }
 
-    /// A plan for another program in the same walls, without the pool's routes: it has no input,
+    /// A plan for another program in the same sandbox, without the pool's routes. It has no input,
     /// and ends by itself.
     pub(crate) fn plan_for(
         &self,
@@ -295,11 +297,11 @@ impl PreparedSession {
         }
         let routes = is_agent;
         let writable = pool.config.workspace.mode != WorkspaceMode::Ro;
-        let door = is_agent && pool.config.needs_sandbox_entry();
+        let needs_entry = is_agent && pool.config.needs_sandbox_entry();
         let what = SandboxUse::Agent {
             writable,
             routes,
-            sandbox_entry: door,
+            sandbox_entry: needs_entry,
         };
         let tools = is_agent && !pool.config.engine_tools.is_empty();
         let tools = tools.then(|| tool_socket(shared, &self.session));
@@ -307,7 +309,7 @@ impl PreparedSession {
     }
 }
 
-/// Makes everything ready.
+/// Prepares everything that a session needs.
 pub(crate) async fn prepare(
     shared: &Arc<Shared>,
     pool: &Arc<PoolShared>,
@@ -343,10 +345,11 @@ pub(crate) async fn prepare(
         })
         .await??
     };
-    let over = overlay::prepare(shared, pool, (&order.session, order.copy), &source, owner).await?;
+    let overlay_layer =
+        overlay::prepare(shared, pool, (&order.session, order.copy), &source, owner).await?;
     let mut space = SessionDirs {
         slot: order.slot.clone(),
-        overlay: over,
+        overlay: overlay_layer,
         home: home.path.clone(),
         workspace: source.clone(),
         is_copy: mode.is_per_session(),
@@ -379,11 +382,14 @@ pub(crate) async fn prepare(
             Root::open(&space.home).map_err(bad)?,
         );
     let (files, inside) = (order.files, space.workspace_inside.clone());
-    let over = space.overlay.clone();
+    let overlay_layer = space.overlay.clone();
     let (before, attached) = blocking(ambient, move || {
-        let over = over.as_deref();
-        let before = overlay::record_before(mode != WorkspaceMode::Ro, &root, over);
-        (before, overlay::attach(&files, &root, over, &inside))
+        let overlay_layer = overlay_layer.as_deref();
+        let before = overlay::record_before(mode != WorkspaceMode::Ro, &root, overlay_layer);
+        (
+            before,
+            overlay::attach(&files, &root, overlay_layer, &inside),
+        )
     })
     .await?;
     Ok(PreparedSession {
@@ -396,8 +402,8 @@ pub(crate) async fn prepare(
     })
 }
 
-/// A directory of the workspace that an agent is to begin in: a link on the way would lead somewhere
-/// else inside than here.
+/// The directory of the workspace that the agent starts in. Links are refused: inside the sandbox
+/// they could lead elsewhere than here.
 fn resolve_within(space: &SessionDirs, within: &Path) -> Result<String, PrepareError> {
     let mut path = PathBuf::new();
     for part in within.components() {
@@ -415,7 +421,8 @@ fn resolve_within(space: &SessionDirs, within: &Path) -> Result<String, PrepareE
     Ok(format!("/{within}"))
 }
 
-/// Whom the session's directories belong to on disk: as root, the slot's uid; else ourselves.
+/// The owner of the session's directories on disk: with root, the slot's uid; else the
+/// supervisor's.
 fn owner(shared: &Shared, pool: &PoolShared, slot: &SlotId) -> Option<Owner> {
     if pool.config.launcher == Launcher::None {
         return None;
@@ -432,18 +439,18 @@ pub(super) async fn blocking<T: Send + 'static>(
     done.map_err(|_| PrepareError::Interrupted)
 }
 
-/// What walls are for.
+/// What a sandbox is for.
 enum SandboxUse {
     /// The agent, or its check.
     Agent {
-        /// Whether the workspace can be written.
+        /// Whether the workspace is writable.
         writable: bool,
         /// Whether the pool's routes and proxy are listened on.
         routes: bool,
-        /// Whether we may start helpers inside.
+        /// Whether the supervisor may start helpers inside.
         sandbox_entry: bool,
     },
-    /// Git, which interprets what stands in a repository: it gets nothing of the agent's.
+    /// Git, which interprets the content of a repository: it gets nothing of the agent's.
     Git(session_tree::GitSandbox),
 }
 
@@ -474,9 +481,9 @@ fn launch_plan(
     mut argv: Vec<String>,
     (what, tools): (&SandboxUse, Option<PathBuf>),
 ) -> Result<LaunchPlan, PrepareError> {
-    let walled = pool.config.launcher.has_sandbox();
+    let has_sandbox = pool.config.launcher.has_sandbox();
     if argv.first().is_some_and(|word| word == OWN_PROGRAM) {
-        argv[0] = if walled {
+        argv[0] = if has_sandbox {
             MARSHAL_INSIDE.to_owned()
         } else {
             shared.marshal.to_string_lossy().into_owned()
@@ -489,7 +496,7 @@ fn launch_plan(
             git.env.iter().cloned().chain(path).collect()
         }
     };
-    let walls = if walled {
+    let sandbox_spec = if has_sandbox {
         let is_git = matches!(what, SandboxUse::Git { .. });
         let plan = sandbox::plan(&SandboxRequest {
             profile: &pool.sandbox,
@@ -504,7 +511,7 @@ fn launch_plan(
             ids: ids(shared, pool, &space.slot),
             home: match what {
                 SandboxUse::Agent { .. } => Some(host_tree(&space.home, true)?),
-                // The repository must not learn what the agent's home was filled with.
+                // The repository must not see the content of the agent's home.
                 SandboxUse::Git(git) => git
                     .home
                     .as_deref()
@@ -542,13 +549,13 @@ fn launch_plan(
         env,
         cwd: format!("{}{}", space.workspace_inside, space.directory),
         limits: sandbox::limits_of(&pool.sandbox),
-        sandbox: walls,
+        sandbox: sandbox_spec,
         preamble: Vec::new(),
     })
 }
 
-/// What the pool's program needs to see, at the same paths inside; what the profile shows anyway is
-/// left out.
+/// The files that the pool's program needs, at the same paths inside, without those that the
+/// profile mounts anyway.
 fn program(pool: &PoolShared) -> Vec<(PathBuf, String)> {
     let binds = pool
         .config
@@ -562,20 +569,20 @@ fn program(pool: &PoolShared) -> Vec<(PathBuf, String)> {
         .collect()
 }
 
-/// The slot's own uid, where the supervisor is root.
+/// The slot's own uid, if the supervisor is root.
 fn slot_uid(shared: &Shared, pool: &PoolShared, slot: &SlotId) -> Option<u32> {
     let range = pool.sandbox.requirements.uid_range;
     let number = u32::from(pool.first_slot + slot.index);
     shared.uids.as_ref()?.uid(range, number)
 }
 
-/// The socket of a session's tools, on the host.
+/// The path of a session's tool socket on the host.
 pub(super) fn tool_socket(shared: &Shared, session: &SessionId) -> PathBuf {
     let name = format!("{session}.sock");
     shared.state.path().join("tools").join(name)
 }
 
-/// Who the agent is outside of its walls.
+/// The agent's ids on the host.
 pub(super) fn ids(shared: &Shared, pool: &PoolShared, slot: &SlotId) -> sandbox::HostIds {
     match slot_uid(shared, pool, slot) {
         Some(slot_uid) => sandbox::HostIds::Root { slot_uid },

@@ -1,4 +1,4 @@
-//! Why a session could not be made ready, and whose fault that is.
+//! Why a session could not be prepared, and whether the slot or the task is at fault.
 
 use std::path::PathBuf;
 
@@ -21,102 +21,102 @@ pub(crate) enum PrepareError {
     Workspace {
         /// The directory.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: TreeError,
     },
-    /// It would let the agent at the state directory.
+    /// The workspace would give the agent access to the state directory.
     #[error("{0}")]
     State(#[from] StateError),
-    /// It cannot be copied.
+    /// The workspace cannot be copied.
     #[error("workspace {path}: {source}")]
     Copy {
         /// The directory.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: CopyError,
     },
-    /// Nothing can be laid over it.
+    /// No overlay can be put on the workspace.
     #[error("workspace {path}: {source}")]
     Overlay {
         /// The directory.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: OverlayError,
     },
     /// A cache of this host cannot be shared.
     #[error("cache {cache}: {path}: {why}")]
     Cache {
-        /// Which.
+        /// The cache.
         cache: Cache,
         /// The directory.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// Git could not list its files.
+    /// Git could not list the files of the workspace.
     #[error("workspace {path}: git could not list its files: {why}")]
     Git {
         /// The directory.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// There is no clone of it, or no way for its branch.
+    /// The workspace cannot be cloned, or its branch cannot be bundled.
     #[error("workspace {path}: {source}")]
     Branch {
         /// The directory.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: BranchError,
     },
-    /// Git could not do its part of a clone or bundle.
+    /// A git command for a clone or bundle failed.
     #[error("workspace {path}: git: {why}")]
     Cloned {
         /// The directory.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// What is to be hidden cannot be known.
+    /// The masked paths cannot be determined.
     #[error("{0}")]
     Mask(#[from] MaskError),
-    /// A slice cannot be had.
+    /// A slice of the workspace cannot be mounted.
     #[error("{0}")]
     Slice(#[from] SliceError),
-    /// The walls around git failed: the agent's would too.
+    /// The sandbox around git failed; the agent's would too.
     #[error("{0}")]
     GitSandbox(RunError),
-    /// The home could not be made.
+    /// The home could not be created.
     #[error("{0}")]
     Home(#[from] HomeError),
-    /// The walls cannot be planned.
+    /// The sandbox cannot be planned.
     #[error("{0}")]
     Plan(#[from] sandbox::PlanError),
-    /// A file that belongs to the prompt cannot be had.
+    /// A file of the prompt cannot be attached.
     #[error("{0}")]
     Attach(#[from] AttachError),
-    /// The session's own copy is not there any more.
+    /// The session's own copy no longer exists.
     #[error("the copy of the session's workspace, {0}, is gone")]
     CopyGone(PathBuf),
-    /// The directory that its client works in is not there for the agent.
+    /// The directory of the client is not in the session's workspace.
     #[error("the directory {} is not in the session's workspace: git may ignore it, or it is a link", .0.escape_for_display(300))]
     NoDirectory(UntrustedText),
-    /// A variable cannot be told to the far end.
-    #[error("the variable {0} cannot be sent to the far end: {1}")]
+    /// A variable cannot be sent to the remote host.
+    #[error("the variable {0} cannot be sent to the remote host: {1}")]
     Unsendable(String, &'static str),
-    /// The program that prepares was stopped.
+    /// The preparation was cancelled.
     #[error("the preparation was interrupted")]
     Interrupted,
 }
 
 impl PrepareError {
-    /// Whether trying again later is vain.
+    /// Whether a later attempt would fail, too.
     pub(crate) const fn is_permanent(&self) -> bool {
         matches!(self, Self::CopyGone(_))
     }
 
-    /// Whether the slot is at fault, so that another task's child would fare no better. What only
-    /// this task's workspace brings about is the task's own.
+    /// Whether the slot is at fault, so that the child of another task would also fail. An error
+    /// that only this task's workspace causes is the task's own.
     pub(crate) const fn is_slot_fault(&self) -> bool {
         match self {
             Self::GitSandbox(error) => matches!(error, RunError::Spawn(_)),

@@ -1,7 +1,7 @@
-//! What is known of a request before a person is asked about it: the same one waits, or was
-//! answered before.
+//! Looks up what is known of a request before it needs an approver: the same request is pending, or
+//! was answered before.
 //!
-//! Must not end or put anything.
+//! Must not end or publish anything.
 
 use super::approval_answers::ApprovalDetails;
 use super::approvals::PendingRequest;
@@ -11,20 +11,20 @@ use crate::clock;
 use marshal_journal::ApprovalAnswer;
 use marshal_model::PermissionRequestId;
 
-/// What was found.
+/// The result of the lookup.
 pub(super) enum PriorAnswer {
-    /// Nothing may be taken over: it is asked anew.
+    /// Nothing applies: a new approval is needed.
     None,
-    /// The same waits for a person.
+    /// The same request is pending.
     Pending(PermissionRequestId),
-    /// An answer holds until the turn ends.
+    /// An answer applies until the turn ends.
     ForTurn(ApprovalAnswer),
-    /// What there is beside this turn.
+    /// What the registry knows beyond this turn.
     Known(KnownApproval),
 }
 
 impl PriorAnswer {
-    /// The question of an earlier request that this one is of, too.
+    /// The approval that this request shares.
     pub(super) const fn approval_id(&self) -> Option<&PermissionRequestId> {
         match self {
             Self::Pending(id)
@@ -37,8 +37,8 @@ impl PriorAnswer {
 }
 
 impl SessionState {
-    /// Looks. What was kept for it is given once; what does not hold any more, by what is in force
-    /// now, is forgotten.
+    /// Looks up an earlier answer. A stored answer is given once. An answer that the current rules
+    /// no longer accept is dropped.
     pub(super) fn find_prior_answer(
         &mut self,
         member: &PendingRequest,
@@ -46,8 +46,8 @@ impl SessionState {
         shown: &ApprovalDetails,
     ) -> PriorAnswer {
         if !shown.is_certain || member.decided.spent.is_some() {
-            // Nothing says that it would do the same as another one of these words; and of a budget
-            // an answer before was about less.
+            // An equal input may do something else here; and an earlier answer about a budget was
+            // about a smaller amount.
             return PriorAnswer::None;
         }
         let mut open = self.pending.iter();
@@ -68,7 +68,7 @@ impl SessionState {
             return PriorAnswer::ForTurn(of.answer.clone());
         }
         let (session, now_us) = (&self.work.session, clock::now_us());
-        let questions = &self.shared.approvals;
-        PriorAnswer::Known(questions.look_up(session, digest, &shown.paths, now_us, &rules))
+        let approvals = &self.shared.approvals;
+        PriorAnswer::Known(approvals.look_up(session, digest, &shown.paths, now_us, &rules))
     }
 }

@@ -1,5 +1,5 @@
-//! What a turn that failed says of its cause: the hint that fits, and whether its provider limits
-//! requests, by the answers on the child's routes, else by the words of the agent.
+//! Explains why a turn failed: the hint that matches, and whether the provider limits requests.
+//! That shows in the responses on the child's routes, otherwise in the agent's messages.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,7 +12,7 @@ use marshal_model::{TurnOutcome, UntrustedText};
 use marshal_proxy::model_proxy::RateLimitStatus;
 use marshal_telemetry::labels::LimitSign;
 
-/// What showed it.
+/// A rate limit, and what showed it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RateLimit {
     pub(crate) sign: LimitSign,
@@ -21,8 +21,8 @@ pub(crate) struct RateLimit {
 }
 
 impl SessionState {
-    /// Why a turn ended as it did: a limit of the provider goes before the detail, the hint that
-    /// fits comes behind it. `is_engine_call`: we ended it, and say so in the detail.
+    /// Explains the end of a turn: a rate limit comes before the detail, the hint after it.
+    /// `is_ours`: the supervisor ended the turn, and the detail says so.
     pub(super) fn explain_turn_end(
         &mut self,
         outcome: TurnOutcome,
@@ -31,17 +31,17 @@ impl SessionState {
     ) -> Option<String> {
         let failed = outcome == TurnOutcome::Failed;
         let log = self.shared.slots.log(&self.work.slot).filter(|_| failed);
-        // What earlier turns wrote to stderr says nothing of this one.
+        // Earlier turns of the same slot may have written this stderr.
         let log = log.filter(|_| self.scope == SessionScope::Task);
         let stderr = log.map(StderrLog::tail).unwrap_or_default();
         let error = self.tally.last_error().to_owned();
-        let said = detail.clone().unwrap_or_default();
+        let detail_text = detail.clone().unwrap_or_default();
         let (shared, pool) = (Arc::clone(&self.shared), Arc::clone(&self.pool));
         let evidence = Evidence {
             agent: &pool.config.agent,
             launcher: pool.config.launcher,
             status: None,
-            messages: &[&said, &error],
+            messages: &[&detail_text, &error],
             stderr: &stderr,
         };
         let hints = &shared.config.hints;
@@ -68,8 +68,8 @@ impl SessionState {
         (!parts.is_empty()).then(|| parts.join("; "))
     }
 
-    /// Looks for a limit at the end of a turn that we did not end, and says what showed it. By
-    /// words a limit is recognised by rows of the hints' table only.
+    /// Looks for a rate limit at the end of a turn that the supervisor did not end, and describes
+    /// it. Messages show a limit only by the hints' table.
     pub(super) fn detect_rate_limit(
         &mut self,
         outcome: TurnOutcome,
@@ -82,11 +82,10 @@ impl SessionState {
         })
     }
 
-    /// Tells the pool, once, that a task which tries whether the provider takes requests again has
-    /// got an answer.
+    /// Notifies the pool, once, that a task which probes the provider has got a response.
     pub(super) fn detect_probe_answer(&mut self) {
-        // Before its prompt is written, what was seen is of the session's earlier task, or of the
-        // agent's own start.
+        // Before the prompt is written, responses are of the session's earlier task or of the
+        // agent's start.
         if self.work.probe && self.begun && self.rate_limit_watch.status().successes > 0 {
             self.work.probe = false;
             self.notify_probe_answered();
@@ -94,7 +93,7 @@ impl SessionState {
     }
 }
 
-/// Pure.
+/// Classifies a turn's end. Pure.
 fn classify_limit(
     outcome: TurnOutcome,
     seen: RateLimitStatus,
@@ -115,7 +114,7 @@ fn classify_limit(
             };
             tells().then_some(by_words)
         }
-        // Some agents tell the error as their answer. Without one good answer nothing was done.
+        // Some agents report the error as their answer. Without one good response nothing was done.
         TurnOutcome::Completed if seen.is_limited && seen.successes == 0 => Some(by_route),
         _ => None,
     }
@@ -137,8 +136,8 @@ mod tests {
             wait_until: None,
         };
         let check = |outcome, seen, tells: bool, expect: Option<LimitSign>| {
-            let found = classify_limit(outcome, seen, || tells).map(|limited| limited.sign);
-            assert_eq!(found, expect, "{outcome} {seen:?} {tells}");
+            let sign = classify_limit(outcome, seen, || tells).map(|limited| limited.sign);
+            assert_eq!(sign, expect, "{outcome} {seen:?} {tells}");
         };
         check(Failed, seen(3, true), false, Some(Route));
         check(Lost, seen(0, true), false, Some(Route));

@@ -1,6 +1,6 @@
-//! Who puts a child's walls up.
+//! Chooses what builds a child's sandbox.
 //!
-//! Must not know what they are.
+//! Must not know what a sandbox consists of.
 
 use std::sync::Arc;
 
@@ -8,8 +8,8 @@ use crate::setup::Shared;
 use marshal_config::{Launcher, Pool};
 use marshal_launch::{SandboxSpec, ShimPlan};
 
-/// The walls of a child of this pool. Git, which is a program of this host and need not be in an
-/// image, is never put into a container.
+/// The sandbox of a child of this pool. Git is a program of this host and need not be in an image,
+/// so it never runs in a container.
 pub(super) fn build_sandbox(
     shared: &Shared,
     pool: &Pool,

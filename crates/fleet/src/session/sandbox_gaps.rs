@@ -1,6 +1,6 @@
-//! What the walls of a session's child lack.
+//! What the sandbox of a session's child lacks.
 //!
-//! Must not know why: that was settled when the fleet started.
+//! Must not know why: that was determined when the fleet started.
 
 use std::sync::PoisonError;
 
@@ -10,8 +10,8 @@ use marshal_model::{SandboxGap, SlotId};
 use marshal_sandbox::doctor::{LANDLOCK_NET, LANDLOCK_SCOPE};
 use marshal_telemetry::event::child::SandboxDegraded;
 
-/// What a child of this pool goes without: of the newest one, or, before there was any, as far as
-/// the start of the fleet found out.
+/// The gaps of this pool's newest child or, before the first one, those that the start of the fleet
+/// found.
 pub(crate) fn current_sandbox_gaps(shared: &Shared, pool: &PoolShared) -> Vec<SandboxGap> {
     let newest = pool
         .sandbox_gaps
@@ -31,44 +31,46 @@ fn gaps_at_start(shared: &Shared, pool: &PoolShared) -> Vec<SandboxGap> {
     shares_uid.into_iter().chain(lacking).collect()
 }
 
-/// What a child of this pool goes without; `walls` are the words of those that stand around it.
-fn child_sandbox_gaps(shared: &Shared, pool: &PoolShared, walls: &[String]) -> Vec<SandboxGap> {
-    let mut lacks = gaps_at_start(shared, pool);
+/// The gaps of a child of this pool; `layers` are the layers of its sandbox.
+fn child_sandbox_gaps(shared: &Shared, pool: &PoolShared, layers: &[String]) -> Vec<SandboxGap> {
+    let mut gaps = gaps_at_start(shared, pool);
     if pool.config.launcher.has_sandbox() && pool.config.network == Network::Host {
-        lacks.extend(host_network_gaps(walls));
+        gaps.extend(host_network_gaps(layers));
     }
-    lacks
+    gaps
 }
 
-/// What an agent on the host's network has nothing else than Landlock against, where Landlock has
-/// not got it. Words that do not say which Landlock stand for none.
-fn host_network_gaps(walls: &[String]) -> Vec<SandboxGap> {
-    let version = walls.iter().find_map(|word| word.strip_prefix("landlock "));
+/// The gaps on the host's network: only Landlock restricts an agent there, and older versions lack
+/// parts of it. An unknown version counts as none.
+fn host_network_gaps(layers: &[String]) -> Vec<SandboxGap> {
+    let version = layers
+        .iter()
+        .find_map(|word| word.strip_prefix("landlock "));
     let version: u8 = version.and_then(|abi| abi.parse().ok()).unwrap_or(0);
     let open = [
         (LANDLOCK_NET, SandboxGap::LandlockNet),
         (LANDLOCK_SCOPE, SandboxGap::LandlockScope),
     ];
-    let lacks = open.into_iter().filter(|(least, _)| version < *least);
-    lacks.map(|(_, weakness)| weakness).collect()
+    let gaps = open.into_iter().filter(|(least, _)| version < *least);
+    gaps.map(|(_, weakness)| weakness).collect()
 }
 
-/// The same for a child that was just started, which is counted.
+/// Records the gaps of a child that was just started, and counts them.
 pub(super) fn record_sandbox_gaps(
     shared: &Shared,
     pool: &PoolShared,
     slot: &SlotId,
-    walls: &[String],
+    layers: &[String],
 ) -> Vec<SandboxGap> {
-    let lacks = child_sandbox_gaps(shared, pool, walls);
-    for &feature in &lacks {
+    let gaps = child_sandbox_gaps(shared, pool, layers);
+    for &feature in &gaps {
         SandboxDegraded { slot, feature }.emit();
     }
     *pool
         .sandbox_gaps
         .lock()
-        .unwrap_or_else(PoisonError::into_inner) = Some(lacks.clone());
-    lacks
+        .unwrap_or_else(PoisonError::into_inner) = Some(gaps.clone());
+    gaps
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
-//! What a client chooses in its conversation: set in the child that runs, and again in every later
-//! one.
+//! A client's settings in its conversation: applied to the child that runs, and again to every
+//! later one.
 //!
-//! Must not know the protocol's words for it. What is chosen is forgotten when the client leaves.
+//! Must not know the protocol's words for them. The settings are dropped when the client leaves.
 
 use std::sync::Arc;
 
@@ -15,15 +15,15 @@ use marshal_model::{
     AgentInfo, ChoiceInfo, Event, OptionState, Setting, SettingValue, UntrustedText,
 };
 
-/// What the agent offers, as it said last, and what was chosen of it.
+/// What the agent offered last, and what the client chose.
 #[derive(Debug, Default)]
 pub(super) struct SessionSettings {
     modes: Vec<ChoiceInfo>,
     options: Vec<OptionState>,
     chosen: Vec<Setting>,
-    /// The mode that its first child began in, by its own word.
+    /// The mode in which the first child started, by the agent's id.
     initial_mode: Option<String>,
-    /// What waits for the agent's word.
+    /// The setting that waits for the agent's confirmation.
     open: Option<(Setting, SettingReply)>,
 }
 
@@ -35,7 +35,7 @@ impl SessionSettings {
         }
     }
 
-    /// The mode that its first child began in.
+    /// The mode in which the first child started.
     pub(super) const fn initial_mode(&self) -> Option<&String> {
         self.initial_mode.as_ref()
     }
@@ -46,7 +46,7 @@ impl SessionSettings {
         }
     }
 
-    /// What the next child is to be set to.
+    /// Applies the client's choices to the settings of the next child.
     pub(super) fn apply_to(&self, acp: &Arc<AcpSettings>) -> Arc<AcpSettings> {
         if self.chosen.is_empty() {
             return Arc::clone(acp);
@@ -63,7 +63,7 @@ impl SessionSettings {
         Arc::new(acp)
     }
 
-    /// The mode that was chosen.
+    /// The mode that the client chose.
     fn chosen_mode(&self) -> Option<&String> {
         self.chosen.iter().find_map(|setting| match setting {
             Setting::Mode(mode) => Some(mode),
@@ -78,7 +78,7 @@ impl SessionSettings {
         }
     }
 
-    /// Whether the agent offered that when it ran last.
+    /// Whether the agent offered this setting when it ran last.
     fn is_offered(&self, setting: &Setting) -> bool {
         match setting {
             Setting::Mode(mode) => self.modes.iter().any(|of| of.id.raw() == mode),
@@ -94,7 +94,7 @@ impl SessionSettings {
         }
     }
 
-    /// What it is now, while no child runs.
+    /// The event for a setting that changes while no child runs.
     fn change_event(&mut self, setting: &Setting) -> Event {
         match setting {
             Setting::Mode(mode) => Event::StateChanged {
@@ -108,8 +108,8 @@ impl SessionSettings {
                     SettingValue::Choice(value) => UntrustedText::from(value.as_str()),
                     SettingValue::Switch(on) => UntrustedText::new(on.to_string()),
                 };
-                let found = self.options.iter_mut().find(|of| of.id.raw() == id);
-                if let Some(option) = found {
+                let option = self.options.iter_mut().find(|of| of.id.raw() == id);
+                if let Some(option) = option {
                     option.value = Some(value);
                 }
                 Event::Options {
@@ -121,17 +121,17 @@ impl SessionSettings {
 }
 
 impl SessionState {
-    /// The mode that the session is set to: by its client, else by the configuration. What the
-    /// agent says of itself is not asked.
+    /// The mode that the session is set to: by its client, else by the configuration. The agent's
+    /// own report does not count.
     pub(super) fn mode(&self) -> Option<String> {
         let chosen = self.settings.chosen_mode();
         chosen.or(self.pool.config.mode.as_ref()).cloned()
     }
 
-    /// Something is to be set: by the child that runs, or in the next one.
+    /// Changes a setting: in the child that runs, or for the next one.
     pub(super) fn change_setting(&mut self, setting: Setting, reply: SettingReply) {
         if self.settings.open.is_some() {
-            return reply.send(Err("something else is being set: try again".to_owned()));
+            return reply.send(Err("another setting is being changed: try again".to_owned()));
         }
         if matches!(self.phase, Phase::Preparing | Phase::Opening) {
             let why = "the agent is starting: try again when it is ready";
@@ -144,8 +144,8 @@ impl SessionState {
         self.store_setting(setting, reply);
     }
 
-    /// The child is gone. One that was stopped because nobody needed it is to blame for nothing:
-    /// what waits for its word waits for the next one's.
+    /// Handles the end of a child. If it was stopped on purpose, an unconfirmed setting is stored
+    /// for the next child.
     pub(super) fn settings_child_ended(&mut self, is_wanted: bool) {
         let open = self.settings.open.take();
         if let Some((setting, reply)) = open.filter(|_| is_wanted) {
@@ -164,7 +164,7 @@ impl SessionState {
         self.outbox.on_durable(OnDurable::ConfirmSetting(reply));
     }
 
-    /// The agent's word.
+    /// Handles the agent's confirmation of a setting.
     pub(super) fn setting_applied(&mut self, result: Result<(), String>) {
         let Some((setting, reply)) = self.settings.open.take() else {
             return;
@@ -172,7 +172,7 @@ impl SessionState {
         match result {
             Ok(()) => {
                 self.settings.record_choice(setting);
-                // What it brought about is told first.
+                // The events of the setting become durable before it is confirmed.
                 self.outbox.on_durable(OnDurable::ConfirmSetting(reply));
             }
             Err(why) => reply.send(Err(why)),

@@ -1,11 +1,12 @@
-//! In which directories the agent's shell may begin its next command, as far as they are known.
+//! The directories in which the agent's shell may start its next command, as far as they are known.
 //!
-//! Of an agent whose shell keeps its directory (`shell_cwd = "sticky"`, or `"turn"` until its turn is
-//! over) nobody here sees whether a command that would move it ran, ran to its end, or counted. So
-//! every directory in which it may be is kept, the workspace's root always among them, and a request
-//! is judged from each: the most severe verdict holds. Where they cannot be followed, and while
-//! something waits for a person that would move it, the directory is unknown, and no rule allows
-//! what depends on it. Must not know requests' words: the policy says what moves.
+//! Where an agent's shell keeps its directory (`shell_cwd = "sticky"`, or `"turn"` until the turn
+//! ends), the supervisor cannot see whether a command that would move it ran, completed or took
+//! effect. So every possible directory is kept, always including the workspace's root, and a
+//! request is evaluated from each: the most severe verdict applies. Where they cannot be tracked,
+//! and while a request that would move the shell waits for an approver, the directory is unknown.
+//! No rule then allows what depends on it. Must not know the text of requests: the policy says what
+//! moves the shell.
 
 use super::prepare::PreparedSession;
 use marshal_config::ShellCwd;
@@ -13,19 +14,19 @@ use marshal_model::Decision;
 use marshal_model::limits::POLICY_CWDS;
 use marshal_policy::{CwdChange, FsContext};
 
-/// Where the shell may be.
+/// The possible directories of the shell.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ShellDirectory {
     location: ShellLocation,
-    /// Requests that would move it, and that a person is to decide.
+    /// Requests that would move the shell and wait for an approver.
     open: usize,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum ShellLocation {
-    /// Where it begins, or in one of these.
+    /// At the start directory, or in one of these.
     AnyOf(Vec<String>),
-    /// Anywhere.
+    /// In any directory.
     Unknown,
 }
 
@@ -36,7 +37,7 @@ impl Default for ShellLocation {
 }
 
 impl ShellDirectory {
-    /// Nobody knows where.
+    /// An unknown directory.
     pub(crate) const fn unknown() -> Self {
         Self {
             location: ShellLocation::Unknown,
@@ -44,7 +45,7 @@ impl ShellDirectory {
         }
     }
 
-    /// What the policy judges paths by: each of them.
+    /// A context for the policy per possible directory.
     pub(crate) fn possible_places<'a>(
         &'a self,
         prepared: &'a PreparedSession,
@@ -64,14 +65,15 @@ impl ShellDirectory {
         }
     }
 
-    /// A prompt goes out.
+    /// Handles the start of a turn.
     pub(crate) fn start_turn(&mut self, keeps: ShellCwd) {
         if keeps == ShellCwd::Turn {
             *self = Self::default();
         }
     }
 
-    /// A request was decided, or a call ran. One that a person is to decide may run any time.
+    /// Records a decided request, or a call that ran. A request that waits for an approver may run
+    /// at any time.
     pub(crate) fn record_decision(
         &mut self,
         keeps: ShellCwd,
@@ -88,7 +90,7 @@ impl ShellDirectory {
         }
     }
 
-    /// A person decided, or nobody did.
+    /// Records that a pending request was decided, or ended.
     pub(crate) fn record_resolution(
         &mut self,
         keeps: ShellCwd,
@@ -102,7 +104,8 @@ impl ShellDirectory {
         if decision != Decision::Allow {
             return;
         }
-        // Where it leads was seen when it was asked for; since then others may have moved the shell.
+        // The target was resolved when it was requested; since then other requests may have moved
+        // the shell.
         if self.open == 0 && self.location == ShellLocation::default() {
             self.add_moves(moved);
         } else {

@@ -1,7 +1,7 @@
-//! The launch plan of an agent at a far end: the ssh client here, and what it is told.
+//! The launch plan of an agent on a remote host: the ssh client here, and its script.
 //!
 //! The client is a plain process of this host, on the leash like every other, in the session's
-//! empty home. Must not know how a far shell is spoken to: that is `launch::ssh`.
+//! empty home. Must not know how a remote shell is addressed: that is `launch::ssh`.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,10 +17,10 @@ use marshal_model::{SessionId, SlotId};
 use marshal_sandbox as sandbox;
 use marshal_sandbox::workspace::{HomeContents, home};
 
-/// Where the client looks for programs when the supervisor has no PATH.
+/// The client's PATH when the supervisor has none.
 const CLIENT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 
-/// A home that is not known: the policy takes what is below it for nobody's.
+/// An unknown home: the policy treats paths below it as nobody's.
 const UNKNOWN_HOME: &str = "/nonexistent";
 
 /// The workspace and the home as the agent sees them.
@@ -34,7 +34,7 @@ fn paths_inside(far: &Ssh) -> (String, String) {
     }
 }
 
-/// Makes a session ready: no file of its workspace is here.
+/// Prepares a session: no file of its workspace is on this host.
 pub(super) async fn prepare(
     shared: &Arc<Shared>,
     pool: &Arc<PoolShared>,
@@ -46,7 +46,7 @@ pub(super) async fn prepare(
         let (shared, pool, session) = (Arc::clone(shared), Arc::clone(pool), session.clone());
         let ambient = shared.ambient.clone();
         blocking(&ambient, move || {
-            // The agent's own settings stand at the far end.
+            // The agent's own settings are on the remote host.
             let filling = HomeContents {
                 files: &pool.config.home_files,
                 texts: &BTreeMap::new(),
@@ -63,7 +63,7 @@ pub(super) async fn prepare(
     ))
 }
 
-/// What runs `argv` at the far end.
+/// The plan that runs `argv` on the remote host.
 pub(super) fn plan(
     shared: &Shared,
     pool: &PoolShared,
@@ -73,15 +73,15 @@ pub(super) fn plan(
     is_agent: bool,
 ) -> Result<LaunchPlan, PrepareError> {
     let (env, secrets) = variables(shared, pool);
-    let told: Vec<String> = secrets.iter().map(|(name, _)| name.clone()).collect();
+    let secret_names: Vec<String> = secrets.iter().map(|(name, _)| name.clone()).collect();
     let script = ssh::remote_script(
         far,
         &RemoteCommand {
             argv,
             path_add: &pool.config.env.path_add,
             env: &env,
-            secret_names: &told,
-            // A check has no input, and takes its time.
+            secret_names: &secret_names,
+            // A check has no input, and may take its time.
             eof_wait: is_agent.then_some(pool.config.stop.eof),
         },
     );
@@ -95,10 +95,10 @@ pub(super) fn plan(
     })
 }
 
-/// Names and values.
+/// Variables, as names and values.
 type Variables = Vec<(String, String)>;
 
-/// The far child's variables: those that may stand in a command line, and those that may not.
+/// The remote child's variables: those that may appear in a command line, and those that may not.
 fn variables(shared: &Shared, pool: &PoolShared) -> (Variables, Variables) {
     let config = &pool.config.env;
     let passed = config.pass.iter().filter_map(|name| {
@@ -109,7 +109,7 @@ fn variables(shared: &Shared, pool: &PoolShared) -> (Variables, Variables) {
     let (mut hidden, open): (Variables, Variables) = passed
         .chain(set)
         .partition(|(name, _)| is_likely_secret(name));
-    // Read at the start: a configuration with an unread secret starts no fleet.
+    // Secrets were read at startup: a fleet with an unreadable secret does not start.
     hidden.extend(config.secrets.iter().filter_map(|(name, secret)| {
         let value = secret.expose()?;
         Some((name.clone(), value.to_owned()))
@@ -117,7 +117,7 @@ fn variables(shared: &Shared, pool: &PoolShared) -> (Variables, Variables) {
     (open, hidden)
 }
 
-/// One line for each secret.
+/// The secrets for the client's stdin, one per line.
 fn preamble(secrets: &Variables) -> Result<Vec<u8>, PrepareError> {
     let mut lines = Vec::new();
     for (name, value) in secrets {
@@ -128,13 +128,13 @@ fn preamble(secrets: &Variables) -> Result<Vec<u8>, PrepareError> {
         lines.extend_from_slice(value.as_bytes());
         lines.push(b'\n');
         if lines.len() > limits::SSH_SECRETS_BYTES {
-            return Err(bad("the secrets are too large, all together"));
+            return Err(bad("all secrets together are too large"));
         }
     }
     Ok(lines)
 }
 
-/// The client's own environment: nothing of the agent's, and the agent gets nothing of it.
+/// The client's own environment: it has nothing of the agent's, and the agent gets nothing of it.
 fn client_environment(shared: &Shared) -> Variables {
     let own = ["PATH", "HOME", "SSH_AUTH_SOCK"];
     let mut env: Variables = own
@@ -144,7 +144,7 @@ fn client_environment(shared: &Shared) -> Variables {
     if !shared.environment.contains_key("PATH") {
         env.push(("PATH".to_owned(), CLIENT_PATH.to_owned()));
     }
-    // Its messages are read here.
+    // The supervisor parses its messages.
     env.push(("LC_ALL".to_owned(), "C".to_owned()));
     env
 }

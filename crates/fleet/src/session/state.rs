@@ -1,4 +1,5 @@
-//! What a session knows, and what it does while its child lives: the turn, its permission requests, its calls.
+//! The state of a session, and how it acts while its child runs: the turn, its permission requests,
+//! its tool calls.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -42,95 +43,96 @@ use marshal_proxy::model_proxy::RateLimitWatch;
 use marshal_telemetry::event::turn::{TokensUsed, ToolCallEnded, TurnEnded, TurnFirstEvent};
 use marshal_telemetry::labels::ToolOutcome;
 
-/// How wide an error of the agent's may be in a detail.
+/// How many characters of an agent's error go into a detail.
 pub(super) const DETAIL_WIDTH: usize = 300;
 
-/// Where the session stands.
+/// The phase of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// Home and workspace are being made.
+    /// Home and workspace are being prepared.
     Preparing,
-    /// The child starts and shakes hands.
+    /// The child starts and performs its handshake.
     Opening,
     /// The prompt waits to be durable.
     Prompting,
     /// The turn runs.
     Turn,
-    /// The turn is over; its end waits to be durable, then the child is stopped.
+    /// The turn has ended; its end waits to be durable, then the child is stopped.
     Ending,
-    /// The child is gone; the check runs.
+    /// The child has ended; the check runs.
     Checking,
-    /// The workspace is being looked over.
+    /// The workspace is being surveyed.
     Surveying,
     /// Between tasks, with or without a child.
     Idle,
-    /// Nothing more comes: the child is being stopped, then what is left is settled.
+    /// No further task comes: the child is being stopped, then the session is cleaned up.
     Closing,
 }
 
-/// Its state.
+/// The state of a Session.
 pub(crate) struct SessionState {
     pub(super) myself: SessionRef,
     pub(super) pool_ref: ActorRef<PoolMsg>,
     pub(super) shared: Arc<Shared>,
     pub(super) pool: Arc<PoolShared>,
-    /// The task that it works, or worked last.
+    /// The current task, or the last one.
     pub(super) work: Work,
     pub(super) scope: SessionScope,
-    /// It is a client's conversation.
+    /// Set for a client's conversation.
     pub(super) conversation: Option<ConversationArgs>,
-    /// Questions that a person is to decide; at most `APPROVALS_PER_SESSION`.
+    /// Pending approvals; at most `APPROVALS_PER_SESSION`.
     pub(super) pending: BTreeMap<PermissionRequestId, PendingApproval>,
-    /// Requests that the delegate is asked about; at most `DELEGATED_PER_SESSION`.
+    /// Requests that wait for the delegate; at most `DELEGATED_PER_SESSION`.
     pub(super) delegated: BTreeMap<PermissionRequestId, PendingDelegation>,
-    /// Its child is stopped, and its task put back, until that question is answered.
+    /// The approval for which the child was stopped and the task queued again.
     pub(super) released: Option<PermissionRequestId>,
-    /// Answers that hold until the turn ends, by digest.
+    /// Answers that apply until the turn ends, by digest.
     pub(super) turn_answers: HashMap<String, RememberedAnswer>,
     /// The agent's own id of the session.
     pub(super) agent_session: Option<UntrustedText>,
-    /// An earlier start of the supervisor began it.
+    /// Whether an earlier start of the supervisor began the session.
     pub(super) was_stored: bool,
-    /// The child was started to load the session again.
+    /// Whether the child was started to load the session again.
     pub(super) loading: bool,
-    /// Children in a row that ended before they had loaded it.
+    /// Consecutive children that ended before they had loaded it.
     pub(super) loads_failed: u8,
-    /// The agent has not said that it cannot load it.
+    /// False once the agent reported that it cannot load it.
     pub(super) loadable: bool,
-    /// Why it was given up, if it was because it could not be loaded again.
+    /// Why the session could not be loaded again.
     pub(super) not_loaded: Option<String>,
-    /// It was begun before it had a task: told when its child is ready, dropped if that ends.
+    /// For a session that started without a task: told when its child is ready, dropped if that
+    /// ends.
     pub(super) child_ready: Option<oneshot::Sender<()>>,
-    /// What the agent offers, and what was chosen of it.
+    /// The settings that the agent offers, and those that were chosen.
     pub(super) settings: SessionSettings,
     /// The agent's own commands.
     pub(super) commands: CommandState,
-    /// The agent has had a prompt in it.
+    /// Whether the agent has had a prompt in this session.
     pub(super) prompted: bool,
-    /// What the agent has forgotten, and is told again.
+    /// The transcript for an agent that has lost its memory.
     pub(super) transcript_recall: TranscriptRecall,
-    /// A person stopped the turn, and a tool call may end first.
+    /// The grace period of a tool call after a person stopped the turn.
     pub(super) grace: ToolGrace,
-    /// `work` is not over.
+    /// Whether `work` has not ended.
     pub(super) has_task: bool,
-    /// Counts its tasks: what was waited for of an earlier one is no news for the next.
+    /// Counts the session's tasks, so that a timer of an earlier one is ignored.
     pub(super) task_number: u64,
-    /// Ends the wait after which its idle child is stopped.
+    /// The timer after which the idle child is stopped.
     pub(super) idle_timer: Option<AbortHandle>,
-    /// The task's prompt is journalled.
+    /// Whether the task's prompt is journalled.
     pub(super) accepted: bool,
-    /// Nothing more comes; whether it ends for good.
+    /// Set when no further task comes; whether the session ends for good.
     pub(super) closing: Option<bool>,
     pub(super) phase: Phase,
     pub(super) prepared: Option<PreparedSession>,
     pub(super) channel: Option<ChannelHandle>,
-    /// What budgets count: requests, and what it spent.
+    /// The counters and spend of budgets.
     pub(super) budget: BudgetCounters,
-    /// What the answers on the child's routes say of limits.
+    /// Watches the model proxy's responses for rate limits.
     pub(super) rate_limit_watch: Arc<RateLimitWatch>,
-    /// The turn failed because its provider limits requests.
+    /// Set when the turn failed because the provider limits requests.
     pub(super) limit: Option<RateLimit>,
-    /// What the last child was denied and not told: the one that goes on with the session is.
+    /// Denials that the last child was not told of; the next child is.
     pub(super) denials: PendingDenials,
     pub(super) outbox: Outbox,
     pub(super) requests: OpenRequests,
@@ -138,27 +140,27 @@ pub(crate) struct SessionState {
     pub(super) turn: Option<TurnOutcome>,
     pub(super) turn_detail: Option<String>,
     pub(super) turn_began: Option<Instant>,
-    /// Why the turn must end, if not by itself; the first reason holds.
+    /// Why the turn must end, if not by itself; the first reason is kept.
     pub(super) ending: Option<(TurnOutcome, String)>,
     pub(super) end: Option<ChannelEnd>,
     pub(super) check: Option<CheckResult>,
     /// Home and copy, while they are measured.
     pub(super) measured: Option<Arc<MeasuredSession>>,
-    /// Ends the check.
+    /// Aborts the check.
     pub(super) checking: Option<AbortHandle>,
-    /// The journal takes nothing more of this session.
+    /// Set when the journal rejected a commit of this session.
     pub(super) broken: bool,
-    /// The session wrote more than it may journal, and its child is killed for it.
+    /// Whether the session exceeded its journal quota, so that its child is killed.
     pub(super) over_quota: bool,
-    /// Home or copy was larger than it may be.
+    /// Whether home or copy exceeded its limit.
     pub(super) oversized: bool,
-    /// What an earlier start left stays as it is: it could not be prepared now.
+    /// Whether a stored session goes back as it was, because it could not be prepared now.
     pub(super) gives_back: bool,
-    /// Ends the preparation while it waits for its turn.
+    /// Cancels the preparation while it waits for its turn.
     pub(super) preparing: CancellationToken,
-    /// Somebody stopped the child, but not the task.
+    /// Whether the child was stopped, but not the task.
     pub(super) stopped: bool,
-    /// Set once the prompt went out.
+    /// Whether the prompt was written.
     pub(super) begun: bool,
     pub(super) cancelled: bool,
     pub(super) failure: Option<String>,
@@ -191,21 +193,21 @@ impl SessionState {
             ChannelEvent::Started {
                 pid,
                 limits,
-                sandbox_layers: walls,
+                sandbox_layers: layers,
             } => {
                 self.notify_pool(SlotEvent::Spawned, Some(pid));
-                let lacks = sandbox_gaps::record_sandbox_gaps(
+                let gaps = sandbox_gaps::record_sandbox_gaps(
                     &self.shared,
                     &self.pool,
                     &self.work.slot,
-                    &walls,
+                    &layers,
                 );
                 self.outbox.push_event(Event::ChildStarted {
                     pid,
                     launcher: self.pool.config.launcher.word(),
-                    sandbox_gaps: lacks,
+                    sandbox_gaps: gaps,
                     limits,
-                    sandbox_layers: walls,
+                    sandbox_layers: layers,
                 });
             }
             ChannelEvent::Ready(info) => self.child_is_ready(info),
@@ -221,9 +223,9 @@ impl SessionState {
             ChannelEvent::Event(event) => self.handle_event(event),
             ChannelEvent::PermissionRequest(ask) => self.handle_permission_request(ask),
             ChannelEvent::ClientRequest {
-                permission_request: ask,
-                request: wish,
-            } => self.handle_client_request(*ask, &wish),
+                permission_request,
+                request,
+            } => self.handle_client_request(*permission_request, &request),
             ChannelEvent::Withdrawn(key) => {
                 self.requests.withdraw(&key);
                 self.request_withdrawn(&key);
@@ -232,14 +234,14 @@ impl SessionState {
             ChannelEvent::Cancelling => self.turn_cancelling(),
             ChannelEvent::SessionCleared => {
                 tracing::info!(session = %self.work.session, "the agent began a new session of its own");
-                // Its new id comes with no message: what it does from here on cannot be loaded.
+                // The protocol does not report its new id, so what follows cannot be loaded again.
                 self.agent_session = None;
                 self.loadable = false;
             }
             ChannelEvent::DeadlineExpired(expired) => {
                 let why = match expired {
                     DeadlineKind::Silence => {
-                        "nothing came from the agent for longer than timeouts.silence"
+                        "the agent sent nothing for longer than timeouts.silence"
                     }
                     _ => "the turn took longer than timeouts.turn",
                 };
@@ -337,7 +339,7 @@ impl SessionState {
         }
         self.requests.engine_calls.clear();
         self.requests.announced.clear();
-        // What we asked for decides: some agents say of a turn that was cancelled that it completed.
+        // The supervisor's own reason decides: some agents report a cancelled turn as completed.
         let (outcome, detail, is_ours) = match self.ending.take() {
             None => (outcome, detail, false),
             Some((wanted, why)) => (wanted, Some(why), true),
@@ -361,7 +363,7 @@ impl SessionState {
         });
         self.outbox.on_durable(OnDurable::FinishTurn);
         if self.cancelled && self.scope == SessionScope::Task {
-            // Nobody waits for this child any more: it need not outlive a stalled journal.
+            // Nobody waits for this child any more, so it need not outlive a stalled journal.
             self.stop(false);
         }
     }
@@ -385,19 +387,19 @@ impl SessionState {
             ..self.decision_context(mode.as_deref())
         };
         let asks = &mut self.requests;
-        let (ask, came) = masking::mask_request(&self.pool.mask, ask);
+        let (ask, original) = masking::mask_request(&self.pool.mask, ask);
         let decided = permission_requests::decide_request(
             &self.pool,
             prepared,
             &self.work,
-            (&ask, came),
+            (&ask, original),
             asks,
             at,
         );
         self.route_decision(PendingRequest::new(ask, decided));
     }
 
-    /// A tool call that ran without a request is judged by the same rules, afterwards.
+    /// Evaluates a tool call that ran without a request by the same rules, afterwards.
     pub(super) fn handle_unrequested_call(&mut self, call: &ToolCall, shown: ReportedResult) {
         if self.is_engine_call(call, shown) {
             return;
@@ -427,12 +429,12 @@ impl SessionState {
         }
     }
 
-    /// What had to be durable first.
+    /// Runs a step that waited until a commit was durable.
     pub(super) fn run_durable_step(&mut self, step: OnDurable) {
         match step {
             OnDurable::SendPrompt => {
                 if self.phase != Phase::Prompting {
-                    return; // The child is gone, and with it what the prompt was for.
+                    return; // The child ended before its prompt was sent.
                 }
                 if self.delay_prompt() {
                     return;
@@ -442,7 +444,7 @@ impl SessionState {
                     self.requests
                         .directory
                         .start_turn(self.pool.config.shell_cwd);
-                    // Before the agent can ask its model anything for it.
+                    // Before the agent can call its model for this prompt.
                     self.rate_limit_watch.reset();
                     self.start_turn_budget();
                     let attached = self.prepared.as_ref();
@@ -483,7 +485,7 @@ impl SessionState {
                 self.client_verdict_durable(key, place, verdict, deny_turn);
             }
             OnDurable::PublishApproval(id) => self.publish_approval(&id),
-            OnDurable::ReplyToApprover(reply, said) => reply.send(said),
+            OnDurable::ReplyToApprover(reply, result) => reply.send(result),
             OnDurable::SignalChildReady(ready) => {
                 let _ = ready.send(());
             }

@@ -1,4 +1,4 @@
-//! What a session has people told of, and what its stream tells of the supervisor's own.
+//! Notifications about pending approvals, and the supervisor's own events in a session's stream.
 
 use tokio::sync::oneshot;
 
@@ -11,7 +11,8 @@ use marshal_model::limits::HOOK_SUBJECT_CHARS;
 use marshal_model::{Event, PermissionRequestId, UntrustedText};
 
 impl SessionState {
-    /// A permission request waits for a person, until that time in microseconds since the Unix epoch.
+    /// Notifies hooks of a pending approval. `until_us` is when it expires, in microseconds since
+    /// the Unix epoch.
     pub(super) fn notify_approval_pending(
         &self,
         id: &PermissionRequestId,
@@ -29,7 +30,7 @@ impl SessionState {
         if about.is_empty() {
             about = member.ask.input.get().to_owned();
         }
-        // Nobody is shown more, and it is kept for a minute.
+        // The notification stays in memory for a minute, so its text is bounded.
         let about: String = about.chars().take(HOOK_SUBJECT_CHARS).collect();
         self.shared.hooks.notify(&Notification::ApprovalPending {
             slot: self.work.slot.clone(),
@@ -45,8 +46,8 @@ impl SessionState {
 }
 
 impl SessionState {
-    /// Puts an event of the supervisor's own into the stream, with what goes with it: both are
-    /// durable or neither is.
+    /// Appends an event of the supervisor's own to the stream, with further rows: all are durable
+    /// or none is.
     pub(super) fn append_event(
         &mut self,
         event: Event,

@@ -1,4 +1,4 @@
-//! What a turn adds up to: requests, tokens, the end of the answer.
+//! The sums of a turn: requests, tokens, the tail of the answer.
 //!
 //! Plain counting. Must not decide an outcome.
 
@@ -24,17 +24,18 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    /// Whether the agent has said anything in this turn.
+    /// Whether the agent has produced output in this turn.
     pub(crate) const fn has_output(&self) -> bool {
         self.output
     }
 
-    /// Tool calls announced.
+    /// The number of tool calls.
     pub(crate) const fn tool_calls(&self) -> u32 {
         self.tool_calls
     }
 
-    /// The beginning of the last error that the agent reported; foreign, for finding a hint only.
+    /// The beginning of the last error that the agent reported. It is foreign text, for finding a
+    /// hint only.
     pub(super) fn last_error(&self) -> &str {
         &self.error
     }
@@ -67,7 +68,7 @@ impl Tally {
         self.add_verdict(&decided.verdict, decided.policy == Decision::Ask);
     }
 
-    /// `was_ask`: the policy wanted a person.
+    /// `was_ask`: the policy's decision was "ask".
     fn add_verdict(&mut self, verdict: &Verdict, was_ask: bool) {
         if was_ask {
             self.approvals += 1;
@@ -90,11 +91,11 @@ impl Tally {
         }
     }
 
-    /// Counts an event of an attempt of an earlier start, from the journal.
+    /// Adds an event of an attempt of an earlier start, from the journal.
     pub(crate) fn replay(&mut self, event: &Event) {
         self.add_event(event);
         if let Event::PermissionDecided(verdict) = event {
-            // What wanted a person was decided by one, or denied by the end of its time.
+            // What needed approval was decided by an approver, or denied when it expired.
             let was_ask = matches!(
                 verdict.decided_by,
                 DecidedBy::Timeout | DecidedBy::Human | DecidedBy::Cache
@@ -104,7 +105,7 @@ impl Tally {
         self.add_unrequested_call(event);
     }
 
-    /// Whether the call was one that the policy denies.
+    /// Counts a denied call that ran without a request; `true` if it was denied.
     pub(crate) fn add_unrequested_call(&mut self, event: &Event) -> bool {
         let denied = matches!(
             event,
@@ -126,7 +127,8 @@ impl Tally {
         }
     }
 
-    /// Adds the sums of another attempt of the same task; the later answer stays.
+    /// Adds the sums of another attempt of the same task; the later answer replaces the earlier
+    /// one.
     pub(crate) fn add(&mut self, later: Self) {
         self.allowed = self.allowed.saturating_add(later.allowed);
         self.denied = self.denied.saturating_add(later.denied);
@@ -140,7 +142,7 @@ impl Tally {
         self.answer = later.answer;
     }
 
-    /// The end of the answer.
+    /// The tail of the answer.
     pub(crate) fn answer(&self) -> UntrustedText {
         let mut answer = self.answer.clone();
         cut_front(&mut answer, ANSWER_BYTES);
@@ -148,19 +150,19 @@ impl Tally {
     }
 }
 
-/// Cuts a text from the front, at a character's border.
-fn keep_tail(text: &mut String, most: usize) {
-    // Twice the bound before cutting: a text that grows by a few bytes is not moved each time.
-    if text.len() > 2 * most {
-        cut_front(text, most);
+/// Cuts a text to its tail, at a character boundary.
+fn keep_tail(text: &mut String, limit: usize) {
+    // Cuts only at twice the limit: a text that grows by a few bytes is not moved each time.
+    if text.len() > 2 * limit {
+        cut_front(text, limit);
     }
 }
 
-fn cut_front(text: &mut String, most: usize) {
-    if text.len() <= most {
+fn cut_front(text: &mut String, limit: usize) {
+    if text.len() <= limit {
         return;
     }
-    let mut from = text.len() - most;
+    let mut from = text.len() - limit;
     while !text.is_char_boundary(from) {
         from += 1;
     }

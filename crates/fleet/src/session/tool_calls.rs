@@ -1,6 +1,6 @@
-//! The tool calls of a turn and the requests that are open: which request is of which call.
+//! The tool calls and open permission requests of a turn, and which request belongs to which call.
 //!
-//! Pure. Must not judge anything.
+//! Pure. Must not evaluate anything.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -19,23 +19,23 @@ use marshal_model::{
 pub(crate) struct ToolCall {
     pub(super) id: UntrustedText,
     pub(super) name: UntrustedText,
-    /// Its input; `None` if it is larger than can be judged.
+    /// Its input; `None` if it is too large to evaluate.
     pub(super) input: Option<Box<RawValue>>,
     digest: Digest,
     request: RequestState,
 }
 
-/// Whether a permission was asked for a call.
+/// Whether a permission was requested for a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum RequestState {
     None,
     Made(PermissionRequestKey),
-    /// And taken back before it was answered.
+    /// Withdrawn before it was answered.
     Withdrawn,
 }
 
 impl RequestState {
-    /// Taken back, if it was that one.
+    /// Marks the request as withdrawn, if it is this one.
     fn withdraw(&mut self, key: &PermissionRequestKey) {
         if matches!(self, Self::Made(made) if made == key) {
             *self = Self::Withdrawn;
@@ -44,13 +44,13 @@ impl RequestState {
 }
 
 impl ToolCall {
-    /// Whether a request for it was made that it waits for, or waited for until its answer.
+    /// Whether it has a request that is open or was answered.
     pub(super) fn has_request(&self) -> bool {
         matches!(self.request, RequestState::Made(_))
     }
 
-    /// Whether it ran without a request, or without the answer to it: what ended otherwise than with
-    /// a result, and had a request that was withdrawn, is one that did not run.
+    /// Whether it ran without a request, or without the answer to it. A call whose request was
+    /// withdrawn did not run unless it has a result.
     fn ran_without_request(&self, shown: ReportedResult) -> bool {
         match self.request {
             RequestState::None => true,
@@ -60,52 +60,52 @@ impl ToolCall {
     }
 }
 
-/// SHA-256 of the canonical input: what an announcement and a request are compared by.
+/// SHA-256 of the canonical input, by which an announcement and a request are compared.
 type Digest = [u8; 32];
 
 /// The open permission requests and tool calls of a turn.
 #[derive(Debug, Default)]
 pub(crate) struct OpenRequests {
-    /// Asked, decided, not yet answered. By our own id: a verdict that becomes durable is for that
-    /// one request, whatever names an agent gives to others.
+    /// Decided, not yet answered. Keyed by our own id: a verdict that becomes durable is for this
+    /// one request, whatever ids an agent reuses.
     pub(super) open: HashMap<PermissionRequestId, PermissionRequestKey>,
-    /// The same, of what the agent has its client do; its dialect bounds these.
+    /// The same for client requests; the dialect bounds their number.
     pub(super) client_requests: HashMap<PermissionRequestId, PermissionRequestKey>,
     pub(super) calls: VecDeque<ToolCall>,
-    /// Requests that came before their call.
+    /// Requests that arrived before their call.
     requests: VecDeque<EarlyRequest>,
-    /// Where the agent's shell is.
+    /// The possible directories of the agent's shell.
     pub(crate) directory: ShellDirectory,
-    /// How often rules that allow only so often have allowed something in this turn.
+    /// Uses in this turn of rules that allow only a number of times.
     pub(super) rule_uses: BTreeMap<String, u32>,
-    /// Calls of our own tools in this turn that the agent has not shown as calls; at most
+    /// Engine tool calls of this turn that the agent has not shown as calls; at most
     /// [`OPEN_CALLS`].
     pub(super) engine_calls: VecDeque<EngineCallRecord>,
-    /// Calls of our own tools that the agent may make, as it asked first, by their ids; at most
-    /// [`OPEN_PERMISSION_REQUESTS`].
+    /// Announced engine tool calls, by their ids; at most [`OPEN_PERMISSION_REQUESTS`].
     pub(super) announced: VecDeque<(UntrustedText, EngineRequest)>,
 }
 
-/// A call of one of our own tools that came to us.
+/// An engine tool call that arrived on the socket.
 #[derive(Debug)]
 pub(super) struct EngineCallRecord {
-    /// The request that it is.
+    /// The key of its request.
     pub(super) key: PermissionRequestKey,
     pub(super) wish: EngineRequest,
-    /// It was allowed, and carried out: only then can what the agent shows as done be this one.
+    /// Whether it was allowed and carried out: only then can it match a call that the agent shows
+    /// as done.
     pub(super) is_allowed: bool,
 }
 
 /// What an agent shows of the end of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ReportedResult {
-    /// It brought a result.
+    /// It has a result.
     Done,
     /// It failed, or nothing is shown.
     NotDone,
 }
 
-/// A request whose call was not announced: the call's id where it has one, tool, canonical input.
+/// A request whose call is not announced yet.
 #[derive(Debug)]
 struct EarlyRequest {
     id: Option<UntrustedText>,
@@ -115,17 +115,17 @@ struct EarlyRequest {
 }
 
 impl OpenRequests {
-    /// How often rules that allow only so often have allowed something in this turn.
+    /// Uses in this turn of rules that allow only a number of times.
     pub(super) fn rule_uses(&self) -> &BTreeMap<String, u32> {
         &self.rule_uses
     }
 
-    /// Whether the answer is still wanted.
+    /// Takes out an open request; `false` if its answer is no longer wanted.
     pub(crate) fn take_open(&mut self, ask: &PermissionRequestId) -> bool {
         self.open.remove(ask).is_some() || self.client_requests.remove(ask).is_some()
     }
 
-    /// The agent does not wait for the answer any more.
+    /// Removes a request that the agent withdrew.
     pub(crate) fn withdraw(&mut self, key: &PermissionRequestKey) {
         self.open.retain(|_, open| open != key);
         self.client_requests.retain(|_, open| open != key);
@@ -137,16 +137,16 @@ impl OpenRequests {
         }
     }
 
-    /// The child is gone: nothing can be answered.
+    /// Removes all open requests, because the child is gone.
     pub(crate) fn clear_open(&mut self) {
         self.open.clear();
         self.client_requests.clear();
-        // Its next child begins at the root.
+        // The next child starts at the workspace root.
         self.directory = ShellDirectory::default();
     }
 
-    /// Notes a tool call; a request that came before it makes it an asked one. Gives the oldest
-    /// call back if there are too many: it must be judged now, as nothing will be known of it.
+    /// Records a tool call, and joins it with an earlier request. If there are too many calls,
+    /// gives back the oldest one: it must be evaluated now, as its end will not be recognised.
     pub(crate) fn record_tool_start(&mut self, event: &Event) -> Option<ToolCall> {
         let Event::ToolStart { id, name, input } = event else {
             return None;
@@ -173,7 +173,7 @@ impl OpenRequests {
         evicted.filter(|call| call.ran_without_request(ReportedResult::NotDone))
     }
 
-    /// Notes what a call is by now: what it was when it began may have been half of it.
+    /// Updates the name and input of a call: they may have been incomplete when it started.
     pub(crate) fn record_tool_update(&mut self, event: &Event) {
         let Event::ToolUpdate {
             id, name, input, ..
@@ -193,7 +193,7 @@ impl OpenRequests {
         }
     }
 
-    /// Notes that the agent may make that call of a tool of ours.
+    /// Records an engine tool call that the agent announced and may make.
     pub(super) fn record_announced(
         &mut self,
         id: Option<&UntrustedText>,
@@ -207,18 +207,18 @@ impl OpenRequests {
         }
     }
 
-    /// What the call of this id was to be, if it was announced.
+    /// Takes out the announced call of this id.
     pub(super) fn take_announced(&mut self, id: &UntrustedText) -> Option<EngineRequest> {
         let at = self.announced.iter().position(|(of, _)| of == id)?;
         self.announced.remove(at).map(|(_, wish)| wish)
     }
 
-    /// A call that runs.
+    /// The running call of this id.
     pub(super) fn call(&self, id: &UntrustedText) -> Option<&ToolCall> {
         self.calls.iter().find(|call| call.id == *id)
     }
 
-    /// A call's result came: gives the tool's name, and the call if it ran without a request.
+    /// Records the end of a call. Gives the tool's name, and the call if it ran without a request.
     pub(super) fn record_tool_end(
         &mut self,
         id: &UntrustedText,
@@ -230,7 +230,7 @@ impl OpenRequests {
         (name, call.filter(|call| call.ran_without_request(shown)))
     }
 
-    /// The turn is over: gives the calls that ran without a request and brought no result.
+    /// Ends the turn. Gives the calls without a result that ran without a request.
     pub(crate) fn end_turn(&mut self) -> Vec<ToolCall> {
         self.requests.clear();
         self.rule_uses.clear();
@@ -240,7 +240,7 @@ impl OpenRequests {
             .collect()
     }
 
-    /// Joins a request with its call: by the tool's id, else by tool and canonical input, the
+    /// Joins a request with its call: by the call's id, else by tool and canonical input, the
     /// oldest first.
     pub(super) fn record_request(&mut self, ask: &PermissionRequest) {
         let digest = digest(&ask.input);
@@ -268,13 +268,13 @@ impl OpenRequests {
     }
 }
 
-/// The digest of the input in its one form, so that the announcement and the request of one call
-/// compare equal.
+/// The digest of the canonical input, so that the announcement and the request of one call compare
+/// equal.
 fn digest(input: &RawValue) -> Digest {
     Sha256::digest(canonical(input).as_bytes()).into()
 }
 
-/// An input in its one form; one that has none is only like itself, byte for byte.
+/// The canonical input. An input without a canonical form equals only itself, byte for byte.
 pub(super) fn canonical(input: &RawValue) -> String {
     model::canonicalize(input).unwrap_or_else(|why| format!("{why}\0{}", input.get()))
 }

@@ -1,5 +1,5 @@
-//! What an agent that came back without its memory is told of the chat that it goes on with: made
-//! mechanically of what was said, before the next message.
+//! The transcript for an agent that resumed a chat without its memory. It is made mechanically of
+//! the earlier messages, and precedes the next one.
 //!
 //! Must not know how a session is loaded.
 
@@ -17,19 +17,19 @@ const BEGINS: &str = "[System: You do not remember this conversation. This is a 
 const NEWEST: &str = "[System: These are the newest messages of it:]";
 const ENDS: &str = "[System: The transcript ends here. The next message follows.]";
 
-/// What the agent must be told again.
+/// The transcript that the agent needs.
 #[derive(Debug, Default)]
 pub(super) struct TranscriptRecall {
     is_lost: bool,
     /// It is being read.
     reading: bool,
-    /// A child that is ready waits for it.
+    /// A ready child waits for it.
     awaited: bool,
     transcript: Option<String>,
 }
 
 impl TranscriptRecall {
-    /// The next child remembers nothing.
+    /// Records that the next child remembers nothing.
     pub(super) fn mark_lost(&mut self) {
         *self = Self {
             is_lost: true,
@@ -37,12 +37,12 @@ impl TranscriptRecall {
         };
     }
 
-    /// A child has had the prompt, and the transcript before it.
+    /// Clears the state: a child got the prompt with the transcript.
     pub(super) fn reset(&mut self) {
         *self = Self::default();
     }
 
-    /// The child that waited is gone.
+    /// The child that waited has ended.
     pub(super) const fn child_ended(&mut self) {
         self.awaited = false;
     }
@@ -51,7 +51,7 @@ impl TranscriptRecall {
         self.is_lost
     }
 
-    /// The prompt with what must stand before it.
+    /// The prompt, with the transcript before it.
     pub(super) fn prepend_to(&self, prompt: &UntrustedText) -> UntrustedText {
         match &self.transcript {
             Some(transcript) => UntrustedText::new(format!("{transcript}\n\n{}", prompt.raw())),
@@ -61,12 +61,12 @@ impl TranscriptRecall {
 }
 
 impl SessionState {
-    /// What it is as a chat, if it is one.
+    /// The chat settings, if the session is a chat.
     pub(super) fn chat(&self) -> Option<&ChatArgs> {
         self.conversation.as_ref()?.chat.as_ref()
     }
 
-    /// What an agent is set to whose command does not say which model to take.
+    /// The settings of an agent whose command does not name a model.
     pub(super) fn with_chat_model(&self, acp: Arc<AcpSettings>) -> Arc<AcpSettings> {
         let model = self.chat().and_then(|chat| chat.model.clone());
         if model.is_none() || self.pool.config.names_model() {
@@ -78,8 +78,8 @@ impl SessionState {
         })
     }
 
-    /// A child that was started with the id of a session has gone on with it: its dialect has no
-    /// words for that.
+    /// Announces that a child which was started with a session id resumed it: its dialect does not
+    /// report that.
     pub(super) fn announce_resumed(&mut self) {
         let by_argument = self.pool.config.resumes_by_argument();
         if self.chat().is_some() && self.loading && by_argument {
@@ -90,7 +90,7 @@ impl SessionState {
         }
     }
 
-    /// Whether the prompt must wait for what is to stand before it.
+    /// Whether the prompt must wait for the transcript.
     pub(super) fn wait_for_transcript(&mut self) -> bool {
         if !self.transcript_recall.is_lost || self.transcript_recall.transcript.is_some() {
             return false;
@@ -106,30 +106,31 @@ impl SessionState {
         tokio::spawn(async move {
             let read = move || {
                 let reader = journal.reader().map_err(|error| error.to_string())?;
-                let said = reader.last_messages(&session, CHAT_TRANSCRIPT_BYTES);
-                let said = said.map_err(|error| error.to_string())?;
+                let messages = reader.last_messages(&session, CHAT_TRANSCRIPT_BYTES);
+                let messages = messages.map_err(|error| error.to_string())?;
                 let goal = reader.first_prompt(&session);
-                Ok((goal.map_err(|error| error.to_string())?, said))
+                Ok((goal.map_err(|error| error.to_string())?, messages))
             };
-            let said = ambient.run_blocking(read).await;
-            let said = said.unwrap_or_else(|_| Err("the reading was interrupted".to_owned()));
-            let text = said.map(|(goal, mut said)| {
-                // One that was taken in, and not written, is the message that follows.
+            let messages = ambient.run_blocking(read).await;
+            let messages =
+                messages.unwrap_or_else(|_| Err("the reading was interrupted".to_owned()));
+            let text = messages.map(|(goal, mut messages)| {
+                // A message that was accepted but not written is the one that follows.
                 let is_next = |last: &ChatMessage| {
                     last.by == Speaker::User && prompt.raw().ends_with(last.text.raw())
                 };
-                while said.last().is_some_and(is_next) {
-                    said.pop();
+                while messages.last().is_some_and(is_next) {
+                    messages.pop();
                 }
-                transcript(goal.as_ref(), &said)
+                transcript(goal.as_ref(), &messages)
             });
             let _ = to.send_message(SessionMsg::TranscriptRead(text));
         });
         true
     }
 
-    /// What was said is known: the prompt goes on its way. Without it, it does not: an agent that
-    /// answers as if nothing had been said would do harm.
+    /// Handles the transcript: sends the prompt. Without the transcript the prompt fails, because
+    /// an agent that answers as if nothing had been said would do harm.
     pub(super) fn transcript_read(&mut self, text: Result<String, String>) {
         self.transcript_recall.reading = false;
         let why = match text {
@@ -137,7 +138,9 @@ impl SessionState {
                 self.transcript_recall.transcript = Some(text);
                 None
             }
-            Err(why) => Some(format!("what was said before cannot be read: {why}")),
+            Err(why) => Some(format!(
+                "the earlier messages of the chat cannot be read: {why}"
+            )),
         };
         if !std::mem::take(&mut self.transcript_recall.awaited) || self.phase != Phase::Opening {
             return;
@@ -155,13 +158,13 @@ impl SessionState {
     }
 }
 
-fn transcript(goal: Option<&UntrustedText>, said: &[ChatMessage]) -> String {
+fn transcript(goal: Option<&UntrustedText>, messages: &[ChatMessage]) -> String {
     let goal = goal.map_or("", |goal| beginning(goal.raw(), CHAT_TRANSCRIPT_GOAL_BYTES));
     let frame = BEGINS.len() + NEWEST.len() + ENDS.len() + 8;
     let mut left = CHAT_TRANSCRIPT_BYTES.saturating_sub(goal.len() + frame);
-    let mut kept = Vec::new();
-    for saying in said.iter().rev() {
-        let who = match saying.by {
+    let mut lines = Vec::new();
+    for message in messages.iter().rev() {
+        let who = match message.by {
             Speaker::User => "User: ",
             Speaker::Agent => "Agent: ",
         };
@@ -169,28 +172,28 @@ fn transcript(goal: Option<&UntrustedText>, said: &[ChatMessage]) -> String {
         if room == 0 {
             break;
         }
-        // Of the oldest one that fits only in part, its end.
-        let text = end(saying.text.raw().trim(), room);
+        // Of the oldest message that fits only in part, its end.
+        let text = end(message.text.raw().trim(), room);
         left = left.saturating_sub(who.len() + 2 + text.len());
-        kept.push(format!("{who}{text}"));
+        lines.push(format!("{who}{text}"));
     }
-    kept.reverse();
-    let said = kept.join("\n\n");
-    format!("{BEGINS}\n{goal}\n\n{NEWEST}\n{said}\n\n{ENDS}")
+    lines.reverse();
+    let body = lines.join("\n\n");
+    format!("{BEGINS}\n{goal}\n\n{NEWEST}\n{body}\n\n{ENDS}")
 }
 
-/// At most so many bytes from the beginning.
-fn beginning(text: &str, most: usize) -> &str {
-    let mut at = most.min(text.len());
+/// At most this many bytes from the beginning.
+fn beginning(text: &str, limit: usize) -> &str {
+    let mut at = limit.min(text.len());
     while !text.is_char_boundary(at) {
         at -= 1;
     }
     &text[..at]
 }
 
-/// At most so many bytes from the end.
-fn end(text: &str, most: usize) -> &str {
-    let mut at = text.len().saturating_sub(most);
+/// At most this many bytes from the end.
+fn end(text: &str, limit: usize) -> &str {
+    let mut at = text.len().saturating_sub(limit);
     while !text.is_char_boundary(at) {
         at += 1;
     }

@@ -1,5 +1,5 @@
-//! What a session is given to do and what it brings back: work in, an attempt out; between them
-//! the check, and a look at what changed.
+//! The input and result of a session: a task's work goes in, an attempt comes out, with the check
+//! and the survey of changes between them.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -30,29 +30,29 @@ pub(crate) struct Work {
     pub(crate) session: SessionId,
     pub(crate) run: RunId,
     pub(crate) task: TaskId,
-    /// Which sending, from 1.
+    /// The number of the attempt, from 1.
     pub(crate) attempt: u32,
     pub(crate) prompt: UntrustedText,
     /// Files of the workspace that belong to the prompt.
     pub(crate) files: PromptFiles,
-    /// Instead of the pool's workspace path.
+    /// Replaces the pool's workspace path, if set.
     pub(crate) workspace: Option<PathBuf>,
-    /// Instead of the pool's check.
+    /// Replaces the pool's check, if set.
     pub(crate) check: Option<Vec<String>>,
-    /// The policy that lies on top of the pool's.
+    /// The policy layer on top of the pool's policy.
     pub(crate) layer: Option<String>,
-    /// When the slot was given the task.
+    /// When the slot was assigned the task.
     pub(crate) assigned_at: Instant,
-    /// Since when the slot has had no ready child, after a failure.
+    /// Since when the slot has had no ready child after a failure.
     pub(crate) down_since: Option<Instant>,
-    /// It tries whether the provider takes requests again, and nobody knows yet.
+    /// Whether the task probes if the provider takes requests again.
     pub(crate) probe: bool,
-    /// What bounds its run, if anything does.
+    /// The limits of its run, if there are any.
     pub(crate) limits: Option<Arc<RunLimits>>,
 }
 
 impl Work {
-    /// What a conversation is begun with before its first prompt: nothing.
+    /// The work of a conversation before its first prompt.
     pub(crate) fn before_first_prompt(slot: SlotId, session: SessionId, run: RunId) -> Self {
         Self {
             slot,
@@ -73,51 +73,51 @@ impl Work {
     }
 }
 
-/// What an attempt brought.
+/// The result of an attempt.
 #[derive(Debug)]
 pub(crate) struct Attempt {
     /// The slot's number.
     pub(crate) index: u16,
     pub(crate) session: SessionId,
-    /// The prompt was written.
+    /// Whether the prompt was written.
     pub(crate) begun: bool,
     pub(crate) turn: Option<TurnOutcome>,
     /// Why the turn did not end well.
     pub(crate) turn_detail: Option<String>,
-    /// How the child ended, where one was to run.
+    /// How the child ended, if there was one.
     pub(crate) end: Option<ChannelEnd>,
     pub(crate) check: Option<CheckResult>,
     pub(crate) tally: Tally,
     pub(crate) survey: Survey,
-    /// We were asked to end it.
+    /// Whether the supervisor requested the end.
     pub(crate) cancelled: bool,
-    /// Its provider limits requests: that is why the turn failed.
+    /// Set when the turn failed because the provider limits requests.
     pub(crate) limit: Option<RateLimit>,
-    /// It was ended to wait for a person without its child: for which question.
+    /// The approval that it waits for, if it was ended to wait without its child.
     pub(crate) awaits_approval: Option<PermissionRequestId>,
-    /// A budget is spent that parks its slot: which, in our words.
+    /// The spent budget that parks the slot, for people.
     pub(crate) park_reason: Option<String>,
-    /// Why it could not even begin, where that is the task's fault and not the slot's.
+    /// Why it could not start, where that is the task's fault and not the slot's.
     pub(crate) failure: Option<String>,
-    /// The session of an earlier start could not be prepared, and is as it was.
+    /// The stored session, which could not be prepared and is unchanged.
     pub(crate) given_back: Option<StoredSession>,
-    /// The session waits for its next task.
+    /// Set if the session waits for its next task.
     pub(crate) idle_session: Option<IdleSession>,
 }
 
 /// A session between tasks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct IdleSession {
-    /// Its child runs.
+    /// Whether its child runs.
     pub(crate) has_child: bool,
-    /// It could be loaded in a new child.
+    /// Whether a new child could load it.
     pub(crate) can_load: bool,
-    /// Why it was given up, if it was because it could not be loaded again.
+    /// Why it could not be loaded again.
     pub(crate) not_loaded: Option<String>,
 }
 
 impl Attempt {
-    /// The attempt of a session that ended without a word.
+    /// The attempt of a session that ended without a report.
     pub(crate) fn internal(index: u16, session: SessionId, why: &str) -> Self {
         Self {
             index,
@@ -139,7 +139,7 @@ impl Attempt {
         }
     }
 
-    /// Why it did not end well; empty if there is nothing to say.
+    /// Why it did not end well; empty if it did.
     pub(crate) fn detail(&self) -> String {
         if let Some(check) = self.check.as_ref().filter(|check| !check.passed()) {
             return check.describe();
@@ -156,14 +156,14 @@ impl Attempt {
 /// How a check ended.
 #[derive(Debug)]
 pub(crate) enum CheckResult {
-    /// It ran.
+    /// It ran to its end.
     Ran {
-        /// What the kernel said.
+        /// The exit status.
         status: ExitStatus,
-        /// The end of what it printed.
+        /// The tail of its output.
         output: UntrustedText,
     },
-    /// It could not run, or not to its end.
+    /// It could not run, or not to its end; the reason.
     NotRun(String),
 }
 
@@ -191,7 +191,7 @@ impl CheckResult {
         }
     }
 
-    /// From its event.
+    /// Rebuilds a result from its event.
     pub(crate) fn from_event(status: Option<ExitStatus>, output: UntrustedText) -> Self {
         match status {
             Some(status) => Self::Ran { status, output },
@@ -202,8 +202,8 @@ impl CheckResult {
     pub(crate) fn describe(&self) -> String {
         match self {
             Self::Ran { status, output } => {
-                let said = output.raw().trim_end();
-                let last = said.rsplit('\n').next().unwrap_or_default();
+                let text = output.raw().trim_end();
+                let last = text.rsplit('\n').next().unwrap_or_default();
                 format!(
                     "the check ended with {status}: {}",
                     UntrustedText::from(last).escape_for_display(200)
@@ -214,7 +214,7 @@ impl CheckResult {
     }
 }
 
-/// Runs the check in the same walls as the agent.
+/// Runs the check in the same sandbox as the agent.
 pub(crate) fn check(
     shared: Arc<Shared>,
     pool: &PoolShared,
@@ -247,25 +247,25 @@ fn check_output(finished: &ProgramOutput) -> UntrustedText {
     UntrustedText::new(text)
 }
 
-/// What changed in the workspace.
+/// The changes in the workspace.
 #[derive(Debug, Default)]
 pub(crate) struct Survey {
     pub(crate) changes: Vec<FileChange>,
     pub(crate) cut: bool,
     pub(crate) copy: Option<PathBuf>,
-    /// Versions of files that nobody had made.
+    /// File versions that were found on disk.
     pub(crate) observed: Vec<ObservedFile>,
-    /// The branch that came back, of a clone.
+    /// The branch of a clone.
     pub(crate) returned: ReturnedBranch,
 }
 
-/// Looks at the workspace after the turn; if the session is over with it, lets it go.
+/// Surveys the workspace after the turn; discards the session's files if it has ended.
 pub(crate) fn survey(
     prepared: Option<&mut PreparedSession>,
     (session, task): (SessionId, TaskId),
     shared: Arc<Shared>,
     pool: &Arc<PoolShared>,
-    over: bool,
+    is_final: bool,
 ) -> impl Future<Output = Survey> + Send + use<> {
     let returning = return_branch(prepared.as_deref(), &shared, pool);
     let versions = prepared
@@ -282,22 +282,22 @@ pub(crate) fn survey(
     let ambient = shared.ambient.clone();
     let work = move || {
         let has_copy = seen.as_ref().is_some_and(|(_, _, copy, _)| copy.is_some());
-        let found = match seen {
-            Some((root, mut before, copy, over)) => {
-                super::overlay::survey(over.as_deref(), &mut before).unwrap_or_else(|| Survey {
+        let survey = match seen {
+            Some((root, mut before, copy, overlay)) => {
+                super::overlay::survey(overlay.as_deref(), &mut before).unwrap_or_else(|| Survey {
                     copy,
                     ..compare(root, before)
                 })
             }
             None => Survey::default(),
         };
-        if over {
+        if is_final {
             discard_session(&shared, &session, has_copy);
         }
-        found
+        survey
     };
     async move {
-        // While the home is there, and before the clone's time runs.
+        // Needs the home, so it runs before the session is discarded.
         let returned = match returning {
             Some(returning) => returning.await,
             None => ReturnedBranch::default(),
@@ -315,7 +315,7 @@ pub(crate) fn survey(
     }
 }
 
-/// The paths that are plain texts.
+/// The paths that are valid UTF-8.
 fn paths(changes: &[FileChange]) -> Vec<String> {
     let paths = changes.iter().map(|change| change.path.raw());
     let plain = paths.filter(|path| !path.contains('\\'));
@@ -329,7 +329,7 @@ fn compare(root: Result<Root, TreeError>, before: Option<Manifest>) -> Survey {
     survey_from_changes(root.and_then(|root| before.changes(&root)))
 }
 
-/// Changes as a survey tells them.
+/// Builds a survey from changes.
 pub(super) fn survey_from_changes(changes: Result<Changes, TreeError>) -> Survey {
     let changes = changes.unwrap_or_else(|error| {
         tracing::warn!(%error, "the workspace could not be compared");
@@ -345,8 +345,8 @@ pub(super) fn survey_from_changes(changes: Result<Changes, TreeError>) -> Survey
     }
 }
 
-/// Lets go of a session that is over for good: its home, which only its children needed, goes, and
-/// the time of its copy runs.
+/// Discards a session that has ended for good: removes its home, which only its children needed,
+/// and starts the retention time of its copy.
 pub(crate) fn discard_session(shared: &Shared, session: &SessionId, has_copy: bool) {
     if let Err(error) = workspace::home::remove(&shared.state, session) {
         tracing::warn!(%error, "a home could not be removed");

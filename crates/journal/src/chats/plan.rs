@@ -1,7 +1,7 @@
-//! Chats that go on by themselves: how far they are, the items of their plans, what was said of these.
+//! Autonomous chats: their progress, the items of their plans, and the reviews of these plans.
 //!
-//! A claim is refused unless its item is open, so that no two members have one. Must not know what a
-//! plan's file says, or who does the work.
+//! A claim of an item that is not open is rejected, so no two members have the same item. Must not
+//! know the contents of a plan's file, or who does the work.
 
 use rusqlite::{Row, params};
 
@@ -16,35 +16,35 @@ use marshal_model::{
 };
 use marshal_wire::plan::checklist::ItemId;
 
-/// A change of a chat that goes on by itself. Times are milliseconds since the Unix epoch.
+/// A change of an autonomous chat. Times are milliseconds since the Unix epoch.
 #[derive(Debug, Clone)]
 pub enum PlanWrite {
-    /// Where its work stands, and how far it is.
+    /// The chat's phase and progress changed.
     Progress {
-        /// Which.
+        /// The chat.
         chat: SessionId,
-        /// Where it stands now.
+        /// The new phase.
         phase: ChatPhase,
-        /// How far it is.
+        /// The new progress.
         progress: ChatProgress,
     },
-    /// The path of its plan is known.
+    /// The chat's settings changed: the path of its plan is known.
     Settings {
-        /// Which.
+        /// The chat.
         chat: SessionId,
-        /// All that it goes on with.
+        /// The complete new settings.
         settings: marshal_model::ChatSettings,
     },
-    /// The stream of its parent has told a member's events up to one.
+    /// The parent's stream contains a member's events up to `seq`.
     Forwarded {
         /// The member.
         chat: SessionId,
-        /// The event's place in its session.
+        /// The seq of the last forwarded event.
         seq: u64,
     },
-    /// An item as it stands now.
+    /// An item was added or changed.
     Item(PlanItem),
-    /// A member takes an open item, and its turn with it.
+    /// A member claims an open item for a turn.
     Claim {
         /// The chat whose plan it is.
         chat: SessionId,
@@ -54,16 +54,16 @@ pub enum PlanWrite {
         by: SessionId,
         /// The member's turn.
         turn: TurnId,
-        /// When.
+        /// When the item was claimed.
         at_ms: i64,
     },
-    /// Something was said of a plan. What waits takes the place of what waited.
+    /// A review of a plan. A new waiting review replaces the waiting one.
     Review(PlanReview),
-    /// Of the items of people that are gone, only so many of the newest stay known.
+    /// Removes the oldest of the items that people removed from the plan.
     PruneItems {
         /// The chat whose plan it is.
         chat: SessionId,
-        /// How many.
+        /// The number of newest removed items to keep.
         keep: usize,
     },
 }
@@ -73,51 +73,51 @@ pub enum PlanWrite {
 pub struct PlanItem {
     /// The chat whose plan it is.
     pub chat: SessionId,
-    /// Which.
+    /// The item's id.
     pub item: ItemId,
-    /// Its place in the plan, from 1.
+    /// Its position in the plan, from 1.
     pub ordinal: u32,
     /// Its text.
     pub content: UntrustedText,
-    /// Where it stands.
+    /// The state.
     pub state: ItemState,
-    /// An agent added it.
+    /// Whether an agent added it.
     pub by_agent: bool,
-    /// Who has it, or had it last.
+    /// The member that has it, or had it last.
     pub claimed_by: Option<SessionId>,
-    /// In which turn of theirs.
+    /// That member's turn.
     pub turn: Option<TurnId>,
-    /// Turns for it that failed.
+    /// The number of failed turns for it.
     pub tries: u32,
-    /// Turns for it that went with the supervisor.
+    /// The number of turns for it that were lost with the supervisor.
     pub losses: u32,
-    /// When it changed, in milliseconds since the Unix epoch.
+    /// When it changed last, in milliseconds since the Unix epoch.
     pub at_ms: i64,
-    /// Of one that is gone: how it stood before, where an agent took it away.
+    /// For an item that an agent removed: its state before the removal.
     pub state_before_removal: Option<ItemState>,
 }
 
-/// What was said of a plan.
+/// A review of a plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlanReview {
     /// The chat whose plan it is.
     pub chat: SessionId,
-    /// What.
+    /// The result.
     pub state: ReviewState,
-    /// Of which text: its SHA-256, in hexadecimal.
+    /// The SHA-256 of the reviewed text, in hexadecimal.
     pub sha256: String,
-    /// By whom.
+    /// The reviewer: a person's name, or the policy's.
     pub by: String,
-    /// The rules that said it.
+    /// The rules that decided.
     pub rules: Vec<String>,
-    /// Why.
+    /// The reason; foreign text.
     pub why: UntrustedText,
-    /// When, in milliseconds since the Unix epoch.
+    /// When it was made, in milliseconds since the Unix epoch.
     pub at_ms: i64,
 }
 
 impl RowWriter<'_> {
-    /// Rows of plans.
+    /// Writes the rows of plans.
     pub(crate) fn write_plan(&self, write: &PlanWrite) -> Result<(), WriteError> {
         match write {
             PlanWrite::Progress {
@@ -236,7 +236,8 @@ impl RowWriter<'_> {
 }
 
 impl Reader {
-    /// At most `limit` chats whose work goes on by itself, by their ids, after one of them.
+    /// At most `limit` autonomous chats that have not ended, in the order of their ids, after
+    /// `after`.
     ///
     /// # Errors
     /// [`ReadError`]
@@ -253,7 +254,7 @@ impl Reader {
         })
     }
 
-    /// The members of a chat, by their ids, which is in the order of their roles.
+    /// The members of a chat, in the order of their ids, which is the order of their roles.
     ///
     /// # Errors
     /// [`ReadError`]
@@ -262,7 +263,7 @@ impl Reader {
         self.query_rows(sql, [chat.as_str()], |row| parse_session_id(row.get(0)?))
     }
 
-    /// The items of a chat's plan in their order, those that are gone last.
+    /// The items of a chat's plan in order; removed items come last.
     ///
     /// # Errors
     /// [`ReadError`]
@@ -273,8 +274,8 @@ impl Reader {
         self.query_rows(sql, [chat.as_str()], plan_item_from_row)
     }
 
-    /// The events of a member after one of them that its parent looks at: files that changed,
-    /// questions, steps of the plan, ends of turns. At most `limit` of them.
+    /// At most `limit` events of a member after `after` that its parent evaluates: changed files,
+    /// permission requests, steps of the plan, ends of turns.
     ///
     /// # Errors
     /// [`ReadError`]
@@ -291,8 +292,8 @@ impl Reader {
         self.query_rows(sql, given, |row| Ok(event_from_row(row)?))
     }
 
-    /// Whether a session had, after one of its events, a tool call that is not only for reading, or
-    /// changed a file, whose record has a text in it, as JSON writes that.
+    /// Whether a session, after an event, made a tool call that is not read-only or changed a file,
+    /// with `text` (as JSON escapes it) in the event's record.
     ///
     /// # Errors
     /// [`ReadError`]
@@ -311,14 +312,14 @@ impl Reader {
         Ok(!self.query_rows(sql, given, |_| Ok(()))?.is_empty())
     }
 
-    /// What was said of a chat's plan last, at most so much, in order.
+    /// The last `limit` reviews of a chat's plan, in order.
     ///
     /// # Errors
     /// [`ReadError`]
-    pub fn plan_reviews(&self, chat: &SessionId, most: u32) -> Result<Vec<PlanReview>, ReadError> {
+    pub fn plan_reviews(&self, chat: &SessionId, limit: u32) -> Result<Vec<PlanReview>, ReadError> {
         let sql = "SELECT chat, state, sha256, said_by, rules, why, at_ms FROM plan_reviews \
                    WHERE chat = ?1 ORDER BY nth DESC LIMIT ?2";
-        let found = self.query_rows(sql, params![chat.as_str(), most], |row| {
+        let reviews = self.query_rows(sql, params![chat.as_str(), limit], |row| {
             let rules = parse_column("list of rules", row.get(4)?, |text| {
                 serde_json::from_str(text).ok()
             });
@@ -332,9 +333,9 @@ impl Reader {
                 at_ms: row.get(6)?,
             })
         });
-        let mut found = found?;
-        found.reverse();
-        Ok(found)
+        let mut reviews = reviews?;
+        reviews.reverse();
+        Ok(reviews)
     }
 }
 

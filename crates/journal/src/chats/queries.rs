@@ -1,6 +1,6 @@
-//! Reading chats, their turns, and what was said in them last.
+//! Reads chats, their turns and their last messages.
 //!
-//! Only reads. Must not know who may see what.
+//! Only reads. Must not know who may see which chat.
 
 use rusqlite::{Params, Row, params};
 
@@ -18,52 +18,52 @@ use marshal_model::{
 /// A row of `chats`. Times are milliseconds since the Unix epoch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredChat {
-    /// Its session, and its own id.
+    /// Its session, whose id is also the chat's id.
     pub session: SessionId,
     /// The run whose tasks carry its turns.
     pub run: RunId,
-    /// The registered workspace that it works in.
+    /// The registered workspace of the chat.
     pub workspace: WorkspaceName,
-    /// Its role.
+    /// The name of the chat's role.
     pub role: RoleName,
-    /// The model that was asked for.
+    /// The model that its creator or its role selects; `None` if neither does.
     pub model: Option<String>,
-    /// What it is for.
+    /// The chat's goal, as its creator wrote it.
     pub goal: UntrustedText,
-    /// Files of the workspace that it began with.
+    /// Files of the workspace that it began with, as paths in the workspace.
     pub files: Vec<String>,
-    /// The pool that works it.
+    /// The pool whose agents work on it.
     pub pool: PoolName,
-    /// How it goes on.
+    /// How the chat proceeds after a turn.
     pub mode: ChatMode,
-    /// The chat whose work it does.
+    /// The chat that it works for; `None` if it is no member of another chat.
     pub parent: Option<SessionId>,
-    /// Where its work stands, if that goes on by itself.
+    /// The phase of its work; `None` if the chat is not autonomous.
     pub phase: Option<ChatPhase>,
-    /// What its mode was begun with.
+    /// The settings of its mode.
     pub settings: ChatSettings,
-    /// How far its work is.
+    /// The progress of its work.
     pub progress: ChatProgress,
-    /// The last of its events that its parent's stream has told.
+    /// The seq of its last event that its parent's stream contains.
     pub forwarded: u64,
-    /// When it began.
+    /// When it was created.
     pub created_ms: i64,
-    /// When it was closed.
+    /// When it was closed; `None` while it is open.
     pub ended_ms: Option<i64>,
-    /// How many turns were accepted: the last one's number.
+    /// The number of accepted turns, which is also the last one's number.
     pub turns: u64,
-    /// How many of them wait.
+    /// The number of waiting turns.
     pub waiting: u32,
-    /// The one that runs.
+    /// The running turn.
     pub running: Option<TurnId>,
-    /// When the last one was accepted; when it began if there is none.
+    /// When its last turn was accepted, or when it was created if it has none.
     pub used_ms: i64,
-    /// It is to be closed for good.
+    /// Whether it is to be closed for good.
     pub is_closing: bool,
 }
 
 impl StoredChat {
-    /// A chat as it is when it has just begun, with so many turns that wait.
+    /// A chat at its creation, with `turns` waiting turns.
     #[must_use]
     pub fn new(row: ChatRow, turns: u32) -> Self {
         Self {
@@ -99,51 +99,51 @@ pub struct StoredTurn {
     pub turn: TurnId,
     /// Its chat.
     pub chat: SessionId,
-    /// Its place in the chat, from 1.
+    /// Its number in the chat, from 1.
     pub seq: u64,
-    /// What was written.
+    /// The message's text.
     pub content: UntrustedText,
-    /// Where it stands.
+    /// The turn's state.
     pub state: TurnState,
-    /// The task of the chat's run that carries it, or did.
+    /// The task of the chat's run that carries or carried it; `None` if it was never sent.
     pub task: Option<TaskId>,
-    /// How its turn ended.
+    /// The outcome; `None` until the turn has ended.
     pub outcome: Option<TurnOutcome>,
-    /// When it was accepted.
+    /// When the message was accepted.
     pub accepted_ms: i64,
     /// When a task took it.
     pub begun_ms: Option<i64>,
     /// When it ended.
     pub ended_ms: Option<i64>,
-    /// By what its sender may send it again.
+    /// The sender's idempotency key.
     pub key: Option<UntrustedText>,
-    /// A person stopped it.
+    /// Whether a person stopped it.
     pub stopped: bool,
 }
 
 impl StoredTurn {
-    /// A person stopped it while it waited: it is to be ended, and no agent gets it.
+    /// Whether a person stopped it while it waited. Such a turn is ended and no agent receives it.
     #[must_use]
     pub fn is_stopped(&self) -> bool {
         self.state == TurnState::Waiting && self.outcome.is_some()
     }
 }
 
-/// Who said something in a chat.
+/// The author of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Speaker {
-    /// Whoever sent a message.
+    /// The sender of a message.
     User,
     /// The agent.
     Agent,
 }
 
-/// Something that was said in a chat.
+/// A message of a chat.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChatMessage {
-    /// Who said it.
+    /// The author.
     pub by: Speaker,
-    /// What.
+    /// The text.
     pub text: UntrustedText,
 }
 
@@ -158,7 +158,7 @@ const TURN: &str = "SELECT turn, chat, seq, content, state, task, outcome, accep
     ended_ms, key, stopped FROM turns";
 
 impl Reader {
-    /// One chat; `None` if there is none of this id.
+    /// One chat; `None` if the id is unknown.
     ///
     /// # Errors
     /// [`ReadError`]
@@ -171,8 +171,8 @@ impl Reader {
         Ok(found?.pop())
     }
 
-    /// At most `limit` chats, closed ones too, of all workspaces or of one, whose ids come before
-    /// `after`: the greatest id first, which is the newest.
+    /// At most `limit` chats, including closed ones, of all workspaces or of one, whose ids come
+    /// before `after`. Newest first, which is the greatest id first.
     ///
     /// # Errors
     /// [`ReadError`]
@@ -198,7 +198,7 @@ impl Reader {
         }
     }
 
-    /// At most `limit` chats in which a message waits, by their ids, after one of them.
+    /// At most `limit` chats with a waiting message, in the order of their ids, after `after`.
     ///
     /// # Errors
     /// [`ReadError`]
@@ -215,8 +215,9 @@ impl Reader {
         })
     }
 
-    /// At most `limit` open chats that nobody has used since `before_ms` and in which nothing waits
-    /// or runs, by their ids, after one of them: none that goes on by itself, and no member of such.
+    /// At most `limit` open chats that were last used before `before_ms` and have no waiting or
+    /// running turn, in the order of their ids, after `after`. Autonomous chats and their members
+    /// are excluded.
     ///
     /// # Errors
     /// [`ReadError`]
@@ -240,7 +241,8 @@ impl Reader {
         })
     }
 
-    /// At most `limit` open chats that are to be closed for good, by their ids, after one of them.
+    /// At most `limit` open chats that are to be closed for good, in the order of their ids, after
+    /// `after`.
     ///
     /// # Errors
     /// [`ReadError`]
@@ -257,7 +259,7 @@ impl Reader {
         })
     }
 
-    /// The chat whose run's id begins so.
+    /// The chat whose run's id begins with `begin`.
     ///
     /// # Errors
     /// [`ReadError`]
@@ -283,7 +285,7 @@ impl Reader {
         )
     }
 
-    /// One turn; `None` if there is none of this id.
+    /// One turn; `None` if the id is unknown.
     ///
     /// # Errors
     /// [`ReadError`]
@@ -292,8 +294,8 @@ impl Reader {
         Ok(self.query_rows(&sql, [turn.as_str()], turn_from_row)?.pop())
     }
 
-    /// The turns of a chat that wait, in order: at most [`limits::CHAT_QUEUE`], and one that
-    /// waits again.
+    /// The waiting turns of a chat, in order: at most [`limits::CHAT_QUEUE`], and one that waits
+    /// again.
     ///
     /// # Errors
     /// [`ReadError`]
@@ -302,7 +304,7 @@ impl Reader {
         self.query_rows(&sql, [chat.as_str()], turn_from_row)
     }
 
-    /// The turn of a chat that was accepted under a client's key.
+    /// The turn of a chat that has a client's idempotency key.
     ///
     /// # Errors
     /// [`ReadError`]
@@ -316,9 +318,9 @@ impl Reader {
         Ok(self.query_rows(&sql, given, turn_from_row)?.pop())
     }
 
-    /// What was said last in a chat, oldest first: as many whole messages of its users and texts
-    /// of its agents as have together at most so many bytes. Of a newest one that is longer, its
-    /// end. A user's message is told as it was accepted, whatever else went with it to the agent.
+    /// The last messages of a chat, oldest first: as many whole messages of its users and texts of
+    /// its agents as fit into `bytes` bytes. If the newest one alone is longer, its end. A user's
+    /// message is returned as it was accepted, without anything that was added for the agent.
     ///
     /// # Errors
     /// [`ReadError`]
@@ -345,7 +347,7 @@ impl Reader {
                 continue;
             }
             let body = row.get_ref(2)?.as_str().unwrap_or_default();
-            // What a newer program wrote is passed over.
+            // Events of a newer program are skipped.
             match codec::decode(kind, row.get(1)?, body) {
                 Ok(Event::Text { delta }) => recalled.push(Speaker::Agent, delta),
                 Ok(Event::PromptAccepted { task, text, .. }) => {
@@ -363,7 +365,7 @@ impl Reader {
         Ok(recalled.finish())
     }
 
-    /// What was accepted and carried by a task.
+    /// The text of a message as it was accepted, by the task that carried it.
     fn accepted_content(
         &self,
         chat: &SessionId,
@@ -387,12 +389,12 @@ impl Reader {
     }
 }
 
-/// Texts, taken from the newest to the oldest.
+/// Collects messages, from the newest to the oldest.
 struct RecentMessages {
     bytes_left: usize,
-    /// Whole messages, the newest first.
+    /// Whole messages, newest first.
     messages: Vec<ChatMessage>,
-    /// The pieces of the one that is being put together, the last first.
+    /// The pieces of the message that is being assembled, last piece first.
     pieces: Vec<UntrustedText>,
     by: Speaker,
     is_full: bool,
@@ -429,7 +431,7 @@ impl RecentMessages {
         self.pieces.clear();
     }
 
-    /// What comes next is another message.
+    /// Ends the current message: the next piece belongs to another one.
     fn end_message(&mut self) {
         let text: String = self
             .pieces

@@ -1,7 +1,7 @@
-//! The persisted bodies of version 1, one struct a kind: both what is written and what is read.
+//! The persisted bodies of version 1, one struct a kind, for both writing and reading.
 //!
-//! A field may be added if it is optional (`default`, and absent when it says nothing). A field
-//! that changes its meaning or leaves needs a new version and its own structs.
+//! A field may be added if it is optional (`default`, and not written when empty). A field that
+//! changes its meaning or is removed needs a new version and its own structs.
 
 use std::borrow::Cow;
 
@@ -14,12 +14,12 @@ pub(super) type Text<'a> = Cow<'a, str>;
 pub(super) type OptionalText<'a> = Option<Cow<'a, str>>;
 pub(super) type Raw<'a> = Cow<'a, RawValue>;
 
-/// A foreign text as it is written.
+/// Borrows a foreign text for serialization.
 pub(super) fn text(foreign: &UntrustedText) -> Text<'_> {
     Cow::Borrowed(foreign.raw())
 }
 
-/// A foreign text that may be missing, as it is written.
+/// Borrows an optional foreign text for serialization.
 pub(super) fn optional_text(foreign: Option<&UntrustedText>) -> OptionalText<'_> {
     foreign.map(text)
 }
@@ -77,7 +77,7 @@ pub(super) struct TurnStarted<'a> {
     pub(super) turn: OptionalText<'a>,
 }
 
-/// Text and Thought.
+/// The body of `text` and `thought` events.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Delta<'a> {
     pub(super) delta: Text<'a>,
@@ -136,8 +136,8 @@ pub(super) struct PermissionRequested<'a> {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) tool_id: OptionalText<'a>,
     pub(super) tool: Text<'a>,
-    /// `null` where the input was longer than `limits::PERMISSION_INPUT_BYTES`: then `input_bytes` says
-    /// how long, and the request's row has its digest.
+    /// `null` if the input was longer than `limits::PERMISSION_INPUT_BYTES`. `input_bytes` then has
+    /// its length, and the request's row has its digest.
     pub(super) input: Raw<'a>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) input_bytes: Option<u64>,
@@ -431,13 +431,13 @@ pub(super) struct SessionFresh<'a> {
     pub(super) history_omitted: bool,
 }
 
-/// Serde hands a reference over.
+/// Serde passes a reference.
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde says so")]
 fn is_usual(priority: &i8) -> bool {
     *priority == 0
 }
 
-/// What a task asks for beside its prompt. Not an event: the `spec` column of a task.
+/// A task's options beside its prompt. Not an event: the `spec` column of a task.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Spec<'a> {
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -1,4 +1,5 @@
-//! What a child's start and end tell of its limits, and that a tool is told nothing, beside what version 1 had from the beginning.
+//! Optional fields that were added to version 1: a child's limits in its start and end events, and
+//! the mark of a fresh session whose agent gets no history.
 
 use super::{decode, encode_into};
 use marshal_model::{Event, ExitClass, ExitStatus, SandboxGap, SessionId};

@@ -13,8 +13,8 @@ use marshal_model::{
     StepStatus, TaskId, TaskRef, TaskSpec, TurnId, TurnOutcome, UntrustedText, Usage, Verdict,
 };
 
-/// The words that [`Event::ChildStarted`] and [`Event::BadLine`] carry as static texts. A word
-/// that is not here reads back as `other`.
+/// The words that [`Event::ChildStarted`] and [`Event::BadLine`] carry as static texts. Any other
+/// word reads back as `other`.
 const STATIC_WORDS: &[&str] = &[
     "unshare",
     "none",
@@ -40,7 +40,7 @@ const STATIC_WORDS: &[&str] = &[
     "--resume",
 ];
 
-/// Reads an event back.
+/// Decodes an event.
 ///
 /// # Errors
 /// [`CodecError`] if a newer program wrote it or the body is damaged.
@@ -112,7 +112,7 @@ pub fn decode(kind: &str, version: u32, body: &str) -> Result<Event, CodecError>
     }
 }
 
-/// Reads what a task asked for back: its row's `id`, `prompt` and `spec`.
+/// Decodes a task's specification from the `id`, `prompt` and `spec` of its row.
 ///
 /// # Errors
 /// [`CodecError::Spec`]
@@ -142,7 +142,7 @@ pub fn read_spec(id: &str, prompt: &UntrustedText, spec: &str) -> Result<TaskSpe
     })
 }
 
-/// One body and what it should be.
+/// A body and the kind that it should be.
 struct BodyReader<'a> {
     kind: EventKind,
     body: &'a str,
@@ -163,7 +163,7 @@ impl<'a> BodyReader<'a> {
         self.parse().map(make)
     }
 
-    /// A word or an id that must be one.
+    /// Parses a word or an id; fails if it is unknown or invalid.
     fn parse_word<T>(
         &self,
         what: &'static str,
@@ -178,7 +178,9 @@ impl<'a> BodyReader<'a> {
     }
 
     fn parse_request_id(&self, text: &str) -> Result<PermissionRequestId, CodecError> {
-        self.parse_word("ask id", text, |text| PermissionRequestId::new(text).ok())
+        self.parse_word("permission request id", text, |text| {
+            PermissionRequestId::new(text).ok()
+        })
     }
 }
 
@@ -362,7 +364,7 @@ fn decode_tools(reader: &BodyReader<'_>) -> Result<Event, CodecError> {
     })
 }
 
-/// Commands that an agent has its client run.
+/// Decodes events of commands that an agent has its client run.
 fn decode_terminals(reader: &BodyReader<'_>) -> Result<Event, CodecError> {
     Ok(match reader.kind {
         EventKind::TerminalStarted => {

@@ -1,10 +1,10 @@
-//! Events of connections to hosts outside, of tools of our own, and of chats, for the tests of the codec.
+//! Test events of connections to hosts outside, of the supervisor's own tools, and of chats.
 
 use std::time::Duration;
 
 use marshal_model::{EgressResult, Event, StepStatus, TurnId, TurnOutcome};
 
-/// One of each form.
+/// One event of each form.
 pub(super) fn events() -> Vec<Event> {
     let mut events = vec![
         Event::Egress {

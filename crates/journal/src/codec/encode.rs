@@ -60,14 +60,14 @@ pub fn encode_into(event: &Event, out: &mut Vec<u8>) {
     }
 }
 
-/// What the agent claims about a request, as the request's row keeps it.
+/// The agent's claims about a request, for the `claimed` column.
 pub(crate) fn claimed_json(claimed: &AgentClaims) -> String {
     let mut out = Vec::new();
     write_json(&mut out, &encode_claims(claimed));
     String::from_utf8(out).unwrap_or_default()
 }
 
-/// A task's own wishes, as the task's row keeps them beside its prompt.
+/// A task's options beside its prompt, for the `spec` column.
 pub(crate) fn spec_json(spec: &TaskSpec) -> String {
     let mut out = Vec::new();
     write_json(
@@ -94,12 +94,12 @@ pub(crate) fn spec_json(spec: &TaskSpec) -> String {
     String::from_utf8(out).unwrap_or_default()
 }
 
-/// Words as they are stored.
+/// Borrows words for serialization.
 fn borrow_words<'a>(words: impl Iterator<Item = &'a str>) -> Vec<Cow<'a, str>> {
     words.map(Cow::Borrowed).collect()
 }
 
-/// How a turn begins and ends.
+/// Encodes the begin and the end of a turn.
 fn encode_turn(event: &Event, out: &mut Vec<u8>) {
     match event {
         Event::TurnStarted { turn } => write_json(
@@ -138,7 +138,7 @@ fn encode_turn(event: &Event, out: &mut Vec<u8>) {
     }
 }
 
-/// The course of a session: prompts, children, turns.
+/// Encodes the course of a session: prompts, children, turns.
 fn encode_lifecycle(event: &Event, out: &mut Vec<u8>) {
     match event {
         Event::PromptAccepted {
@@ -221,7 +221,7 @@ fn encode_file_version(of: &FileVersion) -> body::FileVersion<'_> {
     }
 }
 
-/// Tools, asks and what they did.
+/// Encodes tool calls, permission requests and file changes.
 fn encode_tools(event: &Event, out: &mut Vec<u8>) {
     match event {
         Event::ToolStart { id, name, input } => write_json(
@@ -323,7 +323,7 @@ fn encode_choices(of: &[ChoiceInfo]) -> Vec<body::Choice<'_>> {
         .collect()
 }
 
-/// Commands that an agent has its client run.
+/// Encodes commands that an agent has its client run.
 fn encode_terminals(event: &Event, out: &mut Vec<u8>) {
     match event {
         Event::TerminalStarted {
@@ -363,7 +363,7 @@ fn encode_terminals(event: &Event, out: &mut Vec<u8>) {
     }
 }
 
-/// Connections to hosts outside.
+/// Encodes connections to hosts outside.
 fn encode_egress(event: &Event, out: &mut Vec<u8>) {
     if let Event::Egress {
         host,
@@ -390,7 +390,7 @@ fn encode_egress(event: &Event, out: &mut Vec<u8>) {
     }
 }
 
-/// What an agent reports beside its work, and what is no message at all.
+/// Encodes an agent's reports beside its work, and lines that are no messages.
 fn encode_reports(event: &Event, out: &mut Vec<u8>) {
     match event {
         Event::Plan { entries } => write_json(
@@ -478,7 +478,7 @@ fn encode_reports(event: &Event, out: &mut Vec<u8>) {
     }
 }
 
-/// What an agent says of its session, and what we did about that.
+/// Encodes what an agent reports of its session, and the supervisor's reactions.
 fn encode_session(event: &Event, out: &mut Vec<u8>) {
     match event {
         Event::Commands { commands } => {
@@ -598,8 +598,9 @@ fn encode_usage(used: Usage) -> body::Usage {
     }
 }
 
-/// Appends `body` as JSON. Bodies are structs of strings and numbers and `out` is memory, so
-/// this cannot fail; if it did, the half body is taken back and a reader finds it damaged.
+/// Appends `body` as JSON. Bodies are structs of strings and numbers and `out` is memory, so this
+/// cannot fail. If it failed, `out` is truncated to its former length and a reader reports the
+/// event as damaged.
 fn write_json<T: Serialize>(out: &mut Vec<u8>, body: &T) {
     let before = out.len();
     if serde_json::to_writer(&mut *out, body).is_err() {

@@ -1,9 +1,8 @@
-//! Events as versioned JSON: the `body` column of the journal, and the lines of `run --json` and
-//! of the control socket's `watch`.
+//! Events as versioned JSON: the `body` column of the journal, and the lines of `run --json` and of
+//! the control socket's `watch`.
 //!
-//! Owns the persisted form and its version. The types of `model` are no promise to anybody; the
-//! bodies in [`item_body`] are, and the golden file of every version stays readable. Must not know
-//! SQLite.
+//! Owns the persisted form and its version. The types of `model` may change freely; the bodies in
+//! `body.rs` may not, and the golden file of every version stays readable. Must not know SQLite.
 
 mod body;
 mod decode;
@@ -21,51 +20,51 @@ pub(crate) use encode::{claimed_json, spec_json};
 pub use report::{ChangedFile, Report, RequestCounts, TokenCounts, read_report, write_report};
 pub(crate) use work::{progress_json, read_progress, read_settings, settings_json};
 
-/// The version that [`encode_into`] writes. Grows when a reader of this version could
-/// misunderstand a body; a new optional field does not count.
+/// The version that [`encode_into`] writes. It grows when a reader of this version could
+/// misunderstand a body; a new optional field does not require a new version.
 pub const VERSION: u32 = 1;
 
-/// Why a stored event cannot be read.
+/// An error when a stored event is decoded.
 #[derive(Debug, thiserror::Error)]
 pub enum CodecError {
-    /// A kind that this program does not know: a newer one wrote it.
+    /// The kind is unknown: a newer program wrote it.
     #[error("event kind {0:?} is unknown; a newer marshal wrote it")]
     Kind(String),
-    /// A body version that this program does not know.
+    /// The body's version is unknown: a newer program wrote it.
     #[error("event body version {0} is newer than {VERSION}; a newer marshal wrote it")]
     Version(u32),
-    /// The body is not what its kind and version promise.
+    /// The body does not match its kind and version.
     #[error("the body of a {kind} event is damaged: {source}")]
     Body {
-        /// The kind.
+        /// The event's kind.
         kind: EventKind,
-        /// What is wrong with it.
+        /// The error of the JSON parser.
         source: serde_json::Error,
     },
-    /// A task's stored report is not what its version promises.
+    /// A task's stored report does not match its version.
     #[error("the stored report of a task is damaged: {0}")]
     Report(#[source] serde_json::Error),
-    /// What a task asked for cannot be read.
-    #[error("what task {task} asked for is damaged: {detail}")]
+    /// A task's stored specification cannot be decoded.
+    #[error("the specification of task {task} is damaged: {detail}")]
     Spec {
-        /// The task.
+        /// The task's id.
         task: String,
-        /// What is wrong with it.
+        /// The error.
         detail: String,
     },
-    /// A word or an id in the body is none.
-    #[error("the body of a {kind} event is damaged: {text:?} is no {what}")]
+    /// A word or an id in the body is unknown or invalid.
+    #[error("the body of a {kind} event is damaged: {text:?} is not a valid {what}")]
     InvalidValue {
-        /// The kind.
+        /// The event's kind.
         kind: EventKind,
-        /// What was expected.
+        /// A description of the expected value.
         what: &'static str,
-        /// What is there.
+        /// The value in the body.
         text: String,
     },
 }
 
-/// One line of `--json` and `watch`, as serde writes it.
+/// One line of `--json` and `watch`, serialized by serde.
 #[derive(serde::Serialize)]
 struct JsonLine<'a> {
     v: u32,
@@ -94,7 +93,7 @@ pub fn to_json(stamped: &StampedEvent, session: &SessionId) -> String {
     )
 }
 
-/// The same line from the columns of a row, without reading its body.
+/// The same line from the columns of a row, without decoding its body.
 pub(super) fn format_line(
     session: &str,
     id: EventId,
@@ -103,7 +102,7 @@ pub(super) fn format_line(
     version: u32,
     body: String,
 ) -> String {
-    // A body that is no JSON can only come from a damaged row; the line then carries it as text.
+    // Only a damaged row has a body that is not JSON; the line then contains the body as a string.
     let body = RawValue::from_string(body).or_else(|_| serde_json::value::to_raw_value(&()));
     let Ok(body) = body else {
         return String::new();

@@ -1,8 +1,8 @@
-//! A task's end as versioned JSON: the `result` column of a task, and the body of a line of
+//! A task's report as versioned JSON: the `result` column of a task, and the body of a line of
 //! `--results`.
 //!
 //! Owns the persisted form. A field may be added if it is optional; a field that changes its
-//! meaning or leaves needs a new version.
+//! meaning or is removed needs a new version.
 
 use std::borrow::Cow;
 
@@ -13,7 +13,7 @@ use super::CodecError;
 /// The version that [`write_report`] writes.
 const VERSION: u32 = 1;
 
-/// What became of a task. Texts are as they came: foreign where the fleet says so.
+/// A task's report. Texts are as received; foreign where the fleet marks them so.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Report<'a> {
     /// The task's id.
@@ -22,38 +22,38 @@ pub struct Report<'a> {
     pub run: Cow<'a, str>,
     /// Its pool.
     pub pool: Cow<'a, str>,
-    /// The slot that worked it last.
+    /// The slot that worked on it last.
     pub slot: Option<String>,
     /// The session of its last attempt.
     pub session: Option<Cow<'a, str>>,
-    /// A word of [`marshal_model::TaskOutcome`].
+    /// The outcome, a word of [`marshal_model::TaskOutcome`].
     pub outcome: Cow<'a, str>,
-    /// Sendings made.
+    /// The number of attempts.
     pub attempts: u32,
-    /// Its permission requests.
+    /// Counts of its permission requests.
     pub requests: RequestCounts,
-    /// Calls that ran without a request and that the policy would have denied.
+    /// Tool calls that ran without a permission request and that the policy would have denied.
     pub unasked_denied: u32,
     /// The rules that denied.
     pub denied_by: Cow<'a, [String]>,
-    /// As the agent reports them.
+    /// Token counts as the agent reports them.
     pub tokens: TokenCounts,
     /// From its first assignment until its end, in milliseconds.
     pub duration_ms: u64,
     /// Changed files, relative to the workspace.
     pub changes: Vec<ChangedFile<'a>>,
-    /// Whether `changes` is not all of them.
+    /// Whether `changes` is incomplete.
     pub changes_cut: bool,
     /// The task's own copy of the workspace, on the host.
     pub workspace: Option<Cow<'a, str>>,
     /// The bundle of its branch, on the host, with workspace mode `worktree`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bundle: Option<Cow<'a, str>>,
-    /// Failures of its slot's children while it was worked.
+    /// Failures of the slot's children while they worked on the task.
     pub restarts: u32,
-    /// The delays that followed on them, in milliseconds.
+    /// The sum of the restart delays, in milliseconds.
     pub backoff_ms: u64,
-    /// Why it did not end well.
+    /// Why the task did not succeed; `None` if it did.
     pub detail: Option<Cow<'a, str>>,
     /// The last piece of the agent's answer.
     pub answer: Cow<'a, str>,
@@ -62,27 +62,27 @@ pub struct Report<'a> {
 /// Permission requests, over all attempts.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct RequestCounts {
-    /// Allowed.
+    /// Allowed requests.
     pub allowed: u32,
-    /// Denied.
+    /// Denied requests.
     pub denied: u32,
-    /// Those that a person should have answered.
+    /// Requests that needed a person's approval.
     pub approvals: u32,
 }
 
 /// Tokens, over all attempts.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct TokenCounts {
-    /// Read by the model.
+    /// Tokens that the model read.
     pub input: u64,
-    /// Written by it.
+    /// Tokens that the model wrote.
     pub output: u64,
 }
 
 /// One changed file.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct ChangedFile<'a> {
-    /// Its path.
+    /// Its path, relative to the workspace.
     pub path: Cow<'a, str>,
     /// `added`, `modified` or `deleted`.
     pub kind: Cow<'a, str>,
@@ -104,18 +104,18 @@ struct ReportBody<'a> {
     report: Report<'a>,
 }
 
-/// A report as the `result` column has it: `{"v":1,"report":{…}}`.
+/// Serializes a report for the `result` column: `{"v":1,"report":{…}}`.
 #[must_use]
 pub fn write_report(report: &Report<'_>) -> String {
     let written = StoredReport { v: VERSION, report };
-    // No map with keys that are no strings, and no fallible part: this does not fail.
+    // All map keys are strings and no part is fallible, so this does not fail.
     serde_json::to_string(&written).unwrap_or_default()
 }
 
-/// Reads a `result` column.
+/// Decodes a `result` column.
 ///
 /// # Errors
-/// [`CodecError::PolicyVersion`] if a newer program wrote it, [`CodecError::HelperReport`] if it is damaged.
+/// [`CodecError::Version`] if a newer program wrote it, [`CodecError::Report`] if it is damaged.
 pub fn read_report(text: &str) -> Result<Report<'static>, CodecError> {
     let Version { v } = serde_json::from_str(text).map_err(CodecError::Report)?;
     if v > VERSION {

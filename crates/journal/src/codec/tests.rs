@@ -1,4 +1,4 @@
-//! Every event survives the way to the disk and back; files of earlier versions stay readable.
+//! Every event survives a write and a read; files of earlier versions stay readable.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -49,7 +49,7 @@ fn ask() -> Event {
     }
 }
 
-/// Every variant, with every optional field once there and once not.
+/// Every variant, once with every optional field and once without.
 fn every_event() -> Vec<Event> {
     let mut events = course();
 
@@ -228,7 +228,7 @@ fn child_started(pid: u32, launcher: &'static str, sandbox: &[&str]) -> Event {
     }
 }
 
-/// What later came beside it.
+/// Events and fields that were added to version 1 later.
 fn offers() -> Vec<Event> {
     vec![
         child_started(2, "ssh", &[]),
@@ -404,7 +404,7 @@ fn reports() -> Vec<Event> {
     ]
 }
 
-/// What agents tell of calls and plans under way.
+/// Events of calls and plans in progress.
 fn progress() -> Vec<Event> {
     vec![
         Event::ToolUpdate {
@@ -478,8 +478,8 @@ fn raw_json_is_kept_byte_for_byte() {
     assert_eq!(ask.input.get(), r#"{"command": "ls  -l", "n": 1.50}"#);
 }
 
-/// What version 1 wrote stays readable and is still written so. A line may be added when a kind
-/// is; none may change.
+/// The golden file of version 1 stays readable, and is still written byte for byte. A line may be
+/// added for a new kind; no line may change.
 #[test]
 fn the_golden_file_of_version_1_is_read_and_written_byte_for_byte() {
     let mut kinds = HashSet::new();
@@ -607,6 +607,7 @@ fn what_a_task_asks_for_is_read_back() {
     let bad = r#"{"pool":"Not A Pool"}"#;
     for (id, text) in [("t", "x"), ("../t", "{}"), ("t", bad)] {
         let error = read_spec(id, &foreign(""), text).expect_err(text);
-        assert!(error.to_string().starts_with("what task "), "{error}");
+        let text = error.to_string();
+        assert!(text.starts_with("the specification of task "), "{text}");
     }
 }

@@ -1,4 +1,4 @@
-//! The work of chats that go on by themselves: their events, what they were begun with, how far they are.
+//! The work of autonomous chats: their events, settings and progress.
 //!
 //! Owns their form in the journal. Must not know SQLite.
 
@@ -114,7 +114,7 @@ pub(super) fn encode_work(work: &WorkEvent, out: &mut Vec<u8>) {
             message: message.clone(),
         },
     };
-    // Texts and numbers alone: this cannot fail.
+    // Only texts and numbers, so this cannot fail.
     let _ = serde_json::to_writer(out, &body);
 }
 
@@ -138,7 +138,7 @@ fn parse_outcome(text: &str) -> Result<TurnOutcome, CodecError> {
     require_known("turn outcome", text, TurnOutcome::from_word(text))
 }
 
-/// Reads a body back.
+/// Decodes a body.
 pub(super) fn decode_work(body: &str) -> Result<WorkEvent, CodecError> {
     let body: Body = serde_json::from_str(body).map_err(|source| CodecError::Body {
         kind: EventKind::Work,
@@ -201,7 +201,7 @@ pub(super) fn decode_work(body: &str) -> Result<WorkEvent, CodecError> {
     })
 }
 
-/// What is not there has its default, and is not written.
+/// The stored settings. A missing field has its default, and defaults are not written.
 #[derive(Default, Serialize, Deserialize)]
 #[serde(default)]
 struct Settings {
@@ -230,7 +230,7 @@ struct Settings {
     instructions: Option<String>,
 }
 
-/// The column `settings` of a chat.
+/// Serializes the column `settings` of a chat.
 pub(crate) fn settings_json(of: &ChatSettings) -> String {
     let settings = Settings {
         plan: of.plan_path.clone(),
@@ -249,7 +249,7 @@ pub(crate) fn settings_json(of: &ChatSettings) -> String {
     serde_json::to_string(&settings).unwrap_or_default()
 }
 
-/// Reads the column `settings`; `None` if it is damaged.
+/// Decodes the column `settings`; `None` if it is damaged.
 pub(crate) fn read_settings(text: &str) -> Option<ChatSettings> {
     let of: Settings = serde_json::from_str(text).ok()?;
     let roles = of.roles.iter().map(|name| RoleName::new(name).ok());
@@ -275,7 +275,7 @@ pub(crate) fn read_settings(text: &str) -> Option<ChatSettings> {
     })
 }
 
-/// See [`Settings`].
+/// The stored progress, in the same form as [`Settings`].
 #[derive(Default, Serialize, Deserialize)]
 #[serde(default)]
 struct Progress {
@@ -300,7 +300,7 @@ const fn is_zero(of: &u32) -> bool {
     *of == 0
 }
 
-/// The column `progress` of a chat.
+/// Serializes the column `progress` of a chat.
 pub(crate) fn progress_json(of: &ChatProgress) -> String {
     let progress = Progress {
         rounds: of.rounds,
@@ -316,7 +316,7 @@ pub(crate) fn progress_json(of: &ChatProgress) -> String {
     serde_json::to_string(&progress).unwrap_or_default()
 }
 
-/// Reads the column `progress`; `None` if it is damaged.
+/// Decodes the column `progress`; `None` if it is damaged.
 pub(crate) fn read_progress(text: &str) -> Option<ChatProgress> {
     let of: Progress = serde_json::from_str(text).ok()?;
     Some(ChatProgress {

@@ -1,4 +1,4 @@
-//! Approvals over starts and ends of sessions.
+//! Approvals across restarts and ends of sessions.
 
 use super::*;
 use marshal_model::{ApprovalState, RememberScope};
@@ -86,7 +86,8 @@ fn a_start_leaves_what_a_session_may_ask_again_and_ends_the_rest() {
         ApprovalState::Expired
     );
     assert_eq!(read_approval(&journal, "b").state, ApprovalState::Expired);
-    // One answer is kept; a second one is a fault, and so is one to what is over.
+    // One answer is stored. A second answer is a violation, and so is an answer to an ended
+    // approval.
     let keep = || change("a", ApprovalChange::Answered(answer(Decision::Allow)));
     assert_durable(&commit(&journal, vec![keep()]));
     for refused in [

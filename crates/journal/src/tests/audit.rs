@@ -1,8 +1,8 @@
-//! The audit chain: what it links, and what it finds out.
+//! The audit chain: what it links, and which changes it detects.
 
 use super::*;
 
-/// A session with `count` asks, every one decided in the commit in which it was asked.
+/// A session with `count` permission requests, each decided in the commit of its request.
 fn asks(journal: &Journal, id: &SessionId, count: u64) {
     let epoch = journal.epoch();
     assert_durable(&commit(journal, vec![begun(id)]));
@@ -63,7 +63,7 @@ fn every_verdict_is_a_link_of_the_chain_over_sessions_and_starts() {
     );
 }
 
-/// What is done to the rows, and how the chain says so.
+/// Changes to the rows, and the error that the check reports for each.
 const CHANGES: &[(&str, &str)] = &[
     (
         "UPDATE permission_requests SET decision = 'deny' WHERE link = 2",
@@ -97,7 +97,7 @@ const CHANGES: &[(&str, &str)] = &[
         "UPDATE permission_requests SET input = NULL WHERE link = 2",
         "audit record 2",
     ),
-    // As if they were so old that they had been removed.
+    // As if the records had been removed because of their age.
     (
         "INSERT INTO audit_cut SELECT 1, link, hash, 1 FROM permission_requests WHERE link = 2; \
          DELETE FROM permission_requests WHERE link < 3",
@@ -112,7 +112,7 @@ const CHANGES: &[(&str, &str)] = &[
         "UPDATE permission_requests SET decided_at_us = decided_at_us + 1 WHERE link = 2",
         "audit record 2",
     ),
-    // Whose it was, and who answered.
+    // The record's owner and its approver.
     (
         "UPDATE permission_requests SET pool = 'other' WHERE link = 2",
         "audit record 2",
@@ -137,14 +137,14 @@ const CHANGES: &[(&str, &str)] = &[
     ("UPDATE sessions SET slot = 1", "of its session"),
     ("UPDATE sessions SET run = NULL", "of its session"),
     ("UPDATE sessions SET task = 'u'", "of its session"),
-    // An unknown format proves nothing.
+    // A record of an unknown format cannot be verified.
     (
         "UPDATE permission_requests SET format = 2 WHERE link = 2",
         "audit record 2 does not continue the chain: its format is 2, and this marshal knows only 1",
     ),
     (
         "UPDATE permission_requests SET format = NULL WHERE link = 2",
-        "audit record 2 does not continue the chain: its format is no number",
+        "audit record 2 does not continue the chain: its format is not a number",
     ),
 ];
 
@@ -179,8 +179,8 @@ fn a_cut_tail_shows_only_beside_the_head_that_was_told() {
     change("DELETE FROM permission_requests WHERE link = 3");
     let reader = Reader::open(dir.path()).expect("reader");
     let error = reader.verify_audit().expect_err("its event is there");
-    assert!(error.to_string().contains("not there"), "{error}");
-    // Whoever takes that away as well is found out by the head alone.
+    assert!(error.to_string().contains("has no audit record"), "{error}");
+    // When that event is deleted as well, only the recorded head reveals the cut.
     change("DELETE FROM events WHERE seq > 4");
     let found = reader.verify_audit().expect("a shorter chain is whole");
     assert_eq!(found.link, 2);

@@ -1,4 +1,4 @@
-//! Chats: what was accepted is there, in order and once, whatever happens to who accepted it.
+//! Chats: an accepted message is stored in order and exactly once, whatever happens to its sender.
 
 mod crash;
 mod stopped;
@@ -65,7 +65,7 @@ fn close(chat: &str) -> Write {
     })
 }
 
-/// A task that carries a turn is queued.
+/// The writes that queue a task with a turn.
 fn sent(chat: &str, seq: u64, id: &str) -> Vec<Write> {
     let run = chat_row(chat).run;
     let place = u32::try_from(seq).expect("small");
@@ -95,7 +95,7 @@ fn task_ended(chat: &str, id: &str, outcome: TaskOutcome) -> Write {
     changed(chat, id, change)
 }
 
-/// The prompt of a task is taken in, as the agent gets it.
+/// The writes of an accepted prompt, as the agent receives it.
 fn prompted(journal: &Journal, chat: &str, id: &str, seq: u64, text: &str) -> Vec<Write> {
     let begun = TaskChange::Begun {
         attempt: 1,
@@ -337,13 +337,13 @@ fn a_turn_ends_with_its_task_as_its_session_said() {
         (stored.begun_ms, stored.ended_ms, stored.state),
         (Some(50), Some(70), ENDED)
     );
-    // One whose agent never came, so that nobody was told: whoever sent it ends it.
+    // No agent received this turn, so no session reported its end: the sender ends it.
     assert_durable(&commit(&journal, sent("c", 2, "p-2")));
     let failed = task_ended("c", "p-2", TaskOutcome::Failed);
     assert_durable(&commit(&journal, vec![failed]));
     assert_eq!(states(&reader, "c")[1], (2, RUNNING, None));
     assert_durable(&commit(&journal, vec![end("c", 2, TurnOutcome::Failed)]));
-    // One that was never sent waits again, then is ended by hand; a second end changes nothing.
+    // A turn that was never sent waits again, then is ended by hand; a second end changes nothing.
     assert_durable(&commit(&journal, sent("c", 3, "p-3")));
     let skipped = task_ended("c", "p-3", TaskOutcome::Skipped);
     assert_durable(&commit(&journal, vec![skipped]));
@@ -387,7 +387,7 @@ fn a_closed_chat_takes_nothing_and_ends_with_everything_in_it() {
         *at_ms = 500;
     }
     assert_durable(&commit(&journal, vec![second]));
-    // What was on its way still ends its task.
+    // A task that was in progress still ends.
     let late = task_ended("c", "p-1", TaskOutcome::Done);
     assert_durable(&commit(&journal, vec![late]));
     assert_eq!(
@@ -461,7 +461,7 @@ fn what_was_said_last_is_told_in_whole_messages_that_fit() {
     assert_eq!(said(7 + 8 - 1), all[2..], "no half of a message");
     assert_eq!(said(5), [agent("nd é")], "the end of one that is too long");
     assert_eq!(said(1), [], "no half of a letter");
-    // Of a turn that was accepted and not sent nothing was said yet.
+    // A turn that was accepted and not sent has no text yet.
     assert_durable(&commit(&journal, sent("c", 2, "p-2")));
     assert_eq!(said(32 << 10), all);
     assert_durable(&commit(&journal, prompted(&journal, "c", "p-2", 8, "x")));
@@ -504,7 +504,7 @@ fn a_start_loses_what_ran_and_keeps_what_waited_and_the_chat() {
         for task in reader.tasks(&chat.run).expect("tasks") {
             assert_eq!(task.state, "ended", "{name}");
         }
-        // And goes on.
+        // The chat continues.
         assert_durable(&commit(&journal, sent(name, 2, "p-2")));
         assert_durable(&commit(&journal, vec![accept(name, 3)]));
     }
@@ -520,7 +520,7 @@ fn a_turn_whose_end_is_durable_ended_so_and_one_that_no_agent_had_waits_again() 
         begin.extend(sent(name, 1, "p-1"));
         begin.extend(prompted(&journal, name, "p-1", 1, "m"));
     }
-    // The supervisor is killed before the ends of their tasks.
+    // The supervisor is killed before the turns' tasks end.
     begin.push(turn_ended(&journal, "done", 2, TurnOutcome::Completed));
     let ended = Event::TurnEnded {
         outcome: TurnOutcome::Lost,

@@ -1,4 +1,4 @@
-//! A writer that is killed: what was acknowledged is there.
+//! A killed writer: every acknowledged commit is in the journal.
 
 use std::io::{BufRead, BufReader, Write as _};
 use std::process::{Command, Stdio};
@@ -7,7 +7,7 @@ use super::*;
 
 const SESSIONS: u64 = 4;
 
-/// The inside of the next test: writes until it is killed, and says what it was told is durable.
+/// The inside of the next test: writes until it is killed, and prints what was reported durable.
 #[test]
 #[ignore = "run by kill_minus_nine_… as a process of its own"]
 fn writer_until_killed() {
@@ -24,7 +24,8 @@ fn writer_until_killed() {
             let name = id.clone();
             let commit = Commit::new(vec![text(id, epoch, seq)]).with_callback(move |committed| {
                 assert_durable(&committed);
-                // One write a line, past every buffer, so that what is told is told.
+                // One unbuffered write a line, so that every printed line has really left the
+                // process.
                 let line = format!("durable {name} {seq}\n");
                 let _ = std::io::stderr().write_all(line.as_bytes());
             });
@@ -67,7 +68,7 @@ fn kill_minus_nine_loses_nothing_that_was_acknowledged() {
             note(lines.next().expect("a line").expect("text"));
         }
         child.kill().expect("killed");
-        // What it said before it died still counts.
+        // What it printed before it died still counts.
         lines.map_while(Result::ok).for_each(&mut note);
         child.wait().expect("reaped");
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::*;
 
-/// Another process' write lock, as far as SQLite can tell. Dropping it ends the lock.
+/// The write lock of another process, as SQLite sees it. Dropping it releases the lock.
 pub(super) fn lock(dir: &Path) -> rusqlite::Connection {
     let other = rusqlite::Connection::open(dir.join(FILE_NAME)).expect("connection");
     other.busy_timeout(LONG).expect("timeout");
@@ -32,7 +32,7 @@ fn a_locked_database_stalls_the_journal_and_loses_nothing() {
     }
     let health = wait_health(&journal, |health| matches!(health, Health::Stalled { .. }));
     assert!(health.to_string().contains("locked"), "{health}");
-    // Longer than the wait for a lock: nothing is told while nothing is durable.
+    // Longer than the wait for a lock: nothing is reported while nothing is durable.
     std::thread::sleep(2 * limits::JOURNAL_BUSY_TIMEOUT);
     assert!(rx.try_recv().is_err(), "told before it was durable");
     assert_eq!(journal.backlog(), 10_000);
@@ -209,7 +209,7 @@ fn damage_found_while_writing_ends_the_journal_and_tells_nobody_of_success() {
     )
     .expect("written");
     let (tx, rx) = callback_channel::<CommitResult>();
-    // It comes first in the order of the sessions: its page was read longest ago.
+    // Its page was read longest ago: it comes first in the order of the sessions.
     let first = session("a");
     let writes = vec![begun(&first), text(&first, journal.epoch(), 1)];
     let commit = Commit::new(writes).with_callback(move |committed| {
@@ -236,12 +236,12 @@ fn inside_a_small_file_system() {
     let id = session("s");
     assert_durable(&commit(&journal, vec![begun(&id)]));
     let filler = dir.join("filler");
-    // Everything but a few pages.
+    // Fills everything but a few pages.
     let mut room = std::fs::File::create(&filler).expect("filler");
     while std::io::Write::write_all(&mut room, &[1; 4096]).is_ok() {}
     let size = room.metadata().expect("size").len();
     room.set_len(size - 64 * 1024).expect("shrunk");
-    // An open file would keep its room after its name is gone.
+    // An open file would keep its space after it is removed.
     drop(room);
     let (tx, rx) = callback_channel();
     for seq in 1..=2000 {
@@ -268,7 +268,7 @@ fn inside_a_small_file_system() {
     std::thread::sleep(2 * limits::JOURNAL_BUSY_TIMEOUT);
     let mut before = rx.try_iter().count() as u64;
     let reader = journal.reader().expect("reader");
-    // What is durable may be told a moment later.
+    // The durability may be reported a moment later.
     let until = Instant::now() + LONG;
     loop {
         let there = reader.last_seq(&id).expect("seq");

@@ -29,7 +29,7 @@ use marshal_model::{
 /// Long enough for a busy machine; a test that waits this long has failed.
 const LONG: Duration = Duration::from_secs(30);
 
-/// As much room as anybody wants.
+/// A probe that reports ample free space.
 pub(super) fn roomy() -> SpaceProbe {
     Box::new(|_| {
         Ok(DiskSpace {
@@ -136,12 +136,12 @@ fn task(run: &RunId, id: &str, place: u32) -> Write {
     })
 }
 
-/// A channel for what `done` callbacks say.
+/// A channel for the results of `done` callbacks.
 fn callback_channel<T>() -> (SyncSender<T>, Receiver<T>) {
     sync_channel(1 << 20)
 }
 
-/// Submits and waits for the commit's end.
+/// Submits a commit and waits for its result.
 fn commit(journal: &Journal, writes: Vec<Write>) -> CommitResult {
     let (tx, rx) = callback_channel();
     journal
@@ -159,7 +159,7 @@ fn assert_durable(committed: &CommitResult) {
     );
 }
 
-/// Waits until the health is as wanted.
+/// Waits until the health satisfies `wanted`.
 fn wait_health(journal: &Journal, wanted: impl Fn(&Health) -> bool) -> Health {
     let health = journal.health();
     let until = Instant::now() + LONG;

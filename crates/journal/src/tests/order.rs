@@ -76,7 +76,7 @@ fn commits_that_wait_share_one_transaction() {
     };
     assert_eq!(value("marshal_journal_appended_events_total "), 3000);
     assert_eq!(value("marshal_journal_backlog_events "), 0);
-    // The begin of the session, what was taken before the lock was seen, and all the rest.
+    // The begin of the session, the commits taken before the lock was seen, and all the rest.
     assert!(value("marshal_journal_batch_events_count ") <= 4, "{page}");
     assert!(value("marshal_journal_size_bytes ") > 0);
 }
@@ -88,7 +88,7 @@ fn a_gap_is_refused_loudly_ends_its_session_and_harms_no_other() {
     let epoch = journal.epoch();
     let (bad, good) = (session("bad"), session("good"));
     assert_durable(&commit(&journal, vec![begun(&bad), begun(&good)]));
-    // All of these are one batch.
+    // All of these form one batch.
     let lock = faults::lock(dir.path());
     let (tx, rx) = callback_channel();
     for (number, writes) in [
@@ -155,7 +155,7 @@ fn what_names_a_row_that_is_not_there_is_refused() {
     check(vec![text(&known, epoch + 1, 1)], "does not belong to epoch");
     check(
         vec![event(&known, epoch, 1, decided("a", Decision::Deny))],
-        "ask a is not open",
+        "permission request a is not open",
     );
     check(vec![begun(&known)], "UNIQUE constraint");
     check(

@@ -1,4 +1,4 @@
-//! A measurement, printed and never a gate:
+//! A measurement that only prints its result:
 //! `cargo test --release --lib pace -- --ignored --nocapture`.
 
 use super::*;

@@ -1,4 +1,4 @@
-//! Plans: an item is had by one member alone, and what is kept of a chat's work is there after a start.
+//! Plans: only one member has an item at a time, and a chat's progress survives a restart.
 
 use super::*;
 use marshal_model::{
@@ -97,7 +97,7 @@ fn an_item_is_taken_once_and_a_member_has_one() {
     assert_durable(&commit(&journal, vec![claim(0, "m-1")]));
     let why = rejected(&commit(&journal, vec![claim(0, "m-2")]));
     assert!(why.contains("is not open"), "{why}");
-    // One that has an item gets no second one, and nothing of the commit is kept.
+    // A member that has an item gets no second one, and nothing of the commit is kept.
     let both = vec![put(open_item(2)), claim(1, "m-1")];
     rejected(&commit(&journal, both));
     assert_durable(&commit(&journal, vec![claim(1, "m-2")]));
@@ -109,7 +109,7 @@ fn an_item_is_taken_once_and_a_member_has_one() {
         .collect();
     let by = |name| (ItemState::Claimed, Some(session(name)));
     assert_eq!(stand, [by("m-1"), by("m-2"), (ItemState::Open, None)]);
-    // It is open again, and goes to another one.
+    // The item is open again, and another member claims it.
     let again = PlanItem {
         tries: 1,
         ..open_item(0)
@@ -173,7 +173,7 @@ fn the_work_of_a_chat_is_found_by_the_next_start_until_it_is_over() {
             seq: 1,
         })],
     ));
-    assert!(why.contains("there is none of this id"), "{why}");
+    assert!(why.contains("no chat has this id"), "{why}");
     journal.close(LONG).expect("flushed");
     drop(journal);
     let journal = open(dir.path());
@@ -195,7 +195,7 @@ fn the_work_of_a_chat_is_found_by_the_next_start_until_it_is_over() {
         reader.plan_reviews(&session("c"), 9).expect("read"),
         [review]
     );
-    // A closed one goes on no more.
+    // A closed chat makes no more progress.
     let close = ChatWrite::Close {
         chat: session("c"),
         at_ms: 9,

@@ -1,4 +1,4 @@
-//! What is kept no longer goes, in a file that really shrinks, and the chain stays whole.
+//! Expired rows are removed, the file really shrinks, and the chain stays whole.
 
 use super::*;
 
@@ -159,7 +159,7 @@ fn old_sessions_and_runs_go_and_nothing_unfinished_does() {
     assert_dense(&reader, &new, 7);
     assert_dense(&reader, &of_unfinished, 7);
     assert_dense(&reader, &open_one, 1);
-    // And it goes on writing.
+    // The writer continues.
     assert_durable(&commit(&journal, vec![begun(&session("next"))]));
 }
 
@@ -168,7 +168,7 @@ fn the_audit_chain_is_cut_behind_what_is_gone_and_verifies_from_there() {
     let dir = tempdir();
     let journal = open(dir.path());
     let now = super::super::now_us();
-    // Links 1 to 4: old, old, new, old. The last one's turn has not come.
+    // Links 1 to 4: old, old, new, old. The last one is behind a new one, so it must stay for now.
     for (name, at_us) in [("a", 10), ("b", 20), ("c", now), ("d", 30)] {
         let id = session(name);
         worked(&journal, begun(&id), &id, 1, 10, at_us);
@@ -200,7 +200,7 @@ fn the_audit_chain_is_cut_behind_what_is_gone_and_verifies_from_there() {
     assert_eq!(reader.verify_audit().expect("whole").link, 5);
     assert_eq!(journal.audit_head().link, 5);
     journal.close(LONG).expect("closed");
-    // A cut that was moved does not fit to what follows.
+    // A cut that was moved does not match the following record.
     let conn = rusqlite::Connection::open(dir.path().join(FILE_NAME)).expect("connection");
     conn.execute_batch("UPDATE audit_cut SET hash = 'ff' || substr(hash, 3)")
         .expect("forged");
@@ -254,7 +254,7 @@ fn beyond_its_size_the_oldest_go_the_file_shrinks_and_commits_go_between() {
         assert_durable(&commit(&journal, vec![text(&id, journal.epoch(), seq)]));
         std::fs::metadata(&file).expect("file").len() < most
     });
-    // Each of them was durable before the next: they went between the steps of the removal.
+    // Each commit was durable before the next: they ran between the steps of the removal.
     assert!(seq >= 4, "only {seq} commits went through");
     let reader = journal.reader().expect("reader");
     let left = names(&reader);

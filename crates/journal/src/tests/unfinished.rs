@@ -1,4 +1,4 @@
-//! What a start finds: facts it writes down, tasks and sessions it leaves, parks it remembers.
+//! A start after a crash: the ends it writes, the tasks and sessions it leaves, the parks it keeps.
 
 use super::*;
 use marshal_model::{ExitClass, TaskOutcome, TurnOutcome};
@@ -128,7 +128,7 @@ fn a_start_writes_down_what_is_a_fact_and_leaves_tasks_to_whoever_continues_the_
     assert_eq!(reader.verify_audit().expect("whole"), journal.audit_head());
     assert_eq!(journal.audit_head().link, 1);
 
-    // The slot's session is open, and its stream goes on where it ended.
+    // The slot's session is open, and its stream continues where it ended.
     let left = reader.resumable_sessions().expect("sessions");
     assert_eq!(left.len(), 1);
     assert_eq!((&left[0].session, left[0].last_seq), (&of_slot, 2));

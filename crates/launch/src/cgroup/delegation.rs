@@ -1,9 +1,9 @@
-//! Which controllers of cgroup v2 can be had below this process's group, and the little that must be
-//! done for it.
+//! The controllers of cgroup v2 that are available below this process's group, and the changes that
+//! enable them.
 //!
 //! A group with controllers for its children may have no processes itself (cgroups(7), "no internal
-//! processes"). So where the group was handed to this program and nobody else is in it, the program
-//! moves into a group below. Where it was not, nothing is moved: the group is somebody else's.
+//! processes"). So where the group was delegated to this program and contains no other process, the
+//! program moves into a group below. Otherwise nothing is moved, because others own the group.
 
 use std::path::{Path, PathBuf};
 
@@ -12,10 +12,10 @@ use serde::{Deserialize, Serialize};
 use super::cgroup_fs::CgroupFs;
 use super::layout::Hierarchy;
 
-/// Where the supervisor goes if it must leave its own group.
+/// The group that the supervisor moves to if it must leave its own.
 pub(super) const SUPERVISOR_GROUP: &str = "marshal.supervisor";
 
-/// A group with controllers for its children, as far as they can be had.
+/// A group with the available controllers for its children.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Delegation {
@@ -49,7 +49,7 @@ fn read_words(files: &impl CgroupFs, file: &Path) -> Vec<String> {
         .unwrap_or_default()
 }
 
-/// What could be had, without a change.
+/// What is available, without a change.
 pub(super) fn inspect(
     files: &impl CgroupFs,
     tree: &Hierarchy,
@@ -71,7 +71,7 @@ pub(super) fn inspect(
     let (ready, missing): (Vec<_>, Vec<_>) =
         available.into_iter().partition(|name| on.contains(name));
     let why = format!(
-        "{} has not all controllers of cgroup v2: they are with cgroup v1, or not passed on by the group above",
+        "{} lacks controllers of cgroup v2: cgroup v1 has them, or the parent group does not delegate them",
         base.display()
     );
     let mut handed = Delegation {
@@ -95,7 +95,7 @@ pub(super) fn inspect(
         let is_own_root = tree.own == tree.mount;
         if !is_own_root && !files.is_delegated(base) {
             handed.why = Some(format!(
-                "the group {shown} was not handed to this program: run it as a service of systemd with Delegate=yes"
+                "the group {shown} is not delegated to this program: run it as a systemd service with Delegate=yes"
             ));
             return handed;
         }
@@ -103,7 +103,7 @@ pub(super) fn inspect(
         let own = pid.to_string();
         if inside.iter().any(|other| *other != own) {
             handed.why = Some(format!(
-                "other processes are in the group {shown}: run this program as a service of its own, with Delegate=yes"
+                "the group {shown} contains other processes: run this program as its own service, with Delegate=yes"
             ));
             return handed;
         }
@@ -113,8 +113,9 @@ pub(super) fn inspect(
     handed
 }
 
-/// Does what [`look`] found, and says what came of it. `pids` are moved where one is: this process
-/// last, for what others of its own were started in the same group since.
+/// Makes the changes that [`inspect`] found necessary, and returns the result. `pids` are moved if
+/// a move is needed. This process is last, because it may have started others in the same group
+/// since.
 pub(super) fn apply(files: &impl CgroupFs, mut handed: Delegation, pids: &[u32]) -> Delegation {
     if handed.enabled.is_empty() {
         return handed;

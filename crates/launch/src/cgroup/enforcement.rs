@@ -1,10 +1,10 @@
-//! By what each limit is held: pure, from what is wanted and what the host gives.
+//! What enforces each limit, computed from the wanted limits and the host's support. Pure.
 
 use super::layout::Controller;
 use marshal_model::{LimitBackend, ResourceLimits, string_enum};
 
 string_enum!(
-    /// What holds a limit.
+    /// What enforces a limit.
     Enforcement {
         /// A controller of cgroup v2.
         V2 = "cgroup v2",
@@ -12,26 +12,26 @@ string_enum!(
         V1 = "cgroup v1",
         /// A resource limit of processes.
         Rlimit = "rlimit",
-        /// The container engine, which has groups of its own.
+        /// The container engine, which has its own groups.
         Engine = "container engine",
-        /// The host has nothing of the kind: there is no swap.
+        /// The host does not have the resource: there is no swap.
         Absent = "none there",
-        /// Nobody wants one.
+        /// No limit is configured.
         Unwanted = "no limit",
-        /// It is wanted, and nothing holds it.
+        /// A limit is configured, and nothing enforces it.
         Unenforced = "not held",
     }
 );
 
 impl Enforcement {
-    /// Whether a group holds it.
+    /// Whether a control group enforces it.
     #[must_use]
     pub const fn is_group(self) -> bool {
         matches!(self, Self::V1 | Self::V2)
     }
 }
 
-/// What a host gives.
+/// The control group support of a host.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct HostSupport {
     /// Groups of cgroup v2, for the kill.
@@ -44,13 +44,13 @@ pub(super) struct HostSupport {
     pub(super) swap_v1: bool,
     /// Whether there is no swap.
     pub(super) no_swap: bool,
-    /// Why there is no more of v2.
+    /// Why v2 lacks controllers; `None` if it has all.
     pub(super) why_v2: Option<String>,
-    /// Why there is no more of v1.
+    /// Why v1 lacks controllers; `None` if it has all.
     pub(super) why_v1: Option<String>,
 }
 
-/// What holds each limit of a child.
+/// What enforces each limit of a child.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LimitEnforcement {
     /// Processes.
@@ -59,19 +59,20 @@ pub struct LimitEnforcement {
     pub memory: Enforcement,
     /// Swap.
     pub swap: Enforcement,
-    /// Time of processors.
+    /// CPU time.
     pub cpu: Enforcement,
-    /// Whether the kernel kills the child as a whole.
+    /// Whether the kernel can kill the child's whole group at once.
     pub kill: bool,
-    /// Why something is not held.
+    /// Why a limit is not enforced; `None` if all are.
     pub why: Option<String>,
 }
 
 impl LimitEnforcement {
-    /// What holds each limit. `has_nproc` says whether RLIMIT_NPROC counts nobody else's processes.
+    /// Chooses what enforces each limit. `has_nproc` says whether RLIMIT_NPROC counts this child's
+    /// processes alone.
     ///
     /// # Errors
-    /// The backend that was asked for by name does not hold a limit: which, and why.
+    /// The configured backend cannot enforce a limit: the limit and the reason.
     pub(super) fn choose(
         limits: &ResourceLimits,
         has: &HostSupport,
@@ -103,7 +104,7 @@ impl LimitEnforcement {
             _ => Enforcement::Unenforced,
         };
         let cpu = group(limits.cpu_millis.is_some(), Controller::Cpu);
-        let mut held = Self {
+        let mut enforcement = Self {
             pids,
             memory,
             swap,
@@ -111,30 +112,31 @@ impl LimitEnforcement {
             kill: has.kill,
             why: None,
         };
-        let missing = held.missing();
+        let missing = enforcement.missing();
         if missing.is_empty() {
-            return Ok(held);
+            return Ok(enforcement);
         }
         let why = match backend {
-            LimitBackend::Rlimit => {
-                "resource limits of processes hold none for memory and cpu".to_owned()
-            }
+            LimitBackend::Rlimit => "rlimits cannot limit memory and cpu".to_owned(),
             LimitBackend::V2 => has.missing_reason(true, false),
             LimitBackend::V1 => has.missing_reason(false, true),
             LimitBackend::Auto => has.missing_reason(true, true),
         };
         if matches!(backend, LimitBackend::V2 | LimitBackend::V1) {
-            return Err(format!("{} not held by it ({why})", missing.join(", ")));
+            return Err(format!(
+                "this backend does not enforce {} ({why})",
+                missing.join(", ")
+            ));
         }
-        held.why = Some(why);
-        Ok(held)
+        enforcement.why = Some(why);
+        Ok(enforcement)
     }
 
-    /// What holds each limit of a container, which is in no group of ours: its engine, unless
-    /// `explain_not_open` says that it does not.
+    /// Chooses what enforces each limit of a container, which is in none of marshal's groups: its
+    /// engine, unless `why_not` says why it cannot.
     ///
     /// # Errors
-    /// The backend that was asked for by name is none that a container has.
+    /// The configured backend does not exist for a container.
     pub(super) fn for_container(
         limits: &ResourceLimits,
         why_not: Option<&str>,
@@ -151,7 +153,7 @@ impl LimitEnforcement {
         if pids == Enforcement::Unenforced && has_nproc && may_rlimit {
             pids = Enforcement::Rlimit;
         }
-        let mut held = Self {
+        let mut enforcement = Self {
             pids,
             memory: by(limits.memory.is_some()),
             swap: by(limits.memory.and(limits.swap).is_some()),
@@ -159,19 +161,22 @@ impl LimitEnforcement {
             kill: false,
             why: None,
         };
-        let missing = held.missing();
+        let missing = enforcement.missing();
         if missing.is_empty() {
-            return Ok(held);
+            return Ok(enforcement);
         }
         let why = match (limits.backend, why_not) {
             (LimitBackend::Auto, Some(why)) => why,
-            _ => "the limits of a container are its engine's, which is backend = \"auto\"",
+            _ => "the engine of a container enforces its limits, which needs backend = \"auto\"",
         };
         if matches!(limits.backend, LimitBackend::V2 | LimitBackend::V1) {
-            return Err(format!("{} not held by it ({why})", missing.join(", ")));
+            return Err(format!(
+                "this backend does not enforce {} ({why})",
+                missing.join(", ")
+            ));
         }
-        held.why = Some(why.to_owned());
-        Ok(held)
+        enforcement.why = Some(why.to_owned());
+        Ok(enforcement)
     }
 
     fn entries(&self) -> [(&'static str, Enforcement); 4] {
@@ -183,7 +188,7 @@ impl LimitEnforcement {
         ]
     }
 
-    /// The limits that are wanted and that nothing holds.
+    /// The configured limits that nothing enforces.
     #[must_use]
     pub fn missing(&self) -> Vec<&'static str> {
         let not = |(name, by): (&'static str, Enforcement)| {
@@ -192,14 +197,11 @@ impl LimitEnforcement {
         self.entries().into_iter().filter_map(not).collect()
     }
 
-    /// What is missing, as a sentence for an operator.
+    /// The missing limits, as a sentence for the operator.
     #[must_use]
     pub fn describe_missing(&self) -> Option<String> {
         let missing = self.missing();
-        let why = self
-            .why
-            .as_deref()
-            .unwrap_or("this host has nothing for it");
+        let why = self.why.as_deref().unwrap_or("this host cannot enforce it");
         (!missing.is_empty()).then(|| format!("not limited: {} ({why})", missing.join(", ")))
     }
 }
@@ -219,23 +221,23 @@ impl std::fmt::Display for LimitEnforcement {
     }
 }
 
-/// What this host gives for one kind of limit.
+/// This host's support for one kind of limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// Which: `cgroup.pids`, `cgroup.memory`, `cgroup.swap`, `cgroup.cpu`, `cgroup.kill`.
+    /// The feature: `cgroup.pids`, `cgroup.memory`, `cgroup.swap`, `cgroup.cpu`, `cgroup.kill`.
     pub feature: &'static str,
-    /// What would hold it. [`By::Unenforced`]: no group; processes may have their resource limit all
-    /// the same.
+    /// What would enforce it. [`Enforcement::Unenforced`] means no group; an rlimit may still apply
+    /// to processes.
     pub enforcement: Enforcement,
     /// Why not cgroup v2.
     pub why: Option<String>,
-    /// What to do about it, where something can be done.
+    /// What to do about it; `None` if nothing can be done.
     pub hint: Option<&'static str>,
 }
 
-/// What helps where groups are missing.
-const DELEGATE_HINT: &str = "run marshal as a service of systemd with Delegate=yes, or hand it a group: a \
-    directory of cgroup v2 that belongs to its user, with it alone inside";
+/// The hint where groups are missing.
+const DELEGATE_HINT: &str = "run marshal as a systemd service with Delegate=yes, or delegate a group to it: a \
+    cgroup v2 directory that its user owns and that contains no other process";
 
 impl HostSupport {
     fn missing_reason(&self, v2: bool, v1: bool) -> String {
@@ -256,7 +258,7 @@ impl HostSupport {
             cpu_millis: Some(1),
             backend: LimitBackend::Auto,
         };
-        let Ok(held) = LimitEnforcement::choose(&all, self, false) else {
+        let Ok(enforcement) = LimitEnforcement::choose(&all, self, false) else {
             return Vec::new();
         };
         let kill = if self.kill {
@@ -265,10 +267,10 @@ impl HostSupport {
             Enforcement::Unenforced
         };
         [
-            ("cgroup.pids", held.pids),
-            ("cgroup.memory", held.memory),
-            ("cgroup.swap", held.swap),
-            ("cgroup.cpu", held.cpu),
+            ("cgroup.pids", enforcement.pids),
+            ("cgroup.memory", enforcement.memory),
+            ("cgroup.swap", enforcement.swap),
+            ("cgroup.cpu", enforcement.cpu),
             ("cgroup.kill", kill),
         ]
         .map(|(feature, by)| Finding {

@@ -1,10 +1,10 @@
-//! What is left of a supervisor that was killed: its groups, with whoever is in them.
+//! The janitor: removes the groups of a killed supervisor, with the processes in them.
 //!
 //! No process in a sandbox can remove the group that it is in, and a supervisor that gets SIGKILL
-//! does nothing any more. So each supervisor has one small process beside it, this binary started
-//! again: it is told at its start what there will be to clear away, before any of it is made, waits
-//! for the end of a pipe, which comes with the supervisor's, clears away and goes. If it is killed
-//! too, the next start sweeps.
+//! cannot clean up. So each supervisor has one small process beside it, this binary started again.
+//! It gets the list of groups at its start, before any of them is made, waits for the end of a
+//! pipe, which closes with the supervisor, removes the groups and exits. If it is killed too, the
+//! next start sweeps.
 
 use std::io;
 use std::os::unix::process::CommandExt as _;
@@ -21,11 +21,11 @@ use super::layout::Layout;
 use marshal_model::limits;
 use marshal_wire::shim::ARG0_JANITOR;
 
-/// The variable that tells it what there is. In the environment, not in the pipe: it knows from its
-/// first instruction on, however early the supervisor ends.
+/// The variable with its list of groups. It is in the environment, not in the pipe, so the janitor
+/// has it from its first instruction on, however early the supervisor ends.
 const CLEANUP_PLAN_VAR: &str = "MARSHAL_ESTATE";
 
-/// Everything that one supervisor leaves, whether it came to be or not.
+/// Everything that one supervisor may leave, whether it was made or not.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct CleanupPlan {
@@ -37,7 +37,7 @@ pub(super) struct CleanupPlan {
     pub(super) handed: Option<Delegation>,
 }
 
-/// The process, and the pipe whose end is its word. It ends by itself when this is dropped.
+/// The process, and the pipe whose end is its order. It ends by itself when this is dropped.
 #[derive(Debug)]
 pub(super) struct Janitor {
     process: Child,
@@ -71,13 +71,13 @@ impl Janitor {
         self.process.id()
     }
 
-    /// Has it do its work now, and waits for that.
+    /// Lets it do its work now, and waits for that.
     pub(super) fn finish(mut self) {
         drop(self.pipe);
         let _ = self.process.wait();
     }
 
-    /// Whether it is still there.
+    /// Whether it is still running.
     pub(super) fn is_running(&mut self) -> bool {
         matches!(self.process.try_wait(), Ok(None))
     }
@@ -133,7 +133,7 @@ impl CleanupPlan {
         self.handed = handed.filter(|of| of.is_changed()).cloned();
     }
 
-    /// Kills everybody in it and removes it; false if something is left.
+    /// Kills all processes in it and removes it; false if something is left.
     pub(super) fn clean_up(&self) -> bool {
         let deadline = Instant::now() + limits::KILL_LEFTOVERS_TIMEOUT;
         let is_empty =

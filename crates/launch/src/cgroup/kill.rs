@@ -19,28 +19,28 @@ use super::CgroupOperation;
 use super::cgroup_fs::{CgroupFs as _, KernelCgroupFs};
 use super::leaf::report_failure;
 
-/// The most that a tree of groups is gone down: nobody here makes more than one level, and whoever
-/// may make more has no walls.
+/// The limit of levels of a tree of groups: marshal makes one level, and only a process without a
+/// sandbox can make more.
 const DEPTH: usize = 8;
 
-/// How long processes that were killed are waited for before they are listed again.
+/// How long to wait for killed processes before they are listed again.
 const ROUND: Duration = Duration::from_millis(200);
 
-/// The most processes that are pinned at once: each takes a descriptor.
+/// The limit of processes that are pinned at once: each takes a file descriptor.
 const PINNED: usize = 64;
 
 /// Kills everything in and below a group. A v2 group only; false if its kernel cannot.
 pub(super) fn kill_v2(dir: &Path) -> io::Result<bool> {
     match KernelCgroupFs.write(&dir.join("cgroup.kill"), "1") {
         Ok(()) => Ok(true),
-        // Before Linux 5.14; or the group is gone, and everybody of it.
+        // Linux before 5.14; or the group is gone with all its processes.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(!dir.exists()),
         Err(error) => Err(error),
     }
 }
 
-/// Kills and waits until nobody is in or below these groups. `v2` is their group of cgroup v2, if
-/// there is one; `all` are all of them. False if somebody is left at the deadline.
+/// Kills and waits until no process is in or below these groups. `v2` is their group of cgroup v2,
+/// if there is one; `all` are all of them. False if a process is left at the deadline.
 pub(super) fn kill_and_wait(
     v2: Option<&Path>,
     all: &[PathBuf],
@@ -75,7 +75,8 @@ pub(super) fn kill_and_wait(
                 Some((*pid, pidfd_open(raw, PidfdFlags::empty()).ok()?))
             })
             .collect();
-        // Pinned first, then asked again, so that a number given anew is never hit.
+        // The pidfd is opened first and the group is read again, so that a reused pid is never
+        // killed.
         let still = self::list_all(all)?;
         for (_, process) in pinned.iter().filter(|(pid, _)| still.contains(pid)) {
             let _ = pidfd_send_signal(process, Signal::KILL);
@@ -158,7 +159,7 @@ fn scan(dirs: &[PathBuf]) -> (BTreeSet<u32>, Option<io::Error>) {
             Err(error) => failed = Some(error),
         });
     }
-    // Somebody of another pid namespace, whom nobody here can name.
+    // A process of another pid namespace, which has no pid here.
     found.remove(&0);
     (found, failed)
 }

@@ -1,6 +1,6 @@
 //! The groups of one child: made, limited, entered from outside, read, emptied and removed.
 //!
-//! Must not know which trees there are: it is told where its groups go.
+//! Must not know which trees there are: the caller passes the groups' paths.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -15,20 +15,20 @@ use marshal_model::ResourceLimits;
 use marshal_model::limits;
 use marshal_telemetry::event::child::CgroupFailed;
 
-/// Microseconds in which a child gets its share of processors.
+/// The period in microseconds in which a child gets its share of CPU time.
 const PERIOD_MICROS: u64 = 100_000;
 
 /// Where a child's groups are. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Group {
     inner: Arc<Inner>,
-    /// The limit of memory that holds, in bytes.
+    /// The enforced memory limit, in bytes.
     memory: Option<u64>,
 }
 
 #[derive(Debug)]
 struct Inner {
-    /// What its directory is called in each tree.
+    /// The name of its directory in each tree.
     name: String,
     /// Its group of cgroup v2, by which it is killed and frozen.
     v2: Option<PathBuf>,
@@ -55,18 +55,18 @@ impl Group {
         }
     }
 
-    /// What its directory is called in each tree.
+    /// The name of its directory in each tree.
     pub(super) fn name(&self) -> &str {
         &self.inner.name
     }
 
-    /// What it used and uses. A handful of reads of small files.
+    /// Its past and current usage. Reads a handful of small files.
     #[must_use]
     pub fn usage(&self) -> Usage {
         self.inner.counters.read()
     }
 
-    /// The limit of memory that holds, in bytes.
+    /// The enforced memory limit, in bytes.
     #[must_use]
     pub fn memory_limit(&self) -> Option<u64> {
         self.memory
@@ -78,10 +78,10 @@ impl Group {
         &self.inner.all
     }
 
-    /// Stops everything in it where it stands, or lets it go on; false where there is no cgroup v2.
+    /// Freezes everything in it, or thaws it; false without cgroup v2.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn freeze(&self, frozen: bool) -> io::Result<bool> {
         let Some(dir) = &self.inner.v2 else {
             return Ok(false);
@@ -91,7 +91,7 @@ impl Group {
         Ok(true)
     }
 
-    /// Whether it is frozen, so that nobody in it hears anything.
+    /// Whether it is frozen, so that no process in it handles signals.
     #[must_use]
     pub fn is_frozen(&self) -> bool {
         let frozen = |dir: &PathBuf| {
@@ -118,7 +118,7 @@ impl Leaf {
         }
     }
 
-    /// The same, with this limit of memory in force.
+    /// The same, with this memory limit.
     pub(super) const fn with_memory_limit(mut self, memory: Option<u64>) -> Self {
         self.group.memory = memory;
         self
@@ -133,7 +133,7 @@ impl Leaf {
     /// Puts a process into all of its groups.
     ///
     /// # Errors
-    /// The first group that did not take it.
+    /// The first group that refused it.
     pub fn attach(&self, pid: u32) -> Result<(), GroupError> {
         for dir in &self.group.inner.all {
             let file = dir.join("cgroup.procs");
@@ -144,7 +144,7 @@ impl Leaf {
         Ok(())
     }
 
-    /// Has the kernel kill everything in it, where the kernel does that. Returns at once.
+    /// Lets the kernel kill everything in it, where the kernel supports that. Returns at once.
     pub fn kill(&self) {
         let Some(dir) = &self.group.inner.v2 else {
             return;
@@ -166,13 +166,13 @@ impl Leaf {
 /// The end of a child's groups.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct GroupOutcome {
-    /// What was used.
+    /// The usage.
     pub usage: Usage,
-    /// The limit of memory that held, in bytes.
+    /// The enforced memory limit, in bytes.
     pub memory_limit: Option<u64>,
-    /// Processes that were in it still, and were killed.
+    /// Processes that were still in it, and were killed.
     pub killed: u32,
-    /// Processes that are in it still.
+    /// Processes that are still in it.
     pub left: u32,
 }
 
@@ -229,8 +229,7 @@ pub(super) fn report_failure(step: CgroupOperation, path: &Path, error: &io::Err
     .emit();
 }
 
-/// What is written for the limits, of the controllers that hold them: file and text, in the order
-/// that the kernel wants.
+/// The files and texts to write for the limits, in the order that the kernel requires.
 pub(super) fn v2_settings(
     limits: &ResourceLimits,
     held: &LimitEnforcement,

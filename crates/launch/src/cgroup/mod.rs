@@ -1,12 +1,12 @@
-//! Control groups: what holds a child, with everything that it starts, within its limits, and ends it
-//! as a whole.
+//! Control groups: they enforce the limits of a child with everything that it starts, and end it as
+//! a whole.
 //!
 //! A supervisor has one group of its own in each tree that it may write, below the group that it was
-//! started in, and each child has a group below that. Which tree holds what is found out, not assumed
-//! ([`layout`], [`handed`]): controllers of cgroup v2 where it was handed some, those of v1 where that
-//! is what the host has, and a group of v2 for the kill even where no controller is with it. Nothing
-//! outlives: a child's groups end with its keeper ([`NewLeaf`]), a supervisor's with its janitor
-//! ([`janitor`]), and those of both with the next start ([`remove_stale_temporaries`]).
+//! started in, and each child has a group below that. Which tree enforces what is detected, not
+//! assumed ([`layout`], [`delegation`]): controllers of cgroup v2 where it was handed some, those
+//! of v1 where that is what the host has, and a group of v2 for the kill even where no controller
+//! is with it. Nothing outlives: a child's groups end with its keeper ([`leaf`]), a supervisor's
+//! with its janitor ([`janitor`]), and those of both with the next start ([`sweep`]).
 //!
 //! Must not know agents, and not what a sandbox is.
 
@@ -51,13 +51,13 @@ const WANTED_CONTROLLERS: [&str; 3] = ["pids", "memory", "cpu"];
 const TRIES: usize = 100;
 const RETRY_DELAY: Duration = Duration::from_millis(10);
 
-/// Something with a group failed.
+/// An operation on a group failed.
 #[derive(Debug, thiserror::Error)]
-#[error("the limits cannot be had: {step} {path}: {source}", path = .path.display())]
+#[error("the limits cannot be set: {step} {path}: {source}", path = .path.display())]
 pub struct GroupError {
-    /// What was being done.
+    /// The operation.
     pub step: CgroupOperation,
-    /// On what.
+    /// The group or the file that the step was about.
     pub path: PathBuf,
     /// Why it failed.
     #[source]
@@ -84,20 +84,20 @@ pub struct Groups {
     /// Its groups in those of v1, by controller.
     v1: BTreeMap<Controller, PathBuf>,
     cleanup_plan: CleanupPlan,
-    /// Held for as long as it lives: they say so.
+    /// The locks on its groups, held for as long as it lives: see `sweep`.
     locks: Vec<File>,
     janitor: Option<Janitor>,
     executable: PathBuf,
-    /// What its own group is called in every tree.
+    /// The name of its own group in every tree.
     name: String,
     next: u64,
-    /// What was last said to be missing.
+    /// The missing limits of the last warning, so that it is not repeated for each child.
     last_warning: Option<String>,
 }
 
 impl Groups {
-    /// Takes what this host gives, and begins to sweep what dead supervisors left. What cannot be had
-    /// is known from then on and is no error. `executable` is this very program.
+    /// Detects what this host supports, and starts to sweep what dead supervisors left. Missing
+    /// support is recorded and is no error. `executable` is this very program.
     pub fn open(executable: &Path) -> Self {
         let layout = host_layout();
         let groups = Self::set_up(&layout, executable.to_owned(), true);
@@ -108,11 +108,11 @@ impl Groups {
             .spawn(move || {
                 let (found, left) = sweep::sweep(v2.as_deref(), &mounts);
                 if found > 0 {
-                    tracing::info!(found, left, "groups of dead supervisors were swept");
+                    tracing::info!(found, left, "removed control groups of dead supervisors");
                 }
             });
         if let Err(error) = swept {
-            tracing::warn!(%error, "groups of dead supervisors are not swept");
+            tracing::warn!(%error, "control groups of dead supervisors cannot be removed");
         }
         groups
     }
@@ -204,11 +204,13 @@ impl Groups {
         if !self.cleanup_plan.all.contains(&dir) {
             // It was not planned, so nobody would clear it away: this user may not make it.
             janitor::check_writable(below)?;
-            return Err(io::Error::other("it could not be written a moment ago"));
+            return Err(io::Error::other(
+                "the parent group was not writable a moment ago",
+            ));
         }
         for tried in 0..TRIES {
             match KernelCgroupFs.make(&dir) {
-                // The sweeper has not come to its removal yet, or leaves it.
+                // The sweeper has not removed it yet, or keeps it.
                 Err(error) if tried > 0 && error.kind() == io::ErrorKind::AlreadyExists => {}
                 made => made?,
             }
@@ -226,11 +228,11 @@ impl Groups {
             }
         }
         Err(io::Error::other(
-            "a group that was made is gone at once, again and again",
+            "the new group is removed again each time it is created",
         ))
     }
 
-    /// Sees to it that somebody clears away after this process.
+    /// Ensures that a janitor removes the groups after this process ends.
     fn ensure_janitor(&mut self) {
         if self.cleanup_plan.all.is_empty()
             || self.janitor.as_mut().is_some_and(Janitor::is_running)
@@ -241,7 +243,7 @@ impl Groups {
             Ok(janitor) => self.janitor = Some(janitor),
             Err(error) => {
                 self.janitor = None;
-                tracing::warn!(%error, "nobody clears away the groups if this process is killed: the next start does");
+                tracing::warn!(%error, "if this process is killed, its control groups stay until the next start removes them");
             }
         }
     }
@@ -321,7 +323,7 @@ impl Groups {
         let weakness = held.describe_missing();
         if weakness.is_some() && weakness != self.last_warning {
             // Once, not for each child: its own start says it too.
-            tracing::warn!(limits = weakness, "this host does not hold every limit");
+            tracing::warn!(limits = weakness, "this host does not enforce every limit");
             self.last_warning = weakness;
         }
         let Some(leaf) = blank else {
@@ -343,8 +345,8 @@ impl Groups {
         Ok((Some(leaf.with_memory_limit(memory)), held))
     }
 
-    /// What holds the limits of a container, which has no group of ours; `explain_not_open`: why its engine
-    /// holds none.
+    /// What enforces the limits of a container, which is in no group of marshal; `why_not` says why
+    /// its engine enforces none.
     ///
     /// # Errors
     /// [`GroupError`]: a backend is asked for that no container has.
@@ -359,7 +361,7 @@ impl Groups {
         })
     }
 
-    /// What this host gives.
+    /// This host's support.
     #[must_use]
     pub fn findings(&self) -> Vec<Finding> {
         self.support.findings()
@@ -392,8 +394,8 @@ fn swap_is_off() -> bool {
     fs::read_to_string("/proc/swaps").is_ok_and(|text| text.lines().count() <= 1)
 }
 
-/// By what limits would be held for children of this process, one finding each, and why not by
-/// something better. Makes groups and removes them again.
+/// What would enforce the limits of children of this process, one finding each, and why nothing
+/// better does. Makes groups and removes them again.
 #[must_use]
 pub fn survey() -> Vec<Finding> {
     Groups::set_up(&host_layout(), PathBuf::new(), false).findings()

@@ -1,9 +1,9 @@
-//! Groups of supervisors that are gone, found at the start of the next one.
+//! Groups of dead supervisors, found at the start of the next one.
 //!
 //! A supervisor holds a lock (flock(2)) on each of its groups for as long as it lives, and the kernel
-//! lets go of it whatever the end. So whose group can be locked is dead: no pid that was given anew, no
-//! other pid namespace and no clock can deceive. Only groups of this user with a name of ours are
-//! looked at.
+//! releases it at any end. So the supervisor of a group that can be locked is dead: a reused pid,
+//! another pid namespace or a clock cannot mislead. Only groups of this user with marshal's names
+//! are checked.
 
 use std::fs::{self, File};
 use std::io;
@@ -14,13 +14,13 @@ use rustix::fs::FlockOperation;
 
 use super::janitor::CleanupPlan;
 
-/// What the name of a supervisor's group begins with: then its pid and a random number follow.
+/// The prefix of the name of a supervisor's group; its pid and a random number follow.
 const PREFIX: &str = "marshal.";
 
-/// Levels of a tree that are looked through.
+/// The limit of levels that are searched.
 const DEPTH: usize = 6;
 
-/// Groups of a tree that are looked through: a busy host has hundreds.
+/// The limit of groups that are searched in a tree; a busy host has hundreds.
 const GROUPS: usize = 8192;
 
 /// The name of a supervisor's group.
@@ -40,7 +40,7 @@ pub(super) fn is_group_name(name: &str) -> bool {
     })
 }
 
-/// Takes the lock of a group that is there; `None`: somebody has it, or the group is gone.
+/// Takes the lock of a group; `None` if another process has it, or the group is gone.
 pub(super) fn try_lock(dir: &Path) -> io::Result<Option<File>> {
     let group = match File::open(dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -51,15 +51,15 @@ pub(super) fn try_lock(dir: &Path) -> io::Result<Option<File>> {
         Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
         Err(error) => return Err(error.into()),
     }
-    // Between the opening and the lock somebody may have removed it.
+    // Another process may have removed it between the opening and the lock.
     let is_same = fs::metadata(dir)
         .and_then(|now| Ok(now.ino() == group.metadata()?.ino()))
         .unwrap_or(false);
     Ok(is_same.then_some(group))
 }
 
-/// Clears away what dead supervisors of this user left below these mounts; `v2` is that of cgroup v2.
-/// Gives the number of groups that were there, and of those that are left. Takes its time.
+/// Removes the groups of dead supervisors of this user below these mounts; `v2` is the mount of
+/// cgroup v2. Returns the numbers of groups found and left. May block for long.
 pub(super) fn sweep(v2: Option<&Path>, mounts: &[PathBuf]) -> (usize, usize) {
     let user = rustix::process::geteuid().as_raw();
     let (mut found, mut left) = (0, 0);
@@ -78,7 +78,7 @@ pub(super) fn sweep(v2: Option<&Path>, mounts: &[PathBuf]) -> (usize, usize) {
             };
             if !estate.clean_up() {
                 left += 1;
-                tracing::warn!(group = %dir.display(), "what a dead supervisor left cannot be removed");
+                tracing::warn!(group = %dir.display(), "control groups of a dead supervisor cannot be removed");
             }
         }
     }
@@ -87,12 +87,12 @@ pub(super) fn sweep(v2: Option<&Path>, mounts: &[PathBuf]) -> (usize, usize) {
 
 /// The groups of supervisors of this user, in a tree.
 fn supervisor_groups(mount: &Path, user: u32) -> Vec<PathBuf> {
-    let mut found = Vec::new();
+    let mut groups = Vec::new();
     let mut open = vec![(mount.to_owned(), DEPTH)];
-    let mut looked = 0;
+    let mut visited = 0;
     while let Some((dir, depth)) = open.pop() {
-        looked += 1;
-        if looked > GROUPS {
+        visited += 1;
+        if visited > GROUPS {
             break;
         }
         for entry in fs::read_dir(&dir).into_iter().flatten().flatten() {
@@ -102,14 +102,14 @@ fn supervisor_groups(mount: &Path, user: u32) -> Vec<PathBuf> {
             let path = entry.path();
             if entry.file_name().to_str().is_some_and(is_group_name) {
                 if entry.metadata().is_ok_and(|of| of.uid() == user) {
-                    found.push(path);
+                    groups.push(path);
                 }
             } else if depth > 0 {
                 open.push((path, depth - 1));
             }
         }
     }
-    found
+    groups
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
-//! What a group used and uses, from the texts of its control files.
+//! The usage of a group, from the texts of its control files.
 //!
-//! The reading is a handful of small files a group; the understanding is pure.
+//! A group needs reads of a handful of small files; parsing is pure.
 
 use std::path::PathBuf;
 
@@ -12,11 +12,11 @@ pub type Stalls = [Option<u64>; 2];
 /// What a child used with everything that it started. `None`: this host does not count it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Time of processors, microseconds.
+    /// CPU time, microseconds.
     pub cpu_micros: Option<u64>,
     /// Anonymous memory, bytes.
     pub rss: Option<u64>,
-    /// Memory without what could be dropped at once, bytes.
+    /// Memory except what the kernel can drop at once, bytes.
     pub working_set: Option<u64>,
     /// Swap, bytes.
     pub swap: Option<u64>,
@@ -24,16 +24,16 @@ pub struct Usage {
     pub peak: Option<u64>,
     /// Processes and threads now.
     pub processes: Option<u64>,
-    /// Processes that the kernel killed for memory.
+    /// Processes that the kernel killed for lack of memory.
     pub oom_kills: Option<u64>,
     /// Times that something was stalled for want of cpu, memory and io.
     pub stalls: [Stalls; 3],
 }
 
-/// The resources of [`Usage::parse_stalls`], in its order.
+/// The resources of [`parse_stalls`], in its order.
 pub const STALL_RESOURCES: [&str; 3] = ["cpu", "memory", "io"];
 
-/// Where a group is counted.
+/// The group directories that usage is read from.
 #[derive(Debug, Clone, Default)]
 pub(super) struct UsageCounters {
     /// Its group of cgroup v2, for time and stalls.

@@ -1,11 +1,11 @@
-//! The bounds of what an agent that speaks ACP says of itself, and of the files in a prompt.
+//! The limits of what an agent that speaks ACP says of itself, and of the files in a prompt.
 //!
-//! As in the file above: each with its unit and its reason.
+//! As in `limits.rs`, each has its unit and its reason.
 
 use std::time::Duration;
 
-/// Permission requests of one channel beyond [`super::OPEN_PERMISSION_REQUESTS`] that are denied unasked, before the
-/// channel is faulted: whoever asks so much waits for no answer.
+/// Permission requests of one channel beyond [`super::OPEN_PERMISSION_REQUESTS`] that are denied at
+/// once, before the channel is faulted: an agent with so many requests waits for no answer.
 pub const EXCESS_PERMISSION_REQUESTS: u32 = 1024;
 
 /// Tool servers of one pool.
@@ -28,10 +28,10 @@ pub const REPLAY_QUIET: Duration = Duration::from_millis(250);
 /// How long that may go on.
 pub const REPLAY_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Denials that are told before a session's next prompt; further ones are only counted.
+/// Denials that are reported in front of a session's next prompt; further ones are only counted.
 pub const DENIALS_REPORTED: usize = 16;
 
-/// Bytes of one denial that is told so.
+/// Bytes of one such denial.
 pub const DENIAL_BYTES: usize = 512;
 
 /// Files that one task may name for its prompt.

@@ -1,6 +1,6 @@
-//! The bounds of reading the audit and of judging its requests again.
+//! The limits of reading the audit and of evaluating its requests again.
 //!
-//! As in the file above: each with its unit and its reason.
+//! As in `limits.rs`, each has its unit and its reason.
 
 /// Audit records that are read at once: each may have an input of 64 KiB and facts as large.
 pub const AUDIT_PAGE: usize = 64;
@@ -13,7 +13,7 @@ pub const FACT_PATHS: usize = 64;
 pub const AUDIT_LINE_BYTES: usize = 1 << 20;
 
 /// Different requests that `policy learn` proposes rules for, and that the report explains: each is
-/// judged under several policies.
+/// evaluated under several policies.
 pub const LEARN_GROUPS: usize = 200;
 
 /// Requests that a proposal is tried on; the newest count.

@@ -1,4 +1,4 @@
-//! Bounds of budgets, and of runs that end at a time.
+//! Limits of budgets, and of runs that end at a time.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ pub const RUN_GRACE: Duration = Duration::from_secs(300);
 /// Tasks that a run may work at once: `run --jobs`.
 pub const RUN_JOBS: u16 = 4096;
 
-/// How long what a pool spent on a day is kept.
+/// How long a pool's spending of a day is stored.
 pub const SPENT_RETENTION: Duration = Duration::from_secs(SPENT_DAYS as u64 * 24 * 3600);
 
 /// Days of one pool of which is known what was spent on them.

@@ -1,4 +1,4 @@
-//! The bounds of chats and their messages, and of the commands that people give to agents.
+//! The limits of chats and their messages, and of the commands that people give to agents.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ pub const CHAT_FILE_BYTES: usize = 4096;
 /// Bytes of the key by which a client may send the same message twice.
 pub const TURN_KEY_BYTES: usize = 255;
 
-/// Bytes of what was said that an agent is told which cannot resume.
+/// Bytes of the transcript for an agent that cannot resume.
 pub const CHAT_TRANSCRIPT_BYTES: usize = 32 << 10;
 
 /// Events, from a chat's end, in which they are looked for.
@@ -35,5 +35,5 @@ pub const COMMAND_NAME_BYTES: usize = 64;
 /// How long an agent may take for one where `timeouts.control` is no bound.
 pub const COMMAND_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Bytes of what an agent says to one that who gave it is told; the journal has all of it.
+/// Bytes of the output of a slash command that its sender gets; the journal has all of it.
 pub const COMMAND_TEXT_BYTES: usize = 64 << 10;

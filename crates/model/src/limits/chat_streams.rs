@@ -1,10 +1,11 @@
-//! The bounds of chats that run: their actors and streams.
+//! The limits of chats that run: their actors and streams.
 //!
-//! As in the file above: each with its unit and its reason.
+//! As in `limits.rs`, each has its unit and its reason.
 
 use std::time::Duration;
 
-/// How long a running tool call may go on after a person stopped its turn, before the agent is told.
+/// How long a running tool call may continue after a person stopped its turn, before the
+/// agent gets the cancel.
 pub const TOOL_GRACE: Duration = Duration::from_secs(30);
 
 /// Of the transcript's bytes ([`super::CHAT_TRANSCRIPT_BYTES`]), those of the goal, so that there is room
@@ -36,9 +37,9 @@ pub const CHAT_PIECE_BYTES: usize = 32 << 10;
 pub const CHAT_STREAM_QUEUE: usize = 4;
 /// How long a subscriber may take for a piece before its connection is given up.
 pub const CHAT_STREAM_WRITE_TIMEOUT: Duration = Duration::from_secs(60);
-/// How often a quiet stream says that it lives.
+/// The interval of keepalives of a quiet stream.
 pub const CHAT_STREAM_KEEPALIVE: Duration = Duration::from_secs(15);
-/// When a subscriber is to come again after the end of its stream.
+/// When a subscriber should reconnect after the end of its stream.
 pub const CHAT_STREAM_RETRY: Duration = Duration::from_secs(1);
 /// A stream ends so long before its connection must.
 pub const CHAT_STREAM_MARGIN: Duration = Duration::from_secs(2);

@@ -1,6 +1,6 @@
-//! The bounds of what an agent has its client do: files, terminals.
+//! The limits of client methods: files, terminals.
 //!
-//! As in the file above: each with its unit and its reason.
+//! As in `limits.rs`, each has its unit and its reason.
 
 use std::time::Duration;
 
@@ -30,11 +30,11 @@ pub const TERMINALS: usize = 16;
 /// Bytes that are kept of what one terminal's command writes, whatever the agent wishes.
 pub const TERMINAL_BYTES: usize = 1 << 20;
 
-/// Bytes of what one terminal's command writes that watchers and the journal are told. A build
+/// Bytes of the output of one terminal's command that watchers and the journal get. A build
 /// that writes a gigabyte must not cost its session the journal's quota.
 pub const TERMINAL_REPORTED_BYTES: usize = 1 << 20;
 
-/// What is read at once from a terminal's command, and told in one event, in bytes.
+/// Bytes read at once from a terminal's command and reported in one event.
 pub const TERMINAL_CHUNK_BYTES: usize = 16 << 10;
 
 /// How long the end of what a terminal's command wrote is read after its end.

@@ -1,16 +1,15 @@
-//! The bounds of known secrets in texts, and of external deciders.
+//! The limits of known secrets in texts, and of external deciders.
 
 use std::time::Duration;
 
 /// Bytes of a secret's value, blanks around it not counted, from which it is looked for in what
-/// agents send. A shorter one stands in any text.
+/// agents send. A shorter one occurs in any text.
 pub const SECRET_MIN_BYTES: usize = 8;
 
 /// Requests of one session that wait for its pool's delegate; one more is denied.
 pub const DELEGATED_PER_SESSION: usize = 32;
 
-/// How long a delegate may be asked to take at most. It is asked before any person, and an agent
-/// waits.
+/// The longest timeout of a delegate. It is consulted before any person, while an agent waits.
 pub const DELEGATE_TIMEOUT_MAX: Duration = Duration::from_secs(60);
 
 /// Requests of one pool that may be under way to its delegate at the same time, at most.

@@ -1,4 +1,4 @@
-//! The bounds of the egress proxy: connections from inside a sandbox to the hosts of an allow-list.
+//! The limits of the egress proxy: connections from inside a sandbox to the hosts of an allow-list.
 
 use std::time::Duration;
 

@@ -1,8 +1,8 @@
-//! Directories by which pools are worked with files.
+//! The limits of file planes.
 
 use std::time::Duration;
 
-/// The most requests of one directory that are taken and not ended.
+/// The limit of accepted requests of one directory that have not ended.
 pub const FILE_PLANE_OPEN: usize = 1024;
 
 /// Entries of one directory that are looked at in one scan; what is beyond them waits for the next.
@@ -36,8 +36,8 @@ pub const FILE_PLANE_SETTLE: Duration = Duration::from_secs(1);
 /// How long one round waits for more to come, so that what comes together is done together.
 pub const FILE_PLANE_DEBOUNCE: Duration = Duration::from_millis(20);
 
-/// How often the directory is told that the daemon lives.
+/// The interval of the daemon's heartbeat in the directory.
 pub const FILE_PLANE_HEARTBEAT: Duration = Duration::from_secs(5);
 
-/// After this long without an answer of the file system, that is said.
+/// After this long without a response of the file system, this is reported.
 pub const FILE_PLANE_STALL_TIMEOUT: Duration = Duration::from_secs(60);

@@ -1,6 +1,6 @@
-//! The bounds of the HTTP door.
+//! The limits of the HTTP listener.
 //!
-//! As in the file above: each with its unit and its reason.
+//! As in `limits.rs`, each has its unit and its reason.
 
 use std::time::Duration;
 
@@ -15,33 +15,34 @@ pub const HTTP_BODY_BYTES: u64 = 64 << 10;
 /// How long a client may take for a request's head, and stay idle between two requests. Longer
 /// than the usual scrape interval of 15 s, so that a scraper keeps its connection.
 pub const HTTP_HEAD_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long one HTTP connection may live, so that a client that reads nothing holds no place.
+/// How long one HTTP connection may live, so that a client that reads nothing does not keep its
+/// place.
 pub const HTTP_CONNECTION_LIFETIME: Duration = Duration::from_secs(300);
 /// How long a shutdown waits for open HTTP requests.
 pub const HTTP_DRAIN: Duration = Duration::from_secs(2);
-/// How long a client that brought a token may take for a request's body, of which the largest fits
-/// into one write.
+/// How long a client with a valid token may take for a request's body; the largest body fits into
+/// one write.
 pub const HTTP_BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Places beside [`HTTP_CONNECTIONS`] that only answer whether the supervisor is alive and ready:
-/// whoever takes all the others does not make it look dead.
+/// Connections beyond [`HTTP_CONNECTIONS`] that only answer liveness and readiness probes, so that
+/// a client that uses all other connections does not make the supervisor look dead.
 pub const HTTP_PROBE_CONNECTIONS: usize = 16;
-/// How long a connection on a spare place may live: a probe sends its one request at once.
+/// How long such a connection may live: a probe sends its one request at once.
 pub const HTTP_PROBE_LIFETIME: Duration = Duration::from_secs(5);
 
 /// Bytes of one token's file: far more than any token has.
 pub const TOKEN_BYTES: usize = 4096;
-/// Files of tokens in the directory of approvers that are looked at, by their names' order.
+/// Token files in the directory of approvers that are read, in the order of their names.
 pub const TOKEN_FILES: usize = 64;
-/// Names by which the HTTP door may be asked, beside its address.
+/// Names that the HTTP listener accepts in `Host`, besides its address.
 pub const HTTP_HOSTS: usize = 32;
 
-/// How many at a time and in a row something may happen.
+/// A rate limit: a sustained rate and a burst.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rate {
-    /// A second, in the long run.
+    /// Events per second in the long run.
     pub per_second: u32,
-    /// At once.
+    /// Events at once.
     pub burst: u32,
 }
 
@@ -51,8 +52,8 @@ pub const HTTP_RATE: Rate = Rate {
     per_second: 100,
     burst: 200,
 };
-/// Requests of one address that bring no token, or one that nobody has. What is to be guessed has
-/// 32 characters at least; this keeps those who try from taking the time of others.
+/// Requests of one address without a valid token. A token has at least 32 characters; this limit
+/// keeps clients that guess from slowing down others.
 pub const HTTP_ANONYMOUS_RATE: Rate = Rate {
     per_second: 20,
     burst: 200,
@@ -65,14 +66,14 @@ pub const HTTP_TRACKED_TOKENS: usize = 4 * TOKEN_FILES;
 /// Connections that carry a stream of events, beside [`HTTP_CONNECTIONS`]: a stream gives its place
 /// among those back when it begins.
 pub const HTTP_STREAMS: usize = 4096;
-/// How long a stream of events may last; then its client comes again, with its token.
+/// How long a stream of events may last; then its client reconnects with its token.
 pub const HTTP_STREAM_LIFETIME: Duration = Duration::from_secs(3600);
-/// How soon a client is told to come again where every stream is taken.
+/// When a client should retry if all streams are in use.
 pub const HTTP_STREAM_RETRY: Duration = Duration::from_secs(5);
 /// How young a connection without a request must be to keep its place though another one wants it:
 /// what a head needs on its way, and a handshake before it.
 pub const HTTP_IDLE_GRACE: Duration = Duration::from_millis(250);
-/// How long a client may take nothing of an answer.
+/// The write timeout: how long a client may read nothing of a response.
 pub const HTTP_WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a TLS handshake may take.
 pub const HTTP_HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);

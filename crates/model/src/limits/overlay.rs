@@ -1,6 +1,6 @@
-//! The bounds of what is written over a workspace, and of what comes back from there.
+//! The limits of overlays: what they contain, and what is applied to the workspace.
 //!
-//! As in the file above: each with its unit and its reason.
+//! As in `limits.rs`, each has its unit and its reason.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ pub const OVERLAY_ENTRIES: u64 = 200_000;
 pub const OVERLAY_LISTED: u64 = 2 * OVERLAY_ENTRIES;
 
 /// How long an apply waits for another one in the same workspace, in seconds: an apply of ordinary
-/// size is over by then.
+/// size has ended by then.
 pub const OVERLAY_APPLY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Levels of directories below a workspace that are compared or applied. One descriptor a level is

@@ -1,8 +1,8 @@
-//! The bounds of plans that several agents work.
+//! The limits of plans that several agents work on.
 
 use std::time::Duration;
 
-/// Agents that work one plan.
+/// Agents that work on one plan.
 pub const PLAN_MEMBERS: usize = 16;
 
 /// Bytes of the command that says whether a goal is met.
@@ -26,10 +26,10 @@ pub const PLAN_LOST_TURNS: u32 = 100;
 /// Orders of people that wait for one plan.
 pub const PLAN_COMMAND_QUEUE: usize = 16;
 
-/// Events of members that are told in one step.
+/// Events of members that are reported in one step.
 pub const PLAN_FORWARDED: u32 = 200;
 
-/// Writes of a tick that are tried again because somebody else wrote the file meanwhile.
+/// Retries of a tick because another process wrote the file at the same time.
 pub const PLAN_TICK_RETRIES: u32 = 16;
 
 /// Looks, each some time after the last, at a file that is no plan any more before the work ends.

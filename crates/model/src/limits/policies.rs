@@ -1,4 +1,4 @@
-//! The bounds of reading policies again, of trying them and of their layers.
+//! The limits of policy reloads, policy tests and policy layers.
 
 use std::time::Duration;
 
@@ -19,18 +19,18 @@ pub const POLICY_FILES_WRITTEN: usize = 1024;
 /// Bytes of notices about files that are taken at once: some hundred of them.
 pub const POLICY_NOTICE_BYTES: usize = 16 << 10;
 
-/// How often a pool's log says at most that a shadow would have decided otherwise; what it does not
-/// say is counted.
+/// The shortest interval between log lines about a differing shadow policy of a pool; suppressed
+/// lines are counted.
 pub const SHADOW_LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Policies of a configuration that sessions may put on top of their pools': each is joined with
-/// each pool's policy when policies are read.
+/// Policies of a configuration that sessions may use as layers: each is combined with each pool's
+/// policy when policies are read.
 pub const POLICY_LAYERS: usize = 16;
 
 /// Files of labelled requests that a policy is tried on when it is read.
 pub const POLICY_TEST_FILES: usize = 64;
 
-/// Labelled requests of these together: some seconds of judging at worst.
+/// Labelled requests of these together: some seconds of evaluation at worst.
 pub const POLICY_TEST_CASES: usize = 10_000;
 
 /// Names in one of the conditions of a rule on agents, modes, pools or hours.

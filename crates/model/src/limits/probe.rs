@@ -1,6 +1,6 @@
-//! The bounds of looking at what a host has.
+//! The limits of probing a host.
 //!
-//! As in the file above: each with its unit and its reason.
+//! As in `limits.rs`, each has its unit and its reason.
 
 use std::time::Duration;
 

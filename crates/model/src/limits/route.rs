@@ -1,4 +1,4 @@
-//! The bounds of routes: connections, heads and bodies on their way to a model and back.
+//! The limits of routes: connections, heads and bodies on their way to a model and back.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What the store of workspaces' files takes, keeps and waits for.
+//! The limits of the store of workspaces' files.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ pub const STORE_CHUNK_BYTES: usize = 1 << 20;
 /// Rows of one page of a list or a history.
 pub const STORE_PAGE: u32 = 200;
 
-/// Writes that wait for the writer of an SQLite store; who comes then waits itself.
+/// Writes in the queue of an SQLite store; further callers wait for a place.
 pub const STORE_QUEUE: usize = 256;
 
 /// Content of writes that wait for that writer, in bytes: four of the largest.
@@ -45,7 +45,7 @@ pub const STORE_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long one try of a write or a read may take on a PostgreSQL server.
 pub const STORE_ATTEMPT_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// How long a PostgreSQL server may let us wait for a row that somebody else changes.
+/// How long to wait on a PostgreSQL server for a row that another transaction changes.
 pub const STORE_LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// For how long a write or a read is tried again while the server is gone.
@@ -69,7 +69,8 @@ pub const STORE_VACUUM_PAGES: u32 = 16_384;
 /// The longest text that is compared line by line, in bytes.
 pub const STORE_DIFF_BYTES: usize = 1 << 20;
 
-/// Content of so many bytes is compared and its digest taken at once; more in a thread of its own.
+/// Content up to this many bytes is compared and hashed inline; larger content in a blocking
+/// thread.
 pub const STORE_INLINE_BYTES: u64 = 64 << 10;
 
 /// The longest difference that is given, in bytes.
@@ -82,7 +83,7 @@ pub const STORE_DIFF_TIMEOUT: Duration = Duration::from_millis(500);
 /// versions.
 pub const STORE_MEASURED_BYTES: u64 = 256 << 20;
 
-/// Locks that keep writers of one file apart in this process; several files share one.
+/// Locks that serialise writers of one file in this process; several files share one.
 pub const FILE_LOCKS: usize = 64;
 
 /// Files of which is known what version a session saw last; the oldest of them are forgotten.
@@ -105,5 +106,5 @@ pub const LEFTOVER_DIRS: usize = 10_000;
 /// Sweeps of old versions one after the other; the next hour goes on.
 pub const STORE_SWEEPS: u32 = 100;
 
-/// How long what a turn wrote past the supervisor is looked at, at its end.
+/// How long a turn's end may search for files that bypassed the supervisor.
 pub const OBSERVE_TIMEOUT: Duration = Duration::from_secs(30);

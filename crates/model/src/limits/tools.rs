@@ -1,11 +1,11 @@
-//! The bounds of the tools that the supervisor gives to agents.
+//! The limits of the tools that the supervisor gives to agents.
 //!
-//! As in the file above: each with its unit and its reason.
+//! As in `limits.rs`, each has its unit and its reason.
 
 /// Connections of one child to its tools at the same time: an agent has one, its helpers one each.
 pub const TOOL_CONNECTIONS: usize = 4;
 
-/// Calls of one connection under way at the same time. Some wait for a person.
+/// Concurrent calls of one connection. Some wait for a person.
 pub const TOOL_CALLS: usize = 8;
 
 /// The longest line of a call, in bytes: the content of a file, with what JSON adds to it.
@@ -17,7 +17,7 @@ pub const TOOL_BATCH: usize = 32;
 /// Bytes of a question to a person, and of a plan's step.
 pub const TOOL_TEXT_BYTES: usize = 4 << 10;
 
-/// Answers that may be proposed with a question, and bytes of each.
+/// Proposed answers of one question, and bytes of each.
 pub const TOOL_OPTIONS: usize = 8;
 /// See [`TOOL_OPTIONS`].
 pub const TOOL_OPTION_BYTES: usize = 200;

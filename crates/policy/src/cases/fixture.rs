@@ -1,19 +1,20 @@
-//! Where labelled requests are judged: a small tree of directories, files and links.
+//! The file system in which labelled requests are evaluated: a small tree of directories, files and
+//! links.
 //!
-//! Owns what stands in it, so that a case means the same wherever it is judged. Looks at no real
-//! file. Must not know policies.
+//! Owns the content of the tree, so that a case means the same everywhere. Reads no real file. Must
+//! not know policies.
 
 use std::collections::BTreeMap;
 
 use crate::{FsContext, FsEntry, Resolver};
 
-/// The workspace.
+/// The root of the workspace.
 pub const WORKSPACE: &str = "/repo/proj";
-/// The home.
+/// The home directory.
 pub const HOME: &str = "/home/agent";
 
-/// Its directories, below the workspace and the home. Below `vendor` are repositories that are not
-/// the workspace's own, and what looks like one.
+/// The directories, below the workspace and the home. Below `vendor` are repositories that are not
+/// the workspace's own, and a directory that looks like one.
 pub const DIRECTORIES: &[&str] = &[
     "/home/agent/.ssh",
     "/repo/proj/.git",
@@ -35,7 +36,7 @@ pub const FILES: &[&str] = &[
     "/repo/proj/vendor/common/commondir",
 ];
 
-/// Its symbolic links, each with what it says.
+/// Its symbolic links, each with its target.
 pub const LINKS: &[(&str, &str)] = &[
     ("/repo/proj/crates/core/settings", "../../.env"),
     ("/repo/proj/link_bare", "vendor/bare"),
@@ -44,7 +45,7 @@ pub const LINKS: &[(&str, &str)] = &[
     ("/repo/proj/link_out", "/etc"),
 ];
 
-/// The tree. What is neither below the workspace nor below the home cannot be told.
+/// The tree. A path outside of the workspace and the home is unresolved.
 #[derive(Debug, Clone)]
 pub struct FixtureFs(BTreeMap<String, FsEntry>);
 
@@ -72,7 +73,7 @@ impl Default for FixtureFs {
 }
 
 impl FixtureFs {
-    /// The place where cases are judged.
+    /// The file system context in which cases are evaluated.
     #[must_use]
     pub fn fs_context(&self) -> FsContext<'_> {
         FsContext {
@@ -112,7 +113,7 @@ impl Resolver for FixtureFs {
     fn lookup(&self, path: &str) -> FsEntry {
         match self.0.get(path) {
             Some(look) => look.clone(),
-            // Below a file there is nothing to be asked about.
+            // A file has no entries below it.
             None if is_under_root(path) && !FILES.iter().any(|file| is_below(path, file)) => {
                 FsEntry::Missing
             }

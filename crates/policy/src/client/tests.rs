@@ -27,10 +27,10 @@ impl Resolver for Tree {
     }
 }
 
-fn decided(wish: &ClientRequest) -> (PolicyDecision, Option<String>) {
+fn decided(request: &ClientRequest) -> (PolicyDecision, Option<String>) {
     let policy = Policy::builtin("developer").expect("developer");
     policy.decide_client(
-        wish,
+        request,
         &FsContext {
             workspace: "/workspace",
             home: "/home/agent",
@@ -42,14 +42,18 @@ fn decided(wish: &ClientRequest) -> (PolicyDecision, Option<String>) {
 
 #[track_caller]
 fn check_file(path: &str, read: Option<&str>, write: Option<&str>) {
-    for (wish, expect) in [
+    for (request, expect) in [
         (ClientRequest::Read(path.to_owned()), read),
         (ClientRequest::Write(path.to_owned()), write),
     ] {
-        let (judgement, place) = decided(&wish);
-        assert_eq!(place.as_deref(), expect, "{wish:?}: {judgement:?}");
-        let is_allowed = judgement.decision == Decision::Allow;
-        assert_eq!(is_allowed, expect.is_some(), "{wish:?}: {judgement:?}");
+        let (policy_decision, place) = decided(&request);
+        assert_eq!(place.as_deref(), expect, "{request:?}: {policy_decision:?}");
+        let is_allowed = policy_decision.decision == Decision::Allow;
+        assert_eq!(
+            is_allowed,
+            expect.is_some(),
+            "{request:?}: {policy_decision:?}"
+        );
     }
 }
 
@@ -115,8 +119,12 @@ fn secrets_and_protected_names_are_refused_in_every_disguise() {
         "/workspace/.Claude/settings.json",
         "/workspace/.envrc",
     ] {
-        let (judgement, _) = decided(&ClientRequest::Write(path.to_owned()));
-        assert_eq!(judgement.decision, Decision::Deny, "{path}: {judgement:?}");
+        let (policy_decision, _) = decided(&ClientRequest::Write(path.to_owned()));
+        assert_eq!(
+            policy_decision.decision,
+            Decision::Deny,
+            "{path}: {policy_decision:?}"
+        );
     }
 }
 
@@ -135,29 +143,37 @@ fn run(spec: TerminalSpec) -> (PolicyDecision, Option<String>) {
 
 #[test]
 fn a_terminal_is_judged_as_the_command_that_it_is() {
-    let (judgement, cwd) = run(spec(&["ls", "src"]));
+    let (policy_decision, cwd) = run(spec(&["ls", "src"]));
     assert_eq!(
-        (judgement.decision, cwd.as_deref()),
+        (policy_decision.decision, cwd.as_deref()),
         (Decision::Allow, Some("/workspace"))
     );
-    let (judgement, _) = run(spec(&["bash", "-c", "ls src && pwd"]));
-    assert_eq!(judgement.decision, Decision::Allow, "{judgement:?}");
+    let (policy_decision, _) = run(spec(&["bash", "-c", "ls src && pwd"]));
+    assert_eq!(
+        policy_decision.decision,
+        Decision::Allow,
+        "{policy_decision:?}"
+    );
     for denied in [
         &["rm", "-rf", "x"][..],
         &["bash", "-lc", "curl x"],
         &["cat", ".env"],
         &["sudo", "ls"],
     ] {
-        let (judgement, cwd) = run(spec(denied));
+        let (policy_decision, cwd) = run(spec(denied));
         assert_eq!(
-            (judgement.decision, cwd),
+            (policy_decision.decision, cwd),
             (Decision::Deny, None),
             "{denied:?}"
         );
     }
     // No shell reads the words of an argv.
-    let (judgement, _) = run(spec(&["ls", "$(rm -rf /)"]));
-    assert_ne!(judgement.decision, Decision::Deny, "{judgement:?}");
+    let (policy_decision, _) = run(spec(&["ls", "$(rm -rf /)"]));
+    assert_ne!(
+        policy_decision.decision,
+        Decision::Deny,
+        "{policy_decision:?}"
+    );
     for bad in [&[][..], &[""], &["ls", "a\0b"]] {
         assert_eq!(run(spec(bad)).0.decision, Decision::Deny, "{bad:?}");
     }
@@ -319,8 +335,8 @@ fn an_edit_is_refused_where_only_reading_is() {
         resolver: &Tree,
     };
     let decided = |path: &str, call: &dyn Fn(String) -> marshal_model::EngineCall| {
-        let wish = ClientRequest::Tool(Box::new(call(path.to_owned()).policy_request()));
-        policy.decide_client(&wish, &at)
+        let request = ClientRequest::Tool(Box::new(call(path.to_owned()).policy_request()));
+        policy.decide_client(&request, &at)
     };
     let edit = |path| marshal_model::EngineCall::Edit {
         path,
@@ -336,13 +352,13 @@ fn an_edit_is_refused_where_only_reading_is() {
         content: "b".to_owned(),
         base: None,
     };
-    let (judgement, place) = decided("/workspace/sealed.txt", &edit);
-    assert_eq!((judgement.decision, place), (Decision::Deny, None));
-    assert_eq!(judgement.rules, ["not-read"]);
-    // What tells nothing of it is judged by itself.
-    let (judgement, _) = decided("/workspace/sealed.txt", &write);
-    assert_eq!(judgement.decision, Decision::Allow);
-    let (judgement, place) = decided("/workspace/open.txt", &edit);
-    assert_eq!(judgement.decision, Decision::Allow);
+    let (policy_decision, place) = decided("/workspace/sealed.txt", &edit);
+    assert_eq!((policy_decision.decision, place), (Decision::Deny, None));
+    assert_eq!(policy_decision.rules, ["not-read"]);
+    // A call without further information is evaluated by itself.
+    let (policy_decision, _) = decided("/workspace/sealed.txt", &write);
+    assert_eq!(policy_decision.decision, Decision::Allow);
+    let (policy_decision, place) = decided("/workspace/open.txt", &edit);
+    assert_eq!(policy_decision.decision, Decision::Allow);
     assert_eq!(place.as_deref(), Some("/workspace/open.txt"));
 }

@@ -1,8 +1,8 @@
-//! Judges a call of one of the supervisor's own tools: by the file that it is about, and by rules that
-//! name the tool.
+//! Evaluates a call of one of the supervisor's own tools: by the file that it is about, and by
+//! rules that name the tool.
 //!
-//! Owns how the two meet: the more severe one counts, and a rule that names the tool allows nothing
-//! that the file's rules do not.
+//! Owns how the two are combined: the more severe one counts, and a rule that names the tool allows
+//! nothing that the file's rules do not allow.
 
 use super::{ClientDecision, decide_file, denied_by_rule};
 use crate::evaluation_context::EvaluationContext;
@@ -11,23 +11,23 @@ use crate::request::{Facts, Part, PolicyDecision, ReadTarget, Request};
 use crate::{Policy, evaluate};
 use marshal_model::{DecidedBy, Decision, ENGINE_SERVER, EngineRequest, EngineTool, UntrustedText};
 
-/// What a question to a person is decided by.
+/// The rule name in the decision about a question to a person.
 const ASKS: &str = "engine_tools.ask_person";
 
-/// What a permission to call a tool of ours is decided by.
+/// The rule name in the decision about a permission to call one of our tools.
 const ANNOUNCED_RULE: &str = "engine_tools.announced";
 
 /// Arguments that rules do not see.
 const TEXTS: [&str; 3] = ["content", "old_text", "new_text"];
 
-/// Judges a call. Of one that is about no file the place is empty.
+/// Evaluates a call. For a call that is about no file the place is empty.
 pub(super) fn decide_engine_tool(
     policy: &Policy,
-    wish: &EngineRequest,
+    engine_request: &EngineRequest,
     at: &FsContext<'_>,
     occasion: &EvaluationContext<'_>,
 ) -> ClientDecision {
-    let by_file = match (wish.tool, &wish.path) {
+    let by_file = match (engine_request.tool, &engine_request.path) {
         (EngineTool::WriteFile, Some(path)) => {
             decide_file(policy, path, (at, occasion), |paths| Request::Write {
                 paths,
@@ -37,7 +37,8 @@ pub(super) fn decide_engine_tool(
             let edited = decide_file(policy, path, (at, occasion), |paths| Request::Edit {
                 paths,
             })?;
-            // Whether a text is in a file is told by whether it could be changed.
+            // An error message would reveal whether a text is in a file, so editing also needs the
+            // right to read.
             let read = decide_file(policy, path, (at, occasion), read_request)?;
             if read.0.decision > edited.0.decision {
                 read
@@ -48,38 +49,42 @@ pub(super) fn decide_engine_tool(
         (EngineTool::ReadFile, Some(path)) => {
             decide_file(policy, path, (at, occasion), read_request)?
         }
-        (EngineTool::AskPerson, None) => (ask_person_decision(wish), String::new()),
+        (EngineTool::AskPerson, None) => (ask_person_decision(engine_request), String::new()),
         (EngineTool::PlanStep, None) => (allow_decision(), String::new()),
         (tool, _) => {
-            let why = format!("a call of {tool} is on record that is none");
+            let why = format!("the recorded call of {tool} is not valid");
             return Err(denied_by_rule("malformed", &[], why).into());
         }
     };
-    let mut arguments = wish.arguments.clone();
+    let mut arguments = engine_request.arguments.clone();
     if let Some(members) = arguments.as_object_mut() {
-        // What a file is to hold is no path, however it looks, and long ones are not on record.
+        // A file's new content is not a path, whatever it looks like, and long ones are not
+        // recorded.
         members.retain(|name, _| !TEXTS.contains(&name.as_str()));
     }
     let request = Request::Mcp {
         server: UntrustedText::from(ENGINE_SERVER),
-        name: UntrustedText::from(wish.tool.word()),
+        name: UntrustedText::from(engine_request.tool.word()),
         arguments,
     };
     let named = evaluate::evaluate_tool_rules(policy, &request, at, occasion);
-    let (judgement, place) = by_file;
-    if named.rules.is_empty() || named.decision <= judgement.decision {
-        return Ok((judgement, place));
+    let (policy_decision, place) = by_file;
+    if named.rules.is_empty() || named.decision <= policy_decision.decision {
+        return Ok((policy_decision, place));
     }
     Ok((named, place))
 }
 
-/// What is said of a permission that an agent asks for before it calls a tool of ours: the call itself
-/// comes to us, and is judged then.
+/// The decision about a permission that an agent requests before it calls one of our tools. The
+/// call itself comes to us, and is evaluated then.
 #[must_use]
 pub fn allow_announced_tool(tool: EngineTool) -> PolicyDecision {
     PolicyDecision {
         rules: vec![ANNOUNCED_RULE.to_owned()],
-        reason: format!("the call of {} is judged when it comes", tool.record_name()),
+        reason: format!(
+            "the call of {} is evaluated when it arrives",
+            tool.record_name()
+        ),
         ..allow_decision()
     }
 }
@@ -90,9 +95,9 @@ fn read_request(paths: Vec<String>) -> Request {
     }
 }
 
-/// A person is asked, whatever the rules allow.
-fn ask_person_decision(wish: &EngineRequest) -> PolicyDecision {
-    let text = |name: &str| wish.arguments.get(name).cloned().unwrap_or_default();
+/// A person is asked, even if the rules allow it.
+fn ask_person_decision(request: &EngineRequest) -> PolicyDecision {
+    let text = |name: &str| request.arguments.get(name).cloned().unwrap_or_default();
     let mut words = vec![UntrustedText::from("question:")];
     words.extend(text("question").as_str().map(UntrustedText::from));
     let options = text("options");
@@ -118,7 +123,7 @@ fn ask_person_decision(wish: &EngineRequest) -> PolicyDecision {
     }
 }
 
-/// It changes nothing but what is told of the session.
+/// It changes only the session's reported status.
 fn allow_decision() -> PolicyDecision {
     PolicyDecision {
         decision: Decision::Allow,

@@ -1,7 +1,7 @@
-//! Which condition belongs to which tool.
+//! Which condition is allowed with which tool.
 //!
-//! Refuses conditions that a rule's tools can never meet: they would look like a limit and be
-//! none. Must not know what a condition means.
+//! Rejects conditions that a rule's tools can never meet: they would look like a limit without
+//! being one. Must not know what a condition means.
 
 use crate::document::RuleText;
 use crate::request::ToolClass;
@@ -33,8 +33,8 @@ pub(super) fn check(
     tools: &[ToolClass],
     decision: Decision,
 ) -> Result<(), String> {
-    let given = list_conditions(text);
-    for (key, is_given, of) in &given {
+    let conditions = list_conditions(text);
+    for (key, is_given, of) in &conditions {
         if *is_given && !tools.iter().all(|tool| of.contains(tool)) {
             let words: Vec<_> = of.iter().map(|t| format!("`{}`", t.word())).collect();
             return Err(format!(
@@ -43,18 +43,22 @@ pub(super) fn check(
             ));
         }
     }
-    let beside = |alone: &str| given.iter().any(|(key, is, _)| *is && *key != alone);
+    let beside = |alone: &str| conditions.iter().any(|(key, is, _)| *is && *key != alone);
     if text.exact.is_some() && beside("exact") {
-        return Err("`exact` stands alone: it names whole commands".to_owned());
+        return Err(
+            "`exact` cannot be combined with other conditions: it names whole commands".to_owned(),
+        );
     }
     if text.pipe.is_some() && beside("pipe") {
-        return Err("`pipe` stands alone: it is about two programs".to_owned());
+        return Err(
+            "`pipe` cannot be combined with other conditions: it is about two programs".to_owned(),
+        );
     }
     if text.unless.as_ref().is_some_and(|u| u.paths.is_none()) {
         return Err("`unless` is empty".to_owned());
     }
     if text.not_programs.is_some() && text.argv.is_some() {
-        return Err("`not_programs` is for rules without `argv`: it names the programs that a rule for all leaves out".to_owned());
+        return Err("`not_programs` is for rules without `argv`: it lists the programs that a rule for all programs excludes".to_owned());
     }
     if decision != Decision::Allow {
         return Ok(());
@@ -75,7 +79,7 @@ pub(super) fn check(
     Ok(())
 }
 
-/// Every condition: its key, whether the rule has it, and the tools that it is for.
+/// Every condition: its key, whether the rule has it, and the tools that it applies to.
 fn list_conditions(text: &RuleText) -> Vec<(&'static str, bool, &'static [ToolClass])> {
     vec![
         ("argv", text.argv.is_some(), SHELL),

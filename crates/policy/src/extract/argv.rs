@@ -1,10 +1,10 @@
-//! An array of words that an adapter will execute, as the command line that means the same.
+//! Converts an array of words that an adapter will execute into an equivalent command line.
 //!
-//! Must not know where the array stood.
+//! Must not know where the array was found.
 
 use super::fields::Field;
 
-/// The shells whose `-c TEXT` is read as that text, by name or from where a system has them.
+/// The shells whose `-c TEXT` is read as that text, by name or by their usual path.
 const SHELLS: &[&str] = &["sh", "bash", "zsh", "dash"];
 const SHELL_DIRS: &[&str] = &["/bin/", "/usr/bin/", "/usr/local/bin/"];
 
@@ -22,11 +22,11 @@ fn parse_word(item: &Field) -> Result<&str, String> {
     match item {
         Field::Text(text) if text.contains('\0') => Err("has a NUL in it".to_owned()),
         Field::Text(text) => Ok(text),
-        _ => Err("is no array of words".to_owned()),
+        _ => Err("is not an array of strings".to_owned()),
     }
 }
 
-/// The text that a shell is given: `[sh, -c, TEXT]`, with any of the shells and `-c` or `-lc`.
+/// The text that a shell runs: `[sh, -c, TEXT]`, with any of the shells and `-c` or `-lc`.
 pub(super) fn script<'a>(words: &[&'a str]) -> Option<&'a str> {
     let [shell, flag, text] = words else {
         return None;
@@ -36,7 +36,7 @@ pub(super) fn script<'a>(words: &[&'a str]) -> Option<&'a str> {
     (known && matches!(*flag, "-c" | "-lc")).then_some(text)
 }
 
-/// The command line that an array stands for.
+/// The command line of an array.
 pub(crate) fn to_command_line(words: &[&str]) -> Result<String, String> {
     match script(words) {
         Some(text) if text.trim().is_empty() => Err("is blank".to_owned()),
@@ -49,8 +49,8 @@ pub(crate) fn to_command_line(words: &[&str]) -> Result<String, String> {
     }
 }
 
-/// A word that a shell reads as itself, and as nothing else. Plain ones stay as they are; a first
-/// word that a shell would take for something of its own is no plain one.
+/// Quotes a word so that a shell reads exactly that word. Plain words stay as they are; a first
+/// word with a meaning in the shell is not plain.
 fn quote_word(word: &str) -> String {
     const OWN: &[&str] = &[
         "if", "then", "else", "elif", "fi", "do", "done", "case", "esac", "while", "until", "for",

@@ -1,6 +1,6 @@
-//! A tool call's JSON, read strictly, and the places in it.
+//! Reads a tool call's JSON strictly, and finds the fields in it.
 //!
-//! What two readers could read differently, such as a key that stands twice, is refused. Must not
+//! Anything that two readers could read differently, such as a duplicate key, is rejected. Must not
 //! know what a field means.
 
 use std::collections::HashMap;
@@ -9,7 +9,7 @@ use std::fmt;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 
-/// Where a field stands: names of members, from the outside in; `name[]` is every element of a
+/// The place of a field: names of members, from the outside in; `name[]` is every element of a
 /// list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct FieldPath(Vec<Step>);
@@ -17,7 +17,7 @@ pub(super) struct FieldPath(Vec<Step>);
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Step {
     name: String,
-    /// It goes on in every element of the list that stands there.
+    /// Whether it continues in every element of the list at this place.
     each: bool,
 }
 
@@ -39,19 +39,19 @@ impl FieldPath {
         match steps {
             Some(steps) if steps.last().is_some_and(|last| !last.each) => Ok(Self(steps)),
             _ => Err(format!(
-                "`{text}` is no place, expected one like `path`, `rawInput.path` or `locations[].path`"
+                "`{text}` is not a field path, expected one like `path`, `rawInput.path` or `locations[].path`"
             )),
         }
     }
 }
 
 impl FieldPath {
-    /// Whether it goes on in the elements of a list.
+    /// Whether it continues in the elements of a list.
     pub(super) fn has_list_step(&self) -> bool {
         self.0.iter().any(|step| step.each)
     }
 
-    /// The JSON pointer to it.
+    /// The JSON pointer to the place.
     pub(super) fn pointer(&self) -> String {
         let step = |step: &Step| format!("/{}", step.name.replace('~', "~0").replace('/', "~1"));
         self.0.iter().map(step).collect()
@@ -73,7 +73,7 @@ impl fmt::Display for FieldPath {
 #[derive(Debug)]
 pub(super) struct Fields(HashMap<String, Field>);
 
-/// A value; numbers and truths are only known to be there.
+/// A value; of numbers and booleans only the presence is recorded.
 #[derive(Debug)]
 pub(super) enum Field {
     Text(String),
@@ -83,7 +83,7 @@ pub(super) enum Field {
     Other,
 }
 
-/// A value that stands at a place.
+/// A value found at a place.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum FieldRef<'a> {
     Text(&'a str),
@@ -92,7 +92,7 @@ pub(super) enum FieldRef<'a> {
 }
 
 impl FieldRef<'_> {
-    /// The text that it is.
+    /// The value as text.
     pub(super) fn to_text(self) -> Result<String, String> {
         match self {
             Self::List(_) | Self::Other => Err("is no string".to_owned()),
@@ -104,7 +104,7 @@ impl FieldRef<'_> {
 }
 
 impl Fields {
-    /// What stands at a place; a member that is `null` is not there.
+    /// The values at a place; a member that is `null` counts as missing.
     pub(super) fn find(&self, place: &FieldPath) -> Result<Vec<FieldRef<'_>>, String> {
         let mut found = Vec::new();
         self.collect_values(&place.0, &mut found)
@@ -112,13 +112,13 @@ impl Fields {
         Ok(found)
     }
 
-    /// Whether an object of that name is there.
+    /// Whether an object of that name is present.
     pub(super) fn has_object(&self, name: &str) -> bool {
         matches!(self.0.get(name), Some(Field::Object(_)))
     }
 
     /// Whether the object of that name has a member, at any depth, that none of the places is or
-    /// leads to. A member that is `null` is not there.
+    /// leads to. A member that is `null` counts as missing.
     pub(super) fn has_unlisted_members(&self, object: &str, known: &[FieldPath]) -> bool {
         let Some(Field::Object(inner)) = self.0.get(object) else {
             return false;
@@ -166,11 +166,14 @@ impl Fields {
             (Field::Object(inner), false) if !rest.is_empty() => inner.collect_values(rest, found),
             (Field::List(items), true) => items.iter().try_for_each(|item| match item {
                 Field::Object(inner) => inner.collect_values(rest, found),
-                _ => Err(format!("has a `{}` with something else in it", step.name)),
+                _ => Err(format!(
+                    "has a `{}` that contains something else",
+                    step.name
+                )),
             }),
-            (_, true) => Err(format!("has a `{}` that is no list", step.name)),
+            (_, true) => Err(format!("has a `{}` that is not a list", step.name)),
             (_, false) if !rest.is_empty() => {
-                Err(format!("has a `{}` that is no object", step.name))
+                Err(format!("has a `{}` that is not an object", step.name))
             }
             (value, false) => {
                 found.push(match value {
@@ -200,7 +203,7 @@ impl<'de> Deserialize<'de> for Fields {
                 while let Some(key) = map.next_key::<String>()? {
                     let value = map.next_value::<Field>()?;
                     if fields.insert(key, value).is_some() {
-                        return Err(A::Error::custom("a key stands twice"));
+                        return Err(A::Error::custom("a key appears twice"));
                     }
                 }
                 Ok(Fields(fields))
@@ -255,7 +258,7 @@ impl<'de> Deserialize<'de> for Field {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Field, A::Error> {
-                // Duplicates inside are refused as well.
+                // Duplicates inside are rejected as well.
                 let inner = serde::de::value::MapAccessDeserializer::new(map);
                 Fields::deserialize(inner).map(Field::Object)
             }

@@ -1,12 +1,12 @@
-//! What a search pattern reads.
+//! What a search pattern may read.
 //!
 //! Owns the caution about patterns: every library reads `{…}`, `[…]` and `(…)` in its own way, and
-//! what one of them could take for `..` leads anywhere. Must not know tools.
+//! a part that one of them could read as `..` may lead anywhere. Must not know tools.
 
 use crate::request::ReadTarget;
 
-/// What a search reads: where its pattern leads, and the files of which it has the last name.
-/// `loose`: it may be a text to look for as well, so that a whole path in it is no file.
+/// The targets of a search: where its pattern leads, and the files with its last name. `loose`: the
+/// pattern may also be a text to search for, so an absolute path in it is not a file.
 pub(super) fn push_search_targets(
     path: Option<&str>,
     pattern: &str,
@@ -22,7 +22,8 @@ pub(super) fn push_search_targets(
     }
 }
 
-/// The files that a pattern means by its last name: one for a secret's name is a search for secrets.
+/// The files that a pattern's last name matches: a search for a secret's name is a search for
+/// secrets.
 pub(super) fn push_named_targets(path: Option<&str>, pattern: &str, out: &mut Vec<ReadTarget>) {
     let below = path.map(str::to_owned);
     match expand_alternatives(pattern) {
@@ -33,17 +34,17 @@ pub(super) fn push_named_targets(path: Option<&str>, pattern: &str, out: &mut Ve
                 name: name.replace('\\', ""),
             })
         })),
-        // A brace that is never closed is a text's.
+        // A brace that is never closed is part of a text.
         None if pattern.matches('{').count() != pattern.matches('}').count() => {}
         None => out.push(ReadTarget::Anywhere(pattern.to_owned())),
     }
 }
 
-/// What may stand for more than itself in some reader of patterns.
+/// Characters that stand for more than themselves in some pattern readers.
 const MAGIC: [char; 7] = ['*', '?', '[', '{', '(', '!', '\\'];
 
-/// What a search pattern reads: the directory before its first wildcard, or anything if it goes
-/// up behind one.
+/// The target of a search pattern: the directory before its first wildcard, or anything if it goes
+/// up after one.
 pub(super) fn leading_target(path: Option<&str>, pattern: &str) -> ReadTarget {
     let magic = pattern.find(MAGIC).unwrap_or(pattern.len());
     let (fixed, rest) = pattern.split_at(magic);
@@ -51,7 +52,7 @@ pub(super) fn leading_target(path: Option<&str>, pattern: &str) -> ReadTarget {
         Some(path) if !tail.starts_with(['/', '~']) => format!("{path}/{tail}"),
         _ => tail.to_owned(),
     };
-    // The component in which the first wildcard stands, and what follows.
+    // The component with the first wildcard, and the rest.
     let open = &pattern[fixed.rfind('/').map_or(0, |slash| slash + 1)..];
     if climbs(open, rest) {
         return ReadTarget::Anywhere(joined(pattern));
@@ -67,12 +68,12 @@ pub(super) fn leading_target(path: Option<&str>, pattern: &str) -> ReadTarget {
     }
 }
 
-/// Forms of a pattern with alternatives that are written out.
+/// How many forms of a pattern with alternatives are expanded.
 const FORMS: usize = 64;
 
-/// Whether a pattern may go up behind its first wildcard, or by it.
+/// Whether a pattern may go up after its first wildcard, or by it.
 fn climbs(pattern: &str, rest: &str) -> bool {
-    // A single name is only shown, whatever it is.
+    // A single name is only displayed.
     if !pattern.contains('/') {
         return false;
     }
@@ -88,7 +89,7 @@ fn climbs(pattern: &str, rest: &str) -> bool {
             let mut components = form.split('/').peekable();
             let mut up = false;
             while let Some(component) = components.next() {
-                // The last name is only shown, whatever it is.
+                // The last name is only displayed.
                 up |= components.peek().is_some() && may_be_up(component);
             }
             up
@@ -96,7 +97,7 @@ fn climbs(pattern: &str, rest: &str) -> bool {
     }
 }
 
-/// Every form that `{a,b}` stands for; `None`: there are many, or braces in braces.
+/// Every form of `{a,b}`; `None` if there are too many, or nested braces.
 fn expand_alternatives(pattern: &str) -> Option<Vec<String>> {
     let mut forms = vec![String::new()];
     let mut rest = pattern;
@@ -124,13 +125,13 @@ fn expand_alternatives(pattern: &str) -> Option<Vec<String>> {
     Some(forms)
 }
 
-/// Whether a component of a pattern may be read as `..`; a wildcard at the beginning never is a dot.
+/// Whether a component of a pattern may be read as `..`; a leading wildcard never matches a dot.
 fn may_be_up(component: &str) -> bool {
     let plain = simplify_classes(&component.replace('\\', ""));
     plain.len() > 1 && plain.starts_with('.') && plain.chars().all(|c| matches!(c, '.' | '?' | '*'))
 }
 
-/// The component with a dot for every class that may hold one, and a letter for the others.
+/// The component with a dot for every class that may contain one, and a letter for the others.
 fn simplify_classes(component: &str) -> String {
     let mut out = String::new();
     let mut rest = component;
@@ -190,7 +191,7 @@ mod tests {
         }
     }
 
-    /// What `developer` says of a search that is made by ACP.
+    /// The decision of `developer` about a search over ACP.
     #[track_caller]
     fn verdict(raw: &str, expect: marshal_model::Decision) {
         use crate::extract::{Extractor, builtin_text};

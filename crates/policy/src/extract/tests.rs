@@ -316,7 +316,7 @@ mod acp {
             writes(&["/workspace/a", "/workspace/.env"])
         );
         assert_eq!(decision("edit", patch), Decision::Deny);
-        // a relative spelling of the same file: both are judged
+        // a relative spelling of the same file: both are evaluated
         let relative =
             r#"{"rawInput":{"path":"./src/a"},"locations":[{"path":"/workspace/src/a"}]}"#;
         assert_eq!(
@@ -439,7 +439,7 @@ mod acp {
             call("execute", r#"{"rawInput":{"command":"ls","args":null}}"#),
             shell("ls", None)
         );
-        // Directories of any name are judged.
+        // Directories of any name are evaluated.
         assert_eq!(
             call(
                 "execute",

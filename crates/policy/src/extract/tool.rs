@@ -1,4 +1,4 @@
-//! The tools of a table: which fields each class has, and the request that they make.
+//! The tools of a table: the fields of each class, and the requests that they make.
 //!
 //! Must not know how a call's JSON is read, nor how tables are found.
 
@@ -15,14 +15,14 @@ use crate::request::{ReadTarget, Request, ToolClass};
 pub(super) enum Tool {
     Shell {
         command: Vec<FieldPath>,
-        /// The command may be an array of words.
+        /// Whether the command may be an array of words.
         argv: bool,
         cwd: Vec<FieldPath>,
-        /// The directory stands in a text of the agent's own, which must be there.
+        /// The text of the agent that contains the directory, and that must be present.
         frame: Option<CwdFrame>,
-        /// What the agent would run otherwise than it says.
+        /// Inputs that the agent would run differently from what they say.
         unlike: Option<Regex>,
-        /// Where the command stands behind a text, in a call that has none of its fields.
+        /// The place and prefix of a displayed command, in a call without command fields.
         displayed: Option<(FieldPath, String)>,
     },
     Read {
@@ -154,13 +154,13 @@ pub(super) fn parse_tool(text: ToolText) -> Result<Tool, String> {
 fn parse_object_path(name: &str) -> Result<FieldPath, String> {
     let place = FieldPath::parse(name)?;
     if place.has_list_step() {
-        return Err("`arguments` is one object, not one in every element".to_owned());
+        return Err("`arguments` must be one object, not one per list element".to_owned());
     }
     Ok(place)
 }
 
 impl Tool {
-    /// Every place that is judged.
+    /// Every place that is evaluated.
     pub(super) fn field_paths(&self) -> Vec<&FieldPath> {
         match self {
             Self::Shell { command, cwd, .. } => command.iter().chain(cwd).collect(),
@@ -212,7 +212,7 @@ impl Tool {
                     .as_ref()
                     .is_some_and(|unlike| unlike.is_match(&command))
                 {
-                    let why = "the agent would run something else than this says";
+                    let why = "the agent would run something else than the input says";
                     return Err(ExtractError::Unclear(why.to_owned()));
                 }
                 let framed = frame.as_ref().map(|frame| frame.extract_directory(fields));
@@ -245,11 +245,11 @@ impl Tool {
                 to: required_files(fields, to)?,
             }),
             Self::Fetch { url, method } => {
-                let said = single_value(fields, method, text_value)?;
+                let named_method = single_value(fields, method, text_value)?;
                 Ok(Request::Fetch {
                     url: required(url, single_value(fields, url, text_value)?)?,
-                    // Where a call may name a method and does not, it is a plain one.
-                    method: said.or_else(|| (!method.is_empty()).then(|| "GET".to_owned())),
+                    // A call that may name a method and does not is a plain one.
+                    method: named_method.or_else(|| (!method.is_empty()).then(|| "GET".to_owned())),
                 })
             }
             Self::Mcp {
@@ -272,7 +272,7 @@ fn required_files(fields: &Fields, places: &[FieldPath]) -> Result<Vec<String>, 
     }
 }
 
-/// What a call reads: its paths, and what its patterns may name below them.
+/// The targets of a reading call: its paths, and what its patterns may match below them.
 fn read_targets(
     fields: &Fields,
     path: &[FieldPath],
@@ -295,8 +295,8 @@ fn read_targets(
     } else {
         named.iter().map(|path| Some(path.as_str())).collect()
     };
-    // Beside a pattern for files the other one is a text to look for, if the tool reads
-    // it; which it does is its own business, so that it is judged where it leads.
+    // Beside a file pattern the other one is a text to search for, if the tool reads it. This
+    // program cannot know which one the tool uses, so it is evaluated by where it leads.
     for below in below {
         if let Some(pattern) = &pattern {
             push_search_targets(below, pattern, !globs.is_empty(), &mut targets);
@@ -315,16 +315,16 @@ fn read_targets(
     Ok(targets)
 }
 
-/// A call of an MCP server's tool, whose arguments stand at a place of the input or are all of it.
+/// A call of an MCP server's tool. Its arguments are at a place of the input, or all of the input.
 pub(super) fn mcp_request(
     server: &str,
     name: &str,
     at: Option<&FieldPath>,
     input: &RawValue,
 ) -> Request {
-    // It has been read once already, so this cannot fail; if it did, nothing would be allowed.
+    // It was read once, so this cannot fail. If it did, nothing would be allowed.
     let Ok(whole) = serde_json::from_str::<serde_json::Value>(input.get()) else {
-        let why = "its input is no JSON".to_owned();
+        let why = "its input is not JSON".to_owned();
         return Request::Malformed { why };
     };
     let arguments = match at {

@@ -1,4 +1,4 @@
-//! The values of a call's fields, where several places may say the same thing.
+//! The values of a call's fields, where several places may have the same value.
 //!
 //! Must not know what a value is for.
 
@@ -6,7 +6,7 @@ use super::ExtractError;
 use super::fields::{FieldPath, FieldRef, Fields};
 use marshal_model::limits::CALL_PATHS;
 
-/// A value that must be a text.
+/// A value that must be text.
 pub(super) fn text_value(found: FieldRef<'_>) -> Result<String, String> {
     found.to_text()
 }
@@ -23,7 +23,7 @@ pub(super) fn required(
     found.ok_or_else(|| missing_field(places))
 }
 
-/// The one value of a field, if it is there; all its places must have the same.
+/// The value of a field, if it is present; all its places must have the same.
 pub(super) fn single_value(
     fields: &Fields,
     places: &[FieldPath],
@@ -35,7 +35,7 @@ pub(super) fn single_value(
             let text = read(found).map_err(|why| format!("`{place}` {why}"))?;
             match &value {
                 Some(before) if *before != text => {
-                    let why = format!("`{place}` says another thing than a field before it");
+                    let why = format!("`{place}` differs from an earlier field");
                     return Err(ExtractError::Unclear(why));
                 }
                 _ => value = Some(text),
@@ -45,8 +45,8 @@ pub(super) fn single_value(
     Ok(value)
 }
 
-/// The paths of a call, all of which are judged. Each place that has any must speak of the same
-/// files as every other.
+/// The paths of a call, all of which are evaluated. Every place that has paths must name the same
+/// files.
 pub(super) fn files(fields: &Fields, places: &[FieldPath]) -> Result<Vec<String>, ExtractError> {
     let mut all: Vec<String> = Vec::new();
     let mut groups: Vec<Vec<String>> = Vec::new();
@@ -70,7 +70,7 @@ pub(super) fn files(fields: &Fields, places: &[FieldPath]) -> Result<Vec<String>
                 || !first.iter().all(|path| speaks(&group, path))
         });
         if !group.is_empty() && strangers {
-            let why = format!("`{place}` names other files than a field before it");
+            let why = format!("`{place}` names other files than an earlier field");
             return Err(ExtractError::Unclear(why));
         }
         if !group.is_empty() {
@@ -80,8 +80,8 @@ pub(super) fn files(fields: &Fields, places: &[FieldPath]) -> Result<Vec<String>
     Ok(all)
 }
 
-/// Whether two spellings can be of one file: they are the same, or one is the relative end of the
-/// other. Both are judged, so this need not be sure.
+/// Whether two spellings can be of one file: they are equal, or one is the relative end of the
+/// other. Both are evaluated, so this need not be certain.
 fn may_be_same_file(a: &str, b: &str) -> bool {
     let (long, short) = if a.len() >= b.len() { (a, b) } else { (b, a) };
     let short = short.strip_prefix("./").unwrap_or(short);

@@ -1,6 +1,6 @@
-//! Secrets in JSON: found in the decoded texts, replaced in the text as it came.
+//! Secrets in JSON: found in the decoded strings, replaced in the source text.
 //!
-//! Must not know what the JSON is about. It was read once already, so that its syntax is good.
+//! Must not know what the JSON means. It was parsed once, so its syntax is valid.
 
 use std::borrow::Cow;
 
@@ -8,34 +8,34 @@ use serde_json::value::RawValue;
 
 use super::{Mask, Span};
 
-/// A text of JSON, decoded, with the way back.
+/// A decoded JSON string, with its positions in the source.
 #[derive(Default)]
 struct Decoded {
     text: String,
-    /// Where pieces begin: in the decoded text, in the text as it came, and whether the piece is
-    /// copied byte for byte. Any other is one escape.
+    /// The pieces: their offsets in the decoded text and in the source, and whether the piece is
+    /// copied byte for byte. Any other piece is one escape.
     pieces: Vec<(usize, usize, bool)>,
-    /// Where the text as it came ends.
+    /// The end of the string in the source.
     end: usize,
 }
 
 pub(super) fn mask_json<'t>(mask: &Mask, value: &'t RawValue) -> Cow<'t, RawValue> {
     let raw = value.get();
-    // Without an escape every text stands there as it is.
+    // Without an escape every string appears literally.
     if memchr::memchr(b'\\', raw.as_bytes()).is_none() && !mask.matcher.is_match(raw) {
         return Cow::Borrowed(value);
     }
     let Some(out) = replace_secrets(mask, raw) else {
         return Cow::Borrowed(value);
     };
-    // What was JSON still is. If it were not, nothing of it would be kept.
+    // The result must still be JSON. If it were not, none of it would be kept.
     match RawValue::from_string(out) {
         Ok(value) => Cow::Owned(value),
         Err(_) => Cow::Owned(RawValue::NULL.to_owned()),
     }
 }
 
-/// The text without its secrets, if it has any.
+/// The string without its secrets; `None` if it has none.
 fn replace_secrets(mask: &Mask, raw: &str) -> Option<String> {
     let bytes = raw.as_bytes();
     let mut out = None;
@@ -82,7 +82,7 @@ fn replace_secrets(mask: &Mask, raw: &str) -> Option<String> {
     Some(out)
 }
 
-/// Copies up to a secret, and puts its mark there.
+/// Copies up to a secret, and writes its mark.
 fn put(
     out: &mut Option<String>,
     raw: &str,
@@ -101,7 +101,7 @@ fn put(
     }
 }
 
-/// Where a text ends that begins there, and whether it has no escapes.
+/// The end of the string that begins there, and whether it has no escapes.
 fn text_end(bytes: &[u8], from: usize) -> (usize, bool) {
     let (mut at, mut is_plain) = (from, true);
     loop {
@@ -126,7 +126,7 @@ fn number_len(bytes: &[u8]) -> usize {
 }
 
 impl Decoded {
-    /// Decodes a text. Half a pair of surrogates becomes U+FFFD.
+    /// Decodes a string. An unpaired surrogate becomes U+FFFD.
     fn decode(&mut self, raw: &str) {
         self.text.clear();
         self.pieces.clear();
@@ -150,7 +150,7 @@ impl Decoded {
         }
     }
 
-    /// Where in the text as it came something stands: between characters, as secrets do.
+    /// The source offset of a decoded offset, which is at a character boundary like every secret.
     fn raw_offset(&self, at: usize) -> usize {
         let piece = self.pieces.partition_point(|(begins, ..)| *begins <= at);
         let last = piece.checked_sub(1).and_then(|of| self.pieces.get(of));
@@ -163,7 +163,7 @@ impl Decoded {
     }
 }
 
-/// The character of an escape at the beginning of a text, and how long the escape is.
+/// The character of an escape at the beginning of a text, and the escape's length.
 fn escape(bytes: &[u8]) -> (char, usize) {
     let c = match bytes.get(1) {
         Some(b'n') => '\n',

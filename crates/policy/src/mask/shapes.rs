@@ -1,13 +1,14 @@
-//! The shapes of well-known keys: how each begins, and how far it reaches.
+//! The shapes of well-known keys: the beginning and the extent of each.
 //!
-//! `docs/secrets.md` lists the same, and a test compares them. Must not know what is done with one.
+//! `docs/secrets.md` lists the same, and a test compares them. Must not know what happens to a
+//! secret.
 
-/// The shape of a kind of key.
+/// The shape of one kind of key.
 #[derive(Debug)]
 pub(super) struct Shape {
-    /// What stands for it.
+    /// The name in the mark.
     pub(super) name: &'static str,
-    /// What it begins with.
+    /// The key's beginning.
     pub(super) begins: &'static str,
     rest: Rest,
 }
@@ -15,11 +16,12 @@ pub(super) struct Shape {
 /// What follows the beginning.
 #[derive(Debug)]
 enum Rest {
-    /// At least so many letters, digits and these; a digit and a letter among them.
+    /// At least this many letters, digits and these characters, with a digit and a letter among
+    /// them.
     Run(usize, &'static [u8]),
     /// Two more parts of a JSON web token behind the first.
     Token,
-    /// A block of PEM with a private key, to its end, or that of the text.
+    /// A PEM block with a private key, to its end, or to the end of the text.
     Pem,
 }
 
@@ -28,7 +30,7 @@ const fn run(name: &'static str, begins: &'static str, least: usize) -> Shape {
     Shape { name, begins, rest }
 }
 
-/// Every shape. A key that begins inside a longer word is none: `task-…` holds no `sk-`.
+/// Every shape. A beginning inside a longer word is not a key: `task-…` does not contain `sk-`.
 pub(super) const SHAPES: &[Shape] = &[
     run("sk-key", "sk-", 20),
     run("stripe-key", "sk_live_", 16),
@@ -65,13 +67,13 @@ pub(super) const SHAPES: &[Shape] = &[
     },
 ];
 
-/// Bytes of each part of a JSON web token, at least.
+/// Minimum bytes of each part of a JSON web token.
 const TOKEN_PART: usize = 10;
-/// Bytes of what a block of PEM says it is, at most.
+/// Maximum bytes of a PEM block's label.
 const PEM_LABEL: usize = 60;
 
 impl Shape {
-    /// Where the key ends that begins there, if it is one.
+    /// The end of the key that begins there; `None` if it is not one.
     pub(super) fn find_end(&self, text: &str, start: usize) -> Option<usize> {
         let bytes = text.as_bytes();
         let before = start.checked_sub(1).and_then(|at| bytes.get(at));

@@ -97,7 +97,7 @@ fn keys_of_known_shapes_are_found_and_words_like_them_are_not() {
     ] {
         assert_eq!(mask.mask_text(text), text);
     }
-    // A value goes before the shape that holds it.
+    // A value takes precedence over the shape that contains it.
     let mask = self::mask(&[("KEY", "sk-abcdefghij0123456789")]);
     assert_eq!(mask.mask_text("sk-abcdefghij0123456789"), "‹secret:KEY›");
     assert_eq!(mask.mask_text("sk-abcdefghij0123456789XY"), "‹secret:KEY›");
@@ -119,7 +119,7 @@ fn it_is_found_however_json_escapes_it() {
         json(&mask, "[12345678, -123456789.0, 1234567]"),
         "[\"‹secret:NUMBER›\", \"‹secret:NUMBER›\", 1234567]"
     );
-    // What stands in no text is none: the quotes and commas between two of them.
+    // The quotes and commas between two strings are in no string, so they are not a secret.
     let mask = self::mask(&[("ODD", "one\",\"two")]);
     let odd = r#"{"a":["one","two"]}"#;
     assert_eq!(json(&mask, odd), odd);

@@ -1,29 +1,29 @@
-//! `{a,b}` and `{1..3}`, written out as bash does it: on the source of a word, before anything
-//! else in it is read.
+//! Expands `{a,b}` and `{1..3}` as bash does: in the source of a word, before anything else in it
+//! is read.
 
 use marshal_model::limits;
 
-/// What a word's braces make of it.
+/// The result of expanding a word's braces.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum BraceExpansion {
-    /// The word stays as it is.
+    /// The word has no expansion.
     Unchanged,
-    /// These sources of words.
+    /// The sources of the resulting words.
     Words(Vec<Vec<u8>>),
-    /// More than are looked at.
+    /// More than the limit.
     TooMany,
 }
 
-/// The most words that one word is written out to, and their bytes in all.
+/// The maximum number of words of one expansion; their total bytes are limited too.
 const WORDS: usize = 256;
 const BYTES: usize = 16_384;
-/// Steps that writing out may take: what does not spread is looked at again from every `{`.
+/// The maximum number of steps: text without an expansion is searched again from every `{`.
 const STEPS: usize = 200_000;
 
-/// A limit has been reached.
+/// A limit was reached.
 struct TooMany;
 
-/// Writes out the braces of a word's source.
+/// Expands the braces of a word's source.
 pub(super) fn expand(source: &[u8]) -> BraceExpansion {
     let mut steps = STEPS;
     match expand_text(source, &mut steps, 0) {
@@ -33,7 +33,7 @@ pub(super) fn expand(source: &[u8]) -> BraceExpansion {
     }
 }
 
-/// The places of one pair of braces that spreads.
+/// The positions of one pair of braces that expands.
 fn pair(text: &[u8], steps: &mut usize) -> Result<Option<(usize, usize)>, TooMany> {
     let mut from = 0;
     loop {
@@ -104,7 +104,7 @@ fn has_comma(inside: &[u8]) -> bool {
     false
 }
 
-/// The place of an unquoted `want` outside of inner braces and substitutions. For `}` there must
+/// The position of an unquoted `want` outside of inner braces and substitutions. For `}` there must
 /// be a `,` or `..` before it.
 fn find_unquoted(
     text: &[u8],
@@ -171,7 +171,7 @@ fn find_unquoted(
     Ok(None)
 }
 
-/// Behind the parenthesis that closes a substitution.
+/// The position after the parenthesis that closes a substitution.
 fn skip_substitution(text: &[u8], from: usize) -> usize {
     let (mut depth, mut at) = (1_usize, from);
     let mut quoted = None;
@@ -249,7 +249,7 @@ fn sequence(inside: &[u8]) -> Sequence {
         };
         let letter = || {
             let byte = u8::try_from(value).unwrap_or(b'?');
-            // A backslash among the letters escapes what follows.
+            // A backslash among the letters escapes the next character.
             let plain = byte.is_ascii_alphanumeric();
             if plain { vec![byte] } else { vec![b'\\', byte] }
         };

@@ -1,13 +1,13 @@
 //! Constructs with a grammar of their own: tests, arrays, subscripts, branches of `case`, names of
-//! functions. Each ends where bash ends it, so that nothing behind it is taken for a part of it.
+//! functions. Each ends where bash ends it, so that nothing after it counts as a part of it.
 
 use super::{List, ProcessSubstitution, Scanner};
 use crate::command::{Join, Word};
 use marshal_model::limits;
 
 impl Scanner<'_> {
-    /// Before a `(` that begins a group: a function's name stands before it, or a pattern that
-    /// only some shells read as one.
+    /// Handles a `(` that begins a group: a function's name precedes it, or a pattern that only
+    /// some shells accept.
     pub(super) fn parenthesis(&mut self, list: &mut List) {
         let before = self.at.checked_sub(1).and_then(|i| self.text.get(i));
         if matches!(before, Some(b'?' | b'*' | b'+' | b'@' | b'!')) {
@@ -34,7 +34,7 @@ impl Scanner<'_> {
         }
     }
 
-    /// A group has been closed: perhaps it was a function's body.
+    /// A group was closed; it may have been a function's body.
     pub(super) fn close_function_bodies(&mut self, list: &mut List) {
         let end = self.scan.commands.len();
         while let Some((_, start, groups, opened)) = list.function_bodies.last() {
@@ -47,7 +47,7 @@ impl Scanner<'_> {
         }
     }
 
-    /// The and-or list that has just ended runs in the background.
+    /// The and-or list that just ended runs in the background.
     pub(super) fn mark_background(&mut self) {
         for command in self.scan.commands.iter_mut().rev() {
             command.nested = true;
@@ -57,7 +57,7 @@ impl Scanner<'_> {
         }
     }
 
-    /// Behind `case`: the subject, `in`, and the first pattern.
+    /// After `case`: the subject, `in`, and the first pattern.
     pub(super) fn case(&mut self, list: &mut List) {
         self.skip_blanks();
         let (subject, _) = self.word(false, &mut list.process_substitutions);
@@ -72,7 +72,7 @@ impl Scanner<'_> {
         self.pattern(list);
     }
 
-    /// The pattern of a branch, in which no word is reserved but `esac`.
+    /// The pattern of a branch, in which only `esac` is reserved.
     pub(super) fn pattern(&mut self, list: &mut List) {
         self.lines();
         let opened = self.peek(0) == Some(b'(');
@@ -99,7 +99,7 @@ impl Scanner<'_> {
         }
     }
 
-    /// Passes blanks, newlines and comments.
+    /// Skips blanks, newlines and comments.
     fn lines(&mut self) {
         loop {
             self.skip_blanks();
@@ -120,8 +120,8 @@ impl Scanner<'_> {
         }
     }
 
-    /// The inside of `[[ … ]]`, `word`: operators there compare, they do not join or redirect.
-    /// What it looks at on disk becomes the operands of a command of that name.
+    /// The inside of `[[ … ]]`, `word`: operators there compare, they do not join or redirect. The
+    /// files that it tests become the operands of a command of that name.
     pub(super) fn test(&mut self, list: &mut List, word: Word) {
         list.current.words.push(Word {
             glob: false,
@@ -163,7 +163,7 @@ impl Scanner<'_> {
         }
     }
 
-    /// The subscript behind a name: everything up to its `]`, blanks and operators too.
+    /// The subscript after a name: everything up to its `]`, including blanks and operators.
     pub(super) fn subscript(&mut self, text: &mut Vec<u8>) {
         let start = self.at;
         let (mut inside, mut word) = (Vec::new(), Word::default());
@@ -232,7 +232,7 @@ impl Scanner<'_> {
     }
 }
 
-/// Whether a word of a test asks for a property of the file that is named next.
+/// Whether a word of a test asks for a property of the file in the next word.
 fn is_file_test(word: &Word) -> bool {
     let letter = word.text.strip_prefix('-').filter(|t| t.len() == 1);
     !word.quoted && letter.is_some_and(|l| "abcdefghkprstuwxGLNOS".contains(l))

@@ -1,11 +1,11 @@
-//! What the shell computes inside a word: `$…`, backticks, `$'…'`, `{a,b}`.
+//! The parts of a word that the shell computes: `$…`, backticks, `$'…'`, `{a,b}`.
 
 use super::{Scanner, Word, scan_at};
 use marshal_model::limits;
 
 impl Scanner<'_> {
-    /// At `$`: a substitution is looked into, `$HOME` and `$PWD` are what they are, everything
-    /// else stays in the word as its source and makes it live.
+    /// Handles `$`: the commands of a substitution are read, `$HOME` and `$PWD` have their known
+    /// values, and everything else stays in the word as its source and makes it dynamic.
     pub(super) fn dollar(&mut self, text: &mut Vec<u8>, word: &mut Word, in_quotes: bool) {
         let start = self.at;
         match self.peek(1) {
@@ -59,7 +59,7 @@ impl Scanner<'_> {
         self.mark_dynamic(start, text, word);
     }
 
-    /// What was read from `start` on is computed when the command runs.
+    /// Marks the text from `start` on as computed when the command runs.
     pub(super) fn mark_dynamic(&self, start: usize, text: &mut Vec<u8>, word: &mut Word) {
         let from = text.len();
         word.dynamic_from.get_or_insert(from);
@@ -67,7 +67,7 @@ impl Scanner<'_> {
         word.expansions.push((from, text.len()));
     }
 
-    /// `$HOME` at a word's start, as a name of its own, is read as `~`.
+    /// Reads `$HOME` at a word's start, as a complete name, as `~`.
     fn home(&mut self, source: &[u8], text: &mut Vec<u8>, word: &mut Word) -> bool {
         let rest = &self.text[self.at..];
         let whole = rest.starts_with(source)
@@ -96,8 +96,8 @@ impl Scanner<'_> {
         self.depth -= 1;
     }
 
-    /// The inside of `${…}` or `$[…]`. `in_quotes`: in a double-quoted string or the body of a
-    /// here-document, where quotes have no say in what is computed.
+    /// The inside of `${…}` or `$[…]`. `in_quotes`: in a double-quoted string or a here-document's
+    /// body, where quotes do not prevent expansion.
     fn braced(&mut self, until: u8, in_quotes: bool) {
         if self.depth >= limits::POLICY_DEPTH {
             self.mark_broken("substitutions nested too deeply");
@@ -131,7 +131,7 @@ impl Scanner<'_> {
                 Some(b'<' | b'>') if !in_quotes && until == b'}' && self.peek(1) == Some(b'(') => {
                     self.scan_process_substitution(&mut text, &mut word, &mut Vec::new());
                 }
-                // Quotes are text inside `$[…]`, where a subscript may hide a substitution.
+                // Quotes are plain text inside `$[…]`, where a subscript may hide a substitution.
                 Some(b'\'') if until == b'}' => {
                     let from = self.at + 1;
                     self.single_quoted(&mut text);
@@ -153,7 +153,7 @@ impl Scanner<'_> {
         if runs && self.depth > 0 {
             self.mark_broken("a substitution of new shells inside another");
         } else if runs {
-            // New shells run what is in there.
+            // New shells run the code in there.
             let script = String::from_utf8_lossy(inside.strip_suffix(b"}").unwrap_or(inside));
             let inner = scan_at(script.trim_start_matches('|'), self.depth + 1);
             self.append_scan(inner);
@@ -163,8 +163,8 @@ impl Scanner<'_> {
         }
     }
 
-    /// Single quotes from `from` to here that end where they seem to but keep nothing from being
-    /// computed.
+    /// Scans single quotes from `from` to here that end where they seem to but do not prevent
+    /// expansion.
     fn scan_ineffective_quotes(&mut self, from: usize) {
         let end = self.at.saturating_sub(1).min(self.text.len());
         let inside = self.text.get(from..end).unwrap_or_default();
@@ -187,7 +187,7 @@ impl Scanner<'_> {
         }
     }
 
-    /// A command substitution in backticks: its text loses one level of backslashes, those before
+    /// A command substitution in backticks. Its text loses one level of backslashes; those before
     /// double quotes only within double quotes.
     pub(super) fn backticks(&mut self, text: &mut Vec<u8>, word: &mut Word, in_quotes: bool) {
         let start = self.at;
@@ -229,7 +229,7 @@ impl Scanner<'_> {
             self.mark_broken("quotes in backticks nested too deeply");
         }
         if escaped && self.depth < 2 {
-            // Which of the two it is depends on what stands around them.
+            // The context decides which of the two it is.
             let inner = scan_at(&script.replace("\\\"", "\""), self.depth + 1);
             self.scan.broken = self.scan.broken.or(inner.broken);
             self.append_scan(inner);
@@ -239,7 +239,7 @@ impl Scanner<'_> {
         self.append_scan(inner);
     }
 
-    /// Takes the commands of a text that was read by itself.
+    /// Adds the commands of a text that was read separately.
     fn append_scan(&mut self, inner: super::Scan) {
         self.scan.may_repeat |= inner.may_repeat;
         let offset = self.scan.texts.len();
@@ -254,9 +254,9 @@ impl Scanner<'_> {
         }
     }
 
-    /// `((…))`, whose second parenthesis is `ahead` bytes away: there `<<` shifts and begins no
-    /// here-document that would hide what follows. As it may also be a command in a group in a
-    /// group, its inside is read as one, too, by itself. `false`: no `))` ends it.
+    /// `((…))`, whose second parenthesis is `ahead` bytes away. In it `<<` is a shift and begins no
+    /// here-document that would hide what follows. It may also be a command in two nested groups,
+    /// so its inside is also read as that, separately. `false` if no `))` ends it.
     pub(super) fn arithmetic(&mut self, ahead: usize) -> bool {
         let start = self.at + ahead + 1;
         let bound = (start + limits::POLICY_ARITHMETIC).min(self.text.len());
@@ -293,7 +293,7 @@ impl Scanner<'_> {
         true
     }
 
-    /// `$'…'`: the quotes end at the first `'` without a backslash before it.
+    /// `$'…'`: ends at the first `'` without a backslash before it.
     fn ansi_c(&mut self, text: &mut Vec<u8>) {
         self.at += 2;
         let start = self.at;
@@ -394,7 +394,7 @@ fn low_byte(value: u32) -> u8 {
     value.to_le_bytes()[0]
 }
 
-/// A number of at most `most` digits from `from` on; `at` is moved behind it.
+/// A number of at most `most` digits from `from` on; `at` is moved after it.
 fn number(source: &[u8], from: usize, radix: u32, most: usize, at: &mut usize) -> u32 {
     let mut value = 0_u32;
     *at = from;

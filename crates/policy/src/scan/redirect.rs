@@ -1,4 +1,4 @@
-//! Redirects, here-documents and here-strings, where they stand and where their bodies end.
+//! Redirects, here-documents and here-strings, and where their bodies end.
 
 use std::borrow::Cow;
 
@@ -46,7 +46,7 @@ impl Scanner<'_> {
         list.current.redirects.push(Redirect { direction, target });
     }
 
-    /// Passes blanks and continued lines.
+    /// Skips blanks and line continuations.
     pub(super) fn skip_blanks(&mut self) {
         loop {
             match (self.peek(0), self.peek(1)) {
@@ -57,7 +57,7 @@ impl Scanner<'_> {
         }
     }
 
-    /// A process substitution inside a word, which goes on behind it.
+    /// A process substitution inside a word, which continues after it.
     pub(super) fn scan_process_substitution(
         &mut self,
         text: &mut Vec<u8>,
@@ -90,7 +90,7 @@ impl Scanner<'_> {
         let start = self.at;
         let commands = self.scan.commands.len();
         let word = self.target(&mut Vec::new());
-        // Nothing in a delimiter is computed, so that nothing in it runs.
+        // A delimiter is never expanded, so nothing in it runs.
         self.scan.commands.truncate(commands);
         let source = &self.text[start..self.at.min(self.text.len())];
         let delimiter = if word.is_dynamic() || word.tilde {
@@ -124,7 +124,7 @@ impl Scanner<'_> {
             let mut end = start;
             loop {
                 if end >= self.text.len() {
-                    // Shells take it; but what follows may be no body at all to them.
+                    // Shells accept it; but to them what follows may not be a body at all.
                     self.mark_broken("a here-document that is never closed");
                     self.at = end;
                     break;
@@ -168,7 +168,7 @@ impl Scanner<'_> {
 }
 
 /// The first line of a text, and where the next one begins. Unless `literal`, a line that ends with
-/// a backslash goes on in the next one, before it is compared with a delimiter.
+/// a backslash continues in the next one, before it is compared with a delimiter.
 fn line(text: &[u8], literal: bool) -> (Cow<'_, [u8]>, usize) {
     let length = |from: usize| {
         let rest = text.get(from..).unwrap_or_default();

@@ -1,21 +1,20 @@
-//! Texts of which one must be in every path that a set matches: most paths are told apart from most
-//! sets by that alone.
+//! Texts of which one must be in every path that a set matches. They alone rule out most sets for
+//! most paths.
 //!
-//! Owns the quick look: one pass over the path, whatever the number of texts. Must not know
-//! patterns.
+//! Owns this quick check: one pass over the path for any number of texts. Must not know patterns.
 
 use memchr::memmem::Finder;
 
-/// Pairs of bytes that are told apart, as bits.
+/// The number of distinct byte pairs, as bits.
 const BITS: usize = 4096;
 
-/// The texts, ready to be looked for.
+/// The texts, prepared for the search.
 #[derive(Debug)]
 pub(super) struct Needles {
-    /// Of each text one pair of its bytes, by [`bit`].
+    /// For each text one pair of its bytes, by [`bit`].
     pairs: Box<[u64; BITS / 64]>,
     finders: Vec<Finder<'static>>,
-    /// A text is so short that it has no pair.
+    /// Whether a text is too short to have a pair.
     short: bool,
 }
 
@@ -39,7 +38,7 @@ impl Needles {
         }
     }
 
-    /// Whether any of them is in a path.
+    /// Whether any of the texts is in a path.
     pub(super) fn any(&self, path: &[u8]) -> bool {
         let may = self.short
             || path.windows(2).any(|pair| {
@@ -57,7 +56,7 @@ const fn bit(first: u8, second: u8) -> usize {
     (first as usize * 67 + second as usize) % BITS
 }
 
-/// How common a byte is in paths, roughly.
+/// How common a byte is in paths, approximately.
 fn common(byte: u8) -> usize {
     const ORDER: &[u8] = b"zqjxZ_kwvybfghpmud-.lcsnoirate/";
     ORDER.iter().position(|&of| of == byte).unwrap_or(0)

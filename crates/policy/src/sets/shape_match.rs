@@ -1,14 +1,14 @@
-//! What a path may lead to of which the shell computes more than its last name: live parts and
-//! wildcards in directories, and directories that are not known.
+//! Compares paths of which the shell computes more than the last name: computed parts and wildcards
+//! in directories, and unknown directories.
 //!
-//! Owns the comparison of such a shape with whole patterns. Errs towards yes, but a shape must spell
-//! a letter or a digit of what a pattern names: `$x/y` may be anything, and is not held to be a secret;
-//! `$x/.aws/y` is. Must not know words or links.
+//! Owns the comparison of such a shape with whole patterns. In doubt it matches, but a shape must
+//! spell a letter or a digit of what a pattern names: `$x/y` may be anything and does not count as
+//! a secret; `$x/.aws/y` does. Must not know words or links.
 
 use super::{Token, tokenize, tokenize_with_classes};
 use crate::path::FsContext;
 
-/// Stands in a shape for a text that is not known, slashes and nothing included.
+/// In a shape, an unknown text, which may be empty or contain slashes.
 pub(crate) const ANYTHING: char = '\u{1}';
 
 /// Where a pattern begins.
@@ -24,17 +24,17 @@ enum Root {
 enum Step {
     /// Characters as in a name.
     Name(Token),
-    /// A character of a root, which nobody has to spell.
+    /// A character of a root, which a shape need not spell.
     Root(char),
-    /// `**/` at its beginning: nothing, or names of directories.
+    /// `**/` at the pattern's beginning: nothing, or names of directories.
     AnyDirectories,
-    /// The same behind a character.
+    /// The same after a character.
     InDirectories,
     /// Any text.
     Anything,
 }
 
-/// The patterns that name a directory, or a file in one that is named.
+/// The patterns that name a directory, or a file in a named one.
 #[derive(Debug, Default)]
 pub(super) struct ShapePatterns(Vec<(Root, Vec<Step>)>);
 
@@ -64,8 +64,8 @@ impl ShapePatterns {
                     .rfind('/')
                     .map_or(0, |slash| slash + 1);
                 for form in forms {
-                    // Outside of the workspace a directory above says little: `/etc/$x` is not held
-                    // to be `/etc/shadow`.
+                    // Outside of the workspace a parent directory says little: `/etc/$x` does not
+                    // count as `/etc/shadow`.
                     let above = if root == Root::Workspace { 0 } else { named };
                     let mut all = pattern_steps(&form[..above]);
                     for step in &mut all {
@@ -82,8 +82,8 @@ impl ShapePatterns {
         Self(out)
     }
 
-    /// Whether what a shape may lead to may be in the set. `shape` is absolute or begins with
-    /// [`ANYTHING`], with the case of the set.
+    /// Whether a shape's path may be in the set. `shape` is absolute or begins with [`ANYTHING`],
+    /// and has the set's case.
     pub(super) fn may_contain(&self, shape: &str, place: &FsContext<'_>, folded: bool) -> bool {
         if self.0.is_empty() {
             return false;
@@ -129,7 +129,7 @@ fn pattern_steps(pattern: &str) -> Vec<Step> {
             let text = name.replace(['{', '}'], "*");
             out.extend(tokenize(&text).into_iter().map(Step::Name));
         } else {
-            // Alternatives that go over a slash.
+            // Alternatives that contain a slash.
             out.push(Step::Anything);
             break;
         }
@@ -153,7 +153,7 @@ fn shape_steps(shape: &str) -> Vec<Step> {
     out
 }
 
-/// Places of a pattern that may be reached: without, and with a character that both spell.
+/// The positions of a pattern that may be reached: without, and with a character that both spell.
 type Row = Vec<[bool; 2]>;
 
 /// Whether a shape and a pattern have a path in common.
@@ -208,7 +208,7 @@ fn have_common_path(shape: &[Step], root: &[Step], rest: &[Step]) -> bool {
     row[length][1]
 }
 
-/// What may stand for nothing is passed.
+/// Skips steps that may match the empty text.
 fn skip_optional_steps<'s>(row: &mut Row, step: &impl Fn(usize) -> &'s Step) {
     for at in 0..row.len() - 1 {
         skip_optional_step(row, at, step(at));
@@ -226,7 +226,7 @@ fn skip_optional_step(row: &mut Row, at: usize, step: &Step) {
     row[to][1] |= spelled;
 }
 
-/// One character of a shape, or one of those that its wildcard stands for, at a place of a pattern.
+/// One character of a shape, or one that its wildcard matches, at a position of a pattern.
 fn match_character(of_shape: &Step, of_pattern: &Step, at: usize, spelled: usize, next: &mut Row) {
     let Step::Name(one) = of_shape else {
         return;

@@ -1,10 +1,10 @@
-//! Texts that programs take as arguments and run as code.
+//! Texts in arguments that programs run as code.
 
 use super::{base_name, join};
 use crate::command::Word;
 
-/// Built-ins that compute what their words hold, quoted or not: a subscript with a substitution in
-/// it runs that.
+/// Built-ins that evaluate their words, quoted or not: a subscript with a substitution in it runs
+/// that.
 const EVALUATING_BUILTINS: &[&str] = &[
     "let",
     "test",
@@ -24,7 +24,7 @@ const EVALUATING_BUILTINS: &[&str] = &[
     "getopts",
 ];
 
-/// Adds the scripts in the arguments of a command, whose first word is the program.
+/// Adds the scripts in a command's arguments; its first word is the program.
 pub(super) fn collect_scripts(name: &str, words: &[Word], out: &mut Vec<String>) {
     let arguments = &words[1..];
     match name {
@@ -113,7 +113,7 @@ fn collect_git_scripts(words: &[Word], out: &mut Vec<String>) {
     if texts.contains(&"rebase") {
         collect_flag_values(words, &["-x", "--exec"], out);
     }
-    // Settings name the programs of pagers, editors and connections.
+    // Settings name the programs for pagers, editors and connections.
     let pairs = texts.windows(2).filter(|pair| pair[0] == "-c");
     let settings = pairs.filter_map(|pair| pair[1].split_once('='));
     out.extend(settings.map(|(_, value)| value.to_owned()));

@@ -1,4 +1,4 @@
-//! What stands behind wrappers.
+//! Commands and scripts behind wrappers.
 
 use super::*;
 use crate::scan;

@@ -1,7 +1,7 @@
-//! Names of wrappers whose arguments are not followed one by one.
+//! Names of wrappers whose arguments are not parsed one by one.
 
-/// Wrappers whose own arguments are many and change with versions: every word behind them may be
-/// the command.
+/// Wrappers with many arguments that change between versions: every word behind them may be the
+/// command.
 pub(super) const UNPARSED_WRAPPERS: &[&str] = &[
     "ssh-agent",
     "systemd-run",
@@ -76,7 +76,7 @@ pub(super) const UNPARSED_WRAPPERS: &[&str] = &[
     "x86_64",
 ];
 
-/// Programs of which some subcommands are such wrappers.
+/// Programs with some subcommands that are such wrappers.
 pub(super) const SUBCOMMAND_RUNNERS: &[&str] = &[
     "podman",
     "docker",
@@ -104,6 +104,6 @@ pub(super) const SUBCOMMAND_RUNNERS: &[&str] = &[
     "conda",
 ];
 
-/// Their subcommands, and what stands before a command.
+/// The subcommands of these programs that precede a command.
 pub(super) const RUN_SUBCOMMANDS: &[&str] = &["run", "exec", "dlx", "x", "shell", "develop"];
 pub(super) const RUN_FLAGS: &[&str] = &["--", "--run", "--command"];

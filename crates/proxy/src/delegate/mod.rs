@@ -1,7 +1,7 @@
-//! The way to a decider that is asked over HTTP: one POST, one answer, both bounded.
+//! HTTP client for a delegate: one POST, one response, both bounded.
 //!
-//! Floor 3. No redirect is followed, nothing but status 200 is an answer, and nothing of a body or a
-//! token is logged. Must not know what is asked, nor what an answer means.
+//! It follows no redirect, accepts only status 200, and logs neither a body nor a token. It must
+//! not know what the request means, nor what the response means.
 
 use bytes::Bytes;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
@@ -22,41 +22,41 @@ use std::time::Duration;
 use marshal_config::{Secret, Upstream};
 use marshal_model::DelegateError;
 
-/// How long an idle connection is kept, and how many.
+/// How long an idle connection stays open, and how many may.
 const IDLE: (Duration, usize) = (Duration::from_secs(30), 16);
 
-/// Why a decider cannot be asked at all. No text here holds a token.
+/// Why a client cannot be built. No message contains the token.
 #[derive(Debug, thiserror::Error)]
 pub enum SetupError {
-    /// The token was not read, or cannot be sent.
-    #[error("its token cannot be put into a header")]
+    /// The token was not read, or is not valid in a header.
+    #[error("its token is missing, or not valid in a header")]
     Token,
-    /// The URL is none.
-    #[error("its url cannot be asked: {0}")]
+    /// The URL is not valid.
+    #[error("its url is not usable: {0}")]
     Url(#[from] hyper::http::uri::InvalidUri),
-    /// TLS cannot be had.
+    /// TLS cannot be set up.
     #[error(transparent)]
     Tls(#[from] rustls::Error),
 }
 
-/// Why there is no answer, and what an operator should know of that.
+/// A query without a usable response.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QueryError {
-    /// The kind.
+    /// The kind, for metrics and the journal.
     pub error: DelegateError,
-    /// More of it.
+    /// Details for an operator.
     pub why: String,
 }
 
 impl QueryError {
-    /// Of this kind.
+    /// An error of this kind.
     pub fn new(error: DelegateError, why: impl Into<String>) -> Self {
         let why = why.into();
         Self { error, why }
     }
 }
 
-/// A client for one decider.
+/// A client for one delegate.
 pub struct DelegateClient {
     client: Client<HttpsConnector<HttpConnector>, FullBody>,
     url: hyper::Uri,
@@ -70,7 +70,7 @@ impl std::fmt::Debug for DelegateClient {
 }
 
 impl DelegateClient {
-    /// Makes ready to ask. No connection is made yet.
+    /// Builds the client. It connects at the first query.
     ///
     /// # Errors
     /// [`SetupError`]
@@ -100,7 +100,8 @@ impl DelegateClient {
         })
     }
 
-    /// Asks; of the answer at most `most` bytes are read. Dropping the future ends it.
+    /// Sends the query and reads at most `most` bytes of the response. Dropping the future cancels
+    /// it.
     ///
     /// # Errors
     /// [`QueryError`]
@@ -122,7 +123,7 @@ impl DelegateClient {
         })?;
         let status = answer.status();
         if status != StatusCode::OK {
-            let why = format!("it answered {status}");
+            let why = format!("it answered with status {status}");
             return Err(QueryError::new(DelegateError::Status, why));
         }
         read_body(answer.into_body(), most).await
@@ -137,7 +138,7 @@ async fn read_body(mut body: Incoming, most: usize) -> Result<Vec<u8>, QueryErro
         let frame = frame.map_err(|error| {
             QueryError::new(
                 DelegateError::Unreachable,
-                format!("its answer broke off: {error}"),
+                format!("the connection failed during its answer: {error}"),
             )
         })?;
         let Some(piece) = frame.data_ref() else {
@@ -161,7 +162,7 @@ fn tls_config() -> Result<ClientConfig, rustls::Error> {
     Ok(config.with_root_certificates(roots).with_no_client_auth())
 }
 
-/// A body that is there as a whole.
+/// A body that is completely in memory.
 struct FullBody(Option<Bytes>);
 
 impl Body for FullBody {

@@ -1,8 +1,8 @@
-//! Which addresses are public: what a name on an allow-list may lead to.
+//! Which addresses are public, so that an allowed name may resolve to them.
 //!
-//! IPv4: everything but the blocks of IANA's registry of special-purpose addresses. IPv6: only the
-//! block that global unicast addresses are given from, without those of the registry and without
-//! every form that holds an IPv4 address, which some router on the way may unpack.
+//! IPv4: everything but the blocks of IANA's special-purpose registry. IPv6: only the global
+//! unicast block, without the registry's blocks and without every form that embeds an IPv4 address,
+//! which a router on the path may unpack.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -17,7 +17,7 @@ impl fmt::Display for SpecialPurpose {
     }
 }
 
-/// A block: its first address, how many of its bits count, and what it is for.
+/// An address block: its first address, its prefix length in bits, and its purpose.
 struct AddressBlock<A>(A, u32, &'static str);
 
 const fn v4(a: u8, b: u8, c: u8, d: u8, bits: u32, what: &'static str) -> AddressBlock<Ipv4Addr> {
@@ -29,7 +29,7 @@ const V4: &[AddressBlock<Ipv4Addr>] = &[
     v4(10, 0, 0, 0, 8, "private"),
     v4(100, 64, 0, 0, 10, "shared (carrier NAT)"),
     v4(127, 0, 0, 0, 8, "loopback"),
-    // Given to a provider, and used inside the hosts of another: its metadata service.
+    // Assigned to one provider, and used inside the hosts of another for its metadata service.
     v4(168, 63, 129, 16, 32, "a provider's metadata service"),
     v4(169, 254, 0, 0, 16, "link-local"),
     v4(172, 16, 0, 0, 12, "private"),
@@ -52,21 +52,21 @@ const fn v6(head: [u16; 4], bits: u32, what: &'static str) -> AddressBlock<Ipv6A
     AddressBlock(Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0), bits, what)
 }
 
-/// Within [`GLOBAL`].
+/// Special blocks within [`GLOBAL`].
 const V6: &[AddressBlock<Ipv6Addr>] = &[
     // Teredo, benchmarking, AMT, AS112, ORCHID, drone identifiers.
     v6([0x2001, 0, 0, 0], 23, "IETF protocol assignments"),
     v6([0x2001, 0xdb8, 0, 0], 32, "documentation"),
     v6([0x2002, 0, 0, 0], 16, "6to4"),
     v6([0x2620, 0x4f, 0x8000, 0], 48, "AS112"),
-    v6([0x3ffe, 0, 0, 0], 16, "given back"),
+    v6([0x3ffe, 0, 0, 0], 16, "returned to IANA"),
     v6([0x3fff, 0, 0, 0], 20, "documentation"),
 ];
 
-/// Where global unicast addresses are given from.
+/// The block that IANA assigns global unicast addresses from.
 const GLOBAL: AddressBlock<Ipv6Addr> = v6([0x2000, 0, 0, 0], 3, "global unicast");
 
-/// Outside of [`GLOBAL`]: refused in any case, but with a better word.
+/// Blocks outside of [`GLOBAL`]: refused in any case, listed only to name their purpose.
 const V6_NOT_GLOBAL: &[AddressBlock<Ipv6Addr>] = &[
     v6(
         [0, 0, 0, 0],
@@ -97,10 +97,10 @@ impl AddressBlock<Ipv6Addr> {
     }
 }
 
-/// Whether an address is one of the public internet's, as far as the address itself can tell.
+/// Checks that an address is public, as far as the address alone shows.
 ///
 /// # Errors
-/// What else it is for.
+/// The special purpose of an address that is not public.
 pub fn check_public(address: IpAddr) -> Result<(), SpecialPurpose> {
     let special = match address {
         IpAddr::V4(address) => V4
@@ -113,9 +113,9 @@ pub fn check_public(address: IpAddr) -> Result<(), SpecialPurpose> {
             } else {
                 V6_NOT_GLOBAL
             };
-            let found = blocks.iter().find(|block| block.contains(address));
-            let found = found.map(|of| of.2);
-            found.or((!GLOBAL.contains(address)).then_some("not given to anybody"))
+            let purpose = blocks.iter().find(|block| block.contains(address));
+            let purpose = purpose.map(|of| of.2);
+            purpose.or((!GLOBAL.contains(address)).then_some("not allocated"))
         }
     };
     special.map_or(Ok(()), |what| Err(SpecialPurpose(what)))

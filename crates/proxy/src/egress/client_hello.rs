@@ -1,54 +1,54 @@
-//! The first words of TLS: which server a client names, read from its ClientHello, and whether the
-//! server has it say that again.
+//! Reads the start of TLS: which server a ClientHello names, and whether the server requests a
+//! second ClientHello.
 //!
-//! What passes must be read by every server in the same way: records of handshake and nothing else,
-//! one message that ends where its record ends, one name. RFC 8446 and 5246 for the forms, 6066 for
-//! the name.
+//! Every server must read an accepted ClientHello in the same way: handshake records only, one
+//! message that ends where its record ends, one name. Formats: RFC 8446 and 5246; the name: RFC
+//! 6066.
 
-/// How far it is.
+/// Progress of a parser.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ParseProgress<T> {
-    /// At least so many bytes are needed before it makes sense to look again.
+    /// At least this many bytes are needed before another attempt can succeed.
     NeedMore(usize),
-    /// Done.
+    /// The message is complete.
     Done(T),
 }
 
-/// A ClientHello.
+/// A parsed ClientHello.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClientHello {
-    /// The server's name as it stands there.
+    /// The server's name, as the client wrote it.
     pub name: String,
-    /// The bytes of its records.
+    /// Length of its records in bytes.
     pub len: usize,
 }
 
-/// Why bytes are no ClientHello that may pass.
+/// Why a ClientHello is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum HelloError {
-    /// Something else than TLS.
-    #[error("what is sent is not TLS")]
+    /// The bytes are not TLS.
+    #[error("the connection does not start with TLS")]
     NotTls,
-    /// A form that servers may read differently.
-    #[error("the first message of TLS has no form that all servers read alike")]
+    /// Servers may read the bytes differently.
+    #[error("the TLS ClientHello is malformed or ambiguous")]
     Form,
-    /// No name.
-    #[error("the first message of TLS names no server")]
+    /// It has no server name.
+    #[error("the TLS ClientHello names no server (SNI)")]
     NoName,
-    /// A name under another one.
-    #[error("the first message of TLS hides the server's name (ECH)")]
+    /// The real name is encrypted.
+    #[error("the TLS ClientHello hides the server's name (ECH)")]
     Hidden,
-    /// More than is read.
-    #[error("the first message of TLS is too long")]
+    /// It is longer than the limit.
+    #[error("the TLS ClientHello is too long")]
     TooLong,
 }
 
-/// What a server says first.
+/// The start of a server's reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ServerReply {
-    /// It goes on.
+    /// The handshake continues.
     Continues,
-    /// It wants another ClientHello (HelloRetryRequest).
+    /// The server requests another ClientHello (HelloRetryRequest).
     Retry,
 }
 
@@ -57,17 +57,17 @@ const ALERT: u8 = 21;
 const HANDSHAKE: u8 = 22;
 const ALERT_WARNING: u8 = 1;
 const ALERT_FATAL: u8 = 2;
-/// Warnings that a server may send before it answers.
+/// Warning alerts that a server may send before its reply.
 const MAX_WARNINGS: usize = 4;
 const CLIENT_HELLO: u8 = 1;
 const SERVER_HELLO: u8 = 2;
-/// Bytes of a record before its payload, and of a message of the handshake before its body.
+/// Header length of a record, and of a handshake message.
 const RECORD_HEAD: usize = 5;
 const MESSAGE_HEAD: usize = 4;
 const RECORD_MAX: usize = 1 << 14;
 
 const SERVER_NAME: u16 = 0;
-/// Encrypted ClientHello, and the forms that it had before it was called so.
+/// Extension types of Encrypted ClientHello, earlier drafts included.
 const ENCRYPTED_HELLO: [u16; 4] = [0xfe0d, 0xff02, 0xff03, 0xffce];
 
 /// The random of a ServerHello that is a HelloRetryRequest (RFC 8446, 4.1.3).
@@ -76,9 +76,9 @@ const HELLO_RETRY_RANDOM: [u8; 32] = [
     0xc2, 0xa2, 0x11, 0x16, 0x7a, 0xbb, 0x8c, 0x5e, 0x07, 0x9e, 0x09, 0xe2, 0xc8, 0xa8, 0x33, 0x9c,
 ];
 
-/// Reads a ClientHello from the begin of what a client sent. `is_second`: the record that stands
-/// between the two for the sake of old middleboxes may come before it. At most `most` bytes are
-/// looked at, `extensions` of them are taken.
+/// Parses a ClientHello from the start of a client's bytes. With `is_second`, the record that
+/// middleboxes expect between the two ClientHellos may precede it. Reads at most `most` bytes and
+/// accepts at most `extensions` extensions.
 ///
 /// # Errors
 /// [`HelloError`]
@@ -104,7 +104,7 @@ pub fn parse_client_hello(
         let rest = bytes.get(at..).unwrap_or_default();
         match rest {
             [HANDSHAKE, 3, 0..=4, ..] | [HANDSHAKE, 3] | [HANDSHAKE] | [] => {}
-            // Only at the begin it can be something else altogether.
+            // Only the very first byte can show that this is another protocol.
             _ if at == 0 => return Err(HelloError::NotTls),
             _ => return Err(HelloError::Form),
         }
@@ -153,7 +153,7 @@ fn need_more(bytes: usize, most: usize) -> Result<ParseProgress<ClientHello>, He
     Ok(ParseProgress::NeedMore(bytes))
 }
 
-/// Bytes that are taken from the front.
+/// Unread bytes, consumed from the front.
 struct Cursor<'b>(&'b [u8]);
 
 impl<'b> Cursor<'b> {
@@ -173,7 +173,7 @@ impl<'b> Cursor<'b> {
         Ok(u16::from_be_bytes(*word))
     }
 
-    /// What a length of two bytes announces.
+    /// Reads a vector with a two-byte length prefix.
     fn read_vector(&mut self) -> Result<&'b [u8], HelloError> {
         let length = self.read_u16()?;
         self.take(usize::from(length))
@@ -220,7 +220,7 @@ fn parse_server_name(body: &[u8], most: usize) -> Result<String, HelloError> {
     name.ok_or(HelloError::NoName)
 }
 
-/// The one name of the list.
+/// The only name of the server name list.
 fn parse_single_name(data: &[u8]) -> Result<String, HelloError> {
     let mut data = Cursor(data);
     let mut list = Cursor(data.read_vector()?);
@@ -236,15 +236,15 @@ fn parse_single_name(data: &[u8]) -> Result<String, HelloError> {
     String::from_utf8(name.to_vec()).map_err(|_| HelloError::Form)
 }
 
-/// Reads what a server says first.
+/// Parses the start of a server's reply.
 ///
 /// # Errors
-/// [`HelloError`]: it is no answer to a ClientHello, or has no form that all clients read alike.
+/// [`HelloError`]: it is not a reply to a ClientHello, or clients may read it differently.
 pub fn parse_server_reply(bytes: &[u8]) -> Result<ParseProgress<ServerReply>, HelloError> {
     const WHOLE: usize = RECORD_HEAD + MESSAGE_HEAD + 2 + HELLO_RETRY_RANDOM.len();
     const ALERT_WHOLE: usize = RECORD_HEAD + 2;
     let mut at = 0;
-    // A warning is no answer: what decides comes after it.
+    // Warnings do not decide: the handshake message after them does.
     for _ in 0..=MAX_WARNINGS {
         let rest = bytes.get(at..).unwrap_or_default();
         match rest {

@@ -1,34 +1,34 @@
-//! The head of a request from inside: only `CONNECT host:port`, read strictly, and held against the
-//! allow-list.
+//! The head of a request to the egress proxy: only `CONNECT host:port`, parsed strictly, then
+//! compared with the allow-list.
 
 use marshal_config::{Egress, check_host_name};
 use marshal_model::EgressResult as Why;
 use marshal_model::limits::EGRESS_HEADERS;
 use marshal_wire::http;
 
-/// Where somebody inside wants to go: the host in lower case, as it is compared, looked up and
+/// The target of a CONNECT. The host is in lower case: the same form is compared, resolved and
 /// expected in TLS.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConnectTarget {
-    /// The host.
+    /// The host name.
     pub host: String,
     /// The port, not 0.
     pub port: u16,
 }
 
-/// A connection that does not pass, and what its opener is told.
+/// A refused connection, and what the client is sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Denial {
-    /// The word for metrics and journal.
+    /// The result for metrics and the journal.
     pub result: Why,
     /// The HTTP status.
     pub status: u16,
-    /// One sentence in printable ASCII, with no text of the request in it but a checked host.
+    /// One sentence in printable ASCII. Of the request it contains only a checked host.
     pub message: String,
 }
 
 impl Denial {
-    /// One.
+    /// A refusal with this result, status and message.
     #[must_use]
     pub fn new(result: Why, status: u16, message: impl Into<String>) -> Self {
         Self {
@@ -38,7 +38,8 @@ impl Denial {
         }
     }
 
-    /// The whole answer. The sentence stands in its first line, too: most clients show only that.
+    /// The complete HTTP response. The message is also in the status line, because most clients
+    /// show only that.
     #[must_use]
     pub fn to_http(&self) -> Vec<u8> {
         let Self {
@@ -61,16 +62,16 @@ fn malformed(what: &str) -> Denial {
     Denial::new(Why::Head, 400, what)
 }
 
-/// Reads the bytes of a head, the empty line at its end included.
+/// Parses the bytes of a head, up to and including the empty line at its end.
 ///
 /// # Errors
-/// What is wrong with it.
+/// A [`Denial`] that says what is malformed.
 pub fn parse_connect(head: &[u8]) -> Result<ConnectTarget, Denial> {
     let text = head
         .strip_suffix(b"\r\n\r\n")
-        .ok_or_else(|| malformed("the head has no end"))?;
+        .ok_or_else(|| malformed("the request head is incomplete"))?;
     if text.contains(&0) {
-        return Err(malformed("the head holds a NUL"));
+        return Err(malformed("the request head contains a NUL byte"));
     }
     let mut lines = Vec::new();
     let mut rest = text;
@@ -92,13 +93,13 @@ pub fn parse_connect(head: &[u8]) -> Result<ConnectTarget, Denial> {
     }
     let (request, headers) = lines
         .split_first()
-        .ok_or_else(|| malformed("the head is empty"))?;
-    let (asked, is_old) = parse_request_line(request)?;
-    check_headers(headers, &asked, is_old)?;
-    Ok(asked)
+        .ok_or_else(|| malformed("the request head is empty"))?;
+    let (target, is_old) = parse_request_line(request)?;
+    check_headers(headers, &target, is_old)?;
+    Ok(target)
 }
 
-/// Where it leads; `true` for HTTP/1.0.
+/// The target; `true` for HTTP/1.0.
 fn parse_request_line(line: &[u8]) -> Result<(ConnectTarget, bool), Denial> {
     let mut parts = line.split(|byte| *byte == b' ');
     let (Some(method), Some(target), Some(version), None) =
@@ -108,7 +109,7 @@ fn parse_request_line(line: &[u8]) -> Result<(ConnectTarget, bool), Denial> {
         return Err(malformed(what));
     };
     if !http::is_token(method) {
-        return Err(malformed("the method is none"));
+        return Err(malformed("the method is not a valid token"));
     }
     let is_old = match version {
         b"HTTP/1.1" => false,
@@ -116,23 +117,23 @@ fn parse_request_line(line: &[u8]) -> Result<(ConnectTarget, bool), Denial> {
         _ => return Err(malformed("the version is not HTTP/1.1")),
     };
     if method != b"CONNECT" {
-        let what = "this proxy takes only CONNECT, for TLS: plain HTTP does not leave the sandbox, use https://";
+        let what = "this proxy accepts only CONNECT for TLS: use https:// instead of plain HTTP";
         return Err(Denial::new(Why::Method, 405, what));
     }
     Ok((parse_target(target)?, is_old))
 }
 
-/// Reads `host:port`.
+/// Parses `host:port`.
 fn parse_target(target: &[u8]) -> Result<ConnectTarget, Denial> {
     let wrong = |what: &str| Err(Denial::new(Why::Target, 400, what));
     let Ok(text) = std::str::from_utf8(target) else {
         return wrong("the target is not ASCII");
     };
     if text.contains('@') {
-        return wrong("the target holds a user");
+        return wrong("the target contains a user name");
     }
     if text.starts_with('[') {
-        return wrong("the target is an address: only names of the allow-list are taken");
+        return wrong("the target is an IP address: use a host name of the allow-list");
     }
     let Some((host, port)) = text.split_once(':') else {
         return wrong("the target has no port");
@@ -142,7 +143,7 @@ fn parse_target(target: &[u8]) -> Result<ConnectTarget, Denial> {
         && !port.starts_with('0');
     let port = port.parse::<u16>().ok().filter(|_| is_port);
     let Some(port) = port else {
-        return wrong("the port is no number from 1 to 65535");
+        return wrong("the port is not a number from 1 to 65535");
     };
     let host = host.to_ascii_lowercase();
     if let Err(fault) = check_host_name(&host) {
@@ -151,7 +152,7 @@ fn parse_target(target: &[u8]) -> Result<ConnectTarget, Denial> {
     Ok(ConnectTarget { host, port })
 }
 
-fn check_headers(lines: &[&[u8]], asked: &ConnectTarget, is_old: bool) -> Result<(), Denial> {
+fn check_headers(lines: &[&[u8]], target: &ConnectTarget, is_old: bool) -> Result<(), Denial> {
     let mut hosts = 0;
     for line in lines {
         let (name, value) = http::parse_header(line).map_err(malformed)?;
@@ -159,17 +160,21 @@ fn check_headers(lines: &[&[u8]], asked: &ConnectTarget, is_old: bool) -> Result
             b"host" => {
                 hosts += 1;
                 let value = value.to_ascii_lowercase();
-                let (host, port) = (asked.host.as_bytes(), asked.port.to_string());
+                let (host, port) = (target.host.as_bytes(), target.port.to_string());
                 let with_port = [host, b":", port.as_bytes()].concat();
                 if value != with_port && value != host {
-                    return Err(malformed("the header Host names another host than CONNECT"));
+                    return Err(malformed(
+                        "the header Host and the CONNECT target name different hosts",
+                    ));
                 }
             }
             b"content-length" | b"transfer-encoding" | b"trailer" => {
-                return Err(malformed("a CONNECT has no body"));
+                return Err(malformed("a CONNECT request must not have a body"));
             }
             b"upgrade" | b"expect" => {
-                return Err(malformed("a CONNECT has no Upgrade and no Expect"));
+                return Err(malformed(
+                    "a CONNECT request must not have the headers Upgrade or Expect",
+                ));
             }
             _ => {}
         }
@@ -182,12 +187,12 @@ fn check_headers(lines: &[&[u8]], asked: &ConnectTarget, is_old: bool) -> Result
     Ok(())
 }
 
-/// Holds a target against the allow-list.
+/// Checks a target against the allow-list.
 ///
 /// # Errors
-/// It is not on it.
-pub fn check_allowed(rules: &Egress, asked: &ConnectTarget) -> Result<(), Denial> {
-    let ConnectTarget { host, port } = asked;
+/// A [`Denial`] if the target is not on the list.
+pub fn check_allowed(rules: &Egress, target: &ConnectTarget) -> Result<(), Denial> {
+    let ConnectTarget { host, port } = target;
     if rules
         .allow
         .iter()
@@ -196,7 +201,7 @@ pub fn check_allowed(rules: &Egress, asked: &ConnectTarget) -> Result<(), Denial
         return Ok(());
     }
     let what = if rules.allow.is_empty() {
-        "the allow-list of this sandbox is empty: no host is reached from here".to_owned()
+        "the allow-list of this sandbox is empty: it may connect to no host".to_owned()
     } else {
         format!("{host}:{port} is not on the allow-list of this sandbox")
     };

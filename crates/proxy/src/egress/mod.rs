@@ -1,9 +1,8 @@
-//! What may pass from a sandbox to hosts outside: the head of a CONNECT, the first words of TLS, and
-//! the addresses that a name may lead to.
+//! What may leave a sandbox: the head of a CONNECT, the start of TLS, and the addresses that a name
+//! may resolve to.
 //!
-//! Floor 2: bytes and addresses in, verdicts out. Everything here is strict where others forgive,
-//! because whoever asks may be hostile and has read this. Must not know sockets, names' servers or
-//! time.
+//! Pure: bytes and addresses in, decisions out. Parsing is stricter than the standards, because
+//! the client may be hostile and know this code. Must not know sockets, resolvers or time.
 
 mod address;
 mod client_hello;

@@ -1,6 +1,6 @@
-//! Connections from inside: accepted within bounds, their CONNECT read, judged and carried out.
+//! Connections from a sandbox: accepted within limits, their CONNECT parsed, checked and served.
 //!
-//! The bounds are those of the slot, of its last minute and of the whole process.
+//! Limits apply to the slot, to its last minute and to the whole process.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,27 +18,27 @@ use marshal_config::Egress;
 use marshal_model::EgressResult as Why;
 use marshal_model::limits::{EGRESS_CONNECTIONS_ALL, EGRESS_HEAD_BYTES, EGRESS_LOOKUPS_SLOT};
 
-/// How long a connection that was refused may take to read why.
+/// How long the client of a refused connection may take to read the response.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// Connections that are being told why they are refused; further ones are just closed.
+/// Refused connections that get a response at the same time; further ones are closed at once.
 const MAX_REFUSING: usize = 32;
 
-/// How long to wait after a connection could not be accepted: no descriptor is free.
+/// Delay after `accept` failed, which usually means that no descriptor is free.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(50);
 
-/// Connections that one turn of the accepting loop takes before others get theirs.
+/// Connections that one turn of the accept loop takes, so that other tasks run too.
 const ACCEPT_BATCH: u32 = 64;
 
-/// Places for connections of the whole process.
+/// Connections of the whole process.
 static OPEN_CONNECTIONS: Semaphore = Semaphore::const_new(EGRESS_CONNECTIONS_ALL);
 
-/// One child's way out.
+/// Shared state of one child's egress proxy.
 pub(super) struct EgressContext {
     pub(super) rules: Arc<Egress>,
     pub(super) resolver: Arc<dyn Resolve>,
     pub(super) ledger: Arc<Ledger>,
-    /// Places for its lookups.
+    /// Limits concurrent name lookups of this child.
     pub(super) lookup_permits: Arc<Semaphore>,
     connection_permits: Arc<Semaphore>,
     refusal_permits: Arc<Semaphore>,
@@ -59,11 +59,11 @@ impl EgressContext {
     }
 }
 
-/// Connections that may be opened in a minute: they come back one by one.
+/// Token bucket of new connections in a minute; tokens refill one by one.
 #[derive(Debug)]
 struct Rate {
     most: u32,
-    /// When all would be there again.
+    /// When the bucket is full again.
     full_at: Option<Instant>,
 }
 
@@ -87,12 +87,12 @@ impl Rate {
     }
 }
 
-/// Accepts until it is aborted; all its connections end with it.
+/// Accepts connections until the task is aborted, which also ends all its connections.
 pub(super) async fn serve(listener: Listener, gate: Arc<EgressContext>) {
     let mut connections = JoinSet::new();
     let mut taken = 0;
     loop {
-        // Connections that ended give their memory back.
+        // Reap ended connections to free their memory.
         while connections.try_join_next().is_some() {}
         taken += 1;
         if taken % ACCEPT_BATCH == 0 {
@@ -105,7 +105,7 @@ pub(super) async fn serve(listener: Listener, gate: Arc<EgressContext>) {
         let inside = match accepted {
             Ok(inside) => inside,
             Err(error) => {
-                tracing::debug!(slot = %gate.ledger.slot, %error, "a connection could not be accepted");
+                tracing::debug!(slot = %gate.ledger.slot, %error, "the egress proxy cannot accept a connection");
                 tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
                 continue;
             }
@@ -132,7 +132,7 @@ pub(super) async fn serve(listener: Listener, gate: Arc<EgressContext>) {
     }
 }
 
-/// A place for one more connection: of the slot, of the whole process, and of this minute.
+/// Permits for one more connection: of the slot, of the process, and of this minute.
 fn acquire_permits(
     gate: &EgressContext,
 ) -> Result<
@@ -148,23 +148,25 @@ fn acquire_permits(
         .map_err(|_| {
             let most = gate.rules.connections;
             many(format!(
-                "more than {most} connections of one sandbox: close some first"
+                "this sandbox has more than {most} open connections: close some first"
             ))
         })?;
-    let of_all = OPEN_CONNECTIONS
-        .try_acquire()
-        .map_err(|_| many("too many connections of all sandboxes: try again".to_owned()))?;
+    let of_all = OPEN_CONNECTIONS.try_acquire().map_err(|_| {
+        many("all sandboxes together have too many open connections: try again later".to_owned())
+    })?;
     let mut rate = gate.rate.lock().unwrap_or_else(PoisonError::into_inner);
     if !rate.take(Instant::now()) {
         let most = gate.rules.per_minute;
-        let what = format!("more than {most} connections of one sandbox in a minute: wait");
+        let what = format!(
+            "this sandbox opened more than {most} connections in a minute: wait and try again"
+        );
         return Err(Denial::new(Why::Rate, 429, what));
     }
     Ok((of_slot, of_all))
 }
 
-/// Says why, and lets it be read: a socket that is closed with unread bytes takes back what it
-/// sent.
+/// Sends the response and waits until it is read: closing a socket with unread input resets the
+/// connection and discards what was sent.
 async fn send_refusal(mut inside: ClientStream, why: &[u8]) {
     let telling = async {
         inside.write_all(why).await?;
@@ -176,13 +178,13 @@ async fn send_refusal(mut inside: ClientStream, why: &[u8]) {
     let _ = timeout(LINGER, telling).await;
 }
 
-/// How a connection came to its end.
+/// How a connection ended.
 pub(super) enum ConnectionEnd {
-    /// There is nothing to say.
+    /// Without a response.
     Silent(Why),
-    /// With an answer to its CONNECT.
+    /// With a response to its CONNECT.
     Denied(Denial),
-    /// With an alert of TLS: its description.
+    /// With a TLS alert of this description code.
     Alert(Why, u8),
 }
 
@@ -193,7 +195,7 @@ impl From<Denial> for ConnectionEnd {
 }
 
 async fn handle_connection(mut inside: ClientStream, gate: &EgressContext, entry: Entry) {
-    let said = match run_connection(&mut inside, gate, &entry).await {
+    let response = match run_connection(&mut inside, gate, &entry).await {
         ConnectionEnd::Silent(why) => return entry.end(why),
         ConnectionEnd::Denied(denied) => {
             entry.end(denied.result);
@@ -204,10 +206,10 @@ async fn handle_connection(mut inside: ClientStream, gate: &EgressContext, entry
             vec![21, 3, 3, 0, 2, 2, description]
         }
     };
-    send_refusal(inside, &said).await;
+    send_refusal(inside, &response).await;
 }
 
-/// The whole way of one connection.
+/// Serves one connection from its CONNECT to its end.
 async fn run_connection(
     inside: &mut ClientStream,
     gate: &EgressContext,
@@ -219,28 +221,28 @@ async fn run_connection(
     let end = match read {
         Err(_) if bytes.is_empty() => return ConnectionEnd::Silent(Why::Slow),
         Err(_) => return request_timeout().into(),
-        // Whoever left needs no answer.
+        // The client closed the connection: nobody reads a response.
         Ok(Err(_) | Ok(None)) => return ConnectionEnd::Silent(Why::Gone),
         Ok(Ok(Some(end))) => end,
     };
     let Some(head) = bytes.get(..end) else {
-        let what = format!("the head of the request is longer than {EGRESS_HEAD_BYTES} bytes");
+        let what = format!("the request head is longer than {EGRESS_HEAD_BYTES} bytes");
         return Denial::new(Why::Head, 431, what).into();
     };
-    let asked = match parse_connect(head) {
-        Ok(asked) => asked,
+    let target = match parse_connect(head) {
+        Ok(target) => target,
         Err(denied) => return denied.into(),
     };
-    entry.set_target(&asked);
-    if let Err(denied) = check_allowed(rules, &asked) {
+    entry.set_target(&target);
+    if let Err(denied) = check_allowed(rules, &target) {
         return denied.into();
     }
-    let reached = timeout(rules.timeouts.connect, resolve::connect_host(gate, &asked)).await;
+    let reached = timeout(rules.timeouts.connect, resolve::connect_host(gate, &target)).await;
     let mut server = match reached {
         Ok(Ok(server)) => server,
         Ok(Err(denied)) => return denied.into(),
         Err(_) => {
-            let what = format!("{}:{} does not answer in time", asked.host, asked.port);
+            let what = format!("{}:{} does not answer in time", target.host, target.port);
             return Denial::new(Why::Unreachable, 504, what).into();
         }
     };
@@ -248,17 +250,21 @@ async fn run_connection(
     if inside.write_all(yes).await.is_err() {
         return ConnectionEnd::Silent(Why::Gone);
     }
-    // What came behind the head was held until now.
-    let held = bytes.split_off(end);
-    forward::forward(inside, &mut server, gate, entry, &asked, held).await
+    // Bytes after the head belong to the tunnel.
+    let pending = bytes.split_off(end);
+    forward::forward(inside, &mut server, gate, entry, &target, pending).await
 }
 
 fn request_timeout() -> Denial {
-    Denial::new(Why::Slow, 408, "the request did not come whole in time")
+    Denial::new(
+        Why::Slow,
+        408,
+        "the request did not arrive completely in time",
+    )
 }
 
-/// Reads to the end of the head, and perhaps beyond; says where it ends. `None`: the connection
-/// ended before that. An end beyond what was read: there is none within the bound.
+/// Reads up to the end of the head and perhaps beyond; returns where the head ends. `None`: the
+/// connection closed before. A value larger than the buffer: the head exceeds the limit.
 async fn read_head(inside: &mut ClientStream, into: &mut Vec<u8>) -> io::Result<Option<usize>> {
     const END: &[u8] = b"\r\n\r\n";
     loop {

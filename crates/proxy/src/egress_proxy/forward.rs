@@ -1,8 +1,8 @@
-//! What passes once both ends stand: first the words of TLS that name the server, then bytes in both
-//! directions within their limits.
+//! Forwards an established tunnel: first the ClientHello, then bytes in both directions within
+//! limits.
 //!
-//! After the ClientHello nothing more goes out until the server has answered. A server may want a second
-//! ClientHello (a hello retry request); it is judged like the first.
+//! After the ClientHello nothing more is sent out until the server has replied. The server may
+//! request a second ClientHello (HelloRetryRequest), which is checked like the first.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,21 +23,22 @@ use crate::egress::{
 use marshal_model::EgressResult as Why;
 use marshal_model::limits::{EGRESS_BUFFER, EGRESS_HELLO_BYTES, EGRESS_HELLO_EXTENSIONS};
 
-/// Alerts of TLS (RFC 8446, 6.2).
+/// TLS alert codes (RFC 8446, 6.2).
 const DECODE_ERROR: u8 = 50;
 const UNRECOGNIZED_NAME: u8 = 112;
 
-/// As long as there are fewer bytes than these, each of them is looked at as it comes.
+/// Below this many bytes the prefix is checked after every read: it shows early that this is not
+/// TLS.
 const MIN_PROTOCOL_BYTES: usize = 8;
 
-/// Bytes that are read at once before the server has answered.
+/// Read size before the server has replied.
 const READ_BYTES: usize = 4096;
 
-/// Why nothing more passes.
+/// Why forwarding ended.
 enum ForwardEnd {
-    /// One end closed, or failed.
+    /// One end closed or failed.
     Closed,
-    /// A limit, or words that may not pass.
+    /// A limit was reached, or TLS was refused.
     End(ConnectionEnd),
 }
 
@@ -50,7 +51,7 @@ impl From<io::Error> for ForwardEnd {
 impl From<HelloError> for ForwardEnd {
     fn from(fault: HelloError) -> Self {
         Self::End(match fault {
-            // Whoever speaks something else does not understand an alert.
+            // A client that speaks another protocol does not understand a TLS alert.
             HelloError::NotTls => ConnectionEnd::Silent(Why::Tls),
             HelloError::Form | HelloError::TooLong => ConnectionEnd::Alert(Why::Tls, DECODE_ERROR),
             HelloError::NoName | HelloError::Hidden => {
@@ -60,10 +61,10 @@ impl From<HelloError> for ForwardEnd {
     }
 }
 
-/// When something passed last.
+/// When bytes were last forwarded.
 struct Activity {
     began: Instant,
-    /// Milliseconds since then.
+    /// Milliseconds between the start and the last activity.
     last: AtomicU64,
 }
 
@@ -80,7 +81,7 @@ impl Activity {
         self.last.store(since, Ordering::Relaxed);
     }
 
-    /// Waits until nothing has passed for so long.
+    /// Waits until the connection was idle for `most`.
     async fn wait_idle(&self, most: Duration) {
         loop {
             let last = Duration::from_millis(self.last.load(Ordering::Relaxed));
@@ -93,7 +94,7 @@ impl Activity {
     }
 }
 
-/// One direction of a connection.
+/// One direction of a tunnel.
 struct Direction<'l> {
     bytes: &'l AtomicU64,
     counter: &'l Counter,
@@ -102,7 +103,7 @@ struct Direction<'l> {
 }
 
 impl Direction<'_> {
-    /// Hands bytes on, if so many may pass.
+    /// Forwards bytes if the size limit allows them.
     async fn forward_bytes(
         &self,
         to: &mut (impl AsyncWrite + Unpin),
@@ -119,7 +120,7 @@ impl Direction<'_> {
         Ok(())
     }
 
-    /// Hands everything on, and then the end.
+    /// Forwards everything up to and including the end of the stream.
     async fn pump(
         &self,
         from: &mut (impl AsyncRead + Unpin),
@@ -138,17 +139,17 @@ impl Direction<'_> {
     }
 }
 
-/// Passes what may pass, to the end of the connection. `held`: what came behind the CONNECT.
+/// Forwards a tunnel until it ends. `pending`: bytes that arrived after the CONNECT.
 pub(super) async fn forward(
     inside: &mut ClientStream,
     server: &mut TcpStream,
     gate: &EgressContext,
     entry: &Entry,
-    asked: &ConnectTarget,
-    mut held: Vec<u8>,
+    target: &ConnectTarget,
+    mut pending: Vec<u8>,
 ) -> ConnectionEnd {
     let (rules, meters) = (&gate.rules, &gate.ledger.meters);
-    let first = read_client_hello(inside, &mut held, gate, asked, false).await;
+    let first = read_client_hello(inside, &mut pending, gate, target, false).await;
     let hello = match first {
         Ok(hello) => hello,
         Err(ForwardEnd::Closed) => return ConnectionEnd::Silent(Why::Gone),
@@ -168,19 +169,19 @@ pub(super) async fn forward(
         activity: &activity,
     };
     let flow = async {
-        let rest = held.split_off(hello.len);
-        out.forward_bytes(server, &held).await?;
-        let mut held = rest;
-        let answered = read_server_reply(inside, server, &mut held).await?;
+        let rest = pending.split_off(hello.len);
+        out.forward_bytes(server, &pending).await?;
+        let mut pending = rest;
+        let answered = read_server_reply(inside, server, &mut pending).await?;
         back.forward_bytes(inside, &answered.bytes).await?;
         if answered.first == ServerReply::Retry {
-            let second = read_client_hello(inside, &mut held, gate, asked, true).await?;
-            let rest = held.split_off(second.len);
-            out.forward_bytes(server, &held).await?;
-            held = rest;
+            let second = read_client_hello(inside, &mut pending, gate, target, true).await?;
+            let rest = pending.split_off(second.len);
+            out.forward_bytes(server, &pending).await?;
+            pending = rest;
         }
-        out.forward_bytes(server, &held).await?;
-        drop(held);
+        out.forward_bytes(server, &pending).await?;
+        drop(pending);
         let (mut from_inside, mut to_inside) = tokio::io::split(inside);
         let (mut from_server, mut to_server) = server.split();
         tokio::try_join!(
@@ -201,19 +202,23 @@ pub(super) async fn forward(
     }
 }
 
-/// Reads until a ClientHello is whole, and holds its name against what was asked for.
+/// Reads a complete ClientHello and compares its name with the target.
 async fn read_client_hello(
     inside: &mut ClientStream,
-    held: &mut Vec<u8>,
+    pending: &mut Vec<u8>,
     gate: &EgressContext,
-    asked: &ConnectTarget,
+    target: &ConnectTarget,
     is_second: bool,
 ) -> Result<ClientHello, ForwardEnd> {
     let reading = async {
         let mut piece = [0; READ_BYTES];
         loop {
-            let read =
-                parse_client_hello(held, is_second, EGRESS_HELLO_BYTES, EGRESS_HELLO_EXTENSIONS)?;
+            let read = parse_client_hello(
+                pending,
+                is_second,
+                EGRESS_HELLO_BYTES,
+                EGRESS_HELLO_EXTENSIONS,
+            )?;
             let needs = match read {
                 ParseProgress::Done(hello) => return Ok(hello),
                 ParseProgress::NeedMore(needs) => needs,
@@ -223,9 +228,9 @@ async fn read_client_hello(
                 if read == 0 {
                     return Err(ForwardEnd::Closed);
                 }
-                held.extend_from_slice(piece.get(..read).unwrap_or_default());
-                // The first few bytes already tell what is no TLS.
-                if held.len() >= needs || held.len() < MIN_PROTOCOL_BYTES {
+                pending.extend_from_slice(piece.get(..read).unwrap_or_default());
+                // The first bytes already show what is not TLS.
+                if pending.len() >= needs || pending.len() < MIN_PROTOCOL_BYTES {
                     break;
                 }
             }
@@ -233,7 +238,7 @@ async fn read_client_hello(
     };
     let read = timeout(gate.rules.timeouts.request, reading).await;
     let hello = read.map_err(|_| ForwardEnd::End(ConnectionEnd::Silent(Why::Slow)))??;
-    if hello.name.eq_ignore_ascii_case(&asked.host) {
+    if hello.name.eq_ignore_ascii_case(&target.host) {
         return Ok(hello);
     }
     Err(ForwardEnd::End(ConnectionEnd::Alert(
@@ -242,18 +247,18 @@ async fn read_client_hello(
     )))
 }
 
-/// What a server said first.
+/// The server's first reply.
 struct ReceivedReply {
     first: ServerReply,
     bytes: Vec<u8>,
 }
 
-/// Waits for the server's first words. Nothing more of the client goes out before it is known
-/// whether it has to name the server again; a little of it is taken, so that its end is seen.
+/// Waits for the server's first reply. Until it shows whether a second ClientHello follows, nothing
+/// more of the client is sent; a little is read so that its end of stream is noticed.
 async fn read_server_reply(
     inside: &mut ClientStream,
     server: &mut TcpStream,
-    held: &mut Vec<u8>,
+    pending: &mut Vec<u8>,
 ) -> Result<ReceivedReply, ForwardEnd> {
     let mut bytes = Vec::new();
     let (mut piece, mut other) = ([0; READ_BYTES], [0; READ_BYTES]);
@@ -269,12 +274,12 @@ async fn read_server_reply(
                 }
                 bytes.extend_from_slice(piece.get(..read).unwrap_or_default());
             }
-            read = inside.read(&mut other), if held.len() < EGRESS_BUFFER => {
+            read = inside.read(&mut other), if pending.len() < EGRESS_BUFFER => {
                 let read = read?;
                 if read == 0 {
                     return Err(ForwardEnd::Closed);
                 }
-                held.extend_from_slice(other.get(..read).unwrap_or_default());
+                pending.extend_from_slice(other.get(..read).unwrap_or_default());
             }
         }
     }

@@ -1,5 +1,5 @@
-//! What is told of connections: every one is counted, and records of them go to the session's
-//! journal at a bounded rate. When there are more, those that are alike are added up.
+//! Records of connections: every connection is counted, and records go to the session's journal at
+//! a bounded rate. Beyond that rate, equal records are merged.
 //!
 //! Must not know what a connection carries.
 
@@ -19,20 +19,21 @@ use marshal_model::limits::{
 use marshal_model::{EgressResult, SlotId};
 use marshal_telemetry::event::egress::{EgressEnded, EgressMeters};
 
-/// Connections that ended alike; most often one.
+/// One or more connections with the same destination and result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EgressRecord {
-    /// Host and port; `None` if none was asked for, or for many that were not told one by one.
+    /// Host and port; `None` if none was requested, or for merged connections with many
+    /// destinations.
     pub destination: Option<(String, u16)>,
     /// How they ended.
     pub result: EgressResult,
-    /// How many they are.
+    /// Number of connections.
     pub connections: u64,
-    /// Bytes that went out.
+    /// Bytes sent to the host.
     pub sent: u64,
-    /// Bytes that came in.
+    /// Bytes received from the host.
     pub received: u64,
-    /// How long the longest was open.
+    /// Duration of the longest one.
     pub took: Duration,
 }
 
@@ -45,7 +46,7 @@ impl EgressRecord {
     }
 }
 
-/// Bytes of one connection.
+/// Byte counters of one connection.
 #[derive(Debug, Default)]
 pub(super) struct ByteCounts {
     pub(super) sent: AtomicU64,
@@ -60,33 +61,33 @@ struct OpenConnection {
     bytes: Arc<ByteCounts>,
 }
 
-/// Records that wait, those that are alike added up.
+/// Pending records, merged by destination and result.
 type PendingRecords = BTreeMap<(Option<(String, u16)>, EgressResult), EgressRecord>;
 
 struct Inner {
     open: BTreeMap<u64, OpenConnection>,
     next: u64,
-    /// What was asked of hosts on the list. Apart, so that whatever else is asked takes no name
-    /// from it.
+    /// Records of allowed hosts. They have their own map, so that requests for other hosts cannot
+    /// displace their names.
     allowed: PendingRecords,
-    /// All the rest.
+    /// All other records.
     others: PendingRecords,
-    /// Whose turn is next: neither can hold up the other.
+    /// Which map is next: they alternate, so that neither starves the other.
     others_next: bool,
-    /// Records that may be told at once.
+    /// Records that may be written now.
     record_permits: u32,
-    /// Since when they grow.
+    /// When `record_permits` was last refilled.
     since: Instant,
     closed: bool,
 }
 
-/// The ledger of one child.
+/// The records of one child.
 pub(super) struct Ledger {
     pub(super) slot: SlotId,
     pub(super) meters: EgressMeters,
     sink: RecordSink,
     inner: Mutex<Inner>,
-    /// Something waits that did not.
+    /// Notified when the first record becomes pending.
     record_pending: Notify,
 }
 
@@ -120,7 +121,7 @@ impl Ledger {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A connection was accepted.
+    /// Counts an accepted connection.
     pub(super) fn open(self: &Arc<Self>) -> Entry {
         let carried = Arc::new(ByteCounts::default());
         let mut inner = self.lock();
@@ -140,7 +141,7 @@ impl Ledger {
         }
     }
 
-    /// A connection was refused before anything was read of it.
+    /// Counts a connection that was refused before its request was read.
     pub(super) fn record_refused(&self, result: EgressResult) {
         self.add_record(EgressRecord {
             destination: None,
@@ -186,8 +187,8 @@ impl Ledger {
         (self.sink)(record);
     }
 
-    /// Waits until a record that waits may be told, and tells those that may. Whoever gives up
-    /// waiting and begins anew, as often as it likes, waits no longer by that.
+    /// Waits until a pending record may be written, and writes all that may. Cancelling and calling
+    /// it again does not lengthen the wait.
     pub(super) async fn flush_due(&self) {
         loop {
             let at = {
@@ -203,7 +204,7 @@ impl Ledger {
             match at {
                 None => self.record_pending.notified().await,
                 Some(at) => {
-                    // A sleep may take a tick that nobody waits for.
+                    // The sleep may consume a tick for which no permit is due yet.
                     if at > Instant::now() {
                         tokio::time::sleep_until(at).await;
                     }
@@ -229,7 +230,7 @@ impl Ledger {
         }
     }
 
-    /// The child is gone: its open connections end now. Gives what was not told.
+    /// Ends all open connections, because the child has ended. Returns the records not yet written.
     pub(super) fn finish(&self) -> Vec<EgressRecord> {
         let mut inner = self.lock();
         inner.closed = true;
@@ -268,7 +269,7 @@ impl Inner {
             .record_permits
             .saturating_add(passed)
             .min(EGRESS_RECORDS);
-        // By whole steps only: how often it is asked changes nothing.
+        // Advance by whole intervals only, so that frequent calls do not change the rate.
         self.since += EGRESS_RECORD_INTERVAL * passed;
     }
 
@@ -311,7 +312,7 @@ impl Inner {
     }
 }
 
-/// Whether it ends so only with hosts on the list.
+/// Whether only connections to allowed hosts can have this result.
 const fn is_allowed_host_result(result: EgressResult) -> bool {
     result.has_passed()
         || matches!(
@@ -324,7 +325,7 @@ const fn is_allowed_host_result(result: EgressResult) -> bool {
         )
 }
 
-/// One open connection's place in the ledger. Dropped without an end, it was cut.
+/// The ledger's entry of one open connection. Dropped without `end`, it counts as cut.
 #[derive(Debug)]
 pub(super) struct Entry {
     ledger: Arc<Ledger>,
@@ -333,14 +334,14 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    /// It is known what it asks for.
-    pub(super) fn set_target(&self, asked: &ConnectTarget) {
+    /// Records the requested target.
+    pub(super) fn set_target(&self, target: &ConnectTarget) {
         if let Some(open) = self.ledger.lock().open.get_mut(&self.id) {
-            open.destination = Some((asked.host.clone(), asked.port));
+            open.destination = Some((target.host.clone(), target.port));
         }
     }
 
-    /// It is over.
+    /// Records the end of the connection.
     pub(super) fn end(self, result: EgressResult) {
         self.close(result);
     }

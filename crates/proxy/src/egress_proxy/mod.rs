@@ -1,16 +1,16 @@
-//! The way of a connection to a host outside: from a socket that listens inside a sandbox to the
-//! public internet, for hosts of an allow-list only.
+//! The egress proxy: forwards connections from a socket inside a sandbox to allowed hosts of the
+//! public internet.
 //!
 //! ```text
-//! agent -> 127.0.0.1:3128 inside -- CONNECT host:port, read and held against the list (egress/)
-//!                                -- the name looked up once, every address of it judged, one dialled
-//!                                -- "200", the first message of TLS names the same host
+//! agent -> 127.0.0.1:3128 inside -- CONNECT host:port, parsed, checked against the list (egress/)
+//!                                -- name resolved once, every address checked, one dialled
+//!                                -- "200", then a ClientHello that names the same host
 //!       <=========== bytes in both directions, counted, within limits of size and time ===========>
 //! ```
 //!
-//! Floor 3. Who asks is known by the socket: it is the child's own. Whether that is of TCP or of Unix
-//! makes no difference here. Nothing of what passes is looked at behind the first words of TLS, and
-//! nothing of it is logged or kept. Must not know tasks, turns or protocols of agents.
+//! The socket identifies the child: each child has its own, over TCP or Unix. Nothing after the
+//! ClientHello is inspected, and nothing of it is logged or stored. Must not know tasks, turns or
+//! protocols of agents.
 
 mod connection;
 mod forward;
@@ -34,29 +34,29 @@ use marshal_config::Egress;
 use marshal_model::SlotId;
 pub use resolve::{LookupFuture, LookupPermit, Resolve, SystemResolver};
 
-/// Where a proxy's connections come from.
+/// The listening socket of a proxy.
 #[derive(Debug)]
 pub enum Listener {
-    /// A socket of the loopback inside.
+    /// A TCP socket on the sandbox's loopback.
     Tcp(TcpListener),
-    /// A socket of the file system, with something inside that forwards to it.
+    /// A Unix socket, with a forwarder inside that connects to it.
     Unix(UnixListener),
 }
 
 impl Listener {
-    /// Takes over a socket of TCP. Needs a runtime around it.
+    /// Wraps a TCP listener. Must run inside a tokio runtime.
     ///
     /// # Errors
-    /// The runtime cannot watch it.
+    /// The runtime cannot register the socket.
     pub fn tcp(listener: std::net::TcpListener) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         Ok(Self::Tcp(TcpListener::from_std(listener)?))
     }
 
-    /// Takes over a socket of Unix. Needs a runtime around it.
+    /// Wraps a Unix listener. Must run inside a tokio runtime.
     ///
     /// # Errors
-    /// The runtime cannot watch it.
+    /// The runtime cannot register the socket.
     pub fn unix(listener: std::os::unix::net::UnixListener) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         Ok(Self::Unix(UnixListener::from_std(listener)?))
@@ -74,7 +74,7 @@ impl Listener {
     }
 }
 
-/// A connection from inside.
+/// A connection from a sandbox.
 #[derive(Debug)]
 enum ClientStream {
     Tcp(TcpStream),
@@ -121,10 +121,10 @@ impl AsyncWrite for ClientStream {
     }
 }
 
-/// Where records of ended connections go; it must not wait.
+/// Receives records of ended connections; it must not block.
 pub type RecordSink = Box<dyn Fn(EgressRecord) + Send + Sync>;
 
-/// The proxy of one child. When it is dropped it ends, with all its connections and its socket.
+/// The proxy of one child. Dropping it ends its connections and closes its socket.
 #[derive(Debug)]
 pub struct EgressProxy {
     task: JoinHandle<()>,
@@ -138,7 +138,7 @@ impl Drop for EgressProxy {
 }
 
 impl EgressProxy {
-    /// Serves a child's socket by these rules. Needs a runtime around it.
+    /// Serves a child's socket by these rules. Must run inside a tokio runtime.
     #[must_use]
     pub fn start(
         listener: Listener,
@@ -155,10 +155,10 @@ impl EgressProxy {
         }
     }
 
-    /// Ends it; gives the records that were not told, those of connections that end now among them.
+    /// Stops the proxy; returns the records not yet written, those of connections cut now included.
     #[must_use]
     pub fn finish(&self) -> Vec<EgressRecord> {
-        // In this order: a connection that is cut by the abort must not tell it by itself.
+        // Before the abort: a connection that the abort cuts must not write its own record.
         let rest = self.ledger.finish();
         self.task.abort();
         rest

@@ -1,5 +1,5 @@
-//! From a name of the allow-list to the one address that is dialled: looked up once, every address
-//! of the answer judged, and only what was judged is dialled.
+//! Resolves an allowed name to the address that is dialled. The name is looked up once, and only
+//! checked addresses are dialled, so a second lookup cannot return another address (DNS rebinding).
 
 use std::future::Future;
 use std::io;
@@ -15,23 +15,24 @@ use crate::egress::{ConnectTarget, Denial, check_public};
 use marshal_model::EgressResult as Why;
 use marshal_model::limits::{EGRESS_ADDRESSES, EGRESS_LOOKUPS, EGRESS_TRIES};
 
-/// Places for lookups of the whole process.
+/// Concurrent lookups of the whole process.
 static LOOKUP_PERMITS: Semaphore = Semaphore::const_new(EGRESS_LOOKUPS);
 
-/// The place of one lookup: to be kept until it is over, also if nobody waits for it any more.
+/// The permit of one lookup. The lookup keeps it until it ends, even if its caller is gone:
+/// getaddrinfo(3) cannot be cancelled.
 #[derive(Debug)]
 pub struct LookupPermit {
     _of_slot: OwnedSemaphorePermit,
     _of_all: SemaphorePermit<'static>,
 }
 
-/// What comes of a lookup.
+/// The result of a lookup.
 pub type LookupFuture = Pin<Box<dyn Future<Output = io::Result<Vec<SocketAddr>>> + Send>>;
 
-/// Who knows names.
+/// A name resolver.
 pub trait Resolve: Send + Sync {
     /// Every address of a name, with this port.
-    fn lookup(&self, host: &str, port: u16, held: LookupPermit) -> LookupFuture;
+    fn lookup(&self, host: &str, port: u16, permit: LookupPermit) -> LookupFuture;
 }
 
 /// The resolver of this host (getaddrinfo(3)).
@@ -39,25 +40,25 @@ pub trait Resolve: Send + Sync {
 pub struct SystemResolver;
 
 impl Resolve for SystemResolver {
-    fn lookup(&self, host: &str, port: u16, held: LookupPermit) -> LookupFuture {
-        // With its dot the name is a full one: no domain of this host's is tried behind it.
+    fn lookup(&self, host: &str, port: u16, permit: LookupPermit) -> LookupFuture {
+        // The trailing dot makes the name absolute: no search domain of this host is tried.
         let name = format!("{host}.");
         let looking = tokio::task::spawn_blocking(move || {
-            let _held = held;
-            let found = (name.as_str(), port).to_socket_addrs()?;
-            Ok(found.take(EGRESS_ADDRESSES + 1).collect())
+            let _permit = permit;
+            let addresses = (name.as_str(), port).to_socket_addrs()?;
+            Ok(addresses.take(EGRESS_ADDRESSES + 1).collect())
         });
         Box::pin(async move { looking.await.map_err(io::Error::other)? })
     }
 }
 
-/// Looks a host up and connects to it.
+/// Resolves a host and connects to it.
 pub(super) async fn connect_host(
     gate: &EgressContext,
-    asked: &ConnectTarget,
+    target: &ConnectTarget,
 ) -> Result<TcpStream, Denial> {
-    let ConnectTarget { host, port } = asked;
-    let addresses = resolve_public(gate, asked).await?;
+    let ConnectTarget { host, port } = target;
+    let addresses = resolve_public(gate, target).await?;
     for address in addresses {
         match TcpStream::connect(address).await {
             Ok(stream) => {
@@ -65,7 +66,7 @@ pub(super) async fn connect_host(
                 return Ok(stream);
             }
             Err(error) => {
-                tracing::debug!(slot = %gate.ledger.slot, host, %address, %error, "a host does not answer");
+                tracing::debug!(slot = %gate.ledger.slot, host, %address, %error, "an allowed host cannot be reached");
             }
         }
     }
@@ -73,59 +74,59 @@ pub(super) async fn connect_host(
     Err(Denial::new(Why::Unreachable, 502, what))
 }
 
-/// The addresses that may be dialled, in the resolver's order.
+/// The public addresses, in the resolver's order.
 async fn resolve_public(
     gate: &EgressContext,
-    asked: &ConnectTarget,
+    target: &ConnectTarget,
 ) -> Result<Vec<SocketAddr>, Denial> {
-    let ConnectTarget { host, port } = asked;
+    let ConnectTarget { host, port } = target;
     let unknown = || Denial::new(Why::Lookup, 502, format!("{host} has no address"));
     let ending = |_| unknown();
     let of_slot = gate.lookup_permits.clone();
-    let held = LookupPermit {
+    let permit = LookupPermit {
         _of_slot: of_slot.acquire_owned().await.map_err(ending)?,
         _of_all: LOOKUP_PERMITS.acquire().await.map_err(ending)?,
     };
-    let found = gate.resolver.lookup(host, *port, held).await;
-    let found = found.map_err(|error| {
-        tracing::debug!(slot = %gate.ledger.slot, host, %error, "a name is not known");
+    let addresses = gate.resolver.lookup(host, *port, permit).await;
+    let addresses = addresses.map_err(|error| {
+        tracing::debug!(slot = %gate.ledger.slot, host, %error, "the name of an allowed host cannot be resolved");
         unknown()
     })?;
-    if found.is_empty() {
+    if addresses.is_empty() {
         return Err(unknown());
     }
     let mut good: Vec<SocketAddr> = Vec::new();
-    for address in &found {
-        // Only the address itself: neither a scope nor another port comes from an answer.
+    for address in &addresses {
+        // Take only the address: a scope or port must not come from the resolver.
         let address = SocketAddr::new(address.ip(), *port);
         match check_address(address) {
             Ok(RouteTarget::OtherHost) if !good.contains(&address) => good.push(address),
             Ok(_) => {}
             Err(why) => {
-                tracing::debug!(slot = %gate.ledger.slot, host, %address, why, "a name leads where nobody may go");
-                let what = format!("{host} leads to an address that is not a public one");
+                tracing::debug!(slot = %gate.ledger.slot, host, %address, why, "the egress proxy refused an address of an allowed host");
+                let what = format!("{host} resolves to an address that is not public");
                 return Err(Denial::new(Why::Address, 403, what));
             }
         }
     }
-    if found.len() > EGRESS_ADDRESSES {
+    if addresses.len() > EGRESS_ADDRESSES {
         let what = format!("{host} has more than {EGRESS_ADDRESSES} addresses");
         return Err(Denial::new(Why::Address, 403, what));
     }
     if good.is_empty() {
-        let what = format!("there is no way from this host to {host}");
+        let what = format!("this host has no route to {host}");
         return Err(Denial::new(Why::Unreachable, 502, what));
     }
     good.truncate(EGRESS_TRIES);
     Ok(good)
 }
 
-/// Whether an address may be dialled; else why not.
+/// Whether an address may be dialled; an error says why not.
 fn check_address(address: SocketAddr) -> Result<RouteTarget, String> {
     check_public(address.ip()).map_err(|special| special.to_string())?;
     match lookup_route(address.ip()) {
-        Ok(RouteTarget::ThisHost) => Err("this host's own".to_owned()),
+        Ok(RouteTarget::ThisHost) => Err("an address of this host".to_owned()),
         Ok(there) => Ok(there),
-        Err(error) => Err(format!("the kernel cannot be asked for the way: {error}")),
+        Err(error) => Err(format!("the route lookup failed: {error}")),
     }
 }

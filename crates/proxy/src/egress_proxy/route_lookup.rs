@@ -1,9 +1,7 @@
-//! Where this host's kernel would send a packet: to itself, to somebody else, or nowhere
-//! (rtnetlink(7), RTM_GETROUTE).
+//! Asks the kernel where it would send a packet (rtnetlink(7), RTM_GETROUTE).
 //!
-//! That is asked for each address, instead of reading a list of interfaces: it holds for every
-//! address that this host answers to, however it came to it, and for the broadcast addresses of its
-//! networks.
+//! A lookup for each address, unlike a list of interfaces, covers every address that this host
+//! answers to, whatever its origin, and the broadcast addresses of its networks.
 
 use std::io;
 use std::net::IpAddr;
@@ -11,14 +9,14 @@ use std::net::IpAddr;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
-/// Where an address leads.
+/// Where the kernel routes an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RouteTarget {
-    /// To another host.
+    /// Another host.
     OtherHost,
-    /// To this host, or to many.
+    /// This host, or a broadcast or multicast group.
     ThisHost,
-    /// There is no way.
+    /// No route exists.
     Unreachable,
 }
 
@@ -32,15 +30,15 @@ const RTN_LOCAL: u8 = 2;
 const RTN_BROADCAST: u8 = 3;
 const RTN_ANYCAST: u8 = 4;
 const RTN_MULTICAST: u8 = 5;
-/// Bytes of `struct nlmsghdr`, `struct rtmsg` and `struct rtattr`.
+/// Sizes of `struct nlmsghdr`, `struct rtmsg` and `struct rtattr`.
 const HEAD: usize = 16;
 const ROUTE: usize = 12;
 const ATTRIBUTE: usize = 4;
 
-/// Asks the kernel. It answers at once.
+/// Looks up a route. The kernel answers without blocking.
 ///
 /// # Errors
-/// It cannot be asked.
+/// The netlink socket failed, or the reply is invalid.
 pub(super) fn lookup_route(address: IpAddr) -> io::Result<RouteTarget> {
     let socket = rustix::net::socket_with(
         AddressFamily::NETLINK,
@@ -53,7 +51,7 @@ pub(super) fn lookup_route(address: IpAddr) -> io::Result<RouteTarget> {
     let mut reply = [0_u8; 4096];
     let (got, _) = rustix::net::recv(&socket, &mut reply, RecvFlags::empty())?;
     let reply = reply.get(..got).unwrap_or_default();
-    parse_reply(reply).ok_or_else(|| io::Error::other("the kernel's answer is none"))
+    parse_reply(reply).ok_or_else(|| io::Error::other("the kernel sent no valid route"))
 }
 
 fn encode_request(address: IpAddr) -> Vec<u8> {
@@ -62,7 +60,7 @@ fn encode_request(address: IpAddr) -> Vec<u8> {
         IpAddr::V6(address) => (AddressFamily::INET6, address.octets().to_vec()),
     };
     let whole = HEAD + ROUTE + ATTRIBUTE + bytes.len();
-    // All of these are small numbers.
+    // All of these lengths fit into a byte.
     let small = |number: usize| u8::try_from(number).unwrap_or_default();
     let mut out = Vec::with_capacity(whole);
     out.extend_from_slice(&u32::from(small(whole)).to_ne_bytes());

@@ -1,7 +1,7 @@
-//! Bodies: a request's, which is whole, and an answer's, which passes piece by piece.
+//! Bodies: complete request bodies, and response bodies that are streamed.
 //!
-//! An answer's pieces go on as they come. Tokens are read from them beside that, and the key is
-//! looked for: an upstream that sends it back is cut off.
+//! Response chunks are forwarded as they arrive. Each is also scanned for token usage and for the
+//! key: a response that contains the key is cut off.
 
 use std::io;
 use std::pin::Pin;
@@ -21,19 +21,19 @@ use marshal_model::limits::RATE_LIMIT_BODY;
 use marshal_telemetry::event::route::{RouteAnswered, RouteRefused};
 use marshal_telemetry::labels::{RouteCode, RouteRefusal, RouteTokens};
 
-/// A body that is whole.
+/// A complete request body.
 pub(super) type RequestBody = FullBody;
 
-/// See [`RequestBody`].
+/// A body that is completely in memory; see [`RequestBody`].
 #[derive(Debug, Default)]
 pub(super) struct FullBody {
     bytes: Option<Bytes>,
-    /// Set when the first of it is taken.
+    /// Set when the body is first polled.
     sent_flag: Option<Arc<AtomicBool>>,
 }
 
 impl FullBody {
-    /// A body of these bytes, which may be none.
+    /// A body of these bytes; they may be empty.
     pub(super) fn from_bytes(bytes: impl Into<Bytes>) -> Self {
         let bytes = Some(bytes.into()).filter(|bytes| !bytes.is_empty());
         Self {
@@ -42,7 +42,7 @@ impl FullBody {
         }
     }
 
-    /// The same, and whether it is sent can be seen.
+    /// The same, with a flag that shows whether sending has begun.
     pub(super) fn with_sent_flag(bytes: Bytes, taken: Arc<AtomicBool>) -> Self {
         Self {
             sent_flag: Some(taken),
@@ -74,12 +74,12 @@ impl Body for FullBody {
     }
 }
 
-/// What goes back to the agent.
+/// The body of a response to the agent.
 #[derive(Debug)]
 pub(super) enum ResponseBody {
-    /// A sentence of ours.
+    /// A complete body of the proxy's own.
     Full(FullBody),
-    /// The upstream's answer.
+    /// The body of the upstream's response.
     Streaming(Box<StreamingBody>),
 }
 
@@ -112,7 +112,7 @@ impl Body for ResponseBody {
     }
 }
 
-/// A request that went to the upstream: counted when it is dropped, however it ended.
+/// The record of one upstream request. It is counted when dropped, however the request ended.
 #[derive(Debug)]
 pub(super) struct RequestRecord {
     gate: Arc<RouteContext>,
@@ -122,7 +122,7 @@ pub(super) struct RequestRecord {
     code: RouteCode,
     usage: Option<UsageReader>,
     pub(super) charge: MeteredRequest,
-    /// The beginning of an answer that limits and whose head does not say for how long.
+    /// The start of a rate-limit response whose head announced no wait.
     pub(super) limit: Option<Vec<u8>>,
 }
 
@@ -140,8 +140,8 @@ impl RequestRecord {
         }
     }
 
-    /// Looks for the wait that the body of an answer announces, before the piece that completes it
-    /// goes on: whoever has the answer may end its turn.
+    /// Looks in the body for an announced wait. This happens before the completing chunk is
+    /// forwarded: the agent may end its turn as soon as it has the response.
     fn scan_for_wait(&mut self, data: &[u8]) {
         let Some(mut body) = self.limit.take() else {
             return;
@@ -156,7 +156,7 @@ impl RequestRecord {
         }
     }
 
-    /// The head of the answer came.
+    /// Records the head of the response.
     pub(super) fn record_response_head(&mut self, status: u16, usage: UsageReader) {
         self.first_byte = Some(now().saturating_duration_since(self.began));
         self.usage = Some(usage);
@@ -199,15 +199,15 @@ impl Drop for RequestRecord {
     }
 }
 
-/// An answer on its way.
+/// The body of a response that is being streamed.
 #[derive(Debug)]
 pub(super) struct StreamingBody {
     from: Incoming,
     record: RequestRecord,
-    /// Ends it when no piece comes.
+    /// Ends the body when no chunk arrives in time.
     idle: Pin<Box<Sleep>>,
     idle_time: Duration,
-    /// The end of the last piece, where the key might have begun.
+    /// The end of the previous chunk, where the key might have begun.
     tail: Vec<u8>,
 }
 
@@ -229,7 +229,9 @@ impl StreamingBody {
             let Poll::Ready(frame) = Pin::new(&mut self.from).poll_frame(cx) else {
                 if self.idle.as_mut().poll(cx).is_ready() {
                     self.record.code = RouteCode::Failed;
-                    return failed("the upstream fell silent in the middle of its answer");
+                    return failed(
+                        "the upstream sent nothing for too long in the middle of its response",
+                    );
                 }
                 return Poll::Pending;
             };
@@ -243,9 +245,11 @@ impl StreamingBody {
                 Some(Err(_)) => {
                     self.record.charge.mark_cut_by_upstream();
                     self.record.code = RouteCode::Failed;
-                    return failed("the upstream vanished in the middle of its answer");
+                    return failed(
+                        "the upstream closed the connection in the middle of its response",
+                    );
                 }
-                // Trailers are headers, and none of them is needed.
+                // Trailers are dropped: they are headers, and agents need none of them.
                 Some(Ok(frame)) => match frame.into_data() {
                     Ok(data) => data,
                     Err(_) => continue,
@@ -258,12 +262,12 @@ impl StreamingBody {
                     reason: RouteRefusal::KeyEcho,
                 }
                 .emit();
-                return failed("the upstream's answer held the key");
+                return failed("the upstream's response contained the key");
             }
             self.record.scan_for_wait(&data);
             self.record.charge.record_piece(data.len());
             if self.from.is_end_stream() {
-                // Its end may not be asked for.
+                // Nobody may poll for the end of the stream, so mark it here.
                 self.record.charge.mark_complete();
             }
             if let Some(usage) = &mut self.record.usage {
@@ -273,8 +277,8 @@ impl StreamingBody {
         }
     }
 
-    /// Whether the key ends in this piece. Of one that was cut in two, all but its last byte may
-    /// have passed.
+    /// Whether the key ends in this chunk. If a key was split across chunks, all but its last byte
+    /// may already have been forwarded.
     fn contains_key(&mut self, data: &[u8]) -> bool {
         let Some(secret) = self.record.gate.upstream.secret() else {
             return false;
@@ -284,7 +288,8 @@ impl StreamingBody {
         let begin = data.get(..reach.min(data.len())).unwrap_or_default();
         let mut seam = std::mem::take(&mut self.tail);
         seam.extend_from_slice(begin);
-        let found = memmem::find(&seam, secret).is_some() || memmem::find(data, secret).is_some();
+        let contains =
+            memmem::find(&seam, secret).is_some() || memmem::find(data, secret).is_some();
         if data.len() >= reach {
             seam.clear();
             seam.extend_from_slice(data.get(data.len() - reach..).unwrap_or_default());
@@ -292,11 +297,11 @@ impl StreamingBody {
             seam.drain(..seam.len().saturating_sub(reach));
         }
         self.tail = seam;
-        found
+        contains
     }
 }
 
-/// Now, by the runtime's clock.
+/// The current time of the runtime's clock, which tests can pause.
 pub(super) fn now() -> Instant {
     tokio::time::Instant::now().into_std()
 }

@@ -1,5 +1,5 @@
-//! Connections from inside: accepted, bounded, their head read and checked, then served by the HTTP
-//! library. One request each.
+//! Connections from a sandbox: accepted within limits, their head parsed and checked, then served
+//! by the HTTP library. One request for each connection.
 
 use std::convert::Infallible;
 use std::io;
@@ -25,30 +25,30 @@ use marshal_model::limits::{ROUTE_BODIES_CHILD, ROUTE_HEAD_BYTES, ROUTE_HEADERS}
 use marshal_telemetry::event::route::{RouteConnection, RouteRefused};
 use marshal_telemetry::labels::RouteRefusal;
 
-/// How long a connection that was refused may take to read why.
+/// How long the client of a refused connection may take to read the response.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// Connections that are being told why they are refused; further ones are just closed.
+/// Refused connections that get a response at the same time; further ones are closed at once.
 const MAX_REFUSING: usize = 32;
 
-/// One place for so many bytes of a body.
+/// Body bytes that one semaphore permit stands for.
 pub(super) const BODY_PERMIT_BYTES: usize = 4 << 10;
 
-/// How long to wait after a connection could not be accepted: no descriptor is free.
+/// Delay after `accept` failed, which usually means that no descriptor is free.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(50);
 
-/// One child's way to one upstream.
+/// Shared state of one child's connections to one upstream.
 #[derive(Debug)]
 pub(super) struct RouteContext {
     pub(super) upstream: Arc<Upstream>,
     pub(super) slot: SlotId,
     pub(super) watch: Arc<RateLimitWatch>,
-    /// Who pays.
+    /// Checks and records what requests cost.
     pub(super) usage_meter: Arc<dyn UsageMeter>,
-    /// Connections that may be open.
+    /// Limits open connections.
     connection_permits: Arc<Semaphore>,
     refusal_permits: Arc<Semaphore>,
-    /// Places for the bodies of this child's requests, of [`BODY_PERMIT_BYTES`] bytes.
+    /// Permits for this child's request bodies, of [`BODY_PERMIT_BYTES`] bytes each.
     pub(super) body_permits: Semaphore,
 }
 
@@ -86,7 +86,7 @@ impl RouteContext {
     }
 }
 
-/// An open connection, counted.
+/// An open connection, counted in the metrics until dropped.
 struct OpenConnection(Arc<RouteContext>);
 
 impl OpenConnection {
@@ -111,16 +111,16 @@ fn record_connection(gate: &RouteContext, opened: bool) {
     .emit();
 }
 
-/// Accepts until it is aborted; all its connections end with it.
+/// Accepts connections until the task is aborted, which also ends all its connections.
 pub(super) async fn serve(listener: TcpListener, gate: Arc<RouteContext>) {
     let mut connections = JoinSet::new();
     loop {
-        // Connections that ended give their memory back.
+        // Reap ended connections to free their memory.
         while connections.try_join_next().is_some() {}
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
-                tracing::debug!(slot = %gate.slot, %error, "a connection could not be accepted");
+                tracing::debug!(slot = %gate.slot, %error, "the model proxy cannot accept a connection");
                 tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
                 continue;
             }
@@ -136,8 +136,9 @@ pub(super) async fn serve(listener: TcpListener, gate: Arc<RouteContext>) {
             continue;
         }
         let most = gate.upstream.route.connections;
-        let why =
-            format!("more than {most} connections of one slot to this route: close some first");
+        let why = format!(
+            "this slot has more than {most} open connections to this route: close some first"
+        );
         let refusal = Refusal::new(RouteRefusal::Connections, 503, why);
         gate.record_refusal(&refusal);
         if let Ok(place) = Arc::clone(&gate.refusal_permits).try_acquire_owned() {
@@ -149,8 +150,8 @@ pub(super) async fn serve(listener: TcpListener, gate: Arc<RouteContext>) {
     }
 }
 
-/// Tells why, and lets it be read: a socket that is closed with unread bytes takes back what it
-/// sent.
+/// Sends the response and waits until it is read: closing a socket with unread input resets the
+/// connection and discards what was sent.
 async fn send_refusal(mut stream: TcpStream, refusal: &Refusal) {
     let telling = async {
         stream.write_all(&refusal.to_http()).await?;
@@ -162,7 +163,7 @@ async fn send_refusal(mut stream: TcpStream, refusal: &Refusal) {
     let _ = tokio::time::timeout(LINGER, telling).await;
 }
 
-/// One connection, one request.
+/// Serves one connection, which carries one request.
 async fn handle_connection(mut stream: TcpStream, gate: Arc<RouteContext>) {
     let deadline = Instant::now() + gate.upstream.route.timeouts.request;
     let mut begun = Vec::new();
@@ -170,7 +171,7 @@ async fn handle_connection(mut stream: TcpStream, gate: Arc<RouteContext>) {
     let checked = match read {
         Err(_) if begun.is_empty() => return,
         Err(_) => Err(exchange::request_timeout()),
-        // Whoever left needs no answer.
+        // The client closed the connection: nobody reads a response.
         Ok(Err(_) | Ok(None)) => return,
         Ok(Ok(Some(end))) => match begun.get(..end) {
             Some(head) => check_head(head),
@@ -194,17 +195,17 @@ async fn handle_connection(mut stream: TcpStream, gate: Arc<RouteContext>) {
         .serve_connection(joined, service)
         .await;
     if let Err(error) = served {
-        tracing::debug!(slot = %gate.slot, route = gate.upstream.route.name, %error, "a connection from inside ended early");
+        tracing::debug!(slot = %gate.slot, route = gate.upstream.route.name, %error, "a connection from a sandbox ended early");
     }
 }
 
 fn head_too_long() -> Refusal {
-    let what = format!("the head of the request is longer than {ROUTE_HEAD_BYTES} bytes");
+    let what = format!("the request head is longer than {ROUTE_HEAD_BYTES} bytes");
     Refusal::new(RouteRefusal::Head, 431, what)
 }
 
-/// Reads to the end of the head, and perhaps beyond; says where it ends. `None`: the connection
-/// ended before that. An end beyond what was read: there is none within the bound.
+/// Reads up to the end of the head and perhaps beyond; returns where the head ends. `None`: the
+/// connection closed before. A value larger than the buffer: the head exceeds the limit.
 async fn read_head(stream: &mut TcpStream, into: &mut Vec<u8>) -> io::Result<Option<usize>> {
     const END: &[u8] = b"\r\n\r\n";
     loop {

@@ -1,5 +1,5 @@
-//! One request and its answer: held against the route, read whole, looked into, sent with the key,
-//! and what comes back passed on.
+//! One request and its response: checked against the route, read completely, inspected, sent with
+//! the key; then the response is streamed back.
 
 use std::error::Error as _;
 use std::pin::Pin;
@@ -24,17 +24,17 @@ use crate::route::{
 use marshal_model::limits::ROUTE_BODIES_BYTES;
 use marshal_telemetry::labels::RouteRefusal as Why;
 
-/// Places for the request bodies of the whole process.
+/// Permits for the request bodies of the whole process.
 static BODY_PERMITS: Semaphore = Semaphore::const_new(ROUTE_BODIES_BYTES / BODY_PERMIT_BYTES);
 
-/// Bodies longer than this are looked into where it may take its time.
+/// Longer bodies are inspected on a blocking thread, so that they do not delay other connections.
 const LONG_BODY: usize = 256 << 10;
 
-/// How long the rest of a request that was refused is read over, so that its sender gets to read
-/// the answer.
+/// How long the rest of a refused request is read and discarded, so that its sender gets to read
+/// the response.
 const DISCARD: Duration = Duration::from_secs(5);
 
-/// The answer to one request; never an error, because everything that fails is told in one.
+/// Handles one request. Every failure becomes a response, so there is no error.
 pub(super) async fn handle_request(
     gate: Arc<RouteContext>,
     request: Request<Incoming>,
@@ -55,9 +55,13 @@ pub(super) async fn handle_request(
     }
 }
 
-/// The request did not come in time.
+/// The refusal of a request that did not arrive in time.
 pub(super) fn request_timeout() -> Refusal {
-    Refusal::new(Why::Slow, 408, "the request did not come whole in time")
+    Refusal::new(
+        Why::Slow,
+        408,
+        "the request did not arrive completely in time",
+    )
 }
 
 async fn forward(
@@ -69,9 +73,10 @@ async fn forward(
     let route = &gate.upstream.route;
     let uri = &head.uri;
     let allowed = match_allow_list(route, head.method.as_str(), uri.path(), uri.query());
-    let allowed = allowed.and_then(|asked| check_uncompressed(&head.headers).map(|()| asked));
-    let asked = match allowed {
-        Ok(asked) => asked,
+    let allowed = allowed
+        .and_then(|allowed_request| check_uncompressed(&head.headers).map(|()| allowed_request));
+    let allowed_request = match allowed {
+        Ok(allowed_request) => allowed_request,
         Err(refusal) => {
             discard(&mut from, deadline).await;
             return Err(refusal);
@@ -92,18 +97,18 @@ async fn forward(
     let bill = billing_info(gate, &head, body.bytes.clone()).await?;
     gate.usage_meter.check_request(&bill)?;
     let charge = MeteredRequest::new(Arc::clone(&gate.usage_meter), bill, body.bytes.len());
-    let outgoing = build_upstream_request(gate, head, &asked, &body, charge.sent_flag())?;
+    let outgoing = build_upstream_request(gate, head, &allowed_request, &body, charge.sent_flag())?;
     let answer = send_upstream(
         gate,
         outgoing,
-        RequestRecord::new(Arc::clone(gate), asked.allow_index, charge),
+        RequestRecord::new(Arc::clone(gate), allowed_request.allow_index, charge),
     )
     .await?;
     drop(body);
     Ok(answer)
 }
 
-/// A compressed body cannot be looked into.
+/// Refuses a compressed body: it could not be inspected.
 fn check_uncompressed(headers: &HeaderMap) -> Result<(), Refusal> {
     let mut encodings = headers.get_all(header::CONTENT_ENCODING).iter();
     let plain = encodings.all(|value| value.as_bytes().eq_ignore_ascii_case(b"identity"));
@@ -111,18 +116,18 @@ fn check_uncompressed(headers: &HeaderMap) -> Result<(), Refusal> {
         Refusal::new(
             Why::Encoding,
             415,
-            "the body is compressed: send it as it is",
+            "the body is compressed: send it uncompressed",
         )
     })
 }
 
-/// A body and its places.
+/// A body and its permits.
 struct Body<'g> {
     bytes: Bytes,
     _held: Option<BodyPermits<'g>>,
 }
 
-/// Places for a body: of its child's, and of the whole process's.
+/// Permits for a body: of the child, and of the whole process.
 struct BodyPermits<'g> {
     of_child: SemaphorePermit<'g>,
     of_all: SemaphorePermit<'static>,
@@ -133,10 +138,10 @@ impl<'g> BodyPermits<'g> {
         let full = |what: &str| Refusal::new(Why::BodiesHeld, 503, what);
         let places = u32::try_from(places).unwrap_or(u32::MAX);
         let of_child = gate.body_permits.try_acquire_many(places).map_err(|_| {
-            full("too many request bodies of this child are on their way at the same time: wait for answers")
+            full("this child sends too many request bodies at the same time: wait for responses")
         })?;
         let of_all = BODY_PERMITS.try_acquire_many(places).map_err(|_| {
-            full("too many request bodies are on their way at the same time: try again")
+            full("too many request bodies are in transit at the same time: try again later")
         })?;
         Ok(Self { of_child, of_all })
     }
@@ -156,7 +161,7 @@ async fn read_body<'g>(
         return Err(too_long());
     }
     let mut bytes = Vec::new();
-    let mut held: Option<BodyPermits<'g>> = None;
+    let mut permits: Option<BodyPermits<'g>> = None;
     loop {
         let frame = std::future::poll_fn(|cx| Pin::new(&mut *from).poll_frame(cx));
         let frame = tokio::time::timeout_at(deadline, frame).await;
@@ -166,7 +171,7 @@ async fn read_body<'g>(
                 Refusal::new(
                     Why::Smuggling,
                     400,
-                    "the body is cut off, or in no form that HTTP has",
+                    "the body is incomplete, or not valid HTTP",
                 )
             })?,
         };
@@ -177,24 +182,26 @@ async fn read_body<'g>(
             return Err(too_long());
         }
         let places = (bytes.len() + data.len()).div_ceil(BODY_PERMIT_BYTES);
-        let there = held.as_ref().map_or(0, |held| held.of_all.num_permits());
+        let there = permits
+            .as_ref()
+            .map_or(0, |permits| permits.of_all.num_permits());
         let more = BodyPermits::acquire(gate, places - there)?;
-        match &mut held {
-            Some(held) => {
-                held.of_child.merge(more.of_child);
-                held.of_all.merge(more.of_all);
+        match &mut permits {
+            Some(permits) => {
+                permits.of_child.merge(more.of_child);
+                permits.of_all.merge(more.of_all);
             }
-            None => held = Some(more),
+            None => permits = Some(more),
         }
         bytes.extend_from_slice(&data);
     }
     Ok(Body {
         bytes: bytes.into(),
-        _held: held,
+        _held: permits,
     })
 }
 
-/// Reads over what is left of a request, for a while.
+/// Reads and discards the rest of a request until the deadline.
 async fn discard(from: &mut Incoming, deadline: Instant) {
     let deadline = deadline.min(Instant::now() + DISCARD);
     let reading = async {
@@ -211,17 +218,17 @@ async fn check_body(headers: &HeaderMap, body: Bytes) -> Result<(), Refusal> {
         .next()
         .and_then(|value| value.to_str().ok())
         .map(str::to_owned);
-    // Two of them may be read as either.
+    // With two content types, servers may disagree about which one counts.
     let kind = kind.filter(|_| kinds.next().is_none());
     if body.len() <= LONG_BODY {
         return inspect_body(kind.as_deref(), &body);
     }
-    let looked = tokio::task::spawn_blocking(move || inspect_body(kind.as_deref(), &body));
-    let failed = |_| Refusal::upstream(503, "the supervisor is ending");
-    looked.await.map_err(failed)?
+    let inspection = tokio::task::spawn_blocking(move || inspect_body(kind.as_deref(), &body));
+    let failed = |_| Refusal::upstream(503, "the supervisor is shutting down");
+    inspection.await.map_err(failed)?
 }
 
-/// What the request is, as far as it costs something.
+/// What the request may cost.
 async fn billing_info(
     gate: &RouteContext,
     head: &hyper::http::request::Parts,
@@ -234,9 +241,9 @@ async fn billing_info(
     } else if body.len() <= LONG_BODY {
         ModelRequest::parse(&path, &body)
     } else {
-        let looked = tokio::task::spawn_blocking(move || ModelRequest::parse(&path, &body));
-        let failed = |_| Refusal::upstream(503, "the supervisor is ending");
-        looked.await.map_err(failed)?
+        let parsing = tokio::task::spawn_blocking(move || ModelRequest::parse(&path, &body));
+        let failed = |_| Refusal::upstream(503, "the supervisor is shutting down");
+        parsing.await.map_err(failed)?
     };
     Ok(BillingInfo {
         model_request: wants,
@@ -244,11 +251,11 @@ async fn billing_info(
     })
 }
 
-/// The request for the upstream.
+/// Builds the request for the upstream.
 fn build_upstream_request(
     gate: &RouteContext,
     head: hyper::http::request::Parts,
-    asked: &AllowedRequest,
+    allowed: &AllowedRequest,
     body: &Body<'_>,
     sent: Arc<AtomicBool>,
 ) -> Result<Request<FullBody>, Refusal> {
@@ -261,9 +268,9 @@ fn build_upstream_request(
     }
     let mut request = Request::new(FullBody::with_sent_flag(body.bytes.clone(), sent));
     *request.method_mut() = head.method;
-    let uri = upstream.uri(&asked.target).parse();
-    *request.uri_mut() =
-        uri.map_err(|_| Refusal::new(Why::Path, 403, "path and query are no address"))?;
+    let uri = upstream.uri(&allowed.target).parse();
+    *request.uri_mut() = uri
+        .map_err(|_| Refusal::new(Why::Path, 403, "the path and query do not form a valid URL"))?;
     *request.headers_mut() = headers;
     *request.version_mut() = Version::HTTP_11;
     Ok(request)
@@ -279,7 +286,7 @@ async fn send_upstream(
     let answer = tokio::time::timeout(route.timeouts.answer, answer).await;
     let answer = answer.map_err(|_| {
         let what = format!(
-            "the upstream of the route {} gave no answer in time",
+            "the upstream of the route {} did not answer in time",
             route.name
         );
         upstream_failure(gate, 504, what)
@@ -309,14 +316,14 @@ async fn send_upstream(
     }
     if is_redirect(status) {
         let what = format!(
-            "the upstream of the route {} answered with a redirect ({status}), and none is followed",
+            "the upstream of the route {} answered with a redirect ({status}), which the proxy does not follow",
             route.name
         );
         return Err(Refusal::new(Why::Redirect, 502, what));
     }
     if status < 200 {
         let what = format!(
-            "the upstream of the route {} wants another protocol",
+            "the upstream of the route {} requested another protocol",
             route.name
         );
         return Err(upstream_failure(gate, 502, what));
@@ -337,13 +344,14 @@ async fn send_upstream(
     Ok(response)
 }
 
-/// An upstream that failed: told, and logged in our own words.
+/// Refuses with an upstream failure, and logs it without any text of the upstream.
 fn upstream_failure(gate: &RouteContext, status: u16, what: String) -> Refusal {
-    tracing::info!(slot = %gate.slot, route = gate.upstream.route.name, what, "an upstream failed");
+    tracing::info!(slot = %gate.slot, route = gate.upstream.route.name, what, "a request to an upstream failed");
     Refusal::upstream(status, what)
 }
 
-/// What failed, to its cause: names and numbers of sockets and certificates, nothing of a request.
+/// Describes a failure down to its cause: names and numbers of sockets and certificates, nothing of
+/// a request.
 fn describe_failure(route: &str, error: &ClientError) -> String {
     let what = if error.is_connect() {
         "cannot be reached"

@@ -1,15 +1,16 @@
-//! The way of a model request: from a socket that listens inside a sandbox to one upstream, with
-//! the key added outside.
+//! The model proxy: forwards requests from a socket inside a sandbox to one upstream, and adds the
+//! key outside the sandbox.
 //!
 //! ```text
-//! agent -> 127.0.0.1:PORT inside -- accepted here --> head and list (route/), body read whole and
-//!                                                     looked into, key added --> upstream
-//!       <------------------------ answer, piece by piece as it comes, tokens counted on the way --
+//! agent -> 127.0.0.1:PORT inside -- accepted here --> head and allow list checked (route/), body
+//!                                                     read and inspected, key added --> upstream
+//!       <------------------------- response, chunk by chunk as it arrives, token usage counted --
 //! ```
 //!
-//! Floor 3. Who asks is known by the socket: it is the child's own. One request a connection, so
-//! that nothing of one can be taken for a part of another. Nothing here logs, keeps or journals what
-//! a header or a body holds. Must not know tasks, turns or protocols of agents.
+//! The socket identifies the child: each child has its own. A connection carries one request, so
+//! that no part of one request can be taken for another (request smuggling). Nothing here logs,
+//! stores or journals the content of headers or bodies. Must not know tasks, turns or protocols of
+//! agents.
 
 mod bodies;
 mod connection;
@@ -35,7 +36,7 @@ pub use webhook::{WebhookClient, WebhookError, WebhookSetupError};
 use connection::RouteContext;
 use marshal_model::SlotId;
 
-/// The relays of one child. When it is dropped they end, with all their connections and sockets.
+/// The model proxies of one child. Dropping it ends all their connections and closes their sockets.
 #[derive(Debug, Default)]
 pub struct ModelProxy(Vec<JoinHandle<()>>);
 
@@ -48,8 +49,8 @@ impl Drop for ModelProxy {
 }
 
 impl ModelProxy {
-    /// Serves a child's sockets, each for the upstream at the same place; `purse` pays for what
-    /// passes. Needs a runtime around it.
+    /// Serves a child's sockets, each for the upstream at the same index; `usage_meter` checks and
+    /// records the costs. Must run inside a tokio runtime.
     #[must_use]
     pub fn start(
         listeners: Vec<StdListener>,
@@ -63,7 +64,9 @@ impl ModelProxy {
             let listener = listener
                 .set_nonblocking(true)
                 .and_then(|()| TcpListener::from_std(listener))
-                .inspect_err(|error| tracing::error!(%slot, %error, "a route is not served"))
+                .inspect_err(
+                    |error| tracing::error!(%slot, %error, "the model proxy cannot serve a route"),
+                )
                 .ok()?;
             let (watch, purse) = (Arc::clone(watch), Arc::clone(purse));
             let gate = RouteContext::new(Arc::clone(upstream), slot.clone(), watch, purse);

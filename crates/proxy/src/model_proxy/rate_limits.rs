@@ -1,33 +1,33 @@
-//! What one child's answers said of limits in its running turn: shared by its relays, which write,
-//! and its session, which asks at the turn's end.
+//! What responses said about rate limits during a child's current turn. The child's model proxies
+//! write it; its session reads it at the end of the turn.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// One child's answers since its turn began.
+/// Counts the responses since the turn began.
 #[derive(Debug, Default)]
 pub struct RateLimitWatch(Mutex<RateLimitStatus>);
 
-/// See [`RateLimitWatch`].
+/// A snapshot of [`RateLimitWatch`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RateLimitStatus {
-    /// Answers that gave what was asked for.
+    /// Successful responses.
     pub successes: u64,
-    /// Answers that said that requests are limited.
+    /// Responses that reported a rate limit.
     pub limited_answers: u64,
-    /// The last answer of all said so.
+    /// Whether the latest response reported a rate limit.
     pub is_limited: bool,
-    /// Until when the last of these asked to wait, if it did.
+    /// Until when the latest rate-limit response asked to wait, if it did.
     pub wait_until: Option<Instant>,
 }
 
 impl RateLimitWatch {
-    /// A turn begins.
+    /// Starts a new turn.
     pub fn reset(&self) {
         *self.lock() = RateLimitStatus::default();
     }
 
-    /// What came since.
+    /// The counts since the turn began.
     #[must_use]
     pub fn status(&self) -> RateLimitStatus {
         *self.lock()
@@ -46,7 +46,7 @@ impl RateLimitWatch {
         seen.wait_until = announced.and_then(|wait| now.checked_add(wait));
     }
 
-    /// The body of an answer that limits asks to wait, and its head did not.
+    /// Records a wait that the body of a rate-limit response announced, and its head did not.
     pub(super) fn record_announced_wait(&self, wait: Duration, now: Instant) {
         let mut seen = self.lock();
         if seen.is_limited && seen.wait_until.is_none() {

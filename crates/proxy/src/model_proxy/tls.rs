@@ -1,4 +1,5 @@
-//! Whom a TLS client of ours believes: the built-in authorities, or those of one file instead.
+//! Which certificate authorities our TLS clients trust: the built-in ones, or those of one file
+//! instead.
 
 use std::sync::Arc;
 
@@ -9,18 +10,18 @@ use rustls::{ClientConfig, RootCertStore};
 use marshal_config::CertificateAuthorities;
 use marshal_model::untrusted;
 
-/// Why TLS cannot be had.
+/// Why TLS cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// The file of certificate authorities holds none.
-    #[error("{0} holds no certificate authority in PEM that can be used")]
+    /// The file of certificate authorities has no usable certificate.
+    #[error("{0} contains no usable certificate authority in PEM format")]
     Authorities(String),
-    /// The library says no.
+    /// The TLS library refused the configuration.
     #[error(transparent)]
     Tls(#[from] rustls::Error),
 }
 
-/// A client's side of TLS, without a certificate of its own.
+/// A TLS client configuration without a client certificate.
 pub(super) fn client_config(ca: Option<&CertificateAuthorities>) -> Result<ClientConfig, TlsError> {
     let mut roots = RootCertStore::empty();
     if let Some(ca) = ca {

@@ -1,5 +1,5 @@
-//! One route's upstream: a client that keeps a few idle connections, TLS but to this host, and the
-//! key.
+//! One route's upstream: an HTTP client with a few idle connections, TLS except to this host, and
+//! the key.
 
 use std::time::Duration;
 
@@ -14,35 +14,35 @@ use super::tls::{TlsError, client_config};
 use marshal_config::Route;
 use marshal_model::limits::{ROUTE_IDLE_TIME, ROUTE_IDLE_UPSTREAM};
 
-/// Why a route cannot be served. No text here holds a key.
+/// Why a route cannot be served. No message contains the key.
 #[derive(Debug, thiserror::Error)]
 pub enum UpstreamError {
-    /// The key was not read, or cannot be sent.
-    #[error("route {0}: its key cannot be put into a header")]
+    /// The key was not read, or is not valid in a header.
+    #[error("route {0}: its key is missing, or not valid in a header")]
     Key(String, #[source] Option<InvalidHeaderValue>),
-    /// The header has no name.
+    /// The configured header name is invalid.
     #[error("route {0}: {1}")]
     Header(String, InvalidHeaderName),
-    /// The file of certificate authorities holds none.
-    #[error("route {route}: {path} holds no certificate authority in PEM that can be used")]
+    /// The file of certificate authorities has no usable certificate.
+    #[error("route {route}: {path} contains no usable certificate authority in PEM format")]
     Authorities {
-        /// The route.
+        /// The route's name.
         route: String,
-        /// The file.
+        /// The file's path.
         path: String,
     },
-    /// TLS cannot be had.
+    /// TLS cannot be set up.
     #[error("route {0}: {1}")]
     Tls(String, rustls::Error),
 }
 
-/// A route with what it takes to serve it.
+/// A route and everything needed to serve it.
 pub struct Upstream {
     pub(super) route: Route,
     pub(super) client: Client<HttpsConnector<HttpConnector>, RequestBody>,
     /// The header that carries the key.
     pub(super) key: Option<(HeaderName, HeaderValue)>,
-    /// The lines of its list, as texts.
+    /// The lines of the allow list, as text.
     pub(super) allow_lines: Vec<String>,
 }
 
@@ -53,7 +53,7 @@ impl std::fmt::Debug for Upstream {
 }
 
 impl Upstream {
-    /// Makes ready to serve a route whose key and authorities were read.
+    /// Builds the client of a route whose key and authorities were read.
     ///
     /// # Errors
     /// [`UpstreamError`]
@@ -100,18 +100,18 @@ impl Upstream {
         })
     }
 
-    /// The key, to look for it in answers; `None` for one so short that it stands anywhere.
+    /// The key, to search responses for it; `None` for one so short that it would match by chance.
     pub(super) fn secret(&self) -> Option<&str> {
         const SHORT: usize = 8;
         let secret = self.route.secret.as_ref()?.expose()?;
         (secret.len() >= SHORT).then_some(secret)
     }
 
-    /// The address of a request.
+    /// The URL of a request.
     pub(super) fn uri(&self, target: &str) -> String {
         format!("{}{target}", self.route.upstream)
     }
 }
 
-/// How often an idle connection is tried.
+/// Interval of TCP keep-alive probes on idle connections.
 const KEEPALIVE: Duration = Duration::from_secs(30);

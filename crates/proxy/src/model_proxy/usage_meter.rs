@@ -1,6 +1,7 @@
-//! Who pays for a request: asked before it is passed on, told afterwards what it used.
+//! The usage meter: asked before a request is forwarded, notified afterwards of the tokens used.
 //!
-//! Must not know budgets, sessions or prices: whoever starts a child's relays brings its purse.
+//! Must not know budgets, sessions or prices: the owner of a child's model proxies supplies its own
+//! implementation.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,31 +9,32 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::route::{ModelRequest, Refusal, Tokens};
 use marshal_model::limits::UNREAD_BYTES_PER_TOKEN;
 
-/// What a request is, as far as it costs something.
+/// What a request may cost.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct BillingInfo {
-    /// What it wants, where somebody must know that; foreign.
+    /// What the request wants of the model; untrusted. Filled only if the meter needs it.
     pub model_request: ModelRequest,
-    /// It only reads or counts: it has no body, or asks how many tokens something has.
+    /// It only reads or counts: it has no body, or requests a token count.
     pub is_free: bool,
 }
 
-/// Who pays for the requests of a child. Called for every request, so it must not block.
+/// Checks and records what the requests of a child cost. Called for every request, so it must not
+/// block.
 pub trait UsageMeter: std::fmt::Debug + Send + Sync {
-    /// Whether it must know what a request wants.
+    /// Whether it needs to know what a request wants of the model.
     fn needs_request_details(&self) -> bool;
 
-    /// Whether a request may pass.
+    /// Whether a request may be forwarded.
     ///
     /// # Errors
-    /// Why it may not: what its sender is told.
+    /// A [`Refusal`] for the sender of the request.
     fn check_request(&self, bill: &BillingInfo) -> Result<(), Refusal>;
 
-    /// A request came to its end, however it ended.
+    /// Records a request that ended, however it ended.
     fn record_usage(&self, bill: &BillingInfo, tokens: Tokens);
 }
 
-/// Nobody counts.
+/// A meter that counts nothing and allows everything.
 #[derive(Debug)]
 pub struct Unmetered;
 
@@ -48,41 +50,41 @@ impl UsageMeter for Unmetered {
     fn record_usage(&self, _: &BillingInfo, _: Tokens) {}
 }
 
-/// A request on its way that is paid for.
+/// The charge of a request in progress.
 #[derive(Debug)]
 pub(super) struct MeteredRequest {
     usage_meter: Arc<dyn UsageMeter>,
     billing: BillingInfo,
-    /// Bytes of the request's body.
+    /// Bytes of the request body.
     request_bytes: u64,
-    /// Bytes of the answer's body so far.
+    /// Bytes of the response body so far.
     response_bytes: u64,
     head: ResponseHead,
-    /// The request was handed to a connection.
+    /// Whether the request was handed to a connection.
     is_sent: Arc<AtomicBool>,
-    /// It came to its end.
+    /// Whether the response is complete.
     is_complete: bool,
-    /// The upstream ended it, not whoever asked.
+    /// Whether the upstream cut the response, not the client.
     is_cut_by_upstream: bool,
 }
 
-/// The head of an answer.
+/// Status of a response, as far as its cost depends on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ResponseHead {
-    /// None came: what the request cost is not seen.
+    /// No response arrived: what the request cost is unknown.
     Missing,
-    /// It is not free, whatever can be read of it.
+    /// It costs something, even if no usage can be read.
     Success,
     /// It is free.
     Error,
 }
 
 impl MeteredRequest {
-    pub(super) fn new(purse: Arc<dyn UsageMeter>, bill: BillingInfo, asked: usize) -> Self {
+    pub(super) fn new(meter: Arc<dyn UsageMeter>, bill: BillingInfo, body_bytes: usize) -> Self {
         Self {
-            usage_meter: purse,
+            usage_meter: meter,
             billing: bill,
-            request_bytes: asked as u64,
+            request_bytes: body_bytes as u64,
             response_bytes: 0,
             head: ResponseHead::Missing,
             is_sent: Arc::default(),
@@ -91,7 +93,7 @@ impl MeteredRequest {
         }
     }
 
-    /// The head of the answer came.
+    /// Records the head of the response.
     pub(super) const fn record_head(&mut self, status: u16) {
         self.head = match status {
             200..=299 => ResponseHead::Success,
@@ -99,27 +101,27 @@ impl MeteredRequest {
         };
     }
 
-    /// Set when the request is handed to a connection: before that it costs nothing.
+    /// A flag to set when the request is handed to a connection: before that it costs nothing.
     pub(super) fn sent_flag(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.is_sent)
     }
 
-    /// The upstream ended the connection.
+    /// Records that the upstream cut the response.
     pub(super) const fn mark_cut_by_upstream(&mut self) {
         self.is_cut_by_upstream = true;
     }
 
-    /// A piece of the answer passes.
+    /// Counts a chunk of the response.
     pub(super) const fn record_piece(&mut self, bytes: usize) {
         self.response_bytes = self.response_bytes.saturating_add(bytes as u64);
     }
 
-    /// The answer is complete.
+    /// Records that the response is complete.
     pub(super) const fn mark_complete(&mut self) {
         self.is_complete = true;
     }
 
-    /// It is over, and this was read of it.
+    /// Reports the end of the request with the usage that was read.
     pub(super) fn finish(&self, read: Tokens) {
         if !self.billing.is_free {
             self.usage_meter
@@ -127,10 +129,10 @@ impl MeteredRequest {
         }
     }
 
-    /// What was read, or where that cannot be all of it, what the bytes come to.
+    /// The usage that was read, or an estimate from the bytes where that cannot be all of it.
     fn final_tokens(&self, read: Tokens) -> Tokens {
         let of_bytes = |bytes: u64| bytes.div_ceil(UNREAD_BYTES_PER_TOKEN);
-        // A model may go on writing when whoever asked has left, and nobody sees how much.
+        // If the client disconnected, the model may continue writing, and nobody sees how much.
         let unseen = if self.is_cut_by_upstream {
             0
         } else {
@@ -154,7 +156,8 @@ impl MeteredRequest {
         }
         let is_unread = read.input == 0 && read.output == 0;
         if is_unread || !self.is_complete {
-            // Whoever hung up in the middle of a stream did not see its last count.
+            // A client that disconnected in the middle of a stream did not get the last usage
+            // count.
             tokens.output = read.output.max(of_bytes(self.response_bytes));
         }
         if !self.is_complete {

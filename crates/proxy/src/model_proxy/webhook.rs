@@ -1,7 +1,7 @@
-//! One document posted to an address of the configuration: signed, once, within its time.
+//! Posts one document to a configured address: signed, once, within a time limit.
 //!
-//! The address is the file's, so it is trusted; the answer is not. No redirect is followed, of the
-//! answer only the status counts, and no more than a bound of it is read. Must not know what the
+//! The address comes from the configuration, so it is trusted; the response is not. No redirect is
+//! followed, only the status counts, and the body is read up to a limit. Must not know what the
 //! document says.
 
 use std::error::Error as _;
@@ -23,22 +23,22 @@ use marshal_config::HookAddress;
 use marshal_model::limits::{HOOK_ANSWER_BYTES, HOOK_HEAD_BYTES, HOOK_POST};
 use marshal_model::untrusted::escape_for_display;
 
-/// Why an address cannot be posted to. No text here holds the secret, nor the address.
+/// Why a webhook client cannot be built. No message contains the secret or the address.
 #[derive(Debug, thiserror::Error)]
 pub enum WebhookSetupError {
     /// The secret was not read.
     #[error("hook {0}: its secret was not read")]
     Secret(String),
-    /// The address is none.
-    #[error("hook {0}: its address cannot be used")]
+    /// The address is not a valid URL.
+    #[error("hook {0}: its address is not usable")]
     Address(String),
-    /// TLS cannot be had.
+    /// TLS cannot be set up.
     #[error("hook {0}: {1}")]
     Tls(String, TlsError),
 }
 
 impl WebhookSetupError {
-    /// The key of the hook's table that is at fault.
+    /// The key of the hook's configuration table that is at fault.
     #[must_use]
     pub const fn config_key(&self) -> &'static str {
         match self {
@@ -49,27 +49,27 @@ impl WebhookSetupError {
     }
 }
 
-/// Why a document was not taken.
+/// Why a document was not delivered.
 #[derive(Debug, thiserror::Error)]
 pub enum WebhookError {
-    /// There was no answer in time.
+    /// No response arrived in time.
     #[error("no answer within {HOOK_POST:?}")]
     Timeout,
-    /// No connection, no TLS, or no answer that is HTTP.
+    /// The connection, TLS or HTTP failed.
     #[error("{0}")]
     Failed(String),
-    /// It wants us to go elsewhere.
+    /// The server responded with a redirect.
     #[error(
-        "the answer is {0}, a redirect, and none is followed: put the final address into the file"
+        "the server answered with the redirect {0}, which marshal does not follow: configure the final address"
     )]
     Redirect(u16),
-    /// It does not take it.
-    #[error("the answer is {0}")]
+    /// The server responded with another status than success.
+    #[error("the server answered with {0}")]
     Refused(u16),
 }
 
 impl WebhookError {
-    /// Whether it may be taken the next time.
+    /// Whether another attempt may succeed.
     #[must_use]
     pub const fn is_retryable(&self) -> bool {
         match self {
@@ -80,7 +80,7 @@ impl WebhookError {
     }
 }
 
-/// One address and what it takes to post to it.
+/// A client for one hook's address.
 pub struct WebhookClient {
     client: Client<HttpsConnector<HttpConnector>, RequestBody>,
     uri: Uri,
@@ -94,7 +94,7 @@ impl std::fmt::Debug for WebhookClient {
 }
 
 impl WebhookClient {
-    /// Makes ready to post to an address whose secret and authorities were read.
+    /// Builds the client for an address whose secret and authorities were read.
     ///
     /// # Errors
     /// [`WebhookSetupError`]
@@ -117,7 +117,7 @@ impl WebhookClient {
             .https_or_http()
             .enable_http1()
             .wrap_connector(tcp);
-        // A connection for each document: a minute later nobody would have kept it.
+        // One connection for each document: a server closes an idle one before the next document.
         let client = Client::builder(TokioExecutor::new())
             .pool_max_idle_per_host(0)
             .http1_max_buf_size(HOOK_HEAD_BYTES)
@@ -129,10 +129,11 @@ impl WebhookClient {
         })
     }
 
-    /// Posts one document. `at` is now, in seconds since the Unix epoch: it is signed with it.
+    /// Posts one document. `at` is the current time in seconds since the Unix epoch; the signature
+    /// covers it.
     ///
     /// # Errors
-    /// [`WebhookError`]; whoever gets the same `id` twice knows that it is the same document.
+    /// [`WebhookError`]. A retry has the same `id`, so that a receiver recognises duplicates.
     pub async fn post(
         &self,
         json: &str,
@@ -188,7 +189,7 @@ impl WebhookClient {
     }
 }
 
-/// Reads an answer's body to its end, or to the bound, and drops it.
+/// Reads a response body up to its end or the limit, and drops it.
 async fn drain_body(answer: Response<Incoming>) {
     let mut body = answer.into_body();
     let mut left = HOOK_ANSWER_BYTES;
@@ -202,7 +203,7 @@ async fn drain_body(answer: Response<Incoming>) {
     }
 }
 
-/// What the library says, all of it.
+/// An error of the HTTP library with its cause.
 fn describe_error(error: &ClientError) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

@@ -1,4 +1,5 @@
-//! An upstream's answer: which of its headers pass, whether it limits, and for how long it says so.
+//! An upstream's response: which headers are forwarded, and which rate limit it reports for how
+//! long.
 
 use std::time::Duration;
 
@@ -9,8 +10,8 @@ use serde_json::Value;
 use super::headers::is_credential;
 use marshal_model::limits::RATE_LIMIT_ANNOUNCED;
 
-/// Whether a header of an answer passes inside: none of this hop, no cookie or other credential,
-/// no redirect, no pointer to another server or protocol.
+/// Whether a response header is forwarded into the sandbox: no hop-by-hop header, no cookie or
+/// other credential, no redirect, no pointer to another server or protocol.
 #[must_use]
 pub fn passes_response_header(name: &HeaderName) -> bool {
     const STAYS: &[HeaderName] = &[
@@ -35,24 +36,24 @@ pub fn passes_response_header(name: &HeaderName) -> bool {
     !STAYS.contains(name) && !is_hop && (tells_limits || !is_credential(text))
 }
 
-/// Whether an answer of this status would lead somewhere else.
+/// Whether a response with this status is a redirect.
 #[must_use]
 pub const fn is_redirect(status: u16) -> bool {
     matches!(status, 300..=303 | 305..=399)
 }
 
-/// Whether an answer of this status says that the provider limits requests: too many of them
-/// (429), or more than it can take now (529, Anthropic's own).
+/// Whether this status reports a rate limit: too many requests (429), or an overloaded provider
+/// (529, specific to Anthropic).
 #[must_use]
 pub const fn is_limited(status: u16) -> bool {
     matches!(status, 429 | 529)
 }
 
-/// For how long the provider asks to wait, if it says so; at most [`RATE_LIMIT_ANNOUNCED`].
+/// How long the response head asks to wait, if it says so; at most [`RATE_LIMIT_ANNOUNCED`].
 /// `now_s`: seconds since the Unix epoch.
 ///
-/// Sources: `retry-after` (RFC 9110, 10.2.3) and `retry-after-ms`; else the latest of the resets
-/// that have nothing left, or of all: `anthropic-ratelimit-*-reset` (RFC 3339),
+/// Sources: `retry-after` (RFC 9110, 10.2.3) and `retry-after-ms`; otherwise the latest reset of
+/// the limits with nothing remaining, or of all limits: `anthropic-ratelimit-*-reset` (RFC 3339),
 /// `x-ratelimit-reset-*` (`6m0s`, `17ms`).
 #[must_use]
 pub fn announced_wait(headers: &HeaderMap, now_s: i64) -> Option<Duration> {
@@ -61,12 +62,12 @@ pub fn announced_wait(headers: &HeaderMap, now_s: i64) -> Option<Duration> {
     let direct = in_ms.map(Duration::from_millis);
     let direct =
         direct.or_else(|| text("retry-after").and_then(|value| parse_retry_after(value, now_s)));
-    let found = direct.or_else(|| parse_resets(headers, now_s))?;
-    Some(found.min(RATE_LIMIT_ANNOUNCED))
+    let wait = direct.or_else(|| parse_resets(headers, now_s))?;
+    Some(wait.min(RATE_LIMIT_ANNOUNCED))
 }
 
-/// For how long the body of an answer that limits asks to wait; at most [`RATE_LIMIT_ANNOUNCED`].
-/// `None` as long as the body is not whole, too. Source: `google.rpc.RetryInfo` in the details of an
+/// How long the body of a rate-limit response asks to wait; at most [`RATE_LIMIT_ANNOUNCED`].
+/// `None` also while the body is incomplete. Source: `google.rpc.RetryInfo` in the details of an
 /// error (<https://cloud.google.com/apis/design/errors#error_details>), alone or in an array, which
 /// is Gemini's stream without events.
 #[must_use]
@@ -85,11 +86,11 @@ pub fn announced_wait_in_body(body: &[u8]) -> Option<Duration> {
         });
         waits.next()
     };
-    let found = match &body {
+    let wait = match &body {
         Value::Array(errors) => errors.iter().find_map(of_error),
         error => of_error(error),
     };
-    Some(found?.min(RATE_LIMIT_ANNOUNCED))
+    Some(wait?.min(RATE_LIMIT_ANNOUNCED))
 }
 
 fn parse_retry_after(value: &str, now_s: i64) -> Option<Duration> {
@@ -127,7 +128,7 @@ fn parse_reset(value: &str, now_s: i64) -> Option<Duration> {
     if let Ok(at) = value.parse::<Timestamp>() {
         return Some(duration_until(at.as_second(), now_s));
     }
-    // A point in time, in seconds or milliseconds, or so many seconds.
+    // A point in time in seconds or milliseconds, or a number of seconds.
     if let Ok(number) = value.parse::<i64>() {
         return Some(match number {
             1_000_000_000_000.. => duration_until(number / 1000, now_s),
@@ -138,7 +139,7 @@ fn parse_reset(value: &str, now_s: i64) -> Option<Duration> {
     parse_compound_duration(value)
 }
 
-/// `1h2m3.5s`, `17ms`.
+/// Parses `1h2m3.5s` or `17ms`.
 fn parse_compound_duration(value: &str) -> Option<Duration> {
     let mut rest = value;
     let mut sum = Duration::ZERO;

@@ -1,13 +1,13 @@
-//! Looks into a request's body: does it name a tool that the provider would run, a remote server,
-//! or a remote file that the provider would fetch?
+//! Inspects a request body for tools that the provider would run, remote servers, and remote files
+//! that the provider would fetch.
 //!
-//! One strict pass over the JSON, without building it. What cannot be understood is refused: an
-//! unknown kind of tool, a key that stands twice in one object (two readers may take different
-//! ones), a body that is no JSON object. The rules of all providers hold for every body, because an
+//! One strict pass over the JSON, without building it. What it cannot understand it refuses: an
+//! unknown kind of tool, a duplicate key in one object (two parsers may use different values), a
+//! body that is not a JSON object. The rules of all providers apply to every body, because an
 //! upstream may understand more than one format.
 //!
-//! What is let through: tools that the agent itself carries out. Data that only looks like a tool
-//! (a call's input, a schema) is not looked at.
+//! Tools that the agent itself runs are allowed. Data that only looks like a tool (a call's input,
+//! a schema) is ignored.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -18,7 +18,7 @@ use super::refusal::Refusal;
 use marshal_model::limits::ROUTE_BODY_KEYS;
 use marshal_telemetry::labels::RouteRefusal as Why;
 
-/// Kinds of tools that run at the agent: OpenAI's and Anthropic's words.
+/// Types of tools that the agent runs, as OpenAI and Anthropic name them.
 const CLIENT_TOOLS: &[&str] = &[
     "function",
     "custom",
@@ -27,10 +27,10 @@ const CLIENT_TOOLS: &[&str] = &[
     "namespace",
 ];
 
-/// Beginnings of such kinds, which end with a date.
+/// Prefixes of such types, which end with a date.
 const CLIENT_TOOL_PREFIXES: &[&str] = &["bash_2", "text_editor_2", "memory_2"];
 
-/// Keys of a tool, plain, that make the provider do something itself (Gemini's words).
+/// Normalized keys of a tool that make the provider run something (Gemini's names).
 const SERVER_KEYS: &[&str] = &[
     "googlesearch",
     "googlesearchretrieval",
@@ -47,7 +47,7 @@ const SERVER_KEYS: &[&str] = &[
     "parallelaisearch",
 ];
 
-/// Keys, plain, anywhere but in data, that name remote servers, hosted containers, searches, or
+/// Normalized keys that, outside of data, name remote servers, hosted containers, searches, or
 /// something stored at the provider that may name tools.
 const REMOTE_KEYS: &[&str] = &[
     "mcpservers",
@@ -64,7 +64,7 @@ const REMOTE_KEYS: &[&str] = &[
     "callbackurl",
 ];
 
-/// Keys, plain, whose value is the address of a file.
+/// Normalized keys whose value is the URL of a file.
 const LINK_KEYS: &[&str] = &[
     "imageurl",
     "fileurl",
@@ -74,19 +74,19 @@ const LINK_KEYS: &[&str] = &[
     "documenturl",
 ];
 
-/// Keys, plain, of Gemini's and Anthropic's records of calls: what is in them is data.
+/// Normalized keys of Gemini's and Anthropic's call records: their content is data.
 const CALL_KEYS: &[&str] = &["functioncall", "functionresponse"];
 
-/// Looks into a body with this content type.
+/// Inspects a body with this content type.
 ///
 /// # Errors
-/// Why it does not pass.
+/// A [`Refusal`] if the body must not be forwarded.
 pub fn inspect_body(content_type: Option<&str>, body: &[u8]) -> Result<(), Refusal> {
     if body.is_empty() {
         return Ok(());
     }
     if !content_type.is_some_and(is_json) {
-        let what = "a body must be JSON and say so (content-type: application/json)";
+        let what = "the body must be JSON, with the header content-type: application/json";
         return Err(Refusal::new(Why::Body, 415, what));
     }
     let mut findings = Findings::default();
@@ -99,21 +99,23 @@ pub fn inspect_body(content_type: Option<&str>, body: &[u8]) -> Result<(), Refus
         .deserialize(&mut reader)
         .and_then(|kind| reader.end().map(|()| kind));
     match kind {
-        // The reader's own words may repeat the body, and its sender knows it anyway.
+        // The parser's message may quote the body, but only its sender sees it.
         Err(error) => {
-            let what = format!("the body is no plain JSON: {error}");
+            let what = format!("the body is not valid JSON: {error}");
             Err(Refusal::new(Why::Body, 400, what))
         }
-        Ok(kind) if kind != Kind::Object => {
-            Err(Refusal::new(Why::Body, 400, "the body is no JSON object"))
-        }
+        Ok(kind) if kind != Kind::Object => Err(Refusal::new(
+            Why::Body,
+            400,
+            "the body is not a JSON object",
+        )),
         Ok(_) => findings
             .first
             .map_or(Ok(()), |finding| Err(finding.into_refusal())),
     }
 }
 
-/// `application/json`, and no other charset than UTF-8.
+/// Whether it is `application/json`, with no other charset than UTF-8.
 fn is_json(content_type: &str) -> bool {
     let mut parts = content_type
         .split(';')
@@ -122,20 +124,20 @@ fn is_json(content_type: &str) -> bool {
         && parts.all(|part| matches!(part.as_str(), "" | "charset=utf-8" | "charset=\"utf-8\""))
 }
 
-/// What was found.
+/// Something in the body that is refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Finding {
-    /// A tool, and its kind.
+    /// A tool of this kind.
     Tool(String),
-    /// A key.
+    /// A key that lets the provider connect to or run something.
     Key(String),
-    /// An address that is no data itself.
+    /// A key whose value is a remote URL instead of inline data.
     Link(String),
 }
 
 impl Finding {
     fn into_refusal(self) -> Refusal {
-        const HOW: &str = "the configuration would have to say server_tools = true";
+        const HOW: &str = "to allow this, set server_tools = true in the route's configuration";
         match self {
             Self::Tool(kind) => {
                 let what =
@@ -144,13 +146,13 @@ impl Finding {
             }
             Self::Key(key) => {
                 let what = format!(
-                    "the body has the key {key}, by which the provider reaches or runs something; {HOW}"
+                    "the body has the key {key}, which lets the provider connect to or run something; {HOW}"
                 );
                 Refusal::new(Why::ServerTool, 403, what)
             }
             Self::Link(key) => {
                 let what = format!(
-                    "the body has an address that the provider would fetch, in {key}: send the data itself; {HOW}"
+                    "the body has a URL that the provider would fetch, in {key}: send the data itself; {HOW}"
                 );
                 Refusal::new(Why::RemoteContent, 403, what)
             }
@@ -169,41 +171,41 @@ impl Findings {
     }
 }
 
-/// Where a value stands.
+/// The context in which a value appears.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
     /// The body itself.
     Root,
-    /// Anywhere.
+    /// Anywhere without a special meaning.
     Plain,
     /// The value of `tools`.
     Tools,
-    /// One of its elements.
+    /// An element of `tools`.
     Tool,
-    /// The value of a key that is an address.
+    /// The value of a key that contains a URL.
     Link,
     /// The value of `source`.
     Source,
-    /// A record of a call.
+    /// A call record.
     Call,
-    /// Only data: a call's input, a schema.
+    /// Pure data: a call's input, a schema.
     Data,
 }
 
-/// What a value is.
+/// The kind of a value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Kind {
     Null,
     /// `false`.
     Off,
-    /// Its first characters.
+    /// A text's first characters.
     Text(String),
     Object,
     Array,
     Other,
 }
 
-/// Characters that are kept of a text: kinds of tools are short.
+/// Characters stored of a text: the names of tool types are short.
 const TEXT_CHARS: usize = 64;
 
 struct Scan<'f> {
@@ -270,7 +272,7 @@ impl<'de> Visitor<'de> for Scan<'_> {
             match seq.next_element_seed(scan)? {
                 None => return Ok(Kind::Array),
                 Some(kind) if place == Place::Tool && kind != Kind::Object => {
-                    let finding = Finding::Tool("which is no object".to_owned());
+                    let finding = Finding::Tool("which is not an object".to_owned());
                     self.findings.add(finding);
                 }
                 Some(_) => {}
@@ -284,7 +286,7 @@ impl<'de> Visitor<'de> for Scan<'_> {
         while let Some(key) = map.next_key::<String>()? {
             let plain = normalize_key(&key);
             let place = self.child_place(&plain);
-            // What a call was given is data, but only the end of its object says that it is one.
+            // The input of a call is data, but only the end of its object shows that it is a call.
             let is_input = place == Place::Plain && plain == "input" && self.place != Place::Root;
             let mut later = Findings::default();
             let findings = if is_input {
@@ -294,13 +296,13 @@ impl<'de> Visitor<'de> for Scan<'_> {
             };
             let kind = map.next_value_seed(Scan { place, findings })?;
             if is_input {
-                // Two spellings of the key may stand beside one another.
+                // Two spellings of the key may be in one object.
                 object.input = object.input.take().or(later.first);
             }
             self.check_key(&plain, &key, &kind);
             object.record_key(&plain, &kind);
             if !seen.insert(key) {
-                return Err(A::Error::custom("a key stands twice in one object"));
+                return Err(A::Error::custom("a key appears twice in one object"));
             }
             if seen.len() > ROUTE_BODY_KEYS {
                 return Err(A::Error::custom("an object has too many keys"));
@@ -312,9 +314,9 @@ impl<'de> Visitor<'de> for Scan<'_> {
 }
 
 impl Scan<'_> {
-    /// Where the value of a key stands.
+    /// The context of a key's value.
     fn child_place(&self, plain: &str) -> Place {
-        // Of a tool that the agent carries out: names, descriptions, schemas.
+        // Names, descriptions and schemas of tools that the agent runs.
         let is_data = match self.place {
             Place::Data => true,
             Place::Call => matches!(plain, "args" | "response"),
@@ -344,8 +346,9 @@ impl Scan<'_> {
             self.findings.add(Finding::Key(shown()));
         }
         if self.place == Place::Root && plain == "tools" && *kind != Kind::Array {
-            self.findings
-                .add(Finding::Tool("in a list that is none".to_owned()));
+            self.findings.add(Finding::Tool(
+                "in \"tools\", which is not an array".to_owned(),
+            ));
         }
     }
 
@@ -374,14 +377,14 @@ impl Scan<'_> {
 /// What is known of an object at its end.
 #[derive(Debug, Default)]
 struct Object {
-    /// The value of `type`, if it is there.
+    /// The value of `type`, if present.
     kind: Option<Kind>,
     has_name: bool,
     has_functions: bool,
     has_others: bool,
     has_remote_url: bool,
     server_key: Option<String>,
-    /// What stands in its `input`.
+    /// A finding in its `input`, if any.
     input: Option<Finding>,
 }
 
@@ -409,7 +412,7 @@ impl Object {
         }
     }
 
-    /// As a tool: its kind, unless it is one that the agent carries out.
+    /// Checks it as a tool: returns its kind unless the agent runs it.
     fn server_tool(&self) -> Option<String> {
         if let Some(key) = &self.server_key {
             return Some(key.clone());
@@ -425,19 +428,19 @@ impl Object {
             Some(Kind::Text(kind)) => Some(kind.clone()),
             None | Some(Kind::Null) if self.has_functions && !self.has_others => None,
             None | Some(Kind::Null) if self.has_name => None,
-            _ => Some("of no known form".to_owned()),
+            _ => Some("of unknown form".to_owned()),
         }
     }
 }
 
-/// Whether an address holds its data itself.
+/// Whether a URL contains its data itself.
 fn is_inline(text: &str) -> bool {
     text.get(..5)
         .is_some_and(|begin| begin.eq_ignore_ascii_case("data:"))
 }
 
-/// A key without its style: `mcpServers` and `mcp_servers` are the same. Readers that take no notice
-/// of case may take the long s and the Kelvin sign for letters, so they are.
+/// Normalizes a key: `mcpServers` and `mcp_servers` are equal. Case-insensitive parsers may treat
+/// the long s and the Kelvin sign as letters, so this does too.
 fn normalize_key(key: &str) -> String {
     key.chars()
         .filter(|c| c.is_alphanumeric())

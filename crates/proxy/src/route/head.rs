@@ -1,5 +1,5 @@
-//! The head of a request from inside: read strictly, so that no two servers could understand it
-//! differently, and held against the route's list.
+//! The head of a request from a sandbox: parsed strictly, so that no two servers read it
+//! differently, and checked against the route's allow list.
 
 use super::headers::is_credential;
 use super::refusal::Refusal;
@@ -8,18 +8,18 @@ use marshal_model::limits::ROUTE_HEADERS;
 use marshal_telemetry::labels::RouteRefusal as Why;
 use marshal_wire::http;
 
-/// Checks the bytes of a request's head, the empty line at its end included. What passes is still
-/// read by the HTTP library; this refuses what libraries forgive.
+/// Checks the bytes of a request head, up to and including the empty line at its end. The HTTP
+/// library still parses an accepted head; this refuses what libraries tolerate.
 ///
 /// # Errors
-/// What is wrong with it.
+/// A [`Refusal`] that says what is malformed.
 pub fn check_head(head: &[u8]) -> Result<(), Refusal> {
     let smuggled = |what: &str| Refusal::new(Why::Smuggling, 400, what);
     let text = head
         .strip_suffix(b"\r\n\r\n")
-        .ok_or_else(|| smuggled("the head has no end"))?;
+        .ok_or_else(|| smuggled("the request head is incomplete"))?;
     if text.contains(&0) {
-        return Err(smuggled("the head holds a NUL"));
+        return Err(smuggled("the request head contains a NUL byte"));
     }
     let mut lines = text.split(|byte| *byte == b'\n');
     let mut next = || -> Option<Result<&[u8], Refusal>> {
@@ -34,20 +34,20 @@ pub fn check_head(head: &[u8]) -> Result<(), Refusal> {
     let last = all.len() - 1;
     let mut clean = Vec::with_capacity(all.len());
     for (at, line) in all.into_iter().enumerate() {
-        // The last line's own ending was taken off.
+        // The line ending of the last line was already stripped.
         let line = match (line.strip_suffix(b"\r"), at == last) {
             (Some(line), false) => line,
             (None, true) => line,
             _ => return Err(smuggled("a line ends with a bare line feed")),
         };
         if line.contains(&b'\r') {
-            return Err(smuggled("a line holds a bare carriage return"));
+            return Err(smuggled("a line contains a bare carriage return"));
         }
         clean.push(line);
     }
     let (request, headers) = clean
         .split_first()
-        .ok_or_else(|| smuggled("the head is empty"))?;
+        .ok_or_else(|| smuggled("the request head is empty"))?;
     let is_old = check_request_line(request)?;
     check_headers(headers, is_old)
 }
@@ -64,15 +64,15 @@ fn check_request_line(line: &[u8]) -> Result<bool, Refusal> {
         ));
     };
     if !http::is_token(method) {
-        return Err(smuggled("the method is none"));
+        return Err(smuggled("the method is not a valid token"));
     }
     if method == b"CONNECT" || target.first() != Some(&b'/') {
-        let what = "only paths of this route can be asked for: no absolute URL, no CONNECT, no *";
+        let what = "the target must be a path of this route: no absolute URL, no CONNECT, no *";
         return Err(smuggled(what));
     }
     let is_of_urls = |byte: &u8| (b'!'..=b'~').contains(byte) && !b"#\"<>\\^`{|}".contains(byte);
     if !target.iter().all(is_of_urls) {
-        return Err(smuggled("the path holds a character that no path can hold"));
+        return Err(smuggled("the path contains an invalid character"));
     }
     match version {
         b"HTTP/1.1" => Ok(false),
@@ -98,17 +98,17 @@ fn check_headers(lines: &[&[u8]], is_old: bool) -> Result<(), Refusal> {
             b"content-length" => {
                 lengths += 1;
                 if value.is_empty() || !value.iter().all(u8::is_ascii_digit) {
-                    return smuggled("the content length is no number");
+                    return smuggled("the header Content-Length is not a number");
                 }
             }
             b"transfer-encoding" => {
                 encodings += 1;
                 if !value.eq_ignore_ascii_case(b"chunked") {
-                    return smuggled("the transfer encoding is not \"chunked\" alone");
+                    return smuggled("the header Transfer-Encoding is not \"chunked\" alone");
                 }
             }
             b"upgrade" => {
-                return smuggled("a route speaks HTTP/1.1 only: no Upgrade");
+                return smuggled("this route supports only HTTP/1.1: no Upgrade");
             }
             b"expect" if !value.eq_ignore_ascii_case(b"100-continue") => {
                 return smuggled("the header Expect is not \"100-continue\"");
@@ -120,21 +120,21 @@ fn check_headers(lines: &[&[u8]], is_old: bool) -> Result<(), Refusal> {
         return smuggled("the request has no header Host, or more than one");
     }
     if lengths > 1 || encodings > 1 || lengths + encodings > 1 || (encodings > 0 && is_old) {
-        return smuggled("the length of the request is told twice");
+        return smuggled("the request has its length twice, or a Transfer-Encoding in HTTP/1.0");
     }
     Ok(())
 }
 
-/// A request that the route's list allows.
+/// A request that the allow list matches.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AllowedRequest {
-    /// Path and query for the upstream, without its base.
+    /// Path and query for the upstream, without its base path.
     pub target: String,
-    /// Which line of `allow` it is: an index, as the request's own path is foreign text.
+    /// Index of the matching `allow` line; the request's own path is untrusted text.
     pub allow_index: usize,
 }
 
-/// Query parameters that carry keys: removed wherever they stand.
+/// Query parameters that carry keys: always removed.
 const KEY_PARAMETERS: [&str; 6] = [
     "key",
     "api_key",
@@ -144,10 +144,10 @@ const KEY_PARAMETERS: [&str; 6] = [
     "token",
 ];
 
-/// Holds a method and a target (path and query) against the route.
+/// Matches a method and a target (path and query) against the allow list.
 ///
 /// # Errors
-/// What is not allowed.
+/// A [`Refusal`] that says what is not allowed.
 pub fn match_allow_list(
     route: &Route,
     method: &str,
@@ -156,7 +156,7 @@ pub fn match_allow_list(
 ) -> Result<AllowedRequest, Refusal> {
     if !is_plain_path(path) {
         let what =
-            "the path is no plain one: no \"%\", no \"..\" or \".\", no empty segment, no \";\"";
+            "the path is not in normal form: use no \"%\", \"..\", \".\", \";\" or empty segment";
         return Err(Refusal::new(Why::Path, 403, what));
     }
     let line = route
@@ -192,7 +192,7 @@ fn filter_query(route: &Route, query: &str) -> Result<String, Refusal> {
         let name = piece.split('=').next().unwrap_or(piece);
         let is_plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'$' | b'.' | b'_' | b'-');
         if name.is_empty() || !name.bytes().all(is_plain) || piece.contains(';') {
-            return refuse("a query parameter is no plain one: its name holds more than letters, digits and \"$._-\", or it holds a \";\"".to_owned());
+            return refuse("a query parameter is not allowed: use only letters, digits and \"$._-\" in its name, and no \";\"".to_owned());
         }
         let lower = name.to_ascii_lowercase();
         if KEY_PARAMETERS.contains(&lower.as_str()) {
@@ -214,7 +214,7 @@ fn filter_query(route: &Route, query: &str) -> Result<String, Refusal> {
             return refuse(what);
         }
         if names.contains(&name) {
-            return refuse(format!("the query parameter {name} is there twice"));
+            return refuse(format!("the query parameter {name} appears twice"));
         }
         names.push(name);
         passed.push(piece);
@@ -256,20 +256,21 @@ mod tests {
     fn what_two_servers_could_read_differently_is_refused() {
         let with =
             |headers: &str| refused(&format!("POST /x HTTP/1.1\r\nHost: a\r\n{headers}\r\n\r\n"));
-        assert!(with("Content-Length: 3\r\nTransfer-Encoding: chunked").contains("told twice"));
-        assert!(with("Transfer-Encoding: chunked\r\nContent-Length: 3").contains("told twice"));
-        assert!(with("Content-Length: 3\r\nContent-Length: 3").contains("told twice"));
+        assert!(with("Content-Length: 3\r\nTransfer-Encoding: chunked").contains("length twice"));
+        assert!(with("Transfer-Encoding: chunked\r\nContent-Length: 3").contains("length twice"));
+        assert!(with("Content-Length: 3\r\nContent-Length: 3").contains("length twice"));
         assert!(
-            with("Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked").contains("told twice")
+            with("Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked")
+                .contains("length twice")
         );
         assert!(with("Transfer-Encoding: chunked, identity").contains("not \"chunked\""));
         assert!(with("Transfer-Encoding: xchunked").contains("not \"chunked\""));
         assert!(with("Transfer-Encoding : chunked").contains("name of a header"));
-        assert!(with("Content-Length: +3").contains("no number"));
-        assert!(with("Content-Length: 3, 3").contains("no number"));
+        assert!(with("Content-Length: +3").contains("not a number"));
+        assert!(with("Content-Length: 3, 3").contains("not a number"));
         assert!(with("Host: b").contains("Host"));
         assert!(with("X: a\r\n b").contains("no colon"));
-        assert!(with("X: a\r\n b: c").contains("over two lines"));
+        assert!(with("X: a\r\n b: c").contains("spans two lines"));
         assert!(with("X: a\nY: b").contains("bare line feed"));
         assert!(with("X: a\rY: b").contains("bare carriage return"));
         assert!(with("X: a\0b").contains("NUL"));
@@ -316,7 +317,8 @@ mod tests {
         }
         assert!(refused("GET /x HTTP/1.1\r\n\r\n").contains("Host"));
         assert!(
-            refused("GET /x HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n").contains("told twice")
+            refused("GET /x HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n")
+                .contains("length twice")
         );
         refused("GET /x HTTP/1.1\nHost: a\n\n");
         refused("");

@@ -1,11 +1,11 @@
-//! Which headers of a request pass to the upstream: nothing that could be a key, nothing that is
-//! for this hop only, nothing that would make another request of it.
+//! Which request headers are forwarded to the upstream: no credential, no hop-by-hop header, and
+//! none that changes the request.
 
 use hyper::header::{self, HeaderMap, HeaderName};
 
 use marshal_config::Route;
 
-/// Headers of this hop, or made anew.
+/// Hop-by-hop headers, and headers that the proxy sets itself.
 const HOP_HEADERS: &[HeaderName] = &[
     header::HOST,
     header::CONNECTION,
@@ -22,8 +22,8 @@ const HOP_HEADERS: &[HeaderName] = &[
     header::MAX_FORWARDS,
 ];
 
-/// Words of names that ask for another method, path or host than the checked one, that set a gateway
-/// up, or say who asks: `x-http-method-override`, `x-original-url`, `helicone-target-url`.
+/// Words in names of headers that override the checked method, path or host, configure a gateway,
+/// or identify the caller: `x-http-method-override`, `x-original-url`, `helicone-target-url`.
 const REWRITE_WORDS: &[&str] = &[
     "method",
     "override",
@@ -54,7 +54,7 @@ const REWRITE_WORDS: &[&str] = &[
     "settings",
 ];
 
-/// Parts of names that say that a header or parameter holds a credential.
+/// Parts of names that mark a header or parameter as a credential.
 const CREDENTIALS: &[&str] = &[
     "auth",
     "key",
@@ -68,16 +68,16 @@ const CREDENTIALS: &[&str] = &[
     "jwt",
 ];
 
-/// Names with such a part that hold none.
+/// Names with such a part that are no credentials.
 const NO_CREDENTIALS: &[&str] = &["idempotency-key", "x-idempotency-key"];
 
-/// Whether a header or query parameter of this name, in lower case, may hold a credential.
+/// Whether a header or query parameter with this lower-case name may contain a credential.
 #[must_use]
 pub fn is_credential(name: &str) -> bool {
     !NO_CREDENTIALS.contains(&name) && CREDENTIALS.iter().any(|part| name.contains(part))
 }
 
-/// The headers that pass.
+/// The headers to forward.
 #[must_use]
 pub fn filter_request_headers(headers: &HeaderMap, route: &Route) -> HeaderMap {
     let named = headers.get_all(header::CONNECTION).iter();
@@ -99,7 +99,7 @@ pub fn filter_request_headers(headers: &HeaderMap, route: &Route) -> HeaderMap {
     passed
 }
 
-/// By its name in lower case. Many servers take `_` for `-`.
+/// Whether a header with this lower-case name is dropped. Many servers treat `_` as `-`.
 fn is_not_for_upstream(name: &str) -> bool {
     let name = name.replace('_', "-");
     let is_hop = HOP_HEADERS.iter().any(|hop| hop.as_str() == name);

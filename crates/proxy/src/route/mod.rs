@@ -1,9 +1,9 @@
-//! What passes between a sandbox and a model provider: which requests, which headers, which bodies,
-//! and what an answer says of tokens and limits. Pure.
+//! The rules between a sandbox and a model provider: which requests, headers and bodies are
+//! forwarded, and what a response says about tokens and limits. Pure.
 //!
-//! Floor 2. Must not know sockets, a runtime or a clock: bytes and header maps come in, verdicts
-//! and numbers go out. Nothing here keeps, logs or shows what a body or header holds, but for the
-//! sentence that goes back to whoever sent it.
+//! Must not know sockets, a runtime or a clock: bytes and header maps in, decisions and numbers
+//! out. Nothing here stores, logs or shows the content of a body or header, except for the message
+//! that goes back to its sender.
 
 mod answer;
 mod body;

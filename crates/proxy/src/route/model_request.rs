@@ -1,5 +1,5 @@
-//! What a request wants of a model, as far as its cost depends on it: which model, how much it may
-//! write, and whether the answer comes at once.
+//! What a request wants of a model, as far as its cost depends on it: which model, the maximum
+//! output, and whether the response comes at once.
 //!
 //! Reads the body in one pass, without building it. Must not know prices.
 
@@ -10,73 +10,73 @@ use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Vis
 
 use marshal_model::limits::MODEL_NAME_BYTES;
 
-/// What a request wants.
+/// What a request wants of a model.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ModelRequest {
     /// The model that it names: in its body (Anthropic, OpenAI), or in its path (Gemini). `None` if
-    /// it names none, or one in a form that could be read in two ways.
+    /// it names none, or if two parsers could read different models.
     pub model: Option<String>,
-    /// Tokens that the model may write though nobody waits for them: the most that the request asks
-    /// for. 0 if it asks for no number, or for a stream, which ends with its connection.
+    /// Maximum output tokens that the model may write after the client has disconnected. 0 if the
+    /// request sets no maximum, or if it is a stream, which ends with its connection.
     pub max_unseen_output: u64,
-    /// The answer is fetched later, by another request: a background response, a batch.
+    /// Whether another request fetches the response later: a background response, a batch.
     pub is_deferred: bool,
 }
 
 impl ModelRequest {
-    /// Of a request with this path and this body. A body that is no JSON object wants nothing.
+    /// Reads path and body. A body that is not a JSON object yields the defaults.
     #[must_use]
     pub fn parse(path: &str, body: &[u8]) -> Self {
-        let found = match serde_json::from_slice(body) {
-            Ok(Value::Object(found)) => *found,
+        let keys = match serde_json::from_slice(body) {
+            Ok(Value::Object(keys)) => *keys,
             _ => BodyKeys::default(),
         };
         let of_path = path.split_once("/models/").and_then(|(_, rest)| {
             let (name, method) = rest.rsplit_once(':')?;
             (!method.is_empty() && !name.contains('/')).then(|| name.to_owned())
         });
-        let named = match (of_path, found.model) {
-            _ if found.is_unclear => None,
-            // Both: an upstream may take either.
+        let named = match (of_path, keys.model) {
+            _ if keys.is_unclear => None,
+            // Both are present: an upstream may use either.
             (Some(path), Some(body)) if path != body => None,
             (path, body) => path.or(body),
         };
-        let is_stream = path.ends_with(":streamGenerateContent") || found.stream == Some(true);
-        let unseen = found.output.saturating_mul(found.choices.max(1));
+        let is_stream = path.ends_with(":streamGenerateContent") || keys.stream == Some(true);
+        let unseen = keys.output.saturating_mul(keys.choices.max(1));
         Self {
             model: named.filter(|name| (1..=MODEL_NAME_BYTES).contains(&name.len())),
             max_unseen_output: if is_stream { 0 } else { unseen },
-            is_deferred: found.is_deferred
+            is_deferred: keys.is_deferred
                 || path.ends_with("/batches")
                 || path.ends_with(":batchGenerateContent"),
         }
     }
 }
 
-/// Whether a request makes no model write anything: it reads lists, or counts tokens.
+/// Whether a request makes no model write anything: it lists something, or counts tokens.
 #[must_use]
 pub fn is_free(method: &str, path: &str, body: &[u8]) -> bool {
     let counts = path.ends_with("/count_tokens") || path.ends_with(":countTokens");
     counts || (matches!(method, "GET" | "HEAD") && body.is_empty())
 }
 
-/// What the keys of an object say. One that stands there twice holds as the dearer one of both:
-/// nobody knows which of them the provider takes.
+/// The relevant keys of an object. For a duplicate key the more expensive value counts, because the
+/// provider may use either.
 #[derive(Debug, Default)]
 struct BodyKeys {
     model: Option<String>,
-    /// The model is named twice, or by no text.
+    /// Whether the model appears twice, or is not a text.
     is_unclear: bool,
-    /// The most tokens of one answer.
+    /// Maximum tokens of one response.
     output: u64,
-    /// So many answers are asked for.
+    /// Number of responses requested.
     choices: u64,
     stream: Option<bool>,
     is_deferred: bool,
 }
 
 impl BodyKeys {
-    /// Takes in what stands under a key. Some servers take a key in any case.
+    /// Adds the value of a key. Some servers accept keys in any case.
     fn add(&mut self, plain: &str, value: Value) {
         match (plain, value) {
             ("model", Value::Text(name)) if self.model.is_none() => self.model = Some(name),
@@ -103,7 +103,7 @@ impl BodyKeys {
     }
 }
 
-/// Keys, plain, of the most tokens that a model may write.
+/// Normalized keys for the maximum output tokens.
 const OUTPUT_KEYS: &[&str] = &[
     "maxtokens",
     "maxcompletiontokens",
@@ -111,7 +111,7 @@ const OUTPUT_KEYS: &[&str] = &[
     "maxtokenstosample",
 ];
 
-/// The other keys, plain, whose values are read.
+/// The other normalized keys whose values are read.
 const KEYS: &[&str] = &[
     "model",
     "stream",
@@ -122,12 +122,12 @@ const KEYS: &[&str] = &[
     "generationconfig",
 ];
 
-/// A value, as far as it is of any use.
+/// A value, as far as it is relevant.
 enum Value {
     Null,
     Bool(bool),
     Number(u64),
-    /// No longer than a model's name.
+    /// A text no longer than a model name.
     Text(String),
     Object(Box<BodyKeys>),
     Other,
@@ -191,18 +191,18 @@ impl<'de> Visitor<'de> for Reader {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
-        let mut found = BodyKeys::default();
+        let mut keys = BodyKeys::default();
         while let Some(key) = map.next_key::<Cow<'de, str>>()? {
             let letters = key.chars().filter(|c| *c != '_');
             let plain: String = letters.flat_map(char::to_lowercase).collect();
             let plain = plain.as_str();
             if KEYS.contains(&plain) || OUTPUT_KEYS.contains(&plain) {
-                found.add(plain, map.next_value()?);
+                keys.add(plain, map.next_value()?);
             } else {
                 map.next_value::<IgnoredAny>()?;
             }
         }
-        Ok(Value::Object(Box::new(found)))
+        Ok(Value::Object(Box::new(keys)))
     }
 }
 

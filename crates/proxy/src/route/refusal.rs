@@ -1,22 +1,22 @@
-//! Why a request does not pass, and what its sender is told.
+//! Why a request is refused, and what its sender is sent.
 
 use serde_json::json;
 
 use marshal_telemetry::labels::RouteRefusal;
 
-/// A request that does not pass, or an answer that does not come back.
+/// A refused request, or a response that is not forwarded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
     /// The label of `marshal_route_refused_total{reason}`; `None` for an upstream that failed.
     pub reason: Option<RouteRefusal>,
     /// The HTTP status.
     pub status: u16,
-    /// One sentence for whoever asked. It may repeat words of the request, so it goes nowhere else.
+    /// One sentence for the sender. It may quote the request, so it must not be logged.
     pub message: String,
 }
 
 impl Refusal {
-    /// One for a reason of ours.
+    /// A refusal by the proxy's own rules.
     #[must_use]
     pub fn new(reason: RouteRefusal, status: u16, message: impl Into<String>) -> Self {
         Self {
@@ -26,7 +26,7 @@ impl Refusal {
         }
     }
 
-    /// An upstream that failed.
+    /// An upstream failure.
     #[must_use]
     pub fn upstream(status: u16, message: impl Into<String>) -> Self {
         Self {
@@ -36,13 +36,13 @@ impl Refusal {
         }
     }
 
-    /// The word that says why: of the metric, or `upstream_failed`.
+    /// The reason as a word: the metric's label, or `upstream_failed`.
     #[must_use]
     pub fn reason_code(&self) -> &'static str {
         self.reason.map_or("upstream_failed", RouteRefusal::word)
     }
 
-    /// The body of the answer: an error in the shape that the libraries of all providers read.
+    /// The response body: an error in the shape that all providers' libraries parse.
     #[must_use]
     pub fn to_json(&self) -> String {
         let word = self.reason_code();
@@ -58,7 +58,7 @@ impl Refusal {
         .to_string()
     }
 
-    /// The whole answer as bytes, where no server writes it.
+    /// The whole response as bytes, for connections without an HTTP server.
     #[must_use]
     pub fn to_http(&self) -> Vec<u8> {
         let body = self.to_json();

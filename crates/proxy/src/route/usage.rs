@@ -1,31 +1,31 @@
-//! Reads the tokens from a provider's answer as it passes: Anthropic messages, OpenAI chat and
-//! responses, Gemini; whole or as server-sent events.
+//! Reads token usage from a provider's response while it is forwarded: Anthropic messages, OpenAI
+//! chat and responses, Gemini; complete or as server-sent events.
 //!
-//! Looks at copies of the pieces; nothing waits for it. Must not know where answers come from.
+//! It reads copies of the chunks, so it delays nothing. Must not know where responses come from.
 
 use memchr::memmem;
 use serde_json::Value;
 
 use marshal_model::limits::ROUTE_USAGE_BYTES;
 
-/// Tokens of one answer. What was read from a cache, written to it, or spent on reasoning is a
-/// part of input or output, whatever the provider's own way of counting.
+/// Tokens of one response. Tokens read from a cache, written to it, or spent on reasoning are part
+/// of input or output, however the provider counts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Tokens {
-    /// Read by the model.
+    /// Input tokens.
     pub input: u64,
-    /// Written by the model.
+    /// Output tokens.
     pub output: u64,
-    /// Of the input: from a cache.
+    /// Part of the input: read from a cache.
     pub cache_read: u64,
-    /// Of the input: into a cache.
+    /// Part of the input: written to a cache.
     pub cache_write: u64,
-    /// Of the output: reasoning.
+    /// Part of the output: reasoning.
     pub reasoning: u64,
 }
 
 impl Tokens {
-    /// Streams tell sums so far, each time again: the largest holds.
+    /// Merges usage of one stream. Streams repeat running totals, so the maximum counts.
     fn merge(&mut self, other: Self) {
         self.input = self.input.max(other.input);
         self.output = self.output.max(other.output);
@@ -35,19 +35,19 @@ impl Tokens {
     }
 }
 
-/// Takes an answer in, piece by piece.
+/// Parses a response chunk by chunk.
 #[derive(Debug)]
 pub struct UsageReader {
     tokens: Tokens,
-    /// A line, or the whole answer, that is not complete yet.
+    /// An incomplete line, or the incomplete response.
     buffer: Vec<u8>,
     is_stream: bool,
-    /// Nothing more is held: the answer is of no known form, or the line is too long.
+    /// Whether input is ignored: the response has an unknown format, or a line is too long.
     is_skipping: bool,
 }
 
 impl UsageReader {
-    /// A reader for an answer with these headers' values. One that is encoded is not read.
+    /// A reader for a response with these header values. It ignores an encoded response.
     #[must_use]
     pub fn new(content_type: Option<&str>, is_encoded: bool) -> Self {
         let kind = content_type.unwrap_or_default().to_ascii_lowercase();
@@ -60,7 +60,7 @@ impl UsageReader {
         }
     }
 
-    /// The next piece.
+    /// Parses the next chunk.
     pub fn feed(&mut self, piece: &[u8]) {
         if !self.is_stream {
             return self.buffer_piece(piece);
@@ -72,22 +72,22 @@ impl UsageReader {
                 if !std::mem::take(&mut self.is_skipping) {
                     self.read_line(&line);
                 }
-                // The buffer is used again.
+                // Reuse the buffer's allocation.
                 self.buffer = line;
                 self.buffer.clear();
             }
         }
     }
 
-    /// The tokens; to be called at the end.
+    /// The tokens, after the last chunk.
     #[must_use]
     pub fn finish(mut self) -> Tokens {
-        let held = std::mem::take(&mut self.buffer);
+        let bytes = std::mem::take(&mut self.buffer);
         if !self.is_skipping {
             if self.is_stream {
-                self.read_line(&held);
+                self.read_line(&bytes);
             } else {
-                self.read_document(&held);
+                self.read_document(&bytes);
             }
         }
         self.tokens
@@ -146,7 +146,8 @@ fn read_number(usage: &Value, place: &str) -> u64 {
     usage.pointer(place).and_then(Value::as_u64).unwrap_or(0)
 }
 
-/// Anthropic (cached input is not in `input_tokens`) and both of OpenAI's (it is).
+/// Usage of Anthropic (`input_tokens` excludes cached input) and of both OpenAI APIs (it includes
+/// it).
 fn tokens_from_usage(usage: &Value) -> Tokens {
     let written = read_number(usage, "/cache_creation_input_tokens");
     let read = read_number(usage, "/cache_read_input_tokens");
@@ -172,7 +173,7 @@ fn tokens_from_usage(usage: &Value) -> Tokens {
     }
 }
 
-/// Gemini's thoughts are not in its candidates.
+/// Usage of Gemini, whose candidate count excludes thoughts.
 fn tokens_from_gemini(usage: &Value) -> Tokens {
     let thoughts = read_number(usage, "/thoughtsTokenCount");
     Tokens {

@@ -1,7 +1,7 @@
-//! One connection: lines in, answers out.
+//! One connection: request lines in, response lines out.
 //!
-//! Reads nothing while it writes, so that one who does not take answers is not heard either. Must
-//! not know what a tool does.
+//! It reads nothing while it writes, so that a client that does not read responses cannot send more
+//! calls. Must not know what a tool does.
 
 use std::sync::Arc;
 
@@ -16,10 +16,10 @@ use marshal_model::limits::{READ_CHUNK_BYTES, TOOL_LINE_BYTES};
 use marshal_model::{ClientError, ClientErrorKind, EngineResult};
 use marshal_wire::ndjson::LineDecoder;
 
-/// The calls of a connection that are not answered; dropped, nobody waits for them.
+/// Unanswered calls of a connection. Dropping it abandons them.
 struct PendingCalls {
     sink: EventSink,
-    /// Of each its number on the connection, and that among all of the child.
+    /// For each call: its id on the connection, and its number among all calls of the child.
     calls: Vec<(u64, u64)>,
 }
 
@@ -38,7 +38,7 @@ impl Drop for PendingCalls {
     }
 }
 
-/// Serves one connection until its other end closes it.
+/// Serves one connection until the client closes it.
 pub(super) async fn serve(mut stream: UnixStream, shared: Arc<Shared>) {
     let mut server = Server::new(&shared.tools);
     let mut lines = LineDecoder::new(TOOL_LINE_BYTES);
@@ -55,8 +55,8 @@ pub(super) async fn serve(mut stream: UnixStream, shared: Arc<Shared>) {
             read = stream.read(&mut chunk) => match read {
                 Ok(0) | Err(_) => return,
                 Ok(got) => {
-                    let came = chunk.get(..got).unwrap_or_default();
-                    lines.push(came.to_vec());
+                    let received = chunk.get(..got).unwrap_or_default();
+                    lines.push(received.to_vec());
                     for line in lines.by_ref() {
                         if let Ok(line) = line {
                             server.handle_line(&line, &mut out);
@@ -83,7 +83,8 @@ pub(super) async fn serve(mut stream: UnixStream, shared: Arc<Shared>) {
                     }
                 }
                 Effect::Call { number, call } => {
-                    // Whoever calls faster than the disk takes it in is not read meanwhile.
+                    // Backpressure: a client that calls faster than the journal writes is not read
+                    // meanwhile.
                     let Some(room) = shared.acquire_buffer(call.text_bytes()).await else {
                         return;
                     };
@@ -114,6 +115,6 @@ pub(super) async fn serve(mut stream: UnixStream, shared: Arc<Shared>) {
 }
 
 fn session_ended() -> EngineResult {
-    let why = "the session ended before this was carried out";
+    let why = "the session ended before the call was done";
     Err(ClientError::new(ClientErrorKind::Failed, why))
 }

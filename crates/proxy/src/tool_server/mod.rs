@@ -1,13 +1,14 @@
-//! The way of a call of one of the supervisor's own tools: a socket inside a child's walls, served.
+//! The tool server: serves calls of the supervisor's own tools on a socket inside a child's
+//! sandbox.
 //!
 //! ```text
 //! agent -> marshal mcp (inside: bytes, and nothing else) -> /run/marshal/tools.sock
-//!       -- the file of a socket of this host, mounted into this child's walls alone
-//!       -- the peer's uid is the child's -> lines -> mcp/ -> whoever judges the call, and answers
+//!       -- a socket file of this host, mounted into this child's sandbox only
+//!       -- the peer's uid is the child's -> lines -> mcp/ -> the session evaluates and answers
 //! ```
 //!
-//! Floor 3. Who calls is known by the socket: no other child sees it. Must not know policies, files
-//! or turns, nor what a tool does.
+//! The socket identifies the child: no other child sees it. Must not know policies, files or turns,
+//! nor what a tool does.
 
 mod connection;
 mod socket;
@@ -25,36 +26,35 @@ use marshal_model::limits::{CLIENT_OPEN_BYTES, TOOL_CALLS, TOOL_CONNECTIONS};
 use marshal_model::{EngineCall, EngineResult, EngineTool};
 pub use socket::Socket;
 
-/// Calls of a child on their way at the same time.
+/// Maximum calls of a child in progress.
 const CALLS: usize = TOOL_CONNECTIONS * TOOL_CALLS;
 
-/// How long it waits after a connection could not be taken.
+/// Delay after `accept` failed.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
-/// What a connection has to say.
+/// An event of a connection.
 #[derive(Debug)]
 pub enum ToolCallEvent {
     /// A tool is called.
     Call {
         /// The call's number among those of the child.
         number: u64,
-        /// What is called.
+        /// The call itself.
         call: Box<EngineCall>,
-        /// Where its answer goes. Dropped, the call has failed.
+        /// Receives the result. If dropped, the call has failed.
         reply: oneshot::Sender<EngineResult>,
-        /// What it takes of the child's room: kept until the call is durable, also if nobody waits
-        /// for it any more.
+        /// The call's share of the child's buffer. It must live until the call is durable, even if
+        /// the call was abandoned.
         permit: OwnedSemaphorePermit,
     },
-    /// Nobody waits for the answer to that call any more.
+    /// The client of this call is gone.
     Abandoned(u64),
 }
 
-/// Where it is said; it must not wait.
+/// Receives the events; it must not block.
 pub type EventSink = Arc<dyn Fn(ToolCallEvent) + Send + Sync>;
 
-/// The server of one child's tools. When it is dropped it ends, with all its connections and its
-/// socket.
+/// The tool server of one child. Dropping it ends its connections and removes its socket.
 #[derive(Debug)]
 pub struct ToolServer {
     task: JoinHandle<()>,
@@ -66,17 +66,17 @@ impl Drop for ToolServer {
     }
 }
 
-/// What every connection of a server shares.
+/// State that all connections of a server share.
 struct Shared {
     tools: Vec<EngineTool>,
     sink: EventSink,
     last_number: AtomicU64,
-    /// Room for calls on their way, in bytes.
+    /// Buffer space for calls in progress, in bytes.
     buffer_permits: Arc<Semaphore>,
 }
 
 impl Shared {
-    /// Room for one more call, when there is some.
+    /// Waits for buffer space for one more call; `None` when the server ends.
     async fn acquire_buffer(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
         let bytes = bytes.clamp(CLIENT_OPEN_BYTES / CALLS, CLIENT_OPEN_BYTES);
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
@@ -92,10 +92,10 @@ impl Shared {
 }
 
 impl ToolServer {
-    /// Serves these tools to whoever connects as that uid. Needs a runtime around it.
+    /// Serves the tools to every peer with that uid. Must run inside a tokio runtime.
     ///
     /// # Errors
-    /// The runtime cannot watch the socket.
+    /// The runtime cannot register the socket.
     pub fn start(
         socket: Socket,
         tools: Vec<EngineTool>,
@@ -127,8 +127,8 @@ async fn accept(listener: &UnixListener, uid: u32, shared: &Arc<Shared>) {
         let stream = match accepted {
             Ok((stream, _)) => stream,
             Err(error) => {
-                // Descriptors have run out; who connects waits in the socket's own queue.
-                tracing::warn!(%error, "a connection to the tools of a child cannot be taken");
+                // No descriptor is free; clients wait in the socket's backlog.
+                tracing::warn!(%error, "the tool server of a child cannot accept a connection");
                 tokio::time::sleep(ACCEPT_AGAIN).await;
                 continue;
             }
@@ -138,19 +138,20 @@ async fn accept(listener: &UnixListener, uid: u32, shared: &Arc<Shared>) {
             Ok(peer) => {
                 tracing::warn!(
                     uid = peer.uid(),
-                    "somebody else than the child is at its tools"
+                    "a process with another uid than the child's connected to its tools: refused"
                 );
                 continue;
             }
             Err(error) => {
-                tracing::warn!(%error, "nobody knows who is at the tools of a child");
+                tracing::warn!(%error, "the peer of a connection to the tools of a child is unknown: refused");
                 continue;
             }
         }
         if connections.len() >= TOOL_CONNECTIONS {
-            let why = format!("{TOOL_CONNECTIONS} connections are open: close one of them");
+            let why = format!("{TOOL_CONNECTIONS} connections are open already: close one of them");
             let line = mcp::error_line(None, mcp::INTERNAL, &why);
-            // A fresh socket has room for it; whoever is not there to read it misses nothing.
+            // A new socket has buffer space for the line; a client that does not read it misses
+            // nothing.
             let _ = stream.try_write(&line);
             continue;
         }

@@ -1,6 +1,6 @@
-//! The file of a child's socket: where it is, and how it is made.
+//! The file of a child's socket: its path and its creation.
 //!
-//! Must not know what is said over it.
+//! Must not know the protocol on it.
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;
@@ -12,14 +12,14 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Mode, OFlags};
 use tokio::net::UnixListener;
 
-/// A socket that nobody serves yet. Its file is removed when this, or what serves it, is dropped.
+/// A bound socket that is not served yet. Its file is removed when this, or its server, is dropped.
 #[derive(Debug)]
 pub struct Socket {
     listener: StdListener,
     file: SocketFile,
 }
 
-/// The file of a socket.
+/// A socket's file; removed on drop.
 #[derive(Debug)]
 pub(super) struct SocketFile(PathBuf);
 
@@ -30,11 +30,11 @@ impl Drop for SocketFile {
 }
 
 impl Socket {
-    /// Makes the socket in place of what an earlier child left. Its directory is made, for our own
-    /// uid alone: what is in it is seen only where it is mounted.
+    /// Creates the socket, replacing a file that an earlier child left. Creates its directory for
+    /// our own uid only: a sandbox sees the file only because it is mounted there.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system error.
     pub fn bind(path: &Path) -> io::Result<Self> {
         let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -45,25 +45,25 @@ impl Socket {
             Err(error) => return Err(error),
         }
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let held: OwnedFd = rustix::fs::open(dir, flags, Mode::empty())?;
+        let handle: OwnedFd = rustix::fs::open(dir, flags, Mode::empty())?;
         match fs::remove_file(path) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
-        // A socket's address has room for 107 bytes (unix(7)); the open directory's name in procfs
-        // fits.
-        let through = PathBuf::from(format!("/proc/self/fd/{}", held.as_raw_fd())).join(name);
+        // A socket address holds 107 bytes (unix(7)); the path through procfs of the open directory
+        // is short enough.
+        let through = PathBuf::from(format!("/proc/self/fd/{}", handle.as_raw_fd())).join(name);
         let listener = StdListener::bind(&through)?;
         let file = SocketFile(path.to_owned());
-        // Who is inside has another uid than we have. The directory, and the look at the peer's uid,
-        // keep others out.
+        // The process inside has another uid than this one. The directory, and the check of the
+        // peer's uid, keep others out.
         fs::set_permissions(path, Permissions::from_mode(0o666))?;
         listener.set_nonblocking(true)?;
         Ok(Self { listener, file })
     }
 
-    /// The socket for a runtime, and its file.
+    /// Converts it for a runtime, and returns its file.
     pub(super) fn take(self) -> io::Result<(UnixListener, SocketFile)> {
         Ok((UnixListener::from_std(self.listener)?, self.file))
     }

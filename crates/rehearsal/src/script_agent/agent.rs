@@ -1,6 +1,6 @@
-//! The agent itself: its session, its turn, and how it waits.
+//! The agent itself: its session, its turn, and its waiting.
 //!
-//! One state machine for every protocol: what it says goes through [`Said`], what it hears comes
+//! One state machine for every protocol. Its output goes through [`AgentEvent`]; its input comes
 //! from the protocol's folder. Must not know verbs, tools or messages.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,17 +24,17 @@ use marshal_model::limits::AGENT_OUTPUT_BYTES;
 /// The context window that the agent claims, in tokens.
 pub(super) const CONTEXT_WINDOW: u64 = 200_000;
 
-/// What the model is told when the controller is gone.
+/// The text for the model when the controller has disconnected.
 const DISCONNECTED: &str = "controller disconnected before responding";
 
-/// Why the agent ends before its stdin does.
+/// Why the agent ends before its stdin ends.
 #[derive(Debug)]
 pub(super) enum Halt {
-    /// The controller does not read any more, or the ledger cannot be written.
+    /// The controller has closed stdout's pipe, or the ledger cannot be written.
     Io(io::Error),
-    /// The script says so.
+    /// The script contains `exit`.
     Exit(u8),
-    /// The controller said what its protocol does not have, where that ends the agent.
+    /// The controller broke the protocol, in a protocol where that ends the agent.
     ProtocolError(String),
 }
 
@@ -44,24 +44,24 @@ impl From<io::Error> for Halt {
     }
 }
 
-/// What comes of a request.
+/// The outcome of a permission request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Permission {
     Allowed,
-    /// With the reason for the model.
+    /// Denied; the text is the reason for the model.
     Denied(String),
-    /// The turn was cancelled meanwhile.
+    /// The turn was cancelled while the request was open.
     Cancelled,
 }
 
-/// How the session ends.
+/// The state of the session's end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Closing {
-    /// Not yet.
+    /// The session is open.
     KeptOpen,
     /// Stdin ended: the turn is finished first.
     Eof,
-    /// The controller said goodbye, or a slash command did: the turn is cancelled.
+    /// The controller or a slash command ended the session: the turn is cancelled.
     Requested,
 }
 
@@ -69,24 +69,24 @@ pub(super) enum Closing {
 #[derive(Debug, Default)]
 pub(super) struct Turn {
     pub(super) id: String,
-    /// The prompt's fingerprint.
+    /// The digest of the prompt.
     pub(super) digest: String,
-    /// The request that the turn answers, in a protocol where a prompt is one.
+    /// The request that the turn answers, in a protocol where a prompt is a request.
     pub(super) reply_to: Option<Value>,
-    /// What was said, cut where a tool's output would be.
+    /// The turn's text, limited to the maximum size of a tool's output.
     pub(super) answer_text: String,
-    /// Characters that the model read and wrote.
+    /// The number of characters that the model read.
     pub(super) read_chars: u64,
     pub(super) written_chars: u64,
-    /// Tool calls so far.
+    /// The number of tool calls so far.
     pub(super) calls: u64,
     pub(super) mutations: Vec<(&'static str, String)>,
-    /// Each step that failed, in words.
+    /// A description of each failed step.
     pub(super) failures: Vec<String>,
     pub(super) cancelled: bool,
 }
 
-/// A prompt that was accepted and not begun.
+/// An accepted prompt that has not begun.
 #[derive(Debug)]
 pub(super) struct AcceptedPrompt {
     pub(super) text: String,
@@ -94,7 +94,7 @@ pub(super) struct AcceptedPrompt {
     pub(super) reply_to: Option<Value>,
 }
 
-/// The one request that is open, and its answer.
+/// The open permission request, and its answer.
 #[derive(Debug)]
 pub(super) struct OpenRequest {
     pub(super) number: u64,
@@ -102,18 +102,18 @@ pub(super) struct OpenRequest {
     pub(super) answer: Option<Permission>,
 }
 
-/// What does not change while the agent runs.
+/// The settings, constant while the agent runs.
 #[derive(Debug)]
 pub(super) struct Settings {
     pub(super) dialect: AgentDialect,
     pub(super) claim: VersionClaim,
-    /// What each step and each request of a load step waits first.
+    /// The pause before each step and each request of a load step.
     pub(super) think: Duration,
-    /// Load: no narration, no log, no memory, large writes.
+    /// Generates load: no narration, no log, no memory, large writes.
     pub(super) loader: bool,
-    /// Requests carry nothing but the id of their tool call.
+    /// Permission requests contain only the id of their tool call.
     pub(super) bare_requests: bool,
-    /// In what it differs from other agents.
+    /// The quirks, which imitate other agents.
     pub(super) quirks: Vec<Quirk>,
 }
 
@@ -123,7 +123,7 @@ impl Settings {
     }
 }
 
-/// What a session can be set to, where sessions can be set.
+/// The settings of a session, in a protocol that has them.
 #[derive(Debug)]
 pub(super) struct Choices {
     pub(super) mode: String,
@@ -131,7 +131,7 @@ pub(super) struct Choices {
     pub(super) fast: bool,
 }
 
-/// The agent.
+/// The state of the agent.
 #[derive(Debug)]
 pub(super) struct Agent {
     pub(super) settings: Settings,
@@ -139,33 +139,33 @@ pub(super) struct Agent {
     pub(super) out: Outbox,
     pub(super) ledger: Ledger,
     pub(super) memory: Memory,
-    /// The session whose turn runs, or ran last.
+    /// The session whose turn runs or ran last.
     pub(super) session: Session,
-    /// Others that are open, in a protocol that has more than one.
+    /// The other open sessions, in a protocol that can have several.
     pub(super) others: BTreeMap<String, Session>,
     pub(super) model: String,
     pub(super) mode: String,
     pub(super) turn: Option<Turn>,
     pub(super) accepted_prompt: Option<AcceptedPrompt>,
     pub(super) closing: Closing,
-    /// Whether the controller introduced itself, in a protocol where it speaks first.
+    /// Whether the controller has sent its first message, in a protocol where it begins.
     pub(super) is_initialized: bool,
-    /// Whether it made the login that is wanted.
+    /// Whether the client has made the required login.
     pub(super) logged_in: bool,
     pub(super) choices: Choices,
     pub(super) ignores_cancel: bool,
-    /// Tools that were allowed for ever.
+    /// Tools that were allowed permanently.
     pub(super) trusted_tools: BTreeSet<&'static str>,
     pub(super) open_request: Option<OpenRequest>,
-    /// The open request to the client, in a protocol that has them.
+    /// The open request to the client, in a protocol where agents send requests.
     pub(super) client_request: Option<acp::ClientRequest>,
-    /// The terminal that was made last.
+    /// The id of the terminal that was created last.
     pub(super) terminal: String,
-    /// The tool servers that the client handed over.
+    /// The client's tool servers.
     pub(super) tool_servers: acp::ToolServers,
-    /// What waits, in a protocol where prompts can.
+    /// The waiting prompts, in a protocol that queues them.
     pub(super) prompt_queue: loaf::PromptQueue,
-    /// What Claude Code and Codex keep of their conversations.
+    /// The state of the conversations of Claude Code and Codex.
     pub(super) claude: claude::Conversation,
     pub(super) codex: codex::Conversation,
     pub(super) script_state: ScriptState,
@@ -174,16 +174,16 @@ pub(super) struct Agent {
     asks: u64,
 }
 
-/// What the script made of the conversation.
+/// How the script changed the conversation.
 #[derive(Debug, Default)]
 pub(super) struct ScriptState {
-    /// It wrote lines of its own, to which anything may be answered.
+    /// The script wrote raw lines, so the controller's answers may be unexpected.
     pub(super) wrote_raw_lines: bool,
     /// The next request is withdrawn at once.
     pub(super) withdraws_next: bool,
 }
 
-/// Where something is said, and what is true then.
+/// The output, with the context of an event.
 #[derive(Debug)]
 pub(super) struct OutputContext<'a> {
     pub(super) out: &'a mut Outbox,
@@ -192,7 +192,7 @@ pub(super) struct OutputContext<'a> {
     pub(super) event_context: EventContext<'a>,
 }
 
-/// What a new agent is made of.
+/// The parts of a new agent.
 #[derive(Debug)]
 pub(super) struct Parts {
     pub(super) settings: Settings,
@@ -244,8 +244,8 @@ impl Agent {
         }
     }
 
-    /// Says that it is ready, where it speaks first, then works prompts until the controller is
-    /// done.
+    /// Sends the ready message, if the protocol begins with it, then works on prompts until the
+    /// controller disconnects.
     pub(super) fn serve(&mut self) -> Result<(), Halt> {
         self.log_to_ledger("start", || json!({}))?;
         if self.settings.dialect == AgentDialect::Scaiflux {
@@ -258,12 +258,13 @@ impl Agent {
             if let Some(prompt) = self.accepted_prompt.take() {
                 self.run_turn(prompt)?;
                 if self.settings.has(Quirk::Restless) {
-                    // Later after every turn of the session: whatever follows a turn is met.
+                    // A longer delay after every turn, so that the end meets every point of what
+                    // follows a turn.
                     std::thread::sleep(Duration::from_millis(self.turns % 40));
                     break;
                 }
             } else if let Some(line) = self.inbox.next() {
-                // One line at a time: what follows a prompt is heard inside its turn.
+                // One line at a time: the lines after a prompt are handled inside its turn.
                 self.handle_line(line)?;
             } else if self.inbox.is_at_end() {
                 self.handle_eof()?;
@@ -275,7 +276,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Where something is said, and when.
+    /// The output, with the current context.
     pub(super) fn output_context(&mut self) -> OutputContext<'_> {
         let turn = self.turn.as_ref();
         OutputContext {
@@ -294,7 +295,7 @@ impl Agent {
         }
     }
 
-    /// Puts what is said behind what is queued.
+    /// Queues an event behind what is queued.
     pub(super) fn queue_event(&mut self, said: &AgentEvent<'_>) -> Result<(), Halt> {
         let dialect = self.settings.dialect;
         let to = self.output_context();
@@ -309,15 +310,15 @@ impl Agent {
         Ok(())
     }
 
-    /// Says it now.
+    /// Sends an event at once.
     pub(super) fn send_event(&mut self, said: &AgentEvent<'_>) -> Result<(), Halt> {
         self.queue_event(said)?;
         self.out.flush()?;
         Ok(())
     }
 
-    /// One piece of text's line, and how many bytes of text a line of `line_bytes` has: as many
-    /// in every protocol, so that their loads compare.
+    /// The frame of a line with one piece of text, and the number of text bytes for a line of
+    /// `line_bytes`. The number is the same in every protocol, so that their loads compare.
     pub(super) fn text_frame(&mut self, line_bytes: usize) -> Result<(TextFrame, usize), Halt> {
         let dialect = self.settings.dialect;
         let to = self.output_context();
@@ -331,12 +332,12 @@ impl Agent {
             AgentDialect::Claude => to.claude.text_frame(out, &moment)?,
             AgentDialect::Codex => to.codex.text_frame(out, &moment)?,
         };
-        // Where a text has a beginning of its own, that was queued.
+        // A protocol may mark the begin of a text; that line was queued.
         self.out.flush()?;
         Ok((frame, text_bytes))
     }
 
-    /// An entry in the ledger, on the disk when this returns.
+    /// Appends an entry to the ledger; it is on the disk when this returns.
     pub(super) fn log_to_ledger(
         &mut self,
         kind: &str,
@@ -346,7 +347,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Begins a session in `cwd`; it is kept if that is possible.
+    /// Begins a session in `cwd`, and stores it if possible.
     pub(super) fn begin_session(&self, cwd: PathBuf) -> Session {
         let (session, failed) = self.memory.begin(cwd);
         if let Some(error) = failed {
@@ -373,12 +374,13 @@ impl Agent {
             };
             self.enter_session(session);
         }
-        // Tools take their paths from here.
+        // Tools resolve their paths from here.
         std::env::set_current_dir(&self.session.cwd)?;
         Ok(true)
     }
 
-    /// Keeps what happened in the session's file: a tool call before long, the rest now.
+    /// Stores a record in the session's file. A tool call may reach the disk later, other records
+    /// are durable at once.
     pub(super) fn save_record(&mut self, record: &Record) {
         let kept = match record {
             Record::Tool { .. } => self.session.append(record),
@@ -410,7 +412,7 @@ impl Agent {
         self.turn.as_ref().is_some_and(|turn| turn.cancelled)
     }
 
-    /// Streams a piece of the answer.
+    /// Sends a piece of the answer.
     pub(super) fn send_text(&mut self, delta: &str) -> Result<(), Halt> {
         if let Some(turn) = &mut self.turn {
             turn.written_chars += delta.chars().count() as u64;
@@ -421,7 +423,7 @@ impl Agent {
         self.send_event(&AgentEvent::Text(delta))
     }
 
-    /// Takes in what the controller said so far, without waiting.
+    /// Handles the controller's pending messages, without waiting.
     pub(super) fn poll_input(&mut self) -> Result<(), Halt> {
         self.handle_pending_lines()?;
         if self.closing != Closing::Eof && self.inbox.wait([], Some(Instant::now()))?.input {
@@ -431,7 +433,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Takes in every line that was read.
+    /// Handles every line that was read.
     pub(super) fn handle_pending_lines(&mut self) -> Result<(), Halt> {
         while let Some(line) = self.inbox.next() {
             self.handle_line(line)?;
@@ -442,7 +444,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Pauses, listening; ends early when the turn is cancelled.
+    /// Pauses and handles messages meanwhile; ends early when the turn is cancelled.
     pub(super) fn pause(&mut self, pause: Duration) -> Result<(), Halt> {
         let deadline = Instant::now() + pause;
         self.handle_pending_lines()?;
@@ -461,7 +463,7 @@ impl Agent {
         self.asks
     }
 
-    /// Queues a permission request; [`Self::answer`] sends it.
+    /// Queues a permission request; [`Self::await_permission`] sends it.
     pub(super) fn queue_permission_request(
         &mut self,
         tool_id: &str,
@@ -479,14 +481,14 @@ impl Agent {
             answer: None,
         });
         match self.settings.dialect {
-            // Its hook comes first.
+            // Claude Code calls the hook before it asks the host.
             AgentDialect::Claude => self.request_claude_permission(number),
             _ if self.script_state.withdraws_next => self.withdraw_request(number),
             _ => Ok(()),
         }
     }
 
-    /// Withdraws a request that nobody answered; its tool does not run.
+    /// Withdraws a request that has no answer; its tool does not run.
     pub(super) fn withdraw_request(&mut self, number: u64) -> Result<(), Halt> {
         self.script_state.withdraws_next = false;
         self.queue_event(&AgentEvent::RequestWithdrawn { number })?;
@@ -495,9 +497,9 @@ impl Agent {
         Ok(())
     }
 
-    /// Sends what is queued and waits for the open request's answer.
+    /// Sends what is queued and waits for the answer to the open request.
     pub(super) fn await_permission(&mut self) -> Result<Permission, Halt> {
-        // Where a request is one of the transport, it is answered also after a cancel.
+        // In ACP a request is a JSON-RPC request, which the client must answer even after a cancel.
         let withdraws = self.settings.dialect != AgentDialect::Acp;
         self.out.flush()?;
         self.handle_pending_lines()?;
@@ -526,7 +528,7 @@ impl Agent {
         }
     }
 
-    /// A line for the log. Its text may hold what others wrote.
+    /// Writes a line to the log. It may contain foreign text.
     pub(super) fn log(&self, what: std::fmt::Arguments<'_>) {
         if self.settings.loader {
             return;
@@ -535,7 +537,7 @@ impl Agent {
             "script-agent: {}\n",
             UntrustedText::new(what.to_string()).escape_for_display(300)
         );
-        // A log that nobody reads must not end the agent.
+        // A closed stderr must not end the agent.
         drop(io::stderr().write_all(line.as_bytes()));
     }
 }

@@ -1,20 +1,20 @@
-//! What the agent says, whatever its protocol: each protocol's folder makes its own lines of it.
+//! The agent's output as events, independent of the protocol; each protocol's folder formats them.
 //!
-//! Must not know how a line looks.
+//! Must not know the format of a line.
 
 use serde_json::Value;
 
 use super::step::ToolCall;
 use super::tools::ToolOutcome;
 
-/// One thing to say.
+/// One event.
 #[derive(Debug)]
 pub(super) enum AgentEvent<'a> {
     TurnStarted,
     /// A piece of the answer.
     Text(&'a str),
     Thought(&'a str),
-    /// The whole plan, each entry still to be done.
+    /// The whole plan; no entry has been done yet.
     Plan(&'a [String]),
     ToolStart {
         tool_id: &'a str,
@@ -26,11 +26,11 @@ pub(super) enum AgentEvent<'a> {
         tool_id: &'a str,
         call: &'a ToolCall,
     },
-    /// The request wants no answer any more.
+    /// The agent no longer waits for the answer.
     RequestWithdrawn {
         number: u64,
     },
-    /// The tool was allowed and runs now.
+    /// The tool was allowed and now runs.
     ToolRunning {
         tool_id: &'a str,
     },
@@ -40,7 +40,7 @@ pub(super) enum AgentEvent<'a> {
         end: &'a ToolOutcome,
         took_s: f64,
     },
-    /// How full the context is.
+    /// The use of the context window.
     Context {
         tokens: u64,
         pct: u64,
@@ -51,30 +51,30 @@ pub(super) enum AgentEvent<'a> {
         input_tokens: u64,
         output_tokens: u64,
         mutations: &'a [(&'static str, String)],
-        /// What was said, cut where a tool's output would be.
+        /// The turn's text, limited to the maximum size of a tool's output.
         answer: &'a str,
-        /// The request that the turn answers, in a protocol where a prompt is one.
+        /// The request that the turn answers, in a protocol where a prompt is a request.
         reply_to: Option<&'a Value>,
     },
 }
 
-/// What is true while something is said.
+/// The state of the agent when an event is sent.
 #[derive(Debug)]
 pub(super) struct EventContext<'a> {
     pub(super) session: &'a str,
     /// Empty between turns.
     pub(super) turn: &'a str,
-    /// What the turn answers, until its end.
+    /// The request that the turn answers, until the turn ends.
     pub(super) reply_to: Option<&'a Value>,
     pub(super) mode: &'a str,
     pub(super) model: &'a str,
     /// Tokens in the context.
     pub(super) context: u64,
-    /// Requests carry nothing but the id of their tool call, where the protocol lets them.
+    /// Permission requests contain only the id of their tool call, where the protocol permits that.
     pub(super) bare_requests: bool,
 }
 
-/// The line of one piece of text, before and after the text.
+/// A line with one piece of text, split into the parts before and after the text.
 #[derive(Debug)]
 pub(super) struct TextFrame {
     pub(super) head: Vec<u8>,
@@ -82,16 +82,16 @@ pub(super) struct TextFrame {
 }
 
 impl TextFrame {
-    /// Cuts a line, without its newline, whose text is empty.
+    /// Splits a line (without its newline) whose text is empty.
     pub(super) fn around(mut line: Vec<u8>) -> Self {
-        // The text is the last value that is an empty string, in every protocol here.
+        // In every protocol here, the text is the last value that is an empty string.
         let quotes = line.windows(2).rposition(|pair| pair == b"\"\"");
         let mut tail = line.split_off(quotes.map_or(line.len(), |at| at + 1));
         tail.push(b'\n');
         Self { head: line, tail }
     }
 
-    /// Bytes of a line whose text is empty, newline included.
+    /// The length of a line with an empty text, newline included.
     pub(super) fn len(&self) -> usize {
         self.head.len() + self.tail.len()
     }

@@ -1,4 +1,5 @@
-//! The bash tool: one command in a process group of its own, heard while the controller is heard.
+//! The bash tool: one command in a process group of its own. The controller's messages are handled
+//! while it runs.
 //!
 //! Must not know the protocol.
 
@@ -14,13 +15,14 @@ use super::agent::{Agent, Halt};
 use super::tools::{ToolOutcome, truncate_output};
 use marshal_model::limits::{AGENT_OUTPUT_BYTES, AGENT_TOOL_TIME};
 
-/// How much is read at once.
+/// The size of one read, in bytes.
 const READ_BYTES: usize = 16 << 10;
 
-/// How much more is read after the command ended while somebody else holds its pipe.
+/// The maximum number of reads after the command ended while another process still has its pipe
+/// open.
 const DRAIN_READS: usize = 64;
 
-/// A command that runs.
+/// A running command.
 struct RunningCommand {
     child: Child,
     pidfd: OwnedFd,
@@ -30,14 +32,14 @@ struct RunningCommand {
     total: u64,
 }
 
-/// Why the waiting ended.
+/// Why the wait ended.
 enum WaitEnd {
     Exited,
     Cancelled,
     TimedOut,
 }
 
-/// Runs `bash -c COMMAND` in the workspace, its input empty.
+/// Runs `bash -c COMMAND` in the workspace, with empty input.
 pub(super) fn run(agent: &mut Agent, command: &str) -> Result<ToolOutcome, Halt> {
     let mut running = match start(command) {
         Ok(running) => running,
@@ -45,7 +47,8 @@ pub(super) fn run(agent: &mut Agent, command: &str) -> Result<ToolOutcome, Halt>
     };
     let over = running.wait(agent);
     if !matches!(over, Ok(WaitEnd::Exited)) {
-        // The group is this child's and the child is not reaped: nobody else can have its number.
+        // The group is the child's and the child is not reaped, so no other process can have its
+        // id.
         let _ = kill_process_group(Pid::from_child(&running.child), Signal::KILL);
     }
     let status = running.child.wait()?;
@@ -118,7 +121,7 @@ impl RunningCommand {
         }
     }
 
-    /// Reads what is there; everything beyond the bound is only counted.
+    /// Reads what is available; bytes beyond the limit are only counted.
     fn read(&mut self) -> io::Result<()> {
         let Some(pipe) = &mut self.pipe else {
             return Ok(());
@@ -134,7 +137,7 @@ impl RunningCommand {
         Ok(())
     }
 
-    /// Takes the rest of the pipe without waiting for those who still hold it.
+    /// Reads the rest of the pipe without waiting for other processes that have it open.
     fn drain(&mut self, agent: &Agent) -> Result<(), Halt> {
         for _ in 0..DRAIN_READS {
             let Some(pipe) = &self.pipe else { break };

@@ -1,26 +1,27 @@
-//! The protocol version that the agent claims, to drill the supervisor's version gate.
+//! The protocol version that the agent claims, for tests of the supervisor's version gate.
 //!
 //! Must not know messages.
 
 use serde_json::Value;
 
-/// What the agent says of its version.
+/// The claimed version.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum VersionClaim {
     /// The field is left out.
     Absent,
     /// A number, or any other JSON value.
     Value(Value),
-    /// What the controller asked for, where it asks.
+    /// The version that the controller requests, in a protocol where it requests one.
     Echo,
-    /// No version but an error, where there are replies.
+    /// An error instead of a version, in a protocol with replies.
     Error,
-    /// The second version of ACP, in its own shapes.
+    /// Version 2 of ACP, with its message forms.
     AcpV2,
 }
 
 impl VersionClaim {
-    /// `none` leaves the field out; what is a JSON value is claimed as such, the rest as a text.
+    /// Parses the argument. `none` leaves the field out; a JSON value is claimed as such, any other
+    /// text as a string.
     pub(super) fn parse(text: &str) -> Self {
         match text {
             "none" => Self::Absent,
@@ -33,7 +34,7 @@ impl VersionClaim {
         }
     }
 
-    /// The value where nothing was asked for.
+    /// The claim when no version was requested.
     pub(super) fn default_value(&self) -> Option<Value> {
         match self {
             Self::Absent => None,
@@ -44,7 +45,7 @@ impl VersionClaim {
         }
     }
 
-    /// The same where a version is the text of a release: the number N is `N.0.0`.
+    /// The claim where a version is a release: the number N becomes `N.0.0`.
     pub(super) fn as_release(&self) -> Option<Value> {
         match self {
             Self::Value(Value::Number(major)) => Some(format!("{major}.0.0").into()),

@@ -1,7 +1,7 @@
 //! Faults on demand, and load.
 //!
-//! Each is a step of the script, so that a test of the supervisor is a prompt. Must not know how
-//! a supervisor reacts.
+//! Each is a step of the script, so a test of the supervisor is a prompt. Must not know how a
+//! supervisor reacts.
 
 use std::fmt::Write as _;
 use std::fs::OpenOptions;
@@ -21,20 +21,20 @@ use super::turn::AskMode;
 use super::{AgentDialect, acp, claude, codex, loaf, scaiflux};
 use marshal_model::limits::AGENT_WRITE_BYTES;
 
-/// What flooded lines say, over and over.
+/// The repeated text of flooded lines.
 const FILLER: &[u8] = b"All work and no play makes a dull agent. ";
 
-/// How long an orphan lives, in seconds: longer than any test, shorter than for ever.
+/// The lifetime of an orphan, in seconds: longer than any test.
 const ORPHAN_SECONDS: &str = "3600";
 
-/// Starts a process that has left its session, its group and its parent, and that ignores every
-/// polite signal. `$0` and the environment carry the marker; its output goes to this shell's
-/// stderr, so that this shell's stdout ends with it.
+/// Starts a process that has left its session, its group and its parent, and that ignores the
+/// signals that ask for an end. `$0` and the environment contain the marker. Its output goes to
+/// this shell's stderr, so that this shell's stdout closes with the shell.
 const ORPHAN_SCRIPT: &str = "trap '' HUP INT TERM; \
     setsid sh -c 'sleep \"$1\"; :' \"$0\" \"$1\" >&2 & echo $!";
 
 impl Agent {
-    /// Carries a drill out.
+    /// Executes a drill.
     pub(super) fn drill(&mut self, drill: &Drill) -> Result<(), Halt> {
         match drill {
             Drill::Crash(how) => crash(*how),
@@ -92,7 +92,7 @@ impl Agent {
         }
     }
 
-    /// Crashes, unless the file says that it did before.
+    /// Crashes, unless the file shows that it already did.
     fn crash_once(&mut self, file: &str, how: Crash) -> Result<(), Halt> {
         let made = OpenOptions::new().write(true).create_new(true).open(file);
         match made.and_then(|file| file.sync_all()) {
@@ -104,8 +104,8 @@ impl Agent {
         }
     }
 
-    /// A line with the ids in it that a script cannot know: `{session}`, and in `{reply}` that of
-    /// the request that the turn answers.
+    /// Replaces ids that a script cannot know: `{session}`, and `{reply}` for the id of the request
+    /// that the turn answers.
     fn fill_placeholders(&self, line: &str) -> String {
         let reply = self.turn.as_ref().and_then(|turn| turn.reply_to.as_ref());
         let reply = reply.map_or_else(|| "null".to_owned(), ToString::to_string);
@@ -113,7 +113,7 @@ impl Agent {
             .replace("{reply}", &reply)
     }
 
-    /// Writes a line again and again, deaf to what comes back.
+    /// Writes a line many times, without reading the answers.
     fn storm(&mut self, count: u64, line: &str) -> Result<(), Halt> {
         let line = self.fill_placeholders(line);
         self.script_state.wrote_raw_lines = true;
@@ -124,7 +124,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Asks so many times at once; what is answered is read and of no interest.
+    /// Sends many requests at once; the answers are read and ignored.
     fn ask_without_waiting(&mut self, count: u64) -> Result<(), Halt> {
         let call = ToolCall::Bash {
             command: "true".to_owned(),
@@ -138,7 +138,7 @@ impl Agent {
             }
         }
         self.out.flush()?;
-        // The last one stays open until its answer, so that the others' were read before.
+        // The last request waits for its answer, so all earlier answers have been read before.
         self.await_permission()?;
         Ok(())
     }
@@ -162,7 +162,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Writes `lines` pieces of text, each as long as ScaiFlux needs for a line of `line_bytes`,
+    /// Writes `lines` pieces of text. Each is as long as in a ScaiFlux line of `line_bytes`,
     /// newline included.
     fn flood(&mut self, lines: u64, line_bytes: usize, batch: Option<usize>) -> Result<(), Halt> {
         let (frame, text_bytes) = self.text_frame(line_bytes)?;
@@ -175,7 +175,7 @@ impl Agent {
             .collect();
         let fits = (AGENT_WRITE_BYTES / line.len()).max(1);
         let batch = batch.unwrap_or(if self.settings.loader { fits } else { 1 });
-        // Built once: in the loop there is nothing but the write.
+        // Built once, so that the loop only writes.
         let chunk = line.repeat(batch.min(fits));
         let listen_every = (fits / batch.min(fits)).max(1);
         let mut left = lines;
@@ -196,7 +196,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Writes one piece of text whose line has `bytes` before its newline.
+    /// Writes one piece of text in a line of `bytes`, newline excluded.
     fn huge_line(&mut self, bytes: u64) -> Result<(), Halt> {
         let (TextFrame { head, tail }, _) = self.text_frame(0)?;
         let frame = (head.len() + tail.len() - 1) as u64;
@@ -215,8 +215,8 @@ impl Agent {
         Ok(())
     }
 
-    /// Asks `count` times for the same file, one after the other, and says how long answers took,
-    /// measured here: from before the write to after the answer was read.
+    /// Sends `count` requests for the same file, one after the other, and reports the time of the
+    /// answers, measured from before the write to after the read.
     fn measure_requests(&mut self, count: u64, path: &str) -> Result<(), Halt> {
         let call = ToolCall::ReadFile {
             path: path.to_owned(),
@@ -249,7 +249,7 @@ impl Agent {
                 Permission::Cancelled => ToolOutcome::interrupted().without_running(),
             };
             latency.samples.push(took);
-            // Leaves with the next request, as one write.
+            // Sent together with the next request, as one write.
             self.queue_tool_end(&tool_id, &call, &end, Instant::now())?;
         }
         self.out.flush()?;
@@ -259,7 +259,7 @@ impl Agent {
     }
 }
 
-/// How long answers took.
+/// The times of the answers.
 #[derive(Debug, Default)]
 struct Latency {
     samples: Vec<Duration>,
@@ -268,8 +268,8 @@ struct Latency {
 }
 
 impl Latency {
-    /// Words and numbers in pairs, for people and for the load bench: percentiles in
-    /// microseconds, then a histogram of `floor in nanoseconds:count`, 3 % apart.
+    /// Pairs of words and numbers, for people and for the load bench: percentiles in microseconds,
+    /// then a histogram of `floor in nanoseconds:count` with steps of 3 %.
     fn report(&mut self) -> String {
         self.samples.sort_unstable();
         let mut report = format!(
@@ -304,7 +304,7 @@ impl Latency {
     }
 }
 
-/// A duration's nanoseconds with all but the six highest bits cleared.
+/// A duration's nanoseconds, reduced to the six highest bits.
 fn bucket_start(took: Duration) -> u64 {
     let ns = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
     let dropped = (u64::BITS - ns.leading_zeros()).saturating_sub(6);
@@ -312,14 +312,14 @@ fn bucket_start(took: Duration) -> u64 {
 }
 
 fn crash(how: Crash) -> ! {
-    // No core file: it would be a changed file of the workspace.
+    // A core file would be a changed file of the workspace.
     let none = Rlimit {
         current: Some(0),
         maximum: Some(0),
     };
     let _ = setrlimit(Resource::Core, none);
     if how == Crash::Kill {
-        // As the first process of a namespace it would be ignored; then it aborts.
+        // The first process of a pid namespace ignores its own SIGKILL; then it aborts.
         let _ = kill_process(getpid(), Signal::KILL);
     }
     std::process::abort()
@@ -334,7 +334,7 @@ fn hang(how: Hang) -> ! {
     }
 }
 
-/// Leaves a process behind and says its id, as this process sees it.
+/// Starts a process that outlives the agent. Returns its pid as this process sees it.
 fn spawn_orphan(marker: &str, pipes: Pipes) -> io::Result<String> {
     let held = match pipes {
         Pipes::Dropped => Stdio::null(),

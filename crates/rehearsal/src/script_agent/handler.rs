@@ -1,4 +1,4 @@
-//! What the agent does about what it hears, whatever the protocol.
+//! The handling of the controller's messages that is common to all protocols.
 //!
 //! Must not know verbs, tools or messages, and must not wait.
 
@@ -11,7 +11,7 @@ use super::memory::Record;
 use super::pipes::Line;
 
 impl Agent {
-    /// Takes in one line.
+    /// Handles one line.
     pub(super) fn handle_line(&mut self, line: Line) -> Result<(), Halt> {
         match self.settings.dialect {
             AgentDialect::Scaiflux => self.handle_scaiflux_line(line),
@@ -22,8 +22,8 @@ impl Agent {
         }
     }
 
-    /// Takes in a prompt, unless one is being worked; says whether it did. It is in the ledger
-    /// and in the session's file before anything is done about it.
+    /// Accepts a prompt unless another one is in progress, and returns whether it did. The prompt
+    /// is in the ledger and in the session's file before the agent acts on it.
     pub(super) fn accept_prompt(
         &mut self,
         text: String,
@@ -47,12 +47,12 @@ impl Agent {
         Ok(true)
     }
 
-    /// Whether a prompt is being worked, or is about to be.
+    /// Whether a prompt is in progress, or about to be.
     pub(super) fn is_busy(&self) -> bool {
         self.turn.is_some() || self.accepted_prompt.is_some()
     }
 
-    /// Takes in the answer to a request; says whether that request is open.
+    /// Settles a request with its answer; returns whether that request is open.
     pub(super) fn settle_request(
         &mut self,
         is_it: impl FnOnce(u64) -> bool,
@@ -67,7 +67,7 @@ impl Agent {
         }
     }
 
-    /// Never asks again for the tool of the open request: its controller chose so.
+    /// Stops requests for the tool of the open request, as its controller chose.
     pub(super) fn trust_tool(&mut self) -> Result<(), Halt> {
         if let Some(tool) = self.open_request.as_ref().map(|open| open.tool) {
             self.log_to_ledger("trusted", || json!({"tool": tool}))?;
@@ -76,7 +76,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Ends the agent because of what its controller said, where a protocol has no word for that.
+    /// Ends the agent because of a protocol error, in a protocol without a reply for it.
     pub(super) fn fail_protocol<T>(&mut self, what: impl Into<String>) -> Result<T, Halt> {
         let message = what.into();
         self.log_to_ledger("malformed", || json!({"message": message}))?;
@@ -84,7 +84,7 @@ impl Agent {
         Err(Halt::ProtocolError(message))
     }
 
-    /// Takes in the end of stdin.
+    /// Handles the end of stdin.
     pub(super) fn handle_eof(&mut self) -> Result<(), Halt> {
         if self.closing == Closing::KeptOpen {
             self.log_to_ledger("eof", || json!({}))?;
@@ -104,14 +104,14 @@ impl Agent {
         self.closing = Closing::Requested;
     }
 
-    /// Cancels the running turn; `word` is how the protocol says it.
+    /// Cancels the running turn. `word` is the protocol's word, for the ledger.
     pub(super) fn cancel_turn(&mut self, word: &str) -> Result<(), Halt> {
         self.log_to_ledger(word, || json!({}))?;
         self.mark_cancelled(word);
         Ok(())
     }
 
-    /// Cancels the running turn without a word in the ledger.
+    /// Cancels the running turn without an entry in the ledger.
     pub(super) fn cancel_turn_quietly(&mut self, why: &str) {
         self.mark_cancelled(why);
     }

@@ -1,7 +1,7 @@
-//! What the agent received and was about to do, on disk before it did it.
+//! A durable log of what the agent received and was about to do.
 //!
-//! The child's side of a test: it shows which prompts really arrived, also after a crash. Must not
-//! know what the entries mean.
+//! It is the child's view in a test: it shows which prompts really arrived, also after a crash.
+//! Must not know what the entries mean.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -11,7 +11,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-/// How much of an old ledger is read at once.
+/// The size of one read of an old ledger, in bytes.
 const READ_BYTES: usize = 64 << 10;
 
 /// A file of JSON lines, or none.
@@ -21,14 +21,15 @@ pub(super) struct Ledger(Option<LedgerFile>);
 #[derive(Debug)]
 struct LedgerFile {
     file: File,
-    /// Tells this process from others of the same pid: behind walls each begins to count anew.
+    /// Distinguishes this process from others of the same pid: each pid namespace begins to count
+    /// anew.
     process_tag: String,
-    /// The number of the last line; a later process goes on counting.
+    /// The number of the last line. A later process continues the count.
     lines: u64,
 }
 
 impl Ledger {
-    /// Opens the file for appending; without a path nothing is kept.
+    /// Opens the file for appending; without a path nothing is recorded.
     pub(super) fn open(path: Option<&Path>) -> io::Result<Self> {
         let Some(path) = path else {
             return Ok(Self(None));
@@ -40,7 +41,8 @@ impl Ledger {
             .open(path)?;
         let (lines, whole) = count(&mut file)?;
         if !whole {
-            // A writer was cut off in its last line: that line stays, and ends here.
+            // An earlier writer was killed within its last line: end that line, so that the next
+            // one stands alone.
             file.write_all(b"\n")?;
         }
         let mut life = uuid::Uuid::new_v4().simple().to_string();
@@ -52,7 +54,7 @@ impl Ledger {
         })))
     }
 
-    /// Appends an entry in one write and waits until it is on the disk. `fields` is an object.
+    /// Appends an entry in one write and waits until it is on the disk. `fields` must be an object.
     pub(super) fn append(
         &mut self,
         kind: &str,
@@ -82,7 +84,7 @@ impl Ledger {
     }
 }
 
-/// The lines of a file, one that is cut off counted too, and whether the last one is whole.
+/// The number of lines, including an incomplete one, and whether the last one is complete.
 fn count(file: &mut File) -> io::Result<(u64, bool)> {
     let mut chunk = vec![0; READ_BYTES];
     let (mut lines, mut last) = (0, b'\n');
@@ -100,7 +102,7 @@ fn count(file: &mut File) -> io::Result<(u64, bool)> {
     Ok((lines + u64::from(!whole), whole))
 }
 
-/// A prompt's fingerprint: SHA-256 in hex.
+/// The digest of a prompt: SHA-256 in hexadecimal.
 pub(super) fn digest(text: &str) -> String {
     hex::encode(Sha256::digest(text.as_bytes()))
 }

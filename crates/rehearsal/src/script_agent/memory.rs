@@ -1,6 +1,6 @@
-//! What the agent remembers: each session is a file of JSON lines in its home.
+//! The agent's memory: each session is a file of JSON lines in its home.
 //!
-//! The file is the only memory, so that what a resumed session knows was really kept. Must not
+//! The file is the only memory, so a resumed session knows exactly what was really stored. Must not
 //! know protocols or steps.
 
 use std::ffi::OsString;
@@ -22,9 +22,9 @@ const DIRECTORY: &str = ".marshal-script-agent";
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub(super) enum Record {
-    /// The first line.
+    /// The first line of the file.
     Session { id: String, cwd: PathBuf },
-    /// What came in, written before it is acted upon.
+    /// A prompt, written before the agent acts on it.
     Prompt { text: String },
     /// A tool call that ended.
     Tool {
@@ -35,37 +35,37 @@ pub(super) enum Record {
         output: String,
         is_error: bool,
     },
-    /// What was said in the turn, at its end.
+    /// The text of a turn, written at its end.
     Answer {
         text: String,
         cancelled: bool,
-        /// Tokens in the context from here on.
+        /// The tokens in the context after the turn.
         context: u64,
     },
 }
 
-/// Why there is no such session.
+/// An error when a session is loaded.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SessionError {
     #[error(
         "the id is not plain: a letter or digit, then at most 127 letters, digits, `.`, `_`, `-`"
     )]
     InvalidId,
-    #[error("no such session is kept in {0}")]
+    #[error("no such session is stored in {0}")]
     Unknown(PathBuf),
-    #[error("nothing is remembered: {0}")]
+    #[error("no sessions are stored: {0}")]
     NotSaved(&'static str),
     #[error("its file has more than {AGENT_SESSION_BYTES} bytes")]
     TooLarge,
-    #[error("its file cannot be used: {0}")]
+    #[error("its file cannot be read: {0}")]
     Io(#[from] io::Error),
 }
 
-/// Where sessions are kept.
+/// Where sessions are stored.
 #[derive(Debug)]
 pub(super) enum Memory {
     Directory(PathBuf),
-    /// Nowhere, and why.
+    /// Nowhere; the text gives the reason.
     Disabled(&'static str),
 }
 
@@ -73,18 +73,18 @@ pub(super) enum Memory {
 #[derive(Debug)]
 pub(super) struct Session {
     pub(super) id: String,
-    /// The directory to work in.
+    /// Its working directory.
     pub(super) cwd: PathBuf,
     /// Tokens in the context.
     pub(super) context: u64,
-    /// Prompts and tool calls so far.
+    /// The number of prompts so far.
     pub(super) prompts: u64,
     pub(super) calls: u64,
-    /// `None`: nothing of it is kept.
+    /// Its file; `None` if nothing is stored.
     file: Option<PathBuf>,
 }
 
-/// A session in a list.
+/// A session in the list of stored sessions.
 #[derive(Debug)]
 pub(super) struct SessionSummary {
     pub(super) id: String,
@@ -93,7 +93,7 @@ pub(super) struct SessionSummary {
 }
 
 impl Memory {
-    /// In the home directory, if there is one.
+    /// Stores sessions in the home directory, if there is one.
     pub(super) fn in_home(home: Option<OsString>) -> Self {
         match home {
             Some(home) if Path::new(&home).is_absolute() => {
@@ -103,17 +103,17 @@ impl Memory {
         }
     }
 
-    /// Whether sessions are kept.
+    /// Whether sessions are stored.
     pub(super) const fn is_enabled(&self) -> bool {
         matches!(self, Self::Directory(_))
     }
 
-    /// Begins a session, and says why it cannot be kept if it cannot.
+    /// Begins a session. The error says why it cannot be stored.
     pub(super) fn begin(&self, cwd: PathBuf) -> (Session, Option<io::Error>) {
         self.begin_as(uuid::Uuid::new_v4().to_string(), cwd)
     }
 
-    /// The same for a session that is called so, which must be a plain id.
+    /// [`Self::begin`] with a given id, which must be valid in a file name.
     pub(super) fn begin_as(&self, id: String, cwd: PathBuf) -> (Session, Option<io::Error>) {
         let mut session = Session {
             cwd,
@@ -135,7 +135,7 @@ impl Memory {
         (session, kept.err())
     }
 
-    /// Takes up a session that was begun before, perhaps by another process.
+    /// Loads a session that was begun earlier, perhaps by another process.
     pub(super) fn load(&self, id: &str) -> Result<Session, SessionError> {
         if !plain_id(id) {
             return Err(SessionError::InvalidId);
@@ -167,7 +167,7 @@ impl Memory {
         Ok(session)
     }
 
-    /// Every session, the one that changed last first.
+    /// All sessions, most recently changed first.
     pub(super) fn list(&self) -> Vec<SessionSummary> {
         let Self::Directory(dir) = self else {
             return Vec::new();
@@ -194,7 +194,7 @@ impl Memory {
 }
 
 impl Session {
-    /// A session of which nothing is kept.
+    /// A session that is not stored.
     pub(super) fn unsaved(id: String) -> Self {
         Self {
             id,
@@ -206,22 +206,23 @@ impl Session {
         }
     }
 
-    /// Whether anything of it is kept.
+    /// Whether it is stored.
     pub(super) fn is_saved(&self) -> bool {
         self.file.is_some()
     }
 
-    /// Gives up keeping it.
+    /// Stops storing it.
     pub(super) fn stop_saving(&mut self) {
         self.file = None;
     }
 
-    /// Appends a line in one write. It outlives this process; [`Self::keep`] waits for the disk.
+    /// Appends a line in one write. It survives this process, but perhaps not a loss of power; see
+    /// [`Self::append_durable`].
     pub(super) fn append(&self, record: &Record) -> io::Result<()> {
         self.write(record).map(|_| ())
     }
 
-    /// Appends a line and waits until it, and all before it, is on the disk.
+    /// Appends a line and waits until it and all lines before it are on the disk.
     pub(super) fn append_durable(&self, record: &Record) -> io::Result<()> {
         match self.write(record)? {
             Some(file) => file.sync_data(),
@@ -244,14 +245,14 @@ impl Session {
         Ok(Some(file))
     }
 
-    /// Everything that was kept, from the beginning.
+    /// All stored records, from the beginning.
     pub(super) fn records(&self) -> Result<Records, SessionError> {
         let path = self.file.as_ref();
         records(path.ok_or(SessionError::NotSaved("it is not kept"))?)
     }
 }
 
-/// The lines of a session's file; one that was cut off is left out.
+/// The lines of a session's file. An incomplete last line is left out.
 pub(super) type Records = Box<dyn Iterator<Item = io::Result<Record>>>;
 
 fn records(path: &Path) -> Result<Records, SessionError> {
@@ -270,7 +271,7 @@ fn file_of(dir: &Path, id: &str) -> PathBuf {
     dir.join(format!("{id}.jsonl"))
 }
 
-/// Ends a last line that was cut off, so that the next one stands alone.
+/// Ends an incomplete last line, so that the next line stands alone.
 fn terminate_last_line(mut file: File) -> io::Result<()> {
     if file.seek(SeekFrom::End(0))? == 0 {
         return Ok(());
@@ -284,7 +285,7 @@ fn terminate_last_line(mut file: File) -> io::Result<()> {
     file.write_all(b"\n")
 }
 
-/// Whether an id may stand in a file name: `[A-Za-z0-9][A-Za-z0-9._-]{0,127}`, and not `latest`.
+/// Whether an id is valid in a file name: `[A-Za-z0-9][A-Za-z0-9._-]{0,127}`, and not `latest`.
 fn plain_id(id: &str) -> bool {
     let bytes = id.as_bytes();
     id != "latest"

@@ -2,12 +2,13 @@
 //! Client Protocol, loaf's RPC, Claude Code's stream-json or Codex' own protocol on stdio.
 //!
 //! It is the embedded default, the load generator and the fault injector. One thread, blocking
-//! pipes, no runtime; it shares no code with the dialects that talk to it, so that each checks the
-//! other. Steps, turns and tools are the same for all protocols; what differs is in a folder
-//! each. `docs/script-agent.md` is its page. Must not know the supervisor.
+//! pipes, no runtime. It shares no code with the dialects of the supervisor, so that each checks
+//! the other. Steps, turns and tools are the same for all protocols; each protocol's differences
+//! are in a folder. `docs/script-agent.md` documents it. Must not know the supervisor.
 //!
-//! A new step is in `script.rs` and `step.rs`, then `turn.rs` or `drills.rs`. A new protocol is a folder beside
-//! `acp/`: lines for `said.rs`, and what is done about the client's messages. Tests: `tests/script_agent/`.
+//! A new step goes into `script.rs` and `step.rs`, then into `turn.rs` or `drills.rs`. A new
+//! protocol is a folder beside `acp/`: its lines for the events of `agent_event.rs`, and its
+//! handler of the client's messages. Tests: `tests/script_agent/`.
 
 mod acp;
 mod agent;
@@ -65,22 +66,22 @@ pub enum AgentDialect {
 }
 
 impl AgentDialect {
-    /// Whether the protocol has words to ask for permission.
+    /// Whether the protocol has permission requests.
     const fn has_permission_requests(self) -> bool {
         !matches!(self, Self::Loaf)
     }
 
-    /// Whether it has words to withdraw a request.
+    /// Whether it has a message that withdraws a request.
     const fn has_request_withdrawal(self) -> bool {
         matches!(self, Self::Claude | Self::Codex)
     }
 
-    /// Whether a turn has its name before it begins.
+    /// Whether a turn gets its id when its prompt is accepted, before it begins.
     const fn names_turns_early(self) -> bool {
         matches!(self, Self::Loaf | Self::Codex)
     }
 
-    /// A call as the agent of that protocol does it.
+    /// Converts a tool call to the form in which an agent of that protocol makes it.
     fn translate_call(self, call: &ToolCall) -> Cow<'_, ToolCall> {
         match self {
             Self::Codex => codex::translate_call(call),
@@ -88,7 +89,7 @@ impl AgentDialect {
         }
     }
 
-    /// The version that it claims by itself.
+    /// The protocol version that the agent claims by default.
     const fn version(self) -> &'static str {
         match self {
             Self::Claude => claude::VERSION,
@@ -97,7 +98,7 @@ impl AgentDialect {
         }
     }
 
-    /// The permission modes that there are; it begins in the last one.
+    /// The permission modes of the protocol; the agent begins in the last one.
     const fn modes(self) -> &'static [&'static str] {
         match self {
             Self::Claude => &claude::MODES,
@@ -106,7 +107,7 @@ impl AgentDialect {
     }
 }
 
-/// What the agent is started with.
+/// The arguments of the script agent.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     /// The protocol to speak
@@ -115,47 +116,47 @@ pub struct Args {
     /// The directory to work in
     #[arg(long, short = 'w', value_name = "DIR", default_value = ".")]
     pub workspace: PathBuf,
-    /// The session to go on with
+    /// The id of the session to resume
     #[arg(long, value_name = "ID")]
     pub resume: Option<String>,
-    /// Remembers nothing, so that no session can be taken up again
+    /// Store no sessions, so that none can be resumed
     #[arg(long)]
     pub forget: bool,
-    /// The protocol version to claim: a number, a text, or `none` to claim nothing; with others than
-    /// ScaiFlux also `error` to refuse, with ACP and loaf `echo` for what was asked, `v2` to speak as
-    /// version 2 does
+    /// The protocol version to claim: a number, a text, or `none` to claim nothing. All dialects
+    /// except ScaiFlux also accept `error` to refuse. ACP and loaf also accept `echo` for the
+    /// requested version, and `v2` to behave like version 2
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
     pub protocol: Option<String>,
-    /// Appends what was received and what is about to be done, each on the disk first
+    /// Append every received message and every next action to FILE, durably, before acting on it
     #[arg(long, value_name = "FILE")]
     pub ledger: Option<PathBuf>,
     /// The model to claim
     #[arg(long, short = 'm', value_name = "M", default_value = "script")]
     pub model: String,
-    /// The permission mode to report; every tool asks, whatever it is
+    /// The permission mode to report; every tool asks in every mode
     #[arg(long, value_name = "MODE")]
     pub permission_mode: Option<String>,
-    /// Microseconds to think before each step, and before each request of `ask`
+    /// The pause before each step and before each request of `ask`, in microseconds
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub think_us: u64,
-    /// ACP: a request carries nothing but the id of its tool call
+    /// ACP: send permission requests that contain only the id of their tool call
     #[arg(long)]
     pub bare_asks: bool,
-    /// Differs from other agents in this way; can be given again
+    /// Behave like an agent with this quirk; may be repeated
     #[arg(long, value_enum, value_name = "WAY")]
     pub quirk: Vec<Quirk>,
-    /// Makes load: no narration, no log, no memory, large writes
+    /// Generate load: no narration, no log, no memory, large writes
     #[arg(long)]
     pub loader: bool,
-    /// What a host of Claude Code says behind its command
+    /// Arguments that a host of Claude Code adds to its command.
     #[command(flatten)]
     pub words: ClaudeFlags,
 }
 
-/// Runs the agent until its controller is done. Exit codes: 0 after a goodbye or the end of
-/// stdin, 2 if it could not start, 1 if the session to go on with is not there or its pipes or
-/// its ledger failed or, in some protocols, its controller broke them, else what `exit N` said.
-/// `is_verbose`: the command said so, as Claude Code's must.
+/// Runs the agent until its controller disconnects. Exit codes: 0 after a regular end or the end of
+/// stdin; 2 if it could not start; 1 if the session to resume does not exist, if its pipes or its
+/// ledger failed or, in some protocols, if its controller broke the protocol; else the code of
+/// `exit N`. `is_verbose`: `--verbose` was given, which Claude Code's protocol requires.
 pub fn run(args: Args, is_verbose: bool) -> ExitCode {
     let mut agent = match build_agent(args, is_verbose) {
         Ok(agent) => agent,
@@ -178,20 +179,20 @@ pub fn run(args: Args, is_verbose: bool) -> ExitCode {
     }
 }
 
-/// Why the agent did not start.
+/// An error that prevents the agent's start.
 #[derive(Debug, thiserror::Error)]
 enum StartError {
     #[error("the ledger cannot be opened: {0}")]
     Ledger(io::Error),
-    #[error("the workspace cannot be entered: {0}")]
+    #[error("cannot change to the workspace: {0}")]
     Workspace(io::Error),
     #[error("stdin or stdout cannot be used: {0}")]
     Pipes(io::Error),
     #[error(
-        "--resume is for scaiflux and claude; other clients send session/load, session/resume, session.get or thread/resume"
+        "--resume works only with the dialects scaiflux and claude; clients of the others send session/load, session/resume, session.get or thread/resume"
     )]
     ResumeByFlag,
-    #[error("the permission mode is none of this protocol's: {}", .0.join(", "))]
+    #[error("unknown permission mode: use one of {}", .0.join(", "))]
     Mode(&'static [&'static str]),
     #[error(transparent)]
     Words(#[from] claude::FlagError),
@@ -200,7 +201,7 @@ enum StartError {
 }
 
 impl StartError {
-    /// A session that is not there is no wrong usage.
+    /// The exit code. A missing session is no usage error.
     const fn code(&self) -> u8 {
         match self {
             Self::Resume { .. } | Self::Words(claude::FlagError::SessionIdTaken(_)) => 1,
@@ -210,7 +211,7 @@ impl StartError {
 }
 
 fn build_agent(args: Args, is_verbose: bool) -> Result<Agent, StartError> {
-    // Before the directory changes: the path is the caller's.
+    // Before the directory changes: a relative path refers to the caller's directory.
     let ledger = Ledger::open(args.ledger.as_deref()).map_err(StartError::Ledger)?;
     std::env::set_current_dir(&args.workspace).map_err(StartError::Workspace)?;
     let memory = if args.forget {
@@ -255,14 +256,14 @@ fn build_agent(args: Args, is_verbose: bool) -> Result<Agent, StartError> {
     }))
 }
 
-/// Which session the agent is to begin with.
+/// Which session the agent begins with.
 struct SessionChoice {
     resume: Option<String>,
-    /// What a new one is called.
+    /// The id of a new session.
     new_id: Option<String>,
 }
 
-/// The session that the agent begins with: of a client that opens them there is none yet.
+/// The session that the agent begins with; empty in protocols where the client opens sessions.
 fn first_session(
     memory: &Memory,
     dialect: AgentDialect,
@@ -279,7 +280,7 @@ fn first_session(
         (AgentDialect::Scaiflux | AgentDialect::Claude, Some(id)) => {
             let loaded = memory.load(&id).map_err(|why| {
                 if dialect == AgentDialect::Claude {
-                    // Whoever reads it ends it, too; the exit code says the same.
+                    // A host that reads this ends the agent; the exit code reports the same.
                     drop(claude::report_missing_session(out, &id));
                 }
                 StartError::Resume {
@@ -309,7 +310,7 @@ fn first_session(
 }
 
 fn print_error(message: &str) {
-    // Nobody may read it; the exit code says the rest.
+    // If nobody reads stderr, the exit code still reports the failure.
     drop(writeln!(io::stderr(), "script-agent: {message}"));
 }
 

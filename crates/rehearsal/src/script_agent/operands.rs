@@ -1,16 +1,15 @@
-//! How the words behind a verb are read.
+//! Parsers for the operands of a verb.
 //!
-//! Every error is the end of a sentence that begins with the line and its verb. Must not know
-//! verbs.
+//! Every error completes a sentence that begins with the line and its verb. Must not know verbs.
 
 use std::time::Duration;
 
 use marshal_model::limits::AGENT_SLEEP;
 
-/// How many characters of a prompt are repeated in a sentence about it.
+/// The maximum number of characters of a prompt that an error repeats.
 const ECHO_CHARS: usize = 40;
 
-/// The rest of the line as one operand; a pair of quotes around it is taken off.
+/// The rest of the line as one operand, without quotes around it.
 pub(super) fn rest_operand(rest: &str, name: &str) -> Result<String, String> {
     let bare = ['"', '\'']
         .into_iter()
@@ -22,7 +21,7 @@ pub(super) fn rest_operand(rest: &str, name: &str) -> Result<String, String> {
     Ok(bare.to_owned())
 }
 
-/// The first word of the line, quoted or not, and what follows it.
+/// The first word of the line, quoted or not, and the rest.
 pub(super) fn word_operand<'a>(rest: &'a str, name: &str) -> Result<(String, &'a str), String> {
     for quote in ['"', '\''] {
         if let Some(opened) = rest.strip_prefix(quote) {
@@ -47,7 +46,7 @@ pub(super) fn no_operand(rest: &str) -> Result<(), String> {
     }
 }
 
-/// `default` without a word, `other` for the one word that is known.
+/// `default` for no word, `other` for the known word.
 pub(super) fn choice<T>(rest: &str, default: T, known: &str, other: T) -> Result<T, String> {
     match rest {
         "" => Ok(default),
@@ -75,7 +74,7 @@ pub(super) fn bytes(text: &str, name: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("has too large a {name}"))
 }
 
-/// A pause: `20ms`, `1.5s`, `2m`, `1h`; a bare number is seconds.
+/// A duration: `20ms`, `1.5s`, `2m`, `1h`; a bare number is seconds.
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
     let wrong = || {
         format!(
@@ -103,7 +102,7 @@ pub(super) fn duration(text: &str) -> Result<Duration, String> {
     Ok(pause)
 }
 
-/// A piece of the prompt, short enough to be repeated.
+/// A piece of the prompt, shortened for an error.
 pub(super) fn echo(text: &str) -> String {
     let mut short: String = text.chars().take(ECHO_CHARS).collect();
     if short.len() < text.len() {

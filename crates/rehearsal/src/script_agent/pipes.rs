@@ -1,7 +1,7 @@
-//! The agent's stdin and stdout: lines in, lines out, and waiting for the first.
+//! The agent's stdin and stdout as lines, and the wait for input.
 //!
-//! One thread does everything, so that a permission's round trip holds no thread switch of the
-//! agent's own: while it waits for anything, it waits for its stdin too. Must not know messages.
+//! One thread does everything, so the round trip of a permission request contains no thread switch
+//! of the agent. Whatever the agent waits for, it also waits for stdin. Must not know messages.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -14,37 +14,37 @@ use serde::Serialize;
 
 use marshal_model::limits::LINE_BYTES;
 
-/// How much is read at once.
+/// The size of one read, in bytes.
 const READ_BYTES: usize = 16 << 10;
 
 /// The pause after each byte of a slow agent.
 const SLOW_BYTE: Duration = Duration::from_micros(200);
 
-/// A line that came in.
+/// A line of stdin.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Line {
     /// Without its newline.
     Whole(Vec<u8>),
-    /// Longer than [`LINE_BYTES_BUCKETS`]; it was dropped.
+    /// A line beyond the limit, which was dropped.
     TooLong,
 }
 
-/// Stdin, with what was read and not yet taken.
+/// Stdin, with the bytes that were read but not handled.
 #[derive(Debug)]
 pub(super) struct Inbox<R = File> {
     source: R,
     buffer: Vec<u8>,
-    /// Where the next line begins.
+    /// The begin of the next line.
     start: usize,
-    /// Up to where no newline was found.
+    /// The end of the bytes that contain no newline.
     searched: usize,
-    /// Inside a line that is too long.
+    /// Whether the reader is inside a line that is too long.
     skipping: bool,
     ended: bool,
 }
 
 impl Inbox<File> {
-    /// The process's stdin, without the buffer of [`io::stdin`], which would hide lines from
+    /// The process's stdin, without the buffer of [`io::stdin`]: that would hide lines from
     /// [`Self::wait`].
     pub(super) fn stdin() -> io::Result<Self> {
         Ok(Self::new(File::from(
@@ -52,7 +52,7 @@ impl Inbox<File> {
         )))
     }
 
-    /// Waits until stdin has something, or one of `others` has, or `deadline` passes.
+    /// Waits until stdin or one of `others` is readable, or `deadline` passes.
     pub(super) fn wait<const N: usize>(
         &self,
         others: [Option<BorrowedFd<'_>>; N],
@@ -85,7 +85,7 @@ impl Inbox<File> {
     }
 }
 
-/// What [`Inbox::wait`] saw.
+/// The result of [`Inbox::wait`].
 #[derive(Debug)]
 pub(super) struct Readiness<const N: usize> {
     pub(super) input: bool,
@@ -104,17 +104,17 @@ impl<R: Read> Inbox<R> {
         }
     }
 
-    /// Where the bytes come from.
+    /// The source of the bytes.
     pub(super) fn source(&self) -> &R {
         &self.source
     }
 
-    /// Whether everything was taken and nothing more will come.
+    /// Whether all input has been handled and no more will come.
     pub(super) fn is_at_end(&self) -> bool {
         self.ended && self.start == self.buffer.len()
     }
 
-    /// Reads once; blocks if nothing is there.
+    /// Reads once; blocks if nothing is available.
     pub(super) fn fill(&mut self) -> io::Result<()> {
         if self.ended {
             return Ok(());
@@ -135,7 +135,8 @@ impl<R: Read> Inbox<R> {
         Ok(())
     }
 
-    /// The next whole line of what was read; at the end, also a line without its newline.
+    /// The next whole line of the bytes that were read. At the end, also a line without its
+    /// newline.
     pub(super) fn next(&mut self) -> Option<Line> {
         if let Some(at) = memchr::memchr(b'\n', &self.buffer[self.searched..]) {
             let end = self.searched + at;
@@ -173,7 +174,7 @@ impl<R: Read> Inbox<R> {
 pub(super) struct Outbox {
     sink: File,
     queued: Vec<u8>,
-    /// Writes byte by byte.
+    /// Writes byte by byte, with a pause after each.
     pub(super) slow: bool,
 }
 
@@ -187,14 +188,14 @@ impl Outbox {
         })
     }
 
-    /// Puts a message behind what is queued.
+    /// Queues a message behind what is queued.
     pub(super) fn queue(&mut self, message: &impl Serialize) -> io::Result<()> {
         serde_json::to_writer(&mut self.queued, message)?;
         self.queued.push(b'\n');
         Ok(())
     }
 
-    /// Writes what is queued.
+    /// Writes the queued messages.
     pub(super) fn flush(&mut self) -> io::Result<()> {
         let queued = std::mem::take(&mut self.queued);
         let written = self.write(&queued);
@@ -203,13 +204,13 @@ impl Outbox {
         written
     }
 
-    /// Writes a message now.
+    /// Writes a message at once.
     pub(super) fn send(&mut self, message: &impl Serialize) -> io::Result<()> {
         self.queue(message)?;
         self.flush()
     }
 
-    /// Closes stdout: what is written from now on goes nowhere.
+    /// Closes stdout: later output is dropped.
     pub(super) fn close(&mut self) -> io::Result<()> {
         let nowhere = File::options().write(true).open("/dev/null")?;
         rustix::stdio::dup2_stdout(&nowhere)?;
@@ -234,7 +235,7 @@ impl Outbox {
 mod tests {
     use super::*;
 
-    /// Gives its bytes in pieces of `step`.
+    /// A reader that returns its bytes in pieces of `step`.
     struct Pieces<'a> {
         bytes: &'a [u8],
         step: usize,

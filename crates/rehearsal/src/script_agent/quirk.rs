@@ -1,28 +1,28 @@
-//! Ways in which agents of one protocol differ, each to be had by a flag.
+//! Differences between agents of one protocol, each enabled by a flag.
 //!
-//! All but `overload` are of ACP; `login` is of Codex, too. Must not know messages.
+//! All but `overload` are of ACP; `login` is also of Codex. Must not know messages.
 
-/// One way.
+/// A difference from other agents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Quirk {
-    /// Opens no session before the login `key` was made; offers a terminal login beside it.
+    /// Requires the login `key` before any session; also offers a terminal login.
     Login,
     /// Has the modes `ask`, `plan` and `yolo` and the options `model` (`a`, `b`) and `fast`.
     Modes,
-    /// The same, and every session begins in `yolo`.
+    /// As `modes`, and every session begins in `yolo`.
     Yolo,
-    /// Tells a session's past only after it said that the session is loaded or resumed.
+    /// Sends a session's history after the reply that the session is loaded or resumed.
     LateReplay,
-    /// Answers the load of a session that it does not know like a success.
+    /// Reports success when it loads an unknown session.
     LenientLoad,
-    /// Loads, resumes and lists no sessions.
+    /// Cannot load, resume or list sessions.
     NoLoad,
-    /// Codex: has no room for the first request of each kind (-32001).
+    /// Codex: refuses the first request of each kind as overloaded (-32001).
     Overload,
-    /// Closes sessions.
+    /// Supports `session/close`.
     Close,
     /// Ends by itself after every turn: a millisecond later each time, up to 40.
     Restless,
-    /// Takes files in a prompt; a file's text is part of the script.
+    /// Accepts files in a prompt; a file's text becomes part of the script.
     Embedded,
 }

@@ -1,7 +1,7 @@
-//! The small script that the agent reads in a prompt: one step a line.
+//! The script that the agent reads in a prompt: one step a line.
 //!
-//! Owns the table of verbs, which the documentation is checked against, and the reading of a
-//! prompt. Must not know how a step is carried out.
+//! Owns the table of verbs, which a test compares with the documentation, and the parser of a
+//! prompt. Must not know how a step is executed.
 
 use std::fmt;
 
@@ -11,16 +11,16 @@ use super::operands::{
 use super::step::{ClientStep, Crash, Drill, Hang, Pipes, Step, ToolCall};
 use marshal_model::limits::{AGENT_PERMISSION_REQUESTS, AGENT_WRITE_BYTES};
 
-/// Bytes of a `flood` line when the script does not say, its newline included.
+/// The default length of a `flood` line in bytes, newline included.
 const FLOOD_LINE_BYTES: usize = 100;
 
 /// One row of the table of verbs.
 pub struct Verb {
-    /// The word that begins the line.
+    /// The first word of the line.
     pub word: &'static str,
-    /// What follows it.
+    /// The operands.
     pub operands: &'static str,
-    /// What the step does.
+    /// The effect of the step.
     pub does: &'static str,
     read: fn(&str) -> Result<Step, String>,
 }
@@ -43,7 +43,7 @@ impl fmt::Debug for Verb {
     }
 }
 
-/// One row: word, operands, what it does, how its operands are read.
+/// A row: word, operands, effect, and the parser of the operands.
 const fn verb(
     word: &'static str,
     operands: &'static str,
@@ -58,7 +58,7 @@ const fn verb(
     }
 }
 
-/// Every verb, in the order of the documentation.
+/// All verbs, in the order of the documentation.
 pub static VERBS: &[Verb] = &[
     verb("read", "PATH", "reads a file", |rest| {
         Ok(Step::Tool(ToolCall::ReadFile {
@@ -241,7 +241,7 @@ pub static VERBS: &[Verb] = &[
     }),
 ];
 
-/// Why a prompt is no script, as the sentence that the agent answers with.
+/// Why a prompt is no script, as the sentence that the agent answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ScriptError(String);
 
@@ -260,11 +260,10 @@ impl fmt::Display for ScriptError {
     }
 }
 
-/// Reads a prompt: each step with the line that says it. Empty lines and lines that begin with
-/// `#` are skipped.
+/// Parses a prompt: each step with its line. Empty lines and lines that begin with `#` are skipped.
 ///
 /// # Errors
-/// The first line that is no step; then no step may be carried out.
+/// The first line that is no step; then no step may be executed.
 pub(super) fn parse(prompt: &str) -> Result<Vec<(&str, Step)>, ScriptError> {
     let mut steps = Vec::new();
     for (at, line) in prompt.lines().enumerate() {

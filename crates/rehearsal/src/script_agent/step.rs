@@ -1,34 +1,34 @@
-//! What a script can ask for: steps, tool calls, drills.
+//! The steps of a script: tool calls, requests to the client, drills.
 //!
-//! Owns the tools' names and the field names of their inputs. Must not know how a script is
-//! written or how a step is carried out.
+//! Owns the tools' names and the field names of their inputs. Must not know how a script is written
+//! or how a step is executed.
 
 use std::time::Duration;
 
 /// One step of a script.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Use a tool, after asking.
+    /// Use a tool, after a permission request.
     Tool(ToolCall),
-    /// Use bash without asking.
+    /// Use bash without a permission request.
     UnapprovedTool(ToolCall),
     /// Answer with a text.
     Say(String),
     /// Think aloud.
     Think(String),
-    /// Say what is to be done.
+    /// Send a plan.
     Plan(Vec<String>),
-    /// Say every earlier prompt of the session.
+    /// Repeat every earlier prompt of the session.
     Recall,
     /// Pause.
     Sleep(Duration),
-    /// Have the client do something.
+    /// Send the client a request.
     Client(ClientStep),
-    /// Misbehave, or make load.
+    /// Misbehave, or generate load.
     Drill(Drill),
 }
 
-/// What the client is to do, in a protocol where clients do something.
+/// A request to the client, in a protocol with such requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum ClientStep {
     Read {
@@ -42,24 +42,24 @@ pub(super) enum ClientStep {
     Run {
         argv: Vec<String>,
     },
-    /// Call a tool of a tool server that the client handed over.
+    /// Call a tool of a tool server of the client.
     Tool {
         /// `SERVER/TOOL`, or the tool of the first server.
         tool: String,
-        /// JSON.
+        /// The arguments, as JSON.
         arguments: String,
-        /// Wait for what comes of it.
+        /// Whether to wait for the result.
         waits: bool,
     },
-    /// Any request.
+    /// Any other request.
     Raw {
         method: String,
-        /// JSON.
+        /// The parameters, as JSON.
         params: String,
     },
 }
 
-/// A tool call: its input, in the field names that the supervisor's extractor reads.
+/// A tool call: its input, with the field names that the supervisor's extractor reads.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 #[serde(untagged)]
 pub(super) enum ToolCall {
@@ -84,7 +84,7 @@ pub(super) enum ToolCall {
 }
 
 impl ToolCall {
-    /// Every tool's name, as `ready` lists them.
+    /// The names of all tools, as `ready` lists them.
     pub(super) const TOOLS: [&'static str; 5] =
         ["read_file", "write_file", "list_dir", "grep_search", "bash"];
 
@@ -99,7 +99,7 @@ impl ToolCall {
         }
     }
 
-    /// The call in a few words, as a person is shown it.
+    /// A short description of the call, for a person.
     pub(super) fn title(&self) -> String {
         match self {
             Self::ReadFile { path } => format!("Read {path}"),
@@ -110,7 +110,7 @@ impl ToolCall {
         }
     }
 
-    /// The permission mode that the tool needs, in the protocol's words.
+    /// The permission mode that the tool needs, as the protocol names it.
     pub(super) const fn required_mode(&self) -> &'static str {
         match self {
             Self::ReadFile { .. } | Self::ListDir { .. } | Self::GrepSearch { .. } => "read-only",
@@ -120,28 +120,28 @@ impl ToolCall {
     }
 }
 
-/// How the agent ends when told to crash.
+/// How the agent crashes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Crash {
-    /// SIGABRT, as a failed assertion would.
+    /// SIGABRT, as after a failed assertion.
     Abort,
-    /// SIGKILL, as the kernel would.
+    /// SIGKILL, as from the kernel.
     Kill,
 }
 
 /// How the agent hangs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Hang {
-    /// Asleep: signals still end it.
+    /// Asleep: other signals still end it.
     Asleep,
     /// Stopped by SIGSTOP: only SIGKILL ends it.
     Stopped,
 }
 
-/// What a grandchild keeps of the agent's pipes.
+/// The agent's pipes that an orphan keeps open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Pipes {
-    /// Nothing.
+    /// None.
     Dropped,
     /// Stdout and stderr, so that the supervisor sees no end of file.
     Held,
@@ -151,7 +151,7 @@ pub(super) enum Pipes {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Drill {
     Crash(Crash),
-    /// Crash if the file does not exist; it is made first.
+    /// Crash if the file does not exist; the file is created before the crash.
     CrashOnce {
         file: String,
         how: Crash,
@@ -161,7 +161,7 @@ pub(super) enum Drill {
     Flood {
         lines: u64,
         line_bytes: usize,
-        /// Lines in one write; `None`: one, or as many as fit in loader mode.
+        /// The number of lines in one write. `None`: one, or as many as fit in loader mode.
         batch: Option<usize>,
     },
     Garbage {
@@ -181,21 +181,21 @@ pub(super) enum Drill {
         count: u64,
         path: String,
     },
-    /// One line as it stands.
+    /// One line, unchanged.
     Raw(String),
-    /// A line without its end, then nothing any more.
+    /// A line without its newline; stdout is then closed.
     Half(String),
-    /// Closes stdout and goes on.
+    /// Close stdout and continue.
     Mute,
-    /// One line again and again.
+    /// One line, many times.
     Storm {
         count: u64,
-        /// `{n}` in it is how often it was written before.
+        /// The line; `{n}` stands for the number of earlier writes.
         line: String,
     },
-    /// Asks, and withdraws the request at once.
+    /// Send a permission request and withdraw it at once.
     Withdraw(ToolCall),
-    /// Asks, and does not wait for answers.
+    /// Send permission requests without waiting for answers.
     Pending {
         count: u64,
     },

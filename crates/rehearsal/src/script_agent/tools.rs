@@ -1,7 +1,7 @@
 //! The tools: what the agent really does in its workspace.
 //!
-//! Every path is taken as the script says it; what may be touched is the sandbox's and the
-//! controller's affair. Must not know the protocol.
+//! Every path is used exactly as in the script; the sandbox and the controller decide what may be
+//! accessed. Must not know the protocol.
 
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -17,15 +17,15 @@ use marshal_model::limits::{
     AGENT_OUTPUT_BYTES, AGENT_SEARCH_DEPTH, AGENT_SEARCH_FILE_BYTES, AGENT_SEARCH_FILES,
 };
 
-/// How a tool call ended.
+/// The result of a tool call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ToolOutcome {
-    /// What the model is told, at most [`AGENT_OUTPUT_BYTES`] and a remark.
+    /// The text for the model: at most [`AGENT_OUTPUT_BYTES`], and a remark if it was cut.
     pub(super) output: String,
     pub(super) is_error: bool,
-    /// A success in one sentence, for the person.
+    /// A success in one sentence, for a person.
     pub(super) summary: String,
-    /// With what a command exited.
+    /// The exit code of a command.
     pub(super) code: Option<i32>,
     pub(super) has_run: bool,
 }
@@ -51,7 +51,7 @@ impl ToolOutcome {
         }
     }
 
-    /// The same of a call that was not let run.
+    /// The same result, for a call that was not allowed to run.
     pub(super) fn without_running(self) -> Self {
         Self {
             has_run: false,
@@ -64,7 +64,7 @@ impl ToolOutcome {
     }
 }
 
-/// Carries a call out. What goes wrong inside it is its end, not an error.
+/// Executes a call. A failure of the tool is a result, not an error.
 pub(super) fn execute(agent: &mut Agent, call: &ToolCall) -> Result<ToolOutcome, Halt> {
     let end = match call {
         ToolCall::ReadFile { path } => read_file(path),
@@ -80,7 +80,7 @@ pub(super) fn execute(agent: &mut Agent, call: &ToolCall) -> Result<ToolOutcome,
 
 fn read_file(path: &str) -> Result<ToolOutcome, String> {
     let failed = |error: io::Error| format!("{path}: {error}");
-    // Asked first: opening a pipe would wait for its other end.
+    // Checked first: opening a named pipe would wait for its other end.
     let metadata = fs::metadata(path).map_err(failed)?;
     if !metadata.is_file() {
         return Err(format!("{path}: is not a file"));
@@ -126,7 +126,7 @@ fn list_dir(path: &str) -> Result<ToolOutcome, String> {
     ))
 }
 
-/// A directory's entries by name, sorted, so that the agent is deterministic.
+/// The entries of a directory, sorted by name, so that the agent is deterministic.
 fn entries(path: &Path) -> io::Result<Vec<(String, PathBuf)>> {
     let mut names = Vec::new();
     for entry in fs::read_dir(path)?.take(AGENT_SEARCH_FILES) {
@@ -180,7 +180,7 @@ fn grep_search(agent: &mut Agent, pattern: &str, path: &str) -> Result<ToolOutco
     ))
 }
 
-/// Adds the lines of one text file that match, and says how many did.
+/// Appends the matching lines of one text file. Returns their number.
 fn search_file(regex: &Regex, path: &Path, hits: &mut String) -> usize {
     let searchable = fs::metadata(path)
         .is_ok_and(|meta| meta.is_file() && meta.len() <= AGENT_SEARCH_FILE_BYTES);
@@ -201,7 +201,7 @@ fn search_file(regex: &Regex, path: &Path, hits: &mut String) -> usize {
     found
 }
 
-/// The beginning of an output of `total` bytes as text, with a remark if it is not all.
+/// The beginning of an output of `total` bytes as text, with a remark if it was cut.
 pub(super) fn truncate_output(bytes: &[u8], total: u64) -> String {
     let shown = &bytes[..bytes.len().min(AGENT_OUTPUT_BYTES)];
     let mut text = String::from_utf8_lossy(shown).into_owned();

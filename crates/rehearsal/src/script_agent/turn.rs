@@ -1,6 +1,6 @@
-//! One turn: the prompt's steps, one after the other, and what is said about them.
+//! One turn: it executes the prompt's steps in order and reports on them.
 //!
-//! Must not know how a tool works inside.
+//! Must not know the inside of a tool.
 
 use std::time::Instant;
 
@@ -14,20 +14,20 @@ use super::script;
 use super::step::{Step, ToolCall};
 use super::tools::{self, ToolOutcome};
 
-/// Whether the controller is asked before a tool runs.
+/// Whether the agent sends a permission request before a tool runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AskMode {
     Asks,
     NeverAsks,
-    /// It is asked, and its answer is not waited for.
+    /// It sends a request and withdraws it without waiting for the answer.
     Withdraws,
 }
 
 impl Agent {
-    /// Runs a prompt to its end.
+    /// Executes a prompt to its end.
     pub(super) fn run_turn(&mut self, prompt: AcceptedPrompt) -> Result<(), Halt> {
         let id = match &prompt.reply_to {
-            // There the turn has its name from the moment at which its prompt was taken.
+            // In such a protocol the turn got its id when its prompt was accepted.
             Some(Value::String(id)) if self.settings.dialect.names_turns_early() => id.clone(),
             _ => self.next_turn(),
         };
@@ -110,7 +110,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Says every earlier prompt of the session, as its file has them: one a line.
+    /// Sends every earlier prompt of the session, as stored in its file, one a line.
     fn recall(&mut self) -> Result<(), Halt> {
         let records = match self.session.records() {
             Ok(records) => records,
@@ -122,7 +122,7 @@ impl Agent {
                 prompts.push(text);
             }
         }
-        // The last one is the prompt of this turn.
+        // The last one is this turn's own prompt.
         prompts.pop();
         if prompts.is_empty() {
             return self.send_text("This is the first prompt of the session.\n");
@@ -191,7 +191,7 @@ impl Agent {
         })
     }
 
-    /// Queues the beginning of a tool call.
+    /// Queues the begin of a tool call.
     pub(super) fn queue_tool_start(&mut self, tool_id: &str, call: &ToolCall) -> Result<(), Halt> {
         if let Some(turn) = &mut self.turn {
             turn.written_chars += serde_json::to_string(call).map_or(0, |text| text.len() as u64);
@@ -219,7 +219,7 @@ impl Agent {
         })
     }
 
-    /// Says something about a step, unless only load is wanted.
+    /// Sends a text about a step, except in loader mode.
     fn narrate(&mut self, text: impl FnOnce() -> String) -> Result<(), Halt> {
         if self.settings.loader {
             return Ok(());
@@ -228,7 +228,7 @@ impl Agent {
     }
 
     fn complete(&mut self) -> Result<(), Halt> {
-        // Still the turn while its end is written: the lines name it.
+        // The turn still exists while its end is written, because the lines contain its id.
         let Some(turn) = &mut self.turn else {
             return Ok(());
         };
@@ -264,13 +264,13 @@ impl Agent {
         Ok(())
     }
 
-    /// How full the context is, in whole percent.
+    /// The use of the context window, in whole percent.
     pub(super) fn context_pct(&self) -> u64 {
         (self.session.context * 100 / CONTEXT_WINDOW).min(100)
     }
 }
 
-/// What the agent says before it uses a tool.
+/// The text that announces a tool call.
 fn intention(call: &ToolCall) -> String {
     match call {
         ToolCall::ReadFile { path } => format!("I'll read `{path}`.\n"),
@@ -281,7 +281,7 @@ fn intention(call: &ToolCall) -> String {
     }
 }
 
-/// The first line of a tool's output that says anything, for a sentence.
+/// The first non-empty line of a tool's output, for a sentence.
 fn first_line(output: &str) -> &str {
     output
         .lines()

@@ -1,7 +1,6 @@
-//! One request, one answer: which provider's form it has, and what the script says to it.
+//! One request, one answer: finds the provider's form of a request and applies the script.
 //!
-//! Pure, but for the number of times that a `FAIL` has failed, which the caller counts. Must not
-//! know connections.
+//! Pure, except that the caller counts how often a `FAIL` has failed. Must not know connections.
 
 use std::time::Duration;
 
@@ -13,7 +12,7 @@ use super::script::{self, Failure, Signal};
 use super::scripts::Scripts;
 use super::{anthropic, gemini, openai_chat, openai_responses, tools};
 
-/// Models that are listed: names that agents know, for agents that ask for one.
+/// The listed models: names that agents know, for agents that ask for the list.
 const MODELS: &[&str] = &[
     "rehearsal",
     "gpt-5",
@@ -23,7 +22,7 @@ const MODELS: &[&str] = &[
     "gemini-2.5-flash",
 ];
 
-/// What a path asks for; what stands before is a base address, whatever it is.
+/// The endpoint of a path. Any base path may precede it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Endpoint {
     /// OpenAI chat completions.
@@ -32,29 +31,29 @@ pub(super) enum Endpoint {
     Responses,
     /// Anthropic messages.
     Messages,
-    /// How many tokens Anthropic messages have.
+    /// The token count of Anthropic messages.
     MessageTokens,
-    /// Gemini, with its model.
+    /// Gemini, with the model in the path.
     Generate {
         /// The model in the path.
         model: String,
-        /// In pieces.
+        /// Whether the answer is a stream.
         stream: bool,
-        /// As server-sent events.
+        /// Whether the stream consists of server-sent events.
         sse: bool,
     },
-    /// How many tokens Gemini's contents have.
+    /// The token count of Gemini contents.
     ContentTokens,
-    /// The models that there are, as OpenAI and Anthropic list them.
+    /// The list of models, for OpenAI and Anthropic.
     Models,
-    /// The models that there are, as Gemini lists them.
+    /// The list of models, for Gemini.
     GeminiModels,
     /// One model.
     Model(String),
 }
 
 impl Endpoint {
-    /// What a request is, by its method, path and query.
+    /// The endpoint of a request, from its method, path and query.
     pub(super) fn from_request(is_post: bool, path: &str, query: &str) -> Option<Self> {
         let path = path.trim_end_matches('/');
         let (above, last) = path.rsplit_once('/')?;
@@ -99,7 +98,7 @@ impl Endpoint {
         talk
     }
 
-    /// An error as this provider writes it.
+    /// An error in the provider's form.
     pub(super) fn error(&self, status: u16, message: &str) -> Value {
         let (openai, claude, google) = match status {
             401 => ("invalid_api_key", "authentication_error", "UNAUTHENTICATED"),
@@ -130,22 +129,22 @@ impl Endpoint {
     }
 }
 
-/// An answer, and what comes before it.
+/// An answer, and what happens before it.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Answer {
-    /// How long to wait first.
+    /// The pause before it.
     pub(super) sleep: Duration,
-    /// What is waited for and told before it.
+    /// The signals to wait for or to send before it.
     pub(super) signals: Vec<Signal>,
-    /// The failures that stand before it.
+    /// The failures that precede it.
     pub(super) failures: Vec<Failure>,
-    /// What the failures are counted by.
+    /// The key under which the failures are counted.
     pub(super) key: u64,
-    /// Never ends.
+    /// Whether the answer never comes.
     pub(super) hang: bool,
     /// The body.
     pub(super) body: Body,
-    /// What it was, in a word or two.
+    /// A short description, for the log.
     pub(super) note: String,
 }
 
@@ -158,7 +157,7 @@ pub(super) enum Body {
     Events(Vec<String>),
 }
 
-/// The answer to a request. `body` is its JSON, `bytes` the length of that.
+/// Builds the answer to a request. `body` is its JSON, `bytes` the length of that.
 pub(super) fn build_answer(
     ask: &Endpoint,
     body: &Value,
@@ -222,7 +221,7 @@ fn build_scripted_answer(ask: &Endpoint, body: &Value, bytes: usize, scripts: &S
             turn.text.push_str("no tool was declared that does this\n");
         }
     }
-    // A title, a topic, who speaks next: questions beside the conversation.
+    // Agents also ask for titles, topics or the next speaker, beside the conversation.
     if let Some(schema) = talk.schema.as_ref().filter(|_| talk.tools.is_empty()) {
         turn.text = minimal_value(schema, 6).to_string();
     }

@@ -1,4 +1,4 @@
-//! Conversations as agents have them, against the rehearsal model's answers.
+//! Conversations as real agents have them, against the rehearsal model's answers.
 
 use super::*;
 
@@ -14,7 +14,7 @@ fn json_of(answer: Answer) -> Value {
     }
 }
 
-/// The objects of a stream.
+/// The events of a stream, as JSON.
 fn events_of(answer: Answer) -> Vec<Value> {
     let Body::Events(events) = answer.body else {
         panic!("no stream");
@@ -189,7 +189,7 @@ fn anthropic_messages_streams_a_tool_use_and_knows_results_beside_reminders() {
         .iter()
         .find_map(|event| event["delta"]["partial_json"].as_str())
         .expect("arguments");
-    // A reminder is no prompt, whatever stands in it.
+    // A reminder is no prompt, whatever it contains.
     assert_eq!(part, r#"{"command":"ls"}"#);
     let kinds: Vec<&str> = events.iter().filter_map(|e| e["type"].as_str()).collect();
     assert_eq!(

@@ -8,7 +8,7 @@ use super::reply::{Reply, named_event};
 use super::request::{Message, ModelRequest, text_of, user_text};
 use super::tools::{InputKind, Tool};
 
-/// Reads a request.
+/// Parses a request.
 pub(super) fn parse_request(body: &Value) -> ModelRequest {
     let list = |key: &str| {
         body.get(key)
@@ -33,7 +33,7 @@ pub(super) fn parse_request(body: &Value) -> ModelRequest {
     }
 }
 
-/// The results of a message, then its text.
+/// The tool results of a message, then its text.
 fn parse_message(message: &Value) -> Vec<Message> {
     let content = message.get("content").unwrap_or(&Value::Null);
     let Value::Array(parts) = content else {
@@ -95,7 +95,7 @@ pub(super) fn whole(reply: &Reply) -> Value {
     message(reply, &content, &json!(reason(reply)), reply.output_tokens)
 }
 
-/// The answer as a stream's events.
+/// The answer as the events of a stream.
 pub(super) fn stream(reply: &Reply) -> Vec<String> {
     let begun = message(reply, &[], &Value::Null, 1);
     let mut all = vec![json!({ "type": "message_start", "message": begun })];

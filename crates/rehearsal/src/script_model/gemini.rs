@@ -8,7 +8,7 @@ use super::reply::{Reply, data_event};
 use super::request::{Message, ModelRequest, text_of, user_text};
 use super::tools::{InputKind, Tool};
 
-/// Reads a request; whether it is to be streamed stands in its path.
+/// Parses a request. The path, not the body, says whether the answer is a stream.
 pub(super) fn parse_request(body: &Value, stream: bool) -> ModelRequest {
     let list = |key: &str| {
         body.get(key)
@@ -43,7 +43,7 @@ pub(super) fn parse_request(body: &Value, stream: bool) -> ModelRequest {
     }
 }
 
-/// The results of a content, then its text.
+/// The tool results of a content, then its text.
 fn parse_content(content: &Value) -> Vec<Message> {
     let parts = content.get("parts").and_then(Value::as_array);
     let parts: Vec<&Value> = parts.into_iter().flatten().collect();
@@ -93,7 +93,7 @@ pub(super) fn whole(reply: &Reply) -> Value {
     render_candidate(reply, &parts, true)
 }
 
-/// The answer as a stream's events.
+/// The answer as the events of a stream.
 pub(super) fn stream(reply: &Reply) -> Vec<String> {
     let texts = reply
         .pieces()
@@ -105,7 +105,7 @@ pub(super) fn stream(reply: &Reply) -> Vec<String> {
     parts.into_iter().enumerate().map(chunk).collect()
 }
 
-/// The answer as a stream without `alt=sse`: one list.
+/// The answer as a stream without `alt=sse`: one JSON list.
 pub(super) fn list(reply: &Reply) -> Value {
     json!([whole(reply)])
 }

@@ -1,9 +1,9 @@
-//! The rehearsal model: a server on loopback that answers as the model providers do, by a small
-//! script in the prompt.
+//! The rehearsal model: a server on loopback that answers like the model providers. A small script
+//! in the prompt controls its answers.
 //!
-//! With it a fleet of real agents, their policy and their walls are rehearsed without a key. It
-//! keeps no conversation: what comes next is found in the conversation that every request brings.
-//! `docs/script-model.md` is its page. Must not know the supervisor.
+//! With it a fleet of real agents, their policy and their sandboxes are rehearsed without a key. It
+//! stores no conversation: every request contains the whole conversation, which shows what comes
+//! next. `docs/script-model.md` documents it. Must not know the supervisor.
 //!
 //! A new provider's form is a file beside `openai_chat.rs`, and its path in `answer.rs`.
 
@@ -22,51 +22,51 @@ mod tools;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-/// What the server is started with.
+/// The arguments of the rehearsal model.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
-    /// Where to listen: a loopback address and a port; port 0 takes a free one
+    /// The address to listen on: a loopback address and a port; port 0 selects a free one
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
     pub listen: SocketAddr,
-    /// Listen on an address that other machines reach
+    /// Allow an address that other machines can reach
     #[arg(long)]
     pub beyond_loopback: bool,
-    /// Answer only requests that carry this key, in any header that a provider takes it in
+    /// Answer only requests with this key, in any header that a provider uses for it
     #[arg(long, value_name = "KEY")]
     pub key: Option<String>,
-    /// Scripts for prompts that are none themselves
+    /// A file of scripts, for prompts that contain none
     #[arg(long, value_name = "FILE")]
     pub scripts: Option<PathBuf>,
 }
 
-/// Why there is no rehearsal model.
+/// An error that prevents the server's start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The address is not on loopback, and nobody said that this is wanted.
+    /// The address is not on loopback, and `--beyond-loopback` is not set.
     #[error(
-        "{0} is no loopback address, and anybody who reaches it could use this server; \
+        "{0} is not a loopback address, and anybody who reaches it could use this server: \
          listen on 127.0.0.1, or add --beyond-loopback"
     )]
     BeyondLoopback(SocketAddr),
     /// The file of scripts cannot be used.
     #[error("the scripts in {} cannot be read: {error}", path.display())]
     Scripts {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The error of the file or of its content.
         error: std::io::Error,
     },
     /// The address cannot be bound.
     #[error("cannot listen on {address}: {error}")]
     Listen {
-        /// Which address.
+        /// The address.
         address: SocketAddr,
-        /// What the kernel says.
+        /// The kernel's error.
         error: std::io::Error,
     },
 }
 
-/// A rehearsal model that listens.
+/// A rehearsal model that is bound to its address.
 #[derive(Debug)]
 pub struct ScriptModel {
     listener: tokio::net::TcpListener,
@@ -75,7 +75,8 @@ pub struct ScriptModel {
 }
 
 impl ScriptModel {
-    /// Binds the address and reads the scripts. With `logs_requests`, each request is a line on stderr.
+    /// Binds the address and reads the scripts. With `logs_requests`, each request is logged on
+    /// stderr.
     pub async fn bind(args: Args, logs_requests: bool) -> Result<Self, StartError> {
         if !args.listen.ip().is_loopback() && !args.beyond_loopback {
             return Err(StartError::BeyondLoopback(args.listen));
@@ -99,12 +100,12 @@ impl ScriptModel {
         })
     }
 
-    /// Where it listens.
+    /// The bound address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Answers requests; never ends by itself.
+    /// Answers requests; never returns.
     pub async fn serve(self) {
         serve::serve(self.listener, self.server).await;
     }

@@ -8,7 +8,7 @@ use super::reply::{Reply, data_event};
 use super::request::{Message, ModelRequest, text_of, user_text};
 use super::tools::{InputKind, Tool};
 
-/// Reads a request.
+/// Parses a request.
 pub(super) fn parse_request(body: &Value) -> ModelRequest {
     let list = |key: &str| {
         body.get(key)
@@ -83,7 +83,7 @@ pub(super) fn whole(reply: &Reply) -> Value {
     })
 }
 
-/// The answer as a stream's events.
+/// The answer as the events of a stream.
 pub(super) fn stream(reply: &Reply, usage_wanted: bool) -> Vec<String> {
     let chunk = |choices: Value, usage: Value| {
         let mut chunk = json!({

@@ -8,7 +8,7 @@ use super::reply::{Reply, named_event};
 use super::request::{Message, ModelRequest, text_of, user_text};
 use super::tools::{Input, InputKind, Tool};
 
-/// Reads a request.
+/// Parses a request.
 pub(super) fn parse_request(body: &Value) -> ModelRequest {
     let said = match body.get("input") {
         Some(Value::String(text)) => vec![Message::User(text.clone())],
@@ -37,7 +37,7 @@ fn item(item: &Value) -> Option<Message> {
     is_user.then(|| Message::User(user_text(item.get("content").unwrap_or(&Value::Null))))
 }
 
-/// A tool, or those of a namespace.
+/// A tool, or the tools of a namespace.
 fn parse_tools(value: &Value) -> Vec<Tool> {
     if value["type"] != "namespace" {
         return tool(value).into_iter().collect();
@@ -126,7 +126,7 @@ pub(super) fn whole(reply: &Reply) -> Value {
     })
 }
 
-/// The answer as a stream's events.
+/// The answer as the events of a stream.
 pub(super) fn stream(reply: &Reply) -> Vec<String> {
     let mut begun = whole(reply);
     begun["status"] = json!("in_progress");

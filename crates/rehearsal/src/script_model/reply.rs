@@ -1,6 +1,6 @@
-//! What the model answers, before a provider's form is put around it.
+//! The model's answer, independent of a provider's form.
 //!
-//! Owns the usage figures and the ids, which are the same for the same conversation. Must not know
+//! Owns the token counts and the ids, which are the same for the same conversation. Must not know
 //! any provider.
 
 use serde_json::Value;
@@ -10,33 +10,33 @@ use super::tools::{Input, ToolCall};
 /// An answer.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Reply {
-    /// The model that was asked for.
+    /// The requested model.
     pub(super) model: String,
-    /// Made of the conversation: the same again for the same.
+    /// Derived from the conversation: the same conversation gives the same id.
     pub(super) id: String,
     /// The text.
     pub(super) text: String,
-    /// The tool call that ends it.
+    /// The tool call at its end.
     pub(super) call: Option<ToolCall>,
-    /// Tokens in.
+    /// The number of input tokens.
     pub(super) input_tokens: usize,
-    /// Tokens out.
+    /// The number of output tokens.
     pub(super) output_tokens: usize,
 }
 
 /// Bytes that count as one token.
 const BYTES_PER_TOKEN: usize = 4;
 
-/// The most bytes of one piece of a stream.
+/// The maximum size of one piece of a stream, in bytes.
 const PIECE: usize = 4096;
 
-/// The tokens of so many bytes: at least one.
+/// The number of tokens of this many bytes: at least one.
 pub(super) const fn tokens(bytes: usize) -> usize {
     bytes / BYTES_PER_TOKEN + 1
 }
 
 impl Reply {
-    /// The text in pieces of at most 4 KiB, never through the middle of a character.
+    /// The text in pieces of at most 4 KiB, split between characters.
     pub(super) fn pieces(&self) -> Vec<&str> {
         let mut pieces = Vec::new();
         let mut rest = self.text.as_str();
@@ -57,7 +57,7 @@ impl Reply {
         format!("call_{}", self.id)
     }
 
-    /// All its tokens.
+    /// Its input and output tokens.
     pub(super) const fn total_tokens(&self) -> usize {
         self.input_tokens + self.output_tokens
     }

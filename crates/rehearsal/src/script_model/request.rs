@@ -1,6 +1,6 @@
-//! A conversation as a script needs it: the prompt, the results since, the tools that there are.
+//! The parts of a conversation that a script needs: the prompt, the tool results since, the tools.
 //!
-//! What the four APIs have in common. Must not know how any of them is written.
+//! This is what the four APIs have in common. Must not know the form of any of them.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -10,50 +10,50 @@ use super::script::{self, Line};
 use super::scripts::Scripts;
 use super::tools::Tool;
 
-/// A message of the conversation, as far as the script goes by it.
+/// A message of the conversation, as far as the script needs it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Message {
-    /// A text of the user's side.
+    /// A text of the user's role.
     User(String),
-    /// What a tool gave, or why it did not run.
+    /// The result of a tool call, or why it did not run.
     ToolResult(String),
 }
 
 /// One request for an answer.
 #[derive(Debug, Default)]
 pub(super) struct ModelRequest {
-    /// The model that was named.
+    /// The requested model.
     pub(super) model: String,
-    /// What was said, in order.
+    /// The messages, in order.
     pub(super) messages: Vec<Message>,
     /// The tools that the agent declared.
     pub(super) tools: Vec<Tool>,
-    /// Whether the answer is to come in pieces.
+    /// Whether the answer is a stream.
     pub(super) stream: bool,
-    /// Whether the usage belongs into the stream (OpenAI chat).
+    /// Whether the stream contains the token counts (OpenAI chat).
     pub(super) wants_usage: bool,
-    /// The answer must be an object of this schema.
+    /// The JSON schema that the answer must satisfy.
     pub(super) schema: Option<Value>,
-    /// Bytes of the request, for the usage.
+    /// The size of the request in bytes, for the token counts.
     pub(super) bytes: usize,
 }
 
-/// What the script is to go on with.
+/// The current position in the script.
 #[derive(Debug)]
 pub(super) struct ScriptPosition {
     /// The script's lines.
     pub(super) lines: Vec<Line>,
-    /// Tool results since the prompt.
+    /// The number of tool results since the prompt.
     pub(super) results: usize,
-    /// The newest of them.
+    /// The text of the newest tool result.
     pub(super) last: Option<String>,
-    /// Names this prompt of this conversation: two prompts of one session differ.
+    /// Identifies this prompt of this conversation: two prompts of one session differ.
     pub(super) key: u64,
 }
 
 impl ModelRequest {
-    /// The last prompt of a person and what came of it. Texts that an agent puts in by itself
-    /// (`<environment>…</environment>`) are no prompt.
+    /// The last prompt of a person, with the tool results since. Texts that an agent adds by itself
+    /// (`<environment>…</environment>`) are no prompts.
     pub(super) fn script_position(&self, scripts: &Scripts) -> ScriptPosition {
         let is_prompt =
             |said: &Message| matches!(said, Message::User(text) if !is_machine_text(text));
@@ -88,7 +88,7 @@ impl ModelRequest {
     }
 }
 
-/// The text of a user's message: of several parts, those that a person wrote.
+/// The text of a user's message. Of several parts, those that a person wrote.
 pub(super) fn user_text(content: &Value) -> String {
     let Value::Array(parts) = content else {
         return text_of(content);
@@ -98,7 +98,7 @@ pub(super) fn user_text(content: &Value) -> String {
     own.join("\n")
 }
 
-/// Whether a text of the user's side is one that the agent's program made.
+/// Whether an agent's program made a text of the user's role.
 fn is_machine_text(text: &str) -> bool {
     let text = text.trim();
     text.is_empty() || (text.starts_with('<') && text.ends_with('>'))
@@ -125,7 +125,8 @@ pub(super) fn text_of(content: &Value) -> String {
     }
 }
 
-/// The smallest value of a JSON schema: required members only, the first word of an enumeration.
+/// The smallest value of a JSON schema: only required members, and the first word of an
+/// enumeration.
 pub(super) fn minimal_value(schema: &Value, depth: usize) -> Value {
     let of = |key: &str| schema.get(key);
     if let Some(first) = of("enum").and_then(|words| words.get(0)) {

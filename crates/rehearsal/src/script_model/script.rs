@@ -1,24 +1,24 @@
-//! The script in a prompt: what its lines mean, and which of them is next.
+//! The script in a prompt: the meaning of its lines, and which of them is next.
 //!
-//! Pure: the same conversation always gives the same turn. Must not know HTTP, nor how a provider
-//! writes its messages.
+//! Pure: the same conversation always gives the same turn. Must not know HTTP, nor the form of a
+//! provider's messages.
 
 use std::time::Duration;
 
 use serde_json::{Map, Value};
 
-/// The words that begin a line of a script, as the documentation lists them.
+/// The first words of a script's lines, as the documentation lists them.
 pub(super) const VERBS: &[&str] = &[
     "RUN", "WRITE", "TOOL", "SAY", "SLEEP", "WAIT", "TELL", "FAIL", "HANG", "BIG",
 ];
 
-/// The longest pause of one `SLEEP`, and of a `HANG`.
+/// The maximum pause of one `SLEEP`, and the duration of a `HANG`.
 pub(super) const LONGEST: Duration = Duration::from_secs(3600);
 
-/// The most bytes of one `BIG`.
+/// The maximum size of one `BIG`, in bytes.
 pub(super) const MOST_BIG: usize = 16 << 20;
 
-/// The most characters of a tool's result that an answer repeats.
+/// The maximum number of characters of a tool's result that an answer repeats.
 const ECHO: usize = 4000;
 
 /// One line of a script.
@@ -33,30 +33,30 @@ pub(super) enum Line {
         /// Its content.
         text: String,
     },
-    /// Calls a tool by its name.
+    /// Calls the named tool.
     Tool(ToolRequest),
     /// Answers this text.
     Say(String),
-    /// Waits before it answers.
+    /// Pauses before it answers.
     Sleep(Duration),
-    /// Waits for another conversation, or tells another.
+    /// Waits for a signal of another conversation, or sends one.
     Signal(Signal),
     /// Answers with an HTTP error instead.
     Fail(Failure),
     /// Never answers.
     Hang,
-    /// Answers a text of so many bytes.
+    /// Answers with a text of this many bytes.
     Big(usize),
 }
 
 /// `TOOL [SERVER/]NAME [ARGUMENTS]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ToolRequest {
-    /// The tool server that has it; `None`: a tool of the agent's own.
+    /// The tool server that has it; `None` for one of the agent's own tools.
     pub(super) server: Option<String>,
-    /// Its name there.
+    /// The tool's name on that server.
     pub(super) name: String,
-    /// What it is called with.
+    /// The arguments of the call.
     pub(super) arguments: Map<String, Value>,
 }
 
@@ -65,22 +65,22 @@ pub(super) struct ToolRequest {
 pub(super) struct Failure {
     /// The HTTP status, 400 to 599.
     pub(super) status: u16,
-    /// How often, before the script goes on; `None`: always.
+    /// How often it fails before the script continues; `None`: always.
     pub(super) times: Option<u32>,
-    /// What `retry-after` says, in seconds.
+    /// The value of `retry-after`, in seconds.
     pub(super) retry_after: Option<u32>,
 }
 
-/// What conversations tell each other.
+/// A signal between conversations.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Signal {
-    /// Goes on when this was told, at most [`LONGEST`] later.
+    /// Waits for a signal, for at most [`LONGEST`].
     Wait(String),
-    /// This is told from now on.
+    /// Sends a signal, which stays set.
     Send(String),
 }
 
-/// What a tool is called for.
+/// The purpose of a tool call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum ToolIntent {
     /// A command line.
@@ -92,29 +92,30 @@ pub(super) enum ToolIntent {
         /// Its content.
         text: String,
     },
-    /// A tool by its name.
+    /// The named tool.
     Tool(ToolRequest),
 }
 
 /// One answer of the model.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Turn {
-    /// How long to wait before anything else.
+    /// The pause before anything else.
     pub(super) sleep: Duration,
-    /// What is waited for and told before the answer, in order.
+    /// The signals to wait for or to send before the answer, in order.
     pub(super) signals: Vec<Signal>,
-    /// The failures that stand before the answer, in order.
+    /// The failures that precede the answer, in order.
     pub(super) failures: Vec<Failure>,
-    /// Never answer.
+    /// Whether the answer never comes.
     pub(super) hang: bool,
     /// The text.
     pub(super) text: String,
-    /// The tool call that ends it; `None`: the turn is over.
+    /// The tool call at its end; `None` if the turn ends.
     pub(super) intent: Option<ToolIntent>,
 }
 
-/// Reads a prompt: its lines that begin with a verb. Other lines are none of ours; a line whose
-/// verb has no meaning (`SLEEP soon`) is said instead of done, so that a mistake is seen.
+/// Parses a prompt: its lines that begin with a verb. Other lines are ignored. A line with a verb
+/// and invalid operands (`SLEEP soon`) becomes a text instead of an action, so that the mistake is
+/// visible.
 ///
 /// `RUN: <<WORD` takes the lines up to one that is WORD: a command of several lines.
 pub(super) fn parse(prompt: &str) -> Vec<Line> {
@@ -226,8 +227,8 @@ fn failure(text: &str) -> Option<Failure> {
     Some(failure)
 }
 
-/// The answer after so many tool results. `last` is the text of the newest one: what the agent's
-/// tool said is repeated, so that a reader sees what reached the model, a refusal above all.
+/// The answer after this many tool results. `last` is the text of the newest one. The answer
+/// repeats it, so that a reader sees what reached the model, especially a denial.
 pub(super) fn next_turn(lines: &[Line], results: usize, last: Option<&str>) -> Turn {
     let mut turn = Turn::default();
     if let Some(last) = last {
@@ -282,7 +283,7 @@ pub(super) fn next_turn(lines: &[Line], results: usize, last: Option<&str>) -> T
     turn
 }
 
-/// So many bytes of lines that can be told apart.
+/// Appends `bytes` bytes of numbered lines.
 fn push_filler(text: &mut String, bytes: usize) {
     let end = (text.len() + bytes).min(MOST_BIG);
     let mut number = 0_usize;

@@ -1,7 +1,7 @@
-//! Scripts in a file, for prompts that are none themselves: such as those that a supervisor makes of a
+//! Scripts in a file, for prompts that contain none, such as those that a supervisor makes from a
 //! plan's items.
 //!
-//! Pure, but for reading the file. Must not know conversations.
+//! Pure, except for reading the file. Must not know conversations.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -9,13 +9,13 @@ use std::path::Path;
 
 use super::script::{self, Line};
 
-/// The most bytes of such a file.
+/// The maximum size of such a file, in bytes.
 const MOST_BYTES: u64 = 1 << 20;
 
-/// The word that begins a section.
+/// The first word of a section.
 const WHEN: &str = "WHEN:";
 
-/// Sections of a file, each with the text for which it is.
+/// The sections of a file, each with the text that selects it.
 #[derive(Debug, Default)]
 pub(super) struct Scripts(Vec<(String, Vec<Line>)>);
 
@@ -23,13 +23,13 @@ impl Scripts {
     /// Reads a file.
     ///
     /// # Errors
-    /// What the system says, or what is wrong with it.
+    /// The error of the system, or the first mistake in the file.
     pub(super) fn open(path: &Path) -> io::Result<Self> {
         let mut text = String::new();
         let file = File::open(path)?;
         file.take(MOST_BYTES + 1).read_to_string(&mut text)?;
         if text.len() as u64 > MOST_BYTES {
-            let why = format!("it is longer than {MOST_BYTES} bytes");
+            let why = format!("it has more than {MOST_BYTES} bytes");
             return Err(io::Error::new(io::ErrorKind::InvalidData, why));
         }
         Self::parse(&text).map_err(|why| io::Error::new(io::ErrorKind::InvalidData, why))
@@ -41,14 +41,17 @@ impl Scripts {
             if let Some(when) = line.strip_prefix(WHEN) {
                 let when = when.trim();
                 if when.is_empty() || sections.iter().any(|(known, _)| known == when) {
-                    return Err(format!("line {}: {WHEN} needs a text of its own", at + 1));
+                    return Err(format!(
+                        "line {}: {WHEN} needs a text that no other section has",
+                        at + 1
+                    ));
                 }
                 sections.push((when.to_owned(), String::new()));
             } else if let Some((_, steps)) = sections.last_mut() {
                 steps.push_str(line);
                 steps.push('\n');
             } else if !line.trim().is_empty() {
-                let why = format!("line {}: it stands before the first {WHEN}", at + 1);
+                let why = format!("line {}: it comes before the first {WHEN}", at + 1);
                 return Err(why);
             }
         }
@@ -61,12 +64,12 @@ impl Scripts {
         });
         let sections: Vec<_> = sections.collect::<Result<_, _>>()?;
         if sections.is_empty() {
-            return Err(format!("there is no {WHEN} in it"));
+            return Err(format!("it has no {WHEN} section"));
         }
         Ok(Self(sections))
     }
 
-    /// The steps for a prompt: those of the section whose text stands first in it.
+    /// The steps for a prompt: those of the section whose text occurs first in it.
     pub(super) fn find(&self, prompt: &str) -> Option<&[Line]> {
         let found = self.0.iter().filter_map(|(when, steps)| {
             let at = prompt.find(when.as_str())?;
@@ -96,8 +99,8 @@ mod tests {
     #[test]
     fn a_file_that_cannot_be_meant_is_refused() {
         for (text, why) in [
-            ("", "there is no WHEN:"),
-            ("SAY a\nWHEN: b\nSAY c", "line 1: it stands before"),
+            ("", "it has no WHEN: section"),
+            ("SAY a\nWHEN: b\nSAY c", "line 1: it comes before"),
             ("WHEN:\nSAY a", "line 1: WHEN: needs"),
             ("WHEN: a\nSAY a\nWHEN: a\nSAY b", "line 3: WHEN: needs"),
             ("WHEN: a\nhello", "WHEN: a has no step"),

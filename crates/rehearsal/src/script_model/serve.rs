@@ -1,6 +1,6 @@
-//! The HTTP side: connections and their bounds, the key, pauses, failures, pieces of a stream.
+//! The HTTP side: connections and their limits, the key, pauses, failures, pieces of a stream.
 //!
-//! Must not know scripts or providers: `answer` says what to write.
+//! Must not know scripts or providers: `answer` decides what to write.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::convert::Infallible;
@@ -29,39 +29,39 @@ use super::scripts::Scripts;
 use marshal_model::limits;
 use marshal_model::untrusted;
 
-/// Open connections; further ones wait to be accepted.
+/// The maximum number of open connections; further ones wait to be accepted.
 const CONNECTIONS: usize = 1024;
 
-/// Bytes of one request's body: a long conversation with its tools.
+/// The maximum size of a request's body, in bytes: a long conversation with its tools.
 const BODY_BYTES: usize = 64 << 20;
 
-/// Prompts whose failures are counted; beyond them counting begins again.
+/// The maximum number of prompts whose failures are counted; beyond it, counting begins again.
 const MAX_COUNTED_PROMPTS: usize = 4096;
 
-/// Words that scripts have told and that are remembered.
+/// The maximum number of remembered signals.
 const MAX_SIGNALS: usize = 4096;
 
-/// Headers in which a provider takes its key.
+/// Headers that providers use for their key.
 const KEY_HEADERS: &[&str] = &["authorization", "x-api-key", "x-goog-api-key", "api-key"];
 
-/// What all connections share.
+/// The state that all connections share.
 #[derive(Debug)]
 pub(super) struct Server {
     key: Option<String>,
     logs_requests: bool,
     scripts: Scripts,
-    /// How often each prompt's failures were given, by the prompt and their place in it.
+    /// How often each failure was sent, by its prompt and its position in that.
     failure_counts: Mutex<HashMap<(u64, usize), u32>>,
-    /// What scripts have told.
+    /// The signals that scripts have sent.
     signals: watch::Sender<BTreeSet<String>>,
 }
 
 impl Server {
-    /// A server; `told`: each request is a line on standard error.
-    pub(super) fn new(key: Option<String>, told: bool, scripts: Scripts) -> Arc<Self> {
+    /// A server. With `logs_requests`, each request is logged on stderr.
+    pub(super) fn new(key: Option<String>, logs_requests: bool, scripts: Scripts) -> Arc<Self> {
         Arc::new(Self {
             key,
-            logs_requests: told,
+            logs_requests,
             scripts,
             failure_counts: Mutex::default(),
             signals: watch::Sender::default(),
@@ -83,7 +83,7 @@ impl Server {
                 .any(|word| word.strip_prefix("key=") == Some(key))
     }
 
-    /// The first failure that has not failed often enough.
+    /// The first failure that has not been sent often enough.
     fn next_failure(&self, answer: &Answer) -> Option<Failure> {
         let mut failed = self
             .failure_counts
@@ -104,20 +104,20 @@ impl Server {
         found.map(|(_, failure)| *failure)
     }
 
-    /// Waits for what other conversations tell, and tells them.
+    /// Waits for a signal, or sends one.
     async fn handle_signal(&self, sign: &Signal) {
         match sign {
             Signal::Wait(word) => {
                 let mut signs = self.signals.subscribe();
-                let told = signs.wait_for(|told| told.contains(word));
-                // Whoever waits in vain goes on in the end.
-                let _ = tokio::time::timeout(LONGEST, told).await;
+                let sent = signs.wait_for(|sent| sent.contains(word));
+                // After the maximum wait the conversation continues.
+                let _ = tokio::time::timeout(LONGEST, sent).await;
             }
-            Signal::Send(word) => self.signals.send_modify(|told| {
-                if told.len() >= MAX_SIGNALS {
-                    told.pop_first();
+            Signal::Send(word) => self.signals.send_modify(|sent| {
+                if sent.len() >= MAX_SIGNALS {
+                    sent.pop_first();
                 }
-                told.insert(word.clone());
+                sent.insert(word.clone());
             }),
         }
     }
@@ -127,16 +127,16 @@ impl Server {
         if self.logs_requests {
             let path = untrusted::escape_for_display(path, 100);
             let status = status.as_u16();
-            // Nobody may read it.
+            // Nobody may read stderr.
             drop(writeln!(io::stderr(), "{method} {path} {status} {note}"));
         }
     }
 }
 
-/// Listens.
+/// Binds the address.
 ///
 /// # Errors
-/// What the system says.
+/// The error of the system.
 pub(super) async fn bind(address: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
     let listener = TcpListener::bind(address).await?;
     let address = listener.local_addr()?;
@@ -152,7 +152,7 @@ pub(super) async fn serve(listener: TcpListener, server: Arc<Server>) {
             return;
         };
         let Ok((stream, _)) = listener.accept().await else {
-            // Out of descriptors, most often: it passes.
+            // Most often the process is out of descriptors, which passes.
             tokio::time::sleep(Duration::from_millis(100)).await;
             continue;
         };
@@ -163,7 +163,7 @@ pub(super) async fn serve(listener: TcpListener, server: Arc<Server>) {
                 .timer(TokioTimer::new())
                 .header_read_timeout(limits::HTTP_HEAD_TIMEOUT)
                 .serve_connection(TokioIo::new(stream), service);
-            // A client that goes away is nothing to tell.
+            // A disconnected client is no error.
             let _ = served.await;
             drop(place);
         });
@@ -237,7 +237,7 @@ fn json_response(status: StatusCode, value: &Value) -> Response {
     (status, kind, value.to_string()).into_response()
 }
 
-/// A body that goes out event by event.
+/// A body that is sent event by event.
 struct EventBody(VecDeque<Bytes>);
 
 impl hyper::body::Body for EventBody {
@@ -269,7 +269,7 @@ mod tests {
         assert!(other.is_err());
         server.handle_signal(&Signal::Send("b".to_owned())).await;
         waits.await;
-        // What was told once is told.
+        // A signal stays set once it is sent.
         server.handle_signal(&wait).await;
     }
 }

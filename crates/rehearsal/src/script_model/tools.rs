@@ -1,8 +1,8 @@
-//! The tools that an agent declared: which of them is its shell, which writes files, and how each
+//! The tools that an agent declared: which one is its shell, which one writes files, and how each
 //! is called.
 //!
-//! Agents name them differently, so a tool is known by its name and by its schema. Must not know
-//! how a call is written for a provider.
+//! Agents use different names, so a tool is recognized by its name and its schema. Must not know a
+//! provider's form of a call.
 
 use serde_json::{Map, Value, json};
 
@@ -12,20 +12,20 @@ use super::script::{ToolIntent, ToolRequest};
 /// A tool of the agent.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Tool {
-    /// The group in which it is declared, where there are groups (OpenAI's namespaces).
+    /// Its group, in an API with groups (OpenAI's namespaces).
     pub(super) group: Option<String>,
     /// Its name.
     pub(super) name: String,
-    /// What it takes.
+    /// The kind of its input.
     pub(super) input_kind: InputKind,
 }
 
-/// What a tool takes.
+/// The kind of a tool's input.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum InputKind {
-    /// Arguments of this JSON schema.
+    /// Arguments that satisfy this JSON schema.
     Schema(Value),
-    /// One text (OpenAI's custom tools).
+    /// A text (OpenAI's custom tools).
     Text,
     /// An action of the provider's own shell tool (OpenAI's `local_shell`).
     LocalShell,
@@ -38,22 +38,22 @@ pub(super) struct ToolCall {
     pub(super) group: Option<String>,
     /// The tool's name.
     pub(super) name: String,
-    /// What it is called with.
+    /// The input.
     pub(super) input: Input,
 }
 
-/// What a tool is called with.
+/// The input of a tool call.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Input {
     /// Arguments.
     Arguments(Value),
     /// One text.
     Text(String),
-    /// A shell's argv.
+    /// The argument vector of a shell.
     LocalShell(Vec<String>),
 }
 
-/// Names of shell tools, best first.
+/// Names of shell tools, preferred ones first.
 const SHELLS: &[&str] = &[
     "bash",
     "shell",
@@ -69,7 +69,7 @@ const SHELLS: &[&str] = &[
     "local_shell",
 ];
 
-/// Names of tools that write a whole file, best first.
+/// Names of tools that write a whole file, preferred ones first.
 const WRITERS: &[&str] = &[
     "write_file",
     "write",
@@ -79,12 +79,12 @@ const WRITERS: &[&str] = &[
     "edit",
 ];
 
-/// Names of arguments, best first.
+/// Names of arguments, preferred ones first.
 const COMMANDS: &[&str] = &["command", "cmd", "script", "commands"];
 const PATHS: &[&str] = &["file_path", "filePath", "path", "absolute_path", "filename"];
 const CONTENTS: &[&str] = &["content", "contents", "text", "file_text", "new_string"];
 
-/// The call that does what the script wants, by the tools that there are; `None`: no tool does it.
+/// The call that fulfils the intent, with the declared tools; `None` if no tool can.
 pub(super) fn choose_call(tools: &[Tool], want: &ToolIntent) -> Option<ToolCall> {
     match want {
         ToolIntent::Run(command) => shell_call(tools, command),
@@ -101,10 +101,10 @@ pub(super) fn choose_call(tools: &[Tool], want: &ToolIntent) -> Option<ToolCall>
     }
 }
 
-/// What agents put between a server's name and its tool's.
+/// The separators between a server's name and its tool's name.
 const SEPARATORS: [char; 4] = ['_', '-', '.', '/'];
 
-/// A tool by its name. Agents make one name of a server's and its tool's, each in its own way:
+/// Finds a tool by its name. Agents join the names of a server and its tool, each in its own way:
 /// `mcp__SERVER__NAME`, `mcp_SERVER_NAME`, `SERVER_NAME`.
 fn call_by_name(tools: &[Tool], wanted: &ToolRequest) -> Option<ToolCall> {
     let is_it = |tool: &&Tool| {
@@ -113,7 +113,7 @@ fn call_by_name(tools: &[Tool], wanted: &ToolRequest) -> Option<ToolCall> {
         };
         let before = match &tool.group {
             Some(group) => (tool.name == wanted.name).then_some(group.as_str()),
-            // Something stands between the two.
+            // A separator must stand between the two names.
             None => (tool.name.strip_suffix(wanted.name.as_str()))
                 .filter(|before| before.ends_with(SEPARATORS)),
         };
@@ -203,7 +203,7 @@ fn write_call(tools: &[Tool], path: &str, text: &str) -> Option<ToolCall> {
     })
 }
 
-/// The first of these names that the schema has.
+/// The first of these names that the schema has as a property.
 fn member<'n>(schema: &Value, names: &[&'n str]) -> Option<&'n str> {
     let members = schema.get("properties")?.as_object()?;
     names
@@ -216,7 +216,7 @@ fn kind<'s>(schema: &'s Value, name: &str) -> Option<&'s str> {
     schema.get("properties")?.get(name)?.get("type")?.as_str()
 }
 
-/// The arguments, and the smallest value of every other that the schema demands.
+/// The given arguments, and the smallest value of every other required one.
 fn with_required(schema: &Value, given: &[(&str, Value)]) -> Value {
     let demanded = match minimal_value(schema, 3) {
         Value::Object(members) => members,
@@ -272,7 +272,7 @@ mod tests {
         );
         let call = run(&[tool("exec_command", &json!({ "cmd": text }), &["cmd"])]);
         assert_eq!(call.input, Input::Arguments(json!({ "cmd": "ls" })));
-        // By its shape only.
+        // Recognized only by its schema.
         assert_eq!(run(&[read]).name, "Read");
         let local = Tool {
             group: None,

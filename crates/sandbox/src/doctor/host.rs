@@ -1,4 +1,4 @@
-//! What is read of a host and tried nowhere: its settings, its programs, its ranges of ids.
+//! Facts that are read from a host without trying anything: settings, programs, id ranges.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -11,10 +11,10 @@ use crate::HostIds;
 use crate::uids::{self, Sources};
 use marshal_config::UidRange;
 
-/// The largest setting that is read, in bytes.
+/// Maximum size of a setting that is read, in bytes.
 const SETTING_BYTES: usize = 4096;
 
-/// Looks at one thing.
+/// Checks one feature.
 pub(super) fn check_feature(feature: Feature, order: &ProbeRequest) -> ProbeResult {
     match feature {
         Feature::UidPerSlot => uid_per_slot(order),
@@ -40,17 +40,17 @@ pub(super) fn check_feature(feature: Feature, order: &ProbeRequest) -> ProbeResu
         Feature::Vsock => {
             if Path::new("/dev/vsock").exists() || Path::new("/sys/module/vsock").exists() {
                 feature_missing(
-                    "sockets of AF_VSOCK can be made here; no network namespace bounds them",
+                    "processes can open AF_VSOCK sockets, which no network namespace restricts",
                 )
             } else {
                 feature_present("none")
             }
         }
-        _ => feature_missing("not looked for"),
+        _ => feature_missing("not checked"),
     }
 }
 
-/// What to do where AppArmor keeps ordinary users from user namespaces, if it does.
+/// What to do if AppArmor denies user namespaces to ordinary users; `None` if it does not.
 pub(super) fn apparmor_hint() -> Option<String> {
     let value = read("kernel/apparmor_restrict_unprivileged_userns")?;
     (value == "1" && !rustix::process::geteuid().is_root()).then(|| {
@@ -60,29 +60,31 @@ pub(super) fn apparmor_hint() -> Option<String> {
     })
 }
 
-/// A setting below /proc/sys.
+/// Reads a setting below /proc/sys.
 fn read(name: &str) -> Option<String> {
     let bytes = fs::read(format!("/proc/sys/{name}")).ok()?;
     let text = String::from_utf8_lossy(bytes.get(..SETTING_BYTES.min(bytes.len()))?).into_owned();
     Some(text.trim().to_owned())
 }
 
-/// A setting, and the value that helps.
+/// Checks a setting for the value that protects.
 fn setting(name: &str, good: &str) -> ProbeResult {
     let shown = name.replace('/', ".");
     match read(name) {
         Some(value) if value == good => feature_present(format!("{shown} = {value}")),
-        Some(value) => feature_missing(format!("{shown} = {value}: the host gives no help here")),
+        Some(value) => feature_missing(format!(
+            "{shown} = {value}: no extra protection from the host"
+        )),
         None => feature_missing(format!("no {shown}")),
     }
 }
 
-/// The file system that a directory is on.
+/// The type of the file system that contains a directory.
 pub(super) fn file_system(path: &Path) -> Option<String> {
     mount_of(path).map(|(kind, _)| kind)
 }
 
-/// The kind and the options of the mount that a directory is on.
+/// Type and options of the mount that contains a directory.
 fn mount_of(path: &Path) -> Option<(String, String)> {
     let real = fs::canonicalize(path).ok()?;
     let table = fs::read_to_string("/proc/self/mountinfo").ok()?;
@@ -94,24 +96,25 @@ fn mount_of(path: &Path) -> Option<(String, String)> {
         real.starts_with(&point)
             .then(|| (point, kind.to_owned(), options.to_owned()))
     });
-    // Of mounts on one point the last is seen.
+    // If several mounts are stacked on one point, the last one is visible.
     let deepest = mounts.max_by_key(|(point, ..)| point.as_os_str().len());
     deepest.map(|(_, kind, options)| (kind, options))
 }
 
 fn uid_per_slot(order: &ProbeRequest) -> ProbeResult {
     if let HostIds::Own { .. } = order.ids {
-        let mut found = feature_missing("agents have the uid of whoever runs marshal (shared_uid)");
-        found.hint = Some(
+        let mut result =
+            feature_missing("agents run with the uid of the user that runs marshal (shared_uid)");
+        result.hint = Some(
             "run the supervisor as root, or use a profile with uid_per_slot = false".to_owned(),
         );
-        return found;
+        return result;
     }
     let range = order.at.as_deref().and_then(UidRange::parse);
     let range = range.unwrap_or_default();
     match uids::acquire(&Sources::host(), order.slots, range) {
-        Ok(held) => {
-            let block = held.block();
+        Ok(lock) => {
+            let block = lock.block();
             ProbeResult {
                 count: u64::from(block.count),
                 ..feature_present(format!(
@@ -122,8 +125,7 @@ fn uid_per_slot(order: &ProbeRequest) -> ProbeResult {
             }
         }
         Err(error) => {
-            let line = "give them with the line marshal:1000000000:65536 in /etc/subuid and \
-                        /etc/subgid";
+            let line = "add the line marshal:1000000000:65536 to /etc/subuid and /etc/subgid";
             ProbeResult {
                 hint: Some(line.to_owned()),
                 ..feature_missing(error.to_string())
@@ -135,11 +137,11 @@ fn uid_per_slot(order: &ProbeRequest) -> ProbeResult {
 fn subordinate_ids(order: &ProbeRequest) -> ProbeResult {
     let (uid, _) = match order.ids {
         HostIds::Own { uid, gid } => (uid, gid),
-        // Root's agents have ids by another way.
+        // Agents of root get their ids from the range of slots instead.
         HostIds::Root { .. } => (0, 0),
     };
     let name = account(uid).unwrap_or_else(|| uid.to_string());
-    let given = |file: &str| {
+    let count_ids = |file: &str| {
         let text = fs::read_to_string(file).unwrap_or_default();
         let counts = text.lines().filter_map(|line| {
             let mut parts = line.split(':');
@@ -149,20 +151,20 @@ fn subordinate_ids(order: &ProbeRequest) -> ProbeResult {
         });
         counts.sum::<u64>()
     };
-    let (uids, gids) = (given("/etc/subuid"), given("/etc/subgid"));
+    let (uids, gids) = (count_ids("/etc/subuid"), count_ids("/etc/subgid"));
     let helpers: Vec<&str> = ["newuidmap", "newgidmap"]
         .into_iter()
         .filter(|name| !find(order, name).is_some_and(|path| gains_privileges(&path)))
         .collect();
-    let said = format!("{uids} uids and {gids} gids for {name}");
+    let summary = format!("{uids} uids and {gids} gids for {name}");
     if uids > 0 && gids > 0 && helpers.is_empty() {
         return ProbeResult {
             count: uids.min(gids),
-            ..feature_present(said)
+            ..feature_present(summary)
         };
     }
     let hint = if helpers.is_empty() {
-        format!("the line {name}:100000:65536 in /etc/subuid and /etc/subgid gives them")
+        format!("add the line {name}:100000:65536 to /etc/subuid and /etc/subgid")
     } else {
         format!(
             "{} missing: install the package uidmap",
@@ -171,11 +173,11 @@ fn subordinate_ids(order: &ProbeRequest) -> ProbeResult {
     };
     ProbeResult {
         hint: Some(hint),
-        ..feature_missing(said)
+        ..feature_missing(summary)
     }
 }
 
-/// Whether a program runs with more rights than its caller: set-uid, or by file capabilities.
+/// Whether a program runs with more rights than its caller: set-uid, or file capabilities.
 fn gains_privileges(path: &Path) -> bool {
     let is_set_uid = fs::metadata(path).is_ok_and(|meta| meta.mode() & 0o4000 != 0);
     let mut value = [0_u8; 64];
@@ -197,7 +199,7 @@ fn nofile() -> ProbeResult {
     ProbeResult {
         count: hard.unwrap_or(u64::MAX),
         hint: (!can_raise && rustix::process::geteuid().is_root())
-            .then(|| format!("no CAP_SYS_RESOURCE: nofile hard limit is {shown}")),
+            .then(|| format!("no CAP_SYS_RESOURCE: the hard limit of open files stays at {shown}")),
         ..feature_present(format!("hard limit {shown}"))
     }
 }
@@ -206,7 +208,7 @@ fn project_quota(order: &ProbeRequest) -> ProbeResult {
     let at = order.at.as_deref().unwrap_or("/");
     let there = Path::new(at).ancestors().find(|path| path.is_dir());
     let Some((kind, options)) = there.and_then(mount_of) else {
-        return feature_missing("the mount is not known");
+        return feature_missing("its mount was not found");
     };
     let names = ["prjquota", "pquota"];
     if options.split(',').any(|option| names.contains(&option)) {
@@ -226,7 +228,7 @@ fn loop_devices() -> ProbeResult {
     }
 }
 
-/// A program of the PATH.
+/// Finds a program in the PATH.
 fn find(order: &ProbeRequest, name: &str) -> Option<PathBuf> {
     let places = order.path.split(':').filter(|place| place.starts_with('/'));
     places
@@ -247,7 +249,7 @@ fn program(order: &ProbeRequest, names: &[&str]) -> ProbeResult {
 }
 
 fn container(order: &ProbeRequest) -> ProbeResult {
-    let mut found = match order.at.as_deref() {
+    let mut result = match order.at.as_deref() {
         Some(engine) => program(order, &[engine]),
         None => program(order, &["podman", "docker"]),
     };
@@ -255,8 +257,8 @@ fn container(order: &ProbeRequest) -> ProbeResult {
         .into_iter()
         .filter(|name| find(order, name).is_some() || Path::new("/usr/sbin").join(name).exists())
         .collect();
-    if found.has {
-        found.said = format!("{}, runtimes: {}", found.said, runtimes.join(", "));
+    if result.has {
+        result.said = format!("{}, runtimes: {}", result.said, runtimes.join(", "));
     }
     let is_hybrid = fs::read_to_string("/proc/self/mountinfo").is_ok_and(|table| {
         let has = |kind: &str| {
@@ -266,8 +268,9 @@ fn container(order: &ProbeRequest) -> ProbeResult {
         };
         has("cgroup") && has("cgroup2")
     });
-    if found.has && is_hybrid && runtimes.contains(&"crun") {
-        found.hint = Some("crun: hybrid cgroup: set runtime = \"runc\"".to_owned());
+    if result.has && is_hybrid && runtimes.contains(&"crun") {
+        result.hint =
+            Some("crun does not work with hybrid cgroups: set runtime = \"runc\"".to_owned());
     }
-    found
+    result
 }

@@ -1,8 +1,8 @@
-//! What a host has of what walls are made of, what profiles need of it, and what is missing.
+//! What a host provides for sandboxes, what profiles require, and what is missing.
 //!
-//! `probe` asks the host, each thing in a process of its own (`trials`), so that a probe that is
-//! killed or hangs is an answer as well; [`requirements_of`] says what a profile needs, [`judge`] joins
-//! the two, both pure. Must not know who asks, or how a table is written.
+//! `probe` checks each feature in its own process (`probe_helper`), so that a probe that is killed
+//! or hangs is a result as well. `requirements` says what a profile needs and compares it with the
+//! results; that part is pure. Must not know callers or output formats.
 
 mod host;
 mod probe;
@@ -19,7 +19,7 @@ pub use requirements::{
 };
 
 string_enum!(
-    /// One thing that a host has or lacks.
+    /// A feature that a host has or lacks.
     Feature {
         /// User namespaces, with the agent's uid mapped.
         UserNs = "user_ns",
@@ -29,89 +29,90 @@ string_enum!(
         PidNs = "pid_ns",
         /// Network namespaces.
         NetNs = "net_ns",
-        /// Namespaces of System V and POSIX messages.
+        /// Ipc namespaces: System V and POSIX message queues.
         IpcNs = "ipc_ns",
-        /// Namespaces of the host's name.
+        /// Uts namespaces: the host name.
         UtsNs = "uts_ns",
-        /// Namespaces of cgroups.
+        /// Cgroup namespaces.
         CgroupNs = "cgroup_ns",
-        /// Closing user namespaces to those inside.
+        /// A limit of 0 user namespaces inside the sandbox.
         NoMoreUserNs = "max_user_namespaces",
         /// fsopen, fsmount, open_tree and move_mount.
         MountApi = "mount_api",
-        /// A file system in memory with a bound of inodes.
+        /// tmpfs with a limit of inodes.
         TmpfsInodes = "tmpfs_inodes",
-        /// Another root.
+        /// pivot_root(2).
         PivotRoot = "pivot_root",
-        /// `/proc` with processes only.
+        /// procfs with `subset=pid`: processes only.
         ProcPid = "proc_subset",
-        /// A whole `/proc` of the own pid namespace.
+        /// A complete procfs for the sandbox's pid namespace.
         ProcFull = "proc",
-        /// The loopback of an own network.
+        /// The loopback interface of a network namespace.
         Loopback = "loopback",
-        /// Id maps of mounts on the state directory's file system.
+        /// Id-mapped mounts on the state directory's file system.
         IdmapState = "idmap_state",
-        /// The same on a workspace's.
+        /// Id-mapped mounts on a workspace's file system.
         IdmapWorkspace = "idmap_workspace",
-        /// Overlays.
+        /// overlayfs in a user namespace.
         Overlay = "overlay",
-        /// No new privileges by exec.
+        /// no_new_privs: exec never adds privileges.
         NoNewPrivs = "no_new_privs",
-        /// Giving up capabilities for good.
+        /// Dropping capabilities permanently.
         Caps = "caps",
-        /// Filters of system calls.
+        /// seccomp filters.
         Seccomp = "seccomp",
         /// Landlock.
         Landlock = "landlock",
         /// Landlock's rules for TCP.
         LandlockNet = "landlock_net",
-        /// Landlock's bounds of signals and abstract sockets.
+        /// Landlock's scopes for signals and abstract sockets.
         LandlockScope = "landlock_scope",
-        /// A uid of its own for every slot.
+        /// A separate uid for every slot.
         UidPerSlot = "uid_per_slot",
-        /// Ids below this user, in /etc/subuid and /etc/subgid.
+        /// The user's subordinate ids, in /etc/subuid and /etc/subgid.
         SubordinateIds = "subordinate_ids",
-        /// A cgroup that kills and freezes all its processes.
+        /// A cgroup whose processes can be killed and frozen together.
         CgroupKill = "cgroup.kill",
-        /// Memory and swap, bounded by a cgroup.
+        /// A cgroup limit of memory and swap.
         CgroupMemory = "cgroup.memory",
-        /// Processes, bounded by a cgroup.
+        /// A cgroup limit of processes.
         CgroupPids = "cgroup.pids",
-        /// Processor time, bounded by a cgroup.
+        /// A cgroup limit of processor time.
         CgroupCpu = "cgroup.cpu",
-        /// How many files a process may open.
+        /// The limit of open files.
         Nofile = "nofile",
-        /// Quotas of projects on the state directory's file system.
+        /// Project quotas on the state directory's file system.
         ProjectQuota = "project_quota",
-        /// Devices made of files.
+        /// Loop devices.
         LoopDevices = "loop_devices",
-        /// git.
+        /// The program git.
         Git = "git",
-        /// bubblewrap.
+        /// The program bwrap (bubblewrap).
         Bwrap = "bwrap",
-        /// podman or docker.
+        /// The program podman or docker.
         Container = "container",
-        /// The ssh client.
+        /// The program ssh.
         Ssh = "ssh",
-        /// Whether io_uring is switched off for all.
+        /// Whether io_uring is disabled for all processes.
         IoUring = "io_uring",
-        /// Whether sockets to the machine's own host can be made.
+        /// Whether AF_VSOCK sockets to the hypervisor can be created.
         Vsock = "vsock",
-        /// Whether a terminal's input can be forged.
+        /// Whether input of a terminal can be forged (TIOCSTI).
         LegacyTiocsti = "legacy_tiocsti",
-        /// Whether AppArmor keeps ordinary users from user namespaces.
+        /// Whether AppArmor denies user namespaces to ordinary users.
         ApparmorUserns = "apparmor_userns",
-        /// Yama's bound of tracing.
+        /// Yama's restriction of ptrace.
         Yama = "yama",
-        /// Whether links in directories of everybody are followed.
+        /// Whether links in world-writable sticky directories are followed.
         ProtectedLinks = "protected_links",
-        /// The walls as a whole, where no single thing is to blame.
+        /// The sandbox as a whole, for a failure that no single feature explains.
         Sandbox = "sandbox",
     }
 );
 
 impl Feature {
-    /// What is a layer below or around the walls and never a need: how this host is set.
+    /// Whether the feature is only a setting of the host that adds protection, and never a
+    /// requirement.
     #[must_use]
     pub const fn is_informational(self) -> bool {
         matches!(

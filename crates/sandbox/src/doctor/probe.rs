@@ -1,7 +1,8 @@
-//! Asks the host: one helper for each thing, all at the same time, each with a deadline.
+//! Probes the host: one helper process for each feature, all at the same time, each with a
+//! deadline.
 //!
-//! A helper that is killed or gives no sign has answered too. Must not do what it asks for: the
-//! process that asks stays as it is.
+//! A helper that is killed or hangs is a result, too. Must not try anything in this process, which
+//! must stay unchanged.
 
 use std::io::Read as _;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
@@ -17,33 +18,33 @@ use crate::HostIds;
 use marshal_model::limits;
 use marshal_wire::shim::ARG0_PROBE;
 
-/// A thing, and what it is asked of: a directory, or a range of uids.
+/// A feature, and the object that it is checked on: a directory, or a range of uids.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FeatureQuery {
-    /// The thing.
+    /// The feature.
     pub feature: Feature,
-    /// What it is asked of.
+    /// The object, where the feature depends on one.
     pub at: Option<String>,
 }
 
-/// What a host says of it.
+/// The result of a probe.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ProbeResult {
-    /// Whether it is there.
+    /// Whether the feature is available.
     pub has: bool,
-    /// How much of it, where that is counted.
+    /// The available amount, where that is counted.
     pub count: u64,
-    /// What the kernel said, if it refused.
+    /// The errno, if the kernel refused.
     pub errno: Option<i32>,
-    /// What there is, or what failed: a fragment. May hold text of the host's.
+    /// What was found, or what failed: a fragment. May contain text of the host.
     pub said: String,
-    /// What to do about it, if that is known.
+    /// What to do about it, if known.
     pub hint: Option<String>,
 }
 
 impl ProbeResult {
-    /// Nothing is known of it.
+    /// The feature is missing, with no details.
     #[must_use]
     pub const fn unknown() -> Self {
         Self {
@@ -55,7 +56,7 @@ impl ProbeResult {
         }
     }
 
-    /// Whether it is there, and enough of it.
+    /// Whether the feature is available in the required amount.
     #[must_use]
     pub const fn meets(&self, least: u64) -> bool {
         self.has && self.count >= least
@@ -69,69 +70,69 @@ impl ProbeResult {
     }
 }
 
-/// What a helper is told.
+/// The request to a helper process.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ProbeRequest {
-    /// The word of a [`Feature`].
+    /// The name of a [`Feature`].
     pub(super) feature: String,
-    /// What it is asked of.
+    /// The object that it is checked on.
     pub(super) at: Option<String>,
-    /// Who an agent would be.
+    /// The user that an agent would run as.
     pub(super) ids: HostIds,
-    /// How many slots need a uid.
+    /// Number of slots that need a uid.
     pub(super) slots: u32,
-    /// Where programs are looked for.
+    /// The PATH to search programs in.
     pub(super) path: String,
     /// The pid that must be this helper's parent.
     pub(super) parent: u32,
 }
 
-/// What all helpers are told.
+/// Parameters common to all probes.
 #[derive(Debug, Clone, Copy)]
 pub struct ProbeContext {
-    /// Who an agent would be.
+    /// The user that an agent would run as.
     pub ids: HostIds,
-    /// How many slots need a uid.
+    /// Number of slots that need a uid.
     pub slots: u32,
 }
 
-/// Asks for all of it. Blocks, at most [`limits::PROBE_TIMEOUT`]. `executable` is this program.
+/// Runs all probes. Blocks, at most [`limits::PROBE_TIMEOUT`]. `executable` is this program.
 #[must_use]
 pub fn probe(
     executable: &Path,
     asking: ProbeContext,
-    asked: &[FeatureQuery],
+    queries: &[FeatureQuery],
 ) -> Vec<(FeatureQuery, ProbeResult)> {
     let until = Instant::now() + limits::PROBE_TIMEOUT;
-    let mut found = Vec::with_capacity(asked.len());
-    for some in asked.chunks(limits::CONCURRENT_PROBES) {
-        let started: Vec<_> = some
+    let mut results = Vec::with_capacity(queries.len());
+    for batch in queries.chunks(limits::CONCURRENT_PROBES) {
+        let started: Vec<_> = batch
             .iter()
-            .map(|one| (one.clone(), start_helper(executable, asking, one)))
+            .map(|query| (query.clone(), start_helper(executable, asking, query)))
             .collect();
-        for (one, started) in started {
+        for (query, started) in started {
             let answer = match started {
                 Ok(child) => wait_for_answer(child, until),
                 Err(error) => ProbeResult {
                     errno: error.raw_os_error(),
-                    ..ProbeResult::failed("start a helper that looks".to_owned())
+                    ..ProbeResult::failed("start the probe process".to_owned())
                 },
             };
-            found.push((one, answer));
+            results.push((query, answer));
         }
     }
-    found
+    results
 }
 
 fn start_helper(
     executable: &Path,
     asking: ProbeContext,
-    asked: &FeatureQuery,
+    query: &FeatureQuery,
 ) -> std::io::Result<Child> {
     let order = ProbeRequest {
-        feature: asked.feature.word().to_owned(),
-        at: asked.at.clone(),
+        feature: query.feature.word().to_owned(),
+        at: query.at.clone(),
         ids: asking.ids,
         slots: asking.slots,
         path: std::env::var("PATH").unwrap_or_default(),
@@ -149,34 +150,37 @@ fn start_helper(
         .spawn()
 }
 
-/// What a helper says, or how it ended without a word.
+/// The answer of a helper, or how it ended without one.
 fn wait_for_answer(mut child: Child, until: Instant) -> ProbeResult {
-    let said = read_output(&mut child, until);
-    if said.is_none() {
+    let output = read_output(&mut child, until);
+    if output.is_none() {
         let _ = child.kill();
     }
     let status = child.wait();
-    let Some(said) = said else {
-        return ProbeResult::failed(format!("no answer within {:?}", limits::PROBE_TIMEOUT));
+    let Some(output) = output else {
+        return ProbeResult::failed(format!(
+            "the probe gave no answer within {:?}",
+            limits::PROBE_TIMEOUT
+        ));
     };
-    if let Ok(found) = serde_json::from_slice(&said) {
-        return found;
+    if let Ok(result) = serde_json::from_slice(&output) {
+        return result;
     }
     match status {
         Ok(status) => match status.signal() {
-            Some(signal) => {
-                ProbeResult::failed(format!("signal {signal} ended the helper that looked"))
-            }
-            None => ProbeResult::failed("the helper that looked ended without a word".to_owned()),
+            Some(signal) => ProbeResult::failed(format!("signal {signal} ended the probe")),
+            None => ProbeResult::failed("the probe ended without an answer".to_owned()),
         },
-        Err(error) => ProbeResult::failed(format!("the helper that looked was lost: {error}")),
+        Err(error) => {
+            ProbeResult::failed(format!("the status of the probe cannot be read: {error}"))
+        }
     }
 }
 
 /// Everything that a helper writes, if it ends in time.
 fn read_output(child: &mut Child, until: Instant) -> Option<Vec<u8>> {
     let mut stdout = child.stdout.take()?;
-    let mut said = Vec::new();
+    let mut output = Vec::new();
     let mut chunk = [0; 4096];
     loop {
         let left = until.saturating_duration_since(Instant::now());
@@ -189,9 +193,9 @@ fn read_output(child: &mut Child, until: Instant) -> Option<Vec<u8>> {
             Err(_) => return None,
         }
         match stdout.read(&mut chunk) {
-            Ok(0) => return Some(said),
-            Ok(got) if said.len() + got <= limits::PROBE_BYTES => {
-                said.extend_from_slice(&chunk[..got]);
+            Ok(0) => return Some(output),
+            Ok(length) if output.len() + length <= limits::PROBE_BYTES => {
+                output.extend_from_slice(&chunk[..length]);
             }
             Ok(_) | Err(_) => return None,
         }

@@ -1,8 +1,7 @@
-//! One probe, in a process that ends with it: it does what the shim would do, and says how far it
-//! came.
+//! One probe, in its own process: it does what the shim would do, and reports how far it got.
 //!
-//! Started as `marshal-probe` with its order as the only argument; its answer is one JSON object on
-//! stdout. Must not leave anything behind: what it makes is in namespaces of its own, or removed.
+//! Started as `marshal-probe` with the request as its only argument; it prints one JSON object to
+//! stdout. Must not leave anything behind: what it creates is in its own namespaces, or removed.
 
 use std::fs;
 use std::io::Write as _;
@@ -26,12 +25,12 @@ use crate::failure::{FailureContext, StepResult, failure};
 use crate::{idmap, loopback, privilege};
 use marshal_wire::shim::{AGENT_ID, ARG0_PROBE, HostIds, IdMap, SetupFailure, Stage};
 
-/// Inodes of the file system that is made to see whether they are bounded.
+/// Inodes of the tmpfs that shows whether a limit is applied.
 const INODES: u64 = 64;
-/// Said to pid 1 of a probe by the process that starts it, as the feature's ending.
+/// Suffix of the feature's name in the request to pid 1 of a probe.
 const INSIDE_SUFFIX: &str = "/inside";
 
-/// Runs as a probe.
+/// Runs a probe.
 pub(crate) fn main() -> ExitCode {
     let Some(order) = std::env::args().nth(1) else {
         return ExitCode::FAILURE;
@@ -49,15 +48,15 @@ pub(crate) fn main() -> ExitCode {
     let Some(feature) = Feature::from_word(word) else {
         return ExitCode::FAILURE;
     };
-    // Inside a new pid namespace the parent has no number.
+    // Inside a new pid namespace the parent has no pid.
     let parent = (!is_inside).then_some(order.parent);
     if privilege::die_with_parent(Signal::KILL, parent).is_err() {
         return ExitCode::FAILURE;
     }
-    let found = match probe_feature(feature, is_inside, &order) {
-        // Its pid 1 has answered.
+    let result = match probe_feature(feature, is_inside, &order) {
+        // Pid 1 of the probe has printed the answer.
         Ok(None) => return ExitCode::SUCCESS,
-        Ok(Some(found)) => found,
+        Ok(Some(result)) => result,
         Err(failed) => ProbeResult {
             errno: failed.errno,
             hint: hint(feature, &failed),
@@ -68,17 +67,17 @@ pub(crate) fn main() -> ExitCode {
             ..ProbeResult::unknown()
         },
     };
-    let answered = serde_json::to_vec(&found)
+    let written = serde_json::to_vec(&result)
         .map_err(std::io::Error::other)
         .and_then(|bytes| std::io::stdout().write_all(&bytes));
-    if answered.is_ok() {
+    if written.is_ok() {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
     }
 }
 
-/// Something is there.
+/// A feature that is available.
 pub(super) fn feature_present(said: impl Into<String>) -> ProbeResult {
     ProbeResult {
         has: true,
@@ -87,7 +86,7 @@ pub(super) fn feature_present(said: impl Into<String>) -> ProbeResult {
     }
 }
 
-/// Something is not there.
+/// A feature that is missing.
 pub(super) fn feature_missing(said: impl Into<String>) -> ProbeResult {
     ProbeResult {
         said: said.into(),
@@ -108,7 +107,7 @@ fn hint(feature: Feature, failed: &SetupFailure) -> Option<String> {
     }
     if failed.errno == Some(libc::ENOSYS) {
         return Some(
-            "this kernel has no such system call, or a seccomp filter around marshal refuses it"
+            "this kernel lacks the system call, or a seccomp filter around marshal blocks it"
                 .to_owned(),
         );
     }
@@ -121,12 +120,12 @@ fn probe_feature(
     order: &ProbeRequest,
 ) -> StepResult<Option<ProbeResult>> {
     let none = CloneFlags::empty();
-    let found = match feature {
+    let result = match feature {
         Feature::UserNs => {
             enter_user_namespace(order.ids, none)?;
             match order.ids {
-                HostIds::Root { .. } => feature_present("of a slot's uid"),
-                HostIds::Own { .. } => feature_present("of this user"),
+                HostIds::Root { .. } => feature_present("for a slot's uid"),
+                HostIds::Own { .. } => feature_present("for this user"),
             }
         }
         Feature::MountNs => probe_namespace(order.ids, CloneFlags::CLONE_NEWNS)?,
@@ -149,7 +148,7 @@ fn probe_feature(
         Feature::Loopback => {
             enter_user_namespace(order.ids, CloneFlags::CLONE_NEWNET)?;
             loopback::up()?;
-            feature_present("up in an own network")
+            feature_present("up in a new network namespace")
         }
         Feature::IdmapState | Feature::IdmapWorkspace => idmapped(order)?,
         Feature::Overlay => overlay(order.ids)?,
@@ -161,26 +160,27 @@ fn probe_feature(
             enter_user_namespace(order.ids, none)?;
             privilege::empty_bounding_set()?;
             privilege::drop_capabilities()?;
-            feature_present("all dropped")
+            feature_present("all can be dropped")
         }
         Feature::Seccomp => seccomp()?,
         Feature::Landlock | Feature::LandlockNet | Feature::LandlockScope => landlock(feature)?,
         _ => host::check_feature(feature, order),
     };
-    Ok(Some(found))
+    Ok(Some(result))
 }
 
-/// Becomes whom an agent would be, in a user namespace of its own and these others.
+/// Enters a user namespace as the agent's user would, together with the namespaces `more`.
 fn enter_user_namespace(ids: HostIds, more: CloneFlags) -> StepResult {
     if let HostIds::Root { slot_uid } = ids {
         privilege::become_user(slot_uid, slot_uid)?;
         privilege::die_with_parent(Signal::KILL, None)?;
     }
     let (uid, gid) = ids.uid_and_gid();
-    // A change of uid made its own files in /proc root's.
+    // After a change of uid, the process's own files in /proc belong to root until it is dumpable
+    // again.
     privilege::set_dumpable(DumpableBehavior::Dumpable)?;
     privilege::no_new_privileges()?;
-    let at = "make a user namespace";
+    let at = "create a user namespace";
     nix::sched::unshare(CloneFlags::CLONE_NEWUSER).at(Stage::Userns, at)?;
     privilege::set_dumpable(DumpableBehavior::Dumpable)?;
     for (path, text) in [
@@ -191,7 +191,7 @@ fn enter_user_namespace(ids: HostIds, more: CloneFlags) -> StepResult {
         fs::write(path, text).on(Stage::Userns, "write", path)?;
     }
     if !more.is_empty() {
-        nix::sched::unshare(more).at(Stage::Shim, "make the namespace")?;
+        nix::sched::unshare(more).at(Stage::Shim, "create the namespace")?;
     }
     Ok(())
 }
@@ -201,7 +201,7 @@ fn probe_namespace(ids: HostIds, kind: CloneFlags) -> StepResult<ProbeResult> {
     Ok(feature_present(""))
 }
 
-/// Inside, with mounts of its own that the host does not see.
+/// Enters user and mount namespaces whose mounts the host does not see.
 fn enter_mount_namespace(ids: HostIds) -> StepResult {
     enter_user_namespace(ids, CloneFlags::CLONE_NEWNS)?;
     make_private()
@@ -212,7 +212,7 @@ fn make_private() -> StepResult {
     rustix::mount::mount_change("/", private).on(Stage::Mount, "make private", "/")
 }
 
-/// A directory that every host has and that nobody here needs.
+/// A directory that exists on every host and that the probe may cover.
 fn scratch_mount_point() -> &'static str {
     if Path::new("/tmp").is_dir() {
         "/tmp"
@@ -221,7 +221,7 @@ fn scratch_mount_point() -> &'static str {
     }
 }
 
-/// An own file system in memory, mounted there.
+/// Mounts a tmpfs on that directory.
 fn mount_tmpfs() -> StepResult<std::os::fd::OwnedFd> {
     let context =
         rustix::mount::fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC).at(Stage::Mount, "fsopen")?;
@@ -261,7 +261,9 @@ fn tmpfs_inodes(ids: HostIds) -> StepResult<ProbeResult> {
     Ok(if has_inodes == INODES {
         feature_present("bounded")
     } else {
-        feature_missing(format!("{has_inodes} inodes instead of {INODES}"))
+        feature_missing(format!(
+            "{has_inodes} inodes instead of the requested {INODES}"
+        ))
     })
 }
 
@@ -270,11 +272,11 @@ fn pivot_root(ids: HostIds) -> StepResult<ProbeResult> {
     let memory = mount_tmpfs()?;
     rustix::process::fchdir(&memory).at(Stage::Mount, "enter the new root")?;
     rustix::process::pivot_root(".", ".").at(Stage::Mount, "pivot_root")?;
-    rustix::mount::unmount(".", UnmountFlags::DETACH).at(Stage::Mount, "let the old root go")?;
+    rustix::mount::unmount(".", UnmountFlags::DETACH).at(Stage::Mount, "unmount the old root")?;
     Ok(feature_present(""))
 }
 
-/// Starts pid 1 of a new pid namespace, which answers instead.
+/// Starts pid 1 of a new pid namespace, which prints the answer instead.
 fn start_pid_1(feature: Feature, order: &ProbeRequest) -> StepResult<Option<ProbeResult>> {
     enter_user_namespace(
         order.ids,
@@ -288,7 +290,7 @@ fn start_pid_1(feature: Feature, order: &ProbeRequest) -> StepResult<Option<Prob
     };
     let order = serde_json::to_string(&order)
         .map_err(std::io::Error::other)
-        .at(Stage::Shim, "write the order")?;
+        .at(Stage::Shim, "write the probe request")?;
     let status = Command::new("/proc/self/exe")
         .arg0(ARG0_PROBE)
         .arg(order)
@@ -320,19 +322,19 @@ fn proc(feature: Feature) -> StepResult<ProbeResult> {
     Ok(feature_present(""))
 }
 
-/// Maps the owner of a directory to the agent, in a mount of its own.
+/// Maps the owner of a directory to the agent, in a new mount.
 fn idmapped(order: &ProbeRequest) -> StepResult<ProbeResult> {
     let HostIds::Root { slot_uid } = order.ids else {
-        return Ok(feature_missing("only root can map the owners of a mount"));
+        return Ok(feature_missing("only root can create an id-mapped mount"));
     };
     let Some(at) = &order.at else {
-        return Ok(feature_missing("no directory to look at"));
+        return Ok(feature_missing("no directory to check"));
     };
-    // It may not be there yet: its file system is that of the first directory above that is.
+    // The directory may not exist yet: the nearest existing parent has the same file system.
     let there = Path::new(at).ancestors().find(|path| path.is_dir());
     let there = there.unwrap_or(Path::new("/"));
     let stat = rustix::fs::stat(there).on(Stage::Idmap, "examine", there)?;
-    nix::sched::unshare(CloneFlags::CLONE_NEWNS).at(Stage::Mount, "leave the host's mounts")?;
+    nix::sched::unshare(CloneFlags::CLONE_NEWNS).at(Stage::Mount, "unshare the host's mounts")?;
     make_private()?;
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     let tree = rustix::mount::open_tree(CWD, there, flags).on(Stage::Idmap, "open_tree", there)?;
@@ -368,7 +370,7 @@ fn overlay(ids: HostIds) -> StepResult<ProbeResult> {
     let options = match ids {
         HostIds::Root { .. } => {
             nix::sched::unshare(CloneFlags::CLONE_NEWNS)
-                .at(Stage::Mount, "leave the host's mounts")?;
+                .at(Stage::Mount, "unshare the host's mounts")?;
             make_private()?;
             ""
         }
@@ -396,11 +398,11 @@ fn overlay(ids: HostIds) -> StepResult<ProbeResult> {
     Ok(feature_present(options.trim_start_matches(',')))
 }
 
-/// A filter that lets everything through but one call, which is then made.
+/// Installs a filter that refuses one harmless call, then makes that call.
 fn seccomp() -> StepResult<ProbeResult> {
     use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter};
     let refused =
-        |error: &dyn std::fmt::Display| failure(Stage::Caps, format!("a filter: {error}"));
+        |error: &dyn std::fmt::Display| failure(Stage::Caps, format!("seccomp filter: {error}"));
     let arch = std::env::consts::ARCH
         .try_into()
         .map_err(|error| refused(&error))?;
@@ -421,8 +423,8 @@ fn seccomp() -> StepResult<ProbeResult> {
         }
     })?;
     Ok(match rustix::process::getpriority_process(None) {
-        Err(Errno::DOM) => feature_present("filters are kept to"),
-        _ => feature_missing("a filter was taken and does nothing"),
+        Err(Errno::DOM) => feature_present("filters are enforced"),
+        _ => feature_missing("the kernel accepted a filter and does not enforce it"),
     })
 }
 
@@ -435,7 +437,7 @@ fn landlock(feature: Feature) -> StepResult<ProbeResult> {
         errno,
         hint: Some(
             "Landlock needs a kernel with CONFIG_SECURITY_LANDLOCK and landlock in lsm=; a \
-             container's seccomp profile may refuse it"
+             container's seccomp profile may block it"
                 .to_owned(),
         ),
         ..feature_missing(said)
@@ -446,12 +448,14 @@ fn landlock(feature: Feature) -> StepResult<ProbeResult> {
         .and_then(Ruleset::create)
         .and_then(landlock::RulesetCreated::restrict_self)
         .map_err(|error| failure(Stage::Caps, format!("landlock: {error}")))?;
-    // The crate does not say why; nothing that failed came after.
+    // The crate does not report the reason, so read errno: no other call came after the failed one.
     let errno = std::io::Error::last_os_error().raw_os_error();
     let errno = errno.filter(|errno| [libc::EPERM, libc::EACCES, libc::ENOSYS].contains(errno));
     let abi = match restricted.landlock {
-        LandlockStatus::NotEnabled => return Ok(none("switched off", Some(libc::EOPNOTSUPP))),
-        LandlockStatus::NotImplemented => return Ok(none("not there, or refused", errno)),
+        LandlockStatus::NotEnabled => return Ok(none("disabled at boot", Some(libc::EOPNOTSUPP))),
+        LandlockStatus::NotImplemented => {
+            return Ok(none("not supported by the kernel, or blocked", errno));
+        }
         LandlockStatus::Available {
             effective_abi,
             kernel_abi,

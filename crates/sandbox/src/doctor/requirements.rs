@@ -1,82 +1,81 @@
-//! What a profile needs of a host, and what a host lacks of it. Pure.
+//! What a profile requires of a host, and what a host lacks of it. Pure.
 
 use super::Feature;
 use super::probe::{FeatureQuery, ProbeResult};
 use marshal_config::{Degradable, ProcMode, Sandbox, Seccomp, UidRange};
 use marshal_model::string_enum;
 
-/// The least version of Landlock that is used: the first forbids moving a file from one directory to
-/// another.
+/// The lowest Landlock ABI in use: ABI 1 forbids moving a file to another directory.
 pub const MIN_LANDLOCK_ABI: u8 = 2;
-/// The version of Landlock that has rules for ports.
+/// The first Landlock ABI with rules for TCP ports.
 pub const LANDLOCK_NET: u8 = 4;
-/// The version of Landlock that bounds abstract sockets and signals.
+/// The first Landlock ABI that restricts abstract sockets and signals.
 pub const LANDLOCK_SCOPE: u8 = 6;
 
-/// Somebody's need.
+/// One requirement of a profile or pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Requirement {
-    /// What is needed, and where.
+    /// The required feature, and the object it is needed on.
     pub query: FeatureQuery,
-    /// The least of it, where it is counted: a version of Landlock, a number of uids or of files.
+    /// The required amount, where it is counted: a Landlock ABI, a number of uids or of open files.
     pub least: u64,
-    /// Whose need it is, and by which key: `strict`, `strict: uid_per_slot`.
+    /// The profile or pool, and the key that requires it: `strict`, `strict: uid_per_slot`.
     pub required_by: String,
-    /// The profile, if it is one's.
+    /// The profile, if a profile requires it.
     pub profile: Option<String>,
-    /// The word by which the profile may do without, if it may.
+    /// The `allow_degrade` entry that permits the profile to run without it, if any.
     pub may_degrade: Option<Degradable>,
 }
 
 string_enum!(
-    /// What comes of a need.
+    /// The outcome of a check.
     CheckStatus {
-        /// It is there.
+        /// The feature is available.
         Ok = "ok",
-        /// It is needed and not there.
+        /// It is required and not available.
         Missing = "missing",
-        /// It is not there, and the profile that needs it may do without.
+        /// It is not available, and every profile that requires it may run without it.
         Degraded = "degraded",
-        /// It is not there, and nobody needs it.
+        /// It is not available, and nothing requires it.
         NotNeeded = "not needed",
     }
 );
 
-/// A line of the table.
+/// A row of the doctor's table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Row {
-    /// What, and where.
+    /// The feature, and the object it was checked on.
     pub query: FeatureQuery,
-    /// Whose need it is; empty: nobody's.
+    /// The profiles and pools that require it; empty if none does.
     pub required_by: Vec<String>,
-    /// What comes of it.
+    /// The outcome.
     pub status: CheckStatus,
-    /// What the host said.
+    /// The probe's result.
     pub result: ProbeResult,
-    /// The word by which it was done without.
+    /// The `allow_degrade` entry that was used.
     pub degraded: Option<Degradable>,
 }
 
-/// What is known of who uses a profile.
+/// How a profile is used.
 #[derive(Debug, Clone, Copy)]
 pub struct ProfileContext<'a> {
     /// The profile's name.
     pub name: &'a str,
-    /// The profile.
+    /// The profile's settings.
     pub profile: &'a Sandbox,
-    /// Whether agents have a network of their own.
+    /// Whether agents have their own network namespace.
     pub own_network: bool,
     /// Whether the supervisor is root.
     pub is_root: bool,
-    /// The slots that need a uid each.
+    /// Number of slots that need a uid each.
     pub slots: u32,
-    /// Where homes and copies are, if that is known.
+    /// The state directory with homes and copies, if known.
     pub state: Option<&'a str>,
-    /// A workspace that is written itself.
+    /// A workspace that agents write directly.
     pub writable_workspace: Option<&'a str>,
 }
 
-/// What walls of this profile need.
+/// What sandboxes of this profile require.
 #[must_use]
 pub fn requirements_of(of: &ProfileContext<'_>) -> Vec<Requirement> {
     let mut needs = Vec::new();
@@ -124,7 +123,8 @@ pub fn requirements_of(of: &ProfileContext<'_>) -> Vec<Requirement> {
         need(Feature::Loopback, None, 0);
     }
     if of.is_root {
-        // A session's home goes on with it into another slot, or to another supervisor.
+        // A session's home moves with it to another slot or supervisor, so its owner must be
+        // mapped.
         if of.state.is_some() {
             need(Feature::IdmapState, of.state, 0);
         }
@@ -132,7 +132,7 @@ pub fn requirements_of(of: &ProfileContext<'_>) -> Vec<Requirement> {
             need(Feature::IdmapWorkspace, of.writable_workspace, 0);
         }
     }
-    // A root supervisor has no other way; another one may share its own uid.
+    // Root always needs separate uids; another user may share its own uid.
     if of.is_root || of.profile.requirements.uid_per_slot {
         let range = of.profile.requirements.uid_range;
         let range = (range != UidRange::Auto).then(|| range.to_string());
@@ -145,8 +145,8 @@ pub fn requirements_of(of: &ProfileContext<'_>) -> Vec<Requirement> {
     needs
 }
 
-/// With the host's network nothing but Landlock keeps an agent from its ports and abstract sockets.
-/// Which version there must be is said by `landlock_min_abi`; what an older one lacks is told.
+/// With the host's network only Landlock keeps an agent from listening on ports and from abstract
+/// sockets. `landlock_min_abi` sets the required ABI; what an older ABI lacks is reported.
 fn host_network_requirements(of: &ProfileContext<'_>) -> [Requirement; 2] {
     let versions = [
         (Feature::LandlockNet, LANDLOCK_NET),
@@ -161,8 +161,7 @@ fn host_network_requirements(of: &ProfileContext<'_>) -> [Requirement; 2] {
     })
 }
 
-/// A profile that names no version takes the highest that there is, and says so where there is
-/// none.
+/// Without a required ABI, the highest available one is used, and the lack of any is reported.
 fn landlock_requirement(of: &ProfileContext<'_>) -> Requirement {
     let least = of.profile.landlock_min_abi;
     let may_lack = least == 0 || of.profile.requirements.may_degrade(Degradable::Landlock);
@@ -178,7 +177,7 @@ fn landlock_requirement(of: &ProfileContext<'_>) -> Requirement {
     }
 }
 
-/// The key of the profile that makes a thing a need, where it is not all of them.
+/// The key of the profile that requires a feature, where not every profile does.
 const fn profile_key(feature: Feature) -> Option<&'static str> {
     match feature {
         Feature::ProcPid | Feature::ProcFull => Some("proc"),
@@ -189,22 +188,22 @@ const fn profile_key(feature: Feature) -> Option<&'static str> {
     }
 }
 
-/// Joins what is needed and what there is: a row for each thing that was looked for, in that order.
-/// A need that nothing was found for is missing.
+/// Compares requirements with results: a row for each probed feature, in that order. A requirement
+/// without a result counts as missing.
 #[must_use]
 pub fn evaluate(needs: &[Requirement], found: Vec<(FeatureQuery, ProbeResult)>) -> Vec<Row> {
-    let unasked = needs
+    let unprobed = needs
         .iter()
-        .filter(|need| found.iter().all(|(asked, _)| *asked != need.query));
-    let mut unasked: Vec<_> = unasked
+        .filter(|need| found.iter().all(|(other, _)| *other != need.query));
+    let mut unprobed: Vec<_> = unprobed
         .map(|need| (need.query.clone(), ProbeResult::unknown()))
         .collect();
-    unasked.dedup_by(|a, b| a.0 == b.0);
-    let rows = found.into_iter().chain(unasked);
+    unprobed.dedup_by(|a, b| a.0 == b.0);
+    let rows = found.into_iter().chain(unprobed);
     rows.map(|(what, found)| {
         let of: Vec<&Requirement> = needs.iter().filter(|need| need.query == what).collect();
         let unmet: Vec<&&Requirement> = of.iter().filter(|need| !found.meets(need.least)).collect();
-        let verdict = if !unmet.is_empty() {
+        let status = if !unmet.is_empty() {
             if unmet.iter().all(|need| need.may_degrade.is_some()) {
                 CheckStatus::Degraded
             } else {
@@ -220,7 +219,7 @@ pub fn evaluate(needs: &[Requirement], found: Vec<(FeatureQuery, ProbeResult)>) 
         Row {
             degraded: unmet.iter().find_map(|need| need.may_degrade),
             required_by: needed_by,
-            status: verdict,
+            status,
             result: found,
             query: what,
         }
@@ -228,7 +227,7 @@ pub fn evaluate(needs: &[Requirement], found: Vec<(FeatureQuery, ProbeResult)>) 
     .collect()
 }
 
-/// The rows that keep a fleet from starting.
+/// The rows that prevent a fleet from starting.
 #[must_use]
 pub fn missing_rows(rows: &[Row]) -> Vec<Row> {
     let missing = rows.iter().filter(|row| row.status == CheckStatus::Missing);

@@ -1,18 +1,18 @@
-//! bubblewrap's arguments for a plan: pure, so that they can be read and tested without it.
+//! bubblewrap's arguments for a plan: pure, so that tests need no bubblewrap.
 //!
-//! Everything is said, nothing is left to what bubblewrap does by itself. Must not touch the host.
+//! Every option is explicit, so that no default of bubblewrap applies. Must not touch the host.
 
 use super::super::plan;
 use super::stage::StagedMount;
 use marshal_wire::shim::{AGENT_ID, ARG0_ENTRY, MARKER, Mount, MountAccess, NetworkMode, ShimPlan};
 
-/// The name of the entry, from the directory where it is a link.
+/// The name of the entrypoint, as the target of a relative link.
 const ENTRYPOINT_LINK_TARGET: &str = "marshal";
 
-/// The options, without the program and what it is to start.
+/// The options, without the program name and the command to start.
 ///
-/// `placed` has one entry for each mount; `data` gives the number of a descriptor from which a text
-/// can be read; `covers` says of a path of `/proc` whether it is there, and a directory.
+/// `placed` has one entry for each mount; `data` returns the number of a descriptor that a text can
+/// be read from; `covers` says whether a path of `/proc` exists, and whether it is a directory.
 pub(super) fn options(
     plan: &ShimPlan,
     placed: &[StagedMount],
@@ -83,7 +83,7 @@ pub(super) fn options(
             }
             (Mount::Dir { target }, _) => say(&["--dir", target]),
             (Mount::Link { target, to }, _) => say(&["--symlink", to, target]),
-            // Not there, and it need not be; or a part of a tree.
+            // An optional source that does not exist, or a part of a tree.
             (
                 Mount::Tree { .. }
                 | Mount::Mirror { .. }
@@ -102,8 +102,8 @@ pub(super) fn options(
     args
 }
 
-/// Whether bubblewrap is to show this mount: all of them, but for covers and what is held, which are
-/// a part of the trees that they are in.
+/// Whether bubblewrap mounts this: everything except covers and pins, which are already part of the
+/// staged trees.
 pub(super) const fn is_shown(mount: &Mount) -> bool {
     !matches!(mount, Mount::Hidden { .. } | Mount::Held { .. })
 }

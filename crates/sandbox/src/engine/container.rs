@@ -1,8 +1,8 @@
-//! A container engine's arguments for a plan: pure, so that they can be read and tested without it.
+//! A container engine's arguments for a plan: pure, so that tests need no engine.
 //!
-//! The image gives the programs, so what a plan shows of the host's own is left out. Every bound is
-//! said and nothing is left to the engine's settings where there is an option for it. Must not touch
-//! the host.
+//! The image provides the programs, so the plan's mounts of the host's programs are left out. Every
+//! limit with an option is explicit, so that no default of the engine applies. Must not touch the
+//! host.
 
 use super::super::plan::{self, HOME, MARSHAL, WORKSPACE};
 use super::stage::StagedMount;
@@ -12,48 +12,48 @@ use marshal_wire::shim::{
     ProcessLimits, ShimPlan,
 };
 
-/// Where the libraries of this program are inside.
+/// Directory inside for the libraries of this program.
 pub(super) const LIBRARIES: &str = "/run/marshal/lib";
-/// Where the socket is by which pid 1 finds its helper.
+/// The socket inside by which pid 1 connects to its helper.
 pub(super) const LINK: &str = "/run/marshal/link";
-/// The word that tells the entry to look there.
+/// The argument that tells the entrypoint to connect to that socket.
 pub(super) const BY_SOCKET: &str = "socket";
 
-/// A library that this program needs, and the name by which it is looked for.
+/// A library that this program needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Library {
-    /// On this host.
+    /// Its path on this host.
     pub(super) path: String,
-    /// Its name.
+    /// The name by which the loader searches for it.
     pub(super) name: String,
 }
 
 impl Library {
-    /// Whether it is the one that loads the others.
+    /// Whether it is the dynamic loader itself.
     pub(super) fn is_loader(&self) -> bool {
         self.name.starts_with("ld-") || self.name.starts_with("ld64")
     }
 }
 
-/// What a container is made of.
+/// Everything that determines a container's arguments.
 #[derive(Debug)]
 pub(super) struct ContainerSpec<'a> {
     pub(super) container: &'a Container,
     pub(super) plan: &'a ShimPlan,
-    /// One entry for each mount.
+    /// One entry for each mount of the plan.
     pub(super) placed: &'a [StagedMount],
-    /// None for a program that needs none.
+    /// Empty for a statically linked program.
     pub(super) libraries: &'a [Library],
-    /// The socket, on this host.
+    /// The path of the socket on this host.
     pub(super) link: &'a str,
     pub(super) marker: &'a str,
     pub(super) limits: ProcessLimits,
-    /// The most processes of its user.
+    /// Maximum number of processes of the container's user.
     pub(super) processes: u64,
 }
 
-/// Whether a container is to be shown this mount: what belongs to the child, and what the profile
-/// adds to the programs of the system.
+/// Whether a container gets this mount: the child's own directories, and what the profile adds to
+/// the system's programs.
 pub(super) fn is_shown(mount: &Mount) -> bool {
     match mount {
         Mount::Tree {
@@ -68,7 +68,7 @@ pub(super) fn is_shown(mount: &Mount) -> bool {
             optional,
             ..
         } => *access != MountAccess::Device && !optional && target != "/usr",
-        // A cover is a part of the tree that it covers.
+        // Covers are already part of the staged trees.
         Mount::Overlay { .. }
         | Mount::Hidden { .. }
         | Mount::Held { .. }
@@ -80,8 +80,8 @@ pub(super) fn is_shown(mount: &Mount) -> bool {
     }
 }
 
-/// How pid 1 starts: this program, by the loader of the host where it needs one, so that it runs in
-/// every image.
+/// The command of pid 1: this program, started by the host's loader where it needs one, so that it
+/// runs in every image.
 pub(super) fn entrypoint_argv(libraries: &[Library], words: &[&str]) -> Vec<String> {
     let own = |word: &str| word.to_owned();
     let mut argv = match libraries.iter().find(|library| library.is_loader()) {
@@ -93,18 +93,18 @@ pub(super) fn entrypoint_argv(libraries: &[Library], words: &[&str]) -> Vec<Stri
             own(LIBRARIES),
             own(MARSHAL),
         ],
-        // Its place is its name: an engine has no option for another.
+        // An engine has no option for argv[0], so the path carries the name.
         None => vec![own(ARG0_ENTRY)],
     };
     argv.extend(words.iter().copied().map(own));
     argv
 }
 
-/// The engine's whole command line.
-pub(super) fn run_argv(asked: &ContainerSpec<'_>) -> Vec<String> {
+/// The engine's complete command line.
+pub(super) fn run_argv(spec: &ContainerSpec<'_>) -> Vec<String> {
     let ContainerSpec {
         container, plan, ..
-    } = asked;
+    } = spec;
     let podman = container.flavour == ContainerCli::Podman;
     let mut args = container.program.clone();
     let mut say = |word: String| args.push(word);
@@ -133,11 +133,11 @@ pub(super) fn run_argv(asked: &ContainerSpec<'_>) -> Vec<String> {
     ] {
         say(word.to_owned());
     }
-    let nofile = asked.limits.nofile;
+    let nofile = spec.limits.nofile;
     say(format!("--ulimit=nofile={nofile}:{nofile}"));
-    let most = asked.processes;
-    say(format!("--ulimit=nproc={most}:{most}"));
-    say(format!("--env={MARKER}={}", asked.marker));
+    let limit = spec.processes;
+    say(format!("--ulimit=nproc={limit}:{limit}"));
+    say(format!("--env={MARKER}={}", spec.marker));
     push_id_options(container.flavour, plan.ids, &mut say);
     if podman {
         for word in [
@@ -156,32 +156,32 @@ pub(super) fn run_argv(asked: &ContainerSpec<'_>) -> Vec<String> {
             "--security-opt=mask={}",
             plan::masked_proc_paths().0.join(":")
         ));
-        // No use to an agent, and much to be learned of the host.
+        // Agents do not need these, and they reveal much about the host.
         for target in ["/sys", "/sys/fs/cgroup"] {
             say(format!(
                 "--mount=type=tmpfs,destination={target},ro=true,tmpfs-size=4096"
             ));
         }
     }
-    push_mount_options(asked, &mut say);
+    push_mount_options(spec, &mut say);
     push_limit_options(container, &mut say);
     for word in &container.extra {
         say(word.clone());
     }
-    let mut start = entrypoint_argv(asked.libraries, &[BY_SOCKET]).into_iter();
+    let mut start = entrypoint_argv(spec.libraries, &[BY_SOCKET]).into_iter();
     say(format!("--entrypoint={}", start.next().unwrap_or_default()));
     say(container.image.clone());
     start.for_each(say);
     args
 }
 
-/// Who the container's users are outside. Never root of the host, as which the agent would be
-/// trusted by procfs.
+/// The users that the container maps to outside. Never root of the host: procfs would trust the
+/// agent as root.
 fn push_id_options(flavour: ContainerCli, ids: HostIds, say: &mut impl FnMut(String)) {
     let id = AGENT_ID;
     match (flavour, ids) {
-        // The engine maps one range only, from 0: it is the slot's own uid that becomes the agent's, and
-        // those below it, which the supervisor holds too, are nobody's.
+        // The engine maps only one range that starts at 0: the slot's uid becomes the agent's, and
+        // the ids below it, which the supervisor reserves too, belong to nobody.
         (ContainerCli::Podman, HostIds::Root { slot_uid }) => {
             let first = slot_uid.saturating_sub(id);
             let count = id + 1;
@@ -200,7 +200,7 @@ fn push_id_options(flavour: ContainerCli, ids: HostIds, say: &mut impl FnMut(Str
     }
 }
 
-/// What the engine holds the container to. An option that stands in the file goes before ours.
+/// Resource limits. An option in the configuration file takes precedence over ours.
 fn push_limit_options(container: &Container, say: &mut impl FnMut(String)) {
     let Some(limits) = &container.limits else {
         return;
@@ -210,7 +210,7 @@ fn push_limit_options(container: &Container, say: &mut impl FnMut(String)) {
     }
     if let Some(memory) = limits.memory {
         say(format!("--memory={memory}b"));
-        // The engines' word for both together.
+        // The engines have one option for memory and swap together.
         if let Some(both) = limits.swap.and_then(|swap| memory.checked_add(swap)) {
             say(format!("--memory-swap={both}b"));
         }
@@ -220,9 +220,9 @@ fn push_limit_options(container: &Container, say: &mut impl FnMut(String)) {
     }
 }
 
-fn push_mount_options(asked: &ContainerSpec<'_>, say: &mut impl FnMut(String)) {
-    let flavour = asked.container.flavour;
-    for (mount, placed) in asked.plan.mounts.iter().zip(asked.placed) {
+fn push_mount_options(spec: &ContainerSpec<'_>, say: &mut impl FnMut(String)) {
+    let flavour = spec.container.flavour;
+    for (mount, placed) in spec.plan.mounts.iter().zip(spec.placed) {
         match (mount, placed) {
             (Mount::Tree { target, access, .. }, StagedMount::At { path, .. }) => {
                 say(bind_mount_option(
@@ -247,8 +247,8 @@ fn push_mount_options(asked: &ContainerSpec<'_>, say: &mut impl FnMut(String)) {
                 },
                 StagedMount::MadeByEngine,
             ) => {
-                // It would belong to root inside: what is to be the agent's own is open instead,
-                // with nobody else there.
+                // The directory would belong to root inside, so the agent's own directories are
+                // world-writable instead; nobody else is in the container.
                 let mode = if [HOME, WORKSPACE].contains(&target.as_str()) {
                     0o777
                 } else {
@@ -261,20 +261,20 @@ fn push_mount_options(asked: &ContainerSpec<'_>, say: &mut impl FnMut(String)) {
             _ => {}
         }
     }
-    for library in asked.libraries {
+    for library in spec.libraries {
         let target = format!("{LIBRARIES}/{}", library.name);
         say(bind_mount_option(flavour, &library.path, &target, false));
     }
-    if asked.libraries.is_empty()
-        && let Some(path) = own_binary(asked)
+    if spec.libraries.is_empty()
+        && let Some(path) = own_binary(spec)
     {
         say(bind_mount_option(flavour, path, ARG0_ENTRY, false));
     }
-    say(bind_mount_option(flavour, asked.link, LINK, false));
+    say(bind_mount_option(flavour, spec.link, LINK, false));
 }
 
-fn own_binary<'a>(asked: &'a ContainerSpec<'_>) -> Option<&'a str> {
-    let mut both = asked.plan.mounts.iter().zip(asked.placed);
+fn own_binary<'a>(spec: &'a ContainerSpec<'_>) -> Option<&'a str> {
+    let mut both = spec.plan.mounts.iter().zip(spec.placed);
     both.find_map(|(mount, placed)| match (mount, placed) {
         (
             Mount::Tree {
@@ -304,7 +304,7 @@ fn bind_mount_option(flavour: ContainerCli, from: &str, to: &str, writable: bool
     format!("--mount={}", fields.join(","))
 }
 
-/// A field of a line of comma-separated values, which is what the engines read here.
+/// Quotes a field of comma-separated values, the format of the engines' `--mount` option.
 fn quote_csv(field: &str) -> String {
     if field.contains([',', '"', '\n', '\r']) {
         format!("\"{}\"", field.replace('"', "\"\""))
@@ -313,13 +313,13 @@ fn quote_csv(field: &str) -> String {
     }
 }
 
-/// The commands by which a container is looked for and removed.
+/// The command that checks whether a container exists.
 pub(super) fn inspect_argv(container: &Container) -> Vec<String> {
     let words = ["container", "inspect", "--format={{.Id}}"];
     engine_argv(container, &words)
 }
 
-/// See [`look`].
+/// The command that removes a container.
 pub(super) fn remove_argv(container: &Container) -> Vec<String> {
     match container.flavour {
         ContainerCli::Podman => engine_argv(container, &["rm", "--force", "--time=0"]),

@@ -1,8 +1,8 @@
-//! Pid 1 in walls that another program put up: looks whether they stand, puts on what it can itself,
-//! and becomes the agent's warden, as in walls of our own.
+//! Pid 1 in a sandbox that another program created: verifies it, adds the layers that it can add
+//! itself, and becomes the agent's warden, as in our own sandbox.
 //!
-//! Nothing is believed: what the plan says of users, capabilities, root, network and directories is
-//! asked of the kernel, and what is not so ends it.
+//! It trusts nothing: it asks the kernel for the user, capabilities, root, network and directories
+//! that the plan demands, and any mismatch ends the start.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -31,12 +31,13 @@ use marshal_wire::shim::{
     NetworkMode, OpenedMount, SetupFailure, ShimPlan, Stage, VERSION,
 };
 
-/// Where the kernel lists the interfaces of the own network.
+/// Where the kernel lists the interfaces of the process's network namespace.
 const INTERFACES: &str = "/proc/self/net/dev";
 
 /// Runs as pid 1.
 pub(in super::super) fn main() -> ExitCode {
-    // What is killed at the end is everybody: be sure that this means only the own namespace.
+    // The warden kills every process that it can see: make sure that this is only the sandbox's pid
+    // namespace.
     if getpid() != Pid::INIT
         || privilege::close_inherited().is_err()
         || privilege::set_dumpable(DumpableBehavior::NotDumpable).is_err()
@@ -72,7 +73,7 @@ pub(in super::super) fn main() -> ExitCode {
     }
 }
 
-/// Finds the helper and takes what it gives. Without it there is nobody who could be told.
+/// Connects to the helper and receives the plan. Without a helper there is nobody to report to.
 fn connect_to_helper() -> Option<(UnixStream, EnterMessage, Vec<OwnedFd>)> {
     let by = std::env::args().nth(1);
     let mut link = match by.as_deref() {
@@ -89,7 +90,7 @@ fn connect_to_helper() -> Option<(UnixStream, EnterMessage, Vec<OwnedFd>)> {
     Some((link, enter, descriptors))
 }
 
-/// What the watching begins with.
+/// The started agent and everything needed to watch it.
 struct PreparedAgent {
     agent: Pid,
     entry_listener: Option<EntryListener>,
@@ -109,17 +110,20 @@ fn prepare(
         filter,
     } = enter;
     let (Some(plan), VERSION) = (&start.walls, start.version) else {
-        return Err(failure(Stage::Shim, "the plan is none for a sandbox"));
+        return Err(failure(Stage::Shim, "the plan is not one for a sandbox"));
     };
     let door = descriptors.split_off(3.min(descriptors.len())).pop();
     let stdio: [OwnedFd; 3] = descriptors
         .try_into()
         .map_err(|_| failure(Stage::Shim, "the agent's pipes did not arrive"))?;
     if door.is_some() != plan.door {
-        return Err(failure(Stage::Shim, "the door did not arrive"));
+        return Err(failure(
+            Stage::Shim,
+            "the socket for further helpers did not arrive",
+        ));
     }
     if rustix::process::getsid(None).ok() != Some(getpid()) {
-        rustix::process::setsid().at(Stage::Shim, "begin a session")?;
+        rustix::process::setsid().at(Stage::Shim, "start a session")?;
     }
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     privilege::no_new_privileges()?;
@@ -143,7 +147,8 @@ fn prepare(
         add_image_mounts(&mut mounts, &mut opened);
     }
     let landlock = landlock::enforce(&mounts, &opened, plan.network, plan.landlock_min_abi)?;
-    // Last, and before the agent is there: whatever is started from here on wears it too.
+    // The filter goes last, just before the agent starts: every process started from here on
+    // inherits it.
     let seal = seccomp::install_planned(&plan.seccomp, filter.as_deref())?;
     let agent = warden::start_agent(&program, stdio, seal)?;
     Ok(PreparedAgent {
@@ -158,8 +163,8 @@ fn prepare(
     })
 }
 
-/// What an image and its engine give beside the plan's own mounts: a root that can be read and
-/// executed, and the devices.
+/// Adds mounts that an image and its engine provide beside the plan's: a readable and executable
+/// root, and the devices.
 fn add_image_mounts(mounts: &mut Vec<Mount>, opened: &mut Vec<OpenedMount>) {
     for (mount, opened) in mounts.iter().zip(opened.iter_mut()) {
         let is_device = matches!(
@@ -184,7 +189,8 @@ fn add_image_mounts(mounts: &mut Vec<Mount>, opened: &mut Vec<OpenedMount>) {
     opened.push(OpenedMount::Tree { is_dir: true });
 }
 
-/// The user is the agent; in docker, which has no map for one container, its own uid of the host.
+/// Checks the user: the agent's, or its uid of the host with docker, which has no id map for a
+/// single container.
 fn check_user(plan: &ShimPlan, engine: Option<&Engine>) -> StepResult {
     let is_docker =
         matches!(engine, Some(Engine::Container(it)) if it.flavour == ContainerCli::Docker);
@@ -195,26 +201,28 @@ fn check_user(plan: &ShimPlan, engine: Option<&Engine>) -> StepResult {
     };
     let uids = (rustix::process::getuid(), rustix::process::geteuid());
     let gids = (rustix::process::getgid(), rustix::process::getegid());
-    let found = (uids.0.as_raw(), gids.0.as_raw());
+    let actual = (uids.0.as_raw(), gids.0.as_raw());
     let effective = (uids.1.as_raw(), gids.1.as_raw());
-    if found == expected && effective == expected && expected.0 != 0 {
+    if actual == expected && effective == expected && expected.0 != 0 {
         return Ok(());
     }
-    let what = format!("the user inside is {found:?}, not {expected:?}");
+    let what =
+        format!("the user inside the sandbox is {actual:?}, expected {expected:?} (uid, gid)");
     Err(failure(Stage::Uid, what))
 }
 
-/// The bounding set must be empty: with no_new_privs nothing gains, and with this nothing could.
+/// Checks that the bounding set is empty: with no_new_privs nothing gains capabilities, and without
+/// a bounding set nothing could.
 fn check_bounding_set() -> StepResult {
     for bit in 0..u64::BITS {
         let capability = CapabilitySet::from_bits_retain(1 << bit);
         match rustix::thread::capability_is_in_bounding_set(capability) {
             Ok(false) => {}
             Ok(true) => {
-                let what = format!("the capability {capability:?} is in the bounding set");
+                let what = format!("the capability {capability:?} is still in the bounding set");
                 return Err(failure(Stage::Caps, what));
             }
-            // The first number beyond the kernel's last capability.
+            // The first number after the kernel's last capability.
             Err(rustix::io::Errno::INVAL) => return Ok(()),
             Err(error) => return Err(error).at(Stage::Caps, "read the bounding set"),
         }
@@ -223,14 +231,18 @@ fn check_bounding_set() -> StepResult {
 }
 
 fn check_root_read_only() -> StepResult {
-    let found = rustix::fs::statvfs("/").on(Stage::Mount, "inspect", "/")?;
-    if found.f_flag.contains(StatVfsMountFlags::RDONLY) {
+    let stat = rustix::fs::statvfs("/").on(Stage::Mount, "inspect", "/")?;
+    if stat.f_flag.contains(StatVfsMountFlags::RDONLY) {
         return Ok(());
     }
-    Err(failure(Stage::Mount, "the root inside can be written"))
+    Err(failure(
+        Stage::Mount,
+        "the root file system inside the sandbox is writable",
+    ))
 }
 
-/// The very directory that was looked at when the walls were planned, and sealed if it is to be.
+/// Checks that a mount is the directory that was seen when the sandbox was planned, and read-only
+/// if it must be.
 fn check_mount(mount: &Mount, opened: &OpenedMount) -> StepResult {
     match mount {
         Mount::Hidden { target } => return check_hidden(target),
@@ -254,53 +266,53 @@ fn check_mount(mount: &Mount, opened: &OpenedMount) -> StepResult {
         ..failure(Stage::Mount, what)
     };
     if let Some(expected) = expect {
-        let found = rustix::fs::stat(&**target).on(Stage::Mount, "inspect", target)?;
-        if (found.st_dev, found.st_ino) != *expected {
-            return Err(wrong("another directory stands at the place of"));
+        let stat = rustix::fs::stat(&**target).on(Stage::Mount, "inspect", target)?;
+        if (stat.st_dev, stat.st_ino) != *expected {
+            return Err(wrong("another directory has replaced"));
         }
     }
     let flags = rustix::fs::statvfs(&**target)
         .on(Stage::Mount, "inspect", target)?
         .f_flag;
     if *access == MountAccess::Ro && !flags.contains(StatVfsMountFlags::RDONLY) {
-        return Err(wrong("it is not read-only:"));
+        return Err(wrong("mounted writable instead of read-only:"));
     }
     if *access == MountAccess::Rw && flags.contains(StatVfsMountFlags::RDONLY) {
-        return Err(wrong("it is read-only:"));
+        return Err(wrong("mounted read-only instead of writable:"));
     }
     Ok(())
 }
 
-/// What is to be hidden is a node that nobody has a right to, on a read-only mount; or out of reach.
+/// Checks that a hidden path is a node without permissions on a read-only mount, or unreachable.
 fn check_hidden(target: &str) -> StepResult {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    let found = match open_within(CWD, target, flags, resolve) {
-        Ok(found) => found,
+    let handle = match open_within(CWD, target, flags, resolve) {
+        Ok(handle) => handle,
         Err(Errno::ACCESS) => return Ok(()),
         Err(errno) => return Err(errno).on(Stage::Mount, "hide", target),
     };
-    let node = rustix::fs::fstat(&found).on(Stage::Mount, "inspect", target)?;
-    let mount = rustix::fs::fstatvfs(&found).on(Stage::Mount, "inspect", target)?;
+    let node = rustix::fs::fstat(&handle).on(Stage::Mount, "inspect", target)?;
+    let mount = rustix::fs::fstatvfs(&handle).on(Stage::Mount, "inspect", target)?;
     if node.st_mode.trailing_zeros() >= 9 && mount.f_flag.contains(StatVfsMountFlags::RDONLY) {
         return Ok(());
     }
     Err(SetupFailure {
         path: Some(target.to_owned()),
-        ..failure(Stage::Mount, "nothing covers")
+        ..failure(Stage::Mount, "no cover is mounted on")
     })
 }
 
-/// What is to stay where it is is a mount of its own; or out of reach.
+/// Checks that a pinned path is a mount point, which cannot be moved, or unreachable.
 fn check_pinned(target: &str) -> StepResult {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    let found = match open_within(CWD, target, flags, resolve) {
-        Ok(found) => found,
+    let handle = match open_within(CWD, target, flags, resolve) {
+        Ok(handle) => handle,
         Err(Errno::ACCESS) => return Ok(()),
-        Err(errno) => return Err(errno).on(Stage::Mount, "hold", target),
+        Err(errno) => return Err(errno).on(Stage::Mount, "pin", target),
     };
-    let stat = rustix::fs::statx(&found, "", AtFlags::EMPTY_PATH, StatxFlags::TYPE).on(
+    let stat = rustix::fs::statx(&handle, "", AtFlags::EMPTY_PATH, StatxFlags::TYPE).on(
         Stage::Mount,
         "inspect",
         target,
@@ -315,23 +327,23 @@ fn check_pinned(target: &str) -> StepResult {
     }
     Err(SetupFailure {
         path: Some(target.to_owned()),
-        ..failure(Stage::Mount, "nothing holds")
+        ..failure(Stage::Mount, "no mount pins")
     })
 }
 
-/// An own network has no interface but the loopback.
+/// Checks that the network namespace has no interface except the loopback.
 fn check_only_loopback() -> StepResult {
     let table = std::fs::read_to_string(INTERFACES).on(Stage::Net, "read", INTERFACES)?;
     match other_interface(&table) {
         None => Ok(()),
         Some(name) => Err(failure(
             Stage::Net,
-            format!("the network inside has the interface {name}"),
+            format!("the sandbox's network has the interface {name}, expected only the loopback"),
         )),
     }
 }
 
-/// An interface that is not the loopback.
+/// The first interface that is not the loopback.
 fn other_interface(table: &str) -> Option<&str> {
     let names = table.lines().filter_map(|line| line.split_once(':'));
     names

@@ -1,10 +1,10 @@
-//! The helper that has another program put the walls up: bubblewrap, or a container engine.
+//! The helper that lets another program create the sandbox: bubblewrap, or a container engine.
 //!
-//! It puts what is to be shown where that program can name it, starts it, and is called back by the
-//! first process inside, which is this binary again (`entry`). That one gets the supervisor's
-//! control socket and the agent's pipes, so that from there on everything is as in walls of our own:
-//! reports, orders, exit codes, the door. What is left to the helper is to be there until everything
-//! is gone, and to see to it:
+//! It stages the mounts where that program can name them, starts it, and waits until the first
+//! process inside, which is this binary again (`entrypoint`), connects back. That process gets the
+//! supervisor's control socket and the agent's pipes, so that from then on everything works as in
+//! our own sandbox: reports, orders, exit codes, the sandbox entry. The helper stays until
+//! everything is gone, and makes sure of it:
 //!
 //! ```text
 //! supervisor -- control socket --> helper -- starts --> bwrap or podman -- starts --> entry --> agent
@@ -12,7 +12,7 @@
 //! ```
 //!
 //! Another such program needs its part of `wire/engine.rs`, its command line beside `bwrap.rs` and
-//! `container.rs`, its checks in `entry.rs`, and its discovery in `cli/engines.rs`.
+//! `container.rs`, its checks in `entrypoint.rs`, and its discovery in `cli/engines.rs`.
 
 use std::fs;
 use std::io::Write as _;
@@ -53,12 +53,12 @@ use container::ContainerSpec;
 use program_run::{RunningProgram, Signals, WaitOutcome};
 use stage::{StagedMount, StagedMounts as Shown};
 
-/// The word that tells the entry that its stdin is the link.
+/// The argument that tells the entrypoint that its stdin is the link.
 const BY_STDIN: &str = "stdin";
-/// The most processes of a container's user. podman gives itself no more, and what it has not it
-/// cannot give where its root lacks SYS_RESOURCE.
+/// Maximum number of processes of a container's user. podman cannot raise its own limit where its
+/// root lacks SYS_RESOURCE.
 const PROCESSES: u64 = 32_768;
-/// Says that the entry has everything.
+/// Sent by the entrypoint when it has everything.
 const ENTRYPOINT_READY: u8 = b'+';
 
 /// Runs as the helper. Its stdin is the control socket.
@@ -71,7 +71,8 @@ pub(super) fn main() -> ExitCode {
     };
     match start_engine(&control) {
         Ok(mut guest) => {
-            // The entry reports from here on; two ends held would hide its death.
+            // From here on the entrypoint reports. A second open copy would hide its death from the
+            // supervisor.
             drop(control);
             guest.watch();
             guest.end()
@@ -83,7 +84,7 @@ pub(super) fn main() -> ExitCode {
     }
 }
 
-/// What runs, and what must be done when it has ended.
+/// A running sandbox, and what must be cleaned up when it has ended.
 struct EngineSandbox {
     link: UnixStream,
     instance: EngineInstance,
@@ -94,18 +95,18 @@ enum EngineInstance {
     Container(Box<OwnedContainer>),
 }
 
-/// A container that is to be gone in the end, and the directory that was made for it.
+/// A container that must be removed in the end, and the directory that was created for it.
 struct OwnedContainer {
     container: Container,
     directory: Option<PathBuf>,
 }
 
-/// What came with the first message.
+/// The content of the first message.
 struct EngineStart {
     start: StartMessage,
     plan: ShimPlan,
     stdio: Vec<OwnedFd>,
-    /// What stands in the profile's own file of system calls.
+    /// The text of the profile's seccomp file.
     filter: Option<String>,
 }
 
@@ -117,27 +118,31 @@ fn start_engine(control: &UnixStream) -> StepResult<EngineSandbox> {
     let (Some(plan), Some(engine), VERSION) =
         (start.walls.clone(), start.engine.take(), start.version)
     else {
-        return Err(failure(Stage::Shim, "the plan is none for another program"));
+        return Err(failure(
+            Stage::Shim,
+            "the plan is not one for this launcher",
+        ));
     };
     if stdio.len() != 3 + usize::from(plan.door) {
         return Err(failure(Stage::Shim, "the agent's pipes did not arrive"));
     }
     let parent = start.parent;
     privilege::die_with_parent(Signal::TERM, Some(parent))?;
-    rustix::process::setsid().at(Stage::Shim, "begin a session")?;
+    rustix::process::setsid().at(Stage::Shim, "start a session")?;
     rustix::process::chdir("/").on(Stage::Shim, "enter", "/")?;
-    rustix::process::set_child_subreaper(Some(getpid())).at(Stage::Shim, "become a subreaper")?;
-    // As whoever marshal is, and before any id is changed.
+    rustix::process::set_child_subreaper(Some(getpid()))
+        .at(Stage::Shim, "become a child subreaper")?;
+    // Read as the user that runs marshal, before any id changes.
     let filter = match &plan.seccomp {
         Seccomp::File(path) => Some(seccomp::read_profile_file(path)?),
         Seccomp::BuiltIn | Seccomp::Off => None,
     };
-    // The entry is to know who made its walls, but not how.
-    let mut told = engine.clone();
-    if let Engine::Container(container) = &mut told {
+    // The entrypoint needs to know the launcher, but not its command and environment.
+    let mut forwarded = engine.clone();
+    if let Engine::Container(container) = &mut forwarded {
         container.env.clear();
     }
-    start.engine = Some(told);
+    start.engine = Some(forwarded);
     let order = EngineStart {
         start,
         plan,
@@ -150,7 +155,7 @@ fn start_engine(control: &UnixStream) -> StepResult<EngineSandbox> {
     }
 }
 
-/// The marker of this child, which every process of it has in its environment.
+/// The marker of this child, an environment variable that every process of it inherits.
 fn marker() -> String {
     std::env::var(MARKER).unwrap_or_default()
 }
@@ -177,7 +182,8 @@ fn start_bwrap(
         ));
     }
     privilege::no_new_privileges()?;
-    // The texts are there until bubblewrap has started; nobody else gets these descriptors.
+    // The texts must stay open until bubblewrap has started; no other process gets these
+    // descriptors.
     let mut texts = Vec::new();
     let mut fault = None;
     let words = bwrap::options(
@@ -195,7 +201,7 @@ fn start_bwrap(
                 -1
             }
         },
-        |path| fs::symlink_metadata(path).ok().map(|found| found.is_dir()),
+        |path| fs::symlink_metadata(path).ok().map(|meta| meta.is_dir()),
     );
     if let Some(fault) = fault {
         return Err(fault);
@@ -206,7 +212,7 @@ fn start_bwrap(
         line.push(0);
     }
     let options = text_in_memory(&line)?;
-    let (link, theirs) = UnixStream::pair().at(Stage::Shim, "make the link")?;
+    let (link, theirs) = UnixStream::pair().at(Stage::Shim, "create the socket pair to pid 1")?;
     let mut command = Command::new(program);
     command
         .env_clear()
@@ -216,7 +222,7 @@ fn start_bwrap(
         .stdin(Stdio::from(OwnedFd::from(theirs)))
         .stdout(Stdio::null());
     let running = program_run::start(&mut command, program);
-    // Its copy of the link's other end.
+    // Closes our copy of the other end of the link.
     drop(command);
     drop((texts, options));
     let mut running = running?;
@@ -240,7 +246,7 @@ fn start_bwrap(
     }
 }
 
-/// A text in memory, from its beginning, in a descriptor that the next program inherits.
+/// Creates a file in memory with a text, as a descriptor that the next program inherits.
 fn text_in_memory(text: &[u8]) -> StepResult<fs::File> {
     let make = || -> std::io::Result<fs::File> {
         let mut file = fs::File::from(rustix::fs::memfd_create("text", MemfdFlags::empty())?);
@@ -248,11 +254,11 @@ fn text_in_memory(text: &[u8]) -> StepResult<fs::File> {
         rustix::fs::seek(&file, SeekFrom::Start(0))?;
         Ok(file)
     };
-    make().at(Stage::Engine, "keep a text in memory")
+    make().at(Stage::Engine, "create a file in memory")
 }
 
-/// Gives the entry at the other end of the link everything, and waits until it says that it has
-/// it. A failure that is `None` is the end of whoever was to start it.
+/// Sends everything to the entrypoint over the link, and waits until it confirms. `Err(None)` means
+/// that the program that starts it has ended.
 fn hand_to_entrypoint(
     control: &UnixStream,
     order: EngineStart,
@@ -281,7 +287,7 @@ fn hand_to_entrypoint(
         .into_iter()
         .chain(stdio.iter().map(AsFd::as_fd))
         .collect();
-    // To somebody who is already gone nothing can be sent: its end says why.
+    // A send to a process that has ended fails; how it ended is reported instead.
     let _ = link.set_write_timeout(Some(KILL_HELPER_GRACE));
     let _ = control::send(&link, &enter, &sent);
     drop(stdio);
@@ -291,13 +297,13 @@ fn hand_to_entrypoint(
         WaitOutcome::Cancelled => {
             return Err(Some(failure(
                 Stage::Engine,
-                "the supervisor wants it no more",
+                "the supervisor cancelled the start",
             )));
         }
         WaitOutcome::TimedOut => {
             return Err(Some(failure(
                 Stage::Engine,
-                format!("nothing came from inside for {ENGINE_START:?}"),
+                format!("pid 1 of the sandbox did not answer within {ENGINE_START:?}"),
             )));
         }
     }
@@ -328,7 +334,10 @@ fn start_or_remove_container(
                 Err(fault)
             } else {
                 let name = &ours.container.name;
-                let what = format!("{} (and the container {name} may be left)", fault.what);
+                let what = format!(
+                    "{} (the container {name} may still exist: check it and remove it)",
+                    fault.what
+                );
                 Err(marshal_wire::shim::SetupFailure { what, ..fault })
             }
         }
@@ -342,7 +351,7 @@ fn start_container(
 ) -> StepResult<UnixStream> {
     let plan = &order.plan;
     let libraries = own_binary::libraries()?;
-    // Only where the engine runs as this process's own child, in its mount namespace.
+    // Staging works only if the engine runs as a child of this process, in its mount namespace.
     let is_staged =
         matches!(plan.ids, HostIds::Root { .. }) && ours.container.flavour == ContainerCli::Podman;
     let shown = if is_staged {
@@ -360,7 +369,7 @@ fn start_container(
     let directory = shown
         .directory
         .as_deref()
-        .ok_or_else(|| failure(Stage::Engine, "there is no place for the link"))?;
+        .ok_or_else(|| failure(Stage::Engine, "no directory for the socket of pid 1"))?;
     let (listener, path) = stage::listen(directory, plan.ids.uid_and_gid())?;
     let hard = |resource| getrlimit(resource).maximum;
     let mut limits = order.start.program.limits;
@@ -382,7 +391,7 @@ fn start_container(
         Some(control),
         ENGINE_START,
     )?
-    .map_err(|said| failure(Stage::Engine, said))?;
+    .map_err(|reason| failure(Stage::Engine, reason))?;
     let link = accept(&listener, control, &order, &ours.container)?;
     drop(listener);
     let mut signals = Signals::block()?;
@@ -391,12 +400,17 @@ fn start_container(
         wait_for_entrypoint(link, control, follows.then_some(&mut signals), until)
     })
     .map_err(|fault| {
-        fault.unwrap_or_else(|| failure(Stage::Engine, "the container ended before it began"))
+        fault.unwrap_or_else(|| {
+            failure(
+                Stage::Engine,
+                "the container ended before its first process answered",
+            )
+        })
     })
 }
 
-/// Waits for something from inside. `monitor`: the container's monitor is a child of this process,
-/// and its end is the container's.
+/// Waits for the entrypoint. `monitor`: the container's monitor is a child of this process, and
+/// ends together with the container.
 fn wait_for_entrypoint(
     inside: BorrowedFd<'_>,
     control: &UnixStream,
@@ -437,8 +451,8 @@ fn wait_for_entrypoint(
     }
 }
 
-/// The first caller is pid 1 of the container: nobody else is in it, and nobody else has a way to
-/// the socket.
+/// Accepts the first connection, which comes from pid 1 of the container: no other process is in
+/// it, and nobody else reaches the socket.
 fn accept(
     listener: &UnixListener,
     control: &UnixStream,
@@ -455,24 +469,25 @@ fn accept(
         until,
     ) {
         WaitOutcome::Ready => {
-            let (link, _) = listener.accept().at(Stage::Engine, "hear from inside")?;
-            let caller = socket_peercred(&link).at(Stage::Engine, "ask who calls")?;
+            let (link, _) = listener.accept().at(Stage::Engine, "accept the connection from pid 1")?;
+            let caller = socket_peercred(&link).at(Stage::Engine, "read the uid of the caller")?;
             if caller.uid.as_raw() == order.plan.ids.uid_and_gid().0 {
                 return Ok(link);
             }
-            "somebody else called from inside".to_owned()
+            "the caller at the socket of pid 1 has an unexpected uid".to_owned()
         }
         WaitOutcome::Ended => {
-            "the container ended before it began: is its image for this architecture?".to_owned()
+            "the container ended before its first process connected: check that its image is for this architecture".to_owned()
         }
-        WaitOutcome::Cancelled => "the supervisor wants it no more".to_owned(),
-        WaitOutcome::TimedOut => format!("nothing came from inside for {ENGINE_START:?}"),
+        WaitOutcome::Cancelled => "the supervisor cancelled the start".to_owned(),
+        WaitOutcome::TimedOut => format!("pid 1 of the sandbox did not answer within {ENGINE_START:?}"),
     };
     Err(failure(Stage::Engine, what))
 }
 
 impl EngineSandbox {
-    /// Waits until the entry is gone, which is the order to clean up. SIGTERM is the order to kill.
+    /// Waits until the entrypoint is gone, then returns for the cleanup. A SIGTERM is the order to
+    /// kill.
     fn watch(&mut self) {
         let Ok(mut signals) = Signals::block() else {
             return;
@@ -496,7 +511,7 @@ impl EngineSandbox {
                 let _ = self.link.shutdown(std::net::Shutdown::Write);
                 until = Some(Instant::now() + KILL_LEFTOVERS_TIMEOUT);
             }
-            // The entry says nothing more: whatever comes is its end.
+            // The entrypoint sends nothing more: any event is its end.
             if link {
                 return;
             }
@@ -507,7 +522,7 @@ impl EngineSandbox {
         drop(self.link);
         let is_gone = match self.instance {
             EngineInstance::Bwrap(running) => {
-                // Its end is that of the pid namespace; who does not end is killed.
+                // Its end is the end of the pid namespace; remaining processes are killed.
                 let is_gone = end_descendants();
                 drop(running);
                 is_gone
@@ -529,7 +544,7 @@ fn end_descendants() -> bool {
 }
 
 impl OwnedContainer {
-    /// The engine, for messages.
+    /// The engine's name, for messages.
     fn engine_name(&self) -> String {
         let program = self.container.program.first();
         let name = program.and_then(|path| path.rsplit('/').next());
@@ -539,7 +554,7 @@ impl OwnedContainer {
     fn command(&self, line: &[String]) -> StepResult<Command> {
         let (program, words) = line
             .split_first()
-            .ok_or_else(|| failure(Stage::Shim, "the engine has no program"))?;
+            .ok_or_else(|| failure(Stage::Shim, "the container engine has no program"))?;
         let mut command = Command::new(program);
         command
             .args(words)
@@ -549,10 +564,10 @@ impl OwnedContainer {
         Ok(command)
     }
 
-    /// Sees to it that the container is gone: by itself, as every container is that has ended, or
-    /// removed. `false` if it may still be there.
+    /// Makes sure that the container is gone: it ends by itself, or is removed. `false` if it may
+    /// still exist.
     fn end(&mut self) -> bool {
-        // As long as its monitor lives, which removes it.
+        // The container's monitor removes the container, so wait for the monitor's end first.
         let patience = match self.container.flavour {
             ContainerCli::Podman => ENGINE_SETTLE,
             ContainerCli::Docker => std::time::Duration::ZERO,
@@ -585,7 +600,7 @@ impl OwnedContainer {
     }
 
     fn is_gone(&self) -> bool {
-        matches!(self.run_command(&container::inspect_argv(&self.container)), Some(Err(said)) if said.to_lowercase().contains("no such"))
+        matches!(self.run_command(&container::inspect_argv(&self.container)), Some(Err(message)) if message.to_lowercase().contains("no such"))
     }
 
     fn run_command(&self, line: &[String]) -> Option<Result<(), String>> {

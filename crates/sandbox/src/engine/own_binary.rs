@@ -1,5 +1,5 @@
-//! This binary inside an image that need not have its libraries: they are shown beside it, and the
-//! loader is started with their place.
+//! This binary inside an image that may lack its libraries: they are mounted beside it, and the
+//! loader is started with their directory.
 //!
 //! Must not know what the binary is started for.
 
@@ -14,18 +14,18 @@ use super::super::plan::MARSHAL;
 use super::container::{LIBRARIES, Library};
 use marshal_wire::shim::{SetupFailure, Stage};
 
-/// The libraries that this process runs with, its loader among them; none if it was linked with all
-/// that it needs.
+/// The libraries that this process runs with, its loader included; empty if it is statically
+/// linked.
 pub(super) fn libraries() -> StepResult<Vec<Library>> {
     const MAPS: &str = "/proc/self/maps";
     let maps = fs::read_to_string(MAPS).on(Stage::Engine, "read", MAPS)?;
-    let mut found = BTreeMap::new();
+    let mut paths = BTreeMap::new();
     for path in maps.lines().filter_map(mapped_library) {
         if let Some(name) = library_name(path) {
-            found.insert(name, path.to_owned());
+            paths.insert(name, path.to_owned());
         }
     }
-    Ok(found
+    Ok(paths
         .into_iter()
         .map(|(name, path)| Library { path, name })
         .collect())
@@ -37,7 +37,7 @@ fn mapped_library(line: &str) -> Option<&str> {
     path.rsplit('/').next()?.contains(".so").then_some(path)
 }
 
-/// The name by which a library is looked for: its own, or that of a link beside it.
+/// The name by which the loader searches for a library: its own, or that of a link beside it.
 fn library_name(path: &str) -> Option<String> {
     let own = path.rsplit('/').next()?;
     if own.contains(".so.") {
@@ -55,7 +55,7 @@ fn library_name(path: &str) -> Option<String> {
         .map(|(name, _)| name)
 }
 
-/// A command that starts this very binary under another name, wherever it runs.
+/// A command that starts this very binary with another argv[0], wherever it runs.
 pub(in super::super) fn command(arg0: &str) -> Command {
     if let Some(loader) = loader() {
         let mut command = Command::new(loader);
@@ -68,7 +68,7 @@ pub(in super::super) fn command(arg0: &str) -> Command {
     }
 }
 
-/// The same for an argument list whose first word is this binary's path inside.
+/// Prefixes the loader to an argument list whose first word is this binary's path inside.
 pub(super) fn with_loader(mut argv: Vec<String>) -> Vec<String> {
     let is_own = argv.first().is_some_and(|word| word == MARSHAL);
     if let Some(loader) = loader().filter(|_| is_own) {
@@ -78,11 +78,11 @@ pub(super) fn with_loader(mut argv: Vec<String>) -> Vec<String> {
     argv
 }
 
-/// The words by which a program inside starts this binary, where an engine's image need not have its
-/// libraries: as they are known outside.
+/// The arguments by which a program inside starts this binary in an image without its libraries, as
+/// computed outside.
 pub(in super::super) fn argv_inside() -> std::io::Result<Vec<String>> {
-    let told = |failure: SetupFailure| std::io::Error::other(failure.to_string());
-    let libraries = libraries().map_err(told)?;
+    let to_io_error = |failure: SetupFailure| std::io::Error::other(failure.to_string());
+    let libraries = libraries().map_err(to_io_error)?;
     let mut words = Vec::new();
     if let Some(loader) = libraries.iter().find(|library| library.is_loader()) {
         words.push(format!("{LIBRARIES}/{}", loader.name));
@@ -92,7 +92,7 @@ pub(in super::super) fn argv_inside() -> std::io::Result<Vec<String>> {
     Ok(words)
 }
 
-/// The loader that was started with this binary as argument, if that is how this process runs.
+/// The loader that started this process with the binary as its argument, if so.
 fn loader() -> Option<String> {
     let exe = fs::read_link("/proc/self/exe").ok()?;
     let exe = exe.to_str()?;

@@ -1,5 +1,5 @@
-//! Runs a program of another's making from a helper: with a time, a bound for what it says, and an
-//! eye on whoever wants it to stop.
+//! Runs an external program from a helper: with a time limit, a limit of its output, and
+//! cancellation by the supervisor.
 //!
 //! Must not know what the program is for.
 
@@ -19,13 +19,13 @@ use super::super::failure::{FailureContext, StepResult, failure};
 use marshal_model::untrusted;
 use marshal_wire::shim::Stage;
 
-/// Bytes that are kept of what a program says; the rest is read and dropped.
+/// Bytes stored of a program's stderr; the rest is read and dropped.
 const STDERR_BYTES: usize = 4096;
 
 /// How many characters of it a message shows.
 const SHOWN: usize = 400;
 
-/// How often a group of processes that does not want to end is killed again.
+/// How often a process group that does not end is killed again.
 const ROUND: Duration = Duration::from_millis(20);
 
 /// A program that was started.
@@ -37,20 +37,20 @@ pub(super) struct RunningProgram {
     stderr_text: Vec<u8>,
 }
 
-/// What waiting brought.
+/// Why waiting ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum WaitOutcome {
     /// The program has ended.
     Ended,
-    /// Something came by the other descriptor.
+    /// The other descriptor is readable.
     Ready,
-    /// Whoever wanted it is gone, or wants it no more.
+    /// The supervisor is gone, or cancelled the start.
     Cancelled,
-    /// The time is over.
+    /// The time limit has passed.
     TimedOut,
 }
 
-/// Starts a command; its stderr is kept, its stdin and stdout are whatever was set.
+/// Starts a command. Its stderr is captured; stdin and stdout stay as set.
 pub(super) fn start(command: &mut Command, name: &str) -> StepResult<RunningProgram> {
     let mut child = command
         .stderr(Stdio::piped())
@@ -71,8 +71,8 @@ pub(super) fn start(command: &mut Command, name: &str) -> StepResult<RunningProg
     let stderr = child
         .stderr
         .take()
-        .ok_or_else(|| failure(Stage::Engine, "the program has no stderr"))?;
-    rustix::io::ioctl_fionbio(&stderr, true).at(Stage::Engine, "read what the program says")?;
+        .ok_or_else(|| failure(Stage::Engine, "the program's stderr is missing"))?;
+    rustix::io::ioctl_fionbio(&stderr, true).at(Stage::Engine, "read the program's stderr")?;
     Ok(RunningProgram {
         child,
         pidfd,
@@ -82,8 +82,9 @@ pub(super) fn start(command: &mut Command, name: &str) -> StepResult<RunningProg
 }
 
 impl RunningProgram {
-    /// Waits for the first of: the program's end, something at `other`, anything at `wanted` (the
-    /// supervisor says nothing before the start but by its end), or `until`.
+    /// Waits for the first of: the program's end, input on `other`, input on `wanted`, or `until`.
+    /// Before the start the supervisor sends nothing, so input on `wanted` means that it closed the
+    /// socket.
     pub(super) fn wait(
         &mut self,
         other: Option<BorrowedFd<'_>>,
@@ -93,7 +94,7 @@ impl RunningProgram {
         let mut is_heard = true;
         loop {
             let mut waits = vec![PollFd::new(&self.pidfd, PollFlags::IN)];
-            // A closed stderr would be ready for ever.
+            // A closed stderr would always be ready.
             let flags = if is_heard {
                 PollFlags::IN
             } else {
@@ -132,7 +133,7 @@ impl RunningProgram {
         }
     }
 
-    /// Reads what was said; `false` when there will be no more.
+    /// Reads stderr; `false` at its end.
     fn read_stderr(&mut self) -> bool {
         let mut chunk = [0; 4096];
         loop {
@@ -140,8 +141,8 @@ impl RunningProgram {
                 Ok(0) => return false,
                 Ok(got) => {
                     let room = STDERR_BYTES.saturating_sub(self.stderr_text.len());
-                    let kept = chunk.get(..got.min(room)).unwrap_or_default();
-                    self.stderr_text.extend_from_slice(kept);
+                    let piece = chunk.get(..got.min(room)).unwrap_or_default();
+                    self.stderr_text.extend_from_slice(piece);
                 }
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return true,
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
@@ -150,7 +151,7 @@ impl RunningProgram {
         }
     }
 
-    /// Kills it, if it still runs; how it ended, for a message.
+    /// Kills the program if it still runs; returns how it ended, for a message.
     pub(super) fn end(&mut self) -> String {
         let ended = if let Ok(Some(status)) = self.child.try_wait() {
             Ok(status)
@@ -162,10 +163,10 @@ impl RunningProgram {
         ended.map_or_else(|error| error.to_string(), |status| status.to_string())
     }
 
-    /// What it said last, for a message.
+    /// The end of its stderr, for a message.
     pub(super) fn stderr_tail(&self) -> String {
-        let said = String::from_utf8_lossy(&self.stderr_text);
-        let lines: Vec<&str> = said
+        let text = String::from_utf8_lossy(&self.stderr_text);
+        let lines: Vec<&str> = text
             .lines()
             .map(str::trim)
             .filter(|line| !line.is_empty())
@@ -175,7 +176,7 @@ impl RunningProgram {
     }
 }
 
-/// Runs a command to its end: whether it exited with 0, or how it ended otherwise.
+/// Runs a command to its end: `Ok` if it exited with 0, otherwise how it ended.
 pub(super) fn run_to_end(
     command: &mut Command,
     name: &str,
@@ -190,12 +191,12 @@ pub(super) fn run_to_end(
             running.end();
             return Err(failure(
                 Stage::Engine,
-                format!("{name} did not end for {limit:?}"),
+                format!("{name} did not end within {limit:?}"),
             ));
         }
         WaitOutcome::Ready | WaitOutcome::Cancelled => {
             running.end();
-            return Err(failure(Stage::Engine, "the supervisor wants it no more"));
+            return Err(failure(Stage::Engine, "the supervisor cancelled the start"));
         }
     }
     let code = running.child.wait().on(Stage::Engine, "wait for", name)?;
@@ -205,8 +206,8 @@ pub(super) fn run_to_end(
     Ok(Err(format!("{name}: {code}: {}", running.stderr_tail())))
 }
 
-/// Reads SIGTERM and SIGCHLD from now on. What is started before the guard is dropped inherits the
-/// mask.
+/// Reads SIGTERM and SIGCHLD from now on. Processes started before the guard is dropped inherit the
+/// signal mask.
 pub(super) struct Signals {
     signals: SignalFd,
 }
@@ -222,13 +223,13 @@ impl Signals {
         Ok(Self { signals })
     }
 
-    /// Whether a SIGTERM was among those that came.
+    /// Whether a SIGTERM was among the received signals.
     pub(super) fn received_sigterm(&mut self) -> bool {
-        let mut told = false;
+        let mut received = false;
         while let Ok(Some(signal)) = self.signals.read_signal() {
-            told |= signal.ssi_signo == NixSignal::SIGTERM as u32;
+            received |= signal.ssi_signo == NixSignal::SIGTERM as u32;
         }
-        told
+        received
     }
 }
 
@@ -240,14 +241,14 @@ impl AsFd for Signals {
 
 impl Drop for Signals {
     fn drop(&mut self) {
-        // SIGTERM stays blocked: a helper that cleans up is not ended by it.
+        // SIGTERM stays blocked, so that it does not end a helper that cleans up.
         let mut mask = SigSet::empty();
         mask.add(NixSignal::SIGCHLD);
         let _ = mask.thread_unblock();
     }
 }
 
-/// Reaps whoever has ended; `true` if nobody is below this process any more.
+/// Reaps ended children; `true` if this process has no descendants any more.
 pub(super) fn reap() -> bool {
     loop {
         match rustix::process::wait(WaitOptions::NOHANG) {
@@ -258,8 +259,8 @@ pub(super) fn reap() -> bool {
     }
 }
 
-/// Waits until nobody is below this process any more, and after `patience` kills whoever is.
-/// `false` if somebody still is after `limit` of that.
+/// Waits until no descendants are left; kills them after `patience`. `false` if some are left after
+/// a further `limit`.
 pub(super) fn end_descendants(signals: &mut Signals, patience: Duration, limit: Duration) -> bool {
     let until = Instant::now() + patience;
     while !reap() {
@@ -287,7 +288,7 @@ pub(super) fn end_descendants(signals: &mut Signals, patience: Duration, limit: 
     true
 }
 
-/// A duration as poll takes it.
+/// A duration in poll(2)'s format.
 pub(super) fn timespec(time: Duration) -> Timespec {
     Timespec {
         tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),

@@ -1,9 +1,9 @@
-//! What another program is to show inside: directories with their owners mapped, files, and file
-//! systems in memory, each at a path that this program can name.
+//! Prepares what another program mounts inside: directories with mapped owners, files, and tmpfs
+//! mounts, each at a path that this program can name.
 //!
-//! As root they are put on a stage: an own file system in memory in an own mount namespace, gone
-//! with the processes in it, so that nobody needs a way to the directories themselves. Otherwise
-//! they are named where they are. Must not know who shows them.
+//! As root they are mounted on a stage: a tmpfs in its own mount namespace, gone with its
+//! processes, so that nobody needs access to the directories themselves. Otherwise they are named
+//! where they are. Must not know which program mounts them.
 
 mod cover;
 
@@ -22,54 +22,54 @@ use super::super::host_trees::SupervisorBinary;
 use super::super::{host_trees, root};
 use marshal_wire::shim::{Mount, MountSource, OpenedMount, SetupFailure, ShimPlan, Stage as At_};
 
-/// Where the stage hangs, in a mount namespace of its own: a directory that every supervisor that is
-/// root has, and that everybody may enter.
+/// Mount point of the stage, in its own mount namespace: a directory that exists for every
+/// supervisor that is root, and that everybody may enter.
 pub(super) const STAGE_DIR: &str = "/run/marshal";
-/// The size of the stage itself: mount points and a few small files.
+/// Size of the stage itself in bytes: mount points and a few small files.
 const STAGE_BYTES: u64 = 1 << 20;
-/// Its inodes.
+/// Inodes of the stage itself.
 const STAGE_INODES: u64 = 4096;
-/// The socket by which pid 1 of a container finds its helper, below the stage or a directory.
+/// The socket by which pid 1 of a container connects to its helper, below the stage or a directory.
 const SOCKET: &str = "link";
 
-/// Where one mount of a plan is.
+/// Where one mount of a plan is prepared.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum StagedMount {
     /// Nowhere: it is not wanted, or optional and missing.
     Nothing,
-    /// At this path outside.
+    /// At this path on the host.
     At {
         /// The path.
         path: String,
         /// Whether it is a directory.
         is_dir: bool,
     },
-    /// A symbolic link that is to be the same inside.
+    /// A symbolic link to be created inside.
     Link {
-        /// Whereto.
+        /// The link's target.
         to: String,
     },
-    /// Whoever shows it makes it.
+    /// The program that creates the sandbox makes it.
     MadeByEngine,
 }
 
-/// What is to be shown.
+/// The prepared mounts.
 #[derive(Debug)]
 pub(super) struct StagedMounts {
     /// One entry for each mount of the plan.
     pub(super) placed: Vec<StagedMount>,
-    /// What an operator should know.
+    /// Notes for an operator.
     pub(super) notes: Vec<String>,
-    /// The directory where things can be added, if there is one.
+    /// The directory that further files can be added to, if any.
     pub(super) directory: Option<PathBuf>,
 }
 
-/// Builds a stage in a new mount namespace of this process; needs root.
+/// Builds a stage in a new mount namespace of this process; requires root.
 pub(super) fn build(plan: &ShimPlan, wants: impl Fn(&Mount) -> bool) -> StepResult<StagedMounts> {
     check_supported(plan)?;
     let binary = host_trees::own_binary(None)?;
     nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS)
-        .at(At_::Mount, "leave the host's mounts")?;
+        .at(At_::Mount, "unshare the host's mounts")?;
     let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
     rustix::mount::mount_change("/", private).on(At_::Mount, "make private", "/")?;
     let is_tree = |mount: &&Mount| matches!(mount, Mount::Tree { .. } | Mount::Mirror { .. });
@@ -88,21 +88,21 @@ pub(super) fn build(plan: &ShimPlan, wants: impl Fn(&Mount) -> bool) -> StepResu
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
     rustix::mount::move_mount(&stage, "", CWD, STAGE_DIR, flags).on(
         At_::Mount,
-        "hang the stage at",
+        "mount the stage at",
         STAGE_DIR,
     )?;
-    let mut found = opened.opened.into_iter();
+    let mut mounts_opened = opened.opened.into_iter();
     let mut descriptors = opened.descriptors.into_iter();
     let mut placed = Vec::new();
     for (number, mount) in plan.mounts.iter().enumerate() {
         let next = if !wants(mount) {
             StagedMount::Nothing
         } else if is_tree(&mount) {
-            match found.next() {
+            match mounts_opened.next() {
                 Some(OpenedMount::Tree { is_dir }) => {
-                    let tree = descriptors
-                        .next()
-                        .ok_or_else(|| failure(At_::Shim, "a tree did not open"))?;
+                    let tree = descriptors.next().ok_or_else(|| {
+                        failure(At_::Shim, "a directory of the plan was not opened")
+                    })?;
                     attach_to_stage(&stage, &tree, number, is_dir)?
                 }
                 Some(OpenedMount::Link { to }) => StagedMount::Link { to },
@@ -125,8 +125,7 @@ pub(super) fn build(plan: &ShimPlan, wants: impl Fn(&Mount) -> bool) -> StepResu
     })
 }
 
-/// Refuses what walls of another program's making cannot have. Whoever adds a kind of mount decides
-/// here.
+/// Refuses mounts that another program cannot provide. A new kind of mount must be decided here.
 fn check_supported(plan: &ShimPlan) -> StepResult {
     for mount in &plan.mounts {
         match mount {
@@ -135,15 +134,15 @@ fn check_supported(plan: &ShimPlan) -> StepResult {
                     path: Some(target.clone()),
                     ..failure(
                         At_::Overlay,
-                        "only walls of marshal's own making (launcher = \"unshare\") have a writable \
-                         view, at",
+                        "this launcher has no overlays: use launcher = \"unshare\", or workspace \
+                         mode \"copy\"; needed for",
                     )
                 });
             }
             Mount::Terminals => {
                 return Err(failure(
                     At_::Mount,
-                    "only walls of marshal's own making (launcher = \"pty\") have terminals",
+                    "this launcher has no terminals: use launcher = \"pty\"",
                 ));
             }
             Mount::Tree { .. }
@@ -160,7 +159,7 @@ fn check_supported(plan: &ShimPlan) -> StepResult {
     Ok(())
 }
 
-/// What is not of the host.
+/// Creates mounts that do not come from the host.
 fn stage_generated(
     plan: &ShimPlan,
     stage: &OwnedFd,
@@ -179,7 +178,7 @@ fn stage_generated(
             let owner = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
             rustix::fs::chownat(&memory, "", owner.0, owner.1, AtFlags::EMPTY_PATH).on(
                 At_::Mount,
-                "give away",
+                "change the owner of",
                 target,
             )?;
             attach_to_stage(stage, &memory, number, true)
@@ -213,7 +212,7 @@ fn attach_to_stage(
     Ok(staged_at(&path, is_dir))
 }
 
-/// Names what is wanted where it is. Files are written below `directory`, if one is given.
+/// Locates the wanted mounts in place. Files are written below `directory`, if there is one.
 pub(super) fn locate_in_place(
     plan: &ShimPlan,
     wants: impl Fn(&Mount) -> bool,
@@ -231,7 +230,7 @@ pub(super) fn locate_in_place(
                 path: Some(target.clone()),
                 ..failure(
                     At_::Mount,
-                    "this launcher covers nothing in a workspace unless marshal is root (use \
+                    "this launcher cannot hide files of a workspace unless marshal is root (use \
                      workspace mode \"copy\", or launcher \"unshare\", or mask = []):",
                 )
             });
@@ -271,12 +270,12 @@ fn locate_mount(
                         path: Some(path.to_string_lossy().into_owned()),
                         ..failure(
                             At_::Idmap,
-                            "this engine cannot give another owner to (use workspace mode \"copy\")",
+                            "this launcher cannot map the owner of (use workspace mode \"copy\")",
                         )
                     });
                 }
                 Some(_) => notes.push(format!(
-                    "{} is shown with the owners it has on disk: this engine cannot map them",
+                    "{} is mounted with its owners on disk: this launcher cannot map them",
                     path.display()
                 )),
                 None => {}
@@ -284,7 +283,7 @@ fn locate_mount(
             locate_existing(&path, *optional)
         }
         Mount::Mirror { path } => match fs::symlink_metadata(path) {
-            Ok(found) if found.is_symlink() => {
+            Ok(meta) if meta.is_symlink() => {
                 let to = fs::read_link(path).on(At_::Mount, "read", path)?;
                 Ok(StagedMount::Link {
                     to: to.to_string_lossy().into_owned(),
@@ -306,14 +305,14 @@ fn locate_mount(
 
 fn locate_existing(path: &Path, optional: bool) -> StepResult<StagedMount> {
     match fs::metadata(path) {
-        Ok(found) => {
+        Ok(meta) => {
             if path.to_str().is_none() {
                 return Err(SetupFailure {
                     path: Some(path.to_string_lossy().into_owned()),
-                    ..failure(At_::Mount, "this path is not UTF-8:")
+                    ..failure(At_::Mount, "the path is not UTF-8:")
                 });
             }
-            Ok(staged_at(path, found.is_dir()))
+            Ok(staged_at(path, meta.is_dir()))
         }
         Err(error) if error.kind() == ErrorKind::NotFound && optional => Ok(StagedMount::Nothing),
         Err(error) => Err(error).on(At_::Mount, "open", path),
@@ -329,16 +328,21 @@ fn staged_at(path: &Path, is_dir: bool) -> StagedMount {
 
 fn write_readable(path: &Path, text: &str) -> StepResult {
     fs::write(path, text).on(At_::Mount, "write", path)?;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o644)).on(At_::Mount, "open up", path)
+    fs::set_permissions(path, fs::Permissions::from_mode(0o644)).on(
+        At_::Mount,
+        "make readable",
+        path,
+    )
 }
 
-/// Listens at the stage, or in the directory, for one caller with these ids; where that is.
+/// Listens on the stage, or in the directory, for one peer with these ids; returns the socket's
+/// path.
 pub(super) fn listen(directory: &Path, owner: (u32, u32)) -> StepResult<(UnixListener, String)> {
     let path = directory.join(SOCKET);
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let opened =
         rustix::fs::open(directory, flags, Mode::empty()).on(At_::Engine, "open", directory)?;
-    // An address holds 107 bytes, a path of the state directory may have more.
+    // A socket address holds 107 bytes; a path below the state directory may be longer.
     let short = {
         use std::os::fd::AsRawFd as _;
         format!("/proc/self/fd/{}/{SOCKET}", opened.as_raw_fd())
@@ -346,14 +350,14 @@ pub(super) fn listen(directory: &Path, owner: (u32, u32)) -> StepResult<(UnixLis
     let listener = UnixListener::bind(short).on(At_::Engine, "listen at", &path)?;
     fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).on(
         At_::Engine,
-        "close",
+        "restrict the mode of",
         &path,
     )?;
     if rustix::process::geteuid().is_root() {
         let owner = (Some(Uid::from_raw(owner.0)), Some(Gid::from_raw(owner.1)));
         rustix::fs::chownat(&opened, SOCKET, owner.0, owner.1, AtFlags::SYMLINK_NOFOLLOW).on(
             At_::Engine,
-            "give away",
+            "change the owner of",
             &path,
         )?;
     }

@@ -167,7 +167,7 @@ fn a_file_that_was_changed_meanwhile_is_not_replaced() {
     write(b"read\n", "changed\n").unwrap();
     let failure = write(b"read\n", "lost\n").unwrap_err();
     assert_eq!(failure.kind, FileFailureKind::Changed);
-    assert!(failure.what.contains("changed by somebody else"));
+    assert!(failure.what.contains("another process changed it"));
     assert_eq!(place.read("notes.txt").unwrap(), "changed\n");
     // What is no text, or longer than an agent reads, is held against its digest, too.
     let long = [b"\xff".as_slice(), &vec![0; CLIENT_FILE_BYTES]].concat();
@@ -221,7 +221,7 @@ fn what_nobody_waits_for_any_more_is_not_written() {
     write().unwrap();
     place.write("notes.txt", "new").unwrap();
     drop(ours);
-    refused(write(), "nobody waits");
+    refused(write(), "the client stopped waiting");
     assert_eq!(place.read("notes.txt").unwrap(), "new");
     assert_eq!(place.names(), ["notes.txt", "src"]);
 }
@@ -232,8 +232,8 @@ fn what_is_missing_is_not_found_and_no_directory_is_made() {
     missing(place.read("nothing"));
     missing(place.read("no/thing"));
     missing(place.write("no/thing", "x"));
-    refused(place.read("notes.txt/x"), "no directory");
-    refused(place.write("notes.txt/x", "x"), "no directory");
+    refused(place.read("notes.txt/x"), "not a directory");
+    refused(place.write("notes.txt/x", "x"), "not a directory");
     refused(place.read("src"), "directory");
     refused(place.write("src", "x"), "directory");
     assert_eq!(place.names(), ["notes.txt", "src"]);
@@ -300,8 +300,8 @@ fn a_file_with_several_names_a_pipe_a_device_and_a_socket_are_refused() {
     }
     let began = std::time::Instant::now();
     for name in names {
-        refused(place.read(name), "no regular file");
-        refused(place.write(name, "x"), "no regular file");
+        refused(place.read(name), "not a regular file");
+        refused(place.write(name, "x"), "not a regular file");
     }
     // A pipe without a writer holds nobody up.
     assert!(began.elapsed() < CLIENT_FILE_TIMEOUT);
@@ -314,7 +314,7 @@ fn set_id_and_read_only_files_are_not_replaced() {
     for (bits, part) in [
         (0o4755, "set-user-id"),
         (0o2755, "set-user-id"),
-        (0o444, "may not write"),
+        (0o444, "no write permission"),
     ] {
         set_mode(&notes, bits);
         refused(place.write("notes.txt", "x"), part);

@@ -1,7 +1,7 @@
-//! What stands beside home and workspace: further trees, a slice instead of the workspace, and
-//! names of the workspace that are hidden.
+//! Mounts beside home and workspace: further trees, a slice instead of the workspace, and hidden
+//! paths of the workspace.
 //!
-//! Pure, as the plan is.
+//! Pure, like the plan.
 
 use std::path::Path;
 
@@ -10,25 +10,25 @@ use super::{
 };
 use marshal_wire::shim::Mount;
 
-/// What is to be seen beside home and workspace, and what of the workspace is not.
+/// Further mounts, and the hidden parts of the workspace.
 #[derive(Debug, Clone, Default)]
 pub struct ExtraMounts {
-    /// Trees of the host with their place inside; their owner on disk is the user inside.
+    /// Trees of the host with their path inside; their owner on disk is the user inside.
     pub trees: Vec<(Tree, String)>,
-    /// Trees that are never written, each with what takes what is written in it, and its place
-    /// inside. They come after `trees`, and may lie in them where those have a directory for it.
+    /// Trees with an overlay, each with the directory of its changes and its path inside. They are
+    /// mounted after `trees`, and may lie in those where a mount point exists.
     pub layered: Vec<(Tree, OverlayUpper, String)>,
-    /// Trees below the workspace's place, with their path there, instead of the workspace itself.
+    /// Trees of a slice with their path below the workspace; they replace the workspace itself.
     /// Empty: no slice.
     pub slice: Vec<(Tree, String)>,
-    /// Paths below the workspace that are covered, where something is there.
+    /// Paths below the workspace that are covered, where they exist.
     pub hidden: Vec<String>,
-    /// Directories and links below the workspace that stay where they are, those above first.
+    /// Directories and links below the workspace that are pinned, parents first.
     pub pinned: Vec<String>,
 }
 
 impl ExtraMounts {
-    /// Nothing.
+    /// No further mounts.
     #[must_use]
     pub const fn none() -> Self {
         Self {
@@ -41,7 +41,7 @@ impl ExtraMounts {
     }
 }
 
-/// Puts the slice in the workspace's place, if there is one.
+/// Adds the slice in place of the workspace, if there is one.
 pub(super) fn add_slice(
     request: &SandboxRequest<'_>,
     mounts: &mut Vec<Mount>,
@@ -59,7 +59,7 @@ pub(super) fn add_slice(
     Ok(true)
 }
 
-/// Adds the rest.
+/// Adds the other mounts.
 pub(super) fn add_extra(
     request: &SandboxRequest<'_>,
     mounts: &mut Vec<Mount>,
@@ -68,11 +68,11 @@ pub(super) fn add_extra(
         let target = absolute(Path::new(inside))?;
         mounts.push(own_tree(tree, &target, request.ids)?);
     }
-    for (lower, over, inside) in &request.extra_mounts.layered {
+    for (lower, upper, inside) in &request.extra_mounts.layered {
         let target = absolute(Path::new(inside))?;
-        mounts.push(overlay_or_tree(lower, Some(over), &target, request.ids)?);
+        mounts.push(overlay_or_tree(lower, Some(upper), &target, request.ids)?);
     }
-    // Before what is covered in them.
+    // Pins come before the covers inside of them.
     for path in &request.extra_mounts.pinned {
         mounts.push(Mount::Held {
             target: below_workspace(path)?,

@@ -1,9 +1,9 @@
-//! Covers what an agent must not see: an empty node without any right is mounted over it.
+//! Hides paths from the agent by mounting an empty node without permissions over each.
 //!
-//! A mount point can be neither removed nor renamed inside, and goes along with a directory above
-//! it that is renamed; that one is held where a later session would not find it again, by a mount of
-//! itself on itself. The node has no permission bit and lies on a read-only mount, so that even
-//! its owner can give itself none.
+//! A mount point can be neither removed nor renamed inside, but moves with a renamed parent
+//! directory. Where a later session would then not find it again, the parent is pinned by a bind
+//! mount onto itself. The node has no permission bits and is on a read-only mount, so not even its
+//! owner can grant itself any.
 
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 
@@ -16,19 +16,19 @@ use crate::failure::{FailureContext, StepResult};
 use crate::open::open_within;
 use marshal_wire::shim::Stage;
 
-/// Where the nodes are that cover: a file and a directory.
+/// Paths of the covering nodes: a file and a directory.
 const FILE: &str = "/run/marshal/hidden";
 const DIR: &str = "/run/marshal/hidden.d";
 
 impl Root {
-    /// Covers `target`, which was there when the walls were planned. If it no longer is, somebody
-    /// moved it since, and it may lie open elsewhere: then nothing starts.
+    /// Covers `target`, which existed when the sandbox was planned. If it is missing now, it was
+    /// moved since and may be visible elsewhere, so the start fails.
     pub(super) fn hide(&mut self, target: &str) -> StepResult {
         let Some(point) = self.open_target(target)? else {
             return Ok(());
         };
-        let found = rustix::fs::fstat(&point).on(Stage::Mount, "inspect", target)?;
-        let is_dir = rustix::fs::FileType::from_raw_mode(found.st_mode).is_dir();
+        let stat = rustix::fs::fstat(&point).on(Stage::Mount, "inspect", target)?;
+        let is_dir = rustix::fs::FileType::from_raw_mode(stat.st_mode).is_dir();
         let node = self.cover_node(is_dir)?;
         let clone = OpenTreeFlags::OPEN_TREE_CLONE
             | OpenTreeFlags::OPEN_TREE_CLOEXEC
@@ -44,7 +44,7 @@ impl Root {
         Ok(())
     }
 
-    /// Keeps `target`, a directory or a link, where it is, and all above it that is held too.
+    /// Pins `target`, a directory or a link, and everything above it that is pinned too.
     pub(super) fn pin(&mut self, target: &str) -> StepResult {
         if let Some(point) = self.open_target(target)? {
             bind_onto_itself(&point, target)?;
@@ -52,7 +52,7 @@ impl Root {
         Ok(())
     }
 
-    /// What is at `target` now, no link followed; `None` where the agent cannot come.
+    /// Opens `target` without following links; `None` where the agent cannot reach it.
     fn open_target(&self, target: &str) -> StepResult<Option<OwnedFd>> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
@@ -64,8 +64,8 @@ impl Root {
         }
     }
 
-    /// Whether the way to `path` ends at a directory that is closed to the agent's user and belongs
-    /// to somebody else: then it cannot open it for itself either.
+    /// Whether the path to `path` ends at a directory that denies access to the agent's user and
+    /// belongs to another user: then the agent cannot open it up either.
     fn is_closed_for_good(&self, path: &str) -> bool {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
@@ -83,7 +83,7 @@ impl Root {
         stat.is_some_and(|stat| stat.st_uid != rustix::process::geteuid().as_raw())
     }
 
-    /// The node that covers files, or the one that covers directories; made if need be.
+    /// The node that covers files or directories; created if necessary.
     fn cover_node(&self, is_dir: bool) -> StepResult<OwnedFd> {
         let target = if is_dir { DIR } else { FILE };
         let (parent, name) = self.parent(target)?;
@@ -101,8 +101,8 @@ impl Root {
     }
 }
 
-/// Mounts what is at `point`, with all that is mounted below it, on itself. The kernel moves or
-/// removes no mount point of the own namespace. Set-user-id programs and devices do not count in it.
+/// Bind-mounts `point`, with all submounts, onto itself: the kernel neither moves nor removes a
+/// mount point of the process's own namespace. Set-user-id bits and devices are disabled on it.
 pub(in super::super) fn bind_onto_itself(point: &OwnedFd, target: &str) -> StepResult {
     let clone = OpenTreeFlags::OPEN_TREE_CLONE
         | OpenTreeFlags::OPEN_TREE_CLOEXEC
@@ -116,23 +116,23 @@ pub(in super::super) fn bind_onto_itself(point: &OwnedFd, target: &str) -> StepR
     if has == wanted {
         return Ok(());
     }
-    // By its descriptor: a link would be followed by its path.
+    // By its descriptor, because a path would follow a link.
     let itself = format!("/proc/self/fd/{}", itself.as_raw_fd());
     rustix::mount::mount_remount(itself, MountFlags::BIND | wanted, "").on(
         Stage::Mount,
-        "seal what is held at",
+        "set the mount flags of",
         target,
     )
 }
 
-/// The flags of a mount that a remount would take away if it did not name them.
-fn flags_of(found: StatVfsMountFlags) -> MountFlags {
+/// The flags of a mount that a remount would clear if it did not repeat them.
+fn flags_of(flags: StatVfsMountFlags) -> MountFlags {
     let pairs = [
         (StatVfsMountFlags::RDONLY, MountFlags::RDONLY),
         (StatVfsMountFlags::NOSUID, MountFlags::NOSUID),
         (StatVfsMountFlags::NODEV, MountFlags::NODEV),
         (StatVfsMountFlags::NOEXEC, MountFlags::NOEXEC),
     ];
-    let has = pairs.iter().filter(|(from, _)| found.contains(*from));
+    let has = pairs.iter().filter(|(from, _)| flags.contains(*from));
     has.map(|(_, to)| *to).collect()
 }

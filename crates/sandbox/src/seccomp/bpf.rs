@@ -1,18 +1,18 @@
-//! Makes the kernel's program (classic BPF, seccomp(2)) of a profile.
+//! Compiles a profile to the kernel's filter program (classic BPF, seccomp(2)).
 //!
-//! One program for all: the architecture is checked, the number is found by halving, and a call's
-//! rules are tried from the one that takes away the most. A call with neither rules nor tests costs
-//! the kernel nothing, since it remembers such answers. Must not know what calls mean.
+//! One program: it checks the architecture, finds the call's number by binary search, and tries the
+//! call's rules from the most restrictive one. A call without rules costs almost nothing, because
+//! the kernel caches such results. Must not know what calls mean.
 
 use seccompiler::sock_filter;
 
 use super::{Action, CallRules, Compare, Profile, Rule, Test};
 
-/// Instructions that the kernel takes (BPF_MAXINSNS).
+/// Maximum instructions that the kernel accepts (BPF_MAXINSNS).
 const MOST: usize = 4096;
-/// Tests of one rule; keeps every jump within its eight bits.
+/// Maximum tests of one rule; keeps every jump within its eight bits.
 const MOST_TESTS: usize = 12;
-/// The first number that belongs to x32 on x86_64; no architecture has numbers that high.
+/// The first number of x32 calls on x86_64; no architecture has numbers that high.
 pub(super) const X32_FIRST: u32 = 0x4000_0000;
 
 /// AUDIT_ARCH_X86_64, linux/audit.h.
@@ -22,7 +22,7 @@ pub(super) const ARCH: u32 = 0xc000_003e;
 #[cfg(target_arch = "aarch64")]
 pub(super) const ARCH: u32 = 0xc000_00b7;
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-compile_error!("the seccomp filter knows x86_64 and aarch64 only");
+compile_error!("the seccomp filter supports x86_64 and aarch64 only");
 
 // linux/bpf_common.h
 pub(super) const LOAD: u16 = 0x20;
@@ -34,14 +34,14 @@ pub(super) const IF_GE: u16 = 0x35;
 pub(super) const IF_ANY: u16 = 0x45;
 pub(super) const RETURN: u16 = 0x06;
 
-/// Offset of the number in `seccomp_data`.
+/// Offset of the call's number in `seccomp_data`.
 pub(super) const NUMBER: u32 = 0;
 /// Offset of the architecture.
 pub(super) const ARCHITECTURE: u32 = 4;
 /// Offset of the first argument, of eight bytes each.
 const ARGUMENTS: u32 = 16;
 
-/// The program, or why there can be none.
+/// The program, or why the profile cannot be compiled.
 pub(super) fn assemble(profile: &Profile) -> Result<Vec<sock_filter>, String> {
     let mut program = vec![
         step(LOAD, ARCHITECTURE),
@@ -54,14 +54,14 @@ pub(super) fn assemble(profile: &Profile) -> Result<Vec<sock_filter>, String> {
     program.extend(search(&leaves(profile)?));
     if program.len() > MOST {
         return Err(format!(
-            "it has {} instructions, and the kernel takes {MOST}",
+            "it has {} instructions, and the kernel accepts at most {MOST}",
             program.len()
         ));
     }
     Ok(program)
 }
 
-/// What is done from this number on to the next leaf's.
+/// The action for all numbers from this one to the next leaf's.
 struct Leaf {
     from: u32,
     code: Vec<sock_filter>,
@@ -85,7 +85,7 @@ fn leaves(profile: &Profile) -> Result<Vec<Leaf>, String> {
     Ok(leaves)
 }
 
-/// The rules of one call, from the one that takes away the most.
+/// Compiles the rules of one call, the most restrictive first.
 fn compile_call(call: &CallRules) -> Result<Vec<sock_filter>, String> {
     let mut rules: Vec<&Rule> = call.rules.iter().collect();
     rules.sort_by_key(|rule| std::cmp::Reverse(rule.action));
@@ -110,7 +110,7 @@ fn compile_call(call: &CallRules) -> Result<Vec<sock_filter>, String> {
     Ok(code)
 }
 
-/// Goes on behind itself if the test holds, and `skip` instructions further if not.
+/// Continues with the next instruction if the test holds, otherwise skips `skip` further ones.
 fn compile_test(argument: u8, test: Test, skip: u8) -> Vec<sock_filter> {
     // Both architectures are little-endian.
     let low = step(LOAD, ARGUMENTS + 8 * u32::from(argument));
@@ -157,7 +157,7 @@ fn compile_test(argument: u8, test: Test, skip: u8) -> Vec<sock_filter> {
     }
 }
 
-/// The comparison of what is loaded.
+/// Compares the loaded value.
 const fn compare_loaded(compare: Compare, number: u32, skip: u8) -> sock_filter {
     match compare {
         Compare::Eq => branch(IF_EQ, number, 0, skip),
@@ -169,7 +169,7 @@ const fn compare_loaded(compare: Compare, number: u32, skip: u8) -> sock_filter 
     }
 }
 
-/// Upper and lower half.
+/// Upper and lower half of a 64-bit number.
 #[allow(
     clippy::cast_possible_truncation,
     reason = "the halves are what is wanted"
@@ -178,7 +178,7 @@ const fn halves(number: u64) -> (u32, u32) {
     ((number >> 32) as u32, number as u32)
 }
 
-/// Finds the leaf of the loaded number by halving. Never called with nothing.
+/// Finds the leaf of the loaded number by binary search. `leaves` is never empty.
 fn search(leaves: &[Leaf]) -> Vec<sock_filter> {
     let [first, rest @ ..] = leaves else {
         return Vec::new();
@@ -191,7 +191,7 @@ fn search(leaves: &[Leaf]) -> Vec<sock_filter> {
         return Vec::new();
     };
     let (below, above) = (search(below), search(above));
-    // The way up may be longer than a branch can jump.
+    // The jump to the upper half may exceed the eight bits of a branch.
     let far = u32::try_from(below.len()).unwrap_or(u32::MAX);
     let mut code = vec![branch(IF_GE, middle.from, 0, 1), step(JUMP, far)];
     code.extend(below);

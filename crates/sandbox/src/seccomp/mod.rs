@@ -1,13 +1,13 @@
-//! Seccomp: which system calls a process inside the walls may make.
+//! Seccomp: which system calls a process in the sandbox may make.
 //!
-//! A profile is data: for each call what the kernel is to do, by its arguments where that matters,
-//! and what it does with every other call. `rules` has the built-in one, an allow-list; `oci`
-//! reads another from a file; `code` makes the kernel's program of it. Must not know when in the
-//! life of a helper it is put on, nor what an agent is.
+//! A profile is data: for each call the kernel's action, depending on arguments where that matters,
+//! and the action for every other call. `rules` has the built-in profile, an allow-list; `oci`
+//! reads another one from a file; `bpf` compiles it for the kernel. Must not know when a helper
+//! installs the filter, nor what an agent is.
 //!
-//! What is allowed is decided by numbers, and numbers mean something only together with the
-//! architecture: the program kills a process that calls by another one (32 bits on 64), and
-//! treats every number that it does not know, x32's included, as the profile treats the unknown.
+//! Filters match numbers, which have a meaning only together with the architecture. So the program
+//! kills a process that calls by another architecture (32 bits on 64), and applies the default
+//! action to every unknown number, x32's included.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -23,17 +23,17 @@ mod oci;
 mod rules;
 mod syscalls;
 
-/// Bytes of a profile's file.
+/// Maximum size of a profile's file in bytes.
 const FILE_BYTES: u64 = 256 << 10;
 
-/// What the kernel does with a call. The later in this list, the more it takes away.
+/// The kernel's action for a call, from the least to the most restrictive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Action {
-    /// The call is made.
+    /// The call is allowed.
     Allow,
-    /// The call is made and noted in the kernel's log.
+    /// The call is allowed and logged by the kernel.
     Log,
-    /// The call is not made and gives this error, 1 to 4095.
+    /// The call fails with this errno, 1 to 4095.
     Errno(u16),
     /// The process gets SIGSYS, which it may handle.
     Trap,
@@ -43,65 +43,65 @@ pub(super) enum Action {
     Kill,
 }
 
-/// What an argument is compared with. Numbers of 32 bits are compared with the lower half of the
-/// argument alone, which is all that the kernel looks at where its own type has 32 bits: by the
-/// upper half nobody slips past.
+/// A test of an argument. 32-bit tests compare only the lower half of the argument, because the
+/// kernel itself ignores the upper half of a 32-bit parameter: setting upper bits must not evade a
+/// rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Test {
-    /// The lower half has any of these bits.
+    /// The lower half has any of these bits set.
     AnyOf(u32),
-    /// The lower half, by this comparison.
+    /// The lower half compared with a number.
     Low32(Compare, u32),
-    /// The lower half, of which only the bits of the first number count, is the second.
+    /// The lower half masked with the first number equals the second.
     Low32Masked(u32, u32),
-    /// All of it, by this comparison.
+    /// The whole argument compared with a number.
     Full64(Compare, u64),
-    /// All of it, of which only the bits of the first number count, is the second.
+    /// The whole argument masked with the first number equals the second.
     Full64Masked(u64, u64),
 }
 
-/// A comparison of an argument with a number, without signs.
+/// An unsigned comparison of an argument with a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Compare {
-    /// The same.
+    /// Equal.
     Eq,
-    /// Another.
+    /// Not equal.
     Ne,
     /// Less.
     Lt,
-    /// Less or the same.
+    /// Less or equal.
     Le,
-    /// More.
+    /// Greater.
     Gt,
-    /// More or the same.
+    /// Greater or equal.
     Ge,
 }
 
-/// One rule for a call: if all tests hold, the action. Of several rules that hold, the one that
-/// takes away the most counts.
+/// One rule for a call: its action applies if all tests hold. Of several rules that apply, the most
+/// restrictive action counts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Rule {
-    /// What is done.
+    /// The action if all tests hold.
     pub(super) action: Action,
-    /// Argument (0 to 5) and test.
+    /// Argument index (0 to 5) and test.
     pub(super) tests: Vec<(u8, Test)>,
 }
 
-/// What is done with one call.
+/// The rules of one call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct CallRules {
     /// The rules, in any order.
     pub(super) rules: Vec<Rule>,
-    /// What is done if none of them holds.
+    /// The action if no rule applies.
     pub(super) otherwise: Action,
 }
 
-/// What is done with every call.
+/// A complete profile.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Profile {
-    /// What is done with a call that is not named.
+    /// The action for a call that is not listed.
     pub(super) default: Action,
-    /// The others by number, below 2^30.
+    /// The listed calls by number, below 2^30.
     pub(super) calls: BTreeMap<u32, CallRules>,
 }
 
@@ -113,7 +113,7 @@ impl Profile {
         }
     }
 
-    /// What is done with a call, if this architecture has it.
+    /// The rules of a call, if this architecture has it.
     fn call_rules(&mut self, name: &str) -> Option<&mut CallRules> {
         let fresh = CallRules {
             rules: Vec::new(),
@@ -122,7 +122,7 @@ impl Profile {
         Some(self.calls.entry(syscalls::number(name)?).or_insert(fresh))
     }
 
-    /// One rule more for a call.
+    /// Adds a rule for a call.
     fn add(&mut self, name: &str, action: Action, tests: &[(u8, Test)]) {
         if let Some(call) = self.call_rules(name) {
             call.rules.push(Rule {
@@ -132,7 +132,7 @@ impl Profile {
         }
     }
 
-    /// What is done with a call if none of its rules holds.
+    /// Sets the action for a call to which none of its rules applies.
     fn otherwise(&mut self, name: &str, action: Action) {
         if let Some(call) = self.call_rules(name) {
             call.otherwise = action;
@@ -140,13 +140,13 @@ impl Profile {
     }
 }
 
-/// The built-in profile, as every process inside wears it.
+/// The built-in profile, for every process in the sandbox.
 pub(super) fn built_in() -> Profile {
     rules::built_in()
 }
 
-/// Puts on what the plan names, for this thread and whatever it starts; gives what an agent wears
-/// beyond it. `file` is the text of the file that the plan names, if it names one.
+/// Installs the plan's filter for this thread and its descendants; returns the further restriction
+/// of agents. `file` is the text of the profile's file, if the plan names one.
 pub(super) fn install_planned(
     planned: &Seccomp,
     file: Option<&str>,
@@ -164,38 +164,37 @@ pub(super) fn install_planned(
     }
 }
 
-/// Puts a profile on, for this thread and whatever it starts, for good. Sets no_new_privs too.
+/// Installs a profile permanently, for this thread and its descendants. Sets no_new_privs too.
 pub(super) fn install(profile: &Profile) -> StepResult {
     let program = bpf::assemble(profile)
-        .map_err(|what| failure(Stage::Seccomp, format!("make the filter: {what}")))?;
+        .map_err(|what| failure(Stage::Seccomp, format!("compile the filter: {what}")))?;
     apply_program(&program)
 }
 
-/// What an agent, or a command that is run for it, wears beyond what marshal's own helpers inside
-/// do.
+/// What restricts an agent, or a command that runs for it, beyond marshal's own helpers inside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AgentRestriction {
-    /// Nothing: there are no walls.
+    /// Nothing: there is no sandbox.
     None,
-    /// A domain of Landlock of its own.
+    /// A nested Landlock domain.
     LandlockDomain,
-    /// That, and no openat2: its mode is behind a pointer, where no filter can look, and could plant
-    /// a set-id program. The helpers need it to open what they were told and nothing else.
+    /// That, and no openat2: its mode argument is behind a pointer, which a filter cannot read, and
+    /// could create a set-id program. The helpers need openat2 to open exactly the requested file.
     LandlockAndNoOpenat2,
 }
 
 impl AgentRestriction {
-    /// What this process, a leash, was told by its arguments.
+    /// The restriction that the arguments of this process, a leash, request.
     pub(super) fn from_args() -> Self {
-        let said =
+        let is_requested =
             |seal: &Self| std::env::args_os().any(|word| seal.as_str().is_some_and(|w| word == w));
         [Self::LandlockAndNoOpenat2, Self::LandlockDomain]
             .into_iter()
-            .find(said)
+            .find(is_requested)
             .unwrap_or(Self::None)
     }
 
-    /// The argument that says so.
+    /// The argument for this restriction.
     pub(super) const fn as_str(self) -> Option<&'static str> {
         match self {
             Self::None => None,
@@ -205,9 +204,9 @@ impl AgentRestriction {
     }
 }
 
-/// Starts something under a seal that this process itself does not wear. A filter belongs to a
-/// thread and to what that thread starts, and so does a domain of Landlock; so both are put on by a
-/// thread that lives no longer.
+/// Starts something with restrictions that this process itself does not get. Filters and Landlock
+/// domains apply to a thread and its descendants, so a temporary thread applies them and starts the
+/// process.
 pub(super) fn run_restricted<T: Send>(
     seal: AgentRestriction,
     start: impl FnOnce() -> T + Send,
@@ -226,12 +225,12 @@ pub(super) fn run_restricted<T: Send>(
             })
             .at(Stage::Seccomp, "start the thread that starts the agent")?
             .join()
-            .map_err(|_| failure(Stage::Seccomp, "the thread that starts the agent broke"))?
+            .map_err(|_| failure(Stage::Seccomp, "the thread that starts the agent panicked"))?
     })
 }
 
-/// The text of a profile's file, which nobody but root and the user that runs marshal can have
-/// written.
+/// Reads a profile's file. It must not be writable by anyone but root and the user that runs
+/// marshal.
 pub(super) fn read_profile_file(path: &str) -> StepResult<String> {
     let wrong = |what: String| SetupFailure {
         path: Some(path.to_owned()),
@@ -244,12 +243,14 @@ pub(super) fn read_profile_file(path: &str) -> StepResult<String> {
     let file = rustix::fs::open(path, flags, rustix::fs::Mode::empty())
         .map(File::from)
         .on(Stage::Seccomp, "open", path)?;
-    let found = file.metadata().on(Stage::Seccomp, "inspect", path)?;
-    if !found.is_file() {
-        return Err(wrong("the seccomp profile is no regular file".to_owned()));
+    let meta = file.metadata().on(Stage::Seccomp, "inspect", path)?;
+    if !meta.is_file() {
+        return Err(wrong(
+            "the seccomp profile is not a regular file".to_owned(),
+        ));
     }
     let own = rustix::process::geteuid().as_raw();
-    if ![0, own].contains(&found.uid()) || found.mode() & 0o022 != 0 {
+    if ![0, own].contains(&meta.uid()) || meta.mode() & 0o022 != 0 {
         return Err(wrong(
             "the seccomp profile could be changed by others: it must belong to root or to the \
              user that runs marshal, and be writable for nobody else"
@@ -267,7 +268,7 @@ pub(super) fn read_profile_file(path: &str) -> StepResult<String> {
     Ok(text)
 }
 
-/// The profile in a file's text.
+/// Parses the profile in a file's text.
 pub(super) fn parse_profile(path: &str, text: Option<&str>) -> StepResult<Profile> {
     let text = text.ok_or_else(|| failure(Stage::Seccomp, "the profile did not arrive"))?;
     oci::parse(text).map_err(|what| SetupFailure {
@@ -282,7 +283,7 @@ fn apply_program(program: &[seccompiler::sock_filter]) -> StepResult {
             seccompiler::Error::Prctl(error) | seccompiler::Error::Seccomp(error) => error,
             other => std::io::Error::other(other.to_string()),
         })
-        .at(Stage::Seccomp, "put the filter on")
+        .at(Stage::Seccomp, "install the filter")
 }
 
 #[cfg(test)]

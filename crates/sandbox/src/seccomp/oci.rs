@@ -1,23 +1,23 @@
-//! Reads a seccomp profile from a file in the form that Docker, podman and the OCI runtimes share.
+//! Reads a seccomp profile from a file in the format of Docker, podman and the OCI runtimes.
 //!
-//! What that form can say and this reader does not do is an error, never passed over: a rule that
-//! is dropped could be the one that mattered. Must not know where the file came from.
+//! Anything in the file that this reader does not support is an error: a dropped rule could be the
+//! one that matters. Must not know where the file came from.
 
 use serde::Deserialize;
 
 use super::{Action, Compare, Profile, Test, syscalls};
 
-/// Rules of one file.
+/// Maximum number of rules in one file.
 const MOST_RULES: usize = 4096;
-/// EPERM: what an error action gives that names none.
+/// EPERM: the errno of an error action that names none.
 const EPERM: u16 = 1;
-/// The largest number that the kernel gives as an error (MAX_ERRNO).
+/// The largest errno that the kernel can return (MAX_ERRNO).
 const MOST_ERRNO: u16 = 4095;
 
-/// The architecture's name there.
+/// The name of this architecture in profiles.
 #[cfg(target_arch = "x86_64")]
 const ARCHITECTURE: (&str, &str) = ("SCMP_ARCH_X86_64", "amd64");
-/// The architecture's name there.
+/// The name of this architecture in profiles.
 #[cfg(not(target_arch = "x86_64"))]
 const ARCHITECTURE: (&str, &str) = ("SCMP_ARCH_AARCH64", "arm64");
 
@@ -40,7 +40,7 @@ struct File {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct ArchMap {
     architecture: String,
-    /// Read by nobody: the program kills what calls by another architecture.
+    /// Ignored: the program kills calls of every other architecture.
     #[serde(default, rename = "subArchitectures")]
     _subs: serde::de::IgnoredAny,
 }
@@ -53,7 +53,7 @@ struct Entry {
     errno_ret: Option<u16>,
     #[serde(default)]
     args: Option<Vec<Argument>>,
-    /// For people.
+    /// Ignored.
     #[serde(default, rename = "comment")]
     _comment: serde::de::IgnoredAny,
     #[serde(default)]
@@ -72,8 +72,8 @@ struct Argument {
     op: String,
 }
 
-/// When an entry counts. An agent has no capability, and every kernel that marshal runs on is
-/// newer than those that lists ask for.
+/// When an entry applies. Agents have no capabilities, and every kernel that marshal supports is
+/// newer than those that `minKernel` asks for.
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Condition {
@@ -85,10 +85,10 @@ struct Condition {
     min_kernel: Option<String>,
 }
 
-/// The profile that a file's text describes, or what is wrong with it.
+/// Parses a file's text; an error says what is wrong.
 pub(crate) fn parse(text: &str) -> Result<Profile, String> {
     let file: File = serde_json::from_str(text)
-        .map_err(|error| format!("it is no seccomp profile in OCI form: {error}"))?;
+        .map_err(|error| format!("it is not a seccomp profile in OCI format: {error}"))?;
     let known = |name: &String| name == ARCHITECTURE.0;
     let maps = file.arch_map.iter().map(|map| &map.architecture);
     let named: Vec<&String> = file.architectures.iter().chain(maps).collect();
@@ -99,12 +99,12 @@ pub(crate) fn parse(text: &str) -> Result<Profile, String> {
         ));
     }
     for flag in &file.flags {
-        // The two that change what is told, not what is allowed, and the kernel's default.
+        // Two flags that change only logging or notification, and the kernel's default.
         if !matches!(
             flag.as_str(),
             "SECCOMP_FILTER_FLAG_LOG" | "SECCOMP_FILTER_FLAG_TSYNC"
         ) {
-            return Err(format!("the flag {flag:?} is not supported: leave it out"));
+            return Err(format!("the flag {flag:?} is not supported: remove it"));
         }
     }
     let default = action(&file.default_action, file.default_errno_ret)?;
@@ -147,7 +147,7 @@ pub(crate) fn parse(text: &str) -> Result<Profile, String> {
     Ok(profile)
 }
 
-/// Whether an entry counts here, for a process without capabilities.
+/// Whether an entry applies here, to a process without capabilities.
 fn applies_here(entry: &Entry) -> Result<bool, String> {
     let here = |arches: &[String]| {
         arches
@@ -155,7 +155,7 @@ fn applies_here(entry: &Entry) -> Result<bool, String> {
             .any(|arch| arch == ARCHITECTURE.0 || arch == ARCHITECTURE.1)
     };
     if entry.excludes.min_kernel.is_some() {
-        return Err("excludes.minKernel is not supported: leave the entry out".to_owned());
+        return Err("excludes.minKernel is not supported: remove the entry".to_owned());
     }
     let (includes, excludes) = (&entry.includes, &entry.excludes);
     Ok(includes.caps.is_empty()
@@ -168,7 +168,7 @@ fn action(name: &str, errno: Option<u16>) -> Result<Action, String> {
         && !(1..=MOST_ERRNO).contains(&errno)
     {
         return Err(format!(
-            "{errno} is no error number: expected 1 to {MOST_ERRNO}"
+            "{errno} is not an error number: expected 1 to {MOST_ERRNO}"
         ));
     }
     Ok(match name {
@@ -180,7 +180,7 @@ fn action(name: &str, errno: Option<u16>) -> Result<Action, String> {
         "SCMP_ACT_KILL_PROCESS" => Action::Kill,
         "SCMP_ACT_NOTIFY" | "SCMP_ACT_TRACE" => {
             return Err(format!(
-                "{name} needs a process that answers, and there is none"
+                "{name} needs a process that handles notifications, and marshal has none: use another action"
             ));
         }
         _ => return Err(format!("there is no action {name:?}")),
@@ -209,8 +209,8 @@ fn compare(argument: &Argument) -> Result<Test, String> {
     Ok(Test::Full64(compare, argument.value))
 }
 
-/// Arguments of which the kernel itself looks at 32 bits only: a rule that compared all 64 could be
-/// passed by setting one of the others.
+/// Arguments of which the kernel itself uses only 32 bits: a rule that compared all 64 could be
+/// evaded by setting an upper bit.
 const LOW32_ARGUMENTS: &[(&str, u8)] = &[
     ("socket", 0),
     ("socket", 1),

@@ -1,10 +1,9 @@
-//! The built-in profile: what an agent's programs may ask of the kernel.
+//! The built-in seccomp profile: which system calls an agent's programs may make.
 //!
-//! It began as the list that Docker gives its containers. What a container may and an agent need
-//! not is taken out: namespaces and mounts, keys, io_uring (whose requests no filter sees), bpf,
-//! perf, userfaultfd, looking into other processes. What is left out gives ENOSYS, as on a kernel
-//! that lacks it, so that C libraries fall back to what they did before it existed; what is known
-//! to be dangerous gives EPERM. Must not know how a filter is made.
+//! It is based on Docker's default profile. Calls that agents do not need are removed: namespaces
+//! and mounts, keys, io_uring (whose requests no filter sees), bpf, perf, userfaultfd, access to
+//! other processes. Missing calls return ENOSYS, as an old kernel does, so that C libraries use
+//! their fallbacks; known dangerous calls return EPERM. Must not know how a filter is compiled.
 
 use super::{Action, Compare, Profile, Test};
 
@@ -13,14 +12,15 @@ const ENOSYS: u16 = 38;
 const DENIED: Action = Action::Errno(EPERM);
 const MISSING: Action = Action::Errno(ENOSYS);
 
-/// Set-user-id, set-group-id.
+/// The set-user-id and set-group-id bits.
 const SET_ID: u32 = 0o6000;
-/// The two file types of mknod that are devices have this bit; files, FIFOs and sockets have not.
+/// mknod's two device types have this bit; files, FIFOs and sockets do not.
 const DEVICE: u32 = 0o020_000;
-/// O_CREAT, and the bit that only O_TMPFILE has: without them open looks at no mode.
+/// O_CREAT, and the bit that only O_TMPFILE has: without them open ignores its mode.
 const MAKES_A_FILE: u32 = 0o100 | 0o20_000_000;
 
-/// CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET. NEWTIME is none of clone's.
+/// CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET. clone(2) does not support
+/// NEWTIME.
 const NEW_NAMESPACES: u32 = 0x7e02_0000;
 
 const AF_UNIX: u32 = 1;
@@ -34,23 +34,23 @@ const SOCK_DGRAM: u32 = 2;
 const IPPROTO_TCP: u32 = 6;
 const IPPROTO_UDP: u32 = 17;
 
-/// Requests by which a terminal is made to type, or something else than a terminal: TIOCSTI,
-/// TIOCLINUX, TIOCCONS, TIOCSETD.
+/// Terminal requests that inject input or change more than a terminal: TIOCSTI, TIOCLINUX,
+/// TIOCCONS, TIOCSETD.
 const TERMINAL_REQUESTS: [u32; 4] = [0x5412, 0x541c, 0x541d, 0x5423];
 
-/// Requests that change what others see of a file or a volume for good: BTRFS_IOC_SNAP_CREATE and
-/// SNAP_CREATE_V2, which make what nobody here can remove, and FS_IOC_ENABLE_VERITY, after which a
-/// file can never be written again.
+/// Requests with permanent effects on files or volumes: BTRFS_IOC_SNAP_CREATE and SNAP_CREATE_V2
+/// create snapshots that the agent's user cannot remove, and FS_IOC_ENABLE_VERITY makes a file
+/// read-only forever.
 const LASTING_REQUESTS: [u32; 3] = [0x5000_9401, 0x5000_9417, 0x4080_6685];
 
-/// fcntl(2).
+/// The fcntl(2) command.
 const F_SETLEASE: u32 = 1024;
 
-/// Personalities that change nothing but what uname says (PER_LINUX32, UNAME26), and the question.
+/// Personalities that change only what uname reports (PER_LINUX32, UNAME26), and the query.
 const PERSONALITIES: [u32; 5] = [0, 0x8, 0x2_0000, 0x2_0008, 0xffff_ffff];
 
-/// The built-in profile. It allows openat2, which marshal's own helpers inside need and everybody
-/// else is refused by [`without_openat2`].
+/// The built-in profile. It allows openat2, which marshal's own helpers need; [`without_openat2`]
+/// denies it to all other processes.
 pub(super) fn built_in() -> Profile {
     let mut profile = Profile::new(MISSING);
     for name in ALLOWED {
@@ -67,36 +67,36 @@ pub(super) fn built_in() -> Profile {
     };
     unless(&mut profile, "clone", (0, Test::AnyOf(NEW_NAMESPACES)));
     for request in TERMINAL_REQUESTS.into_iter().chain(LASTING_REQUESTS) {
-        let asked = Test::Low32(Compare::Eq, request);
-        profile.add("ioctl", DENIED, &[(1, asked)]);
+        let condition = Test::Low32(Compare::Eq, request);
+        profile.add("ioctl", DENIED, &[(1, condition)]);
     }
     profile.add("ioctl", Action::Allow, &[]);
-    // Its own limits only: pid 1 of the sandbox has the same user.
+    // Only for the process itself: pid 1 of the sandbox has the same user.
     unless(&mut profile, "prlimit64", (0, Test::Low32(Compare::Ne, 0)));
-    // A lease on a file that is shown read-only holds up whoever replaces it on the host.
+    // A lease on a read-only file would delay writers on the host.
     unless(
         &mut profile,
         "fcntl",
         (1, Test::Low32(Compare::Eq, F_SETLEASE)),
     );
     for personality in PERSONALITIES {
-        let asked = Test::Low32(Compare::Eq, personality);
-        profile.add("personality", Action::Allow, &[(0, asked)]);
+        let condition = Test::Low32(Compare::Eq, personality);
+        profile.add("personality", Action::Allow, &[(0, condition)]);
     }
     profile.otherwise("personality", DENIED);
     profile
 }
 
-/// What is put on over the built-in profile wherever an agent or a command of its runs: the mode
-/// that openat2 makes a file with is in memory, where no filter can look.
+/// Installed in addition to the built-in profile for an agent or its commands: the mode of a file
+/// that openat2 creates is in memory, which a filter cannot read.
 pub(super) fn without_openat2() -> Profile {
     let mut profile = Profile::new(Action::Allow);
     profile.add("openat2", MISSING, &[]);
     profile
 }
 
-/// Whatever gives a file its mode cannot give it the set-id bits: nothing that an agent leaves
-/// behind runs as somebody else, whoever starts it and however it is mounted there.
+/// Denies set-id bits in every call that sets a file mode: a file that an agent leaves behind must
+/// not run as another user.
 fn modes(profile: &mut Profile) {
     let by_argument = [
         ("chmod", 1, SET_ID),
@@ -121,13 +121,13 @@ fn modes(profile: &mut Profile) {
         ];
         profile.add(name, DENIED, &refused);
     }
-    // With a queue of messages no file is made, but it has a mode.
+    // A message queue is not a file, but has a mode.
     profile.add("mq_open", Action::Allow, &[]);
     profile.add("mq_open", DENIED, &[(2, Test::AnyOf(SET_ID))]);
 }
 
-/// Sockets of the own machine, TCP and UDP, and questions about routes and interfaces. Not vsock,
-/// which no network namespace bounds, nor raw ones, nor the kernel's crypto, audit and the like.
+/// Allows local sockets, TCP, UDP, and netlink queries of routes and interfaces. Not vsock, which
+/// no network namespace restricts, nor raw sockets, nor the kernel's crypto, audit and similar.
 fn sockets(profile: &mut Profile) {
     let is = |argument, number| (argument, Test::Low32(Compare::Eq, number));
     let allow = |profile: &mut Profile, tests: &[(u8, Test)]| {
@@ -428,8 +428,8 @@ const ALLOWED: &[&str] = &[
     "writev",
 ];
 
-/// Calls that are refused by name, so that a program learns that it may not, rather than that the
-/// kernel is old: it would look for another way only in vain.
+/// Calls that return EPERM instead of ENOSYS: the program learns that they are forbidden, and does
+/// not try a fallback.
 const DANGEROUS: &[&str] = &[
     "_sysctl",
     "acct",

@@ -1,26 +1,26 @@
 //! The numbers of system calls by name, for this architecture.
 //!
-//! Owns the names only: which of them an agent may use is said elsewhere. A name that this
-//! architecture lacks has no number, which is no fault: a list of names is written once for all.
+//! Owns the names only, not which calls an agent may use. A name that this architecture lacks has
+//! no number, which is no error: profiles are written once for all architectures.
 
 /// The number of a system call, if this architecture has it.
 pub(super) fn number(name: &str) -> Option<u32> {
     let by_name = |table: &[(&str, i64)]| {
-        let found = table.iter().find(|(known, _)| *known == name)?;
-        u32::try_from(found.1).ok()
+        let entry = table.iter().find(|(known, _)| *known == name)?;
+        u32::try_from(entry.1).ok()
     };
     by_name(BOTH)
         .or_else(|| by_name(PECULIAR))
         .or_else(|| by_name(NEW))
 }
 
-/// Whether any architecture or kernel that is known here has a call of this name.
+/// Whether any known architecture or kernel has a call with this name.
 pub(super) fn is_known(name: &str) -> bool {
     let mut known = BOTH.iter().chain(NEW).map(|(known, _)| *known);
     known.any(|known| known == name) || ELSEWHERE.contains(&name)
 }
 
-/// What both architectures have.
+/// Calls of both architectures.
 const BOTH: &[(&str, i64)] = &[
     ("accept", libc::SYS_accept),
     ("accept4", libc::SYS_accept4),
@@ -325,7 +325,7 @@ const BOTH: &[(&str, i64)] = &[
     ("writev", libc::SYS_writev),
 ];
 
-/// Calls younger than the C library's list; their numbers are the same everywhere.
+/// Calls newer than the libc crate's list; their numbers are the same on all architectures.
 const NEW: &[(&str, i64)] = &[
     ("cachestat", 451),
     ("fchmodat2", 452),
@@ -348,7 +348,7 @@ const NEW: &[(&str, i64)] = &[
     ("file_setattr", 469),
 ];
 
-/// What is peculiar to this architecture.
+/// Calls of this architecture only.
 #[cfg(target_arch = "x86_64")]
 const PECULIAR: &[(&str, i64)] = &[
     ("io_pgetevents", 333),
@@ -411,11 +411,11 @@ const PECULIAR: &[(&str, i64)] = &[
     ("vfork", libc::SYS_vfork),
     ("vserver", libc::SYS_vserver),
 ];
-/// What is peculiar to this architecture.
+/// Calls of this architecture only.
 #[cfg(not(target_arch = "x86_64"))]
 const PECULIAR: &[(&str, i64)] = &[("io_pgetevents", 292)];
 
-/// Names that lists in circulation have for other architectures, or that only one of these has.
+/// Names of calls of other architectures that appear in common profiles.
 const ELSEWHERE: &[&str] = &[
     "_llseek",
     "_newselect",

@@ -468,7 +468,7 @@ fn a_file_that_says_what_is_not_done_is_refused() {
     let with = |rest: &str| format!(r#"{{"defaultAction":"SCMP_ACT_ERRNO",{rest}}}"#);
     let entry = |entry: &str| with(&format!(r#""syscalls":[{{"names":["read"],{entry}}}]"#));
     for (text, expected) in [
-        ("{".to_owned(), "no seccomp profile"),
+        ("{".to_owned(), "not a seccomp profile"),
         ("{}".to_owned(), "defaultAction"),
         (
             r#"{"defaultAction":"SCMP_ACT_ALLOW"}"#.to_owned(),
@@ -488,7 +488,7 @@ fn a_file_that_says_what_is_not_done_is_refused() {
             with(r#""architectures":["SCMP_ARCH_S390X"]"#),
             "other architectures",
         ),
-        (with(r#""defaultErrnoRet":0"#), "no error number"),
+        (with(r#""defaultErrnoRet":0"#), "not an error number"),
         (entry(r#""action":"SCMP_ACT_NOTIFY""#), "SCMP_ACT_NOTIFY"),
         (
             entry(r#""action":"SCMP_ACT_ALLOW","errnoRet":5000"#),

@@ -1,28 +1,28 @@
-//! Which ids may be used: read from the texts of the account files, without touching the host.
+//! Which ids may be used: computed from the texts of the account files, without touching the host.
 //!
-//! Pure. A range that was given to `marshal` must overlap with nothing else; without one, ids are
-//! taken from above everything that the files know.
+//! Pure. A range delegated to `marshal` must overlap with nothing else; without one, ids above
+//! everything in the files are used.
 
 use std::fmt;
 
-/// The account that the range of ids is given to in `/etc/subuid` and `/etc/subgid`.
+/// The account that ids are delegated to in `/etc/subuid` and `/etc/subgid`.
 pub const ACCOUNT: &str = "marshal";
 
-/// Where ids begin without an entry: above what `useradd` gives away by itself
-/// (`SUB_UID_MAX` of login.defs(5): 600,100,000).
+/// The first id without an entry: above what `useradd` assigns by itself (`SUB_UID_MAX` of
+/// login.defs(5): 600,100,000).
 const AUTO_FIRST: u64 = 1 << 30;
 
-/// How many ids there are without an entry.
+/// Number of ids without an entry.
 const AUTO_COUNT: u64 = 1 << 20;
 
-/// Ids from here on are not used: programs that take them for signed numbers misread them, and
-/// the last two mean "nobody" and "no change".
+/// The end of usable ids: programs with signed ids misread higher ones, and the last two mean
+/// "nobody" and "no change".
 const ID_END: u64 = 1 << 31;
 
-/// Ids below belong to the system's accounts.
+/// Lower ids belong to system accounts.
 const SYSTEM_END: u64 = 1000;
 
-/// Ids in a row, possibly none.
+/// A range of consecutive ids, possibly empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Range {
     start: u64,
@@ -57,33 +57,33 @@ impl fmt::Display for Range {
     }
 }
 
-/// Ranges for a message.
+/// The ranges as text for a message.
 pub(super) fn list(ranges: &[Range]) -> String {
     let texts: Vec<_> = ranges.iter().map(Range::to_string).collect();
     texts.join(", ")
 }
 
-/// The texts of the files that give ids away; empty for a file that is not there.
+/// The texts of the files that delegate ids; empty for a missing file.
 #[derive(Debug, Clone, Default)]
 pub struct Accounts {
-    /// subuid(5)
+    /// Text of subuid(5).
     pub subuid: String,
-    /// subgid(5)
+    /// Text of subgid(5).
     pub subgid: String,
-    /// passwd(5)
+    /// Text of passwd(5).
     pub passwd: String,
-    /// group(5)
+    /// Text of group(5).
     pub group: String,
-    /// user_namespaces(7): the uids that exist for us; empty: all.
+    /// The uids of our user namespace (user_namespaces(7)); empty: all.
     pub uid_map: String,
-    /// user_namespaces(7): the gids that exist for us; empty: all.
+    /// The gids of our user namespace (user_namespaces(7)); empty: all.
     pub gid_map: String,
 }
 
-/// Why no range can be used.
+/// Why no range is usable.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RangeError {
-    /// The range of `marshal` is somebody else's too.
+    /// The range of `marshal` overlaps with another owner's.
     #[error(
         "the ids {range} of `marshal` overlap with {theirs} of {owner:?} in {file}: give \
          `marshal` a range of its own in /etc/subuid and /etc/subgid"
@@ -91,37 +91,37 @@ pub enum RangeError {
     Overlap {
         /// The range of `marshal`.
         range: Range,
-        /// The other one.
+        /// The other range.
         theirs: Range,
-        /// Whose it is.
+        /// The other range's owner.
         owner: String,
-        /// Where it stands.
+        /// The file with the other range.
         file: &'static str,
     },
-    /// The range that the configuration chose is somebody else's too.
+    /// The configured range overlaps with another owner's.
     #[error(
         "the ids {range} of uid_range overlap with {theirs} of {owner:?} in {file}: choose ids that \
          nobody has"
     )]
     Taken {
-        /// The range.
+        /// The configured range.
         range: Range,
-        /// The other one.
+        /// The other range.
         theirs: Range,
-        /// Whose it is.
+        /// The other range's owner.
         owner: String,
-        /// Where it stands.
+        /// The file with the other range.
         file: &'static str,
     },
-    /// It is too small for the children.
+    /// The configured range is too small for the children.
     #[error("uid_range {range} has fewer than the {count} ids that max_children needs")]
     Short {
-        /// How many are needed.
+        /// Number of ids needed.
         count: u32,
-        /// The range.
+        /// The configured range.
         range: Range,
     },
-    /// The two entries of `marshal` differ.
+    /// The entries of `marshal` for uids and gids differ.
     #[error(
         "`marshal` has the ids {uids} in /etc/subuid and {gids} in /etc/subgid: make them the same"
     )]
@@ -131,35 +131,35 @@ pub enum RangeError {
         /// The ranges of gids.
         gids: String,
     },
-    /// The range of `marshal` contains ids that no slot may have.
+    /// The range of `marshal` contains ids that slots must not use.
     #[error("the ids {range} of `marshal` in {file} must lie between 1000 and 2147483647")]
     OutOfBounds {
         /// The range.
         range: Range,
-        /// Where it stands.
+        /// The file with the range.
         file: &'static str,
     },
-    /// The range is too small for the children.
+    /// The ranges of `marshal` are too small for the children.
     #[error(
         "max_children needs {count} ids in a row, but `marshal` has {ranges}: lower max_children \
          or make the entry in /etc/subuid and /etc/subgid larger"
     )]
     TooSmall {
-        /// How many are needed.
+        /// Number of ids needed.
         count: u32,
-        /// What there is.
+        /// The ranges of `marshal`.
         ranges: String,
     },
-    /// Nothing is free above the ranges that others have.
+    /// No ids are free above the ranges of others.
     #[error(
         "no ids are free above {highest}, the highest in the account files: give `marshal` a \
          range in /etc/subuid and /etc/subgid"
     )]
     NoneAbove {
-        /// The highest id that others have.
+        /// The highest id in use.
         highest: u64,
     },
-    /// The ids do not exist in the user namespace that we run in.
+    /// The ids do not exist in our user namespace.
     #[error(
         "the ids {range} are not mapped here ({file}): give `marshal` a range that is, in \
          /etc/subuid and /etc/subgid"
@@ -167,12 +167,12 @@ pub enum RangeError {
     NotMapped {
         /// The range.
         range: Range,
-        /// Where the map stands.
+        /// The file with the id map.
         file: &'static str,
     },
 }
 
-/// Somebody's ids, and where they stand.
+/// Ids in use, their owner and their file.
 struct Claim<'a> {
     owner: &'a str,
     range: Range,
@@ -190,9 +190,9 @@ fn claims(accounts: &Accounts) -> Vec<Claim<'_>> {
 
 /// The ranges that blocks of `count` ids may be taken from.
 ///
-/// With an entry `marshal` in subuid (one line or several), those: an entry in subgid must name
-/// the same ids, and nobody else's line, account or group may lie in them. Without one, a range
-/// above every line and account.
+/// With entries for `marshal` in subuid (one line or several), those: subgid must have the same,
+/// and no line, account or group of another owner may overlap. Without one, a range above every
+/// line and account.
 pub fn choose_ranges(accounts: &Accounts, count: u32) -> Result<Vec<Range>, RangeError> {
     let claims = claims(accounts);
     let ours = |file: &str| {
@@ -249,8 +249,8 @@ pub fn choose_ranges(accounts: &Accounts, count: u32) -> Result<Vec<Range>, Rang
     Ok(uids)
 }
 
-/// The range that a configuration chose: nobody else's line, account or group may lie in it, but it
-/// may lie in the entry `marshal`.
+/// Checks a configured range: no line, account or group of another owner may overlap with it, but
+/// it may be inside the entry of `marshal`.
 pub fn check_configured_range(
     accounts: &Accounts,
     first: u32,
@@ -286,7 +286,7 @@ pub fn check_configured_range(
 }
 
 fn above(claims: &[Claim<'_>], count: u32, accounts: &Accounts) -> Result<Vec<Range>, RangeError> {
-    // An account at the very end (4294967294 is "nobody" on some systems) is not in the way.
+    // An account at the very end (4294967294 is "nobody" on some systems) does not count.
     let known = claims.iter().map(|claim| claim.range.end);
     let highest = known.filter(|&end| end < (1 << 32) - 1).max().unwrap_or(0);
     let start = highest.next_multiple_of(1 << 16).max(AUTO_FIRST);
@@ -321,7 +321,7 @@ fn check_mapped(range: Range, accounts: &Accounts) -> Result<(), RangeError> {
     Ok(())
 }
 
-/// The first of `count` ids in a row that lie in one of `ranges` and in none of `taken`.
+/// The first of `count` consecutive ids inside one of `ranges` and outside of all `taken`.
 #[must_use]
 pub fn first_free(ranges: &[Range], taken: &[Range], count: u32) -> Option<u32> {
     let mut taken = taken.to_vec();
@@ -347,7 +347,7 @@ pub fn first_free(ranges: &[Range], taken: &[Range], count: u32) -> Option<u32> 
     None
 }
 
-/// Lines `owner:first:count`. What is no such line gives nothing away.
+/// Parses lines `owner:first:count`; other lines delegate nothing.
 fn subordinate<'a>(text: &'a str, file: &'static str) -> impl Iterator<Item = Claim<'a>> {
     text.lines().filter_map(move |line| {
         let mut fields = line.trim().split(':');
@@ -360,7 +360,7 @@ fn subordinate<'a>(text: &'a str, file: &'static str) -> impl Iterator<Item = Cl
     })
 }
 
-/// Lines `name:password:id:…`.
+/// Parses lines `name:password:id:…`.
 fn single<'a>(text: &'a str, file: &'static str) -> impl Iterator<Item = Claim<'a>> {
     text.lines().filter_map(move |line| {
         let mut fields = line.trim().split(':');

@@ -1,10 +1,10 @@
-//! The `worktree` mode: a clone that borrows the objects of its source, and the bundle that its
-//! branch comes back as.
+//! The `worktree` mode: a clone that borrows the objects of its source repository, and the bundle
+//! with the branch that comes back.
 //!
-//! A clone stands where a copy would, `STATE/copies/<session>`; beside it stand what is known of it
-//! (`<session>,branch`) and the bundle (`<session>,bundle`), which only the supervisor can touch. Git
-//! itself is never run here: [`collect_git_scripts`] has the commands for inside the walls, [`land`] brings what was
-//! checked there into the source. Must not know sessions' states.
+//! The clone is at `STATE/copies/<session>`; beside it are its record (`<session>,branch`) and the
+//! bundle (`<session>,bundle`), which only the supervisor can access. Git itself never runs here:
+//! `git` has the commands to run inside a sandbox, [`land`] brings what was checked there into the
+//! source. Must not know sessions' states.
 
 pub mod bundle_header;
 pub mod git;
@@ -28,33 +28,33 @@ use crate::state_dir::StateDir;
 use marshal_model::limits;
 use marshal_model::{SessionId, UntrustedText};
 
-/// Where the objects of the source are inside, read-only: what a clone's alternates name.
+/// Path inside of the source's objects, read-only; the clone's alternates name it.
 pub const OBJECTS_INSIDE: &str = "/run/marshal/objects";
-/// Where the repository of the source is for git's own walls, read-only.
+/// Path of the source's repository in the sandbox that runs git, read-only.
 pub const SOURCE_INSIDE: &str = "/run/marshal/source.git";
-/// Where a bundle is for git's own walls, read-only.
+/// Path of a bundle in the sandbox that runs git, read-only.
 pub const BUNDLE_INSIDE: &str = "/run/marshal/bundle";
-/// The name of the bundle in the directory that git makes it in.
+/// File name of the bundle in the directory where git creates it.
 const MADE: &str = "out.bundle";
-/// Bytes of a [`Record`].
+/// Maximum size of a [`CloneRecord`] in bytes.
 const RECORD_BYTES: u64 = 64 << 10;
 
-/// What is known of a clone, for as long as it is kept.
+/// The record of a clone, stored as long as the clone.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CloneRecord {
     /// The version of this file, 1.
     pub v: u32,
-    /// The directory whose repository it was cloned from, absolute.
+    /// The source directory whose repository was cloned, absolute.
     pub source: PathBuf,
-    /// The commit that it began with.
+    /// The commit that the clone started from.
     pub base: ObjectId,
 }
 
-/// Why there is no clone, no bundle, or no way for one.
+/// Why a clone or bundle cannot be created or used.
 #[derive(Debug, thiserror::Error)]
 pub enum BranchError {
-    /// There is no repository.
+    /// The source has no repository.
     #[error("it has no git repository: mode \"worktree\" needs one; use mode \"copy\"")]
     NoRepository,
     /// `.git` is a file or a link.
@@ -63,45 +63,45 @@ pub enum BranchError {
          pool at that repository, or use mode \"copy\""
     )]
     GitFileOrLink,
-    /// The source borrows objects itself.
+    /// The source borrows objects of a further repository.
     #[error(
         "its repository borrows objects of another one (.git/objects/info/alternates), which a \
          clone cannot reach: run `git repack -a -d` and remove that file, or use mode \"copy\""
     )]
     HasAlternates,
-    /// It has no commit.
-    #[error("its repository has no commit that HEAD leads to: make one, or use mode \"copy\"")]
+    /// The source has no commit.
+    #[error("HEAD of its repository has no commit: create one, or use mode \"copy\"")]
     NoCommit,
-    /// More than a copy may hold.
+    /// It exceeds the limits of a copy.
     #[error(
         "its HEAD has more than {} files or {} MiB; use mode \"ro\"",
         limits::COPY_FILES, limits::COPY_BYTES >> 20
     )]
     TooLarge,
-    /// Git said something that cannot be meant.
-    #[error("git's answer cannot be read ({0})")]
+    /// Git printed unexpected output.
+    #[error("git printed unexpected output ({0})")]
     UnreadableOutput(&'static str),
-    /// What is known of the clone is gone or damaged.
-    #[error("what is known of the clone cannot be read: {}: {why}", .path.escape_for_display(300))]
+    /// The record of the clone is missing or damaged.
+    #[error("the record of the clone cannot be read: {}: {why}", .path.escape_for_display(300))]
     Record {
-        /// The file.
+        /// The file's path.
         path: UntrustedText,
-        /// What is wrong.
+        /// What is wrong with it.
         why: String,
     },
-    /// The bundle is none of ours.
+    /// The bundle is not one that marshal accepts.
     #[error("the bundle cannot be used: {0}")]
     Header(#[from] BundleHeaderError),
     /// The bundle is too large.
     #[error("the bundle is larger than {} MiB", limits::BUNDLE_BYTES >> 20)]
     BundleTooLarge,
-    /// The system said no.
+    /// A system call failed.
     #[error(transparent)]
     Tree(#[from] TreeError),
 }
 
-/// Refuses a source that no clone can be made of, as far as that is seen without git; gives the
-/// path of its repository.
+/// Refuses a source that cannot be cloned, as far as this is visible without git; returns the path
+/// of its repository.
 pub fn check_repository(source: &Path) -> Result<PathBuf, BranchError> {
     let root = Root::open_resolved(source)?;
     match git_dir(&root)? {
@@ -111,7 +111,7 @@ pub fn check_repository(source: &Path) -> Result<PathBuf, BranchError> {
     }
     let git = source.join(".git");
     for path in [git.clone(), git.join("objects")] {
-        // A link on the way would lead git elsewhere than what is mounted.
+        // A link in the path would point git at another directory than the mounted one.
         Root::open_resolved(&path)?;
     }
     let alternates = git.join("objects/info/alternates");
@@ -127,14 +127,14 @@ pub fn branch_name(session: &SessionId) -> String {
     format!("marshal/{session}")
 }
 
-/// The file that a session's bundle is, or would be.
+/// The path of a session's bundle, whether it exists or not.
 #[must_use]
 pub fn bundle_path(state: &StateDir, session: &SessionId) -> PathBuf {
     let name = bundle_name(session.as_str());
     state.copies().path().join(name)
 }
 
-/// Names of what stands beside a clone. No session's id has a comma.
+/// Name of the bundle beside a clone. No session id contains a comma.
 pub(super) fn bundle_name(session: &str) -> String {
     format!("{session},bundle")
 }
@@ -143,8 +143,8 @@ pub(super) fn record_name(session: &str) -> String {
     format!("{session},branch")
 }
 
-/// Makes an empty directory of a session's own, below `STATE/copies`, for git to work in: `what` is
-/// part of its name. With an `owner`, it is theirs. One that an earlier try left is removed.
+/// Creates an empty directory of a session below `STATE/copies`, for git to work in; `what` is part
+/// of its name. It belongs to `owner`, if given. A leftover of an earlier attempt is removed.
 pub fn create_scratch(
     copies: &Root,
     what: &str,
@@ -152,7 +152,7 @@ pub fn create_scratch(
 ) -> Result<(String, PathBuf), TreeError> {
     let name = format!("{PART}{what}");
     let path = copies.path().join(&name);
-    let failed = |errno: Errno| TreeError::at("make the directory", name.as_bytes(), errno);
+    let failed = |errno: Errno| TreeError::at("create the directory", name.as_bytes(), errno);
     remove_tree(copies, &name)?;
     rustix::fs::mkdirat(copies, &*name, Mode::from_raw_mode(0o700)).map_err(failed)?;
     if let Some(Owner { uid, gid }) = owner {
@@ -164,14 +164,14 @@ pub fn create_scratch(
     Ok((name, path))
 }
 
-/// Removes what [`create_scratch`] made.
+/// Removes a directory of [`create_scratch`].
 pub fn remove_scratch(copies: &Root, name: &str) {
     if let Err(error) = remove_tree(copies, name) {
-        tracing::warn!(%error, "a directory of git's is left");
+        tracing::warn!(%error, "the temporary directory of a git command could not be removed");
     }
 }
 
-/// Gives a complete clone its name. What is known of it is written first.
+/// Gives a complete clone its final name. Its record is written first.
 pub fn publish_clone(
     state: &StateDir,
     session: &SessionId,
@@ -184,11 +184,11 @@ pub fn publish_clone(
     let path = copies.path().join(session.as_str());
     let flags = RenameFlags::NOREPLACE;
     rustix::fs::renameat_with(copies, part, copies, session.as_str(), flags)
-        .map_err(|errno| TreeError::at_path("make", &path, errno))?;
+        .map_err(|errno| TreeError::at_path("create", &path, errno))?;
     Ok(path)
 }
 
-/// What is known of a session's clone.
+/// Reads the record of a session's clone.
 pub fn read_record(copies: &Root, session: &SessionId) -> Result<CloneRecord, BranchError> {
     let name = record_name(session.as_str());
     let path = copies.path().join(&name);
@@ -205,12 +205,13 @@ pub fn read_record(copies: &Root, session: &SessionId) -> Result<CloneRecord, Br
     if record.v == 1 {
         Ok(record)
     } else {
-        Err(bad(format!("version {} is not known", record.v)))
+        Err(bad(format!("its version {} is not supported", record.v)))
     }
 }
 
-/// Takes the bundle that git made in a scratch directory: checked as far as that goes without git,
-/// and copied, so that nobody who could write the scratch can change it any more.
+/// Stores the bundle that git created in a scratch directory. It is checked as far as possible
+/// without git, and copied, so that processes with access to the scratch directory can no longer
+/// change it.
 pub fn store_bundle(
     state: &StateDir,
     session: &SessionId,
@@ -228,7 +229,7 @@ pub fn store_bundle(
     Ok(copies.path().join(name))
 }
 
-/// The head of a session's kept bundle.
+/// The header of a session's stored bundle.
 pub fn stored_header(
     copies: &Root,
     session: &SessionId,
@@ -251,7 +252,7 @@ fn read_header(
     Ok(BundleHeader::parse(&start, &branch, base)?)
 }
 
-/// Opens a regular file of a directory, and no link, fifo or device.
+/// Opens a regular file of a directory; refuses a link, fifo or device.
 fn open_regular(dir: &Root, name: &str) -> Result<File, TreeError> {
     let failed = |errno: Errno| TreeError::at("open", name.as_bytes(), errno);
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -264,7 +265,7 @@ fn open_regular(dir: &Root, name: &str) -> Result<File, TreeError> {
     }
 }
 
-/// Writes a file of the supervisor's whole, or not at all: at most `most` bytes.
+/// Atomically writes a file of the supervisor, at most `most` bytes.
 fn write_atomically(
     dir: &Root,
     name: &str,

@@ -1,9 +1,9 @@
-//! What a session writes in caches of the host's user, and has beside them, below the state directory.
+//! A session's layers over caches of the host's user, below the state directory.
 //!
-//! Owns `STATE/homes/<session>,caches`: a comma is in no session's id. It lives as long as the
-//! session's home, and out of the agent's reach but for what its walls show of it: whoever could
-//! put a link in the place of an overlay's directory would choose what is laid where. Must not know
-//! what a cache holds, nor where the host has it.
+//! Owns `STATE/homes/<session>,caches`: no session id contains a comma. The layers live as long as
+//! the session's home. The agent reaches only what its sandbox mounts of them: otherwise a link in
+//! place of an overlay's directory could redirect the overlay. Must not know what a cache contains,
+//! nor where it is on the host.
 
 use std::ffi::CString;
 use std::io;
@@ -20,34 +20,34 @@ use crate::overlay_layers::{UPPER, WORK};
 use crate::state_dir::StateDir;
 use marshal_model::SessionId;
 
-/// What stands after the session's id.
+/// Suffix after the session id.
 const CACHES: &str = ",caches";
-/// The directory that stands around the parts of a cache.
+/// The directory that contains the mount points of a cache's parts.
 const PARTS_DIR: &str = "around";
-/// What a cache is called that is shared as a whole.
+/// Name of the layer of a cache that is shared as a whole.
 const WHOLE: &str = "whole";
 
-/// What a session has of one cache.
+/// A session's directories for one cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SessionCache {
-    /// A directory of its own, with an empty one for each part; `None` where the cache is shared
-    /// as a whole.
+    /// A directory of the session with an empty directory for each part; `None` if the cache is
+    /// shared as a whole.
     pub parts_dir: Option<PathBuf>,
-    /// For each part, in order, or for the whole, the directory with `upper` and `work`.
+    /// The directory with `upper` and `work` for each part, in order, or for the whole cache.
     pub layers: Vec<PathBuf>,
 }
 
-/// Where what was written is, below one of [`Kept::layers`].
+/// Where changes are, below one of [`SessionCache::layers`].
 #[must_use]
 pub fn upper_dir(layer: &Path) -> PathBuf {
     layer.join(UPPER)
 }
 
-/// Makes what a session has of the cache of that name, or finds it; no `parts`: the whole. Owned by
-/// `owner` where the supervisor is root.
+/// Creates or opens a session's directories for the cache of that name; no `parts`: the whole
+/// cache. They belong to `owner` if the supervisor is root.
 ///
 /// # Errors
-/// What the system says.
+/// The system error.
 pub fn prepare(
     state: &StateDir,
     session: &SessionId,
@@ -61,7 +61,7 @@ pub fn prepare(
     let make = || -> io::Result<SessionCache> {
         let top = dir(homes.as_fd(), &top, None)?;
         let place = dir(top.as_fd(), cache, None)?;
-        let mut kept = SessionCache {
+        let mut session_cache = SessionCache {
             parts_dir: None,
             layers: Vec::new(),
         };
@@ -70,7 +70,7 @@ pub fn prepare(
             for part in parts {
                 dir(around.as_fd(), part, owner)?;
             }
-            kept.parts_dir = Some(path.join(PARTS_DIR));
+            session_cache.parts_dir = Some(path.join(PARTS_DIR));
         }
         let whole = parts.is_empty().then_some(&WHOLE);
         for part in parts.iter().chain(whole) {
@@ -78,17 +78,17 @@ pub fn prepare(
             for name in [UPPER, WORK] {
                 dir(layer.as_fd(), name, owner)?;
             }
-            kept.layers.push(path.join(part));
+            session_cache.layers.push(path.join(part));
         }
-        Ok(kept)
+        Ok(session_cache)
     };
-    make().map_err(|error| TreeError::at_path("make", &path, error))
+    make().map_err(|error| TreeError::at_path("create", &path, error))
 }
 
-/// Removes what a session has of caches. None there is fine. Nobody may be working in it.
+/// Removes a session's cache layers, if any. No process may be using them.
 ///
 /// # Errors
-/// What the system says.
+/// The system error.
 pub fn remove(state: &StateDir, session: &SessionId) -> Result<(), TreeError> {
     super::sweep::discard(state.homes(), &directory_name(session))
 }
@@ -97,13 +97,13 @@ fn directory_name(session: &SessionId) -> String {
     format!("{session}{CACHES}")
 }
 
-/// The id in the name of such a directory.
+/// The session id in the name of such a directory.
 pub(super) fn session_of(name: &str) -> Option<&str> {
     name.strip_suffix(CACHES)
 }
 
-/// Makes a directory, or opens it if it is there. One that nobody was given yet, because its maker
-/// was killed, is given now.
+/// Creates a directory, or opens an existing one. If a killed process created it without setting
+/// its owner, the owner is set now.
 fn dir(above: BorrowedFd<'_>, name: &str, owner: Option<Owner>) -> io::Result<OwnedFd> {
     let is_new = match rustix::fs::mkdirat(above, name, Mode::from_raw_mode(0o700)) {
         Ok(()) => true,
@@ -113,7 +113,7 @@ fn dir(above: BorrowedFd<'_>, name: &str, owner: Option<Owner>) -> io::Result<Ow
     let name = CString::new(name).map_err(|_| Errno::INVAL)?;
     let made = open_dir_at(above, &name)?;
     if is_new || owner.is_some() && meta_of(&made)?.uid == 0 {
-        // The mode at its making depends on the umask.
+        // The umask changes the mode of a new directory.
         rustix::fs::fchmod(&made, Mode::from_raw_mode(0o700))?;
         set_owner(made.as_fd(), owner)?;
     }

@@ -1,8 +1,9 @@
-//! The `copy` mode: a workspace of a session's own, below the state directory.
+//! The `copy` mode: a copy of the workspace for each session, below the state directory.
 //!
 //! The source may be changing and may be hostile, and the supervisor may be root: every name is
-//! taken hold of before it is known what it is, only regular files are opened, links stay links,
-//! and a path through a link leads nowhere. Must not run git and must not know who works here.
+//! opened with O_PATH before its type is known, only regular files are opened for reading, links
+//! stay links, and no path through a link is followed. Must not run git, and must not know who
+//! works here.
 
 mod copier;
 
@@ -21,26 +22,26 @@ use crate::state_dir::StateDir;
 use marshal_model::limits;
 use marshal_model::{SessionId, UntrustedText};
 
-/// Names of copies that are being made begin so: no session's id does.
+/// Prefix of unfinished copies; no session id has it.
 pub(super) const PART: &str = ".part-";
 
-/// Which files are taken.
+/// Which files are copied.
 #[derive(Debug, Clone)]
 pub enum Listing {
-    /// What git listed, and `.git` itself.
+    /// The files that git listed, and `.git` itself.
     Git(FileList),
-    /// Everything; `.git` only if it is a directory.
+    /// All files; `.git` only if it is a directory.
     Everything,
-    /// The same, but for what is hidden.
+    /// All files except those that the mask hides.
     Except(Masks),
 }
 
-/// The bounds of a copy.
+/// The limits of a copy.
 #[derive(Debug, Clone, Copy)]
 pub struct CopyBounds {
-    /// Bytes of all files.
+    /// Total size of all files in bytes.
     pub bytes: u64,
-    /// Files, links and directories.
+    /// Number of files, links and directories.
     pub files: u64,
 }
 
@@ -53,61 +54,62 @@ impl Default for CopyBounds {
     }
 }
 
-/// What was copied, and what was left out.
+/// What was copied, and what was skipped.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CopyReport {
-    /// Where the copy is, on the host.
+    /// The path of the copy on the host.
     pub path: PathBuf,
-    /// Files and links made.
+    /// Number of files and links created.
     pub files: u64,
-    /// Bytes of the files.
+    /// Total size of the files in bytes.
     pub bytes: u64,
-    /// Devices, fifos and sockets left out.
+    /// Number of devices, fifos and sockets skipped.
     pub special: u64,
-    /// Listed, but not there (any more), or below something that is no directory.
+    /// Number of listed paths that do not exist (any more), or are below something that is not a
+    /// directory.
     pub missing: u64,
-    /// Files and directories left out because they may not be read.
+    /// Number of files and directories skipped because they are not readable.
     pub unreadable: u64,
-    /// Paths of the list that cannot be meant ([`FileList::odd`]).
+    /// Number of invalid paths in the list ([`FileList::invalid`]).
     pub invalid_paths: u64,
-    /// The first of the unreadable, for a message.
+    /// The first unreadable path, for a message.
     pub first_unreadable: Option<UntrustedText>,
 }
 
-/// Why there is no copy. Nothing is left of it then.
+/// Why there is no copy. A failed copy is removed.
 #[derive(Debug, thiserror::Error)]
 pub enum CopyError {
-    /// The files are too many bytes.
+    /// The files exceed the size limit.
     #[error(
         "the workspace is larger than {} MiB (at {}); use workspace mode \"ro\", or point the \
          pool at a smaller directory", .limit >> 20, .at.escape_for_display(200)
     )]
     TooLarge {
-        /// The bound, in bytes.
+        /// The limit in bytes.
         limit: u64,
-        /// The file that went over it.
+        /// The file that exceeded it.
         at: UntrustedText,
     },
-    /// The workspace could not be listed, or holds too much.
+    /// The workspace could not be listed, or has too many files.
     #[error(transparent)]
     List(#[from] ListError),
-    /// The session has a copy already.
-    #[error("the copy {} is there already", .path.escape_for_display(300))]
+    /// The session already has a copy.
+    #[error("the copy {} exists already", .path.escape_for_display(300))]
     Exists {
-        /// Where it is.
+        /// The path of the copy.
         path: UntrustedText,
     },
-    /// The system said no.
+    /// A system call failed.
     #[error(transparent)]
     Tree(#[from] TreeError),
 }
 
-/// Makes `STATE/copies/<session>` from `source`. With an `owner`, everything in it is given to
-/// them. It appears under its name only when it is complete.
+/// Creates `STATE/copies/<session>` from `source`. With an `owner`, everything in it belongs to
+/// them. It gets its final name only when it is complete.
 ///
-/// Permission bits and times of files and directories are kept; set-uid, set-gid and sticky bits,
-/// ACLs and attributes are not; hard links become files of their own. Files are copied in the
-/// state that they have at that moment.
+/// Permission bits and times of files and directories are preserved; set-uid, set-gid and sticky
+/// bits, ACLs and attributes are not; hard links become separate files. Files are copied in their
+/// state at that moment.
 pub fn create(
     state: &StateDir,
     session: &SessionId,
@@ -131,13 +133,13 @@ pub fn create(
         match rustix::fs::renameat_with(copies, &*part, copies, session.as_str(), flags) {
             Ok(()) => Ok(copied),
             Err(Errno::EXIST) => Err(exists()),
-            Err(errno) => Err(TreeError::at_path("make", &path, errno).into()),
+            Err(errno) => Err(TreeError::at_path("create", &path, errno).into()),
         }
     });
     match made {
         Ok(copied) => Ok(CopyReport { path, ..copied }),
         Err(error) => {
-            // The first error counts; what is left behind is swept at the next start.
+            // Report the first error; the next start removes any remains.
             let _ = remove_tree(state.copies(), &part);
             Err(error)
         }
@@ -152,7 +154,7 @@ fn fill(
     owner: Option<Owner>,
     bounds: CopyBounds,
 ) -> Result<CopyReport, CopyError> {
-    let here = |errno: Errno| TreeError::at("make the directory", part.as_bytes(), errno);
+    let here = |errno: Errno| TreeError::at("create the directory", part.as_bytes(), errno);
     rustix::fs::mkdirat(state.copies(), part, Mode::from_raw_mode(0o700)).map_err(here)?;
     let target = Root::open_at(state.copies(), part, state.copies().path().join(part))?;
     let mut copier = Copier::new(source, &target, state.root().meta()?.id, owner, bounds)?;
@@ -174,8 +176,9 @@ fn fill(
     Ok(copier.into_copied())
 }
 
-/// Marks a copy's task as ended: from now on its time runs ([`super::remove_stale_temporaries`]). Times of the copy
-/// itself say nothing, because the agent can set them.
+/// Marks the end of a copy's task, which starts its retention time
+/// ([`super::remove_stale_temporaries`]). The copy's own times are not reliable, because the agent
+/// can set them.
 pub fn mark_ended(state: &StateDir, session: &SessionId) -> Result<(), TreeError> {
     let name = ended_marker(session.as_str());
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -185,20 +188,20 @@ pub fn mark_ended(state: &StateDir, session: &SessionId) -> Result<(), TreeError
     }
 }
 
-/// Removes a copy before its time.
+/// Removes a copy before its retention time ends.
 pub fn discard(state: &StateDir, session: &SessionId) -> Result<(), TreeError> {
     super::sweep::discard(state.copies(), session.as_str())?;
     super::sweep::remove_clone_sidecars(state.copies(), session.as_str())?;
     remove_tree(state.copies(), &ended_marker(session.as_str()))
 }
 
-/// Where a session's copy is, or would be.
+/// The path of a session's copy, whether it exists or not.
 #[must_use]
 pub fn path(state: &StateDir, session: &SessionId) -> PathBuf {
     state.copies().path().join(session.as_str())
 }
 
-/// The file whose modification time is the end of the copy's task. No session's id has a comma.
+/// The file whose modification time is the end of the copy's task. No session id contains a comma.
 pub(super) fn ended_marker(session: &str) -> String {
     format!("{session},ended")
 }

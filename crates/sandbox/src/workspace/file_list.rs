@@ -1,7 +1,7 @@
-//! Which files a copy takes: git's list, or everything.
+//! The list of files to copy: git's list, or all files.
 //!
-//! Git is never run here: it interprets the repository, so it runs inside the walls, and only its
-//! output comes back. That output is foreign: every path is checked, and counted out if odd.
+//! Git never runs here: it interprets the repository, so it runs in a sandbox, and only its output
+//! comes back. That output is untrusted: every path is checked, and invalid ones are counted.
 
 use super::foreign_path;
 use super::tree::{
@@ -13,19 +13,19 @@ use marshal_model::limits;
 /// What `.git` of a workspace is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GitDir {
-    /// A directory: git lists the files, and it is copied itself.
+    /// A directory: git lists the files, and `.git` is copied too.
     Dir,
     /// A file (a worktree or submodule) or a link: it points elsewhere, so it is not copied, and
-    /// git cannot be asked.
+    /// git cannot be used.
     Elsewhere,
-    /// There is none.
+    /// It does not exist.
     None,
 }
 
-/// Looks at `.git` of a workspace, without following it.
+/// Checks `.git` of a workspace, without following a link.
 pub fn git_dir(workspace: &Root) -> Result<GitDir, TreeError> {
     let meta = match open_handle_at(workspace, c".git") {
-        Ok(held) => meta_of(held),
+        Ok(handle) => meta_of(handle),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(GitDir::None),
         Err(error) => Err(error),
     };
@@ -36,20 +36,21 @@ pub fn git_dir(workspace: &Root) -> Result<GitDir, TreeError> {
     }
 }
 
-/// A command for inside the walls.
+/// A command to run in a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GitCommand {
     /// Program and arguments.
     pub argv: Vec<String>,
-    /// Its whole environment, PATH excluded.
+    /// Its complete environment, PATH excluded.
     pub env: Vec<(String, String)>,
 }
 
-/// The command that lists what git tracks or would track of the workspace seen at `inside`
-/// (`/workspace`), on a read-only mount and without network. NUL-separated, relative paths.
+/// The command that lists the tracked and untracked files of the workspace mounted at `inside`
+/// (`/workspace`), on a read-only mount and without network. It prints NUL-separated relative
+/// paths.
 ///
-/// Repository and work tree are named, so that the repository's own `core.worktree` and `core.bare`
-/// say nothing; nothing of its configuration that starts a program is left on.
+/// Repository and work tree are explicit, so that the repository's `core.worktree` and `core.bare`
+/// have no effect; every setting that could start a program is disabled.
 #[must_use]
 pub fn ls_files(inside: &str) -> GitCommand {
     let words = [
@@ -78,7 +79,7 @@ pub fn ls_files(inside: &str) -> GitCommand {
         ("GIT_CONFIG_NOSYSTEM", "1"),
         ("GIT_OPTIONAL_LOCKS", "0"),
         ("GIT_TERMINAL_PROMPT", "0"),
-        // A repository can name a program that fetches what it lacks: nothing is fetched.
+        // A repository can name a program that fetches missing objects: disable fetches.
         ("GIT_NO_LAZY_FETCH", "1"),
         ("GIT_ALLOW_PROTOCOL", ":"),
         ("LC_ALL", "C"),
@@ -94,32 +95,32 @@ pub fn ls_files(inside: &str) -> GitCommand {
 /// Why there is no list.
 #[derive(Debug, thiserror::Error)]
 pub enum ListError {
-    /// More than the bound of files or bytes.
+    /// More files or bytes of names than the limit.
     #[error(
         "the workspace has more than {files} files or {list_bytes} bytes of file names; \
          use workspace mode \"ro\", or point the pool at a smaller directory"
     )]
     TooMany {
-        /// The bound of files.
+        /// The maximum number of files.
         files: u64,
-        /// The bound of the list, in bytes.
+        /// The maximum size of the list in bytes.
         list_bytes: usize,
     },
-    /// Directories in directories, beyond the bound.
+    /// Directories are nested deeper than the limit.
     #[error(
         "the workspace has more than {levels} levels of directories (at {}); \
          use workspace mode \"ro\"", .at.escape_for_display(200)
     )]
     TooDeep {
-        /// The bound.
+        /// The maximum depth.
         levels: usize,
-        /// A path beyond it.
+        /// A path that exceeds it.
         at: UntrustedText,
     },
-    /// Listing took too long.
+    /// Listing exceeded its time limit.
     #[error("the workspace could not be listed in {seconds} s; use workspace mode \"ro\"")]
     TooSlow {
-        /// The bound.
+        /// The time limit in seconds.
         seconds: u64,
     },
     /// The tree could not be read.
@@ -136,19 +137,19 @@ impl ListError {
     }
 }
 
-/// Paths below a workspace's root, in the order of a walk: checked, sorted, each once.
+/// Paths below a workspace's root, in walk order: checked, sorted, without duplicates.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FileList {
     paths: Vec<Vec<u8>>,
-    /// Paths left out because no file below the root can be meant: absolute, or with an empty,
-    /// `.` or `..` component.
+    /// Number of paths skipped because they cannot name a file below the root: absolute, or with an
+    /// empty, `.` or `..` component.
     pub invalid: u64,
-    /// Directories that could not be listed for lack of rights.
+    /// Number of directories that could not be listed for lack of permission.
     pub unreadable: u64,
 }
 
 impl FileList {
-    /// Reads the output of [`ls_files`].
+    /// Parses the output of [`ls_files`].
     ///
     /// # Errors
     /// [`ListError::TooMany`] and [`ListError::TooDeep`].
@@ -159,7 +160,7 @@ impl FileList {
         }
         let mut list = Self::default();
         for path in output.split(|&byte| byte == 0) {
-            // A repository in the workspace that git does not look into ends with a slash.
+            // git lists a nested repository with a trailing slash.
             let path = path.strip_suffix(b"/").unwrap_or(path);
             if path.is_empty() {
                 continue;
@@ -169,7 +170,7 @@ impl FileList {
                 continue;
             }
             list.push(path)?;
-            // Unmerged files come once a stage: up to three times.
+            // Unmerged files appear once for each stage: up to three times.
             if list.paths.len() as u64 > max_files.saturating_mul(4) {
                 return Err(too_many());
             }
@@ -181,8 +182,8 @@ impl FileList {
         Ok(list)
     }
 
-    /// Lists the directory `start` (`""` for the root itself) and everything in it, except the
-    /// directories or files that `skip` names by their path.
+    /// Lists the directory `start` (`""` for the root) and everything in it, except paths that
+    /// `skip` names.
     pub(super) fn walk(
         root: &Root,
         start: &[u8],
@@ -248,23 +249,23 @@ impl FileList {
         Ok(list)
     }
 
-    /// The paths: a directory directly before what is in it.
+    /// The paths: a directory directly before its content.
     pub fn paths(&self) -> impl Iterator<Item = &[u8]> {
         self.paths.iter().map(Vec::as_slice)
     }
 
-    /// Leaves out paths.
+    /// Removes paths from the list.
     pub fn leave_out(&mut self, is_out: impl Fn(&[u8]) -> bool) {
         self.paths.retain(|path| !is_out(path));
     }
 
-    /// How many there are.
+    /// Number of paths.
     #[must_use]
     pub fn len(&self) -> usize {
         self.paths.len()
     }
 
-    /// Whether there is none.
+    /// Whether the list is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.paths.is_empty()
@@ -281,7 +282,7 @@ impl FileList {
         Ok(())
     }
 
-    /// Sorts by components, so that what is in one directory stands together.
+    /// Sorts by components, so that the entries of one directory are together.
     fn sort(&mut self) {
         let rank = |byte: u8| if byte == b'/' { 0 } else { u16::from(byte) + 1 };
         self.paths
@@ -300,7 +301,7 @@ fn is_gone(error: &std::io::Error) -> bool {
     matches!(error.kind(), NotFound | NotADirectory)
 }
 
-/// Takes hold of a directory below the root, one name at a time.
+/// Opens a directory below the root, one component at a time.
 fn open_below(root: &Root, path: &[u8]) -> std::io::Result<std::os::fd::OwnedFd> {
     let mut dir = open_handle_at(root, c".")?;
     for part in path

@@ -1,7 +1,7 @@
-//! A session's home: made and filled once, kept while the session can be resumed.
+//! A session's home: created and filled once, stored while the session can be resumed.
 //!
-//! Owns `STATE/homes/<session>`. The files that fill it come from the host by the configuration's
-//! word, so links on that side are followed; on the home's side nothing exists that could be.
+//! Owns `STATE/homes/<session>`. The configuration names the host's files that fill it, so links to
+//! them are followed; in the new home no link can exist yet.
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -23,57 +23,57 @@ use marshal_model::{SessionId, UntrustedText};
 /// A session's home on the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Home {
-    /// Where it is.
+    /// Its path.
     pub path: PathBuf,
-    /// Who owns it on disk, and so what an id map must hand to the slot.
+    /// Its owner on disk, whom an id map must map to the slot.
     pub owner: Owner,
-    /// It was made now.
+    /// Whether it was created by this call.
     pub is_new: bool,
 }
 
 /// Why there is no home.
 #[derive(Debug, thiserror::Error)]
 pub enum HomeError {
-    /// A path in `read_home_files` does not lie in the home.
+    /// A target path of `home_files` is invalid.
     #[error("home_files: {:?} must be a relative path without \"..\", \".\" or empty parts", .inside.escape_for_display(200))]
     BadPath {
-        /// The path inside.
+        /// The path in the home.
         inside: UntrustedText,
     },
-    /// A source is missing, too large or no regular file.
+    /// A source file is missing, too large or not a regular file.
     #[error("home_files: {} for {:?}: {why}", .source_file.escape_for_display(200), .inside.escape_for_display(200))]
     BadSource {
-        /// The path inside.
+        /// The path in the home.
         inside: UntrustedText,
         /// The file on the host.
         source_file: UntrustedText,
         /// What is wrong with it.
         why: String,
     },
-    /// Something is in the home's place that is no directory.
-    #[error("the home {} is no directory; remove it", .path.escape_for_display(300))]
+    /// The home's path is not a directory.
+    #[error("the home {} is not a directory; remove it", .path.escape_for_display(300))]
     NoDirectory {
-        /// Its place.
+        /// The path.
         path: UntrustedText,
     },
-    /// The system said no.
+    /// A system call failed.
     #[error(transparent)]
     Tree(#[from] TreeError),
 }
 
-/// What fills a new home, by the path inside it.
+/// The initial content of a home, by path.
 #[derive(Debug, Clone, Copy)]
 pub struct HomeContents<'a> {
     /// Files of the host.
     pub files: &'a BTreeMap<String, PathBuf>,
-    /// Texts, where no file has the same path.
+    /// Texts, for paths without a file.
     pub texts: &'a BTreeMap<String, String>,
 }
 
-/// Gives a session its home: the one that it has, or a new one, 0700, filled and owned by `owner`
-/// where the supervisor is root.
+/// Returns a session's home: the existing one, or a new one with mode 0700, filled, and owned by
+/// `owner` if the supervisor is root.
 ///
-/// Files become 0600, or 0700 where the source's owner may execute it; texts become 0600.
+/// Files get mode 0600, or 0700 if the source's owner may execute it; texts get 0600.
 pub fn prepare(
     state: &StateDir,
     session: &SessionId,
@@ -95,10 +95,10 @@ pub fn prepare(
             session.as_str(),
             RenameFlags::NOREPLACE,
         )
-        .map_err(|errno| TreeError::at_path("make", &place, errno).into())
+        .map_err(|errno| TreeError::at_path("create", &place, errno).into())
     });
     if let Err(error) = made {
-        // The first error counts; what is left behind is swept at the next start.
+        // Report the first error; the next start removes any remains.
         let _ = remove_tree(homes, &part);
         return Err(error);
     }
@@ -110,14 +110,13 @@ pub fn prepare(
     })
 }
 
-/// Where a session's home is, or would be.
+/// The path of a session's home, whether it exists or not.
 #[must_use]
 pub fn path(state: &StateDir, session: &SessionId) -> PathBuf {
     state.homes().path().join(session.as_str())
 }
 
-/// Removes a session's home and what it wrote in caches. None there is fine. Nobody may be working in
-/// it.
+/// Removes a session's home and its cache layers, if any. No process may be using them.
 pub fn remove(state: &StateDir, session: &SessionId) -> Result<(), TreeError> {
     super::cache::remove(state, session)?;
     super::sweep::discard(state.homes(), session.as_str())
@@ -128,7 +127,7 @@ fn existing(state: &StateDir, session: &SessionId) -> Result<Option<Home>, HomeE
     let failed = |error| TreeError::at_path("examine", &path, error);
     let name = CString::new(session.as_str()).map_err(|_| failed(Errno::INVAL.into()))?;
     let meta = match open_handle_at(state.homes(), &name) {
-        Ok(held) => meta_of(held).map_err(failed)?,
+        Ok(handle) => meta_of(handle).map_err(failed)?,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(failed(error).into()),
     };
@@ -171,7 +170,7 @@ fn fill(
     Ok(())
 }
 
-/// Makes a file in the home, and the directories above it.
+/// Creates a file in the home, and its parent directories.
 fn put(
     top: BorrowedFd<'_>,
     inside: &str,
@@ -193,11 +192,11 @@ fn put(
         }
         put_file(dir.as_fd(), name, content, mode, owner)
     };
-    made().map_err(|error| TreeError::at("make in the home", inside.as_bytes(), error))?;
+    made().map_err(|error| TreeError::at("create in the home", inside.as_bytes(), error))?;
     Ok(())
 }
 
-/// Makes a directory, or opens it if it is there.
+/// Creates a directory, or opens an existing one.
 fn make_dir(dir: BorrowedFd<'_>, name: &str, owner: Option<Owner>) -> io::Result<OwnedFd> {
     match rustix::fs::mkdirat(dir, name, Mode::from_raw_mode(0o700)) {
         Ok(()) | Err(Errno::EXIST) => {}
@@ -232,15 +231,15 @@ pub(super) fn set_owner(fd: BorrowedFd<'_>, owner: Option<Owner>) -> io::Result<
     Ok(())
 }
 
-/// Reads a file of the host, and what its mode in the home is.
+/// Reads a file of the host, and its mode in the home.
 fn read_source(source: &Path) -> Result<(Vec<u8>, u32), String> {
-    // A fifo does not make us wait, and no terminal becomes ours.
+    // NONBLOCK: a fifo must not block. NOCTTY: a terminal must not become ours.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let file = rustix::fs::open(source, flags, Mode::empty())
         .map_err(|errno| io::Error::from(errno).to_string())?;
     let meta = meta_of(&file).map_err(|error| error.to_string())?;
     if meta.kind != Kind::File {
-        return Err("is no regular file".to_owned());
+        return Err("is not a regular file".to_owned());
     }
     let mut content = Vec::new();
     std::fs::File::from(file)

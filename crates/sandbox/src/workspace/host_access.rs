@@ -1,10 +1,10 @@
-//! The supervisor's own hand in a workspace: one file read or written, with no agent involved.
+//! The supervisor's own access to a workspace: reads or writes one file, without an agent.
 //!
-//! Agents may be changing the tree meanwhile, so everything is opened below one held root with
-//! openat2(RESOLVE_BENEATH | NO_SYMLINKS | NO_MAGICLINKS | NO_XDEV): the file that was named, or
-//! nothing. Only regular files with one name are touched. What is written stands beside the file
-//! until it takes its place, with the file's mode and owner, and is on the disk before this says so.
-//! Must not know versions, nor who wanted it.
+//! Agents may be changing the tree meanwhile, so everything is opened below one root descriptor
+//! with openat2(RESOLVE_BENEATH|NO_SYMLINKS|NO_MAGICLINKS|NO_XDEV): exactly the named file, or
+//! nothing. Only regular files with one name are used. New content is written to a temporary file,
+//! which gets the mode and owner of the target and then replaces it; all of it is on disk before
+//! the call returns. Must not know versions, nor the caller.
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
@@ -19,83 +19,83 @@ use crate::atomic_file::{AtomicFile, OnExisting};
 use crate::open::open_within;
 use marshal_model::limits::STORE_MEASURED_BYTES;
 
-/// The mode of a file that was not there.
+/// Mode of a new file.
 const FRESH_MODE: u32 = 0o644;
-/// Its owner may run it.
+/// The owner's execute bit.
 const OWNER_RUNS: u32 = 0o100;
-/// Set-user-id, set-group-id, sticky.
+/// The set-user-id, set-group-id and sticky bits.
 const SPECIAL: u32 = 0o7000;
-/// Bytes read at once.
+/// Read size in bytes.
 const CHUNK_BYTES: usize = 64 << 10;
 
 /// Why a file was not read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum HostAccessError {
-    /// A directory on the way is not there.
-    #[error("there is no directory for it")]
+    /// A parent directory does not exist.
+    #[error("its directory does not exist")]
     NoDirectory,
-    /// It cannot be done to what stands there.
+    /// The operation is not possible on this file.
     #[error("{0}")]
     Refused(&'static str),
-    /// It is larger than this.
+    /// It is larger than this number of bytes.
     #[error("it is larger than {0} bytes")]
     TooLarge(u64),
-    /// It does not hold any more what it was to hold.
-    #[error("it was changed by somebody else while this was done")]
+    /// It no longer has the expected content.
+    #[error("another process changed it during this operation")]
     Changed,
-    /// The system says no.
+    /// A system call failed.
     #[error("{doing}: {source}")]
     System {
-        /// What was to be done.
+        /// What could not be done.
         doing: &'static str,
-        /// Why it failed.
+        /// The system error.
         source: io::Error,
     },
-    /// It was written, and may not last.
-    #[error("it was written, but may not be on the disk: {0}")]
+    /// It was written, but may not survive a crash.
+    #[error("it was written, but may be lost if the machine fails: {0}")]
     Unsure(io::Error),
 }
 
 type AccessResult<T> = Result<T, HostAccessError>;
 
-/// What a file holds.
+/// The content of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FileContent {
-    /// All of it.
+    /// The complete content.
     Whole(Vec<u8>),
-    /// It is larger than was wanted: digest and size.
+    /// Only digest and size, because it is larger than requested.
     Measured {
-        /// SHA-256 of the whole.
+        /// SHA-256 of the complete content.
         sha256: [u8; 32],
-        /// Its size in bytes.
+        /// Size in bytes.
         bytes: u64,
     },
 }
 
-/// A file as it stands there.
+/// A file as it was read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExistingFile {
-    /// What is in it.
+    /// Its content.
     pub content: FileContent,
-    /// Whether its owner may run it.
+    /// Whether its owner may execute it.
     pub exec: bool,
 }
 
-/// What must stand at a place, looked at last of all before it is written.
+/// The expected current content, checked as the last step before a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExpectedContent {
-    /// No file.
+    /// The file does not exist.
     Missing,
-    /// A file with this SHA-256.
+    /// The file has this SHA-256.
     Digest([u8; 32]),
 }
 
-/// What becomes of directories that are missing on the way.
+/// What happens if parent directories are missing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Parents {
-    /// They are made.
+    /// They are created.
     Make,
-    /// They must be there.
+    /// They must exist.
     Require,
 }
 
@@ -106,14 +106,14 @@ fn system_error(doing: &'static str, error: impl Into<io::Error>) -> HostAccessE
     }
 }
 
-/// What the system said of a way below the root.
+/// An error of resolving a path below the root.
 fn path_error(doing: &'static str, errno: Errno) -> HostAccessError {
     match errno {
-        Errno::LOOP => HostAccessError::Refused("a symbolic link is on the way to it"),
-        Errno::XDEV => HostAccessError::Refused("it is not in the workspace's own file system"),
-        Errno::NOTDIR => HostAccessError::Refused("a component before its last is no directory"),
+        Errno::LOOP => HostAccessError::Refused("its path contains a symbolic link"),
+        Errno::XDEV => HostAccessError::Refused("it is on another file system than the workspace"),
+        Errno::NOTDIR => HostAccessError::Refused("a parent in its path is not a directory"),
         Errno::ISDIR => HostAccessError::Refused("it is a directory"),
-        Errno::NXIO | Errno::NODEV => HostAccessError::Refused("it is no regular file"),
+        Errno::NXIO | Errno::NODEV => HostAccessError::Refused("it is not a regular file"),
         errno => system_error(doing, errno),
     }
 }
@@ -143,13 +143,13 @@ fn check_regular(stat: &Stat) -> AccessResult<()> {
         FileType::Directory => Err(HostAccessError::Refused("it is a directory")),
         FileType::Symlink => Err(HostAccessError::Refused("it is a symbolic link")),
         _ => Err(HostAccessError::Refused(
-            "it is no regular file, but a device, a pipe or a socket",
+            "it is not a regular file, but a device, a pipe or a socket",
         )),
     }
 }
 
-/// Reads a file below a root; `None` if there is none. One that is longer than `most` bytes is only
-/// measured, and one that is longer than `measured` bytes is refused.
+/// Reads a file below a root; `None` if it does not exist. A file longer than `most` bytes is only
+/// measured, one longer than `measured` bytes is refused.
 ///
 /// # Errors
 /// [`HostAccessError`]
@@ -160,13 +160,14 @@ pub fn read(
     measured: u64,
 ) -> AccessResult<Option<ExistingFile>> {
     let cannot = "it cannot be opened";
-    // Held first: a pipe that were opened could be what somebody waits for, a device could react.
-    let held = match open_below(root, path, OFlags::PATH) {
-        Ok(held) => held,
+    // O_PATH first, without opening: opening a pipe could wake its writer, and a device could
+    // react.
+    let handle = match open_below(root, path, OFlags::PATH) {
+        Ok(handle) => handle,
         Err(Errno::NOENT) => return Ok(None),
         Err(errno) => return Err(path_error(cannot, errno)),
     };
-    check_regular(&examine(&held)?)?;
+    check_regular(&examine(&handle)?)?;
     let file = match open_below(root, path, OFlags::RDONLY) {
         Ok(file) => file,
         Err(Errno::NOENT) => return Ok(None),
@@ -174,12 +175,9 @@ pub fn read(
     };
     let stat = examine(&file)?;
     check_regular(&stat)?;
-    let held = read_content(File::from(file), most, measured)?;
+    let content = read_content(File::from(file), most, measured)?;
     let exec = stat.st_mode & OWNER_RUNS != 0;
-    Ok(Some(ExistingFile {
-        content: held,
-        exec,
-    }))
+    Ok(Some(ExistingFile { content, exec }))
 }
 
 fn read_content(mut file: File, most: u64, measured: u64) -> AccessResult<FileContent> {
@@ -211,13 +209,13 @@ fn read_content(mut file: File, most: u64, measured: u64) -> AccessResult<FileCo
     Ok(FileContent::Measured { sha256, bytes })
 }
 
-/// Replaces a file below a root, or makes one, if what stands there is what is `expected`. What is
-/// there keeps its mode and owner; what is new gets the owner of its directory. `exec` says whether
-/// it may be run; none: as before.
+/// Replaces or creates a file below a root, if its current content is `expected`. An existing file
+/// keeps its mode and owner; a new one gets the owner of its directory. `exec` sets whether it is
+/// executable; `None`: as before.
 ///
 /// # Errors
-/// [`HostAccessError`]; nothing was changed but for directories that were made, unless it is
-/// [`HandError::Unsure`].
+/// [`HostAccessError`]. Except for created directories nothing has changed then, unless it is
+/// [`HostAccessError::Unsure`].
 pub fn write(
     root: &Root,
     path: &str,
@@ -233,19 +231,21 @@ pub fn write(
     let dir = open_directory(root, parent, parents)?;
     let old = stat_replaceable(&dir, name)?;
     let looks = new_attributes(old.as_ref(), exec, &dir)?;
-    let over = match expected {
+    let on_existing = match expected {
         ExpectedContent::Missing => OnExisting::Fail,
         ExpectedContent::Digest(_) => OnExisting::Replace,
     };
-    let fresh = AtomicFile::create(&dir, over).map_err(|errno| match errno {
-        Errno::EXIST => HostAccessError::Refused("no new name could be found in its directory"),
-        errno => system_error("no file can be made in its directory", errno),
+    let fresh = AtomicFile::create(&dir, on_existing).map_err(|errno| match errno {
+        Errno::EXIST => {
+            HostAccessError::Refused("no unused temporary name was found in its directory")
+        }
+        errno => system_error("no file can be created in its directory", errno),
     })?;
     let placed = fill(fresh.file(), bytes, looks)
         .and_then(|()| check_unchanged(&dir, name, expected))
         .and_then(|()| match fresh.persist(name) {
             Err(Errno::EXIST) => Err(HostAccessError::Changed),
-            done => done.map_err(|errno| system_error("it cannot take the file's place", errno)),
+            done => done.map_err(|errno| system_error("the new file cannot replace it", errno)),
         });
     if placed.is_err() {
         fresh.discard();
@@ -254,7 +254,7 @@ pub fn write(
     rustix::fs::fsync(&dir).map_err(|errno| HostAccessError::Unsure(errno.into()))
 }
 
-/// The directory, open to be read, so that it can be synced.
+/// Opens the directory for reading, so that it can be synced.
 fn open_directory(root: &Root, path: &str, parents: Parents) -> AccessResult<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY;
     let cannot = "its directory cannot be opened";
@@ -275,12 +275,12 @@ fn open_directory(root: &Root, path: &str, parents: Parents) -> AccessResult<Own
     Ok(dir)
 }
 
-/// Makes a directory that is like the one it is in.
+/// Creates a directory with the owner and mode of its parent.
 fn make_directory(above: &OwnedFd, name: &str) -> AccessResult<OwnedFd> {
-    let cannot = "its directory cannot be made";
+    let cannot = "its directory cannot be created";
     let like = examine(above)?;
     match rustix::fs::mkdirat(above, name, Mode::from_raw_mode(0o700)) {
-        // Somebody else made it meanwhile.
+        // Another process created it meanwhile.
         Ok(()) | Err(Errno::EXIST) => {}
         Err(errno) => return Err(system_error(cannot, errno)),
     }
@@ -297,28 +297,28 @@ fn make_directory(above: &OwnedFd, name: &str) -> AccessResult<OwnedFd> {
     Ok(dir)
 }
 
-/// Gives what is open to its owner, if it is not theirs already.
+/// Sets the owner, if it differs.
 fn set_owner(fd: impl AsFd, uid: u32, gid: u32) -> AccessResult<()> {
     let now = examine(&fd)?;
     if (now.st_uid, now.st_gid) == (uid, gid) {
         return Ok(());
     }
-    // A group that the caller may not give is none that decides who may write.
+    // A group that the caller cannot set is left unchanged.
     let group = (now.st_gid != gid).then(|| Gid::from_raw(gid));
     let user = (now.st_uid != uid).then(|| Uid::from_raw(uid));
     match rustix::fs::fchown(&fd, user, group) {
         Err(Errno::PERM) if user.is_none() => Ok(()),
         Err(Errno::PERM) => Err(HostAccessError::Refused(
-            "it belongs to another user, to whom only root can give a file",
+            "it belongs to another user, and only root can create files for that user",
         )),
         done => done.map_err(|errno| system_error("its owner cannot be set", errno)),
     }
 }
 
-/// What stands at the place, if it may be replaced.
+/// The attributes of the current file; an error if it must not be replaced.
 fn stat_replaceable(dir: &OwnedFd, name: &str) -> AccessResult<Option<Stat>> {
     let stat = match open_below(dir, name, OFlags::PATH) {
-        Ok(held) => examine(held)?,
+        Ok(handle) => examine(handle)?,
         Err(Errno::NOENT) => return Ok(None),
         Err(errno) => return Err(path_error("it cannot be opened", errno)),
     };
@@ -331,7 +331,7 @@ fn stat_replaceable(dir: &OwnedFd, name: &str) -> AccessResult<Option<Stat>> {
     Ok(Some(stat))
 }
 
-/// Whether what was expected stands there still.
+/// Checks that the current content is still the expected one.
 fn check_unchanged(dir: &OwnedFd, name: &str, expected: ExpectedContent) -> AccessResult<()> {
     let ExpectedContent::Digest(wanted) = expected else {
         return match rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
@@ -356,7 +356,7 @@ fn check_unchanged(dir: &OwnedFd, name: &str, expected: ExpectedContent) -> Acce
     }
 }
 
-/// The mode, user and group of the new file.
+/// Mode, user and group of the new file.
 fn new_attributes(
     old: Option<&Stat>,
     exec: Option<bool>,
@@ -370,7 +370,7 @@ fn new_attributes(
     };
     let mode = match exec {
         None => mode,
-        // Whoever may read it may run it, and its owner in any case: that is what is looked at.
+        // Execute permission for everyone who may read it, and always for its owner.
         Some(true) => mode | (mode & 0o444) >> 2 | OWNER_RUNS,
         Some(false) => mode & !0o111,
     };
@@ -387,7 +387,7 @@ fn fill(mut file: &File, bytes: &[u8], (mode, uid, gid): (u32, u32, u32)) -> Acc
     file.sync_all().map_err(|error| system_error(cannot, error))
 }
 
-/// Removes a file below a root, if what stands there is what is expected.
+/// Removes a file below a root, if its current content is the expected one.
 ///
 /// # Errors
 /// [`HostAccessError`]

@@ -1,7 +1,7 @@
-//! Files of ours that a kill left beside the place that they were to take.
+//! Temporary files that a killed process left beside their targets.
 //!
-//! Owns what may be taken for one: its name, its age, whose it is. Everything is opened below one
-//! held root, through no link. Must not know versions.
+//! Owns the criteria: name, age and owner. Everything is opened below one root descriptor, through
+//! no link. Must not know versions.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -14,10 +14,10 @@ use crate::atomic_file::TEMP_PREFIX;
 use crate::open::open_within;
 use marshal_model::limits::{LEFTOVER_AGE, WALK_ENTRIES};
 
-/// Removes those in one directory below a root that nobody works on any more; gives how many.
+/// Removes unused temporary files from one directory below a root; returns how many.
 ///
 /// # Errors
-/// What the system says of the directory; that it is not there is none.
+/// The system error for the directory; a missing directory is no error.
 pub fn clear(root: &Root, dir: &str) -> io::Result<u64> {
     let resolve = ResolveFlags::BENEATH
         | ResolveFlags::NO_SYMLINKS
@@ -57,7 +57,8 @@ fn is_name(name: &str) -> bool {
         .is_some_and(|digits| digits.len() == 32 && digits.bytes().all(digit))
 }
 
-/// A plain file of ours, or of whom the directory is: what takes a place there gets its owner.
+/// Whether it is a regular file of ours, or of the directory's owner: a new file gets the owner of
+/// its directory.
 fn is_left(dir: &OwnedFd, name: &std::ffi::CStr, owner: u32, before: i64) -> bool {
     let Ok(stat) = rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) else {
         return false;

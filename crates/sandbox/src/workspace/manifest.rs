@@ -1,7 +1,7 @@
-//! What is in a workspace, by metadata alone, and what changed since.
+//! A snapshot of a workspace's metadata, and what changed since.
 //!
-//! Owns the comparison of two walks. Never opens a file, so it cannot be made to wait by a fifo or
-//! to read what it should not; and it never claims a change that an incomplete walk only suggests.
+//! Owns the comparison of two walks. It never opens a file, so a fifo cannot block it and it cannot
+//! read what it should not. It never reports a change that only an incomplete walk suggests.
 
 use std::collections::HashMap;
 
@@ -10,16 +10,16 @@ use super::tree::{Entry, Kind, Root, Timestamp, TreeError, WalkBounds, WalkStep,
 use marshal_model::limits;
 use marshal_model::{UntrustedText, string_enum};
 
-/// What is compared of one thing.
+/// The compared metadata of one entry.
 #[derive(Debug, Clone, Copy)]
 struct EntryState {
     kind: Kind,
     mode: u16,
     size: u64,
     mtime: Timestamp,
-    /// The kernel sets it at every change, so a forged mtime does not hide one.
+    /// The kernel updates it at every change, so a forged mtime does not hide one.
     ctime: Timestamp,
-    /// For a directory: whether something is in it that is listed itself.
+    /// For a directory: whether it contains entries that are listed themselves.
     has_entries: bool,
 }
 
@@ -28,18 +28,19 @@ impl EntryState {
         if self.kind != other.kind || self.mode != other.mode {
             return true;
         }
-        // A directory's times say only that an entry came or went, and that is listed itself.
+        // A directory's times change only when entries are added or removed, and those are listed
+        // themselves.
         self.kind != Kind::Dir
             && (self.size, self.mtime, self.ctime) != (other.size, other.mtime, other.ctime)
     }
 
-    /// Directories with something in them are spoken for by what is in them.
+    /// Whether it is listed: a directory with entries is not, because its entries are.
     fn is_listed(&self) -> bool {
         self.kind != Kind::Dir || !self.has_entries
     }
 }
 
-/// Everything in a workspace at one time. What is in a `.git`, at any level, is left out.
+/// All entries of a workspace at one time, without the content of any `.git`.
 #[derive(Debug, Clone, Default)]
 pub struct Manifest {
     entries: HashMap<Box<[u8]>, EntryState>,
@@ -47,13 +48,13 @@ pub struct Manifest {
 }
 
 string_enum!(
-    /// What happened to a file.
+    /// How a file changed.
     ChangeKind {
-        /// It is new.
+        /// It was created.
         Added = "added",
-        /// It is another than before, or has other rights.
+        /// Its content or its permissions changed.
         Modified = "modified",
-        /// It is gone.
+        /// It was deleted.
         Deleted = "deleted",
     }
 );
@@ -63,24 +64,24 @@ string_enum!(
 pub struct Change {
     /// Its path below the workspace ([`foreign_path`]).
     pub path: UntrustedText,
-    /// What happened to it.
+    /// How it changed.
     pub kind: ChangeKind,
 }
 
-/// What changed between two times.
+/// The changes between two times.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Changes {
     /// The changes, sorted by path, at most [`limits::CHANGES_LISTED`].
     pub list: Vec<Change>,
-    /// How many there are, those beyond the list included.
+    /// Number of changes, those beyond the list included.
     pub total: u64,
-    /// The list is not all of it: more changed than it holds, or the tree was beyond the bounds
-    /// of a walk, or parts of it could not be read.
+    /// Whether the list is incomplete: it has more changes than fit, the tree exceeded the limits
+    /// of a walk, or parts of it were unreadable.
     pub is_truncated: bool,
 }
 
 impl Manifest {
-    /// Records what is below `root`.
+    /// Records the entries below `root`.
     pub fn record(root: &Root) -> Result<Self, TreeError> {
         Self::record_within(root, WalkBounds::default())
     }
@@ -95,7 +96,7 @@ impl Manifest {
         })
     }
 
-    /// How many files, links and directories are recorded.
+    /// Number of recorded files, links and directories.
     #[must_use]
     pub fn len(&self) -> usize {
         self.entries.len()
@@ -107,21 +108,21 @@ impl Manifest {
         self.entries.is_empty()
     }
 
-    /// Whether something at this path was seen.
+    /// Whether an entry with this path was recorded.
     #[must_use]
     pub fn has(&self, path: &[u8]) -> bool {
         self.entries.contains_key(path)
     }
 
-    /// Whether something special was seen at this path: in an overlay, what stands for something
-    /// deleted. Its times say nothing, because all of these may be one.
+    /// Whether a special file with this path was recorded: in an overlay, a whiteout of a deleted
+    /// entry. Its times are meaningless, because all whiteouts may be hard links to one inode.
     pub(super) fn has_special(&self, path: &[u8]) -> bool {
         self.entries
             .get(path)
             .is_some_and(|then| then.kind == Kind::Other)
     }
 
-    /// Whether exactly this was seen at this path.
+    /// Whether exactly this entry was recorded at this path.
     pub(super) fn contains_unchanged(&self, path: &[u8], now: &rustix::fs::Stat) -> bool {
         let stamp = |seconds: i64, nanos: u64| (seconds, u32::try_from(nanos).unwrap_or(0));
         self.entries.get(path).is_some_and(|then| {
@@ -130,34 +131,34 @@ impl Manifest {
         })
     }
 
-    /// What is different below `root` now.
+    /// Compares the record with the current entries below `root`.
     pub fn changes(&self, root: &Root) -> Result<Changes, TreeError> {
         Ok(self.compare(&Self::record(root)?))
     }
 
     fn compare(&self, after: &Self) -> Changes {
-        let mut found: Vec<(&[u8], ChangeKind)> = Vec::new();
+        let mut kinds: Vec<(&[u8], ChangeKind)> = Vec::new();
         for (path, now) in &after.entries {
             match self.entries.get(path) {
-                Some(then) if then.differs_from(now) => found.push((path, ChangeKind::Modified)),
-                // What an incomplete walk did not see may have been there.
-                None if self.complete && now.is_listed() => found.push((path, ChangeKind::Added)),
+                Some(then) if then.differs_from(now) => kinds.push((path, ChangeKind::Modified)),
+                // An entry that an incomplete walk missed may have existed before.
+                None if self.complete && now.is_listed() => kinds.push((path, ChangeKind::Added)),
                 Some(_) | None => {}
             }
         }
         if after.complete {
             for (path, then) in &self.entries {
                 if then.is_listed() && !after.entries.contains_key(path) {
-                    found.push((path, ChangeKind::Deleted));
+                    kinds.push((path, ChangeKind::Deleted));
                 }
             }
         }
-        found.sort_unstable();
-        let total = found.len() as u64;
-        found.truncate(limits::CHANGES_LISTED);
+        kinds.sort_unstable();
+        let total = kinds.len() as u64;
+        kinds.truncate(limits::CHANGES_LISTED);
         Changes {
-            is_truncated: !self.complete || !after.complete || total > found.len() as u64,
-            list: found
+            is_truncated: !self.complete || !after.complete || total > kinds.len() as u64,
+            list: kinds
                 .into_iter()
                 .map(|(path, kind)| Change {
                     path: foreign_path(path),
@@ -174,7 +175,7 @@ struct Recorder {
     entries: HashMap<Box<[u8]>, EntryState>,
     bytes: usize,
     too_long: bool,
-    /// The directory that was last marked as having entries: they come one after another.
+    /// The directory that was last marked as having entries: its entries are adjacent.
     parent: Vec<u8>,
 }
 

@@ -1,6 +1,6 @@
-//! Names of a workspace that are hidden: the patterns, and why nobody knows what has them.
+//! Names of a workspace that are hidden: the patterns, and why the hidden files may be unknown.
 //!
-//! Names that do not exist yet are the policy's. Must not know how a file is covered.
+//! Names that do not exist yet are the policy's concern. Must not know how a file is covered.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
@@ -11,56 +11,56 @@ use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
 use marshal_model::UntrustedText;
 use marshal_model::limits;
 
-/// What to do about a workspace that cannot be looked through.
+/// What to do about a workspace that cannot be searched.
 const HINT: &str = "use mode \"copy\", a slice, or a mask with fewer patterns";
 
-/// Patterns of a mask, compiled.
+/// The compiled patterns of a mask.
 #[derive(Debug, Clone, Default)]
 pub struct Masks {
     hide: GlobSet,
     show: GlobSet,
 }
 
-/// Why nobody knows what must be hidden. Nothing may be started then.
+/// Why the files to hide are unknown. Nothing may start then.
 #[derive(Debug, thiserror::Error)]
 pub enum MaskError {
-    /// A pattern that is none.
+    /// A pattern is invalid.
     #[error("workspace.mask: the pattern {0:?} cannot be read: {1}")]
     Pattern(String, String),
-    /// More than can be covered.
+    /// More files than can be covered.
     #[error(
-        "workspace.mask: more than {} files have names that are to be hidden (the last one: {}); {HINT}",
+        "workspace.mask: more than {} files match the mask (the last one: {}); {HINT}",
         limits::MASKED_PATHS, .0.escape_for_display(200)
     )]
     TooMany(UntrustedText),
-    /// More directories and links lead to what is hidden than can be held where they are.
+    /// More directories and links than can be pinned.
     #[error(
-        "workspace.mask: more than {} directories and links lead to what is to be hidden (the last one: {}); {HINT}",
+        "workspace.mask: more than {} directories and links lead to files that match the mask (the last one: {}); {HINT}",
         limits::MASK_PINNED_PATHS, .0.escape_for_display(200)
     )]
     TooManyPinned(UntrustedText),
-    /// The tree is too large, or was changed meanwhile.
+    /// The tree is too large, or changed during the search.
     #[error(
-        "workspace.mask: the workspace cannot be looked through for names that are to be hidden: {0}; {HINT}, or mask = []"
+        "workspace.mask: the workspace cannot be searched completely for files that match the mask: {0}; {HINT}, or mask = []"
     )]
     Incomplete(&'static str),
-    /// A directory that the agent could open, and we cannot.
-    #[error("workspace.mask: the directory {} cannot be looked into: give its owner the right to, or name it in the mask", .0.escape_for_display(200))]
+    /// A directory that the agent could open, but the supervisor cannot.
+    #[error("workspace.mask: the directory {} cannot be read: give its owner read permission, or add it to the mask", .0.escape_for_display(200))]
     Unreadable(UntrustedText),
-    /// A name that no plan can carry.
-    #[error("workspace.mask: {} is to be hidden, and its name is not UTF-8: rename it", .0.escape_for_display(200))]
+    /// A name that a plan cannot contain.
+    #[error("workspace.mask: {} matches the mask, but its name is not UTF-8: rename it", .0.escape_for_display(200))]
     NotUtf8(UntrustedText),
-    /// A link that leads to a place which cannot be known here.
-    #[error("workspace.mask: {} is a link that leaves the workspace over another link, or comes back to it by an absolute path, so what it leads to cannot be hidden: let it lead there directly, by a relative path", .0.escape_for_display(200))]
+    /// A link with a target that cannot be determined.
+    #[error("workspace.mask: the target of the link {} cannot be hidden, because it leaves the workspace through another link or returns to it by an absolute path: point the link directly at its target, by a relative path", .0.escape_for_display(200))]
     Link(UntrustedText),
-    /// The system said no.
+    /// A system call failed.
     #[error(transparent)]
     Tree(#[from] TreeError),
 }
 
 impl Masks {
-    /// Compiles patterns: one without a slash is a name anywhere, one with a slash is below the
-    /// workspace's root; a `!` before one shows what others hide.
+    /// Compiles patterns. One without a slash matches a name anywhere, one with a slash a path
+    /// below the workspace's root; a leading `!` excludes from what others hide.
     pub fn new(patterns: &[String]) -> Result<Self, MaskError> {
         let mut sets = [GlobSetBuilder::new(), GlobSetBuilder::new()];
         for pattern in patterns {
@@ -88,19 +88,19 @@ impl Masks {
         })
     }
 
-    /// Whether nothing is ever hidden.
+    /// Whether the mask hides nothing.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.hide.is_empty()
     }
 
-    /// Whether the path itself is hidden; what is above it is not looked at.
+    /// Whether the path itself is hidden, regardless of its parents.
     pub(super) fn matches(&self, path: &[u8]) -> bool {
         let path = Path::new(OsStr::from_bytes(path));
         self.hide.is_match(path) && !self.show.is_match(path)
     }
 
-    /// Whether a path below the workspace is hidden, by itself or by a directory above it.
+    /// Whether a path below the workspace is hidden, by itself or by a parent directory.
     #[must_use]
     pub fn hides(&self, path: &[u8]) -> bool {
         let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/');

@@ -1,9 +1,10 @@
-//! What of a workspace is to be covered, and what must stay where it is for that to hold.
+//! Which paths of a workspace must be covered, and which must be pinned so that the covers stay
+//! effective.
 //!
-//! Covered is whatever a mask names now: files and directories, what links with such names lead to,
-//! other names of the same files, and sockets, behind which a program of the host listens. What is
-//! found is covered inside, so a look that saw not everything is an error, never a shorter list.
-//! Must not know how anything is covered or held.
+//! Covered are: files and directories that a mask names, the targets of links with such names,
+//! other names of the same files, and sockets, because a program of the host listens there. An
+//! incomplete search is an error, never a shorter list. Must not know how paths are covered or
+//! pinned.
 
 use std::collections::{BTreeSet, HashSet};
 use std::ffi::{OsStr, OsString};
@@ -23,39 +24,39 @@ use super::tree::{
 use crate::open::open_within;
 use marshal_model::limits;
 
-/// Links on the way to one place, as the kernel counts them.
+/// Maximum links in one path, as in the kernel.
 const LINKS: usize = 40;
 
 /// How an agent sees the workspace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WorkspaceView {
-    /// It cannot write in it.
+    /// The agent cannot write.
     ReadOnly,
-    /// It writes the workspace itself: what it moves is moved for the next session too.
+    /// The agent writes the workspace itself: what it moves stays moved for the next session.
     Writable,
-    /// It writes somewhere else: the workspace stays as it is, and no program of the host answers
-    /// at a socket in the view.
+    /// The agent's changes go elsewhere: the workspace stays unchanged, and sockets in the view are
+    /// not connected to programs of the host.
     Layered,
 }
 
-/// What is to be covered, and what is to be held.
+/// The paths to cover, and the paths to pin.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MaskedPaths {
-    /// Paths below the workspace that are covered.
+    /// Paths below the workspace to cover.
     pub hidden: Vec<String>,
-    /// Directories and links, those above first, that must not be moved or removed inside, or a
-    /// later session would find something else hidden.
+    /// Directories and links, parents first, that must not be moved or removed inside, or a later
+    /// session would hide other paths.
     pub pinned: Vec<String>,
     /// How many of `hidden` are sockets.
     pub sockets: usize,
 }
 
 impl Masks {
-    /// What of the workspace at `root` is to be covered now. With `within`, only there. The names in
-    /// the `.git` at the top are git's and never hidden.
+    /// The paths of the workspace at `root` that must be covered now, only those in `within` if it
+    /// is given. The content of the top-level `.git` is never hidden.
     ///
     /// # Errors
-    /// See [`MaskError`]: whatever keeps this from being all of it.
+    /// [`MaskError`]: everything that makes the result incomplete.
     pub fn find(
         &self,
         root: &Root,
@@ -69,10 +70,10 @@ impl Masks {
     }
 }
 
-/// The sockets of a workspace, whatever their names.
+/// The sockets of a workspace, regardless of their names.
 ///
 /// # Errors
-/// See [`MaskError`]: whatever keeps this from being all of them.
+/// [`MaskError`]: everything that makes the result incomplete.
 pub fn find_sockets(root: &Root, view: WorkspaceView) -> Result<MaskedPaths, MaskError> {
     run_search(&Masks::default(), root, &[], view)
 }
@@ -108,33 +109,33 @@ fn run_search(
     search.into_masked_paths()
 }
 
-/// A search that is under way.
+/// A search in progress.
 struct Search<'a> {
     masks: &'a Masks,
     root: &'a Root,
     within: &'a [String],
     view: WorkspaceView,
-    /// The owner of the workspace, who is the agent inside.
+    /// The owner of the workspace, which is the agent inside.
     owner: u32,
-    /// How many entries may still be looked at, and until when.
+    /// Number of entries that may still be visited, and the deadline.
     left: u64,
     until: Instant,
     hidden: BTreeSet<PathBuf>,
     directories: Vec<PathBuf>,
-    /// Hidden files that have other names too.
+    /// Hidden files with further hard links.
     hard_linked: HashSet<FileId>,
     pinned: BTreeSet<PathBuf>,
     sockets: usize,
 }
 
 impl Search<'_> {
-    /// Each way through the workspace has the whole bound.
+    /// Each pass over the workspace gets the full limits.
     fn reset_bounds(&mut self) {
         self.left = limits::WALK_ENTRIES;
         self.until = Instant::now() + limits::WALK_TIME;
     }
 
-    /// Looks at everything below a directory.
+    /// Visits everything below a directory.
     fn walk_from(
         &mut self,
         start: impl std::os::fd::AsFd,
@@ -160,9 +161,11 @@ impl Search<'_> {
             (None, None) => Ok(()),
             (None, Some(cut)) => Err(MaskError::Incomplete(match cut {
                 IncompleteReason::Entries => "it has too many files",
-                IncompleteReason::Depth => "it has too many levels",
-                IncompleteReason::Time => "that takes too long",
-                IncompleteReason::Moved | IncompleteReason::Visitor => "it was changed meanwhile",
+                IncompleteReason::Depth => "it has too many levels of directories",
+                IncompleteReason::Time => "the search takes too long",
+                IncompleteReason::Moved | IncompleteReason::Visitor => {
+                    "it changed during the search"
+                }
             })),
         }
     }
@@ -181,7 +184,7 @@ impl Search<'_> {
             return Ok(WalkStep::Skip);
         }
         if path.starts_with(".git") || !self.masks.matches(entry.path) {
-            // The agent is this owner inside, and could give itself the right.
+            // The agent is this owner inside, and could grant itself permission.
             let is_closed = entry.meta.kind == Kind::Dir
                 && entry.meta.uid == self.owner
                 && entry.meta.mode & 0o500 != 0o500;
@@ -198,7 +201,7 @@ impl Search<'_> {
         Ok(WalkStep::Skip)
     }
 
-    /// Whether an agent gets at the very nodes of the workspace.
+    /// Whether the agent accesses the workspace's own inodes.
     fn sees_real_nodes(&self) -> bool {
         self.view != WorkspaceView::Layered
     }
@@ -220,8 +223,8 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// Hides what a link leads to. Where the agent could remove the link, or another on the way, and
-    /// with it the only trace of what is to be hidden, they are held.
+    /// Hides the target of a link. If the agent could remove the link, or another one in its path,
+    /// a later search would not find the target; so these are pinned.
     fn hide_link_target(&mut self, link: &Path) -> Result<(), MaskError> {
         let Some((to, meta)) = resolve_link(self.root, link.as_os_str().as_bytes())? else {
             return Ok(());
@@ -230,25 +233,25 @@ impl Search<'_> {
             let way = trace_link(self.root, link)
                 .map_err(|errno| TreeError::at_path("follow the link", link, errno))?;
             if way.target != to {
-                return Err(MaskError::Incomplete("it was changed meanwhile"));
+                return Err(MaskError::Incomplete("it changed during the search"));
             }
             self.pinned.extend(way.passed);
         }
         self.hide(&to, &meta)
     }
 
-    /// Files in hidden directories may have names outside of them.
+    /// Files in hidden directories may have hard links elsewhere.
     fn visit_hidden_dirs(&mut self) -> Result<(), MaskError> {
         for path in std::mem::take(&mut self.directories) {
             let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let resolve =
                 ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
             match open_within(self.root, &*path, flags, resolve) {
-                Ok(held) => {
-                    match self.walk_from(held, |search, entry| Ok(search.note_hard_link(entry))) {
-                        // Nobody inside opens what its own owner may not.
+                Ok(handle) => {
+                    match self.walk_from(handle, |search, entry| Ok(search.note_hard_link(entry))) {
+                        // What its owner cannot open, no process inside can.
                         Err(MaskError::Tree(error)) if is_closed(&error) => {}
-                        looked => looked?,
+                        walked => walked?,
                     }
                 }
                 Err(Errno::ACCESS) => {}
@@ -285,17 +288,17 @@ impl Search<'_> {
             above.any(|above| self.hidden.contains(above))
         };
         let hidden: Vec<&PathBuf> = self.hidden.iter().filter(|path| !is_below(path)).collect();
-        let mut held = BTreeSet::new();
+        let mut pins = BTreeSet::new();
         if self.view == WorkspaceView::Writable {
             for path in hidden.iter().copied().chain(&self.pinned) {
-                held.extend(path.ancestors().skip(1).map(Path::to_owned));
+                pins.extend(path.ancestors().skip(1).map(Path::to_owned));
             }
-            held.extend(self.pinned.iter().cloned());
-            held.retain(|path| {
+            pins.extend(self.pinned.iter().cloned());
+            pins.retain(|path| {
                 *path != Path::new("") && !self.hidden.contains(path) && !is_below(path)
             });
         }
-        if let Some(last) = held.iter().nth(limits::MASK_PINNED_PATHS) {
+        if let Some(last) = pins.iter().nth(limits::MASK_PINNED_PATHS) {
             return Err(MaskError::TooManyPinned(foreign_path(
                 last.as_os_str().as_bytes(),
             )));
@@ -303,7 +306,7 @@ impl Search<'_> {
         Ok(MaskedPaths {
             sockets: self.sockets,
             hidden: texts(hidden.into_iter().map(PathBuf::as_path))?,
-            pinned: texts(held.iter().map(PathBuf::as_path))?,
+            pinned: texts(pins.iter().map(PathBuf::as_path))?,
         })
     }
 }
@@ -322,7 +325,7 @@ fn is_closed(error: &TreeError) -> bool {
     error.source.kind() == std::io::ErrorKind::PermissionDenied
 }
 
-/// Whether a path lies in the slice, or on the way to it.
+/// Whether a path is in the slice, or a parent of it.
 fn is_within(path: &[u8], within: &[String]) -> bool {
     let path = Path::new(OsStr::from_bytes(path));
     within.is_empty()
@@ -331,31 +334,32 @@ fn is_within(path: &[u8], within: &[String]) -> bool {
             .any(|part| path.starts_with(part) || Path::new(part).starts_with(path))
 }
 
-/// Where below the root a link leads, and what is there, if it leads to something there.
+/// The path below the root that a link leads to, and its metadata, if the target exists.
 fn resolve_link(root: &Root, link: &[u8]) -> Result<Option<(PathBuf, Meta)>, MaskError> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
-    let held = match open_within(root, link, flags, resolve) {
-        Ok(held) => held,
+    let handle = match open_within(root, link, flags, resolve) {
+        Ok(handle) => handle,
         Err(Errno::XDEV) => return check_leaving_link(root, link).map(|()| None),
         Err(Errno::NOENT | Errno::LOOP | Errno::NOTDIR | Errno::ACCESS) => return Ok(None),
         Err(errno) => return Err(TreeError::at("follow the link", link, errno).into()),
     };
     let failed = |error| TreeError::at("follow the link", link, error);
     let (to, top) = (
-        kernel_path(&held).map_err(failed)?,
+        kernel_path(&handle).map_err(failed)?,
         kernel_path(root).map_err(failed)?,
     );
-    let meta = meta_of(&held).map_err(failed)?;
+    let meta = meta_of(&handle).map_err(failed)?;
     let below = to.strip_prefix(&top).ok();
     Ok(below
         .filter(|path| *path != Path::new(""))
         .map(|path| (path.to_owned(), meta)))
 }
 
-/// Sees to it that a link that leads out of the workspace does so inside too, and on the host: there
-/// is only what the sandbox has there. One that comes back by the workspace's name, here or there,
-/// or that leads out over another link, is an error: what it leads to would stay open.
+/// Checks a link that leaves the workspace: it must leave it inside and on the host alike, because
+/// then it leads only to what the sandbox provides. One that returns by the workspace's path,
+/// inside or outside, or that leaves through another link, is an error: its target would stay
+/// visible.
 fn check_leaving_link(root: &Root, link: &[u8]) -> Result<(), MaskError> {
     let text = rustix::fs::readlinkat(root, link, Vec::new())
         .map_err(|errno| TreeError::at("read the link", link, errno))?;
@@ -378,10 +382,10 @@ fn check_leaving_link(root: &Root, link: &[u8]) -> Result<(), MaskError> {
     if comes_back(inside) || comes_back(root.path()) {
         return Err(MaskError::Link(foreign_path(link)));
     }
-    // What stands at the other end, if its way on the host goes over links of the host.
+    // Also check the target itself, in case its path on the host contains links of the host.
     let flags = OFlags::PATH | OFlags::CLOEXEC;
-    let held = open_within(root, link, flags, ResolveFlags::NO_MAGICLINKS);
-    let name = held.ok().and_then(|held| kernel_path(&held).ok());
+    let handle = open_within(root, link, flags, ResolveFlags::NO_MAGICLINKS);
+    let name = handle.ok().and_then(|handle| kernel_path(&handle).ok());
     let top = kernel_path(root).map_err(|error| TreeError::at("follow the link", link, error))?;
     match name {
         Some(name) if name.starts_with(&top) => Err(MaskError::Link(foreign_path(link))),
@@ -389,23 +393,23 @@ fn check_leaving_link(root: &Root, link: &[u8]) -> Result<(), MaskError> {
     }
 }
 
-/// Where something that is held is, as the kernel names it.
-fn kernel_path(held: impl std::os::fd::AsFd) -> std::io::Result<PathBuf> {
+/// The kernel's path of an open descriptor.
+fn kernel_path(handle: impl std::os::fd::AsFd) -> std::io::Result<PathBuf> {
     use std::os::fd::AsRawFd as _;
-    std::fs::read_link(format!("/proc/self/fd/{}", held.as_fd().as_raw_fd()))
+    std::fs::read_link(format!("/proc/self/fd/{}", handle.as_fd().as_raw_fd()))
 }
 
-/// The way that a link takes.
+/// The path that a link resolves through.
 struct LinkRoute {
-    /// The links on it, the first one included, and the directories that it leaves again by `..`:
-    /// without any of them it would lead nowhere.
+    /// The links in it, the first one included, and the directories that it leaves again by `..`:
+    /// without any of them the link would be broken.
     passed: Vec<PathBuf>,
     target: PathBuf,
 }
 
-/// Goes the way of a link below the root, one name at a time.
+/// Resolves a link below the root, one component at a time.
 fn trace_link(root: &Root, link: &Path) -> Result<LinkRoute, Errno> {
-    let mut over = Vec::new();
+    let mut visited = Vec::new();
     let mut here = PathBuf::new();
     let mut ahead: Vec<OsString> = Vec::new();
     let put = |ahead: &mut Vec<OsString>, text: &Path| {
@@ -418,7 +422,7 @@ fn trace_link(root: &Root, link: &Path) -> Result<LinkRoute, Errno> {
         match Path::new(&name).components().next() {
             Some(Component::Normal(name)) => here.push(name),
             Some(Component::ParentDir) => {
-                over.push(here.clone());
+                visited.push(here.clone());
                 if !here.pop() {
                     return Err(Errno::XDEV);
                 }
@@ -436,12 +440,12 @@ fn trace_link(root: &Root, link: &Path) -> Result<LinkRoute, Errno> {
         if links > LINKS {
             return Err(Errno::LOOP);
         }
-        over.push(here.clone());
+        visited.push(here.clone());
         here.pop();
         put(&mut ahead, &text);
     }
     Ok(LinkRoute {
-        passed: over,
+        passed: visited,
         target: here,
     })
 }

@@ -1,10 +1,10 @@
-//! The directories that a session works in: its copy of the workspace, its home, what changed in
-//! them, how large they are, and when they go.
+//! The directories that a session works in: its copy of the workspace, its home, their changes and
+//! sizes, and when they are removed.
 //!
-//! Every tree here may have been written by an agent, and may be changing while it is read. So
-//! nothing is opened by a path below a tree: everything starts at one descriptor of its root and
-//! goes down one name at a time without following a link ([`tree`]). Synchronous; callers run it
-//! where blocking is allowed. Must not know sessions' states, protocols or policy.
+//! Every tree here may have been written by an agent, and may change while it is read. So nothing
+//! is opened by a path below a tree: every access starts at a descriptor of its root and goes down
+//! one name at a time without following a link ([`tree`]). Synchronous; callers run it where
+//! blocking is allowed. Must not know sessions' states, protocols or policy.
 
 pub mod branch;
 pub mod cache;
@@ -40,8 +40,8 @@ pub use tree::{Root, TreeError};
 
 use marshal_model::UntrustedText;
 
-/// Who owns a tree on disk: an id of the supervisor's range, the same number for both. Only a
-/// supervisor that runs as root gives trees away.
+/// The owner of a tree on disk: an id of the supervisor's range, the same number for uid and gid.
+/// Only a supervisor that runs as root changes owners.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Owner {
     /// The user id on the host.
@@ -50,8 +50,8 @@ pub struct Owner {
     pub gid: u32,
 }
 
-/// A file name or path as a text, without loss: bytes that are no UTF-8 become `\xNN`, and a
-/// backslash becomes two.
+/// A file name or path as text, without loss: bytes that are not UTF-8 become `\xNN`, and a
+/// backslash is doubled.
 #[must_use]
 pub fn foreign_path(bytes: &[u8]) -> UntrustedText {
     use std::fmt::Write as _;

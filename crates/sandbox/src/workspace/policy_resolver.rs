@@ -1,11 +1,11 @@
-//! Answers the policy's questions about paths from the trees that a session really has.
+//! Answers the policy's questions about paths from a session's real trees.
 //!
-//! Only translates: the IO stands in [`super::resolve`], the walk in the policy.
+//! Only translates: [`super::resolve`] does the IO, the policy does the walk.
 
 use super::resolve::{PathNode, TreeResolver};
 use marshal_policy::{FsEntry, Resolver};
 
-/// A name that is no text cannot be compared with what a pattern matches.
+/// Patterns match text, so a name that is not UTF-8 cannot be compared.
 fn texts(names: Vec<Vec<u8>>) -> Option<Vec<String>> {
     let text = |name| String::from_utf8(name).ok();
     names.into_iter().map(text).collect()

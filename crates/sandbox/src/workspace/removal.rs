@@ -1,8 +1,8 @@
-//! Removes a tree, whatever an agent made of it.
+//! Removes a tree, whatever an agent did to it.
 //!
-//! Nothing is followed and no depth, name or mode stops it: below a fixed number of levels a
-//! directory is lifted to the top of the tree and removed from there, so descriptors and stack
-//! stay bounded. For trees that nobody writes any more.
+//! No link is followed, and no depth, name or mode stops it: below a fixed depth a directory moves
+//! to the top of the tree and is removed from there, so the number of descriptors and the stack
+//! stay bounded. For trees that no process writes any more.
 
 use std::ffi::{CStr, CString};
 use std::io;
@@ -16,11 +16,11 @@ use super::tree::{TreeError, for_each_entry, open_own_dir_at};
 /// Levels removed in place, each with one open descriptor.
 const LEVELS: usize = 32;
 
-/// Removes `name` of `parent`, with everything below it if it is a directory. Nothing there is
-/// fine.
+/// Removes `name` of `parent`, and everything below it if it is a directory. A missing entry is no
+/// error.
 ///
 /// # Errors
-/// The first thing that could not be removed.
+/// The error of the first entry that could not be removed.
 pub fn remove_tree(parent: impl AsFd, name: &str) -> Result<(), TreeError> {
     let error = |source: io::Error| TreeError::at("remove", name.as_bytes(), source);
     let parent = parent.as_fd();
@@ -44,7 +44,7 @@ fn remove_full(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<()> {
 
 enum Removed {
     Gone,
-    /// A directory with something in it.
+    /// A directory that is not empty.
     Full,
 }
 
@@ -62,7 +62,7 @@ fn remove_one(dir: BorrowedFd<'_>, name: &CStr) -> io::Result<Removed> {
     }
 }
 
-/// Where directories go that lie too deep.
+/// Where directories below the maximum depth move to.
 struct Lift<'a> {
     top: BorrowedFd<'a>,
     next: u64,
@@ -70,7 +70,7 @@ struct Lift<'a> {
 
 impl Lift<'_> {
     fn lift(&mut self, dir: BorrowedFd<'_>, name: &CStr) -> io::Result<()> {
-        // Moving a directory writes its `..`, for which its owner needs the right to write.
+        // Moving a directory updates its `..`, which requires write permission on it.
         drop(open_own_dir_at(dir, name)?);
         loop {
             let place = format!("lifted-{}", self.next);
@@ -84,12 +84,12 @@ impl Lift<'_> {
     }
 }
 
-/// Empties a directory: passes over it until one finds nothing.
+/// Empties a directory: repeats passes until one finds nothing.
 fn clear(dir: BorrowedFd<'_>, depth: usize, lift: &mut Lift<'_>) -> io::Result<()> {
     loop {
-        let mut found = false;
+        let mut has_entries = false;
         for_each_entry(dir, |name| {
-            found = true;
+            has_entries = true;
             match remove_one(dir, name)? {
                 Removed::Gone => Ok(()),
                 Removed::Full if depth + 1 < LEVELS => {
@@ -100,7 +100,7 @@ fn clear(dir: BorrowedFd<'_>, depth: usize, lift: &mut Lift<'_>) -> io::Result<(
                 Removed::Full => lift.lift(dir, name),
             }
         })?;
-        if !found {
+        if !has_entries {
             return Ok(());
         }
     }

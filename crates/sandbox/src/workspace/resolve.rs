@@ -1,7 +1,7 @@
 //! Reads the links of a workspace and a home by their paths inside the sandbox.
 //!
-//! Owns the IO of path resolution: one component, one answer, below the roots that it was given
-//! and nowhere else. What a link means, and whether a path may be used, is decided elsewhere.
+//! Owns the IO of path resolution: one component and one answer at a time, only below the given
+//! roots. What a link means, and whether a path may be used, is decided elsewhere.
 
 use std::ffi::CString;
 use std::io;
@@ -13,24 +13,24 @@ use rustix::io::Errno;
 use super::overlay::MergedView;
 use super::tree::{Kind, Root, for_each_entry, meta_at, meta_of, open_handle_at, reopen};
 
-/// Components of one path. More cannot stand in a path that a system call takes.
+/// Maximum components of one path: a system call accepts no longer path.
 const COMPONENTS: usize = 2048;
 
-/// Entries of one directory that are looked at for links.
+/// Maximum entries of one directory that are scanned.
 const ENTRIES: usize = 10_000;
 
-/// What stands at a path.
+/// What is at a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PathNode {
-    /// A link, with its target as it stands there: relative, or absolute as seen inside.
+    /// A link and its unresolved target: relative, or absolute as seen inside.
     Target(Vec<u8>),
     /// A directory.
     Directory,
-    /// Something else, but no link.
+    /// Something else than a link or directory.
     Other,
     /// Nothing.
     Missing,
-    /// Nobody can say.
+    /// It cannot be determined.
     Unresolved(UnresolvedReason),
 }
 
@@ -38,20 +38,20 @@ pub enum PathNode {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum UnresolvedReason {
     /// It is not below any of the roots.
-    #[error("it is outside workspace and home")]
+    #[error("it is outside the workspace and the home")]
     Outside,
-    /// It is not absolute, or has an empty, `.` or `..` component, or too many.
-    #[error("it is no plain absolute path")]
+    /// It is not absolute, or has an empty, `.` or `..` component, or too many components.
+    #[error("it is not a normalized absolute path")]
     NotPlain,
-    /// A component before the last is a link, or no directory.
-    #[error("a component before its last is no directory")]
+    /// A parent is a link, or not a directory.
+    #[error("a parent in its path is not a directory")]
     NotThroughDirectory,
-    /// The system did not let us look.
+    /// A system call failed.
     #[error("it could not be examined")]
     Failed,
 }
 
-/// Trees of the host, by the paths that they have inside.
+/// Trees of the host, by their paths inside.
 #[derive(Debug, Default)]
 pub struct TreeResolver {
     trees: Vec<(Vec<u8>, Tree)>,
@@ -60,27 +60,27 @@ pub struct TreeResolver {
 /// One tree.
 #[derive(Debug)]
 enum Tree {
-    /// A directory as it is.
+    /// An unmodified directory.
     Plain(Root),
-    /// A directory with what an agent wrote over it.
+    /// A directory with an overlay.
     Merged(Box<MergedView>),
 }
 
 impl TreeResolver {
-    /// Nothing is resolved.
+    /// Resolves nothing.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a tree of the host that is seen at `inside` (`/workspace`, `/home/agent`; without a
+    /// Adds a tree of the host that is visible at `inside` (`/workspace`, `/home/agent`; without a
     /// sandbox its own path).
     #[must_use]
     pub fn with(self, inside: impl Into<Vec<u8>>, root: Root) -> Self {
         self.add(inside.into(), Tree::Plain(root))
     }
 
-    /// The same, of a tree that an overlay lies over.
+    /// Adds a tree with an overlay.
     #[must_use]
     pub fn with_merged(self, inside: impl Into<Vec<u8>>, merged: MergedView) -> Self {
         self.add(inside.into(), Tree::Merged(Box::new(merged)))
@@ -90,51 +90,51 @@ impl TreeResolver {
         while inside.len() > 1 && inside.last() == Some(&b'/') {
             inside.pop();
         }
-        // There are two of them in nearly every session, for as long as it lives.
+        // Saves memory: nearly every session has two trees for as long as it lives.
         self.trees.reserve_exact(1);
         self.trees.push((inside, tree));
-        // The longest first: a tree inside another hides what it covers.
+        // Longest first: a tree inside of another one hides what it covers.
         self.trees
             .sort_by_key(|(inside, _)| std::cmp::Reverse(inside.len()));
         self
     }
 
-    /// Whether the tree that is seen at `inside` is there no more: its root was removed, or cannot be
-    /// looked at. What stands in it could not be told from what never did.
+    /// Whether the tree at `inside` no longer exists: its root was removed, or is not accessible.
+    /// Deleted content is then indistinguishable from content that never existed.
     #[must_use]
     pub fn is_gone(&self, inside: &[u8]) -> bool {
         let of_path = |(at, _): &&(Vec<u8>, Tree)| at == inside;
-        let held = match self.trees.iter().find(of_path) {
+        let handle = match self.trees.iter().find(of_path) {
             None => return false,
             Some((_, Tree::Plain(root))) => open_handle_at(root, c"."),
             Some((_, Tree::Merged(merged))) => merged.open_handle(std::iter::empty()),
         };
-        let stat = held.and_then(|held| Ok(rustix::fs::fstat(held)?));
+        let stat = handle.and_then(|handle| Ok(rustix::fs::fstat(handle)?));
         stat.map_or(true, |stat| stat.st_nlink == 0)
     }
 
-    /// What stands at an absolute path as seen inside, whose components before the last are
-    /// directories: a caller that resolves a path asks for each of its prefixes in turn.
+    /// What is at an absolute path as seen inside. All components but the last must be directories:
+    /// a caller resolves a path by asking for each of its prefixes in turn.
     #[must_use]
     pub fn read_link(&self, path: &[u8]) -> PathNode {
         match self.find_tree(path) {
             Ok((Tree::Plain(root), parts)) => read_node(root, parts.into_iter()),
             Ok((Tree::Merged(merged), parts)) => match merged.open_handle(parts.into_iter()) {
-                Ok(held) => node_kind(&held),
+                Ok(handle) => node_kind(&handle),
                 Err(error) => unresolved_node(&error),
             },
             Err(unresolved) => PathNode::Unresolved(unresolved),
         }
     }
 
-    /// The names of the links directly in the directory `path`, of which no component is a link.
-    /// A directory that is missing has none; `None`: they cannot be listed, or are too many.
+    /// The names of the links directly in the directory `path`, which has no link as a component.
+    /// Empty if the directory is missing; `None` if it cannot be listed, or has too many entries.
     #[must_use]
     pub fn links_in(&self, path: &[u8]) -> Option<Vec<Vec<u8>>> {
         self.list_names(path, true)
     }
 
-    /// The names of everything directly in the directory `path`, as for [`Self::scan_directories`].
+    /// The names of all entries of the directory `path`, under the same conditions.
     #[must_use]
     pub fn names_in(&self, path: &[u8]) -> Option<Vec<Vec<u8>>> {
         self.list_names(path, false)
@@ -150,7 +150,7 @@ impl TreeResolver {
         for part in parts {
             let name = CString::new(part).ok()?;
             dir = match open_handle_at(&dir, &name) {
-                Ok(held) => held,
+                Ok(handle) => handle,
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return Some(Vec::new()),
                 Err(_) => return None,
             };
@@ -162,7 +162,7 @@ impl TreeResolver {
         scan_directories(&[dir], only_links)
     }
 
-    /// The tree that a path is in, and the path's components below its root.
+    /// The tree that contains a path, and the path's components below its root.
     fn find_tree<'p>(&self, path: &'p [u8]) -> Result<(&Tree, Vec<&'p [u8]>), UnresolvedReason> {
         let Some(rest) = path.strip_prefix(b"/") else {
             return Err(UnresolvedReason::NotPlain);
@@ -190,11 +190,11 @@ impl TreeResolver {
     }
 }
 
-/// What is held.
-fn node_kind(held: &OwnedFd) -> PathNode {
-    match meta_of(held).map(|meta| meta.kind) {
+/// What an O_PATH descriptor refers to.
+fn node_kind(handle: &OwnedFd) -> PathNode {
+    match meta_of(handle).map(|meta| meta.kind) {
         Ok(Kind::Dir) => PathNode::Directory,
-        Ok(Kind::Link) => match rustix::fs::readlinkat(held, c"", Vec::new()) {
+        Ok(Kind::Link) => match rustix::fs::readlinkat(handle, c"", Vec::new()) {
             Ok(target) => PathNode::Target(target.into_bytes()),
             Err(errno) => unresolved_node(&errno.into()),
         },
@@ -203,8 +203,8 @@ fn node_kind(held: &OwnedFd) -> PathNode {
     }
 }
 
-/// The names, or only those of links, directly in a directory that an overlay lies over. One that
-/// was written over counts as long as it is below: more than there are is less than harm.
+/// The names of all entries, or only of links, in a directory with an overlay. A replaced entry of
+/// the lower directory still counts: too many names do no harm, too few would.
 fn list_merged(merged: &MergedView, parts: &[&[u8]], only_links: bool) -> Option<Vec<Vec<u8>>> {
     let dirs = match merged.open_directories(parts.iter().copied()) {
         Ok(dirs) => dirs,
@@ -214,7 +214,7 @@ fn list_merged(merged: &MergedView, parts: &[&[u8]], only_links: bool) -> Option
     scan_directories(&dirs, only_links)
 }
 
-/// The links directly in any of these, or everything there; `None` where there is too much to look through.
+/// The links in any of these directories, or all entries; `None` if there are too many.
 fn scan_directories(dirs: &[OwnedFd], only_links: bool) -> Option<Vec<Vec<u8>>> {
     let mut links = Vec::new();
     let mut entries = 0_usize;
@@ -251,19 +251,19 @@ fn read_node<'a>(root: &Root, parts: impl Iterator<Item = &'a [u8]>) -> PathNode
         let Ok(name) = CString::new(part) else {
             return PathNode::Unresolved(UnresolvedReason::NotPlain);
         };
-        let held = match open_handle_at(&dir, &name) {
-            Ok(held) => held,
+        let handle = match open_handle_at(&dir, &name) {
+            Ok(handle) => handle,
             Err(error) => return unresolved_node(&error),
         };
-        let kind = match meta_of(&held) {
+        let kind = match meta_of(&handle) {
             Ok(meta) => meta.kind,
             Err(error) => return unresolved_node(&error),
         };
         match (kind, parts.peek().is_some()) {
-            (Kind::Dir, true) => dir = held,
+            (Kind::Dir, true) => dir = handle,
             (_, true) => return PathNode::Unresolved(UnresolvedReason::NotThroughDirectory),
             (Kind::Link, false) => {
-                return match rustix::fs::readlinkat(&held, c"", Vec::new()) {
+                return match rustix::fs::readlinkat(&handle, c"", Vec::new()) {
                     Ok(target) => PathNode::Target(target.into_bytes()),
                     Err(errno) => unresolved_node(&errno.into()),
                 };

@@ -1,4 +1,4 @@
-//! How large a tree is: what stands in for a quota while there is none.
+//! The size of a tree: a substitute for a quota.
 
 use std::collections::HashSet;
 use std::io;
@@ -9,23 +9,25 @@ use super::tree::{IncompleteReason, Kind, Root, TreeError, WalkBounds, WalkStep,
 /// The size of a tree on disk.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Size {
-    /// Bytes that its files and directories take on disk: a hole takes none, and a file with
-    /// several names counts once.
+    /// Disk space of its files and directories in bytes: holes take none, and a file with several
+    /// hard links counts once.
     pub bytes: u64,
-    /// Entries below the root, of every kind.
+    /// Number of entries below the root, of every kind.
     pub files: u64,
-    /// Directories that could not be read for lack of rights; what is in them is not in `bytes`.
+    /// Number of directories that could not be read for lack of permission; their content is not in
+    /// `bytes`.
     pub unreadable: u64,
-    /// Why not everything was measured, if so. A tree beyond the bounds of a walk counts as too
-    /// large; one that was changed meanwhile ([`Cut::CwdChange`]) is measured again next time.
+    /// Why the measurement is incomplete, if it is. A tree beyond the limits of a walk counts as
+    /// too large; one that changed meanwhile ([`IncompleteReason::Moved`]) is measured again next
+    /// time.
     pub incomplete: Option<IncompleteReason>,
 }
 
-/// The bytes and files that everybody together has on the file system of `path`. Some file systems
-/// (Btrfs) count no files.
+/// Bytes and inodes used on the file system of `path`, by all users. Some file systems (Btrfs)
+/// count no inodes.
 ///
 /// # Errors
-/// Those of statvfs(3).
+/// The errors of statvfs(3).
 pub fn filesystem_usage(path: &Path) -> io::Result<(u64, u64)> {
     let of = rustix::fs::statvfs(path)?;
     let blocks = of.f_blocks.saturating_sub(of.f_bfree);
@@ -40,7 +42,7 @@ pub fn measure(root: &Root) -> Result<Size, TreeError> {
 
 fn measure_within(root: &Root, bounds: WalkBounds) -> Result<Size, TreeError> {
     let mut bytes = 0_u64;
-    // Bounded by the entries of the walk.
+    // Bounded by the walk's limit of entries.
     let mut seen = HashSet::new();
     let walked = walk(root, bounds, &mut |entry| {
         let meta = entry.meta;

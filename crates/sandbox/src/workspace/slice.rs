@@ -1,7 +1,7 @@
-//! A slice of a workspace: a few of its directories and files, and nothing else of it.
+//! A slice of a workspace: some of its directories and files, and nothing else.
 //!
-//! Owns the look at each of them before the walls are planned. Nothing is copied and nothing below
-//! them is read, so it takes the same time whatever they hold.
+//! Owns the check of each part before the sandbox is planned. Nothing is copied or read below them,
+//! so it takes the same time whatever they contain.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -15,19 +15,19 @@ use crate::open::open_within;
 use marshal_model::UntrustedText;
 use marshal_wire::shim::MountAccess;
 
-/// Why a slice cannot be had.
+/// Why a slice is not usable.
 #[derive(Debug, thiserror::Error)]
 pub enum SliceError {
-    /// A part is missing.
-    #[error("workspace.slice: {} is not there", .0.escape_for_display(300))]
+    /// A part does not exist.
+    #[error("workspace.slice: {} does not exist", .0.escape_for_display(300))]
     Missing(UntrustedText),
-    /// A part is a link, or lies behind one.
-    #[error("workspace.slice: {} is a link, or behind one: name what it leads to", .0.escape_for_display(300))]
+    /// A part is a link, or below one.
+    #[error("workspace.slice: {} is a link, or below one: use the path of its target", .0.escape_for_display(300))]
     Link(UntrustedText),
     /// A part is a device, fifo or socket.
     #[error("workspace.slice: {} is neither a directory nor a file", .0.escape_for_display(300))]
     Special(UntrustedText),
-    /// The system said no.
+    /// A system call failed.
     #[error(transparent)]
     Tree(#[from] TreeError),
 }
@@ -35,7 +35,7 @@ pub enum SliceError {
 /// The parts of a slice, each with its path below the workspace.
 ///
 /// # Errors
-/// When one of them is not there, or cannot be shown as itself.
+/// A part does not exist, or cannot be mounted at its own path.
 pub fn open(workspace: &Root, parts: &[String]) -> Result<Vec<(Tree, String)>, SliceError> {
     let open = |part: &String| Ok((open_part(workspace, part)?, part.clone()));
     parts.iter().map(open).collect()
@@ -43,26 +43,26 @@ pub fn open(workspace: &Root, parts: &[String]) -> Result<Vec<(Tree, String)>, S
 
 fn open_part(workspace: &Root, part: &str) -> Result<Tree, SliceError> {
     let named = || UntrustedText::new(part);
-    let held = match open_handle(workspace, Path::new(part)) {
-        Ok(held) => held,
+    let handle = match open_handle(workspace, Path::new(part)) {
+        Ok(handle) => handle,
         Err(Errno::NOENT | Errno::NOTDIR) => return Err(SliceError::Missing(named())),
         Err(Errno::LOOP) => return Err(SliceError::Link(named())),
         Err(errno) => return Err(TreeError::at("open", part.as_bytes(), errno).into()),
     };
     let failed = |error| TreeError::at("examine", part.as_bytes(), error);
-    let meta = meta_of(&held).map_err(failed)?;
+    let meta = meta_of(&handle).map_err(failed)?;
     match meta.kind {
         Kind::Dir | Kind::File => {}
         Kind::Link => return Err(SliceError::Link(named())),
         Kind::Other => return Err(SliceError::Special(named())),
     }
-    let stat = rustix::fs::fstat(&held)
+    let stat = rustix::fs::fstat(&handle)
         .map_err(|errno| TreeError::at("examine", part.as_bytes(), errno))?;
     Ok(Tree {
         path: PathBuf::from(workspace.path()).join(part),
         owner: (stat.st_uid, stat.st_gid),
         access: MountAccess::Ro,
-        // What stands there when it is mounted must be what was looked at here.
+        // The mount later checks that it is still the same inode.
         identity: Some((stat.st_dev, stat.st_ino)),
     })
 }

@@ -1,9 +1,9 @@
-//! What goes when: copies some time after their task, homes with their session, leftovers of a
-//! supervisor that was killed.
+//! Removes expired directories: copies some time after their task, homes with their session,
+//! leftovers of a killed supervisor.
 //!
-//! What is kept is decided by names and by files that only the supervisor can touch, never by
-//! times of a tree that an agent wrote. A tree that goes is renamed first, so that nobody takes
-//! half of one for a whole. Must not know sessions: the caller says which there are.
+//! What is kept is decided by names and by files that only the supervisor can access, never by
+//! times in a tree that an agent wrote. A tree is renamed before its removal, so that no process
+//! uses a partly removed one. Must not know sessions: the caller says which exist.
 
 use std::os::fd::AsFd;
 use std::time::{Duration, SystemTime};
@@ -19,57 +19,57 @@ use super::tree::{Root, TreeError, for_each_entry, open_dir_at};
 use crate::state_dir::{StateDir, unlocked_local_runs};
 use marshal_model::SessionId;
 
-/// Names of trees that are being removed begin so.
+/// Prefix of trees that are being removed.
 const TRASH: &str = ".trash-";
 
 /// When a sweep runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SweepTime {
-    /// At the start, before anything else works in the state directory: what was half made or
-    /// half removed goes too.
+    /// At the start, before anything else works in the state directory: unfinished and partly
+    /// removed trees go too.
     Start,
-    /// While sessions work.
+    /// Regularly, while sessions work.
     Hourly,
 }
 
-/// What a sweep asks about a session. A session is known before its home or copy is made.
+/// What a sweep asks about a session. A session is known before its home or copy is created.
 pub trait SessionLookup {
-    /// It may be resumed, so that its home is needed.
+    /// Whether it may be resumed, so that its home is needed.
     fn exists(&self, session: &SessionId) -> bool;
-    /// It works now, so that its copy is needed.
+    /// Whether it works now, so that its copy is needed.
     fn is_working(&self, session: &SessionId) -> bool;
 }
 
-/// What a sweep did.
+/// The result of a sweep.
 #[derive(Debug, Default)]
 pub struct SweepReport {
-    /// Copies removed.
+    /// Number of copies removed.
     pub copies: u64,
-    /// Overlays removed.
+    /// Number of overlays removed.
     pub overlays: u64,
-    /// Applies that a kill had left half done: brought to their end, as a sentence each.
+    /// Interrupted applies that were recovered, as a sentence each.
     pub finished_applies: Vec<String>,
-    /// Homes removed.
+    /// Number of homes removed.
     pub homes: u64,
-    /// Half made, half removed, or of an old `--local` run: removed.
+    /// Number of unfinished or partly removed trees, and of old `--local` runs, removed.
     pub leftovers: u64,
-    /// What could not be removed; the sweep went on.
+    /// What could not be removed; the sweep continued.
     pub failed: Vec<TreeError>,
 }
 
-/// Removes copies whose task ended more than `kept` ago, homes of sessions that do not exist, and
-/// directories of `--local` runs that began more than `kept` ago and ended. A copy without a
-/// marker, whose session does not work, lost its supervisor: its time begins now.
+/// Removes copies whose task ended more than `retention` ago, homes of sessions that do not exist,
+/// and directories of ended `--local` runs that started more than `retention` ago. A copy without
+/// an end marker, whose session does not work, lost its supervisor: its retention starts now.
 pub fn sweep(
     state: &StateDir,
     when: SweepTime,
     now: SystemTime,
-    kept: Duration,
+    retention: Duration,
     sessions: &dyn SessionLookup,
 ) -> SweepReport {
     let mut swept = SweepReport::default();
-    // A clock that was set back makes things younger, never older.
-    let is_old = |then: SystemTime| now.duration_since(then).is_ok_and(|age| age > kept);
+    // If the clock was set back, entries appear younger, never older.
+    let is_old = |then: SystemTime| now.duration_since(then).is_ok_and(|age| age > retention);
     if when == SweepTime::Start {
         for root in [state.copies(), state.homes(), state.overlays()] {
             swept.sweep_leftovers(root);
@@ -109,7 +109,7 @@ impl SweepReport {
         }
     }
 
-    /// What is known of clones that were never complete.
+    /// Removes records of clones that were never completed.
     fn sweep_orphaned_records(&mut self, copies: &Root, sessions: &dyn SessionLookup) {
         for name in names(copies, &mut self.failed) {
             let Some((Ok(session), "branch")) = name
@@ -143,8 +143,7 @@ impl SweepReport {
         }
     }
 
-    /// Brings applies to their end that were killed, and removes what is left of overlays that are
-    /// not there.
+    /// Recovers interrupted applies, and removes sidecar files of overlays that do not exist.
     fn sweep_unfinished_applies(&mut self, state: &StateDir) {
         let root = state.overlays();
         for name in names(root, &mut self.failed) {
@@ -155,7 +154,7 @@ impl SweepReport {
                 continue;
             };
             if overlay::path(root, &session).symlink_metadata().is_err() {
-                // Nobody holds what is not there.
+                // A missing overlay has no user, so its sidecar files can go.
                 count(
                     remove_tree(root, &name),
                     &mut self.leftovers,
@@ -163,7 +162,7 @@ impl SweepReport {
                 );
             } else if what == "intent" {
                 match overlay::apply::recover_session(root, &session) {
-                    Ok(told) => self.finished_applies.extend(told),
+                    Ok(report) => self.finished_applies.extend(report),
                     Err(error) => self.failed.push(TreeError::at_path(
                         "finish the apply of",
                         &overlay::path(root, &session),
@@ -188,10 +187,10 @@ impl SweepReport {
             let marker = overlay::sidecar_name(session.as_str(), "ended");
             let ended = root.path().join(&marker).symlink_metadata();
             match ended.and_then(|meta| meta.modified()) {
-                // One that is being applied just now has another hour.
+                // An overlay in use by an apply is removed by a later sweep.
                 Ok(ended) if is_old(ended) => match overlay::Overlay::lock_existing(root, &session)
                 {
-                    Ok(held) => count(held.discard(), &mut self.overlays, &mut self.failed),
+                    Ok(locked) => count(locked.discard(), &mut self.overlays, &mut self.failed),
                     Err(overlay::OverlayError::Busy(_)) => {}
                     Err(_) => {
                         let gone = overlay::remove(root, &session);
@@ -239,13 +238,13 @@ fn count(done: Result<(), TreeError>, counter: &mut u64, failed: &mut Vec<TreeEr
     }
 }
 
-/// Removes what stands beside a clone: its bundle and what is known of it.
+/// Removes the sidecar files of a clone: its bundle and its record.
 pub(super) fn remove_clone_sidecars(copies: &Root, session: &str) -> Result<(), TreeError> {
     remove_tree(copies, &bundle_name(session))?;
     remove_tree(copies, &record_name(session))
 }
 
-/// Removes the tree of a name that others may still look for: under another name.
+/// Removes a tree that other processes may still look up: renames it first.
 pub(super) fn discard(root: &Root, name: &str) -> Result<(), TreeError> {
     let trash = format!("{TRASH}{name}");
     remove_tree(root, &trash)?;
@@ -261,7 +260,7 @@ fn names(root: &Root, failed: &mut Vec<TreeError>) -> Vec<String> {
     let mut names = Vec::new();
     let listed = open_dir_at(root, c".").and_then(|dir| {
         for_each_entry(&dir, |name| {
-            // Names that are no UTF-8 were not given by us.
+            // Names that are not UTF-8 are not ours.
             names.extend(name.to_str().ok().map(str::to_owned));
             Ok(())
         })

@@ -1,5 +1,5 @@
-//! What the tests of this folder share: directories that go away whatever was made of them, trees
-//! of many levels, and running as somebody who is not root.
+//! Shared test helpers of this module: directories that are always removable, deep trees, and
+//! running as an ordinary user.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use super::tree::Root;
 /// Tells a re-executed test binary that it is the unprivileged one.
 const INNER: &str = "MARSHAL_TEST_ORDINARY_USER";
 
-/// A directory that is removed at the end, however deep or locked it became.
+/// A directory that is removed on drop, however deep or inaccessible it became.
 pub(crate) struct Scratch(PathBuf);
 
 impl Scratch {
@@ -33,14 +33,14 @@ impl Drop for Scratch {
     }
 }
 
-/// A new empty directory under the system's temporary one.
+/// A new empty directory in the system's temporary directory.
 pub(crate) fn scratch() -> Scratch {
     let dir = tempfile::Builder::new().prefix("marshal-").tempdir();
     Scratch(dir.expect("a temporary directory").keep())
 }
 
-/// Makes `levels` directories named `d` in each other below `top`, with a file `bottom` in the
-/// last. Longer than any path can be.
+/// Creates `levels` nested directories named `d` below `top`, with a file `bottom` in the last. The
+/// path may be longer than the kernel's limit.
 pub(crate) fn deep_tree(top: &Path, levels: usize) {
     let open = |at: &dyn std::os::fd::AsFd, name: &Path| {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -60,8 +60,8 @@ pub(crate) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Runs `body` as an ordinary user: in place if we are one, else in a copy of this test binary
-/// that `setpriv` starts as uid 65534. `test` is the calling test's own name.
+/// Runs `body` as an ordinary user: in place if this process is one, else in a copy of this test
+/// binary that `setpriv` starts as uid 65534. `test` is the calling test's own name.
 pub(crate) fn as_ordinary_user(test: &str, body: impl FnOnce()) {
     if !is_root() {
         body();
@@ -72,8 +72,8 @@ pub(crate) fn as_ordinary_user(test: &str, body: impl FnOnce()) {
     let open = std::fs::Permissions::from_mode(0o755);
     std::fs::set_permissions(place.path(), open).expect("chmod");
     let binary = place.path().join("tests");
-    // By a process of its own: what another test starts holds whatever this one has open for writing up to its
-    // own exec, and what is open for writing cannot be executed.
+    // Copy with a separate process: a child that another test forks inherits a file that this one
+    // has open for writing, and such a file cannot be executed.
     let own = format!("/proc/{}/exe", std::process::id());
     let copied = Command::new("cp").args(["-L", &own]).arg(&binary).status();
     assert!(copied.expect("cp").success(), "a copy of the test binary");

@@ -1,8 +1,8 @@
-//! A tree that somebody else may be changing, read from one descriptor of its root.
+//! A tree that other processes may be changing, read from one descriptor of its root.
 //!
-//! Owns the only ways to go down a tree: by one name at a time, never through a symbolic link,
-//! never upwards by name. Opens nothing but directories; what a file is, is read from its
-//! metadata. Must not know what the tree is for.
+//! Owns the only ways to descend a tree: one name at a time, never through a symbolic link, never
+//! upwards by name. Opens nothing but directories; the type of a file comes from its metadata. Must
+//! not know what the tree is for.
 
 use std::ffi::{CStr, CString};
 use std::io;
@@ -19,32 +19,32 @@ use crate::open::open_within;
 use marshal_model::UntrustedText;
 use marshal_model::limits;
 
-/// How a directory is opened to be read. `O_NONBLOCK` for whatever stands there instead of it.
+/// Flags to open a directory for reading. `O_NONBLOCK` in case a fifo is there instead.
 const READ_DIR: OFlags = OFlags::RDONLY
     .union(OFlags::DIRECTORY)
     .union(OFlags::NOFOLLOW)
     .union(OFlags::NONBLOCK)
     .union(OFlags::CLOEXEC);
 
-/// How a name is taken hold of without opening what it names.
+/// Flags to refer to a name without opening its file.
 const HANDLE_FLAGS: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// Bytes of one read from a directory.
+/// Buffer size of one read of a directory.
 const DIRECTORY_BUFFER_BYTES: usize = 16 << 10;
 
-/// Levels of a walk that keep their descriptor. Deeper ones are found again by `..`, which is
-/// believed only if device and inode are those that were seen on the way down.
+/// Levels of a walk with an open descriptor. Deeper ones are reopened by `..`, which is accepted
+/// only if device and inode match those seen on the way down.
 const OPEN_LEVELS: usize = 32;
 
-/// An operation on a tree that failed.
+/// A failed operation on a tree.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {doing} {}: {source}", .path.escape_for_display(300))]
 pub struct TreeError {
-    /// What was to be done.
+    /// The failed operation, as a verb with its object.
     pub doing: &'static str,
-    /// To what.
+    /// The path it was applied to.
     pub path: UntrustedText,
-    /// Why it failed.
+    /// The system error.
     pub source: io::Error,
 }
 
@@ -65,7 +65,7 @@ impl TreeError {
     }
 }
 
-/// The top of a tree: an `O_PATH` descriptor, and the path it was opened by, for messages.
+/// The root of a tree: an `O_PATH` descriptor, and the path it was opened by, for messages.
 #[derive(Debug)]
 pub struct Root {
     fd: OwnedFd,
@@ -73,7 +73,7 @@ pub struct Root {
 }
 
 impl Root {
-    /// Opens a directory of the host. Links in `path` itself are followed: it is the user's word.
+    /// Opens a directory of the host. Links in `path` are followed, because the user chose it.
     pub fn open(path: &Path) -> Result<Self, TreeError> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = rustix::fs::open(path, flags, Mode::empty())
@@ -84,8 +84,8 @@ impl Root {
         })
     }
 
-    /// Opens a directory of the host by a path that was resolved before, and that has no link in
-    /// it any more: one that is there now was put there by somebody else.
+    /// Opens a directory of the host by a path that was resolved before, so it contains no links: a
+    /// link that is there now was placed by another process.
     pub fn open_resolved(path: &Path) -> Result<Self, TreeError> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
@@ -97,7 +97,7 @@ impl Root {
         })
     }
 
-    /// Opens the directory `name` of a directory that is already held, and no link.
+    /// Opens the directory `name` of an open directory; refuses a link.
     pub fn open_at(parent: impl AsFd, name: &str, path: PathBuf) -> Result<Self, TreeError> {
         let fd = rustix::fs::openat(
             parent,
@@ -115,7 +115,7 @@ impl Root {
         &self.path
     }
 
-    /// Its metadata.
+    /// The metadata of the root.
     pub fn meta(&self) -> Result<Meta, TreeError> {
         meta_of(self).map_err(|error| TreeError::at_path("examine", &self.path, error))
     }
@@ -127,7 +127,7 @@ impl AsFd for Root {
     }
 }
 
-/// What kind of thing a name stands for.
+/// The type of a directory entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// A regular file.
@@ -140,45 +140,45 @@ pub enum Kind {
     Other,
 }
 
-/// A point in time, as the file system keeps it: seconds since the epoch and nanoseconds.
+/// A file system time: seconds since the epoch and nanoseconds.
 pub type Timestamp = (i64, u32);
 
-/// What is known of a thing without opening it.
+/// Metadata of an entry, read without opening it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Meta {
-    /// Its kind.
+    /// Its type.
     pub kind: Kind,
-    /// Whether it is a socket, at which somebody may listen.
+    /// Whether it is a socket, which a process may listen on.
     pub is_socket: bool,
     /// Its permission bits, `0o7777`.
     pub mode: u16,
-    /// Its length in bytes.
+    /// Its size in bytes.
     pub size: u64,
-    /// The bytes it takes on disk.
+    /// Its disk usage in bytes.
     pub disk_bytes: u64,
-    /// How many names it has.
+    /// Number of hard links.
     pub links: u32,
     /// Its owner's user id.
     pub uid: u32,
     /// Its owner's group id.
     pub gid: u32,
-    /// Device and inode: two names with equal ids are one thing.
+    /// Device and inode: two names with equal ids are one file.
     pub id: FileId,
-    /// When its content was changed last; anybody who may write it can set this.
+    /// Last change of the content; anyone with write permission can set it.
     pub mtime: Timestamp,
-    /// When anything of it was changed last; only the kernel sets this.
+    /// Last change of content or metadata; only the kernel sets it.
     pub ctime: Timestamp,
 }
 
 /// Device (major, minor) and inode.
 pub type FileId = (u32, u32, u64);
 
-/// The metadata of what a descriptor holds.
+/// The metadata of an open descriptor.
 pub fn meta_of(fd: impl AsFd) -> io::Result<Meta> {
     stat(fd.as_fd(), c"", AtFlags::EMPTY_PATH)
 }
 
-/// The metadata of `name` in `dir`, of the link itself if it is one.
+/// The metadata of `name` in `dir`; of the link itself if it is one.
 pub fn meta_at(dir: impl AsFd, name: &CStr) -> io::Result<Meta> {
     stat(dir.as_fd(), name, AtFlags::SYMLINK_NOFOLLOW)
 }
@@ -206,45 +206,44 @@ fn stat(dir: BorrowedFd<'_>, name: &CStr, flags: AtFlags) -> io::Result<Meta> {
     })
 }
 
-/// Takes hold of `name` in `dir` without opening it: no device reacts, no fifo waits, no link is
-/// followed.
+/// Opens `name` in `dir` with O_PATH: no device reacts, no fifo blocks, no link is followed.
 pub fn open_handle_at(dir: impl AsFd, name: &CStr) -> io::Result<OwnedFd> {
     Ok(rustix::fs::openat(dir, name, HANDLE_FLAGS, Mode::empty())?)
 }
 
-/// Opens the directory `name` of `dir` to be read. A link gives `ENOTDIR` or `ELOOP`.
+/// Opens the directory `name` of `dir` for reading. A link gives `ENOTDIR` or `ELOOP`.
 pub fn open_dir_at(dir: impl AsFd, name: &CStr) -> io::Result<OwnedFd> {
     Ok(rustix::fs::openat(dir, name, READ_DIR, Mode::empty())?)
 }
 
-/// Opens what an `O_PATH` descriptor holds, so that nobody can put something else in between.
-/// Needs `/proc`.
-pub fn reopen(held: impl AsFd, flags: OFlags) -> io::Result<OwnedFd> {
-    let path = proc_path(held.as_fd());
+/// Reopens the file of an `O_PATH` descriptor, so that it cannot be replaced in between. Requires
+/// `/proc`.
+pub fn reopen(handle: impl AsFd, flags: OFlags) -> io::Result<OwnedFd> {
+    let path = proc_path(handle.as_fd());
     rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty()).map_err(|errno| match errno {
         Errno::NOENT => io::Error::other("/proc is not mounted"),
         errno => errno.into(),
     })
 }
 
-/// Opens a directory of ours to be read, and gives its owner all rights to it first where they
-/// are missing: an agent may have taken them away.
+/// Opens one of our directories for reading. If its owner lacks permissions, which an agent may
+/// have removed, they are restored first.
 pub fn open_own_dir_at(dir: impl AsFd, name: &CStr) -> io::Result<OwnedFd> {
-    let held = rustix::fs::openat(&dir, name, HANDLE_FLAGS | OFlags::DIRECTORY, Mode::empty())?;
-    let meta = meta_of(&held)?;
+    let handle = rustix::fs::openat(&dir, name, HANDLE_FLAGS | OFlags::DIRECTORY, Mode::empty())?;
+    let meta = meta_of(&handle)?;
     if meta.mode & 0o700 != 0o700 {
         let mode = Mode::from_raw_mode(u32::from(meta.mode & 0o777 | 0o700));
-        rustix::fs::chmod(proc_path(held.as_fd()), mode)?;
+        rustix::fs::chmod(proc_path(handle.as_fd()), mode)?;
     }
-    open_dir_at(&held, c".")
+    open_dir_at(&handle, c".")
 }
 
 fn proc_path(fd: BorrowedFd<'_>) -> String {
     format!("/proc/self/fd/{}", fd.as_raw_fd())
 }
 
-/// Calls `each` for the entries of a directory that is open to be read, from its beginning, `.`
-/// and `..` left out. `each` may remove entries.
+/// Calls `each` for the entries of an open directory, from its start, without `.` and `..`. `each`
+/// may remove entries.
 pub fn for_each_entry(
     dir: impl AsFd,
     mut each: impl FnMut(&CStr) -> io::Result<()>,
@@ -267,14 +266,14 @@ pub fn for_each_entry(
     Ok(())
 }
 
-/// How far one walk goes.
+/// Limits of a walk.
 #[derive(Debug, Clone, Copy)]
 pub struct WalkBounds {
-    /// Entries looked at.
+    /// Maximum number of visited entries.
     pub entries: u64,
-    /// Levels below the root.
+    /// Maximum depth below the root.
     pub depth: usize,
-    /// Time taken.
+    /// Maximum duration.
     pub time: Duration,
 }
 
@@ -288,59 +287,59 @@ impl Default for WalkBounds {
     }
 }
 
-/// One thing on the way.
+/// An entry of a walk.
 #[derive(Debug)]
 pub struct Entry<'a> {
     /// Its path below the root, without a leading slash.
     pub path: &'a [u8],
-    /// The last component of it.
+    /// The last component of the path.
     pub name: &'a [u8],
     /// Its metadata.
     pub meta: &'a Meta,
 }
 
-/// What a visitor wants next.
+/// What a visitor returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WalkStep {
-    /// Go on; if the entry is a directory, go into it.
+    /// Continue; descend into the entry if it is a directory.
     Enter,
-    /// Go on, but not into it.
+    /// Continue, but do not descend into it.
     Skip,
-    /// End the walk here.
+    /// End the walk.
     Stop,
 }
 
-/// Why a walk did not see everything.
+/// Why a walk is incomplete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IncompleteReason {
-    /// Too many entries.
+    /// The limit of entries was reached.
     Entries,
-    /// Too many levels.
+    /// The limit of depth was reached.
     Depth,
-    /// Too much time.
+    /// The limit of time was reached.
     Time,
-    /// A directory was moved away while it was read.
+    /// A directory was moved while it was read.
     Moved,
     /// The visitor ended it.
     Visitor,
 }
 
-/// What came of a walk.
+/// The result of a walk.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct WalkSummary {
-    /// Entries seen.
+    /// Number of visited entries.
     pub entries: u64,
-    /// Directories that could not be read for lack of rights.
+    /// Number of directories that could not be read for lack of permission.
     pub unreadable: u64,
-    /// Why the walk is incomplete, if it is; the last reason if there are several.
+    /// Why the walk is incomplete, if it is; the last reason of several.
     pub incomplete: Option<IncompleteReason>,
 }
 
-/// Walks over everything below `start`, the entries of a directory before those of its
-/// subdirectories. What vanishes on the way is left out. Holds at most 34 descriptors.
+/// Visits everything below `start`, the entries of a directory before those of its subdirectories.
+/// Entries that disappear meanwhile are skipped. Uses at most 34 descriptors.
 ///
 /// # Errors
-/// What the system says about `start` itself, or where it can no longer open directories at all.
+/// The system error for `start` itself, or that no more directories can be opened.
 pub fn walk(
     start: impl AsFd,
     bounds: WalkBounds,
@@ -369,12 +368,12 @@ pub fn walk(
     Ok(walker.done)
 }
 
-/// A directory on the way down to the current one.
+/// A directory between the root and the current one.
 struct Level {
     /// Open for the deepest level and the first [`OPEN_LEVELS`].
     dir: Option<OwnedFd>,
     id: FileId,
-    /// Where its path ends in [`Walker::read_path`].
+    /// The length of its path in [`Walker::path`].
     path_len: usize,
     /// Subdirectories still to be visited.
     subdirs: Vec<CString>,
@@ -413,8 +412,8 @@ impl Walker<'_> {
         self.enter(child)
     }
 
-    /// A directory that vanished, or became something else, is no fault of the tree; running out
-    /// of descriptors or memory is one of ours.
+    /// A directory that disappeared or changed its type is skipped; running out of descriptors or
+    /// memory is an error.
     fn handle_open_error(&mut self, error: io::Error) -> io::Result<()> {
         match Errno::from_io_error(&error) {
             Some(Errno::ACCESS | Errno::PERM) => {
@@ -428,7 +427,7 @@ impl Walker<'_> {
         }
     }
 
-    /// Reads one directory: visits its entries, and keeps the names of those to go into.
+    /// Reads one directory: visits its entries, and collects the names of those to descend into.
     fn enter(&mut self, dir: OwnedFd) -> io::Result<()> {
         let id = meta_of(&dir)?.id;
         let path_len = self.path.len();
@@ -483,7 +482,7 @@ impl Walker<'_> {
         }
     }
 
-    /// Leaves the deepest level, and finds its parent again if that was closed.
+    /// Leaves the deepest level, and reopens its parent if that was closed.
     fn go_up(&mut self) {
         let Some(left) = self.stack.pop() else { return };
         let Some(parent) = self.stack.last_mut() else {
@@ -497,7 +496,7 @@ impl Walker<'_> {
             .and_then(|dir| open_dir_at(dir, c"..").ok())
             .filter(|dir| meta_of(dir).is_ok_and(|meta| meta.id == parent.id));
         if parent.dir.is_none() {
-            // Somebody moved a directory: what is above it now is not ours to read.
+            // The directory was moved: its parent now is outside of this tree.
             self.done.incomplete = Some(IncompleteReason::Moved);
             while self.stack.last().is_some_and(|level| level.dir.is_none()) {
                 self.stack.pop();

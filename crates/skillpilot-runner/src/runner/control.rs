@@ -1,4 +1,4 @@
-//! What ends a command or the Runner before its time: files in `ctl/`, the lease, signals, deadlines.
+//! Early ends of a command or of the Runner: files in `ctl/`, the lease, signals, deadlines.
 
 use std::time::Instant;
 
@@ -18,33 +18,33 @@ use marshal_wire::skillpilot::{
 };
 
 impl Runner {
-    /// Takes a control file away, so that another one can be put in its place and is not lost.
+    /// Moves a control file away before reading it, so that a new one is not lost.
     pub(super) fn take_control_file(&mut self, name: &str) -> Option<Vec<u8>> {
-        let taken = match self.dir.take_file(Subdirectory::Ctl, name) {
-            Ok(taken) => taken?,
+        let file = match self.dir.take_file(Subdirectory::Ctl, name) {
+            Ok(file) => file?,
             Err(error) => {
                 self.log_faulty_file(&format!("ctl/{name}"), &error.to_string());
                 return None;
             }
         };
-        match self.dir.read(Subdirectory::Ctl, &taken, CONTROL_BYTES) {
+        match self.dir.read(Subdirectory::Ctl, &file, CONTROL_BYTES) {
             Ok(ReadOutcome::Content(content)) => {
-                let _ = self.dir.remove(Subdirectory::Ctl, &taken);
+                let _ = self.dir.remove(Subdirectory::Ctl, &file);
                 Some(content)
             }
             Ok(ReadOutcome::Invalid(why)) => {
-                self.reject_file((Subdirectory::Ctl, &taken), name, why);
+                self.reject_file((Subdirectory::Ctl, &file), name, why);
                 None
             }
             Ok(ReadOutcome::Missing) => None,
             Err(error) => {
-                self.reject_file((Subdirectory::Ctl, &taken), name, &error.to_string());
+                self.reject_file((Subdirectory::Ctl, &file), name, &error.to_string());
                 None
             }
         }
     }
 
-    /// Puts a file aside that has this name now and was called otherwise.
+    /// Quarantines a file that was moved to `now` and was called `name` before.
     pub(super) fn reject_file(&mut self, (part, now): (Subdirectory, &str), name: &str, why: &str) {
         self.dir.reject(part, now);
         let file = format!("{}/{name}", part.name());
@@ -79,7 +79,7 @@ impl Runner {
     }
 
     pub(super) fn handle_cancel_file(&mut self) {
-        // What it ends has a result to be written; it waits as long as another one does.
+        // A cancelled command needs a result. While another result is pending, the file waits.
         if !self.write_results() {
             return;
         }
@@ -106,10 +106,10 @@ impl Runner {
         if runs.as_ref() == Some(&id) {
             return self.cancel_running(None);
         }
-        // It may have come with its command, and be seen first.
+        // The cancel may arrive with its command and be seen first.
         self.scan_queue();
         let mut waiting = self.queue.iter().filter(|name| name.id == id);
-        // One that has a result is over, whatever waits in its name.
+        // A command with a result has ended, even if a file of its name waits.
         let is_new = |name: &&CommandName| {
             matches!(
                 self.dir.has(Subdirectory::Result, &name.file_name()),
@@ -124,7 +124,7 @@ impl Runner {
         }
     }
 
-    /// Reads the lease. One that cannot be read is put aside, and what was promised before holds.
+    /// Reads the lease. An unreadable one is quarantined, and the earlier lease stays valid.
     pub(super) fn handle_lease_file(&mut self) {
         const NAME: &str = "lease.json";
         match self.dir.read(Subdirectory::State, NAME, CONTROL_BYTES) {
@@ -141,25 +141,25 @@ impl Runner {
         self.lease = Some(Lease::update(self.lease, expires, now_ms(), Instant::now()));
     }
 
-    /// Puts aside what stands where the lease goes, unless it was renewed in this moment.
+    /// Quarantines an invalid lease file, unless it has been renewed meanwhile.
     fn reject_lease(&mut self, why: &str) {
-        let Ok(Some(taken)) = self.dir.take_file(Subdirectory::State, "lease.json") else {
+        let Ok(Some(file)) = self.dir.take_file(Subdirectory::State, "lease.json") else {
             return;
         };
-        let again = self.dir.read(Subdirectory::State, &taken, CONTROL_BYTES);
+        let again = self.dir.read(Subdirectory::State, &file, CONTROL_BYTES);
         if let Ok(ReadOutcome::Content(content)) = again
             && let Ok(expires) = read_lease(&content)
         {
             self.update_lease(expires);
-            let _ = self.dir.remove(Subdirectory::State, &taken);
+            let _ = self.dir.remove(Subdirectory::State, &file);
             return;
         }
-        self.reject_file((Subdirectory::State, &taken), "lease.json", why);
+        self.reject_file((Subdirectory::State, &file), "lease.json", why);
     }
 
     pub(super) fn check_lease(&mut self) {
-        let over = self.lease.filter(|lease| lease.deadline <= Instant::now());
-        if let Some(lease) = over.filter(|_| self.stop != Some(StopMode::Force)) {
+        let expired = self.lease.filter(|lease| lease.deadline <= Instant::now());
+        if let Some(lease) = expired.filter(|_| self.stop != Some(StopMode::Force)) {
             self.log.log_event(
                 &self.dir,
                 "lease_expired",
@@ -171,14 +171,14 @@ impl Runner {
         }
     }
 
-    /// What is over its time.
+    /// Handles expired deadlines of the tool and of the running command.
     pub(super) fn check_deadlines(&mut self) {
         let now = Instant::now();
         if let ToolReadiness::Starting(_, until) = &self.readiness
             && *until <= now
         {
             let why = format!(
-                "the tool did not listen within {} s",
+                "the tool was not ready within {} s",
                 START_TIMEOUT.as_secs()
             );
             self.fail_tool(&why);
@@ -206,16 +206,17 @@ impl Runner {
         }
     }
 
-    /// Ends the command that runs by its own policy, once; `why`: if nobody asked for it.
+    /// Ends the running command by its own cancel policy, once. `why`: the reason, if no cancel was
+    /// requested.
     ///
-    /// A command that is done already, though that was not read yet, ends as done.
+    /// A command that is done, but whose marker was not read yet, ends as done.
     pub(super) fn cancel_running(&mut self, why: Option<EndReason>) {
         self.service_terminal();
         let Some(running) = self.running.as_mut().filter(|of| of.interruption.is_none()) else {
             return;
         };
         let policy = match running.command.cancel_policy {
-            // What it read ahead would be run after the interrupt.
+            // The tool may have read further lines ahead, and would run them after the interrupt.
             CancelPolicy::CtrlC if !running.is_one_line => CancelPolicy::TerminateTool,
             policy => policy,
         };
@@ -244,7 +245,7 @@ impl Runner {
         }
     }
 
-    /// Ends the command that runs, whatever its policy says.
+    /// Ends the running command and the tool, whatever the command's policy is.
     pub(super) fn abort_running(&mut self, status: CommandStatus, reason: &str) {
         if self.running.is_some() {
             self.service_terminal();

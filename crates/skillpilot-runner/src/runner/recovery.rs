@@ -1,4 +1,4 @@
-//! What an earlier life in the directory left.
+//! The state that an earlier start left in the directory.
 
 use serde_json::json;
 
@@ -10,13 +10,14 @@ use marshal_wire::skillpilot::{
     read_time,
 };
 
-/// Commands that were claimed and whose result is not kept: the exit reason.
+/// The exit reason of commands that were claimed and have no stored result.
 const RESTART_REASON: &str = "tool_died: runner restarted";
 
-/// How long a Runner on another machine is silent that is gone: signs of life are at most a minute apart.
+/// After this silence, a Runner on another machine counts as ended. Heartbeats are at most one
+/// minute apart.
 const SILENCE_MS: u64 = 120_000;
 
-/// The id of the session: that of an earlier life in this directory, or a new one.
+/// The session's id: that of an earlier start in this directory, or a new one.
 pub(crate) fn session_id(dir: &SessionDir) -> String {
     let earlier = match dir.read(Subdirectory::State, "state.json", CONTROL_BYTES) {
         Ok(ReadOutcome::Content(content)) => serde_json::from_slice::<StateFile>(&content).ok(),
@@ -30,26 +31,27 @@ pub(crate) fn session_id(dir: &SessionDir) -> String {
     format!("session_{day}_{}", random.get(..8).unwrap_or(&random))
 }
 
-/// Refuses to work where a Runner on another machine may work, as far as locks do not tell: on a file system of
-/// a network that has none between machines. It is known by a sign of life that is young.
+/// Refuses to work where a Runner on another machine may work. This matters where locks do not
+/// help: on a network file system that has no locks between machines. A recent heartbeat reveals
+/// such a Runner.
 pub(super) fn check_exclusive(dir: &SessionDir) -> Result<(), String> {
-    // Another one after each start of the machine, whose processes are gone then.
+    // The boot id changes with each start of the machine, whose processes have ended by then.
     let machine = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let machine = machine.trim();
     let failed = |error: std::io::Error| format!("state/.lock: {error}");
-    // What cannot be read as text was written by nobody's Runner.
+    // Text that cannot be read was not written by a Runner.
     let last = dir.last_machine().unwrap_or_default();
     if !last.is_empty() && !machine.is_empty() && last != machine && has_live_runner(dir) {
         let seconds = SILENCE_MS / 1000;
         return Err(format!(
-            "a Runner on another machine gave a sign of life in the session directory within {seconds} s: stop it, or \
-             start again when it is silent"
+            "a Runner on another machine wrote a heartbeat in the session directory within {seconds} s: stop it, or \
+             start again when it has ended"
         ));
     }
     dir.record_machine(machine).map_err(failed)
 }
 
-/// Whether a Runner has not said that it ends, and gave a sign of life lately.
+/// Whether a Runner wrote a recent heartbeat and has not announced its end.
 fn has_live_runner(dir: &SessionDir) -> bool {
     let read = |name| match dir.read(Subdirectory::State, name, CONTROL_BYTES) {
         Ok(ReadOutcome::Content(content)) => Some(content),
@@ -63,8 +65,8 @@ fn has_live_runner(dir: &SessionDir) -> bool {
     is_young && state.is_some_and(|state| state.phase != RunnerPhase::Stopping)
 }
 
-/// Removes what an earlier life left: temporary files, and what controlled it. `stdio`: the Master is there and
-/// brings a lease of its own.
+/// Removes what an earlier start left: temporary files and control files. `stdio`: the Master is
+/// connected and sends a lease of its own.
 pub(super) fn remove_leftovers(
     dir: &SessionDir,
     record: &mut SessionLog,
@@ -91,7 +93,7 @@ pub(super) fn remove_leftovers(
     Ok(())
 }
 
-/// Has nothing at a name, whatever was there.
+/// Makes sure that nothing has the name.
 fn ensure_absent(dir: &SessionDir, part: Subdirectory, name: &str) -> std::io::Result<()> {
     dir.remove(part, name).or_else(|error| {
         if dir.reject(part, name) {
@@ -102,7 +104,7 @@ fn ensure_absent(dir: &SessionDir, part: Subdirectory, name: &str) -> std::io::R
     })
 }
 
-/// Ends what a Runner before this one had begun: nothing is run twice.
+/// Ends the commands that an earlier Runner had begun: nothing runs twice.
 pub(super) fn recover(dir: &SessionDir, record: &mut SessionLog) -> std::io::Result<()> {
     for file in dir.names(Subdirectory::Inflight)? {
         let Some(name) = CommandName::parse(&file) else {

@@ -1,4 +1,4 @@
-//! The tool's life: its start, what it writes, its end.
+//! The tool's start, output and end.
 
 use std::time::Instant;
 
@@ -11,14 +11,14 @@ use marshal_wire::skillpilot::marker::{LineEndSkipper, Scanner};
 use marshal_wire::skillpilot::{CommandStatus, RunnerPhase};
 
 impl Runner {
-    /// Ends the tool; its last words are the running command's.
-    pub(super) fn end_tool(&mut self, told: bool) -> bool {
+    /// Ends the tool; its last output belongs to the running command.
+    pub(super) fn end_tool(&mut self, graceful: bool) -> bool {
         let Some(tool) = self.tool.take() else {
             return false;
         };
         self.readiness = ToolReadiness::NoTool;
         let pid = tool.pid();
-        let (ended, last) = tool.end(told);
+        let (ended, last) = tool.end(graceful);
         self.log.record_output(&self.dir, &last);
         let done = self
             .running
@@ -29,7 +29,7 @@ impl Runner {
         done
     }
 
-    /// The tool ended by itself, or its terminal is closed.
+    /// The tool ended by itself, or its terminal was closed.
     pub(super) fn handle_tool_exit(&mut self) {
         let Some(tool) = self.tool.take() else {
             return;
@@ -41,9 +41,9 @@ impl Runner {
         let how = json!({ "pid": pid, "how": ended.describe() });
         self.log.log_event(&self.dir, "tool_ended", how);
         if let ToolReadiness::Starting(..) = was {
-            let said = self.log.last_output();
+            let output = self.log.last_output();
             self.tool_error = Some(format!(
-                "the tool ended before it listened ({}): {said}",
+                "the tool ended before it was ready ({}): {output}",
                 ended.describe()
             ));
         }
@@ -70,7 +70,7 @@ impl Runner {
         self.finish_running(why);
     }
 
-    /// The tool cannot be used.
+    /// Ends a tool that cannot be used.
     pub(super) fn fail_tool(&mut self, why: &str) {
         self.end_tool(true);
         self.tool_error = Some(why.to_owned());
@@ -100,14 +100,14 @@ impl Runner {
         }
     }
 
-    /// Types into the terminal. What fails shows in the tool's end.
+    /// Types into the terminal. A failure shows in the tool's end.
     pub(super) fn type_in(&mut self, text: &str) {
         if let Some(tool) = &mut self.tool {
             let _ = tool.type_text(text);
         }
     }
 
-    /// The terminal has something, or has room.
+    /// Reads from the terminal and types what it has room for.
     pub(super) fn service_terminal(&mut self) {
         for _ in 0..PIECES {
             let Some(tool) = &mut self.tool else {

@@ -1,19 +1,19 @@
-//! Budgets: one is spent, and what is left of a pool's.
+//! Budgets: one ran out, and what is left of a pool's budgets.
 
 use crate::meters::{counter, gauge};
 use crate::names;
 use marshal_model::{BudgetName, PoolName, SessionId};
 
-/// A budget is spent: told once for each budget and what it is for.
+/// A budget ran out. Reported once for each turn, session, day, pool or run that has it.
 #[derive(Debug)]
 pub struct BudgetSpent<'a> {
-    /// Whose.
+    /// The pool.
     pub pool: &'a PoolName,
-    /// In which session it was noticed.
+    /// The session whose use exceeded the budget.
     pub session: &'a SessionId,
-    /// Which.
+    /// The budget that ran out.
     pub budget: BudgetName,
-    /// What of it, in our words.
+    /// Used and allowed amount, in marshal's words.
     pub detail: &'a str,
 }
 
@@ -26,17 +26,17 @@ impl BudgetSpent<'_> {
     }
 }
 
-/// What part of a pool's budgets is left.
+/// The part of a pool's budgets that is left.
 #[derive(Debug)]
 pub struct BudgetLeft<'a> {
-    /// Whose.
+    /// The pool.
     pub pool: &'a PoolName,
-    /// From 0 to 1: of the one of which least is left.
+    /// From 0 to 1: the smallest part left of any of them.
     pub left: f64,
 }
 
 impl BudgetLeft<'_> {
-    /// Shows it.
+    /// Sets the gauge.
     pub fn emit(self) {
         gauge(&names::BUDGET_REMAINING, &[self.pool.as_str()]).set(self.left);
     }

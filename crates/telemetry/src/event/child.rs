@@ -16,17 +16,17 @@ use marshal_model::{
 /// The start of a process succeeded or failed.
 #[derive(Debug)]
 pub struct ChildSpawned<'a> {
-    /// Where.
+    /// The slot.
     pub slot: &'a SlotId,
-    /// For which session.
+    /// The session.
     pub session: &'a SessionId,
-    /// What became of it.
+    /// Whether the process started, or the step that failed.
     pub result: SpawnResult,
-    /// The host's process id, where there is one.
+    /// The process id on the host; `None` if no process started.
     pub pid: Option<u32>,
-    /// By what its limits are held, where it runs.
+    /// What enforces its resource limits, if it runs.
     pub limits: Option<&'a str>,
-    /// From the decision until now.
+    /// The time since the spawn decision.
     pub took: Duration,
 }
 
@@ -44,14 +44,14 @@ impl ChildSpawned<'_> {
     }
 }
 
-/// Building the walls failed. Emitted beside [`ChildSpawned`].
+/// Building the sandbox failed. Emitted beside [`ChildSpawned`].
 #[derive(Debug)]
 pub struct SandboxFailed<'a> {
-    /// Where.
+    /// The slot.
     pub slot: &'a SlotId,
-    /// At which stage.
+    /// The stage that failed.
     pub stage: SandboxStage,
-    /// What was wrong, in our words.
+    /// What was wrong, in marshal's words.
     pub detail: &'a str,
 }
 
@@ -64,17 +64,17 @@ impl SandboxFailed<'_> {
     }
 }
 
-/// A child was started with walls that lack a layer.
+/// A child was started in a sandbox that lacks a layer.
 #[derive(Debug)]
 pub struct SandboxDegraded<'a> {
-    /// Where.
+    /// The slot.
     pub slot: &'a SlotId,
-    /// What they lack.
+    /// The missing layer.
     pub feature: SandboxGap,
 }
 
 impl SandboxDegraded<'_> {
-    /// Logs and counts. The start of the fleet has said it once already.
+    /// Logs at debug level, because the fleet has logged it once at its start, and counts.
     pub fn emit(self) {
         let pool = self.slot.pool.as_str();
         counter(&names::SANDBOX_DEGRADED, &[pool, self.feature.word()]).increment(1);
@@ -82,14 +82,14 @@ impl SandboxDegraded<'_> {
     }
 }
 
-/// Something with a child's control groups failed.
+/// An operation on a child's control groups failed.
 #[derive(Debug)]
 pub struct CgroupFailed<'a> {
-    /// What was being done.
+    /// The operation.
     pub operation: CgroupOperation,
-    /// On what.
+    /// The control group's path.
     pub path: &'a Path,
-    /// What the kernel said.
+    /// The kernel's error.
     pub error: &'a std::io::Error,
 }
 
@@ -97,24 +97,24 @@ impl CgroupFailed<'_> {
     /// Logs and counts.
     pub fn emit(self) {
         counter(&names::CGROUP_ERRORS, &[self.operation.word()]).increment(1);
-        tracing::warn!(operation = %self.operation, path = %self.path.display(), error = %self.error, "control group");
+        tracing::warn!(operation = %self.operation, path = %self.path.display(), error = %self.error, "control group operation failed");
     }
 }
 
 /// The handshake is complete.
 #[derive(Debug)]
 pub struct ChildReady<'a> {
-    /// Where.
+    /// The slot.
     pub slot: &'a SlotId,
-    /// For which session.
+    /// The session.
     pub session: &'a SessionId,
-    /// The protocol's version, as we speak it.
+    /// The protocol version in use.
     pub protocol: &'a str,
-    /// The agent's own version.
+    /// The version that the agent reported.
     pub version: Option<&'a UntrustedText>,
-    /// From the spawn decision until now.
+    /// The time since the spawn decision.
     pub took: Duration,
-    /// From the death of the child before it, where there was one.
+    /// The time since the previous child's death, if there was one.
     pub downtime: Option<Duration>,
 }
 
@@ -133,25 +133,25 @@ impl ChildReady<'_> {
     }
 }
 
-/// A child ended, and was reaped.
+/// A child ended and was reaped.
 #[derive(Debug)]
 pub struct ChildExited<'a> {
-    /// Where.
+    /// The slot.
     pub slot: &'a SlotId,
-    /// For which session.
+    /// The session.
     pub session: &'a SessionId,
-    /// The class.
+    /// The class of the end.
     pub class: ExitClass,
-    /// What the kernel said.
+    /// The exit code or the signal.
     pub status: Option<ExitStatus>,
-    /// Why, in our words.
+    /// The reason, in marshal's words.
     pub detail: &'a str,
     /// The last lines of its stderr.
     pub stderr: &'a [UntrustedText],
 }
 
 impl ChildExited<'_> {
-    /// Logs and counts. The lines of stderr follow an end that nobody wanted, one log line each.
+    /// Logs and counts. After an unexpected end each line of stderr is one log line.
     pub fn emit(self) {
         let pool = self.slot.pool.as_str();
         counter(&names::CHILD_EXITS, &[pool, self.class.word()]).increment(1);
@@ -162,7 +162,7 @@ impl ChildExited<'_> {
         }
         tracing::warn!(slot = %self.slot, session = %self.session, class = %self.class, status, detail = self.detail, "child ended");
         for line in self.stderr {
-            tracing::warn!(slot = %self.slot, session = %self.session, stderr = line.escape_for_display(WIDTH), "said before its end");
+            tracing::warn!(slot = %self.slot, session = %self.session, stderr = line.escape_for_display(WIDTH), "child stderr before its end");
         }
     }
 }
@@ -170,13 +170,13 @@ impl ChildExited<'_> {
 /// A slot's next child waits for its backoff, or a person asked for another child.
 #[derive(Debug)]
 pub struct ChildRestarted<'a> {
-    /// Where.
+    /// The slot.
     pub slot: &'a SlotId,
-    /// Why.
+    /// The cause of the restart.
     pub cause: RestartCause,
-    /// How long the next start waits.
+    /// The backoff before the next start.
     pub delay: Duration,
-    /// What is left of the restart budget in its window.
+    /// Failures that the restart budget still allows in its window.
     pub budget_left: u32,
 }
 
@@ -190,16 +190,16 @@ impl ChildRestarted<'_> {
     }
 }
 
-/// A child was judged hung.
+/// A child was detected as hung.
 #[derive(Debug)]
 pub struct ChildHung<'a> {
-    /// Where.
+    /// The slot.
     pub slot: &'a SlotId,
-    /// For which session.
+    /// The session.
     pub session: &'a SessionId,
-    /// How.
+    /// What the child failed to do in time.
     pub kind: HangKind,
-    /// For how long.
+    /// How long it was hung when it was detected.
     pub after: Duration,
 }
 
@@ -215,11 +215,11 @@ impl ChildHung<'_> {
 /// A slot changed its state. The first state of a slot has no `from`, its last no `to`.
 #[derive(Debug)]
 pub struct SlotStateChanged<'a> {
-    /// Which.
+    /// The slot.
     pub slot: &'a SlotId,
-    /// The state before.
+    /// The old state; `None` for a new slot.
     pub from: Option<SlotState>,
-    /// The state now.
+    /// The new state; `None` for a removed slot.
     pub to: Option<SlotState>,
 }
 
@@ -234,18 +234,18 @@ impl SlotStateChanged<'_> {
             gauge(&names::POOL_SLOTS, &[pool, to.word()]).increment(1.0);
         }
         let word = |state: Option<SlotState>| state.map_or("-", SlotState::word);
-        tracing::debug!(slot = %self.slot, from = word(self.from), to = word(self.to), "slot changed");
+        tracing::debug!(slot = %self.slot, from = word(self.from), to = word(self.to), "slot state changed");
     }
 }
 
-/// A slot needs a person. Its state is told by [`SlotStateChanged`].
+/// A slot is parked and needs a person. [`SlotStateChanged`] reports the state itself.
 #[derive(Debug)]
 pub struct SlotParked<'a> {
-    /// Which.
+    /// The slot.
     pub slot: &'a SlotId,
     /// The class of the end that parked it.
     pub class: ExitClass,
-    /// Why, in our words.
+    /// The reason, in marshal's words.
     pub reason: &'a str,
 }
 
@@ -256,20 +256,20 @@ impl SlotParked<'_> {
     }
 }
 
-/// A line from a child was no good.
+/// A line from a child was rejected.
 pub struct ProtocolError<'a> {
-    /// Where.
+    /// The slot.
     pub slot: &'a SlotId,
-    /// For which session.
+    /// The session.
     pub session: &'a SessionId,
-    /// What is wrong with it.
+    /// Why the line was rejected.
     pub reason: LineFault,
-    /// Its first bytes.
+    /// The first bytes of the line; foreign text.
     pub head: &'a UntrustedText,
 }
 
 impl ProtocolError<'_> {
-    /// Logs at debug level, since a child can make as many as it likes, and counts.
+    /// Logs at debug level, because a child can send any number of them, and counts.
     pub fn emit(self, meters: &PoolMeters) {
         if let Some(counter) = meters.line_faults.get(self.reason as usize) {
             counter.increment(1);

@@ -1,4 +1,4 @@
-//! Deciders of the site's own.
+//! Delegates: external deciders of a site.
 
 use std::time::Duration;
 
@@ -6,27 +6,26 @@ use crate::meters::{counter, histogram};
 use crate::names;
 use marshal_model::{DelegateError, PoolName};
 
-/// A pool's delegate was asked.
+/// A pool's delegate was consulted.
 #[derive(Debug)]
 pub struct DelegateQueried<'a> {
-    /// Whose.
+    /// The pool.
     pub pool: &'a PoolName,
-    /// Its name.
+    /// The delegate's name.
     pub delegate: &'a str,
-    /// How long it took, the wait for its turn included.
+    /// How long it took, including the wait in its queue.
     pub took: Duration,
-    /// Why it gave no decision, and what an operator should know of that; nothing of this goes to
-    /// the agent.
+    /// Why it gave no decision, with a detail for the operator. The agent never sees it.
     pub error: Option<(DelegateError, &'a str)>,
 }
 
 impl DelegateQueried<'_> {
-    /// Counts, and logs an error.
+    /// Observes the duration, and counts and logs an error.
     pub fn emit(self) {
         histogram(&names::DELEGATE_SECONDS, &[self.pool.as_str()]).record(self.took);
         if let Some((error, why)) = self.error {
             counter(&names::DELEGATE_ERRORS, &[self.pool.as_str(), error.word()]).increment(1);
-            tracing::warn!(pool = %self.pool, delegate = self.delegate, %error, why, took = ?self.took, "a delegate gave no decision: denied");
+            tracing::warn!(pool = %self.pool, delegate = self.delegate, %error, why, took = ?self.took, "a delegate gave no decision, so the request is denied");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Connections from sandboxes to hosts outside. Nothing of what they carry is in any of these.
+//! Connections from sandboxes through the egress proxy. No event contains their payload.
 
 use std::time::Duration;
 
@@ -12,16 +12,16 @@ use marshal_model::{EgressResult, PoolName, SlotId};
 /// A pool's counters, made once.
 pub struct EgressMeters {
     results: Vec<Counter>,
-    /// Bytes that went out.
+    /// Bytes sent by the sandbox.
     pub sent: Counter,
-    /// Bytes that came in.
+    /// Bytes received by the sandbox.
     pub received: Counter,
     /// Open connections.
     pub open: Gauge,
 }
 
 impl EgressMeters {
-    /// Makes them.
+    /// Makes the handles, at 0 where they are new.
     #[must_use]
     pub fn new(pool: &PoolName) -> Self {
         let pool = pool.as_str();
@@ -37,7 +37,7 @@ impl EgressMeters {
         }
     }
 
-    /// A connection ended, or was refused.
+    /// Counts a connection that ended or was refused.
     pub fn record_ended(&self, result: EgressResult) {
         let place = EgressResult::ALL.iter().position(|one| *one == result);
         if let Some(counter) = place.and_then(|place| self.results.get(place)) {
@@ -46,22 +46,22 @@ impl EgressMeters {
     }
 }
 
-/// Connections ended, as the journal is told: at a bounded rate.
+/// Connections ended. As in the journal, equal ones are combined, so the rate is bounded.
 #[derive(Debug)]
 pub struct EgressEnded<'a> {
-    /// Whose.
+    /// The slot.
     pub slot: &'a SlotId,
-    /// Host and port, which were checked.
+    /// The checked host and port; `None` if the request named none that is valid.
     pub destination: Option<&'a (String, u16)>,
-    /// How.
+    /// The result.
     pub result: EgressResult,
-    /// How many.
+    /// The number of connections.
     pub connections: u64,
-    /// Bytes that went out.
+    /// Bytes sent by the sandbox.
     pub sent: u64,
-    /// Bytes that came in.
+    /// Bytes received by the sandbox.
     pub received: u64,
-    /// How long the longest was open.
+    /// How long the longest connection was open.
     pub took: Duration,
 }
 
@@ -82,9 +82,9 @@ impl EgressEnded<'_> {
             |(host, port)| format!("{host}:{port}"),
         );
         if result.has_passed() {
-            tracing::debug!(%slot, place, %result, connections, sent, received, ?took, "connections to a host outside ended");
+            tracing::debug!(%slot, place, %result, connections, sent, received, ?took, "egress connections ended");
         } else {
-            tracing::info!(%slot, place, %result, connections, "connections to a host outside were refused");
+            tracing::info!(%slot, place, %result, connections, "egress connections refused");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Directories by which pools are worked: what came in, and what became of it. No text of a file is
-//! in any of these.
+//! File planes: directories through which pools receive tasks and approvals. No event contains the
+//! text of a file.
 
 use super::WIDTH;
 use crate::labels::{FileAnswer, FileRequest};
@@ -7,16 +7,16 @@ use crate::meters::counter;
 use crate::names;
 use marshal_model::untrusted::escape_for_display;
 
-/// A request file was looked at for the last time.
+/// A request file was handled and will not be read again.
 #[derive(Debug)]
 pub struct RequestFileHandled<'a> {
-    /// Whose directory.
+    /// The pool.
     pub pool: &'a str,
-    /// The file's name; foreign.
+    /// The file's name; foreign text.
     pub name: &'a str,
-    /// What became of it.
+    /// The result.
     pub result: FileRequest,
-    /// Why, in our words; may hold foreign text.
+    /// The reason, in marshal's words; may contain foreign text.
     pub why: &'a str,
 }
 
@@ -34,25 +34,25 @@ impl RequestFileHandled<'_> {
         );
         match self.result {
             FileRequest::Taken | FileRequest::Repeated => {
-                tracing::debug!(pool = self.pool, name, result = %self.result, "a request file");
+                tracing::debug!(pool = self.pool, name, result = %self.result, "request file handled");
             }
             FileRequest::Refused | FileRequest::Rejected => {
-                tracing::warn!(pool = self.pool, name, result = %self.result, why, "a request file was not taken");
+                tracing::warn!(pool = self.pool, name, result = %self.result, why, "request file rejected");
             }
         }
     }
 }
 
-/// A file with an answer was looked at for the last time.
+/// An answer file was handled and will not be read again.
 #[derive(Debug)]
 pub struct AnswerFileHandled<'a> {
-    /// Whose directory.
+    /// The pool.
     pub pool: &'a str,
-    /// The file's name; foreign.
+    /// The file's name; foreign text.
     pub name: &'a str,
-    /// What became of it.
+    /// The result.
     pub result: FileAnswer,
-    /// Why, in our words; may hold foreign text.
+    /// The reason, in marshal's words; may contain foreign text.
     pub why: &'a str,
 }
 
@@ -66,32 +66,32 @@ impl AnswerFileHandled<'_> {
         );
         match self.result {
             FileAnswer::Refused => {
-                tracing::warn!(pool = self.pool, name, why, "an answer file was not taken");
+                tracing::warn!(pool = self.pool, name, why, "answer file refused");
             }
-            result => tracing::info!(pool = self.pool, name, %result, "an answer file"),
+            result => tracing::info!(pool = self.pool, name, %result, "answer file handled"),
         }
     }
 }
 
-/// A directory cannot be worked now, or can be again.
+/// A file plane became unavailable, or available again.
 #[derive(Debug)]
 pub struct FilePlaneState<'a> {
-    /// Whose directory.
+    /// The pool.
     pub pool: &'a str,
-    /// Why not, in our words; `None`: it can.
+    /// Why it is unavailable; `None` if it is available.
     pub fault: Option<&'a str>,
 }
 
 impl FilePlaneState<'_> {
-    /// Logs, and shows it.
+    /// Logs and sets the gauge.
     pub fn emit(self) {
         let up = if self.fault.is_none() { 1.0 } else { 0.0 };
         crate::meters::gauge(&names::FILE_PLANE_UP, &[self.pool]).set(up);
         match self.fault {
-            None => tracing::info!(pool = self.pool, "its file plane is worked"),
+            None => tracing::info!(pool = self.pool, "file plane available"),
             Some(why) => {
                 let why = escape_for_display(why, WIDTH);
-                tracing::error!(pool = self.pool, why, "its file plane cannot be worked");
+                tracing::error!(pool = self.pool, why, "file plane unavailable");
             }
         }
     }

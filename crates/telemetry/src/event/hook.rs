@@ -1,5 +1,5 @@
-//! Hooks: what people were told, and what they were not. No address and no message is in any of
-//! these.
+//! Hooks: messages that were delivered, failed or were replaced. No event contains an address or a
+//! message.
 
 use super::WIDTH;
 use crate::labels::HookResult;
@@ -7,14 +7,14 @@ use crate::meters::counter;
 use crate::names;
 use marshal_model::untrusted::escape_for_display;
 
-/// A message was taken, or given up.
+/// A message was delivered, or given up.
 #[derive(Debug)]
 pub struct HookMessageFinished<'a> {
-    /// Which hook.
+    /// The hook's name.
     pub hook: &'a str,
-    /// What became of it.
+    /// The result.
     pub result: HookResult,
-    /// Why it was given up; may hold foreign text.
+    /// Why it was given up; may contain foreign text.
     pub why: &'a str,
 }
 
@@ -24,16 +24,16 @@ impl HookMessageFinished<'_> {
         counter(&names::HOOK_MESSAGES, &[self.hook, self.result.word()]).increment(1);
         let (hook, why) = (self.hook, escape_for_display(self.why, WIDTH));
         match self.result {
-            HookResult::Delivered => tracing::debug!(hook, "a hook told"),
-            result => tracing::warn!(hook, %result, why, "a hook could not tell"),
+            HookResult::Delivered => tracing::debug!(hook, "hook message delivered"),
+            result => tracing::warn!(hook, %result, why, "hook message not delivered"),
         }
     }
 }
 
-/// Something happened again before the last time was told: only the newest will be shown.
+/// An event replaced an older one of the same kind that was not sent yet.
 #[derive(Debug)]
 pub struct HookMessageSuppressed<'a> {
-    /// Which hook.
+    /// The hook's name.
     pub hook: &'a str,
 }
 

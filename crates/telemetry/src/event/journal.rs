@@ -9,24 +9,24 @@ use crate::names;
 use marshal_model::string_enum;
 
 string_enum!(
-    /// Why the journal could not write, or left something out.
+    /// Why the journal could not write, or left a commit out.
     JournalError {
         /// A write failed.
         Write = "write",
         /// A sync failed.
         Sync = "sync",
-        /// The disk is full, or nearly.
+        /// The disk is full or almost full.
         Full = "full",
-        /// Another process holds the database.
+        /// Another process has locked the database.
         Busy = "busy",
-        /// The database is damaged or gone.
+        /// The database is damaged or missing.
         Corrupt = "corrupt",
         /// A commit broke the order of its session, or another rule of the rows.
         Rejected = "rejected",
     }
 );
 
-/// The journal's handles; every batch touches them.
+/// The journal's metric handles, made once because every batch uses them.
 #[derive(Clone)]
 pub struct JournalMeters {
     events: Counter,
@@ -66,7 +66,7 @@ impl JournalMeters {
         }
     }
 
-    /// A batch is durable. Not logged: there are thousands a second.
+    /// Records a durable batch. Not logged, because there are thousands a second.
     pub fn record_commit(&self, events: u64, bytes: u64, took: Duration) {
         self.events.increment(events);
         self.bytes.increment(bytes);
@@ -74,23 +74,23 @@ impl JournalMeters {
         self.batch.record(events as f64);
     }
 
-    /// Rows that wait.
+    /// Sets the number of rows that wait.
     pub fn set_backlog(&self, rows: usize) {
         self.backlog.set(rows as f64);
     }
 
-    /// The files' size.
+    /// Sets the size of the journal's files.
     pub fn set_size(&self, bytes: u64) {
         self.size.set(bytes as f64);
     }
 
-    /// Retention removed so much.
+    /// Records what retention removed.
     pub fn record_removed(&self, sessions: u64, events: u64) {
         self.removed_sessions.increment(sessions);
         self.removed_events.increment(events);
     }
 
-    /// One more failure.
+    /// Counts a failure.
     pub fn record_error(&self, error: JournalError) {
         if let Some(counter) = self.errors.get(error as usize) {
             counter.increment(1);
@@ -98,13 +98,13 @@ impl JournalMeters {
     }
 }
 
-/// The journal began to fail, or left a commit out. Counted by [`JournalMeters::record_error`], which
-/// also counts every retry.
+/// The journal started to fail, or left a commit out. Counted by [`JournalMeters::record_error`],
+/// which also counts every retry.
 #[derive(Debug)]
 pub struct JournalFailed<'a> {
-    /// Why.
+    /// The reason.
     pub reason: JournalError,
-    /// What was said, and what it means.
+    /// The database's error and what it means.
     pub detail: &'a str,
 }
 
@@ -112,35 +112,36 @@ impl JournalFailed<'_> {
     /// Logs.
     pub fn emit(self) {
         if self.reason == JournalError::Busy {
-            tracing::warn!(reason = %self.reason, detail = self.detail, "journal stalled: what was accepted is kept and retried");
+            tracing::warn!(reason = %self.reason, detail = self.detail, "journal stalled: accepted rows stay in memory and are retried");
         } else {
             tracing::error!(reason = %self.reason, detail = self.detail, "journal failed");
         }
     }
 }
 
-/// The journal writes again; nothing was lost.
+/// The journal recovered; no row was lost.
 #[derive(Debug)]
 pub struct JournalRecovered {
-    /// After how long.
+    /// How long it could not write.
     pub after: Duration,
-    /// How many rows waited.
+    /// The number of rows that waited.
     pub waiting_rows: usize,
 }
 
 impl JournalRecovered {
     /// Logs.
     pub fn emit(self) {
-        tracing::info!(after = ?self.after, kept = self.waiting_rows, "journal writes again");
+        tracing::info!(after = ?self.after, kept = self.waiting_rows, "journal recovered");
     }
 }
 
-/// The end of the audit chain: only what is told outside the chain shows a cut or a rewrite.
+/// The end of the audit chain. Only a copy outside the chain, such as this log line, reveals a cut
+/// or a rewrite.
 #[derive(Debug)]
 pub struct AuditHead<'a> {
-    /// How many records there are.
+    /// The number of records in the chain.
     pub link: u64,
-    /// The last one's hash.
+    /// The hash of the last record.
     pub hash: &'a str,
 }
 
@@ -151,15 +152,15 @@ impl AuditHead<'_> {
     }
 }
 
-/// Retention removed what is kept no longer. Counted by [`JournalMeters::record_removed`]. Where the audit
-/// chain was cut, the log keeps the witness of what it led to.
+/// Retention removed old sessions. Counted by [`JournalMeters::record_removed`]. Where the audit
+/// chain was cut, the log keeps the number and hash of the last removed record.
 #[derive(Debug)]
 pub struct JournalTrimmed<'a> {
     /// Sessions removed.
     pub sessions: u64,
-    /// Their events.
+    /// Events removed with them.
     pub events: u64,
-    /// Number and hash of the last audit record that was removed.
+    /// Number and hash of the last removed audit record; `None` if none was removed.
     pub cut: Option<(u64, &'a str)>,
 }
 

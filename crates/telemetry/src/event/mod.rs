@@ -1,6 +1,6 @@
 //! One struct per event; `emit` makes its log line and its metrics, so that they cannot drift.
 //!
-//! What happens for every line of a child is not here but in [`super::meters`], without logs.
+//! Counters that change with every line of a child are in [`super::meters`], without logs.
 
 pub mod budget;
 pub mod child;
@@ -16,5 +16,5 @@ pub mod route;
 pub mod task;
 pub mod turn;
 
-/// Columns that a foreign text may take in a log line.
+/// The most columns of a foreign text in a log line.
 const WIDTH: usize = 300;

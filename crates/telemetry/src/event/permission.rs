@@ -1,4 +1,4 @@
-//! Permission requests and the policy that judges them.
+//! Permission requests and the policy that decides them.
 
 use std::time::Duration;
 
@@ -8,14 +8,14 @@ use crate::meters::{counter, gauge, histogram};
 use crate::names;
 use marshal_model::{DecidedBy, Decision, PermissionRequestId, SessionId, SlotId, UntrustedText};
 
-/// A child asks. Every one is followed by a [`PermissionDecided`].
+/// A child sent a permission request. A [`PermissionDecided`] follows each.
 #[derive(Debug)]
 pub struct PermissionRequested<'a> {
-    /// Where.
+    /// The slot.
     pub slot: &'a SlotId,
-    /// In which session.
+    /// The session.
     pub session: &'a SessionId,
-    /// Our id of the approval.
+    /// The id of the permission request.
     pub request: &'a PermissionRequestId,
     /// The tool.
     pub tool: &'a UntrustedText,
@@ -32,30 +32,30 @@ impl PermissionRequested<'_> {
 /// A permission request waits for a person.
 #[derive(Debug)]
 pub struct ApprovalPending<'a> {
-    /// Where.
+    /// The slot.
     pub slot: &'a SlotId,
-    /// In which session.
+    /// The session.
     pub session: &'a SessionId,
-    /// What an answer names.
+    /// The id that an approver's answer names.
     pub request: &'a PermissionRequestId,
     /// The tool.
     pub tool: &'a UntrustedText,
-    /// The rules that want a person.
+    /// The rules that decided `ask`.
     pub rules: &'a [String],
-    /// How long an answer is waited for.
+    /// How long the request waits for an answer.
     pub timeout: Duration,
-    /// Somebody is asked elsewhere, in an editor.
+    /// Whether another client, such as an editor, shows the request to its user.
     pub has_other_approver: bool,
 }
 
 impl ApprovalPending<'_> {
-    /// Logs it: at the level of a warning where nobody else tells it.
+    /// Logs it, as a warning if no other client shows it.
     pub fn emit(self) {
         let (tool, rules) = (self.tool.escape_for_display(WIDTH), self.rules);
         if self.has_other_approver {
-            tracing::debug!(slot = %self.slot, session = %self.session, ask = %self.request, tool, ?rules, within = ?self.timeout, "an ask waits for a person");
+            tracing::debug!(slot = %self.slot, session = %self.session, ask = %self.request, tool, ?rules, within = ?self.timeout, "a permission request waits for approval");
         } else {
-            tracing::warn!(slot = %self.slot, session = %self.session, ask = %self.request, tool, ?rules, within = ?self.timeout, "an ask waits for a person; see `marshal approvals show`");
+            tracing::warn!(slot = %self.slot, session = %self.session, ask = %self.request, tool, ?rules, within = ?self.timeout, "a permission request waits for approval; see `marshal approvals show`");
         }
     }
 }
@@ -63,21 +63,21 @@ impl ApprovalPending<'_> {
 /// A permission request ended.
 #[derive(Debug)]
 pub struct PermissionDecided<'a> {
-    /// Where.
+    /// The slot.
     pub slot: &'a SlotId,
-    /// In which session.
+    /// The session.
     pub session: &'a SessionId,
-    /// Our id of the approval.
+    /// The id of the permission request.
     pub request: &'a PermissionRequestId,
     /// The kind of tool.
     pub tool_class: ToolClass,
     /// `Allow` or `Deny`.
     pub decision: Decision,
-    /// Who decided.
+    /// The decider.
     pub decided_by: DecidedBy,
     /// The rules that decided.
     pub rules: &'a [String],
-    /// From the request line being read until the answer is written.
+    /// From reading the request line until the answer is written.
     pub took: Duration,
 }
 
@@ -97,22 +97,22 @@ impl PermissionDecided<'_> {
     }
 }
 
-/// A request was judged by the policy.
+/// The policy was evaluated for a request.
 #[derive(Debug)]
 pub struct PolicyEvaluated {
-    /// How long it took.
+    /// How long the evaluation took.
     pub took: Duration,
-    /// Why it could not be judged, if so.
+    /// Why the evaluation failed; `None` if it succeeded.
     pub error: Option<EvaluationError>,
 }
 
 impl PolicyEvaluated {
-    /// Observes, and logs an error.
+    /// Observes the duration, and counts and logs an error.
     pub fn emit(self) {
         histogram(&names::POLICY_SECONDS, &[]).record(self.took);
         if let Some(error) = self.error {
             counter(&names::POLICY_ERRORS, &[error.word()]).increment(1);
-            tracing::warn!(reason = %error, "policy could not judge a request: denied");
+            tracing::warn!(reason = %error, "policy could not evaluate a permission request: denied");
         }
     }
 }

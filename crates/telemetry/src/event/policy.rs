@@ -1,4 +1,4 @@
-//! Policies that are read again, and those that are tried beside others.
+//! Policy reloads, shadow policies and dry runs.
 
 use super::WIDTH;
 use crate::labels::{ReloadCause, ReloadResult, ShadowVerdict};
@@ -7,14 +7,14 @@ use crate::names;
 use marshal_model::untrusted::escape_for_display;
 use marshal_model::{Decision, PermissionRequestId, PoolName, SessionId, SlotId};
 
-/// Policies are in force: at the start, or read again.
+/// Policies are in force: at the start, or after a reload.
 #[derive(Debug)]
 pub struct PoliciesLoaded {
-    /// Why they were read again; `None`: at the start.
+    /// The cause of the reload; `None` at the start.
     pub cause: Option<ReloadCause>,
-    /// Pools that are judged by another version than before.
+    /// Pools whose policy has another version than before.
     pub changed: usize,
-    /// Rules of all policies.
+    /// The number of rules in all policies.
     pub rules: usize,
     /// Seconds since 1970.
     pub at: f64,
@@ -28,17 +28,17 @@ impl PoliciesLoaded {
         gauge(&names::CONFIG_RELOADED_AT, &[]).set(self.at);
         if let Some(cause) = self.cause {
             counter(&names::POLICY_RELOADS, &[ReloadResult::Ok.word()]).increment(1);
-            tracing::info!(%cause, pools_changed = self.changed, "policies were read again");
+            tracing::info!(%cause, pools_changed = self.changed, "policies reloaded");
         }
     }
 }
 
-/// Policies were read again and are not good: older ones stay in force.
+/// A policy reload failed: the older policies stay in force.
 #[derive(Debug)]
 pub struct PolicyReloadFailed<'a> {
-    /// Why they were read again.
+    /// The cause of the reload.
     pub cause: ReloadCause,
-    /// What is wrong.
+    /// What is wrong with the files; may contain foreign text.
     pub why: &'a str,
 }
 
@@ -47,16 +47,16 @@ impl PolicyReloadFailed<'_> {
     pub fn emit(self) {
         counter(&names::POLICY_RELOADS, &[ReloadResult::Error.word()]).increment(1);
         gauge(&names::CONFIG_RELOADED, &[]).set(0.0);
-        // The whole of it is in `policy status`.
+        // `policy status` shows the full text.
         let why = escape_for_display(self.why, 2 * WIDTH);
-        tracing::error!(cause = %self.cause, why, "policies were read again and are not used: the older ones stay; see `marshal policy status`");
+        tracing::error!(cause = %self.cause, why, "policy reload failed: the older policies stay in force; see `marshal policy status`");
     }
 }
 
-/// A shadow judged what was decided.
+/// A shadow policy was evaluated for a decided request.
 #[derive(Debug)]
 pub struct ShadowEvaluated<'a> {
-    /// In which pool.
+    /// The pool.
     pub pool: &'a PoolName,
 }
 
@@ -67,27 +67,28 @@ impl ShadowEvaluated<'_> {
     }
 }
 
-/// A shadow would have decided otherwise.
+/// A shadow policy would have decided otherwise.
 #[derive(Debug)]
 pub struct ShadowDiffered<'a> {
-    /// In which pool.
+    /// The pool.
     pub pool: &'a PoolName,
-    /// What the configuration calls it.
+    /// The shadow policy's name.
     pub shadow: &'a str,
-    /// What was decided.
+    /// The decision of the policy in force.
     pub from: ShadowVerdict,
-    /// What it says.
+    /// The shadow policy's verdict.
     pub to: ShadowVerdict,
-    /// The rules that decided.
+    /// The rules behind the decision.
     pub from_rules: &'a [String],
-    /// Those that would have.
+    /// The shadow policy's rules behind its verdict.
     pub to_rules: &'a [String],
-    /// Differences that were not logged since the last one that was; `None`: this one is not either.
+    /// The number of differences that were not logged since the last one that was; `None` if this
+    /// one is not logged either.
     pub suppressed: Option<u64>,
 }
 
 impl ShadowDiffered<'_> {
-    /// Counts, and logs now and then.
+    /// Counts, and logs at a bounded rate.
     pub fn emit(self) {
         let labels = [self.pool.as_str(), self.from.word(), self.to.word()];
         counter(&names::SHADOW_DIFFERENCES, &labels).increment(1);
@@ -97,14 +98,14 @@ impl ShadowDiffered<'_> {
     }
 }
 
-/// A request was judged by a policy that is only tried.
+/// A policy in dry run (`enforce = false`) was evaluated for a request.
 #[derive(Debug)]
 pub struct PolicyDryRun<'a> {
-    /// Where.
+    /// The slot.
     pub slot: &'a SlotId,
-    /// In which session.
+    /// The session.
     pub session: &'a SessionId,
-    /// Our id of the approval.
+    /// The id of the permission request.
     pub request: &'a PermissionRequestId,
     /// What the policy would have decided.
     pub decision: Decision,
@@ -113,8 +114,8 @@ pub struct PolicyDryRun<'a> {
 }
 
 impl PolicyDryRun<'_> {
-    /// Logs it.
+    /// Logs.
     pub fn emit(self) {
-        tracing::info!(slot = %self.slot, session = %self.session, ask = %self.request, would = %self.decision, rules = ?self.rules, "a policy that is only tried (enforce = false) would have decided");
+        tracing::info!(slot = %self.slot, session = %self.session, ask = %self.request, would = %self.decision, rules = ?self.rules, "a policy in dry run (enforce = false) would have decided");
     }
 }

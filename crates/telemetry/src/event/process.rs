@@ -6,10 +6,10 @@ use crate::labels::ActorKind;
 use crate::meters::{counter, gauge, histogram};
 use crate::names;
 
-/// An actor began.
+/// An actor started.
 #[derive(Debug)]
 pub struct ActorStarted {
-    /// Its kind.
+    /// The actor's kind.
     pub kind: ActorKind,
 }
 
@@ -23,9 +23,9 @@ impl ActorStarted {
 /// An actor ended.
 #[derive(Debug)]
 pub struct ActorEnded<'a> {
-    /// Its kind.
+    /// The actor's kind.
     pub kind: ActorKind,
-    /// What its handler said, if it panicked or returned an error.
+    /// The panic message or the error of its handler; `None` after a normal end.
     pub failure: Option<&'a str>,
 }
 
@@ -44,9 +44,9 @@ impl ActorEnded<'_> {
 /// A background task panicked.
 #[derive(Debug)]
 pub struct TaskPanicked<'a> {
-    /// What it was for.
+    /// The task's purpose.
     pub task: &'a str,
-    /// What it said.
+    /// The panic message or the error.
     pub failure: &'a str,
 }
 
@@ -65,7 +65,7 @@ impl TaskPanicked<'_> {
 /// The metrics page was rendered.
 #[derive(Debug)]
 pub struct ScrapeServed {
-    /// How long it took.
+    /// How long rendering took.
     pub took: Duration,
 }
 

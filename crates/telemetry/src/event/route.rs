@@ -1,5 +1,5 @@
-//! Routes: requests of sandboxes to model providers, and the limits of those. No path, header or
-//! body of a request is in any of these.
+//! The model proxy: requests from sandboxes to providers, and the providers' rate limits. No event
+//! contains a path, header or body of a request.
 
 use std::time::Duration;
 
@@ -11,11 +11,11 @@ use marshal_model::{PoolName, SlotId};
 /// A connection from inside was opened or closed.
 #[derive(Debug)]
 pub struct RouteConnection<'a> {
-    /// Whose.
+    /// The slot.
     pub slot: &'a SlotId,
-    /// To which route.
+    /// The route's name.
     pub route: &'a str,
-    /// Opened; else closed.
+    /// Whether it was opened; otherwise it was closed.
     pub opened: bool,
 }
 
@@ -30,14 +30,14 @@ impl RouteConnection<'_> {
     }
 }
 
-/// A request did not pass, or its answer did not come back.
+/// The proxy refused a request, or its response failed.
 #[derive(Debug)]
 pub struct RouteRefused<'a> {
-    /// Whose.
+    /// The slot.
     pub slot: &'a SlotId,
-    /// To which route.
+    /// The route's name.
     pub route: &'a str,
-    /// Why.
+    /// The reason.
     pub reason: RouteRefusal,
 }
 
@@ -47,26 +47,26 @@ impl RouteRefused<'_> {
         let pool = self.slot.pool.as_str();
         let labels = [pool, self.route, self.reason.word()];
         counter(&names::ROUTE_REFUSED, &labels).increment(1);
-        tracing::info!(slot = %self.slot, route = self.route, reason = %self.reason, "a request to a model was refused");
+        tracing::info!(slot = %self.slot, route = self.route, reason = %self.reason, "model request refused or failed");
     }
 }
 
-/// An upstream's answer came to its end, or none came.
+/// An upstream's response ended, or there was none.
 #[derive(Debug)]
 pub struct RouteAnswered<'a> {
-    /// Whose.
+    /// The slot.
     pub slot: &'a SlotId,
-    /// From which route.
+    /// The route's name.
     pub route: &'a str,
-    /// Which line of its list the request was: our own words.
+    /// The entry of the allow list that the request matched; not foreign text.
     pub rule: &'a str,
-    /// What it was.
+    /// The class of the response's status.
     pub code: RouteCode,
-    /// From the request being sent to the head of the answer; `None` if none came.
+    /// From sending the request to the head of the response; `None` if there was none.
     pub first_byte: Option<Duration>,
-    /// To its end.
+    /// From sending the request to the end of the response.
     pub took: Duration,
-    /// What the provider counted.
+    /// The tokens that the provider reported.
     pub tokens: [(RouteTokens, u64); 5],
 }
 
@@ -82,18 +82,18 @@ impl RouteAnswered<'_> {
         for (kind, count) in self.tokens.into_iter().filter(|(_, count)| *count > 0) {
             counter(&names::ROUTE_TOKENS, &[pool, route, kind.word()]).increment(count);
         }
-        tracing::debug!(slot = %self.slot, route, asked = self.rule, code = %self.code, first_byte = ?self.first_byte, took = ?self.took, "a model answered");
+        tracing::debug!(slot = %self.slot, route, asked = self.rule, code = %self.code, first_byte = ?self.first_byte, took = ?self.took, "model request ended");
     }
 }
 
 /// A turn failed because a provider limits requests.
 #[derive(Debug)]
 pub struct RateLimited<'a> {
-    /// Whose turn.
+    /// The slot of the turn.
     pub slot: &'a SlotId,
-    /// What showed it.
+    /// How the limit was detected.
     pub sign: LimitSign,
-    /// For how long the pool pauses.
+    /// How long the pool pauses.
     pub pause: Duration,
 }
 
@@ -106,22 +106,22 @@ impl RateLimited<'_> {
     }
 }
 
-/// A pool paused, or works again.
+/// A pool paused or resumed.
 #[derive(Debug)]
 pub struct PoolPaused<'a> {
-    /// Which.
+    /// The pool.
     pub pool: &'a PoolName,
-    /// It pauses.
+    /// Whether the pool is paused now.
     pub paused: bool,
 }
 
 impl PoolPaused<'_> {
-    /// Logs and shows.
+    /// Logs the end of a pause and sets the gauge.
     pub fn emit(self) {
         let value = if self.paused { 1.0 } else { 0.0 };
         gauge(&names::POOL_PAUSED, &[self.pool.as_str()]).set(value);
         if !self.paused {
-            tracing::info!(pool = %self.pool, "the provider takes requests again");
+            tracing::info!(pool = %self.pool, "the provider accepts requests again");
         }
     }
 }

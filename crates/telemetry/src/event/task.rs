@@ -7,12 +7,12 @@ use crate::meters::{counter, gauge, histogram};
 use crate::names;
 use marshal_model::{PoolName, SlotId, TaskId, TaskOutcome};
 
-/// A task waits for a slot: new, or put back.
+/// A task waits for a slot: it is new, or was put back.
 #[derive(Debug)]
 pub struct TaskQueued<'a> {
-    /// Where.
+    /// The pool.
     pub pool: &'a PoolName,
-    /// Which.
+    /// The task.
     pub task: &'a TaskId,
 }
 
@@ -27,13 +27,13 @@ impl TaskQueued<'_> {
 /// A task left the queue for a slot.
 #[derive(Debug)]
 pub struct TaskStarted<'a> {
-    /// Where.
+    /// The slot.
     pub slot: &'a SlotId,
-    /// Which.
+    /// The task.
     pub task: &'a TaskId,
-    /// Which attempt, from 1.
+    /// The number of the attempt, from 1.
     pub attempt: u32,
-    /// How long it waited.
+    /// How long the task waited.
     pub waited: Duration,
 }
 
@@ -47,27 +47,27 @@ impl TaskStarted<'_> {
     }
 }
 
-/// Where a task ended.
+/// Where a task was when it ended.
 #[derive(Debug, Clone, Copy)]
 pub enum TaskLocation {
     /// In a slot.
     Slot,
-    /// In the queue, so that the queue is shorter now.
+    /// In the queue, which is one task shorter now.
     Queue,
 }
 
 /// A task ended.
 #[derive(Debug)]
 pub struct TaskEnded<'a> {
-    /// Its pool.
+    /// The pool.
     pub pool: &'a PoolName,
-    /// Which.
+    /// The task.
     pub task: &'a TaskId,
-    /// How.
+    /// The outcome.
     pub outcome: TaskOutcome,
-    /// Why, in our words.
+    /// The reason, in marshal's words.
     pub detail: &'a str,
-    /// Where it was.
+    /// Where the task was.
     pub from: TaskLocation,
 }
 
@@ -83,14 +83,14 @@ impl TaskEnded<'_> {
     }
 }
 
-/// A task was not taken.
+/// A pool's queue refused a task.
 #[derive(Debug)]
 pub struct QueueRejected<'a> {
-    /// By which pool.
+    /// The pool.
     pub pool: &'a PoolName,
-    /// Which.
+    /// The task.
     pub task: &'a TaskId,
-    /// Why.
+    /// The reason.
     pub reason: QueueRefusal,
 }
 
@@ -103,14 +103,14 @@ impl QueueRejected<'_> {
     }
 }
 
-/// What was seen of a pool's waiting work just before a scrape.
+/// The waiting work of a pool, sampled just before a scrape.
 #[derive(Debug)]
 pub struct PoolSampled<'a> {
-    /// Which.
+    /// The pool.
     pub pool: &'a PoolName,
     /// The age of its oldest waiting task; zero if none waits.
     pub oldest_task: Duration,
-    /// The age of its oldest waiting ask; zero if none waits.
+    /// The age of its oldest pending permission request; zero if there is none.
     pub oldest_request: Duration,
 }
 

@@ -7,12 +7,12 @@ use crate::meters::{counter, histogram};
 use crate::names;
 use marshal_model::{Decision, SessionId, SlotId, TurnOutcome, Usage};
 
-/// The turn's first output came.
+/// The turn's first output arrived.
 #[derive(Debug)]
 pub struct TurnFirstEvent<'a> {
-    /// Where.
+    /// The slot.
     pub slot: &'a SlotId,
-    /// From the prompt being written.
+    /// The time since the prompt was written.
     pub after: Duration,
 }
 
@@ -27,15 +27,15 @@ impl TurnFirstEvent<'_> {
 /// A turn ended.
 #[derive(Debug)]
 pub struct TurnEnded<'a> {
-    /// Where.
+    /// The slot.
     pub slot: &'a SlotId,
-    /// In which session.
+    /// The session.
     pub session: &'a SessionId,
-    /// How.
+    /// The outcome.
     pub outcome: TurnOutcome,
-    /// From the prompt being written.
+    /// The time since the prompt was written.
     pub took: Duration,
-    /// Its tool calls.
+    /// The number of tool calls in the turn.
     pub tool_calls: u32,
 }
 
@@ -53,13 +53,13 @@ impl TurnEnded<'_> {
 /// A tool call ended.
 #[derive(Debug)]
 pub struct ToolCallEnded<'a> {
-    /// Where.
+    /// The slot.
     pub slot: &'a SlotId,
     /// The kind of tool.
     pub tool_class: ToolClass,
-    /// How.
+    /// The outcome.
     pub outcome: ToolOutcome,
-    /// How long it took, as the agent says.
+    /// How long it took, as the agent reported it.
     pub took: Option<Duration>,
 }
 
@@ -76,18 +76,18 @@ impl ToolCallEnded<'_> {
     }
 }
 
-/// A tool call that ran without a request was judged.
+/// A tool call ran without a permission request, and the policy was evaluated afterwards.
 #[derive(Debug)]
 pub struct UnrequestedToolCall<'a> {
-    /// Where.
+    /// The slot.
     pub slot: &'a SlotId,
-    /// In which session.
+    /// The session.
     pub session: &'a SessionId,
     /// The kind of tool.
     pub tool_class: ToolClass,
-    /// What the policy would have said.
+    /// The decision that the policy would have made.
     pub verdict: Decision,
-    /// The rules that say so.
+    /// The rules behind that decision.
     pub rules: &'a [String],
 }
 
@@ -97,9 +97,9 @@ impl UnrequestedToolCall<'_> {
         let pool = self.slot.pool.as_str();
         counter(&names::TOOL_CALLS_UNASKED, &[pool, self.verdict.word()]).increment(1);
         if self.verdict == Decision::Deny {
-            tracing::warn!(slot = %self.slot, session = %self.session, class = %self.tool_class, rules = ?self.rules, "ran without a request, and the policy denies it");
+            tracing::warn!(slot = %self.slot, session = %self.session, class = %self.tool_class, rules = ?self.rules, "tool call ran without a permission request, and the policy denies it");
         } else {
-            tracing::debug!(slot = %self.slot, session = %self.session, class = %self.tool_class, verdict = %self.verdict, "ran without a request");
+            tracing::debug!(slot = %self.slot, session = %self.session, class = %self.tool_class, verdict = %self.verdict, "tool call ran without a permission request");
         }
     }
 }
@@ -107,9 +107,9 @@ impl UnrequestedToolCall<'_> {
 /// Tokens were used since the last report.
 #[derive(Debug)]
 pub struct TokensUsed<'a> {
-    /// Where.
+    /// The slot.
     pub slot: &'a SlotId,
-    /// How many more, as the agent reports them.
+    /// The tokens since the last report, as the agent counts them.
     pub used: Usage,
 }
 

@@ -19,17 +19,17 @@ pub const ITEMS: usize = 1000;
 /// The most items that agents may add to one plan.
 pub const AGENT_ITEMS: usize = 100;
 
-/// How much of an item's text is told in an error, in characters.
+/// The most characters of an item's text in an error.
 const ERROR_TEXT_CHARS: usize = 80;
 
 /// The furthest that the text of a line is indented within its list, in columns; beyond it is code.
 const CODE_INDENT: usize = 4;
 
-/// Why a text is no checklist, or an item cannot be ticked.
+/// Why a text is not a valid checklist, or an item cannot be ticked.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ChecklistError {
     /// The text is too large.
-    #[error("the plan has {bytes} bytes; it may have {TEXT_BYTES}")]
+    #[error("the plan has {bytes} bytes; the limit is {TEXT_BYTES}")]
     TooLarge {
         /// Its size.
         bytes: usize,
@@ -37,16 +37,16 @@ pub enum ChecklistError {
     /// It has too many items.
     #[error("the plan has more than {ITEMS} items")]
     TooManyItems,
-    /// The item is not there any more.
-    #[error("the item {0} is gone from the plan: it was removed, or its text was changed")]
+    /// The item no longer exists.
+    #[error("the plan no longer has the item {0}: it was removed, or its text was changed")]
     ItemRemoved(ItemId),
     /// Agents added too many items.
-    #[error("agents added {added} items to the plan; they may add {AGENT_ITEMS}")]
+    #[error("agents added {added} items to the plan; the limit is {AGENT_ITEMS}")]
     TooManyAdded {
-        /// How many.
+        /// The number of items that agents added.
         added: usize,
     },
-    /// Something that would not be read as one item.
+    /// A text that would not be parsed as one item.
     #[error("{0:?} cannot be the text of one item: it must be one line that is not empty")]
     InvalidText(String),
 }
@@ -92,7 +92,7 @@ pub struct ChecklistItem {
     pub text: String,
     /// Whether it is ticked.
     pub done: bool,
-    /// Below how many other items it stands.
+    /// The number of items that it is nested below.
     pub depth: usize,
     /// Its line, from 1.
     pub line: usize,
@@ -100,7 +100,7 @@ pub struct ChecklistItem {
     mark: usize,
 }
 
-/// How far a plan is.
+/// The progress of a plan.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Progress {
     /// Ticked items.
@@ -109,12 +109,12 @@ pub struct Progress {
     pub total: usize,
 }
 
-/// What came to a checklist between two texts.
+/// The differences of a checklist between two texts.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ChecklistDiff {
-    /// Items that were not there before, in their order.
+    /// New items, in their order.
     pub added: Vec<ChecklistItem>,
-    /// Items that are there no longer.
+    /// Removed items.
     pub removed: Vec<ChecklistItem>,
 }
 
@@ -128,7 +128,7 @@ impl Checklist {
     /// Reads a text. A text without items is a checklist without items.
     ///
     /// # Errors
-    /// [`ChecklistError::DiskLimitExceeded`], [`ChecklistError::TooManyItems`]
+    /// [`ChecklistError::TooLarge`], [`ChecklistError::TooManyItems`]
     pub fn parse(text: &str) -> Result<Self, ChecklistError> {
         if text.len() > TEXT_BYTES {
             return Err(ChecklistError::TooLarge { bytes: text.len() });
@@ -168,7 +168,7 @@ impl Checklist {
         }
     }
 
-    /// What came and went since an earlier reading.
+    /// The new and removed items since an earlier text.
     #[must_use]
     pub fn diff_from(&self, before: &Self) -> ChecklistDiff {
         let beyond = |these: &Self, those: &Self| {
@@ -185,7 +185,7 @@ impl Checklist {
 }
 
 /// Ticks an item in the text as it is now, whatever else was edited since the item was read. A text
-/// in which it is ticked already is given back as it is.
+/// in which it is ticked already is returned unchanged.
 ///
 /// # Errors
 /// [`ChecklistError::ItemRemoved`] if the text has no such item, and what [`Checklist::parse`] says.
@@ -193,10 +193,10 @@ pub fn tick(text: &str, item: ItemId) -> Result<String, ChecklistError> {
     set_mark(text, item, true)
 }
 
-/// Takes the tick of an item away, as [`tick`] sets it.
+/// Removes the tick of an item, as [`tick`] sets it.
 ///
 /// # Errors
-/// The same.
+/// Those of [`tick`].
 pub fn untick(text: &str, item: ItemId) -> Result<String, ChecklistError> {
     set_mark(text, item, false)
 }
@@ -218,8 +218,8 @@ fn set_mark(text: &str, id: ItemId, done: bool) -> Result<String, ChecklistError
 /// Adds items at the end, as an agent may: `added` of them were added to this plan before.
 ///
 /// # Errors
-/// [`ChecklistError::TooManyAdded`], [`ChecklistError::Text`] if a text is empty or more than one
-/// line, and what [`Checklist::parse`] says of the whole.
+/// [`ChecklistError::TooManyAdded`], [`ChecklistError::InvalidText`] if a text is empty or more
+/// than one line, and what [`Checklist::parse`] says of the whole.
 pub fn append(text: &str, items: &[&str], added: usize) -> Result<String, ChecklistError> {
     let all = added.saturating_add(items.len());
     if all > AGENT_ITEMS {

@@ -1,6 +1,6 @@
-//! Plans that people and agents work through, as ordinary Markdown files.
+//! Plans that people and agents work on, as ordinary Markdown files.
 //!
-//! Floor 1, pure: text in, text out.
+//! Pure: text in, text out.
 
 pub mod checklist;
 pub mod prompt;

@@ -1,12 +1,12 @@
-//! What an agent is told of one item: its text, what stands indented beneath it, and where it stands.
+//! The prompt for one item of a plan: its text, the indented lines below it, and its position.
 //!
-//! Pure. Must not know who works it.
+//! Pure. Must not know which agent works on it.
 
 use std::fmt::Write as _;
 
 use super::checklist::{Checklist, ChecklistItem};
 
-/// What stands beneath an item and belongs to it: the lines until the next item that are blank or
+/// The details below an item: the lines until the next item that are blank or
 /// indented further than its own line, without what they are all indented by.
 #[must_use]
 pub fn item_body(text: &str, list: &Checklist, item: &ChecklistItem) -> String {

@@ -1,12 +1,12 @@
-//! The layers that depend on kernel and profile: which are asked for, and which stand.
+//! The layers that depend on kernel and profile: the requested ones and the active ones.
 //!
-//! Must not know how they are put up.
+//! Must not know how they are built.
 
 use serde::{Deserialize, Serialize};
 
 use super::{HostIds, IdMap};
 
-/// The filter of system calls that everything inside wears.
+/// The filter of system calls for everything inside.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Seccomp {
@@ -15,24 +15,24 @@ pub enum Seccomp {
     BuiltIn,
     /// The profile in this file of the host (OCI form), instead of the built-in one.
     File(String),
-    /// None.
+    /// No filter.
     Off,
 }
 
-/// Which walls stand, beside those without which nothing runs.
+/// The active layers, besides those without which nothing runs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ActiveLayers {
     /// Who the agent is outside.
     pub ids: HostIds,
-    /// The ABI of Landlock in force, 0 for none.
+    /// The active ABI of Landlock, 0 for none.
     pub landlock: u8,
     /// The filter of system calls.
     pub seccomp: Seccomp,
 }
 
 impl ActiveLayers {
-    /// What is told of them, a few words each.
+    /// Their description, a few words each.
     #[must_use]
     pub fn describe(&self) -> Vec<String> {
         let uid = match self.ids {
@@ -56,10 +56,9 @@ impl ActiveLayers {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OverlayLayers {
-    /// The directory of the host that is seen, without what is mounted below it.
+    /// The visible directory of the host, without what is mounted below it.
     pub lower: OverlayLayer,
-    /// A directory of ours that holds two, `upper` and `work`: what is written, and the kernel's own
-    /// place beside it.
+    /// A directory of the supervisor with `upper` for what is written, and `work` for the kernel.
     pub upper: OverlayLayer,
 }
 
@@ -71,6 +70,6 @@ pub struct OverlayLayer {
     pub path: String,
     /// Its owner on disk, who becomes the user inside.
     pub idmap: Option<IdMap>,
-    /// Device and inode that were looked at when the walls were planned.
+    /// Device and inode at the time of planning.
     pub expect: Option<(u64, u64)>,
 }

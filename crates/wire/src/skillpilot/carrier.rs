@@ -67,9 +67,9 @@ pub enum CarrierMessage<'a> {
     },
     /// A file could not be put.
     Refused {
-        /// Which.
+        /// The path.
         path: &'a str,
-        /// Why.
+        /// The reason.
         why: &'a str,
     },
     /// The output of a command that was put grew.

@@ -1,9 +1,9 @@
 //! `SkillPilot`'s file control plane, version 1: what the files of a session directory hold and how they
 //! are named. Source: its page "SkillPilot File Control Plane Protocol".
 //!
-//! Owns the forms of files and names, the one reader of what somebody wrote ([`connect_reader`]), the markers
-//! ([`marker`]) and the lines between a Master that has no file system and whoever carries its files
-//! ([`bytes`]). Must not touch a file.
+//! Owns the forms of files and names, the reader of files ([`reader`]), the markers ([`marker`])
+//! and the lines between a Master without a file system and the carrier of its files ([`carrier`]).
+//! Must not access a file.
 //!
 //! What that page leaves open is decided so:
 //!

@@ -49,7 +49,7 @@ pub fn parse_object<'b, T: Deserialize<'b>>(content: &'b [u8]) -> Result<T, Read
     let text = std::str::from_utf8(content);
     let text = text.map_err(|_| ReadError::Malformed("it is not UTF-8".to_owned()))?;
     if !text.trim_ascii_start().starts_with('{') {
-        return Err(ReadError::Malformed("it is no JSON object".to_owned()));
+        return Err(ReadError::Malformed("it is not a JSON object".to_owned()));
     }
     serde_json::from_str(text).map_err(|error| match error.classify() {
         Category::Data => ReadError::Invalid(error.to_string()),
@@ -185,11 +185,13 @@ pub enum CommandRefusal {
     Mode(String),
     /// The marker cannot be one.
     #[error(
-        "refused: the marker's prefix and token are 1 to 128 of A-Z, a-z, 0-9, -, _ and . each"
+        "refused: the marker's prefix and token must each be 1 to 128 characters of A-Z, a-z, 0-9, -, _ and ."
     )]
     Marker,
     /// The payload would do something else at a terminal than it says.
-    #[error("refused: the payload has the control character 0x{0:02x}, which a terminal acts upon")]
+    #[error(
+        "refused: the payload has the control character 0x{0:02x}, which a terminal interprets"
+    )]
     Control(u8),
 }
 
@@ -263,7 +265,7 @@ fn parse_marker(mut members: Map<String, Value>, id: &str) -> Result<MarkerSpec,
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(text)) => Ok(Some(text)),
         Some(_) => Err(CommandRefusal::Unreadable(format!(
-            "marker.{name} is no text"
+            "marker.{name} is not a string"
         ))),
     };
     let mode = match text("mode")?.as_deref() {
@@ -363,8 +365,9 @@ pub fn read_lease(content: &[u8]) -> Result<i64, ReadError> {
     }
     let file: File<'_> = parse_object(content)?;
     let time = file.expires_at.get().trim_matches('"');
-    read_time(time)
-        .ok_or_else(|| ReadError::Invalid(format!("expires_at {} is no time", quote_short(time))))
+    read_time(time).ok_or_else(|| {
+        ReadError::Invalid(format!("expires_at {} is not a time", quote_short(time)))
+    })
 }
 
 /// A time in milliseconds since 1970, written as that number or as ISO 8601 with its zone.

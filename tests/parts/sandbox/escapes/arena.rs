@@ -351,7 +351,10 @@ impl Arena {
             return outcomes;
         }
         let refused = String::from_utf8_lossy(&said.stderr);
-        if mode == SERVED && said.status.code() == Some(125) && refused.contains("covers nothing") {
+        if mode == SERVED
+            && said.status.code() == Some(125)
+            && refused.contains("cannot hide files")
+        {
             let word = "nothing starts".to_owned();
             outcomes.insert("service_socket".to_owned(), Outcome::Blocked(word));
             return outcomes;

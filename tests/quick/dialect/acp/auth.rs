@@ -43,7 +43,7 @@ fn the_login_that_the_pool_names_is_made_before_a_session_is_opened() {
 #[test]
 fn a_login_in_a_terminal_and_one_that_is_not_offered_need_a_person() {
     for (method, why) in [
-        ("setup", "the login setup is made in a terminal"),
+        ("setup", "the login setup needs a terminal"),
         (
             "other",
             "the agent offers no login other (auth); it offers: chat (Chat login), setup (Set up, in a terminal), key",

@@ -41,7 +41,7 @@ fn a_mode_is_set_by_its_own_request_and_known_when_the_agent_took_it() {
             r#""id":3,"method":"session/set_mode","params":{"sessionId":"s-1","modeId":"plan"}"#,
             "plan",
             "set\n",
-            "refused mode default: something else is being set",
+            "refused mode default: another setting is being changed",
         ],
     );
     // What it is already needs no request.
@@ -85,7 +85,7 @@ fn an_option_is_what_the_agent_says_it_is_then() {
     let told = after(false, &format!("> option llm b\n{}", reply(3, "b")));
     has(&told, &[r#""configId":"llm","value":"b""#, "set\n"]);
     let told = after(false, &format!("> option llm b\n{}", reply(3, "a")));
-    has(&told, &["not set: ", "set otherwise"]);
+    has(&told, &["not set: ", "reports another value"]);
 }
 
 #[test]

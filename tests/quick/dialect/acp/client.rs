@@ -160,7 +160,7 @@ fn a_terminal_is_judged_by_its_exact_words_and_its_other_methods_are_not() {
 
 #[test]
 fn what_cannot_be_read_or_is_for_another_session_is_refused() {
-    let unreadable = "the parameters lack a member, or one has another type";
+    let unreadable = "a parameter is missing or has the wrong type";
     for params in [
         r#""path":7"#,
         r#""file":"/workspace/a""#,
@@ -186,7 +186,7 @@ fn what_cannot_be_read_or_is_for_another_session_is_refused() {
 #[test]
 fn outside_of_a_turn_only_terminals_that_are_there_are_served() {
     let told = clean(&played(offering(), &format!("{OPEN}{}", read(0))));
-    let said = "no turn is running: files and new terminals are for turns";
+    let said = "no turn is running: file requests and new terminals need a running turn";
     assert_eq!(
         told[told.len() - 2..],
         ["bad out_of_state".to_owned(), error(0, -32600, said)]
@@ -198,7 +198,7 @@ fn outside_of_a_turn_only_terminals_that_are_there_are_served() {
         offering(),
         "< {\"id\":1,\"result\":{\"protocolVersion\":1}}\n< {\"id\":9,\"method\":\"fs/read_text_file\",\"params\":{\"sessionId\":\"s\",\"path\":\"/a\"}}",
     ));
-    let said = "there is no session that this could be for";
+    let said = "no session is open for this request";
     assert_eq!(*early.last().unwrap(), error(9, -32600, said));
     // In a turn that was cancelled nothing new begins.
     let told = in_turn(&format!("> cancel\n{}\n{kill}", read(5)));

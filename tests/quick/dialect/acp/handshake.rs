@@ -101,12 +101,14 @@ fn a_session_that_cannot_be_opened_or_named_is_a_fault() {
     ] {
         check(
             &format!("{begin}\n< {{\"id\":2,\"result\":{result}}}"),
-            &format!("{new}\nfault the agent opened a session without an id that can be used"),
+            &format!("{new}\nfault the agent opened a session without a usable id"),
         );
     }
     check(
         &format!("{begin}\n< {{\"id\":2,\"error\":{{\"code\":-32603}}}}"),
-        &format!("{new}\nfault the agent opens no session: the agent reported error -32603: "),
+        &format!(
+            "{new}\nfault the agent did not open a session: the agent reported error -32603: "
+        ),
     );
 }
 

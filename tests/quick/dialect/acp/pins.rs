@@ -146,7 +146,7 @@ fn what_the_agent_refuses_or_sets_otherwise_needs_a_person() {
     needs(
         mode("plan"),
         &format!("{}\n{refused}", new(MODES)),
-        &["does not take the mode plan", "-32602"],
+        &["rejected the mode plan", "-32602"],
     );
     let other = format!(
         "< {{\"id\":3,\"result\":{{{}}}}}",
@@ -155,7 +155,7 @@ fn what_the_agent_refuses_or_sets_otherwise_needs_a_person() {
     needs(
         mode("plan"),
         &format!("{}\n{other}", new(&options("build", "a", false))),
-        &["m = plan", "set otherwise"],
+        &["m = plan", "reports another value"],
     );
 }
 
@@ -232,7 +232,7 @@ fn settings_that_cannot_be_read_are_not_taken_for_none() {
         needs(
             AcpSettings::default(),
             &new(fields),
-            &["cannot be read", "whether it asks"],
+            &["cannot be read", "whether the session asks"],
         );
     }
     for fields in [r#""modes":null"#, r#""configOptions":null,"modes":null"#] {
@@ -254,7 +254,7 @@ fn what_the_reply_to_a_mode_says_counts() {
             "{}\n< {{\"id\":3,\"result\":{{{reply}}}}}",
             new(&format!("{modes},{}", options("build", "a", false)))
         ),
-        &["the mode plan", "set otherwise"],
+        &["the mode plan", "reports another value"],
     );
 }
 

@@ -76,17 +76,17 @@ fn a_session_that_is_not_in_the_list_is_not_loaded() {
     for (reply, why) in [
         (
             r#""result":{"sessions":[]}"#,
-            "its list of sessions lacks s-1",
+            "s-1 is not in its list of sessions",
         ),
         (r#""result":{}"#, "its list of sessions cannot be read"),
         (
             r#""error":{"code":-32603,"message":"locked"}"#,
-            "to session/list the agent reported error -32603: locked",
+            "session/list failed: the agent reported error -32603: locked",
         ),
     ] {
         check(
             &format!("{begin}\n< {{\"id\":2,{reply}}}"),
-            &format!("{list}\nfault the agent cannot load its session again: {why}"),
+            &format!("{list}\nfault the agent cannot resume its session: {why}"),
         );
     }
 }
@@ -112,7 +112,7 @@ fn a_list_without_end_is_given_up() {
     let last = told.lines().last().unwrap();
     assert_eq!(
         last,
-        "fault the agent cannot load its session again: the first pages of its list of sessions lacks s-1"
+        "fault the agent cannot resume its session: s-1 is not in the first pages of its list of sessions"
     );
     let asked = told.lines().filter(|line| line.contains("session/list"));
     assert_eq!(asked.count(), marshal_model::limits::SESSION_PAGES as usize);
@@ -134,13 +134,13 @@ fn resume_is_used_where_there_is_no_load() {
 fn an_agent_that_cannot_load_or_does_not_is_a_fault_of_its_own() {
     check(
         r#"< {"id":1,"result":{"protocolVersion":1,"agentCapabilities":{"loadSession":false}}}"#,
-        "fault the agent cannot load its session again: it offers neither session/load nor session/resume",
+        "fault the agent cannot resume its session: it offers neither session/load nor session/resume",
     );
     check(
         r#"< {"id":1,"result":{"protocolVersion":1,"agentCapabilities":{"loadSession":true}}}
            < {"id":2,"error":{"code":-32002,"message":"Resource not found"}}"#,
         &format!(
-            "{LOAD}\nfault the agent cannot load its session again: the agent reported error -32002: Resource not found"
+            "{LOAD}\nfault the agent cannot resume its session: the agent reported error -32002: Resource not found"
         ),
     );
 }
@@ -179,7 +179,7 @@ fn resume_is_preferred_where_the_list_has_the_session_and_load_follows_where_it_
         &format!(
             r#"{LISTED_SAYS}
             write {{"jsonrpc":"2.0","id":4,"method":"session/load","params":{{"sessionId":"s-1","cwd":"/workspace","mcpServers":[]}}}}
-            fault the agent cannot load its session again: the agent reported error -32002: Resource not found"#
+            fault the agent cannot resume its session: the agent reported error -32002: Resource not found"#
         ),
     );
 }
@@ -311,7 +311,7 @@ fn a_mode_is_set_of_a_session_of_which_nothing_is_said() {
     let told = crate::dialect::script::played(wants(), &refused);
     let last = told.lines().last().unwrap();
     assert!(
-        last.contains("cannot load its session again") && last.contains("-32602"),
+        last.contains("cannot resume its session") && last.contains("-32602"),
         "{told}"
     );
 }

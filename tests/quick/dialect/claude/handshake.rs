@@ -37,7 +37,7 @@ fn a_version_of_another_major_or_none_is_told_and_nothing_more_is_written() {
     check(
         &opening(),
         r#"< {"type":"control_response","response":{"subtype":"error","request_id":"marshal-1","error":"what?"}}"#,
-        &format!("{HELLO}\n{other} none; to initialize it said what?, {ours}"),
+        &format!("{HELLO}\n{other} none; it answered initialize with what?, {ours}"),
     );
 }
 
@@ -50,7 +50,7 @@ fn no_reply_in_time_and_an_agent_without_our_hook_are_faults() {
     check(
         &opening,
         "~ 59999\n~ 1",
-        &format!("{HELLO}\nfault the agent does not answer initialize within timeouts.control"),
+        &format!("{HELLO}\nfault the agent did not answer initialize within timeouts.control"),
     );
     check(
         &opening,
@@ -63,7 +63,7 @@ fn no_reply_in_time_and_an_agent_without_our_hook_are_faults() {
             r#""claude_code_version":"2.1.0","current_permission_mode":"default","hooks_applied":false"#,
         ),
         &format!(
-            "{HELLO}\nfault the agent does not ask the supervisor's hook, so that it would run tools unasked (hooks_applied: false)"
+            "{HELLO}\nfault the agent does not call the supervisor's hook, so it would run tools without permission (hooks_applied: false)"
         ),
     );
 }
@@ -96,12 +96,12 @@ fn mode_and_model_are_set_before_the_first_prompt() {
         (
             "marshal-2",
             r#""subtype":"error","error":"no such mode""#,
-            "fault the agent does not take the mode plan: no such mode",
+            "fault the agent rejected the mode plan: no such mode",
         ),
         (
             "marshal-2",
             r#""subtype":"success","response":{"mode":"default"}"#,
-            "fault the agent was to take the mode plan and took default",
+            "fault the agent was asked for the mode plan and set default",
         ),
     ] {
         check(
@@ -131,7 +131,7 @@ fn a_mode_that_skips_questions_is_refused_unless_it_is_meant() {
             &opening(),
             &reply(mode),
             &format!(
-                "{HELLO}\nfault the agent's session skips permission requests (its mode {mode}): set a mode that asks, or say mode_skips_requests = true if that is meant"
+                "{HELLO}\nfault the agent's session skips permission requests (its mode {mode}): set mode to one that asks, or set mode_skips_requests = true if this is intended"
             ),
         );
         let meant = wants(AcpSettings {
@@ -146,13 +146,13 @@ fn a_mode_that_skips_questions_is_refused_unless_it_is_meant() {
         check_ready(
             &format!(r#"< {{"type":"system","subtype":"status","permissionMode":"{mode}"}}"#),
             &format!(
-                "fault the agent changed its session by itself so that it skips permission requests (the mode {mode}): it was ended; mode_skips_requests = true says that this is meant"
+                "fault the agent changed its own session so that it skips permission requests (the mode {mode}), so the supervisor stopped it; set mode_skips_requests = true if this is intended"
             ),
         );
         check_ready(
             &format!("> mode {mode}"),
             &format!(
-                "refused mode {mode}: the mode {mode} skips permission requests, which this pool does not allow (mode_skips_requests = true would)"
+                "refused mode {mode}: the mode {mode} skips permission requests, which this pool does not allow; set mode_skips_requests = true to allow it"
             ),
         );
     }
@@ -183,10 +183,10 @@ fn a_person_may_set_a_mode_that_asks() {
            state model=- mode='plan' pct=None window=None
            set
            write {"request":{"mode":"default","subtype":"set_permission_mode"},"request_id":"marshal-3","type":"control_request"}
-           not set: the agent does not take the mode default: not now
-           refused mode default: something else is being set: try again
+           not set: the agent rejected the mode default: not now
+           refused mode default: another setting is being changed: try again
            refused mode fast: there is no mode fast; there are: default, plan
-           refused option model x: this agent has no options; its mode can be set"#,
+           refused option model x: this agent has no options; only its mode can be set"#,
     );
 }
 
@@ -208,7 +208,7 @@ fn an_earlier_session_is_gone_on_with_only_if_it_is_that_one() {
             "{READY}\n> prompt p\n< {{\"type\":\"system\",\"subtype\":\"init\",\"session_id\":\"s-2\"}}"
         ),
         &format!(
-            "{HELLO}\n{ready}\n{prompt}\nfault the agent cannot load its session again: it went on with another one, s-2"
+            "{HELLO}\n{ready}\n{prompt}\nfault the agent cannot resume its session: it resumed another session, s-2"
         ),
     );
     // So the program says that it has no such session.
@@ -216,13 +216,13 @@ fn an_earlier_session_is_gone_on_with_only_if_it_is_that_one() {
         &opening,
         r#"< {"type":"result","subtype":"error_during_execution","is_error":true,"errors":["No conversation found with session ID: s-1"]}"#,
         &format!(
-            "{HELLO}\nfault the agent cannot load its session again: No conversation found with session ID: s-1"
+            "{HELLO}\nfault the agent cannot resume its session: No conversation found with session ID: s-1"
         ),
     );
     check(
         &resuming("--print"),
         "> prompt p",
-        "fault the agent cannot load its session again: --print is no id of a session\nrefused prompt p: the channel is closed",
+        "fault the agent cannot resume its session: --print is not a session id\nrefused prompt p: the channel is closed",
     );
 }
 

@@ -229,7 +229,7 @@ fn what_is_open_when_a_turn_ends_by_itself_is_denied() {
         &format!("{}\n{end}\n> allow r-1", ask("r-1", "{}")),
         &format!(
             "ask r-1 'Bash' {{}} active='default' call='c-1'\nwithdrawn r-1\n{}\nturn ended completed 'end_turn' tokens=0/0\nrefused allow r-1: no open permission request has this id",
-            denied("r-1", "the turn is over"),
+            denied("r-1", "the turn has ended"),
         ),
     );
 }
@@ -248,7 +248,7 @@ fn what_is_too_large_is_asked_and_never_allowed() {
     assert!(told.contains(" no_allow\n"));
     assert!(told.ends_with(&format!(
         "{}\n",
-        denied("r-1", "the call is too large to be judged")
+        denied("r-1", "the call is too large to be evaluated")
     )));
 }
 
@@ -268,5 +268,10 @@ fn it_does_not_ask_without_end() {
         limits::EXCESS_PERMISSION_REQUESTS as usize + 1
     );
     assert_eq!(count("withdrawn"), limits::OPEN_PERMISSION_REQUESTS);
-    assert_eq!(count("fault the agent asks on and on"), 1, "{}", told.len());
+    assert_eq!(
+        count("fault the agent keeps sending requests"),
+        1,
+        "{}",
+        told.len()
+    );
 }

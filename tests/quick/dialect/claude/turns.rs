@@ -197,14 +197,14 @@ fn a_prompt_may_be_over_before_its_turn_began() {
     check_ready(
         &format!("> prompt p\n{}\n{}", state("queued"), state("completed")),
         &format!(
-            "{prompt}\nturn ended completed - tokens=0/0 (the agent dealt with the prompt in another turn)"
+            "{prompt}\nturn ended completed - tokens=0/0 (the agent handled the prompt in another turn)"
         ),
     );
 }
 
 #[test]
 fn a_turn_that_is_over_does_not_wait_for_its_result_for_ever() {
-    let lost = "the agent said that the turn is over, and sent no result of it";
+    let lost = "the agent reported that the turn ended, but sent no result";
     check_in_turn(
         &format!(
             "{}\n~ 9999\n> prompt r\n~ 1\n> prompt q\n{END}",
@@ -307,7 +307,7 @@ fn too_many_lines_that_are_no_messages_are_another_program() {
     let bad = told.lines().filter(|line| line.starts_with("bad bad_json"));
     assert_eq!(bad.count(), most + 1);
     assert!(told.ends_with(&format!(
-        "fault more than {most} lines on the agent's stdout were no messages\n"
+        "fault more than {most} lines on the agent's stdout were not messages\n"
     )));
 }
 

@@ -74,7 +74,7 @@ fn a_turn_that_was_cancelled_meanwhile_is_not_sent_again() {
     check(
         &format!("> prompt p\n< {{\"id\":4,{BUSY}}}\n> cancel\n~ 60000"),
         &format!(
-            "{asked}turn ended cancelled - tokens=0/0 (the agent had no room for the turn yet)"
+            "{asked}turn ended cancelled - tokens=0/0 (the agent was overloaded and had not accepted the turn)"
         ),
     );
 }

@@ -111,7 +111,7 @@ fn a_denial_whose_prompt_was_not_taken_is_told_before_the_next_one() {
              error '-32600' 'no' unknown
              turn ended failed - tokens=0/0 (the agent reported error -32600: no)
              {}
-             turn ended cancelled - tokens=0/0 (the agent had no room for the turn yet)
+             turn ended cancelled - tokens=0/0 (the agent was overloaded and had not accepted the turn)
              {}
              turn ended completed 'completed' tokens=0/0
              {}",

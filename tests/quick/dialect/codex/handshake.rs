@@ -60,7 +60,7 @@ fn who_is_not_logged_in_and_must_be_needs_a_person() {
            < {"id":2,"result":{"account":null,"requiresOpenaiAuth":true}}"#,
         r#"write {"method":"initialized"}
            write {"id":2,"method":"account/read","params":{"refreshToken":false}}
-           fault the agent is not logged in and its provider wants it to be: run codex login once outside of the supervisor and hand .codex/auth.json over by home_files, or give its key by a route"#,
+           fault the agent is not logged in, but its provider requires a login: run codex login once outside of the supervisor and hand .codex/auth.json over by home_files, or give its key by a route"#,
     );
     check_all(
         r#"< {"id":1,"result":{"userAgent":"marshal/0.169.0 (x)"}}
@@ -117,7 +117,7 @@ fn a_thread_that_is_not_as_it_was_asked_for_is_not_used() {
         ),
     ] {
         let says = format!(
-            "{HELLO_SAYS}{STARTS}fault the agent's thread has {found} as its {what}, and it was asked for \"{wanted}\": look into its config.toml and its administrator's requirements"
+            "{HELLO_SAYS}{STARTS}fault the agent's thread has {found} as its {what} instead of \"{wanted}\"; check its config.toml and its administrator's requirements"
         );
         check_all(&script, &says);
     }
@@ -133,19 +133,19 @@ fn a_thread_that_cannot_be_used_is_a_fault() {
     };
     with(
         r#""result":{}"#,
-        "the agent opened a thread without an id that can be used",
+        "the agent opened a thread without a usable id",
     );
     with(
         r#""result":{"thread":{"id":""}}"#,
-        "the agent opened a thread without an id that can be used",
+        "the agent opened a thread without a usable id",
     );
     with(
         r#""error":{"code":-32600,"message":"no such model"}"#,
-        "the agent opens no thread: the agent reported error -32600: no such model",
+        "the agent did not open a thread: the agent reported error -32600: no such model",
     );
     with(
         r#""error":{"code":-32603,"message":"oops"}"#,
-        "the agent opens no thread: the agent reported error -32603: oops",
+        "the agent did not open a thread: the agent reported error -32603: oops",
     );
 }
 
@@ -217,13 +217,13 @@ fn another_thread_than_the_earlier_one_is_not_gone_on_with() {
         ),
         (
             r#""result":{"thread":{"id":"t-2"},"approvalPolicy":"untrusted"}"#,
-            "it answered with the thread t-2 when it was asked for t-1",
+            "it answered with the thread t-2 instead of t-1",
         ),
     ] {
         check_opened(
             &resuming(),
             &format!("{HELLO}< {{\"id\":3,{reply}}}"),
-            &format!("{HELLO_SAYS}{RESUMES}fault the agent cannot load its session again: {why}"),
+            &format!("{HELLO_SAYS}{RESUMES}fault the agent cannot resume its session: {why}"),
         );
     }
 }
@@ -237,7 +237,7 @@ fn a_thread_that_stops_asking_ends_the_channel() {
     };
     let fault = |found: &str| {
         format!(
-            "fault the agent changed when it asks, or whom: its approvalPolicy is {found} and was to be \"untrusted\""
+            "fault the agent changed when it asks for approval, or who answers: its approvalPolicy is {found} instead of \"untrusted\""
         )
     };
     check(&changed(r#""untrusted""#, r#""user""#, "t-1"), "");
@@ -277,7 +277,7 @@ fn a_thread_that_stops_asking_ends_the_channel() {
         ("7", Some("none")),
     ] {
         let fault = found.map(|found| {
-            format!("fault the agent changed its own sandbox: it is {found} and was to be \"workspaceWrite\"")
+            format!("fault the agent changed its own sandbox: it is {found} instead of \"workspaceWrite\"")
         });
         check_opened(
             &opening(unwalled.clone()),
@@ -302,7 +302,7 @@ fn what_it_has_no_words_for_is_refused() {
     check(
         "> slash help\n> mode never\n> allow 0",
         "refused slash help: the protocol has no such command
-         refused mode never: when this agent asks and its model stand in the configuration
+         refused mode never: this agent's approval mode and model are set in the configuration
          refused allow 0: no open permission request has this id",
     );
 }

@@ -36,7 +36,7 @@ fn a_turn_may_begin_before_the_reply_says_so() {
     check(
         "> prompt p\n< {\"id\":4,\"result\":{\"turn\":{}}}",
         &format!(
-            "{}fault the agent began a turn without an id that can be used",
+            "{}fault the agent began a turn without a usable id",
             TURN_SAYS.replace("turn started 'u-1'", "")
         ),
     );

@@ -115,7 +115,7 @@ fn a_session_is_switched_to_before_the_state_is_asked_for() {
         let talk = Conversation::opened(DialectName::Custom, &opening);
         let told = played(talk, &format!("< {said}"));
         assert!(
-            told.contains("fault the agent cannot load its session again"),
+            told.contains("fault the agent cannot resume its session"),
             "{told}"
         );
     }

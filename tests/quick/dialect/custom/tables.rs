@@ -244,7 +244,7 @@ fn an_end_by_a_word_that_the_table_has_not_is_a_failure() {
         r#"ready protocol=custom
            write {"say":"p"}
            turn started -
-           turn ended failed 'tired' tokens=0/0 (the table has no outcome for the agent's word tired)"#,
+           turn ended failed 'tired' tokens=0/0 (the dialect table has no outcome for the agent's stop reason tired)"#,
     );
 }
 
@@ -419,16 +419,14 @@ otherwise = "completed"
     for (said, why) in [
         (
             r#"{"type":"hi","sid":"s2"}"#,
-            "it is in another session than the one that it was to go on with",
+            "it opened another session than the one to resume",
         ),
         (r#"{"type":"gone","why":"no such file"}"#, "no such file"),
     ] {
         check_opened(
             &again,
             &format!("< {said}"),
-            &format!(
-                "write {{\"load\":\"s1\"}}\nfault the agent cannot load its session again: {why}"
-            ),
+            &format!("write {{\"load\":\"s1\"}}\nfault the agent cannot resume its session: {why}"),
         );
     }
 }

@@ -151,5 +151,10 @@ fn it_does_not_ask_without_end() {
         limits::EXCESS_PERMISSION_REQUESTS as usize + 1
     );
     assert_eq!(count("withdrawn"), limits::OPEN_PERMISSION_REQUESTS);
-    assert_eq!(count("fault the agent asks on and on"), 1, "{}", told.len());
+    assert_eq!(
+        count("fault the agent keeps sending requests"),
+        1,
+        "{}",
+        told.len()
+    );
 }

@@ -64,7 +64,7 @@ fn an_answer_that_is_streamed_once_is_told_as_it_comes() {
         &lines(&[&plain("ha"), &status(), &plain("ha"), &completed(4)]),
         "turn started 't-1'
          text 'ha'
-         notice 'warning' '2 characters of the answer were taken for a repetition and left out' -
+         notice 'warning' '2 characters of the answer looked like a repetition and were left out' -
          turn ended completed 'completed' tokens=0/0",
     );
 }
@@ -211,9 +211,9 @@ fn a_login_parks_the_slot_with_where_it_is_made() {
         (
             "auth.flow.device_code",
             r#""provider":"openai","verification_url":"https://login.example","user_code":"AB-12","interval_seconds":5"#,
-            "at https://login.example, by the code AB-12",
+            "at https://login.example, with the code AB-12",
         ),
-        ("auth.flow.url", "", "at an address that it does not say"),
+        ("auth.flow.url", "", "at an address that it does not report"),
         (
             "auth.flow.failed",
             r#""message":"no network""#,

@@ -102,7 +102,7 @@ fn a_session_without_an_id_is_none() {
             ]),
             &lines(&[
                 r#"write {"jsonrpc":"2.0","id":2,"method":"session.create","params":{}}"#,
-                "fault the agent opened a session without an id that can be used",
+                "fault the agent opened a session without a usable id",
             ]),
         );
     }
@@ -113,7 +113,7 @@ fn a_session_without_an_id_is_none() {
         ]),
         &lines(&[
             r#"write {"jsonrpc":"2.0","id":2,"method":"session.create","params":{}}"#,
-            "fault the agent opens no session: the agent reported error -32603: no disk",
+            "fault the agent did not open a session: the agent reported error -32603: no disk",
         ]),
     );
 }
@@ -161,7 +161,7 @@ fn a_line_that_is_no_message_is_counted_and_too_many_are_a_fault() {
     assert!(!talk.told().contains("fault"));
     talk.chunk(b"[1]\n");
     assert!(talk.told().ends_with(
-        "bad not_object [1]\nfault more than 100 lines on the agent's stdout were no messages\n"
+        "bad not_object [1]\nfault more than 100 lines on the agent's stdout were not messages\n"
     ));
 }
 

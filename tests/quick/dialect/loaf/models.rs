@@ -95,7 +95,7 @@ fn a_model_that_is_not_offered_or_not_taken_parks_the_slot() {
         ]),
         &lines(&[
             &select(4, "x/big", "openrouter"),
-            "fault the agent does not take the model x/big: the agent reported error -32603: no key",
+            "fault the agent rejected the model x/big: the agent reported error -32603: no key",
         ]),
     );
 }
@@ -119,14 +119,14 @@ fn a_person_chooses_among_the_models() {
             READY,
             "set",
             &select(4, "x/big", "openrouter"),
-            "not set: the agent does not take the model x/big: the agent reported error -32603: no key",
+            "not set: the agent rejected the model x/big: the agent reported error -32603: no key",
             &select(5, "x/big", "openrouter"),
             "state model='x/big' mode=- pct=None window=None",
             "options 'model'='openrouter/x/big'",
             "set",
             "refused option model gpt-9: the agent offers no model gpt-9; it offers: gpt-4.1, x/big",
-            "refused option model on: the option model is no switch",
-            "refused option model gpt-4.1: something else is being set: try again",
+            "refused option model on: the option model is not a switch",
+            "refused option model gpt-4.1: another setting is being changed: try again",
         ]),
     );
     // Whoever waits for it is told, too, where the session ends before.
@@ -141,7 +141,7 @@ fn a_person_chooses_among_the_models() {
         &lines(&[
             READY,
             &select(4, "x/big", "openrouter"),
-            "not set: the session ends before the agent said whether it takes the model",
+            "not set: the session ends before the agent said whether it accepts the model",
             r#"write {"jsonrpc":"2.0","id":5,"method":"system.shutdown","params":{"reason":"the supervisor is done with it"}}"#,
             "close input",
         ]),

@@ -74,23 +74,23 @@ fn a_session_that_cannot_be_gone_on_with_says_why() {
         ),
         (
             r#""result":{"id":"s-2"}"#,
-            "it answers with another session, s-2",
+            "it answered with another session, s-2",
         ),
         (
             r#""result":{"id":"s-1","pending":true}"#,
-            "a turn of the session still runs that nobody waits for",
+            "a turn that this supervisor did not start still runs in the session",
         ),
     ] {
         check(
             &lines(&[SHAKEN, &format!("< {{\"id\":2,{reply}}}")]),
             &lines(&[
                 GET,
-                &format!("fault the agent cannot load its session again: {why}"),
+                &format!("fault the agent cannot resume its session: {why}"),
             ]),
         );
     }
     check(
         r#"< {"id":1,"result":{"protocol_version":"1.0.0","methods":["session.create"]}}"#,
-        "fault the agent cannot load its session again: it offers no session.get",
+        "fault the agent cannot resume its session: it offers no session.get",
     );
 }

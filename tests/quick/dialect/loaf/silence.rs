@@ -92,7 +92,7 @@ fn a_command_without_a_reply_holds_up_no_later_one() {
             "slash 'model' '' data=- clear=false exit=false",
             "commanded",
             "bad unknown_id",
-            "refused slash model: the agent has not answered the command before",
+            "refused slash model: the agent has not answered the previous command",
         ]),
     );
     check_open(
@@ -146,7 +146,7 @@ fn a_login_that_says_no_more_is_told_without_an_address() {
             "~ 99",
             "~ 1",
         ]),
-        "fault the agent needs a login of openai, and does not say where it is made; make it once outside of the supervisor and hand its files over by home_files, or give the agent's key by env.set",
+        "fault the agent needs a login of openai, but does not report its address; make it once outside of the supervisor and hand its files over by home_files, or give the agent's key by env.set",
     );
 }
 

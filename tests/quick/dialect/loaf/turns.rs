@@ -266,7 +266,7 @@ fn replies_may_come_in_any_order_and_each_once() {
         r#"turn started 't-1'
            write {"jsonrpc":"2.0","id":4,"method":"session.steer","params":{"session_id":"s-1","text":"more"}}
            write {"jsonrpc":"2.0","id":5,"method":"session.interrupt","params":{"session_id":"s-1"}}
-           slash 'steer' 'the agent took it' data=- clear=false exit=false
+           slash 'steer' 'the agent accepted it' data=- clear=false exit=false
            commanded
            bad unknown_id
            bad unknown_id
@@ -307,8 +307,8 @@ fn commands_are_the_agents_own_and_steering_needs_a_turn() {
            write {"jsonrpc":"2.0","id":7,"method":"command.execute","params":{"session_id":"s-1","raw_command":"/limits"}}
            error '-32603' 'no provider' unknown
            not commanded 'no provider'
-           refused slash steer x: no turn is running that could be steered
-           refused slash clear now: the agent has not answered the command before"#,
+           refused slash steer x: no turn is running, so there is nothing to steer
+           refused slash clear now: the agent has not answered the previous command"#,
     );
     check_open(
         &lines(&[
@@ -333,7 +333,7 @@ fn what_the_protocol_has_no_words_for_is_refused() {
          refused deny x no: no open permission request has this id
          refused text x y: the protocol has no such command
          refused mode plan: this agent has no modes
-         refused option fast on: this agent has no option but its model, if it lists any",
+         refused option fast on: the model is the only option of this agent, if it lists models",
     );
 }
 

@@ -105,7 +105,7 @@ fn a_second_ready_is_a_fault() {
     check(
         "< READY\n< READY\n< READY",
         "ready protocol=1
-         fault the agent said ready twice",
+         fault the agent sent ready twice",
     );
     check(
         r#"< {"type":"ready","protocol":1,"protocol":1}"#,

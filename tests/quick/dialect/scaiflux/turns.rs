@@ -282,7 +282,7 @@ fn slash_commands_tell_what_they_changed() {
            slash 'exit' '' data=[1] clear=false exit=true
            commanded
            exit wanted
-           refused slash again: the agent has not answered the command before"#,
+           refused slash again: the agent has not answered the previous command"#,
     );
 }
 
@@ -313,7 +313,7 @@ fn an_error_between_turns_is_the_answer_to_a_command() {
 #[test]
 fn a_command_without_a_result_is_given_up_and_no_other_is_sent_before_it() {
     let said = "the agent did not answer the command within 100ms (timeouts.control)";
-    let late = "the agent has not answered the command before";
+    let late = "the agent has not answered the previous command";
     let expect = format!(
         r#"ready protocol=1
 write {{"type":"slash","command":"help","args":""}}
@@ -395,7 +395,7 @@ fn a_mode_counts_whatever_it_is_told_in() {
             };
             let talk = Conversation::opened(name, &opening);
             let told = played(talk, &format!("{ready}\n{script}"));
-            let faulted = told.contains("fault the agent went into the mode bypassPermissions");
+            let faulted = told.contains("fault the agent switched to the mode bypassPermissions");
             assert_eq!(!faulted, is_safe, "{name} {script}: {told}");
             assert!(!told.contains("exit wanted"), "{name} {script}: {told}");
         }
@@ -421,7 +421,7 @@ fn a_result_that_cannot_be_read_is_an_answer() {
 fn a_mode_that_asks_for_less_ends_the_agent() {
     let unsafe_in = |mode: &str, began: &str| {
         format!(
-            "fault the agent went into the mode {mode}, in which it asks for less than in {began}: it was ended; begin it in that mode if that is meant"
+            "fault the agent switched to the mode {mode}, in which it asks for less than in {began}, so the supervisor stopped it; start it in that mode if this is intended"
         )
     };
     let ready = r#"< {"type":"ready","protocol":1,"mode":"prompt"}"#;

@@ -1,4 +1,4 @@
-//! What is kept of calls, what they lend, and how much of them is told.
+//! What is stored of calls, what they share, and how much of them is reported.
 
 use super::*;
 
@@ -140,7 +140,7 @@ fn small_messages_make_no_more_be_told_than_has_a_bound() {
     }
     assert!(told <= 2 * came + limits::REPEATED_CALLS_BYTES, "{told}");
     assert!(refused > 0);
-    // A request is not judged by what is not told, until others were answered.
+    // A request is not evaluated by what was not reported, until others were answered.
     let bare = r#"{"toolCallId":"c"}"#;
     let spent = known(&mut calls, MessageKind::PermissionRequest, bare);
     assert!(!spent.is_complete && spent.input.expect("asked").get() == REPEAT_LIMIT);

@@ -1,6 +1,6 @@
-//! The answers to the requests to the client, written.
+//! The answers to the agent's requests to the client.
 //!
-//! Must not know when they may be said. Source: Agent Client Protocol, schema version 1.
+//! Must not know when they may be sent. Source: Agent Client Protocol, schema version 1.
 
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -15,7 +15,7 @@ pub(super) const INTERNAL: i32 = -32603;
 pub(super) const NOT_FOUND: i32 = -32002;
 pub(super) const CANCELLED: i32 = -32800;
 
-/// The names of signals, from 1 (signal(7), as Linux numbers them on most machines).
+/// Names of signals, from 1 (signal(7), the numbers of Linux on most machines).
 const SIGNALS: &[&str] = &[
     "SIGHUP",
     "SIGINT",
@@ -108,7 +108,7 @@ fn exit(of: TerminalExit) -> Exit {
     }
 }
 
-/// Answers a request of that method with what came of it.
+/// Answers a request of that method with its result.
 pub(super) fn success(id: &str, method: ClientMethod, done: &ClientOutput) -> Vec<u8> {
     match (method, done) {
         (_, ClientOutput::Text(content) | ClientOutput::Read { text: content, .. }) => {
@@ -131,7 +131,7 @@ pub(super) fn success(id: &str, method: ClientMethod, done: &ClientOutput) -> Ve
             },
         ),
         (ClientMethod::TerminalWait, ClientOutput::Exited(of)) => reply(id, exit(*of)),
-        // Whoever ends a command is not told how it ended.
+        // A client that ends a command does not get its exit status.
         (_, ClientOutput::Empty | ClientOutput::Written(_) | ClientOutput::Exited(_)) => {
             reply(id, Nothing {})
         }

@@ -1,7 +1,7 @@
-//! The parameters of the requests to the client, read.
+//! Reads the parameters of the requests to the client.
 //!
-//! Unknown members are ignored; one that is needed and missing, or has another type, makes the
-//! parameters unreadable: what would be guessed here would be done.
+//! Unknown members are ignored. A required member that is missing or has another type makes the
+//! parameters unreadable: a guess would be carried out.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -50,14 +50,14 @@ struct TerminalParams {
     terminal_id: String,
 }
 
-/// The session that a request is for, and the request.
+/// Reads the session of a request, and the request.
 pub(super) fn read(method: ClientMethod, raw: &RawValue) -> Option<(String, ClientCall)> {
     Some(match method {
         ClientMethod::ReadTextFile => {
             let read: Read = parse_object(raw)?;
             let call = ClientCall::Read {
                 path: read.path,
-                // Lines count from 1; some agents say 0 for the first.
+                // Lines count from 1, but some agents send 0 for the first.
                 line: read.line.unwrap_or(1).max(1),
                 limit: read.limit,
             };

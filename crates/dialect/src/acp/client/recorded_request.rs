@@ -1,5 +1,4 @@
-//! What was wished, from the record of it: the other direction of what a request to the client is
-//! on record as.
+//! Restores a request to the client from its recorded permission request.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -24,7 +23,8 @@ struct Variable {
     value: String,
 }
 
-/// The wish that a record with this tool and this input is of; `Idle`: it is of something else.
+/// The request that a record with this tool and this input stands for; `None` if it stands for
+/// something else.
 #[must_use]
 pub fn parse_recorded_request(tool: &str, input: &RawValue) -> Option<ClientRequest> {
     let file = || serde_json::from_str::<File>(input.get()).ok();
@@ -32,12 +32,12 @@ pub fn parse_recorded_request(tool: &str, input: &RawValue) -> Option<ClientRequ
         let arguments: serde_json::Value = serde_json::from_str(input.get()).ok()?;
         let path = arguments.get("path").and_then(|path| path.as_str());
         let path = path.map(str::to_owned);
-        let wish = EngineRequest {
+        let request = EngineRequest {
             tool,
             path,
             arguments,
         };
-        return Some(ClientRequest::Tool(Box::new(wish)));
+        return Some(ClientRequest::Tool(Box::new(request)));
     }
     match ClientMethod::from_word(tool)? {
         ClientMethod::ReadTextFile => Some(ClientRequest::Read(file()?.path)),

@@ -1,6 +1,6 @@
-//! A prompt's blocks as one text: what every agent behind the supervisor understands.
+//! Converts the blocks of a prompt to one text, which every agent dialect supports.
 //!
-//! Must not know who reads it.
+//! Must not know which agent receives it.
 
 use std::path::{Path, PathBuf};
 
@@ -10,16 +10,17 @@ use crate::api::task_rules;
 use marshal_model::UntrustedText;
 use marshal_model::untrusted::escape_for_display;
 
-/// The text of a prompt. A link into `directory`, where the editor works, becomes a path relative to
-/// it, which is where the agent works too.
+/// Returns the text of a prompt. A link into `directory`, where the editor works, becomes a path
+/// relative to it, because the agent works in that directory too.
 ///
 /// # Errors
-/// [`RpcError::INVALID_PARAMS`] for a block that no text can be made of, and for a text that is no prompt.
+/// [`RpcError::INVALID_PARAMS`] for a block that cannot become text, and for a text that is not a
+/// valid prompt.
 pub fn prompt_text(blocks: &[Block], directory: &Path) -> Result<UntrustedText, RpcError> {
     let mut text = String::new();
     for block in blocks {
         let piece = block_text(block, directory)?;
-        // A link stands in the sentence that the text before it begins; a resource stands alone.
+        // A link continues the sentence before it; a resource is a paragraph of its own.
         if block.kind == "resource" && !text.is_empty() && !text.ends_with('\n') {
             text.push('\n');
         }
@@ -48,20 +49,20 @@ fn block_text(block: &Block, directory: &Path) -> Result<String, RpcError> {
             let resource = block.resource.as_ref().ok_or_else(|| missing("resource"))?;
             let text = resource.text.as_deref().ok_or_else(|| {
                 RpcError::invalid_params(
-                    "a binary resource cannot be passed on: only its text could be",
+                    "a binary resource cannot be passed to the agent: send a resource with text",
                 )
             })?;
             let place = display_uri(&resource.uri, directory);
             Ok(format!("<context ref=\"{place}\">\n{text}\n</context>\n"))
         }
         other => Err(RpcError::invalid_params(format!(
-            "a block of type {} cannot be passed on: this agent takes text, resource_link and resource",
+            "a block of type {} is not supported: send text, resource_link or resource",
             escape_for_display(other, 40)
         ))),
     }
 }
 
-/// A URI, or the path that it means below the editor's directory.
+/// Returns the path relative to the editor's directory, or the URI if it points elsewhere.
 fn display_uri(uri: &str, directory: &Path) -> String {
     let path = uri.strip_prefix("file://").and_then(percent_decode);
     let below = path.as_deref().and_then(|path| {
@@ -75,7 +76,8 @@ fn display_uri(uri: &str, directory: &Path) -> String {
     }
 }
 
-/// A path without its percent escapes (RFC 3986); what follows `#` or `?` is no part of it.
+/// Decodes the percent escapes of a path (RFC 3986); `#`, `?` and what follows them are not part of
+/// it.
 fn percent_decode(text: &str) -> Option<PathBuf> {
     let text = text.split(['#', '?']).next()?;
     let mut bytes = Vec::with_capacity(text.len());

@@ -1,6 +1,7 @@
-//! What an editor says: the envelope, and the parameters of the methods that are served.
+//! Parses the messages of an editor: the JSON-RPC envelope and the parameters of the supported
+//! methods.
 //!
-//! Must not know what follows on any of it.
+//! Must not know how a message is handled.
 
 use std::path::{Path, PathBuf};
 
@@ -18,18 +19,19 @@ use marshal_model::untrusted::escape_for_display;
 use marshal_model::{SessionId, Setting, SettingValue, UntrustedText};
 use marshal_wire::json::{self, BadFrame};
 
-/// The id of an editor's request, as JSON text: what its reply carries back.
+/// The id of an editor's request, as JSON text; the reply carries the same text.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RequestId(String);
 
 impl RequestId {
-    /// Its JSON text.
+    /// Returns the JSON text.
     #[must_use]
     pub fn json(&self) -> &str {
         &self.0
     }
 
-    /// An integer or a text that is not too long; nothing else could be named without doubt.
+    /// Accepts an integer or a string of bounded length; other JSON values have no unambiguous
+    /// text.
     fn read(raw: &RawValue) -> Option<Self> {
         let text = raw.get();
         let is_number = text.parse::<i64>().is_ok() || text.parse::<u64>().is_ok();
@@ -41,37 +43,37 @@ impl RequestId {
 /// One message of an editor.
 #[derive(Debug)]
 pub enum Incoming {
-    /// It wants an answer.
+    /// A request, which expects a reply.
     Request {
-        /// Its id.
+        /// The id for the reply.
         id: RequestId,
-        /// What is asked for.
+        /// The method's name.
         method: String,
-        /// With what.
+        /// The parameters, not yet parsed.
         params: Params,
     },
-    /// It wants none.
+    /// A notification, which expects no reply.
     Notification {
-        /// What happened.
+        /// The method's name.
         method: String,
-        /// With what.
+        /// The parameters, not yet parsed.
         params: Params,
     },
-    /// The answer to a request of ours; `outcome` is `None` for an error.
+    /// The reply to a request of the supervisor; `outcome` is `None` for an error.
     Reply {
-        /// Which request; `None` if it can be none of ours.
+        /// The request's id; `None` if it cannot be one of the supervisor's requests.
         id: Option<u64>,
-        /// What it says.
+        /// The `result` member; `None` for an error.
         outcome: Option<Box<RawValue>>,
     },
 }
 
-/// The parameters of a message, unread.
+/// The parameters of a message, not yet parsed.
 #[derive(Debug)]
 pub struct Params(Option<Box<RawValue>>);
 
 impl Params {
-    /// Reads them.
+    /// Parses the parameters.
     ///
     /// # Errors
     /// [`RpcError::INVALID_PARAMS`]
@@ -79,19 +81,19 @@ impl Params {
         let text = self.0.as_ref().map_or("{}", |raw| raw.get());
         serde_json::from_str(text).map_err(|error| {
             RpcError::invalid_params(format!(
-                "the parameters: {}",
+                "invalid parameters: {}",
                 escape_for_display(&error.to_string(), 300)
             ))
         })
     }
 }
 
-/// Why a line is no message, with the id that the error reply names.
+/// Why a line is not a valid message, with the id for the error reply.
 #[derive(Debug)]
 pub struct InvalidMessage {
-    /// Whose request it was, if that can be told.
+    /// The request's id; `None` if it cannot be read.
     pub id: Option<RequestId>,
-    /// What to answer.
+    /// The error to reply with.
     pub error: RpcError,
 }
 
@@ -123,13 +125,13 @@ pub fn read(line: &[u8]) -> Result<Incoming, InvalidMessage> {
     let object = json::expect_object(line).map_err(|bad| match bad {
         BadFrame::NotObject => refuse(
             RpcError::INVALID_REQUEST,
-            "the line is no request: one object a line, no batches",
+            "the line is not a request: send one object per line, and no batches",
         ),
         _ => refuse(RpcError::PARSE_ERROR, "the line is not JSON in UTF-8"),
     })?;
     let envelope: Envelope<'_> = serde_json::from_str(object).map_err(|error| {
         if error.is_data() {
-            refuse(RpcError::INVALID_REQUEST, "the line is no request")
+            refuse(RpcError::INVALID_REQUEST, "the line is not a request")
         } else {
             refuse(RpcError::PARSE_ERROR, "the line is not JSON")
         }
@@ -140,7 +142,7 @@ pub fn read(line: &[u8]) -> Result<Incoming, InvalidMessage> {
             Some(id) => Ok(Incoming::Request { id, method, params }),
             None => Err(refuse(
                 RpcError::INVALID_REQUEST,
-                "the id of a request is an integer or a text",
+                "the id of a request must be an integer or a string",
             )),
         },
         (Some(method), _) => Ok(Incoming::Notification { method, params }),
@@ -155,13 +157,13 @@ pub fn read(line: &[u8]) -> Result<Incoming, InvalidMessage> {
             id: id.and_then(RequestId::read),
             error: RpcError::new(
                 RpcError::INVALID_REQUEST,
-                "the line has no method and no result",
+                "the line has neither a method nor a result",
             ),
         }),
     }
 }
 
-/// Of `session/new`, `session/load` and `session/resume`.
+/// Parameters of `session/new`, `session/load` and `session/resume`.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct OpenParams {
@@ -174,10 +176,10 @@ pub struct OpenParams {
 }
 
 impl OpenParams {
-    /// Where the editor works.
+    /// Returns the directory that the editor works in.
     ///
     /// # Errors
-    /// [`RpcError::INVALID_PARAMS`] for what cannot be served.
+    /// [`RpcError::INVALID_PARAMS`] for parameters that are not supported.
     pub fn directory(&self) -> Result<PathBuf, RpcError> {
         let cwd = self.cwd.as_deref();
         let cwd = cwd.ok_or_else(|| RpcError::invalid_params("cwd is missing"))?;
@@ -198,10 +200,11 @@ impl OpenParams {
         Ok(PathBuf::from(cwd))
     }
 
-    /// Which session.
+    /// Returns the id of the session to open.
     ///
     /// # Errors
-    /// [`RpcError::INVALID_PARAMS`] without one, [`RpcError::RESOURCE_NOT_FOUND`] for an id that none has.
+    /// [`RpcError::INVALID_PARAMS`] without an id, [`RpcError::RESOURCE_NOT_FOUND`] for an invalid
+    /// one.
     pub fn session(&self) -> Result<SessionId, RpcError> {
         let id = self.session_id.as_deref();
         let id = id.ok_or_else(|| RpcError::invalid_params("sessionId is missing"))?;
@@ -209,59 +212,59 @@ impl OpenParams {
     }
 }
 
-/// Of `session/list`.
+/// Parameters of `session/list`.
 #[derive(Debug, Deserialize)]
 pub struct ListParams {
-    /// Only those of this directory.
+    /// Lists only the sessions of this directory.
     pub cwd: Option<String>,
-    /// Where the page before ended.
+    /// The cursor that the previous page returned.
     pub cursor: Option<String>,
 }
 
-/// Of whatever names a session and nothing else.
+/// Parameters of methods that take only a session id.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SessionParams {
-    /// Which.
+    /// The session's id.
     pub session_id: String,
 }
 
-/// Of `session/prompt`.
+/// Parameters of `session/prompt`.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PromptParams {
-    /// Which session.
+    /// The session's id.
     pub session_id: String,
-    /// What is said.
+    /// The blocks of the prompt.
     pub prompt: Vec<Block>,
 }
 
 /// A block of a prompt.
 #[derive(Debug, Deserialize)]
 pub struct Block {
-    /// Its kind.
+    /// The type: `text`, `resource_link` or `resource`; others are refused.
     #[serde(rename = "type")]
     pub kind: String,
-    /// Of a `text`.
+    /// The text of a `text` block.
     pub text: Option<String>,
-    /// Of a `resource_link`.
+    /// The target of a `resource_link` block.
     pub uri: Option<String>,
-    /// Of a `resource_link`.
+    /// The name in a `resource_link` block.
     pub name: Option<String>,
-    /// Of a `resource`.
+    /// The content of a `resource` block.
     pub resource: Option<Resource>,
 }
 
 /// An embedded resource.
 #[derive(Debug, Deserialize)]
 pub struct Resource {
-    /// Where it is from.
+    /// The resource's URI.
     pub uri: String,
-    /// Its text; a binary one has none.
+    /// The content; `None` for a binary resource.
     pub text: Option<String>,
 }
 
-/// Of `initialize`: what the editor understands. What cannot be read is not understood.
+/// Reads the editor's capabilities from `initialize`. Unreadable ones count as unsupported.
 #[must_use]
 pub fn client_capabilities(params: &Params) -> ClientCapabilities {
     let read: Value = params.read().unwrap_or_default();
@@ -274,26 +277,26 @@ pub fn client_capabilities(params: &Params) -> ClientCapabilities {
     }
 }
 
-/// Of `session/set_mode`.
+/// Parameters of `session/set_mode`.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SetMode {
-    /// Which session.
+    /// The session's id.
     pub session_id: String,
     mode_id: String,
 }
 
-/// Of `session/set_config_option`.
+/// Parameters of `session/set_config_option`.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SetOption {
-    /// Which session.
+    /// The session's id.
     pub session_id: String,
     config_id: String,
     value: Value,
 }
 
-/// An id or a value is short.
+/// Checks that an id or a value is not empty and not too long.
 fn short(what: &str, text: &str) -> Result<String, RpcError> {
     if text.is_empty() || text.len() > limits::FOREIGN_ID_BYTES {
         let most = limits::FOREIGN_ID_BYTES;
@@ -305,7 +308,7 @@ fn short(what: &str, text: &str) -> Result<String, RpcError> {
 }
 
 impl SetMode {
-    /// What is to be set.
+    /// Returns the setting to change.
     ///
     /// # Errors
     /// [`RpcError::INVALID_PARAMS`]
@@ -315,7 +318,7 @@ impl SetMode {
 }
 
 impl SetOption {
-    /// What is to be set.
+    /// Returns the setting to change.
     ///
     /// # Errors
     /// [`RpcError::INVALID_PARAMS`]
@@ -326,7 +329,7 @@ impl SetOption {
             Value::String(value) => SettingValue::Choice(short("value", value)?),
             _ => {
                 return Err(RpcError::invalid_params(
-                    "value is a text, or true or false",
+                    "value must be a string, true or false",
                 ));
             }
         };
@@ -334,7 +337,7 @@ impl SetOption {
     }
 }
 
-/// What the reply to a permission request says; `None`: it is an error.
+/// Returns the decision in the reply to a permission request; an error reply (`None`) is one too.
 #[must_use]
 pub fn parse_permission_answer(outcome: Option<&RawValue>) -> ApproverReply {
     #[derive(Deserialize)]
@@ -359,7 +362,7 @@ pub fn parse_permission_answer(outcome: Option<&RawValue>) -> ApproverReply {
     }
 }
 
-/// The title of a conversation: its first prompt's first line.
+/// Returns the title of a conversation: the first line of its first prompt.
 #[must_use]
 pub fn session_title(first_prompt: &UntrustedText) -> Option<String> {
     let line = first_prompt

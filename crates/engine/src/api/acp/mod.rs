@@ -1,7 +1,7 @@
-//! The Agent Client Protocol, version 1, from the agent's side: what an editor says, what it is told.
+//! The agent side of the Agent Client Protocol, version 1: the messages from and to an editor.
 //!
-//! Owns the wire form only: text in, words out, and back. Must not know sockets, processes or time.
-//! Writes strictly what the protocol lists; reads leniently, but for what it would have to guess.
+//! Owns only the wire format. Must not know sockets, processes or time. It writes strictly what the
+//! protocol lists, and reads leniently except where it would have to guess.
 
 pub mod content;
 pub mod incoming;
@@ -13,34 +13,34 @@ pub mod update;
 
 use crate::api::request::{Code, Failure};
 
-/// The version that is spoken.
+/// The protocol version.
 pub const VERSION: u32 = 1;
 
-/// An error reply: a code of JSON-RPC or of the protocol, and a sentence.
+/// An error reply: a code of JSON-RPC or of the protocol, and a message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct RpcError {
-    /// Its code.
+    /// The JSON-RPC error code.
     pub code: i32,
-    /// What is wrong and what to do; safe to show.
+    /// What is wrong and what to do; safe to display.
     pub message: String,
 }
 
 impl RpcError {
-    /// The line is no JSON.
+    /// The line is not JSON.
     pub const PARSE_ERROR: i32 = -32700;
-    /// It is no request.
+    /// The message is not a valid request.
     pub const INVALID_REQUEST: i32 = -32600;
-    /// There is no such method.
+    /// The method is unknown.
     pub const METHOD_NOT_FOUND: i32 = -32601;
-    /// The parameters are at fault.
+    /// The parameters are invalid.
     pub const INVALID_PARAMS: i32 = -32602;
-    /// It cannot be done now.
+    /// The request cannot be carried out now.
     pub const INTERNAL_ERROR: i32 = -32603;
-    /// There is no such session.
+    /// The session does not exist.
     pub const RESOURCE_NOT_FOUND: i32 = -32002;
 
-    /// An error with its sentence.
+    /// Creates an error from its code and message.
     #[must_use]
     pub fn new(code: i32, message: impl Into<String>) -> Self {
         Self {
@@ -49,19 +49,19 @@ impl RpcError {
         }
     }
 
-    /// The parameters are at fault.
+    /// Creates an [`Self::INVALID_PARAMS`] error.
     #[must_use]
     pub fn invalid_params(message: impl Into<String>) -> Self {
         Self::new(Self::INVALID_PARAMS, message)
     }
 
-    /// It cannot be done now.
+    /// Creates an [`Self::INTERNAL_ERROR`] error.
     #[must_use]
     pub fn internal_error(message: impl Into<String>) -> Self {
         Self::new(Self::INTERNAL_ERROR, message)
     }
 
-    /// There is no such session.
+    /// Creates a [`Self::RESOURCE_NOT_FOUND`] error for a session.
     #[must_use]
     pub fn session_not_found(id: &str) -> Self {
         let shown = marshal_model::untrusted::escape_for_display(id, 100);

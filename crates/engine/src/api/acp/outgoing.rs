@@ -1,6 +1,6 @@
-//! What an editor is told: replies, errors, requests and notifications, one line each.
+//! Writes the messages to an editor: replies, errors, requests and notifications, one line each.
 //!
-//! Must not know when.
+//! Must not know when they are sent.
 
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -38,19 +38,18 @@ struct RpcRequest<'a, T> {
     params: T,
 }
 
-/// These structs have no map with keys that are no strings: what serde could complain about does
-/// not occur.
+/// Serialization cannot fail: the structs have no maps with keys that are not strings.
 fn write(value: &impl Serialize) -> String {
     serde_json::to_string(value).unwrap_or_default()
 }
 
-/// The id as it came. It was read as JSON, so it is.
+/// Returns the id unchanged. It was parsed as JSON, so it is valid JSON.
 fn raw(id: Option<&RequestId>) -> Box<RawValue> {
     let text = id.map_or("null", RequestId::json).to_owned();
     RawValue::from_string(text).unwrap_or_else(|_| RawValue::NULL.to_owned())
 }
 
-/// A reply.
+/// Writes a reply.
 #[must_use]
 pub fn reply(id: &RequestId, result: &impl Serialize) -> String {
     write(&Reply {
@@ -60,7 +59,7 @@ pub fn reply(id: &RequestId, result: &impl Serialize) -> String {
     })
 }
 
-/// An error reply; to nobody's request if no id is given.
+/// Writes an error reply; without an id it refers to no request.
 #[must_use]
 pub fn error_reply(id: Option<&RequestId>, error: &RpcError) -> String {
     write(&ErrorReply {
@@ -73,7 +72,7 @@ pub fn error_reply(id: Option<&RequestId>, error: &RpcError) -> String {
     })
 }
 
-/// A request of ours.
+/// Writes a request of the supervisor.
 #[must_use]
 pub fn request(id: u64, method: &str, params: &impl Serialize) -> String {
     write(&RpcRequest {
@@ -84,7 +83,7 @@ pub fn request(id: u64, method: &str, params: &impl Serialize) -> String {
     })
 }
 
-/// A notification `session/update`.
+/// Writes a `session/update` notification.
 #[must_use]
 pub fn session_update(session: &str, update: &Update<'_>) -> String {
     #[derive(Serialize)]
@@ -104,7 +103,7 @@ pub fn session_update(session: &str, update: &Update<'_>) -> String {
     })
 }
 
-/// The reply to `initialize`: always our version, whatever was asked for.
+/// Writes the reply to `initialize`: always our version, whatever version the editor requests.
 #[must_use]
 pub fn initialize_reply(id: &RequestId) -> String {
     let result = serde_json::json!({

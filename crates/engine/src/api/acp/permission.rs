@@ -1,7 +1,8 @@
-//! A permission request as an editor shows it: what is judged, by which rule, and two answers.
+//! Formats a permission request for an editor: the evaluated parts, the matched rules and two
+//! options.
 //!
-//! What comes from the agent is escaped: a person decides by what is seen. Must not know who
-//! answers.
+//! Text from the agent is escaped, because a person decides by what the editor displays. Must not
+//! know who answers.
 
 use std::fmt::Write as _;
 
@@ -11,20 +12,20 @@ use super::update::kind;
 use crate::api::conversation_protocol::{PartView, PermissionRequestView};
 use marshal_model::untrusted::escape_for_display;
 
-/// The method.
+/// The protocol's method name.
 pub const METHOD: &str = "session/request_permission";
 
-/// The option that allows it, once.
+/// The id of the option that allows the request once.
 pub const ALLOW: &str = "allow";
-/// The option that rejects it, once.
+/// The id of the option that rejects the request once.
 pub const REJECT: &str = "reject";
 
-/// Parts that are shown; the rest are counted.
+/// The maximum number of parts to show; the rest are counted.
 const PARTS: usize = 40;
-/// Columns of one of them.
+/// The maximum width of a part, in columns.
 const WIDTH: usize = 400;
 
-/// The parameters of the request.
+/// Returns the parameters of the request.
 #[must_use]
 pub fn request_params(session: &str, approval: &PermissionRequestView) -> Value {
     let id = approval.tool_id.clone();
@@ -65,7 +66,7 @@ fn title(approval: &PermissionRequestView) -> String {
     }
 }
 
-/// What a person is to decide about, line by line.
+/// Describes the request for a person, line by line.
 fn text(approval: &PermissionRequestView) -> String {
     let mut text = format!("tool: {}\n", escape_for_display(&approval.tool, WIDTH));
     for part in approval.parts.iter().take(PARTS) {
@@ -85,7 +86,7 @@ fn text(approval: &PermissionRequestView) -> String {
     }
     if !approval.rules.is_empty() {
         let rules = escape_for_display(&approval.rules.join(", "), WIDTH);
-        let _ = writeln!(text, "asked by: {rules}");
+        let _ = writeln!(text, "matched rules: {rules}");
     }
     let _ = writeln!(text, "why: {}", escape_for_display(&approval.reason, WIDTH));
     let seconds = approval.within_ms.div_ceil(1000);
@@ -93,7 +94,7 @@ fn text(approval: &PermissionRequestView) -> String {
     text
 }
 
-/// The words of a part, each one seen as one: in quotes where it would not be.
+/// Returns the words of a part, quoted where a word would not be recognizable as one.
 fn quote_words(part: &PartView) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%^~".contains(c);
     let word = |word: &String| {
@@ -104,7 +105,7 @@ fn quote_words(part: &PartView) -> String {
         }
     };
     let words = part.env.iter().chain(&part.words).map(word);
-    // A redirect is two words: what it does, and its file.
+    // A redirect is two words: the operator and its file.
     let redirects = part.redirects.iter().map(|redirect| {
         let (sign, file) = redirect.split_once(' ').unwrap_or(("", redirect));
         format!("{sign} {}", word(&file.to_owned()))

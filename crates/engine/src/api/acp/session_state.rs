@@ -1,7 +1,7 @@
-//! What is known of a session while its events are told: what it can be set to, where its files
-//! are, what its editor understands.
+//! The state of a session as its events are forwarded: its options, its workspace roots and the
+//! capabilities of its editor.
 //!
-//! Must not know how an event is told.
+//! Must not know how an event is sent.
 
 use std::collections::VecDeque;
 
@@ -10,31 +10,31 @@ use serde_json::{Value, json};
 use super::tool_call::{self, Diff};
 use marshal_model::{ChoiceInfo, Event, OptionState, UntrustedText};
 
-/// Calls whose differences are kept until they end.
+/// The maximum number of open calls whose diffs are kept.
 const CALLS: usize = 32;
 
-/// What an editor said that it understands beside the least.
+/// The optional capabilities that an editor announced.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ClientCapabilities {
-    /// Options that are true or false.
+    /// The editor supports boolean options.
     pub switches: bool,
-    /// Notices.
+    /// The editor supports notices.
     pub notices: bool,
-    /// That the context is made shorter.
+    /// The editor supports updates about context compaction.
     pub compaction: bool,
 }
 
-/// The workspace's root on both sides.
+/// The workspace's root for the agent and for the editor.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct WorkspaceRoots {
-    /// As the agent names it.
+    /// The path in the agent's sandbox.
     pub agent_root: String,
-    /// As the editor does.
+    /// The path that the editor uses.
     pub editor_root: String,
 }
 
 impl WorkspaceRoots {
-    /// A path of the agent as the editor knows it. What is not in the workspace stays as it is.
+    /// Converts a path of the agent to the editor's. A path outside the workspace stays as it is.
     #[must_use]
     pub fn to_editor_path(&self, path: &str) -> String {
         let below = path.strip_prefix(self.agent_root.as_str()).filter(|below| {
@@ -47,12 +47,12 @@ impl WorkspaceRoots {
     }
 }
 
-/// What is known of one session.
+/// The state of one session.
 #[derive(Debug, Default)]
 pub struct SessionState {
-    /// What its editor understands.
+    /// The capabilities of its editor.
     pub capabilities: ClientCapabilities,
-    /// Where its files are.
+    /// The roots of its workspace.
     pub roots: WorkspaceRoots,
     modes: Vec<ChoiceInfo>,
     mode: Option<UntrustedText>,
@@ -61,7 +61,7 @@ pub struct SessionState {
 }
 
 impl SessionState {
-    /// Of a session of this editor.
+    /// Creates the state of a session for an editor with these capabilities.
     #[must_use]
     pub fn new(can: ClientCapabilities) -> Self {
         Self {
@@ -70,7 +70,7 @@ impl SessionState {
         }
     }
 
-    /// Takes in what an event says.
+    /// Updates the state from an event.
     pub fn apply_event(&mut self, event: &Event) {
         match event {
             Event::Ready(info) => {
@@ -105,7 +105,7 @@ impl SessionState {
         self.diffs.retain(|(of, _)| of != id);
     }
 
-    /// How a call that has not ended changes files.
+    /// Returns the diffs of a call that has not ended.
     pub(super) fn diffs_of(&self, id: &UntrustedText) -> Vec<Diff> {
         let found = self.diffs.iter().find(|(of, _)| of == id);
         found.map(|(_, diffs)| diffs.clone()).unwrap_or_default()
@@ -115,7 +115,7 @@ impl SessionState {
         self.modes.iter().any(|of| of.id == *mode)
     }
 
-    /// Options in the protocol's form: those that the editor can set.
+    /// Converts to the protocol's form the options that the editor can set.
     pub(super) fn options(&self, options: &[OptionState]) -> Vec<Value> {
         let name =
             |name: Option<&UntrustedText>, id: &UntrustedText| name.unwrap_or(id).raw().to_owned();
@@ -144,13 +144,13 @@ impl SessionState {
         options.iter().filter_map(option).collect()
     }
 
-    /// All of its options as they are now.
+    /// Returns all options with their current values.
     #[must_use]
     pub fn config_options(&self) -> Vec<Value> {
         self.options(&self.options)
     }
 
-    /// Adds what the session can be set to to the reply of its opening.
+    /// Adds the modes and options to the reply that opens the session.
     pub fn add_to(&self, reply: &mut Value) {
         if let Some(mode) = self.mode.as_ref().filter(|mode| self.has_mode(mode)) {
             let offered = self.modes.iter().map(|of| {

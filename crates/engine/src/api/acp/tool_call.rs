@@ -1,7 +1,7 @@
-//! What an agent said of a tool call, taken apart: its own input, how files change, where.
+//! Splits the input of a tool call: the tool's own input, the diffs and the locations.
 //!
-//! Of an agent that speaks this protocol the input that is judged holds all three; of another it is
-//! the tool's own. Must not know what is judged.
+//! For an agent that speaks this protocol, the evaluated input has all three; for others it is only
+//! the tool's own input. Must not know how the input is evaluated.
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -10,16 +10,16 @@ use super::session_state::WorkspaceRoots;
 use super::update::small;
 use marshal_model::limits;
 
-/// A call's input, taken apart.
+/// The parts of a call's input.
 #[derive(Debug)]
 pub struct ToolCallInput<'a> {
-    /// What the tool itself gets.
+    /// The tool's own input.
     pub tool_input: &'a RawValue,
     content: Vec<&'a RawValue>,
     locations: Vec<&'a RawValue>,
 }
 
-/// How a file is changed.
+/// A change of a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Diff {
@@ -31,7 +31,7 @@ pub struct Diff {
     new_text: String,
 }
 
-/// Where a call is at work.
+/// A file and line that a call works on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Location {
     path: String,
@@ -39,7 +39,7 @@ pub struct Location {
     line: Option<u32>,
 }
 
-/// Takes it apart.
+/// Splits an input into its parts.
 #[must_use]
 pub fn parse(input: &RawValue) -> ToolCallInput<'_> {
     #[derive(Deserialize)]
@@ -75,7 +75,7 @@ pub fn parse(input: &RawValue) -> ToolCallInput<'_> {
 }
 
 impl ToolCallInput<'_> {
-    /// How files change, with their paths as the editor knows them.
+    /// Returns the diffs, with paths as the editor knows them.
     #[must_use]
     pub fn diffs(&self, places: &WorkspaceRoots) -> Vec<Diff> {
         let diff = |raw: &&RawValue| {
@@ -89,7 +89,7 @@ impl ToolCallInput<'_> {
         all.take(limits::CALL_PATHS).collect()
     }
 
-    /// Where it is at work, if it says so.
+    /// Returns the locations; `None` if the agent sent none.
     #[must_use]
     pub fn locations(&self, places: &WorkspaceRoots) -> Option<Vec<Location>> {
         let location = |raw: &&RawValue| {

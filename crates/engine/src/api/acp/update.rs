@@ -1,7 +1,7 @@
-//! An event of a session as a `session/update` of the protocol.
+//! Converts an event of a session to a `session/update` of the protocol.
 //!
-//! One event in, at most one update out. Must not know what a session does. The protocol's words are
-//! closed sets, so an agent's own word becomes the nearest of them.
+//! Each event becomes at most one update. The protocol's words are closed sets, so an agent's own
+//! word becomes the nearest of them. Must not know what a session does.
 
 use std::borrow::Cow;
 
@@ -15,104 +15,104 @@ use marshal_model::limits;
 use marshal_model::untrusted::escape_for_display;
 use marshal_model::{CommandInfo, Event, PlanEntry, UntrustedText};
 
-/// What a `session/update` says.
+/// The content of a `session/update`.
 #[derive(Debug, Serialize)]
 #[serde(tag = "sessionUpdate", rename_all = "snake_case")]
 pub enum Update<'a> {
-    /// What the user said, when a session is loaded.
+    /// A message of the user, sent when a session is loaded.
     UserMessageChunk {
         /// The text.
         content: Block<'a>,
     },
-    /// A piece of the answer.
+    /// A chunk of the agent's answer.
     AgentMessageChunk {
         /// The text.
         content: Block<'a>,
     },
-    /// A piece of reasoning.
+    /// A chunk of the agent's reasoning.
     AgentThoughtChunk {
         /// The text.
         content: Block<'a>,
     },
-    /// A tool call begins.
+    /// A new tool call.
     ToolCall(ToolCall<'a>),
-    /// More of it.
+    /// A change of a tool call.
     ToolCallUpdate(ToolCall<'a>),
-    /// The whole plan.
+    /// The agent's plan; it replaces the previous one.
     Plan {
-        /// Its steps.
+        /// The steps of the plan.
         entries: Vec<Step<'a>>,
     },
-    /// How full the context is.
+    /// The use of the context window.
     UsageUpdate {
-        /// Tokens in it.
+        /// Tokens in the context.
         used: u64,
-        /// Tokens that fit.
+        /// The size of the context window in tokens.
         size: u64,
-        /// What the session has cost.
+        /// The session's cost so far; `None` if unknown.
         #[serde(skip_serializing_if = "Option::is_none")]
         cost: Option<Cost<'a>>,
     },
-    /// The commands that the agent understands now.
+    /// The commands that the agent currently supports.
     #[serde(rename_all = "camelCase")]
     AvailableCommandsUpdate {
-        /// All of them.
+        /// The complete list of commands.
         available_commands: Vec<Command<'a>>,
     },
-    /// The session is in another mode now.
+    /// The session's mode has changed.
     #[serde(rename_all = "camelCase")]
     CurrentModeUpdate {
-        /// Which.
+        /// The id of the new mode.
         current_mode_id: &'a str,
     },
-    /// Its options are others now.
+    /// The session's options have changed.
     #[serde(rename_all = "camelCase")]
     ConfigOptionUpdate {
-        /// All of them.
+        /// The complete list of options.
         config_options: Vec<Value>,
     },
-    /// What the agent says of the session.
+    /// Information about the session from its agent.
     #[serde(rename_all = "camelCase")]
     SessionInfoUpdate {
-        /// Its title.
+        /// The new title; `None` if unchanged.
         #[serde(skip_serializing_if = "Option::is_none")]
         title: Option<&'a str>,
-        /// When it last changed.
+        /// The time of the last change.
         #[serde(skip_serializing_if = "Option::is_none")]
         updated_at: Option<&'a str>,
     },
-    /// Something that the agent wants a person to know.
+    /// A notice of the agent for a person.
     Notice {
-        /// How bad it is.
+        /// `info`, `warning` or `error`.
         severity: &'static str,
-        /// It in a few words.
+        /// A short text.
         title: &'a str,
-        /// It in full.
+        /// The full text.
         #[serde(skip_serializing_if = "Option::is_none")]
         description: Option<&'a str>,
     },
-    /// The agent makes its context shorter.
+    /// The state of a context compaction.
     #[serde(rename_all = "camelCase")]
     CompactionUpdate {
-        /// Which time.
+        /// The id of the compaction.
         compaction_id: &'a str,
-        /// How far it is.
+        /// The state: in progress, completed, failed or cancelled.
         status: &'static str,
-        /// Why not.
+        /// Why it failed.
         #[serde(skip_serializing_if = "Option::is_none")]
         error: Option<&'a str>,
     },
-    /// A piece of what takes the place of the longer context.
+    /// A chunk of the summary that replaces the context.
     #[serde(rename_all = "camelCase")]
     CompactionSummaryChunk {
-        /// Which time.
+        /// The id of the compaction.
         compaction_id: &'a str,
         /// The text.
         content: Block<'a>,
     },
 }
 
-/// A command that an agent understands.
+/// A command of the agent.
 #[derive(Debug, Serialize)]
 pub struct Command<'a> {
     name: &'a str,
@@ -121,7 +121,7 @@ pub struct Command<'a> {
     input: Option<Input<'a>>,
 }
 
-/// What a command takes.
+/// The input of a command.
 #[derive(Debug, Serialize)]
 pub struct Input<'a> {
     hint: &'a str,
@@ -131,11 +131,11 @@ pub struct Input<'a> {
 #[derive(Debug, Serialize)]
 #[serde(tag = "type", rename = "text")]
 pub struct Block<'a> {
-    /// The text, as the agent wrote it: what an editor renders is not a terminal.
+    /// The text, unescaped: an editor is not a terminal.
     text: &'a str,
 }
 
-/// A tool call, or what is new of one.
+/// A tool call, or the changed members of one.
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ToolCall<'a> {
@@ -154,21 +154,21 @@ pub struct ToolCall<'a> {
     raw_input: Option<&'a RawValue>,
 }
 
-/// What a tool call brought.
+/// The content of a tool call.
 #[derive(Debug, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Content<'a> {
-    /// A text.
+    /// Text output.
     Content {
         /// The text.
         content: Block<'a>,
     },
-    /// How a file is, or would be, changed.
+    /// A change of a file, made or proposed.
     #[serde(untagged)]
     Diff(Diff),
 }
 
-/// A step of a plan.
+/// A step of the agent's plan.
 #[derive(Debug, Serialize)]
 pub struct Step<'a> {
     content: &'a str,
@@ -176,14 +176,14 @@ pub struct Step<'a> {
     status: &'static str,
 }
 
-/// What a session has cost.
+/// The cost of a session.
 #[derive(Debug, Serialize)]
 pub struct Cost<'a> {
     amount: f64,
     currency: &'a str,
 }
 
-/// A text of ours, as a piece of the answer.
+/// Returns a text of the supervisor as a chunk of the answer.
 #[must_use]
 pub const fn agent_message(text: &str) -> Update<'_> {
     Update::AgentMessageChunk {
@@ -191,7 +191,7 @@ pub const fn agent_message(text: &str) -> Update<'_> {
     }
 }
 
-/// A text of ours, as a thought.
+/// Returns a text of the supervisor as a thought.
 #[must_use]
 pub const fn agent_thought(text: &str) -> Update<'_> {
     Update::AgentThoughtChunk {
@@ -199,7 +199,8 @@ pub const fn agent_thought(text: &str) -> Update<'_> {
     }
 }
 
-/// What an event tells an editor. `replay`: it is of the past, so what the user said is told too.
+/// Converts an event to an update. With `replay` the event is of the past, so the user's messages
+/// are sent too.
 #[must_use]
 pub fn from_event<'a>(event: &'a Event, known: &SessionState, replay: bool) -> Option<Update<'a>> {
     let block = |text: &'_ UntrustedText| -> Option<()> { (!text.is_empty()).then_some(()) };
@@ -212,15 +213,15 @@ pub fn from_event<'a>(event: &'a Event, known: &SessionState, replay: bool) -> O
             content: Block { text: delta.raw() },
         }),
         Event::ToolStart { id, name, input } => {
-            let said = tool_call::parse(input);
+            let call = tool_call::parse(input);
             Some(Update::ToolCall(ToolCall {
                 tool_call_id: id.raw(),
-                title: Some(title(name.raw(), said.tool_input)),
+                title: Some(title(name.raw(), call.tool_input)),
                 kind: Some(kind(name.raw())),
                 status: Some("pending"),
-                content: diffs(said.diffs(&known.roots)),
-                locations: said.locations(&known.roots),
-                raw_input: small(said.tool_input),
+                content: diffs(call.diffs(&known.roots)),
+                locations: call.locations(&known.roots),
+                raw_input: small(call.tool_input),
             }))
         }
         Event::ToolUpdate {
@@ -230,16 +231,16 @@ pub fn from_event<'a>(event: &'a Event, known: &SessionState, replay: bool) -> O
             status,
             input,
         } => {
-            let said = input.as_deref().map(tool_call::parse);
-            let said = said.as_ref();
+            let call = input.as_deref().map(tool_call::parse);
+            let call = call.as_ref();
             Some(Update::ToolCallUpdate(ToolCall {
                 tool_call_id: id.raw(),
                 title: title.as_ref().map(|title| title.escape_for_display(200)),
                 kind: name.as_ref().map(|name| kind(name.raw())),
                 status: status.as_ref().and_then(|word| call_status(word.raw())),
-                content: said.and_then(|said| diffs(said.diffs(&known.roots))),
-                locations: said.and_then(|said| said.locations(&known.roots)),
-                raw_input: said.and_then(|said| small(said.tool_input)),
+                content: call.and_then(|call| diffs(call.diffs(&known.roots))),
+                locations: call.and_then(|call| call.locations(&known.roots)),
+                raw_input: call.and_then(|call| small(call.tool_input)),
             }))
         }
         Event::ToolResult {
@@ -250,7 +251,7 @@ pub fn from_event<'a>(event: &'a Event, known: &SessionState, replay: bool) -> O
         } => Some(Update::ToolCallUpdate(ToolCall {
             tool_call_id: id.raw(),
             status: Some(if *is_error { "failed" } else { "completed" }),
-            // It takes the place of what was told, so the differences come again.
+            // An update replaces the whole content, so the diffs are sent again.
             content: block(output).map(|()| {
                 let text = Content::Content {
                     content: Block { text: output.raw() },
@@ -275,14 +276,14 @@ pub fn from_event<'a>(event: &'a Event, known: &SessionState, replay: bool) -> O
     }
 }
 
-/// What is told beside the work itself.
+/// Converts events about the session itself.
 fn session_event_update<'a>(
     event: &'a Event,
     known: &SessionState,
     replay: bool,
 ) -> Option<Update<'a>> {
     match event {
-        // What was so then is not what is so now.
+        // A replayed state is out of date; the current one is in the reply that opened the session.
         Event::Commands { .. } | Event::StateChanged { .. } | Event::Options { .. } if replay => {
             None
         }
@@ -346,7 +347,7 @@ fn command(command: &CommandInfo) -> Command<'_> {
     }
 }
 
-/// So many percent of it.
+/// The used share of the window is given in percent.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -361,7 +362,7 @@ fn diffs<'a>(diffs: Vec<Diff>) -> Option<Vec<Content<'a>>> {
     (!diffs.is_empty()).then(|| diffs.into_iter().map(Content::Diff).collect())
 }
 
-/// The known word that a foreign one is, or `otherwise`.
+/// Returns the known word that equals a foreign one, or `otherwise`.
 fn nearest<const N: usize>(
     word: Option<&UntrustedText>,
     known: [&'static str; N],
@@ -372,7 +373,7 @@ fn nearest<const N: usize>(
     found.unwrap_or(otherwise)
 }
 
-/// A call's title for people: its tool and what it is about.
+/// Returns a call's title: its tool and its main argument.
 fn title(name: &str, input: &RawValue) -> String {
     #[derive(serde::Deserialize)]
     struct About<'a> {
@@ -391,7 +392,7 @@ fn title(name: &str, input: &RawValue) -> String {
     }
 }
 
-/// The protocol's kind of a tool, by the names that agents give to theirs.
+/// Returns the protocol's tool kind for the tool names of known agents.
 pub(super) fn kind(name: &str) -> &'static str {
     match name {
         "read" | "read_file" | "list_dir" => "read",
@@ -425,7 +426,7 @@ fn step(entry: &PlanEntry) -> Step<'_> {
     }
 }
 
-/// An input that an editor may want to see whole.
+/// Returns the input if it is small enough to send whole.
 pub(super) fn small(input: &RawValue) -> Option<&RawValue> {
     (input.get().len() <= limits::PERMISSION_INPUT_BYTES).then_some(input)
 }

@@ -1,6 +1,6 @@
-//! One client's conversation: requests, replies, streams.
+//! Serves one client of the control socket: requests, replies, streams.
 //!
-//! Must not know how clients are counted or let in.
+//! Must not know how clients are counted or admitted.
 
 use std::sync::Arc;
 
@@ -23,21 +23,21 @@ use marshal_model::untrusted::escape_for_display;
 use marshal_model::{RunId, SlotId, TaskSpec, UntrustedText};
 use marshal_telemetry::labels::ReloadCause;
 
-/// Tells a client why it is sent away, as far as its socket takes it at once.
+/// Sends the reason of a rejection, as far as the socket accepts it without waiting.
 pub(super) fn send_rejection(stream: &UnixStream, failure: Failure) {
     let mut line = reply::write_reply(&Reply::Failed(failure));
     line.push('\n');
     let _ = stream.try_write(line.as_bytes());
 }
 
-/// Talks until the client leaves, breaks a bound, or the supervisor stops.
-pub(super) async fn serve_client<F: Fleet>(stream: UnixStream, desk: ConnectionContext<F>) {
+/// Serves requests until the client disconnects, exceeds a limit, or the supervisor stops.
+pub(super) async fn serve_client<F: Fleet>(stream: UnixStream, context: ConnectionContext<F>) {
     let peer = stream.peer_cred().ok().map(|peer| peer.uid());
-    let mut lines = Lines::new(stream, desk.bounds.line, desk.bounds.wait);
+    let mut lines = Lines::new(stream, context.bounds.line, context.bounds.wait);
     loop {
         let asked = tokio::select! {
-            asked = lines.next(Some(desk.bounds.wait)) => asked,
-            () = desk.stop.cancelled() => {
+            asked = lines.next(Some(context.bounds.wait)) => asked,
+            () = context.stop.cancelled() => {
                 let _ = reply(&mut lines, Reply::Failed(stopping())).await;
                 return;
             }
@@ -50,13 +50,13 @@ pub(super) async fn serve_client<F: Fleet>(stream: UnixStream, desk: ConnectionC
                     LineError::TooLong(_) => Code::TooLong,
                     _ => Code::TooSlow,
                 };
-                let message = format!("{error}; the connection ends");
+                let message = format!("{error}; the connection is closed");
                 let _ = reply(&mut lines, Reply::Failed(Failure::new(code, message))).await;
                 return;
             }
         };
         let answered = match request::read(&line) {
-            Ok(request) => handle_request(&mut lines, &desk, request, peer).await,
+            Ok(request) => handle_request(&mut lines, &context, request, peer).await,
             Err(failure) => reply(&mut lines, Reply::Failed(failure)).await,
         };
         if let Err(error) = answered {
@@ -67,7 +67,7 @@ pub(super) async fn serve_client<F: Fleet>(stream: UnixStream, desk: ConnectionC
 }
 
 fn stopping() -> Failure {
-    Failure::new(Code::Stopping, "the supervisor ends")
+    Failure::new(Code::Stopping, "the supervisor is stopping")
 }
 
 async fn reply(lines: &mut Lines, reply: Reply) -> Result<(), LineError> {
@@ -75,35 +75,35 @@ async fn reply(lines: &mut Lines, reply: Reply) -> Result<(), LineError> {
 }
 
 async fn handle_approvals<F: Fleet>(
-    desk: &ConnectionContext<F>,
+    context: &ConnectionContext<F>,
     asked: ApprovalOp,
     peer: Option<u32>,
 ) -> Result<Reply, Failure> {
     let unread = |why: String| Failure::new(Code::Refused, escape_for_display(&why, 300));
     match asked {
         ApprovalOp::List { ended: over } => {
-            let found = desk.fleet.approvals(over).await.map_err(unread)?;
+            let approvals = context.fleet.approvals(over).await.map_err(unread)?;
             Ok(Reply::Approvals(
-                found.iter().map(ApprovalView::from_stored).collect(),
+                approvals.iter().map(ApprovalView::from_stored).collect(),
             ))
         }
         ApprovalOp::Show { id: approval } => {
-            let found = desk
+            let stored = context
                 .fleet
                 .approval(approval.clone())
                 .await
                 .map_err(unread)?;
-            let found = found.ok_or_else(|| {
+            let stored = stored.ok_or_else(|| {
                 let message = format!("there is no approval {approval}");
                 Failure::new(Code::NoSuchApproval, message)
             })?;
             Ok(Reply::Approval(Box::new(ApprovalView::with_details(
-                &found,
+                &stored,
             ))))
         }
         ApprovalOp::Answer(answer) => {
             let who = peer.map_or_else(|| "control socket".to_owned(), |uid| format!("uid {uid}"));
-            let answered = desk
+            let answered = context
                 .fleet
                 .answer(answer.into_request(Approver::Owner, who))
                 .await;
@@ -116,14 +116,14 @@ async fn handle_approvals<F: Fleet>(
 
 async fn handle_request<F: Fleet>(
     lines: &mut Lines,
-    desk: &ConnectionContext<F>,
+    context: &ConnectionContext<F>,
     request: Request,
     peer: Option<u32>,
 ) -> Result<(), LineError> {
     match request {
         Request::Hello => {
             let hello = Reply::Hello {
-                role: desk.role,
+                role: context.role,
                 pid: std::process::id(),
             };
             reply(lines, hello).await
@@ -132,25 +132,26 @@ async fn handle_request<F: Fleet>(
             tasks,
             watch,
             bounds,
-        } => submit(lines, desk, (tasks, bounds), watch).await,
-        Request::Watch { run } => match wait_for_run(lines, desk, &run).await? {
+        } => submit(lines, context, (tasks, bounds), watch).await,
+        Request::Watch { run } => match wait_for_run(lines, context, &run).await? {
             Err(failure) => reply(lines, Reply::Failed(failure)).await,
             Ok(ledger) => {
-                let stream = RunStream::new(desk.fleet.subscribe(), ledger, desk.fleet.history());
+                let stream =
+                    RunStream::new(context.fleet.subscribe(), ledger, context.fleet.history());
                 let accepted = stream.total();
                 reply(lines, Reply::Watching { accepted }).await?;
-                stream_run(lines, desk, stream).await
+                stream_run(lines, context, stream).await
             }
         },
         Request::Cancel { run } => {
-            if let Err(failure) = wait_for_run(lines, desk, &run).await? {
+            if let Err(failure) = wait_for_run(lines, context, &run).await? {
                 return reply(lines, Reply::Failed(failure)).await;
             }
-            desk.fleet.cancel(&run);
+            context.fleet.cancel(&run);
             reply(lines, Reply::Done).await
         }
         Request::CancelTask { pool, run, task } => {
-            let answer = match desk.fleet.cancel_task(&pool, &run, &task).await {
+            let answer = match context.fleet.cancel_task(&pool, &run, &task).await {
                 Ok(()) => Reply::Done,
                 Err(error) => Reply::Failed(Failure::new(Code::Refused, error.to_string())),
             };
@@ -161,7 +162,7 @@ async fn handle_request<F: Fleet>(
             directory,
             session,
         } => {
-            if desk.role == Role::Run {
+            if context.role == Role::Run {
                 return reply(lines, Reply::Failed(no_daemon())).await;
             }
             let order = ConversationRequest {
@@ -169,10 +170,10 @@ async fn handle_request<F: Fleet>(
                 directory,
                 session,
             };
-            conversation::open(lines, desk, order).await
+            conversation::open(lines, context, order).await
         }
         Request::Conversations { pool, after } => {
-            let found = match desk.fleet.conversations(&pool, after).await {
+            let found = match context.fleet.conversations(&pool, after).await {
                 Ok(found) => {
                     Reply::Conversations(found.iter().map(ConversationLine::from_view).collect())
                 }
@@ -181,53 +182,53 @@ async fn handle_request<F: Fleet>(
             reply(lines, found).await
         }
         Request::Approvals(asked) => {
-            let found = handle_approvals(desk, asked, peer).await;
+            let found = handle_approvals(context, asked, peer).await;
             reply(lines, found.unwrap_or_else(Reply::Failed)).await
         }
         Request::List => {
-            let listing = Listing::new(desk.fleet.pools(), desk.fleet.slots());
+            let listing = Listing::new(context.fleet.pools(), context.fleet.slots());
             reply(lines, Reply::Listed(listing)).await
         }
-        Request::Policies => reply(lines, policies(&desk.fleet)).await,
+        Request::Policies => reply(lines, policies(&context.fleet)).await,
         Request::Reload => {
-            let done = desk.fleet.reload_policies(ReloadCause::Request).await;
+            let done = context.fleet.reload_policies(ReloadCause::Request).await;
             let answer = match done {
-                Ok(_) => policies(&desk.fleet),
+                Ok(_) => policies(&context.fleet),
                 Err(why) => Reply::Failed(Failure::new(Code::BadPolicy, why)),
             };
             reply(lines, answer).await
         }
-        Request::Logs { slot, follow } => logs(lines, desk, &slot, follow).await,
+        Request::Logs { slot, follow } => logs(lines, context, &slot, follow).await,
         Request::Restart { slot } => {
-            let restarted = if desk.fleet.restart(slot.clone()).await {
+            let restarted = if context.fleet.restart(slot.clone()).await {
                 Reply::Done
             } else {
-                Reply::Failed(no_such_slot(desk, &slot))
+                Reply::Failed(no_such_slot(context, &slot))
             };
             reply(lines, restarted).await
         }
     }
 }
 
-/// A run that is worked here or was; one that is about to be taken up is waited for, as long as
-/// the client stays.
+/// Returns a current or past run. Waits for one that is about to be resumed, as long as the client
+/// stays connected.
 async fn wait_for_run<F: Fleet>(
     lines: &mut Lines,
-    desk: &ConnectionContext<F>,
+    context: &ConnectionContext<F>,
     run: &RunId,
 ) -> Result<Result<Arc<Ledger>, Failure>, LineError> {
-    let mut found = std::pin::pin!(desk.runs.wait_for(run));
+    let mut found = std::pin::pin!(context.runs.wait_for(run));
     let mut listens = true;
     loop {
         tokio::select! {
             biased;
             found = &mut found => return Ok(found.ok_or_else(|| no_such_run(run))),
-            () = desk.stop.cancelled() => return Ok(Err(stopping())),
+            () = context.stop.cancelled() => return Ok(Err(stopping())),
             speaks = lines.wait_for_input(), if listens => {
                 if !speaks {
                     return Err(LineError::Io(std::io::ErrorKind::ConnectionAborted.into()));
                 }
-                // A further request: it is read when this one is done.
+                // The client sent another request: it is read after this one.
                 listens = false;
             }
         }
@@ -243,21 +244,21 @@ fn policies<F: Fleet>(fleet: &F) -> Reply {
 fn no_daemon() -> Failure {
     Failure::new(
         Code::NoDaemon,
-        "this supervisor works for whoever started it; wait for its end, or start `marshal up`",
+        "this supervisor serves only the command that started it; wait until it ends, or start `marshal up`",
     )
 }
 
 fn no_such_run(run: &RunId) -> Failure {
     Failure::new(
         Code::NoSuchRun,
-        format!("there is no run {run} here, or it ended before many others"),
+        format!("there is no run {run} here; only the runs that ended last are kept"),
     )
 }
 
-fn no_such_slot<F: Fleet>(desk: &ConnectionContext<F>, slot: &SlotId) -> Failure {
-    /// More names would hide the message.
+fn no_such_slot<F: Fleet>(context: &ConnectionContext<F>, slot: &SlotId) -> Failure {
+    /// The maximum number of names in a message; more would hide the message itself.
     const NAMED: usize = 8;
-    let slots = desk.fleet.slots();
+    let slots = context.fleet.slots();
     let names = slots.iter().take(NAMED).map(|view| view.slot.to_string());
     let mut there = names.collect::<Vec<_>>().join(", ");
     if slots.len() > NAMED {
@@ -269,20 +270,20 @@ fn no_such_slot<F: Fleet>(desk: &ConnectionContext<F>, slot: &SlotId) -> Failure
 
 async fn submit<F: Fleet>(
     lines: &mut Lines,
-    desk: &ConnectionContext<F>,
+    context: &ConnectionContext<F>,
     (tasks, bounds): (Vec<TaskSpec>, RunBounds),
     watch: bool,
 ) -> Result<(), LineError> {
-    if desk.role != Role::Daemon {
+    if context.role != Role::Daemon {
         return reply(lines, Reply::Failed(no_daemon())).await;
     }
-    // Before the tasks, so that nothing of them is missed.
-    let notices = desk.fleet.subscribe();
+    // Subscribe before the tasks are submitted, so that no event is missed.
+    let notices = context.fleet.subscribe();
     let accepted = tasks.len();
-    // A disk that takes nothing must not hold the supervisor's end.
+    // A disk that accepts no writes must not delay the shutdown.
     let taken = tokio::select! {
-        taken = submit_run(desk, tasks, bounds) => taken,
-        () = desk.stop.cancelled() => Err(stopping()),
+        taken = submit_run(context, tasks, bounds) => taken,
+        () = context.stop.cancelled() => Err(stopping()),
     };
     let ledger = match taken {
         Ok(ledger) => ledger,
@@ -293,8 +294,8 @@ async fn submit<F: Fleet>(
     if watch {
         stream_run(
             lines,
-            desk,
-            RunStream::new(notices, ledger, desk.fleet.history()),
+            context,
+            RunStream::new(notices, ledger, context.fleet.history()),
         )
         .await?;
     }
@@ -302,27 +303,27 @@ async fn submit<F: Fleet>(
 }
 
 async fn submit_run<F: Fleet>(
-    desk: &ConnectionContext<F>,
+    context: &ConnectionContext<F>,
     tasks: Vec<TaskSpec>,
     bounds: RunBounds,
 ) -> Result<Arc<Ledger>, Failure> {
     let run = new_run_id().map_err(|error| Failure::new(Code::Refused, error.to_string()))?;
     let total = tasks.len();
-    desk.fleet.set_run_bounds(&run, bounds);
-    let taken = desk.fleet.submit(run.clone(), "up", tasks).await;
+    context.fleet.set_run_bounds(&run, bounds);
+    let taken = context.fleet.submit(run.clone(), "up", tasks).await;
     let reports = taken.map_err(|refusal| match refusal {
         Refusal::Tasks(message) => Failure::new(Code::BadTasks, message),
         Refusal::Fleet(message) | Refusal::Full(message) => Failure::new(Code::Refused, message),
     })?;
     let ledger = Ledger::collect(run, total, reports);
-    desk.runs.insert(&ledger);
+    context.runs.insert(&ledger);
     Ok(ledger)
 }
 
-/// Passes a run's stream on. Ends with the run, the client or the supervisor.
+/// Forwards a run's stream. Ends with the run, the client or the supervisor.
 async fn stream_run<F: Fleet>(
     lines: &mut Lines,
-    desk: &ConnectionContext<F>,
+    context: &ConnectionContext<F>,
     mut stream: RunStream,
 ) -> Result<(), LineError> {
     let mut listens = true;
@@ -333,11 +334,11 @@ async fn stream_run<F: Fleet>(
                 if !speaks {
                     return Err(LineError::Io(std::io::ErrorKind::ConnectionAborted.into()));
                 }
-                // A further request: it is read when this one is done.
+                // The client sent another request: it is read after this one.
                 listens = false;
                 continue;
             }
-            () = desk.stop.cancelled() => return finish_stream(lines, desk, stream).await,
+            () = context.stop.cancelled() => return finish_stream(lines, context, stream).await,
         };
         let line = json_lines::item_json(&item);
         lines.send(line).await?;
@@ -347,13 +348,13 @@ async fn stream_run<F: Fleet>(
     }
 }
 
-/// The supervisor ends: what is there already is still told.
+/// The supervisor is stopping: sends what is available without waiting.
 async fn finish_stream<F: Fleet>(
     lines: &mut Lines,
-    desk: &ConnectionContext<F>,
+    context: &ConnectionContext<F>,
     mut stream: RunStream,
 ) -> Result<(), LineError> {
-    while let Ok(item) = tokio::time::timeout(desk.bounds.drain / 4, stream.next()).await {
+    while let Ok(item) = tokio::time::timeout(context.bounds.drain / 4, stream.next()).await {
         lines.send(json_lines::item_json(&item)).await?;
         if matches!(item, RunStreamItem::Complete) {
             return Ok(());
@@ -364,12 +365,12 @@ async fn finish_stream<F: Fleet>(
 
 async fn logs<F: Fleet>(
     lines: &mut Lines,
-    desk: &ConnectionContext<F>,
+    context: &ConnectionContext<F>,
     slot: &SlotId,
     follow: bool,
 ) -> Result<(), LineError> {
-    let Some(mut tail) = desk.fleet.logs(slot) else {
-        let failure = no_such_slot(desk, slot);
+    let Some(mut tail) = context.fleet.logs(slot) else {
+        let failure = no_such_slot(context, slot);
         return reply(lines, Reply::Failed(failure)).await;
     };
     reply(lines, Reply::Done).await?;
@@ -377,17 +378,17 @@ async fn logs<F: Fleet>(
         lines.send(json_lines::log_line(line)).await?;
     }
     if follow {
-        relay_log(lines, desk, &mut tail.live).await?;
+        relay_log(lines, context, &mut tail.live).await?;
     }
     lines
         .send(json_lines::item_json(&RunStreamItem::Complete))
         .await
 }
 
-/// Passes a slot's lines on. Ends with the slot, the client or the supervisor.
+/// Forwards a slot's stderr lines. Ends with the slot, the client or the supervisor.
 async fn relay_log<F: Fleet>(
     lines: &mut Lines,
-    desk: &ConnectionContext<F>,
+    context: &ConnectionContext<F>,
     live: &mut broadcast::Receiver<UntrustedText>,
 ) -> Result<(), LineError> {
     let mut listens = true;
@@ -401,7 +402,7 @@ async fn relay_log<F: Fleet>(
                 listens = false;
                 continue;
             }
-            () = desk.stop.cancelled() => return Ok(()),
+            () = context.stop.cancelled() => return Ok(()),
         };
         match heard {
             Ok(text) => lines.send(json_lines::log_line(&text)).await?,

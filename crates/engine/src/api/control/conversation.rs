@@ -1,7 +1,7 @@
-//! A connection that has become a conversation: what the client says, what it is told.
+//! A connection in conversation mode: the messages of the client and of the supervisor.
 //!
-//! The connection's end, for whatever reason, is the client's leaving. Must not know what a client
-//! makes of what it is told.
+//! If the connection ends for any reason, the client has left the conversation. Must not know how a
+//! client uses the messages.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -23,22 +23,23 @@ use marshal_fleet::{
 use marshal_model::limits;
 use marshal_model::{Event, SlotId, StampedEvent, TaskId};
 
-/// Opens a conversation and talks until one of both ends.
+/// Opens a conversation and serves it until either side ends it.
 pub(super) async fn open<F: Fleet>(
     lines: &mut Lines,
-    desk: &ConnectionContext<F>,
+    context: &ConnectionContext<F>,
     order: ConversationRequest,
 ) -> Result<(), LineError> {
-    // Before it is opened, so that nothing of it is missed.
-    let notices = desk.fleet.subscribe();
+    // Subscribe before the conversation opens, so that no event is missed.
+    let notices = context.fleet.subscribe();
     let opened = tokio::select! {
-        opened = desk.fleet.open_conversation(order) => opened,
+        opened = context.fleet.open_conversation(order) => opened,
         speaks = lines.wait_for_input() => {
-            // Nothing may be said before the answer: whoever speaks, or leaves, is let go.
+            // A client may not send anything before the reply; one that does, or that leaves, is
+            // disconnected.
             let error = if speaks { std::io::ErrorKind::InvalidData } else { std::io::ErrorKind::ConnectionAborted };
             return Err(LineError::Io(error.into()));
         }
-        () = desk.stop.cancelled() => Err(OpenError::Stopping),
+        () = context.stop.cancelled() => Err(OpenError::Stopping),
     };
     let conversation = match opened {
         Ok(conversation) => conversation,
@@ -53,7 +54,7 @@ pub(super) async fn open<F: Fleet>(
     lines.send(reply::write_reply(&opened)).await?;
     let past = (0, conversation.last_seq());
     let session = conversation.session().clone();
-    let stream = ConversationStream::new(notices, session, past, desk.fleet.history());
+    let stream = ConversationStream::new(notices, session, past, context.fleet.history());
     let talk = OpenConversation {
         lines,
         conversation,
@@ -61,10 +62,10 @@ pub(super) async fn open<F: Fleet>(
         prompt_numbers: HashMap::new(),
         pending_reports: VecDeque::new(),
     };
-    talk.run(desk).await
+    talk.run(context).await
 }
 
-/// Why a conversation was not opened, as it goes over the socket.
+/// Converts an error of opening to the error that the client receives.
 pub(super) fn open_failure(error: &OpenError) -> Failure {
     let code = match error {
         OpenError::NoPool { .. } => Code::NoSuchPool,
@@ -83,20 +84,20 @@ struct OpenConversation<'a> {
     lines: &'a mut Lines,
     conversation: Conversation,
     stream: ConversationStream,
-    /// The client's numbers of its open prompts.
+    /// The client's own numbers of its open prompts.
     prompt_numbers: HashMap<TaskId, u64>,
-    /// Ends that are told when their events have been.
+    /// Reports to send after the events before them.
     pending_reports: VecDeque<Arc<TaskReport>>,
 }
 
-/// Whether the conversation goes on.
+/// Whether the conversation continues.
 enum NextStep {
     Continue,
     Stop,
 }
 
 impl OpenConversation<'_> {
-    async fn run<F: Fleet>(mut self, desk: &ConnectionContext<F>) -> Result<(), LineError> {
+    async fn run<F: Fleet>(mut self, context: &ConnectionContext<F>) -> Result<(), LineError> {
         let (inside, outside) = self.conversation.roots();
         self.send_message(&ServerMessage::Roots { inside, outside })
             .await?;
@@ -107,7 +108,7 @@ impl OpenConversation<'_> {
         loop {
             let next = tokio::select! {
                 biased;
-                () = desk.stop.cancelled() => {
+                () = context.stop.cancelled() => {
                     let failed = Reply::Failed(open_failure(&OpenError::Stopping));
                     return self.lines.send(reply::write_reply(&failed)).await;
                 }
@@ -137,7 +138,7 @@ impl OpenConversation<'_> {
         }
     }
 
-    /// What was there before it was opened.
+    /// Returns the next events from before the conversation was opened.
     async fn next_history(&mut self) -> Option<Vec<StampedEvent>> {
         if self.stream.last_seq() >= self.conversation.last_seq() {
             return None;
@@ -178,7 +179,7 @@ impl OpenConversation<'_> {
         Ok(NextStep::Continue)
     }
 
-    /// The ends of what was open when the client left.
+    /// Sends the ends of the prompts that were open when the client left.
     async fn drain(&mut self) -> Result<(), LineError> {
         while let Some(brought) = self.conversation.try_next_update() {
             self.handle_update(brought).await?;
@@ -192,7 +193,7 @@ impl OpenConversation<'_> {
     async fn handle_update(&mut self, brought: ConversationUpdate) -> Result<NextStep, LineError> {
         match brought {
             ConversationUpdate::Approval(ApprovalUpdate::Requested(approval)) => {
-                // Its tool call comes before it.
+                // Send the tool call of the approval first.
                 while self.stream.last_seq() < approval.seq
                     && let Some(events) = self.stream.try_next().await
                 {
@@ -228,7 +229,8 @@ impl OpenConversation<'_> {
         Ok(NextStep::Continue)
     }
 
-    /// Events are told to the watchers before what they end in is: what is there goes first.
+    /// Events are published before the report that they lead to, so events that are available go
+    /// first.
     async fn send_ready_events(&mut self) -> Result<(), LineError> {
         for _ in 0..limits::BROADCAST_EVENTS {
             let Some(events) = self.stream.try_next().await else {
@@ -241,7 +243,7 @@ impl OpenConversation<'_> {
 
     async fn send_events(&mut self, events: &[StampedEvent]) -> Result<(), LineError> {
         for event in events {
-            // The next prompt's begin comes after the end of the one before it.
+            // The start of the next prompt is sent after the end of the previous one.
             if let Event::PromptAccepted { task, .. } = &event.event
                 && let Some(before) = self.pending_reports.front()
                 && Some(&before.task) != task.as_ref()

@@ -1,4 +1,4 @@
-//! Lines over a stream socket, with a bound on their length and on every wait.
+//! Lines over a stream socket, with limits on their length and on every wait.
 //!
 //! Must not know what is in a line.
 
@@ -10,16 +10,16 @@ use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::time::{Instant, timeout, timeout_at};
 
-/// Why a line did not come, or did not go.
+/// Why a line could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum LineError {
-    /// The line is longer than the bound.
+    /// The line exceeds the length limit.
     #[error("the line is longer than {0} bytes")]
     TooLong(usize),
-    /// It took longer than the bound.
-    #[error("the other end took longer than {} s", .0.as_secs_f32())]
+    /// The peer exceeded the time limit.
+    #[error("the peer took longer than {} s", .0.as_secs_f32())]
     TooSlow(Duration),
-    /// The other end closed in the middle of a line, or the system failed.
+    /// The peer closed the connection within a line, or the system call failed.
     #[error("the connection failed: {0}")]
     Io(#[from] io::Error),
 }
@@ -31,26 +31,27 @@ pub struct Lines {
     write: LineWriter,
 }
 
-/// What is read of a connection.
+/// The reading half of a connection.
 #[derive(Debug)]
 pub struct LineReader {
     read: BufReader<OwnedReadHalf>,
-    /// What was read of the next line.
+    /// The bytes of the next line that were read so far.
     partial: Vec<u8>,
-    /// Bytes of one line.
+    /// The maximum length of a line in bytes.
     bound: usize,
 }
 
-/// What is written to a connection.
+/// The writing half of a connection.
 #[derive(Debug)]
 pub struct LineWriter {
     write: OwnedWriteHalf,
-    /// For one line.
+    /// The time limit to write one line.
     wait: Duration,
 }
 
 impl Lines {
-    /// Lines over `stream`: at most `bound` bytes each when read, at most `wait` to write one.
+    /// Creates lines over `stream`: at most `bound` bytes each when read, and at most `wait` to
+    /// write one.
     #[must_use]
     pub fn new(stream: UnixStream, bound: usize, wait: Duration) -> Self {
         let (read, write) = stream.into_split();
@@ -64,17 +65,17 @@ impl Lines {
         }
     }
 
-    /// Both directions, for two tasks: whoever writes a long line must go on reading.
+    /// Splits both directions for two tasks: a side that writes a long line must continue to read.
     #[must_use]
     pub fn split(self) -> (LineReader, LineWriter) {
         (self.read, self.write)
     }
 
-    /// The next line, without its newline; `None` at the end. Within `within`, if that is given.
-    /// Cancel-safe: what was read of a line is kept.
+    /// Returns the next line without its newline; `None` at the end. Waits at most `within`, if
+    /// given. Cancel-safe: the bytes of an incomplete line are kept.
     ///
     /// # Errors
-    /// [`LineError`]; the connection is of no use then.
+    /// [`LineError`]; the connection is unusable after it.
     pub async fn next(&mut self, within: Option<Duration>) -> Result<Option<Vec<u8>>, LineError> {
         self.read.next(within).await
     }
@@ -82,13 +83,13 @@ impl Lines {
     /// Writes one line and its newline.
     ///
     /// # Errors
-    /// [`LineError`]; the connection is of no use then.
+    /// [`LineError`]; the connection is unusable after it.
     pub async fn send(&mut self, line: String) -> Result<(), LineError> {
         self.write.send(line).await
     }
 
-    /// Returns when the other end has closed or says something: then the answer is `true`, and
-    /// what it says is the next line. Cancel-safe.
+    /// Waits until the peer closes the connection or sends something. Returns `true` if it sent
+    /// something, which is then the next line. Cancel-safe.
     pub async fn wait_for_input(&mut self) -> bool {
         matches!(self.read.read.fill_buf().await, Ok(chunk) if !chunk.is_empty())
     }
@@ -98,7 +99,7 @@ impl LineReader {
     /// As [`Lines::next`].
     ///
     /// # Errors
-    /// [`LineError`]; the connection is of no use then.
+    /// [`LineError`]; the connection is unusable after it.
     pub async fn next(&mut self, within: Option<Duration>) -> Result<Option<Vec<u8>>, LineError> {
         let deadline = within.map(|within| (Instant::now() + within, within));
         loop {
@@ -133,7 +134,7 @@ impl LineWriter {
     /// As [`Lines::send`].
     ///
     /// # Errors
-    /// [`LineError`]; the connection is of no use then.
+    /// [`LineError`]; the connection is unusable after it.
     pub async fn send(&mut self, mut line: String) -> Result<(), LineError> {
         line.push('\n');
         timeout(self.wait, self.write.write_all(line.as_bytes()))

@@ -1,8 +1,8 @@
-//! The control socket: one JSON request a line, from the supervisor's user or root.
+//! The control socket: one JSON request per line, from the supervisor's user or root.
 //!
-//! Owns connections, their bounds and the runs that came over the socket. Must not know HTTP or
-//! the command line. A client that is slow lags behind its stream; one that does not read at all
-//! is dropped; neither slows the fleet.
+//! Owns the connections, their limits and the runs that were submitted over the socket. A client
+//! that reads slowly lags behind its stream, and one that does not read is disconnected; neither
+//! slows the fleet. Must not know HTTP or the command line.
 
 mod connection;
 mod conversation;
@@ -27,16 +27,16 @@ use marshal_model::limits;
 pub use lines::{LineError, LineReader, LineWriter, Lines};
 pub use socket::{BindError, Listener, bind, connect, connect_as};
 
-/// The bounds of one server; [`Bounds::default`] is what the program uses.
+/// The limits of one server; [`Bounds::default`] has those of the program.
 #[derive(Debug, Clone, Copy)]
 pub struct Bounds {
-    /// Clients at the same time.
+    /// The maximum number of clients at the same time.
     pub connections: usize,
-    /// Bytes of one request.
+    /// The maximum length of a request in bytes.
     pub line: usize,
-    /// For one request, and for a client to read what it is told.
+    /// The time limit for a client to send one request, and to read what is sent to it.
     pub wait: Duration,
-    /// For open conversations at the end.
+    /// The time limit for open conversations at shutdown.
     pub drain: Duration,
 }
 
@@ -51,7 +51,7 @@ impl Default for Bounds {
     }
 }
 
-/// What every conversation needs.
+/// The state that all connections share.
 #[derive(Debug, Clone)]
 pub(super) struct ConnectionContext<F> {
     fleet: F,
@@ -61,8 +61,8 @@ pub(super) struct ConnectionContext<F> {
     stop: CancellationToken,
 }
 
-/// Serves the socket until `stop`, then ends open conversations and removes the socket. `runs` can
-/// be watched and cancelled; those that come over the socket are kept in it.
+/// Serves the socket until `stop`, then ends open conversations and removes the socket. Clients can
+/// watch and cancel `runs`; submitted runs are added to it.
 pub async fn serve<F: Fleet>(
     listener: Listener,
     fleet: F,
@@ -71,7 +71,7 @@ pub async fn serve<F: Fleet>(
     runs: Arc<Runs>,
     stop: CancellationToken,
 ) {
-    let desk = ConnectionContext {
+    let context = ConnectionContext {
         fleet,
         role,
         bounds,
@@ -101,14 +101,17 @@ pub async fn serve<F: Fleet>(
             continue;
         }
         let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
-            let message = format!("{} clients are connected; try again", bounds.connections);
+            let message = format!(
+                "the limit of {} connected clients is reached; try again later",
+                bounds.connections
+            );
             connection::send_rejection(&stream, Failure::new(Code::Busy, message));
             continue;
         };
-        let (desk, kill) = (desk.clone(), kill.clone());
+        let (context, kill) = (context.clone(), kill.clone());
         open.spawn(async move {
             tokio::select! {
-                () = connection::serve_client(stream, desk) => {}
+                () = connection::serve_client(stream, context) => {}
                 () = kill.cancelled() => {}
             }
             drop(place);
@@ -125,34 +128,34 @@ pub async fn serve<F: Fleet>(
     }
 }
 
-/// Only the supervisor's user and root: whoever writes here starts processes as that user.
-/// `peer` is the client's uid, where the kernel says it.
+/// Only the supervisor's user and root may connect, because a client can start processes as that
+/// user. `peer` is the client's uid; `None` if the kernel does not report it.
 fn is_permitted(peer: Option<u32>, owner: u32) -> Result<(), Failure> {
     let message = match peer {
         Some(uid) if uid == owner || uid == 0 => return Ok(()),
         Some(uid) => {
             format!("uid {uid} may not control this supervisor, which runs as uid {owner}")
         }
-        None => "the kernel does not say who you are".to_owned(),
+        None => "the kernel does not report your user id".to_owned(),
     };
     Err(Failure::new(Code::NotPermitted, message))
 }
 
-/// The runs of a daemon: those that are worked, and the last few that are over; and by name those
-/// of earlier starts that it is about to take up.
+/// The runs of a daemon: current ones, the last few that have ended, and the ids of runs of earlier
+/// starts that are about to be resumed.
 #[derive(Debug, Default)]
 pub struct Runs {
     inner: Mutex<RunsInner>,
-    /// Changes when a run is no longer about to be taken up.
+    /// Changes when a run is no longer pending.
     settled: watch::Sender<()>,
 }
 
 #[derive(Debug, Default)]
 struct RunsInner {
-    /// About to be taken up.
+    /// Runs that are about to be resumed.
     pending: HashSet<RunId>,
     ledgers: HashMap<RunId, Arc<Ledger>>,
-    /// Oldest first.
+    /// The runs, oldest first.
     order: VecDeque<RunId>,
 }
 
@@ -161,8 +164,8 @@ impl Runs {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// None yet; these are about to be taken up. Whoever asks for one of them waits for
-    /// [`Runs::keep`] or [`Runs::give_up`].
+    /// Creates an empty list with runs that are about to be resumed. Clients that request one of
+    /// them wait for [`Runs::insert`] or [`Runs::drop_pending`].
     #[must_use]
     pub fn with_pending(runs: impl IntoIterator<Item = RunId>) -> Self {
         let own = Self::default();
@@ -170,35 +173,35 @@ impl Runs {
         own
     }
 
-    /// A run is not taken up.
+    /// Marks a run that will not be resumed.
     pub fn drop_pending(&self, run: &RunId) {
         self.lock().pending.remove(run);
         self.settled.send_replace(());
     }
 
-    /// A run, once it is taken up; `None` if there is none of this name.
+    /// Waits for a pending run and returns it; `None` if there is no run with this id.
     async fn wait_for(&self, run: &RunId) -> Option<Arc<Ledger>> {
-        // Before it is looked, so that nothing is missed.
+        // Subscribe before the check, so that no change is missed.
         let mut settled = self.settled.subscribe();
         loop {
             {
                 let inner = self.lock();
-                let found = inner.ledgers.get(run).cloned();
-                if found.is_some() || !inner.pending.contains(run) {
-                    return found;
+                let ledger = inner.ledgers.get(run).cloned();
+                if ledger.is_some() || !inner.pending.contains(run) {
+                    return ledger;
                 }
             }
             settled.changed().await.ok()?;
         }
     }
 
-    /// Keeps a run, and forgets the oldest ones that are over beyond the bound. Runs that are
-    /// worked are bounded by the fleet's queues.
+    /// Adds a run, and removes the oldest ended runs above the limit. The fleet's queues limit the
+    /// number of current runs.
     pub fn insert(&self, ledger: &Arc<Ledger>) {
         let mut inner = self.lock();
         let inner = &mut *inner;
-        let over = inner.ledgers.values().filter(|l| l.is_closed()).count();
-        let mut surplus = over.saturating_sub(limits::CONTROL_ENDED_RUNS - 1);
+        let closed = inner.ledgers.values().filter(|l| l.is_closed()).count();
+        let mut surplus = closed.saturating_sub(limits::CONTROL_ENDED_RUNS - 1);
         inner.order.retain(|run| {
             let goes = surplus > 0 && inner.ledgers.get(run).is_none_or(|l| l.is_closed());
             if goes {

@@ -1,6 +1,6 @@
-//! The files of sockets in the state directory: where they are, how they are made and reached.
+//! The socket files in the state directory: their paths, and how to bind and connect them.
 //!
-//! Must not know what is said over it.
+//! Must not know which protocol runs over a socket.
 
 use std::fs;
 use std::io;
@@ -14,24 +14,24 @@ use tokio::net::{UnixListener, UnixStream};
 /// The socket's name in the state directory.
 pub const NAME: &str = "control.sock";
 
-/// Why the socket cannot be made.
+/// Why the socket cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
-    /// Something else has its name.
-    #[error("{} is no socket; remove it, or choose another state directory", .0.display())]
+    /// The path exists and is not a socket.
+    #[error("{} is not a socket; remove it, or choose another state directory", .0.display())]
     NotASocket(PathBuf),
-    /// The system refused.
-    #[error("cannot make the socket {}: {source}", .path.display())]
+    /// A system call failed.
+    #[error("cannot create the socket {}: {source}", .path.display())]
     System {
-        /// Where.
+        /// The path of the socket.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
 }
 
-/// A socket that nobody serves yet. Its file is removed when this is dropped.
+/// A bound socket that is not served yet. Its file is removed when this is dropped.
 #[derive(Debug)]
 pub struct Listener {
     pub(in crate::api) unix: UnixListener,
@@ -44,8 +44,8 @@ impl Drop for Listener {
     }
 }
 
-/// Makes `STATE/control.sock`, 0600, in place of what a dead supervisor left. The caller holds the
-/// state directory's lock, so that a socket found there belongs to nobody.
+/// Creates `STATE/control.sock` with mode 0600, and replaces the socket of a dead supervisor. The
+/// caller holds the state directory's lock, so an existing socket has no owner.
 ///
 /// # Errors
 /// [`BindError`].
@@ -53,7 +53,7 @@ pub fn bind(state_dir: &Path) -> Result<Listener, BindError> {
     bind_as(state_dir, NAME)
 }
 
-/// As [`bind_mount_option`], with another name.
+/// Like [`bind`], with another file name.
 ///
 /// # Errors
 /// [`BindError`].
@@ -69,7 +69,7 @@ pub fn bind_as(state_dir: &Path, name: &str) -> Result<Listener, BindError> {
     let unix =
         UnixListener::bind(proc_fd_path(&dir, name)).map_err(|source| system(&path, source))?;
     let listener = Listener { unix, path };
-    // Until here the directory's 0700 and the check of the peer's uid keep others out.
+    // Until now, the directory's mode 0700 and the check of the peer's uid kept other users out.
     fs::set_permissions(&listener.path, fs::Permissions::from_mode(0o600))
         .map_err(|source| system(&listener.path, source))?;
     Ok(listener)
@@ -85,15 +85,15 @@ fn system(path: &Path, source: io::Error) -> BindError {
 /// Connects to the supervisor of a state directory.
 ///
 /// # Errors
-/// What the system said: `NotFound` and `ConnectionRefused` mean that no supervisor is there.
+/// The system's error: `NotFound` and `ConnectionRefused` mean that no supervisor runs there.
 pub async fn connect(state_dir: &Path) -> io::Result<UnixStream> {
     connect_as(state_dir, NAME).await
 }
 
-/// As [`connect`], to the socket of another name.
+/// Like [`connect`], with another file name.
 ///
 /// # Errors
-/// As [`connect`].
+/// The same errors as [`connect`].
 pub async fn connect_as(state_dir: &Path, name: &str) -> io::Result<UnixStream> {
     let dir = open_dir(state_dir)?;
     UnixStream::connect(proc_fd_path(&dir, name)).await
@@ -104,8 +104,8 @@ fn open_dir(path: &Path) -> io::Result<OwnedFd> {
     Ok(rustix::fs::open(path, flags, Mode::empty())?)
 }
 
-/// A socket's address has room for 107 bytes (unix(7)), and a state directory's path may be
-/// longer: the open directory's name in procfs is not.
+/// Returns a short path by way of procfs. A socket address has at most 107 bytes (unix(7)), and the
+/// path of a state directory may be longer.
 fn proc_fd_path(dir: &OwnedFd, name: &str) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}/{name}", dir.as_raw_fd()))
 }

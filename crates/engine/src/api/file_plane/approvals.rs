@@ -1,7 +1,7 @@
-//! What waits for a person, as files, and the files by which a person answers.
+//! Approvals as files, and the files by which an approver answers them.
 //!
-//! Owns which asks a directory sees: those of its own requests, and no others. Must not know how an
-//! answer is held against policy and digest: that is the fleet's.
+//! Owns which approvals a directory shows: only those of its own requests. Must not know how the
+//! fleet checks an answer against policy and digest.
 
 use std::collections::BTreeMap;
 
@@ -22,15 +22,15 @@ use marshal_model::{Decision, PermissionRequestId, RememberScope};
 use marshal_telemetry::event::file_plane::AnswerFileHandled;
 use marshal_telemetry::labels::FileAnswer;
 
-/// What came of one answer file.
+/// The name of an answer file and the result of its answer.
 pub(super) type AnswerResult = (String, Result<AnswerReceipt, AnswerError>, Decision);
 
 fn approval_file_name(approval: &str) -> String {
     format!("{approval}.json")
 }
 
-/// An approval as its file shows it: what the other doors show, the request, and the deadline once more
-/// as the other files have times.
+/// Returns the JSON of an approval's file: the view that other clients get, the request's name, and
+/// the deadline in the time format of the other files.
 fn approval_json(question: &StoredApproval, request: &str) -> String {
     let mut view = serde_json::to_value(ApprovalView::with_details(question)).unwrap_or_default();
     if let Value::Object(entries) = &mut view {
@@ -44,11 +44,12 @@ fn approval_json(question: &StoredApproval, request: &str) -> String {
     escape_json_for_terminal(&json) + "\n"
 }
 
-/// In which session a request is worked, and since when, if it is.
+/// The session in which a request runs, and since when; `None` while it does not run.
 struct WorkedSession(Option<(String, i64)>);
 
 impl WorkedSession {
-    /// Whether it is its task that asks this: a session may work many, one after the other.
+    /// Whether an approval belongs to this request's task: a session may run several tasks, one
+    /// after the other.
     fn has_requested(&self, question: &StoredApproval) -> bool {
         self.0.as_ref().is_some_and(|(session, begun_at_us)| {
             session == question.session.as_str() && question.requested_at_us >= *begun_at_us
@@ -57,7 +58,7 @@ impl WorkedSession {
 }
 
 impl PlaneWorker {
-    /// Takes note of the approvals that an earlier start left as files.
+    /// Records the approval files that an earlier start left.
     pub(super) async fn find_approval_files(&mut self) -> Result<(), PlaneError> {
         let found = self.with_disk(|disk| {
             disk.list(Area::Asks, |name| {
@@ -70,7 +71,7 @@ impl PlaneWorker {
         Ok(())
     }
 
-    /// Shows what waits, and nothing else.
+    /// Writes the files of pending approvals, and removes all others.
     pub(super) async fn write_approval_files(&mut self) -> Result<(), PlaneError> {
         let waiting = if self.open.is_empty() {
             Vec::new()
@@ -90,7 +91,7 @@ impl PlaneWorker {
             if wanted.len() >= FILE_PLANE_APPROVALS {
                 break;
             }
-            // Read after the approvals: one that was not over then had asked them.
+            // This is read after the approvals: a task that had not ended then had requested them.
             if !works.contains_key(request) {
                 let read = self.worked_session(request).await?;
                 works.insert(request, read);
@@ -130,7 +131,7 @@ impl PlaneWorker {
         Ok(())
     }
 
-    /// What the journal says now that a request is worked in.
+    /// Returns the session in which the journal says that a request runs.
     async fn worked_session(&self, request: &RequestName) -> Result<WorkedSession, PlaneError> {
         let mut works = WorkedSession(None);
         let Some(open) = self.open.get(request) else {
@@ -139,7 +140,7 @@ impl PlaneWorker {
         let Some(row) = self.row(&open.run).await? else {
             return Ok(works);
         };
-        // Between two attempts the session may work something else.
+        // Between two attempts, the session may run another task.
         let is_worked = row.state == "running" || self.scope == SessionScope::Task;
         if is_worked && row.ended_at_us.is_none() {
             works.0 = row.session.zip(row.begun_at_us);
@@ -147,15 +148,15 @@ impl PlaneWorker {
         Ok(works)
     }
 
-    /// Looks at the answers that came; each that can be given is on its way then.
+    /// Reads the answer files, and submits every valid answer.
     pub(super) async fn read_answers(&mut self) -> Result<(), PlaneError> {
-        let found = self.with_disk(|disk| {
+        let names = self.with_disk(|disk| {
             disk.list(Area::Answers, |name| {
                 AnswerName::parse(name).map(|_| name.to_owned())
             })
         });
         let mut done = Ok(());
-        for name in found.await??.0 {
+        for name in names.await??.0 {
             if self.pending_answers.contains(&name)
                 || self.pending_answers.len() >= FILE_PLANE_APPROVALS
             {
@@ -169,9 +170,9 @@ impl PlaneWorker {
     }
 
     async fn read_answer(&mut self, name: &str, of: &AnswerName) -> Result<(), PlaneError> {
-        let asked = name.to_owned();
+        let file = name.to_owned();
         let found = self
-            .with_disk(move |disk| small(disk, Area::Answers, &asked))
+            .with_disk(move |disk| small(disk, Area::Answers, &file))
             .await??;
         let (bytes, print) = match found {
             PlaneEntry::Missing => return Ok(()),
@@ -179,7 +180,8 @@ impl PlaneWorker {
             PlaneEntry::File(bytes, print) => (bytes, print),
         };
         if !self.config.answers {
-            let why = "files here do not answer: file_plane.answers of the pool is false";
+            let why =
+                "files may not answer approvals here: file_plane.answers of the pool is false";
             return self.reject_answer(name, why).await;
         }
         let read = schema::parse_answer(of, &bytes);
@@ -202,7 +204,7 @@ impl PlaneWorker {
             .ok()
             .filter(|_| self.approval_files.contains(&of.approval_id));
         let Some(approval) = approval else {
-            let why = "no approval of this name waits here: it is over, or was never one of this directory";
+            let why = "no approval of this name is pending here: it has ended, or never belonged to this directory";
             return self.reject_answer(name, why).await;
         };
         let approver = self.config.answers_as.clone();
@@ -225,7 +227,7 @@ impl PlaneWorker {
         Ok(())
     }
 
-    /// What became of an answer.
+    /// Handles the result of an answer.
     pub(super) async fn finish_answer(&mut self, done: AnswerResult) -> Result<(), PlaneError> {
         let (name, answered, decision) = done;
         self.pending_answers.remove(&name);
@@ -245,7 +247,7 @@ impl PlaneWorker {
                 self.log_event("answered", &[("file", &name), ("state", &state)]);
                 Ok(())
             }
-            // It stays, and is looked at again.
+            // The file stays and is read again in a later round.
             Err(error @ (AnswerError::ReadOnly | AnswerError::Journal(_) | AnswerError::Slow)) => {
                 Err(PlaneError::FleetBusy(error.to_string()))
             }

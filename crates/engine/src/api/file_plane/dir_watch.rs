@@ -1,7 +1,7 @@
-//! Hears from the kernel that something came into a directory, or went.
+//! Watches directories for new and removed entries (inotify).
 //!
-//! Only that something happened is of interest: what, is looked at anew each time. Network file
-//! systems tell nothing of what other hosts do, so nobody may rely on this alone.
+//! Reports only that something changed; the reader then lists the directory. Network file systems
+//! report no changes by other hosts, so callers must also poll.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -13,10 +13,10 @@ use tokio::io::unix::AsyncFd;
 
 use super::disk::Area;
 
-/// Bytes of what the kernel told that are read at once.
+/// The size of the buffer for kernel events, in bytes.
 const READ_BYTES: usize = 16 << 10;
 
-/// What says that there is something to look at. A half-written file tells again when it is closed.
+/// Events that announce a new entry. A half-written file causes another event when it is closed.
 const ENTRY_CHANGES: WatchFlags = WatchFlags::CLOSE_WRITE
     .union(WatchFlags::MOVED_TO)
     .union(WatchFlags::CREATE)
@@ -25,15 +25,16 @@ const ENTRY_CHANGES: WatchFlags = WatchFlags::CLOSE_WRITE
     .union(WatchFlags::MOVE_SELF)
     .union(WatchFlags::ONLYDIR);
 
-/// The end of an order counts as well.
+/// Removals matter too: removing an order's file ends the order.
 const ENTRY_REMOVALS: WatchFlags = WatchFlags::DELETE.union(WatchFlags::MOVED_FROM);
 
-/// Directories that are watched.
+/// A watch of several directories.
 #[derive(Debug)]
 pub(super) struct Watch(AsyncFd<OwnedFd>);
 
 impl Watch {
-    /// Watches these directories, by paths of this process's own descriptors.
+    /// Watches these directories. The paths name this process's own descriptors, so that a replaced
+    /// directory is not watched by mistake.
     pub(super) fn open(dirs: &[(Area, String)]) -> io::Result<Self> {
         let fd = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
         for (area, path) in dirs {
@@ -51,7 +52,7 @@ impl Watch {
         Ok(Self(fd))
     }
 
-    /// Waits until something happened. Cancel-safe: what was read is of no interest.
+    /// Waits until something changed. Cancel-safe: the events themselves are discarded.
     pub(super) async fn changed(&mut self) -> io::Result<()> {
         loop {
             let mut ready = self.0.readable().await?;
@@ -63,7 +64,7 @@ impl Watch {
     }
 }
 
-/// Reads what is there; whether anything was.
+/// Reads and discards all pending events; returns whether there were any.
 fn drain(fd: &OwnedFd) -> io::Result<bool> {
     let mut buffer = [MaybeUninit::uninit(); READ_BYTES];
     let mut reader = inotify::Reader::new(fd, &mut buffer);

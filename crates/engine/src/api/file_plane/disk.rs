@@ -1,8 +1,8 @@
-//! The directory itself: opened once, and everything below it by descriptors.
+//! Access to the directory: it is opened once, and everything in it is reached by descriptors.
 //!
-//! Owns what of it is believed: a directory of the right owner that others cannot write, regular
-//! files with one name and a size. No link is followed and no pipe is waited for, and what is written
-//! stands whole at its place or not at all. Calls block. Must not know what files say.
+//! Owns what is trusted: a directory of the right owner that others cannot write, and regular files
+//! of bounded size with exactly one name. No link is followed, opening never blocks on a pipe, and
+//! a file is replaced atomically. Calls block. Must not know what files contain.
 
 use std::collections::BinaryHeap;
 use std::fs::File;
@@ -19,33 +19,33 @@ use marshal_config::FilePlane;
 use marshal_model::limits::{FILE_PLANE_ENTRIES, FILE_PLANE_LOG_BYTES};
 use marshal_model::untrusted::escape_for_display;
 
-/// The directories below the plane's own.
+/// The subdirectories of the plane's directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Area {
-    /// Requests that wait.
+    /// Waiting requests.
     Queue,
-    /// Requests that were taken and have no result yet.
+    /// Accepted requests without a result.
     Inflight,
-    /// What became of requests.
+    /// Results of requests.
     Result,
-    /// What agents said.
+    /// Output of agents.
     Output,
-    /// What happened.
+    /// The log of the plane.
     Log,
-    /// Orders.
+    /// Orders such as stop and cancel.
     Ctl,
-    /// How it stands.
+    /// The state of the plane and its heartbeat.
     State,
-    /// What waits for a person.
+    /// Pending approvals.
     Asks,
-    /// What persons said.
+    /// Answers to approvals.
     Answers,
-    /// What was put aside.
+    /// Quarantined entries.
     Rejected,
 }
 
 impl Area {
-    /// All of them, in the order of declaration.
+    /// All areas, in the order of declaration.
     const ALL: [Self; 10] = [
         Self::Queue,
         Self::Inflight,
@@ -59,7 +59,7 @@ impl Area {
         Self::Rejected,
     ];
 
-    /// Its name.
+    /// Returns the subdirectory's name.
     pub(super) const fn as_str(self) -> &'static str {
         match self {
             Self::Queue => "queue",
@@ -76,57 +76,58 @@ impl Area {
     }
 }
 
-/// How every name begins that something is written under before it has its own.
+/// The prefix of temporary names, before a file is renamed to its own.
 const FRESH: &str = ".marshal-";
-/// Bits by which others than the owner could write.
+/// Permission bits that let others than the owner write.
 const WRITABLE: u32 = 0o022;
-/// Bits that a plane's directory must not have: those, and everything for everybody else.
+/// Permission bits that a plane's directory must not have: write access for the group, and any
+/// access for others.
 const OPEN_TO_OTHERS: u32 = 0o027;
 
-/// Why a directory is not worked.
+/// Why a directory cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DiskError {
-    /// The system says no.
+    /// A system call failed.
     #[error("{what} cannot be {doing}: {source}")]
     System {
-        /// What.
+        /// The path.
         what: String,
-        /// What was to be done to it.
+        /// The operation, as a past participle for the message.
         doing: &'static str,
-        /// Why not.
+        /// The system's error.
         source: io::Error,
     },
-    /// It is none.
-    #[error("{0} is no directory, or a symbolic link: name a directory")]
+    /// The path is not a directory.
+    #[error("{0} is not a directory, or is a symbolic link: name a directory")]
     NotADirectory(String),
-    /// It belongs to somebody else.
+    /// It belongs to another user.
     #[error(
-        "{what} belongs to user {uid}, and must belong to user {wanted}: chown it, or say whose it is in file_plane.owner"
+        "{what} belongs to user {uid}, and must belong to user {wanted}: chown it, or set file_plane.owner to its user"
     )]
     Owner {
-        /// Which.
+        /// The path.
         what: String,
-        /// Whose it is.
+        /// The current owner.
         uid: u32,
-        /// Whose it must be.
+        /// The required owner.
         wanted: u32,
     },
-    /// A supervisor works it.
+    /// Another supervisor uses it.
     #[error(
-        "{0} is worked by another supervisor: stop that one, or name a directory of this one's own"
+        "{0} is used by another supervisor: stop that one, or configure a directory of its own here"
     )]
     InUse(String),
-    /// Others could put requests there.
-    #[error("{what} is open to others (mode {mode:04o}): chmod it to 0700, or 0750")]
+    /// Others can create files in it.
+    #[error("{what} is accessible to other users (mode {mode:04o}): chmod it to 0700 or 0750")]
     Open {
-        /// Which.
+        /// The path.
         what: String,
-        /// Its permission bits.
+        /// The permission bits.
         mode: u32,
     },
 }
 
-/// What can be told of a file without reading it, to see that it is the same.
+/// The metadata by which a file is recognized as unchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct FileFingerprint {
     device: u64,
@@ -153,7 +154,8 @@ impl FileFingerprint {
         }
     }
 
-    /// For how long nobody wrote it, by its own time; `None`: that lies ahead of this clock.
+    /// The time since the last write, by the file's own time; `None` if that time is in the future
+    /// of this clock.
     pub(super) fn age(&self) -> Option<Duration> {
         let seconds = u64::try_from(self.at.0).ok()?;
         let nanos = u32::try_from(self.at.1).ok()?;
@@ -161,38 +163,38 @@ impl FileFingerprint {
         SystemTime::now().duration_since(at).ok()
     }
 
-    /// Whether it has one name. A second one may be that of somebody who is just giving it the first.
+    /// Whether the file has one name. During a link(2) by another process it may briefly have two.
     pub(super) const fn has_one_name(&self) -> bool {
         self.names == 1
     }
 
-    /// Whether it is the same file.
+    /// Whether both describe the same inode.
     const fn is_same_file(&self, other: &Self) -> bool {
         self.device == other.device && self.inode == other.inode
     }
 }
 
-/// What stands at a name.
+/// The entry at a name.
 #[derive(Debug)]
 pub(super) enum PlaneEntry {
-    /// Nothing.
+    /// There is no entry.
     Missing,
-    /// What is never read.
+    /// An entry that is never read, with the reason.
     Irregular(&'static str),
-    /// A regular file, all of it.
+    /// The content of a regular file.
     File(Vec<u8>, FileFingerprint),
 }
 
-/// The plane's directory, and those below it.
+/// The plane's directory and its subdirectories.
 #[derive(Debug)]
 pub(super) struct Disk {
-    /// Where the directory is.
+    /// The configured path.
     path: PathBuf,
     root: OwnedFd,
     areas: Vec<OwnedFd>,
-    /// Whose it is.
+    /// The required owner.
     owner: Uid,
-    /// Whom what is made here is given to, where that is not this process's user.
+    /// The owner of new files; `None` if it is this process's user.
     chown_to: Option<(Uid, Gid)>,
     mode: Mode,
 }
@@ -211,7 +213,7 @@ const DIRECTORY: OFlags = OFlags::RDONLY
     .union(OFlags::CLOEXEC);
 
 impl Disk {
-    /// Opens the directory, and makes what is missing in it.
+    /// Opens the directory, and creates missing subdirectories.
     pub(super) fn open(plane: &FilePlane) -> Result<Self, DiskError> {
         let owner = plane.owner.map(Uid::from_raw);
         Self::open_at(&plane.dir, owner.unwrap_or(rustix::process::geteuid()))
@@ -254,7 +256,7 @@ impl Disk {
         Ok(disk)
     }
 
-    /// Opens one of the directories below, or makes it.
+    /// Opens a subdirectory, or creates it.
     fn open_area(&self, area: Area) -> Result<OwnedFd, DiskError> {
         let what = area.as_str();
         let made = match rustix::fs::mkdirat(&self.root, what, self.mode) {
@@ -283,8 +285,8 @@ impl Disk {
         Ok(())
     }
 
-    /// Sees to it that the directory and those below are those that stand there: git removes one with
-    /// the last file in it, and a whole one may be put in its place. Whether one is another now.
+    /// Opens those directories again that were replaced. Git removes a directory with the last file
+    /// in it, and a user may replace a whole directory. Returns whether any was replaced.
     pub(super) fn reopen_if_replaced(&mut self) -> Result<bool, DiskError> {
         let what = "the directory";
         let stat =
@@ -315,7 +317,7 @@ impl Disk {
         Ok(is_other)
     }
 
-    /// Removes what a kill left half written.
+    /// Removes temporary files that a killed process left.
     pub(super) fn remove_temp_files(&self) {
         for area in Area::ALL {
             let found = self.list(area, |name| {
@@ -327,25 +329,25 @@ impl Disk {
         }
     }
 
-    /// The plane's own directory.
+    /// Returns the descriptor of the plane's directory.
     pub(super) fn root(&self) -> BorrowedFd<'_> {
         self.root.as_fd()
     }
 
     pub(super) fn fd(&self, area: Area) -> BorrowedFd<'_> {
         let at = Area::ALL.iter().position(|of| *of == area);
-        // `areas` has one for each.
+        // `areas` has an entry for each area.
         at.map_or(self.root.as_fd(), |at| self.areas[at].as_fd())
     }
 
-    /// Paths by which the kernel watches these directories.
+    /// Returns the paths for the kernel to watch.
     pub(super) fn watch_paths(&self) -> Vec<(Area, String)> {
         let of = |area| (area, format!("/proc/self/fd/{}", self.fd(area).as_raw_fd()));
         [Area::Queue, Area::Ctl, Area::Answers].map(of).into()
     }
 
-    /// The entries that `read` makes something of, in their order, and whether there are more than
-    /// are looked at together: then these are the first.
+    /// Lists the entries that `read` accepts, in order, and whether there are more than the limit;
+    /// then these are the first.
     pub(super) fn list<T: Ord>(
         &self,
         area: Area,
@@ -354,7 +356,8 @@ impl Disk {
         self.first(area, FILE_PLANE_ENTRIES, read)
     }
 
-    /// The first `most` of them. All names are read, and no more are held.
+    /// Returns the first `most` entries. All names are read, but no more than `most` are kept in
+    /// memory.
     fn first<T: Ord>(
         &self,
         area: Area,
@@ -377,9 +380,9 @@ impl Disk {
         Ok((found.into_sorted_vec(), is_more))
     }
 
-    /// Reads what stands at a name, if it is a regular file of at most so many bytes.
+    /// Reads the file at a name, if it is a regular file of at most `most` bytes.
     pub(super) fn read(&self, area: Area, name: &str, most: u64) -> io::Result<PlaneEntry> {
-        // Held first: a pipe that were opened could be what somebody waits for.
+        // Checked before the open: opening a pipe could wake a process that waits for a reader.
         let stat = match rustix::fs::statat(self.fd(area), name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => stat,
             Err(Errno::NOENT) => return Ok(PlaneEntry::Missing),
@@ -395,10 +398,10 @@ impl Disk {
             Err(Errno::NOENT) => return Ok(PlaneEntry::Missing),
             Err(Errno::LOOP) => return Ok(PlaneEntry::Irregular("it is a symbolic link")),
             Err(Errno::ACCESS | Errno::PERM) => {
-                return Ok(PlaneEntry::Irregular("it may not be read"));
+                return Ok(PlaneEntry::Irregular("this user may not read it"));
             }
             Err(Errno::NXIO | Errno::NODEV) => {
-                return Ok(PlaneEntry::Irregular("it is no regular file"));
+                return Ok(PlaneEntry::Irregular("it is not a regular file"));
             }
             Err(errno) => return Err(errno.into()),
         };
@@ -415,18 +418,18 @@ impl Disk {
         Ok(PlaneEntry::File(bytes, FileFingerprint::from_stat(&stat)))
     }
 
-    /// Whether anything stands at a name.
+    /// Whether a name exists.
     pub(super) fn has(&self, area: Area, name: &str) -> bool {
         rustix::fs::statat(self.fd(area), name, AtFlags::SYMLINK_NOFOLLOW).is_ok()
     }
 
-    /// Whether a directory stands at a name.
+    /// Whether a name is a directory.
     pub(super) fn is_directory(&self, area: Area, name: &str) -> bool {
         let stat = rustix::fs::statat(self.fd(area), name, AtFlags::SYMLINK_NOFOLLOW);
         stat.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
     }
 
-    /// Moves an entry where nothing stands; `false`: something does, or it is gone.
+    /// Moves an entry to a free name; `false` if the name is taken or the entry is gone.
     pub(super) fn move_between(&self, from: Area, to: Area, name: &str) -> io::Result<bool> {
         self.rename_entry(from, name, to, name)
     }
@@ -443,7 +446,7 @@ impl Disk {
         match moved {
             Ok(()) => {}
             Err(Errno::EXIST | Errno::NOENT) => return Ok(false),
-            // A network file system that cannot be told to replace nothing.
+            // Some network file systems do not support RENAME_NOREPLACE.
             Err(Errno::INVAL | Errno::NOSYS) => {
                 if self.has(to, other) {
                     return Ok(false);
@@ -461,7 +464,7 @@ impl Disk {
         Ok(true)
     }
 
-    /// Writes a file beside its place, then puts it there, whatever stood there.
+    /// Writes a file under a temporary name, then renames it over whatever has its name.
     pub(super) fn put(&self, area: Area, name: &str, bytes: &[u8]) -> io::Result<FileFingerprint> {
         let dir = self.fd(area);
         let fresh = format!("{FRESH}{}", uuid::Uuid::new_v4().simple());
@@ -475,7 +478,7 @@ impl Disk {
             file.sync_all()?;
             match rustix::fs::renameat(dir, &fresh, dir, name) {
                 Err(Errno::ISDIR | Errno::NOTEMPTY | Errno::EXIST) => {
-                    self.quarantine(area, name, "it is a directory where a file goes")?;
+                    self.quarantine(area, name, "it is a directory, not a file")?;
                     rustix::fs::renameat(dir, &fresh, dir, name)?;
                 }
                 done => done?,
@@ -488,7 +491,7 @@ impl Disk {
         })
     }
 
-    /// Adds to a file that [`Self::put`] made; `false`: it is another one, or none.
+    /// Appends to a file that [`Self::put`] created; `false` if it was replaced or removed.
     pub(super) fn add(
         &self,
         area: Area,
@@ -506,7 +509,7 @@ impl Disk {
         Ok(true)
     }
 
-    /// Opens a regular file with one name to add to it.
+    /// Opens a regular file with one name for appending.
     fn open_for_append(&self, area: Area, name: &str) -> io::Result<Option<File>> {
         let flags = OFlags::WRONLY
             | OFlags::APPEND
@@ -523,7 +526,7 @@ impl Disk {
         Ok((!is_odd).then(|| File::from(file)))
     }
 
-    /// Has what was added to a file on the disk.
+    /// Flushes a file to the disk.
     pub(super) fn sync(&self, area: Area, name: &str) -> io::Result<()> {
         match self.open_for_append(area, name)? {
             Some(file) => file.sync_all(),
@@ -531,7 +534,7 @@ impl Disk {
         }
     }
 
-    /// Adds a line to the log of what happened.
+    /// Appends a line to the plane's log.
     pub(super) fn log(&self, line: &str) -> io::Result<()> {
         const NAME: &str = "meta.log";
         let mut file = self.open_for_append(Area::Log, NAME)?;
@@ -539,7 +542,8 @@ impl Disk {
         if let Some(there) = &file {
             let of = there.metadata()?;
             length = of.len();
-            // What else has this name as well is not written to.
+            // A file with further names is not written: it could be a user's file that was linked
+            // here.
             file = file.filter(|_| of.nlink() == 1);
         }
         if file.is_none() || length > FILE_PLANE_LOG_BYTES {
@@ -558,7 +562,7 @@ impl Disk {
 
 const TOO_LARGE: &str = "it is too large";
 
-/// Why an entry is never read.
+/// Returns why an entry is never read; `None` if it can be read.
 #[allow(clippy::cast_sign_loss, reason = "a size is no less than 0")]
 fn irregularity(stat: &Stat, most: u64) -> Option<&'static str> {
     match FileType::from_raw_mode(stat.st_mode) {
@@ -567,11 +571,11 @@ fn irregularity(stat: &Stat, most: u64) -> Option<&'static str> {
         FileType::Directory => Some("it is a directory"),
         FileType::Symlink => Some("it is a symbolic link"),
         FileType::Fifo => Some("it is a pipe"),
-        _ => Some("it is no regular file"),
+        _ => Some("it is not a regular file"),
     }
 }
 
-/// Who could put something into a directory.
+/// Checks which users could create files in a directory.
 fn check_owner(what: &str, stat: &Stat, owner: Uid, forbidden: u32) -> Result<(), DiskError> {
     if stat.st_uid != owner.as_raw() {
         return Err(DiskError::Owner {
@@ -590,7 +594,7 @@ fn check_owner(what: &str, stat: &Stat, owner: Uid, forbidden: u32) -> Result<()
     Ok(())
 }
 
-/// A path for people.
+/// Returns a path for display.
 pub(super) fn display_path(path: &Path) -> String {
     escape_for_display(&path.to_string_lossy(), 200)
 }

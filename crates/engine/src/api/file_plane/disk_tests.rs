@@ -70,7 +70,7 @@ fn a_directory_that_others_can_write_is_refused() {
             .expect_err("open to others")
             .to_string();
         assert!(
-            error.contains("is open to others") && error.contains("0700"),
+            error.contains("is accessible to other users") && error.contains("0700"),
             "{error}"
         );
     }
@@ -80,7 +80,10 @@ fn a_directory_that_others_can_write_is_refused() {
     let error = Disk::open(&plane(&dir))
         .expect_err("open to others")
         .to_string();
-    assert!(error.contains("queue is open to others"), "{error}");
+    assert!(
+        error.contains("queue is accessible to other users"),
+        "{error}"
+    );
     mode(&dir.join("queue"), 0o700);
     let mut other = plane(&dir);
     other.owner = Some(rustix::process::geteuid().as_raw() + 7);
@@ -105,12 +108,12 @@ fn links_and_files_are_no_directories() {
         let error = Disk::open(&plane(path))
             .expect_err("no directory")
             .to_string();
-        assert!(error.contains("is no directory"), "{error}");
+        assert!(error.contains("is not a directory"), "{error}");
     }
     fs::remove_dir(dir.join("approvals")).expect("removed");
     symlink(above.path(), dir.join("approvals")).expect("linked");
     let error = Disk::open(&plane(&dir)).expect_err("a link").to_string();
-    assert!(error.contains("approvals is no directory"), "{error}");
+    assert!(error.contains("approvals is not a directory"), "{error}");
     let gone = Disk::open(&plane(&above.path().join("no/plane"))).expect_err("nowhere");
     assert!(gone.to_string().contains("cannot be made"), "{gone}");
 }
@@ -134,7 +137,7 @@ fn only_regular_files_are_read_and_nothing_blocks() {
         ("zero", "symbolic link"),
         ("dir", "directory"),
         ("pipe", "pipe"),
-        ("socket", "no regular file"),
+        ("socket", "not a regular file"),
         ("big", "too large"),
     ] {
         match disk.read(Area::Queue, name, 10).expect(name) {
@@ -222,12 +225,12 @@ fn a_directory_that_was_removed_is_made_again() {
     fs::rename(dir.join("queue"), dir.join("old")).expect("moved");
     symlink(dir.join("old"), dir.join("queue")).expect("linked");
     let error = disk.reopen_if_replaced().expect_err("a link").to_string();
-    assert!(error.contains("queue is no directory"), "{error}");
+    assert!(error.contains("queue is not a directory"), "{error}");
     fs::remove_file(dir.join("queue")).expect("removed");
     assert!(disk.reopen_if_replaced().expect("made again"));
     mode(&dir, 0o777);
     let error = disk.reopen_if_replaced().expect_err("open").to_string();
-    assert!(error.contains("is open to others"), "{error}");
+    assert!(error.contains("is accessible to other users"), "{error}");
 }
 
 #[test]

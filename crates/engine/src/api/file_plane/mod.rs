@@ -1,12 +1,12 @@
-//! A pool worked by files in a directory: the fleet's door where only files travel.
+//! The file plane: a pool is controlled by files in a directory, where only files can be exchanged.
 //!
-//! Owns the loop over one directory: what wakes it, and that no file system keeps it from its end.
-//! What one turn of it does is `round.rs`. A request is a task
-//! as any other door makes it; what comes of it is read from the journal. Must not know HTTP.
+//! Owns the loop over one directory: what wakes it, and that no file system delays the shutdown.
+//! `round.rs` has the work of one iteration. A request becomes a task as from any other client, and
+//! its results are read from the journal. Must not know HTTP.
 //!
-//! It is woken by the kernel (`notice.rs`), by the fleet's notices, by the journal's count of approvals, and
-//! from time to time. There is one way from the journal to the files, taken live and after a kill. Tests:
-//! `tests/drills/fleet/file_plane.rs` and those beside it.
+//! It is woken by the kernel (`dir_watch.rs`), by the fleet's events, by the journal's count of
+//! approvals, and by a timer. The same code writes the files from the journal, both live and after
+//! a kill. Tests: `tests/drills/fleet/file_plane.rs` and the files next to it.
 
 mod approvals;
 mod dir_watch;
@@ -51,7 +51,7 @@ use marshal_telemetry::event::file_plane::FilePlaneState;
 
 pub use self::disk::DiskError;
 
-/// A directory that is not worked yet.
+/// A directory that is opened and not served yet.
 #[derive(Debug)]
 pub struct OpenedPlane {
     pool: PoolName,
@@ -61,20 +61,20 @@ pub struct OpenedPlane {
     ownership: DirOwnership,
 }
 
-/// Why one cannot be.
+/// Why a directory cannot be opened.
 #[derive(Debug, thiserror::Error)]
 #[error("pool.{pool}.file_plane: {error}")]
 pub struct OpenError {
-    /// Whose.
+    /// The pool of the directory.
     pub pool: PoolName,
-    /// What is wrong, and what to do.
+    /// What is wrong and what to do.
     pub error: DiskError,
 }
 
-/// Opens the directories of a configuration, and makes what is missing in them. Blocks.
+/// Opens the directories of a configuration, and creates what is missing in them. Blocks.
 ///
 /// # Errors
-/// [`OpenError`] of the first that cannot be worked.
+/// [`OpenError`] of the first directory that cannot be used.
 pub fn open(config: &Config) -> Result<Vec<OpenedPlane>, OpenError> {
     let pools = config.pools.iter();
     let planes = pools.filter_map(|pool| Some((pool, pool.file_plane.as_ref()?)));
@@ -97,29 +97,29 @@ pub fn open(config: &Config) -> Result<Vec<OpenedPlane>, OpenError> {
     held.collect()
 }
 
-/// What keeps something from being done now.
+/// Why a step cannot be done now; it is tried again.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PlaneError {
-    /// The directory is not what it was.
+    /// The directory was replaced or its permissions changed.
     #[error(transparent)]
     Disk(#[from] DiskError),
-    /// The file system says no.
-    #[error("the directory cannot be worked: {0}")]
+    /// A file operation failed.
+    #[error("the directory cannot be used: {0}")]
     Io(#[from] io::Error),
     /// The journal cannot be read.
     #[error("the journal cannot be read: {0}")]
     Journal(String),
-    /// The fleet takes nothing now.
+    /// The fleet accepts no tasks now.
     #[error("{0}")]
     FleetBusy(String),
-    /// It is worked elsewhere.
+    /// Another supervisor uses the directory.
     #[error(
-        "another supervisor works the directory, or did until lately: it is left alone until state/heartbeat.json stays as it is"
+        "another supervisor uses the directory, or did until recently: this one waits until state/heartbeat.json stops changing"
     )]
     OwnedElsewhere,
 }
 
-/// The time: microseconds since the Unix epoch.
+/// Returns the current time in microseconds since the Unix epoch.
 fn now_us() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| {
@@ -127,7 +127,7 @@ fn now_us() -> i64 {
     })
 }
 
-/// A directory that is worked.
+/// The worker of one directory.
 #[derive(Debug)]
 pub struct PlaneWorker {
     pool: PoolName,
@@ -135,46 +135,47 @@ pub struct PlaneWorker {
     fleet: FleetHandle,
     runs: Arc<Runs>,
     history: Arc<JournalHistory>,
-    /// Whether a session works one task, or many.
+    /// Whether a session runs one task or several.
     scope: SessionScope,
     disk: Arc<Mutex<Disk>>,
     ownership: DirOwnership,
-    /// Nobody else works it: before that is known, nothing is read or written.
+    /// This supervisor is the only one that uses the directory. Before that is certain, nothing is
+    /// read or written.
     is_alone: bool,
-    /// What an earlier start left was taken up.
+    /// The requests of an earlier start were recovered.
     is_recovered: bool,
     open: BTreeMap<RequestName, OpenRequest>,
     by_run: HashMap<RunId, RequestName>,
     by_session: HashMap<SessionId, RequestName>,
-    /// What stood in `queue/` when it was last listed, and was not looked at since.
+    /// The entries of `queue/` at the last listing that were not processed since.
     backlog: BTreeSet<RequestName>,
-    /// Orders, answers and `queue/` are to be looked at.
+    /// Orders, answers and `queue/` must be read again.
     has_new_files: bool,
     settling: Settling,
     tail: Tail,
-    /// Approvals that stand as files.
+    /// Approvals that exist as files.
     approval_files: BTreeSet<String>,
     has_new_approvals: bool,
-    /// Answers on their way, by their files' names.
+    /// Answers that were submitted and have no result yet, by file name.
     pending_answers: BTreeSet<String>,
     answers: JoinSet<AnswerResult>,
-    /// What `ctl/stop.json` says.
+    /// The order in `ctl/stop.json`, if it exists.
     stop: Option<StopMode>,
-    /// The daemon ends.
+    /// The daemon is stopping.
     is_closing: bool,
     is_state_dirty: bool,
-    /// What is wrong, if something is.
+    /// The last error; `None` if the last round succeeded.
     error: Option<String>,
-    /// When it is tried again then.
+    /// When a failed round is tried again.
     retry_at: Instant,
     next_heartbeat: Instant,
     last_poll: Instant,
-    /// Lines for the log of what happened.
+    /// Log lines that are not written yet.
     log_lines: Vec<String>,
 }
 
 impl OpenedPlane {
-    /// To be worked by this fleet. What is taken can be watched among `runs`.
+    /// Creates the worker for a fleet. Accepted requests can be watched in `runs`.
     #[must_use]
     pub fn into_worker(self, fleet: FleetHandle, runs: Arc<Runs>) -> PlaneWorker {
         let now = Instant::now();
@@ -213,8 +214,8 @@ impl OpenedPlane {
 }
 
 impl PlaneWorker {
-    /// Works the directory: takes nothing more after `closing`, and ends with `stop`, when the
-    /// children are gone.
+    /// Serves the directory. Accepts no requests after `closing`, and ends with `stop`, when the
+    /// children have ended.
     pub async fn serve(mut self, closing: CancellationToken, stop: CancellationToken) {
         let mut notices = self.fleet.subscribe();
         let mut approvals = self.fleet.journal().approvals_changed();
@@ -243,7 +244,7 @@ impl PlaneWorker {
                 seen = wait_for_change(&mut watch) => {
                     self.has_new_files = true;
                     if let Err(error) = seen {
-                        tracing::warn!(pool = %self.pool, %error, "a file plane is only looked at from time to time");
+                        tracing::warn!(pool = %self.pool, %error, "a file plane's directory cannot be watched and is only polled");
                         watch = None;
                     }
                 }
@@ -271,12 +272,12 @@ impl PlaneWorker {
         }
     }
 
-    /// A file system that does not answer must not keep the daemon from its end.
+    /// Gives up a directory: a file system that does not respond must not block the daemon's end.
     fn abandon(&self) {
-        tracing::warn!(pool = %self.pool, "a file plane was left as it is: its file system does not answer");
+        tracing::warn!(pool = %self.pool, "a file plane was abandoned: its file system does not respond");
     }
 
-    /// The children are gone: what became of their tasks is written before the end.
+    /// After the children have ended, writes the results of their tasks.
     async fn finish(&mut self) {
         self.is_closing = true;
         self.fleet.flush_journal().await;
@@ -294,20 +295,20 @@ impl PlaneWorker {
         }
         let gone = self.with_disk(|disk| disk.remove(Area::State, HEARTBEAT));
         if let Ok(Err(error)) | Err(PlaneError::Io(error)) = gone.await {
-            tracing::debug!(pool = %self.pool, %error, "a heartbeat stays");
+            tracing::debug!(pool = %self.pool, %error, "a file plane's heartbeat file cannot be removed");
         }
     }
 
     async fn watch(&self) -> Option<Watch> {
         let dirs = self.with_disk(|disk| disk.watch_paths()).await.ok()?;
         let watch = Watch::open(&dirs);
-        let said = |error: &io::Error| {
-            tracing::debug!(pool = %self.pool, %error, "a file plane is only looked at from time to time");
+        let log_error = |error: &io::Error| {
+            tracing::debug!(pool = %self.pool, %error, "a file plane's directory cannot be watched and is only polled");
         };
-        watch.inspect_err(said).ok()
+        watch.inspect_err(log_error).ok()
     }
 
-    /// When something is to be done even if nothing happens.
+    /// Returns when the next round is due, even without an event.
     fn next_wakeup(&self) -> Instant {
         let now = Instant::now();
         if self.error.is_some() {
@@ -324,12 +325,12 @@ impl PlaneWorker {
         next
     }
 
-    /// Hears of one thing that happened; `false`: the fleet is gone.
+    /// Handles one event; returns `false` if the fleet has ended.
     fn handle_fleet_event(&mut self, heard: Result<FleetEvent, RecvError>) -> bool {
         let name = match heard {
             Ok(FleetEvent::TaskAssigned { run, session, .. }) => {
                 let name = self.by_run.get(&run).cloned();
-                // A session asks for one task after the other.
+                // A session runs one task after the other, so its approvals belong to the newest.
                 match &name {
                     Some(name) => self.by_session.insert(session, name.clone()),
                     None => self.by_session.remove(&session),
@@ -368,13 +369,13 @@ impl PlaneWorker {
         true
     }
 
-    /// What its session asks from now on is somebody else's.
+    /// Forgets the sessions of a request: their later approvals belong to other requests.
     fn forget_sessions_of(&mut self, name: &RequestName) {
         self.by_session.retain(|_, of| of != name);
         self.has_new_approvals = true;
     }
 
-    /// The rest of what happened, so that it is worked together.
+    /// Handles all further pending events, so that one round covers them.
     fn drain(&mut self, notices: &mut broadcast::Receiver<FleetEvent>) {
         for _ in 0..BROADCAST_EVENTS {
             let heard = match notices.try_recv() {
@@ -386,7 +387,7 @@ impl PlaneWorker {
         }
     }
 
-    /// A line about a request for the log of what happened.
+    /// Adds a line about a request to the plane's log.
     fn log_request(&mut self, name: &RequestName, event: &str, why: Option<&str>) {
         let (file, why) = (name.file(), why.map(|why| escape_for_display(why, 300)));
         match &why {
@@ -395,7 +396,7 @@ impl PlaneWorker {
         }
     }
 
-    /// A line for the log of what happened; written at the end of the round.
+    /// Adds a line to the plane's log; it is written at the end of the round.
     fn log_event(&mut self, event: &str, more: &[(&str, &str)]) {
         let mut line = serde_json::Map::new();
         line.insert("ts".to_owned(), format_millis(now_us()).into());
@@ -418,11 +419,11 @@ impl PlaneWorker {
     async fn finish_answer_task(&mut self, done: Result<AnswerResult, tokio::task::JoinError>) {
         let Ok(done) = done else { return };
         if let Err(error) = self.finish_answer(done).await {
-            tracing::warn!(pool = %self.pool, %error, "an answer's file stays");
+            tracing::warn!(pool = %self.pool, %error, "an answer's file cannot be removed");
         }
     }
 
-    /// Does something to the directory, on a thread that may block.
+    /// Runs an operation on the directory, on a thread that may block.
     async fn with_disk<T: Send + 'static>(
         &self,
         work: impl FnOnce(&mut Disk) -> T + Send + 'static,
@@ -432,8 +433,8 @@ impl PlaneWorker {
         self.blocking(work).await
     }
 
-    /// The same for what takes the directory by itself. A file system that says nothing for long is
-    /// told of, and waited for: what it was asked may still happen.
+    /// Runs an operation that locks the directory itself. A stalled file system is logged and
+    /// waited for, because the operation may still take effect.
     async fn blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
@@ -443,14 +444,14 @@ impl PlaneWorker {
         let done = if let Ok(done) = first {
             done
         } else {
-            tracing::warn!(pool = %self.pool, "the file system of a file plane does not answer");
+            tracing::warn!(pool = %self.pool, "the file system of a file plane does not respond");
             work.await
         };
-        done.map_err(|_| PlaneError::Io(io::Error::other("what was to be done broke off")))
+        done.map_err(|_| PlaneError::Io(io::Error::other("the operation was aborted")))
     }
 }
 
-/// Does something, unless the daemon's end waits for it for too long: then it is left in its middle.
+/// Runs `work`, but abandons it if it delays the daemon's shutdown for too long.
 async fn until_stuck<T>(work: impl Future<Output = T>, stop: &CancellationToken) -> Option<T> {
     let stuck = async {
         stop.cancelled().await;
@@ -463,7 +464,7 @@ async fn until_stuck<T>(work: impl Future<Output = T>, stop: &CancellationToken)
     }
 }
 
-/// Waits for the kernel's word, for ever if nothing is watched.
+/// Waits for a change, for ever if nothing is watched.
 async fn wait_for_change(watch: &mut Option<Watch>) -> io::Result<()> {
     match watch {
         Some(watch) => watch.changed().await,

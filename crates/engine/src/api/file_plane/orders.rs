@@ -1,5 +1,5 @@
-//! Orders: `ctl/stop.json`, which holds as long as it is there, and `ctl/cancel.json`, which is
-//! taken by a rename, and removed when it was carried out.
+//! Orders: `ctl/stop.json`, which applies as long as it exists, and `ctl/cancel.json`, which is
+//! claimed by a rename and removed after it was carried out.
 
 use tokio::time::Instant;
 
@@ -14,11 +14,11 @@ const STOP: &str = "stop.json";
 const CANCEL: &str = "cancel.json";
 const HARD_LINKED: &str = "it has several names (hard links)";
 
-/// What `cancel.json` is called while it is carried out: another one can be put in its place.
+/// The name of `cancel.json` while it is carried out, so that another one can be created.
 const CLAIMED_CANCEL: &str = ".cancel.json";
 
 impl PlaneWorker {
-    /// Reads the orders, and has them carried out.
+    /// Reads the orders and carries them out.
     pub(super) async fn read_orders(&mut self) -> Result<(), PlaneError> {
         let stopped = self.read_stop().await;
         stopped.and(self.read_cancel().await)
@@ -49,7 +49,8 @@ impl PlaneWorker {
         done
     }
 
-    /// Takes a cancel as its own, and removes it when a kill would not forget it any more.
+    /// Claims a cancel order. Removes it only when the cancellation is durable, so that a kill does
+    /// not lose it.
     async fn read_cancel(&mut self) -> Result<(), PlaneError> {
         let is_taken = self
             .with_disk(|disk| disk.has(Area::Ctl, CLAIMED_CANCEL))
@@ -62,7 +63,7 @@ impl PlaneWorker {
             self.with_disk(|disk| disk.rename_entry(Area::Ctl, CANCEL, Area::Ctl, CLAIMED_CANCEL))
                 .await??;
         }
-        // What it says now is what counts.
+        // Read it again after the claim: its content may have changed.
         let found = self
             .with_disk(|disk| small(disk, Area::Ctl, CLAIMED_CANCEL))
             .await??;
@@ -84,7 +85,7 @@ impl PlaneWorker {
         self.reject_order(CLAIMED_CANCEL, CANCEL, &why).await
     }
 
-    /// Has what is meant ended; `false`: it may still be written, so the order stays.
+    /// Cancels the named requests; `false` if the order may still be incomplete and stays.
     async fn cancel(&mut self, cancel: &CancelScope) -> Result<bool, PlaneError> {
         let is_meant = |name: &RequestName| match cancel {
             CancelScope::Current => true,
@@ -111,7 +112,7 @@ impl PlaneWorker {
         Ok(true)
     }
 
-    /// Whether something stands at an order's name that will not become another one.
+    /// Whether the file at an order's name is complete.
     async fn is_order_settled<T>(
         &mut self,
         name: &'static str,
@@ -135,7 +136,7 @@ impl PlaneWorker {
         })
     }
 
-    /// Reads an order; what is none is put aside.
+    /// Reads an order; quarantines a file that is not a valid order.
     async fn read_order<T>(
         &mut self,
         name: &'static str,
@@ -175,23 +176,23 @@ impl PlaneWorker {
         name: &'static str,
         why: &str,
     ) -> Result<(), PlaneError> {
-        let told = why.to_owned();
-        self.with_disk(move |disk| disk.quarantine_as(Area::Ctl, at, name, &told))
+        let reason = why.to_owned();
+        self.with_disk(move |disk| disk.quarantine_as(Area::Ctl, at, name, &reason))
             .await??;
         self.settling.forget(Area::Ctl, name);
         let why = escape_for_display(why, 300);
-        tracing::warn!(pool = %self.pool, name, why, "an order in a file was not taken");
+        tracing::warn!(pool = %self.pool, name, why, "an order file was refused");
         self.log_event("order_refused", &[("file", name), ("why", &why)]);
         Ok(())
     }
 }
 
-/// What stands at an order's name.
+/// The result of reading an order's file.
 enum OrderRead<T> {
-    /// Nothing, or nothing any more.
+    /// There is no order, or it was removed.
     Nothing,
-    /// What may still be written.
+    /// The file may still be incomplete.
     Unsettled,
-    /// An order.
+    /// A valid order.
     Order(T),
 }

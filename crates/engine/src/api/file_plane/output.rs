@@ -1,7 +1,8 @@
-//! What an agent says, from the journal into a request's output file.
+//! Copies an agent's output from the journal to a request's output file.
 //!
-//! A cursor over the journal that the fleet's notices wake: it holds nothing between two readings,
-//! so a slow disk holds nothing up, and a start after a kill writes the same again. Calls block.
+//! Keeps a cursor over the journal and is woken by the fleet's events. It holds no lock between two
+//! reads, so a slow disk blocks nothing, and a start after a kill writes the same file again. Calls
+//! block.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -14,32 +15,32 @@ use marshal_journal::StoredTask;
 use marshal_model::limits::{FILE_PLANE_OUTPUT_BYTES, FILE_PLANE_TAIL_BYTES};
 use marshal_model::{Event, RunId, SessionId, TaskId};
 
-/// How far one request's output is written.
+/// The written part of one request's output.
 #[derive(Debug, Default)]
 pub(super) struct Output {
-    /// The file, once there is one.
+    /// The file's metadata; `None` before the file exists.
     file: Option<FileFingerprint>,
-    /// How far each session was read.
+    /// The last seq that was read of each session.
     cursors: HashMap<SessionId, u64>,
     bytes: u64,
     newlines: u64,
-    /// The last byte is no newline.
+    /// The last byte is not a newline.
     is_open_line: bool,
-    /// There was more than is written.
+    /// The output exceeded the limit and was cut.
     pub(super) is_cut: bool,
 }
 
-/// What one reading brought.
+/// The result of one read.
 #[derive(Debug)]
 pub(super) struct OutputRead {
-    /// The task as the journal has it now; `None`: it has none.
+    /// The task's current row; `None` if the journal has none.
     pub(super) row: Option<StoredTask>,
-    /// The end of what was written.
+    /// The last part of the written text.
     pub(super) tail: String,
 }
 
 impl OutputRead {
-    /// Whether the task is over, and all of its output written.
+    /// Whether the task has ended and all of its output is written.
     pub(super) fn is_complete(&self) -> bool {
         self.row
             .as_ref()
@@ -48,8 +49,8 @@ impl OutputRead {
 }
 
 impl Output {
-    /// Writes what is new. A session may work another task when this one is over, whose words are
-    /// later than its end.
+    /// Writes new output. A session may run another task after this one, whose output is later than
+    /// this task's end.
     pub(super) fn read(
         &mut self,
         past: &JournalHistory,
@@ -71,7 +72,7 @@ impl Output {
                     let Some(last) = events.last().map(|of| of.id.seq) else {
                         break;
                     };
-                    // Read after them: what was said before it ended is its own.
+                    // Read after the events: events before the task's end belong to it.
                     let until = row()?.and_then(|row| row.ended_at_us);
                     let until = until.unwrap_or(i64::MAX);
                     let own = events.iter().filter(|of| of.at_us <= until);
@@ -82,7 +83,7 @@ impl Output {
                         })
                         .collect();
                     if !self.add(disk, name, &text)? {
-                        // Somebody took the file away, or put another one there.
+                        // The file was removed or replaced: write everything again.
                         *self = Self::default();
                         continue 'whole;
                     }
@@ -96,11 +97,11 @@ impl Output {
             if was_over || !is_over {
                 return Ok(OutputRead { row: after, tail });
             }
-            // It ended meanwhile: what it said last is read as well.
+            // The task ended meanwhile: read its last output too.
         }
     }
 
-    /// Adds text to the file, which is made if there was none; `false`: it is another one now.
+    /// Appends text to the file, and creates it if needed; `false` if it was replaced.
     fn add(&mut self, disk: &Mutex<Disk>, name: &str, text: &str) -> Result<bool, PlaneError> {
         let room = FILE_PLANE_OUTPUT_BYTES.saturating_sub(self.bytes);
         let mut end = text.len().min(usize::try_from(room).unwrap_or(usize::MAX));
@@ -127,7 +128,7 @@ impl Output {
         Ok(true)
     }
 
-    /// Has all of it on the disk; an agent that said nothing has an empty file.
+    /// Flushes the file to the disk; an agent without output gets an empty file.
     pub(super) fn close(&mut self, disk: &Disk, name: &str) -> Result<(), PlaneError> {
         match self.file {
             Some(_) => disk.sync(Area::Output, name)?,
@@ -136,19 +137,19 @@ impl Output {
         Ok(())
     }
 
-    /// What was counted, of a task that took so long.
+    /// Returns the statistics of a task with this duration.
     pub(super) fn stats(&self, duration_ms: u64) -> CommandStats {
         CommandStats {
             bytes: self.bytes,
             lines: self.newlines + u64::from(self.is_open_line),
             duration_ms,
-            // Said by the result itself, as `output_cut`.
+            // The result has this as `output_cut`.
             truncated: false,
         }
     }
 }
 
-/// Keeps the end of a text, within what a tail shows.
+/// Appends to a tail and cuts its front to the limit.
 fn push_tail(tail: &mut String, text: &str) {
     tail.push_str(text);
     let mut at = tail.len().saturating_sub(FILE_PLANE_TAIL_BYTES);

@@ -1,8 +1,8 @@
-//! Who works a directory: one supervisor at a time.
+//! Ensures that only one supervisor uses a directory.
 //!
-//! Owns the lock, on a file of its own, which the kernel lets go with its process, and, because locks
-//! of network file systems need not reach other hosts, the look at the heartbeat: one that is of
-//! somebody else must have stayed as it is for a while. No clock is compared with another host's.
+//! Owns the lock file, whose lock the kernel releases with its process, and the check of the
+//! heartbeat. Locks of network file systems may not reach other hosts, so another supervisor's
+//! heartbeat must also stay unchanged for a while. Clocks of different hosts are never compared.
 
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, Write as _};
@@ -20,25 +20,25 @@ use super::schema::format_millis;
 use marshal_model::limits::{FILE_PLANE_HEARTBEAT, FILE_PLANE_SMALL_BYTES};
 use marshal_sandbox::flock;
 
-/// The file that is locked, in the plane's own directory.
+/// The lock file in the plane's directory.
 const LOCK: &str = ".lock";
-/// The file that says that somebody lives.
+/// The file that shows that a supervisor is alive.
 pub(super) const HEARTBEAT: &str = "heartbeat.json";
-/// For how long a heartbeat must stay as it is before whoever wrote it counts as gone.
+/// The time that a heartbeat must stay unchanged before its supervisor counts as dead.
 const STALE_AFTER: Duration = FILE_PLANE_HEARTBEAT.saturating_mul(3);
-/// What tells this start of this kernel from others.
+/// Identifies this boot of this host.
 const BOOT: &str = "/proc/sys/kernel/random/boot_id";
 
-/// A start of a supervisor.
+/// One start of a supervisor.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Holder {
-    /// Drawn anew by each.
+    /// A random id of the start.
     instance: String,
-    /// Of which start of which kernel.
+    /// The boot id of the host.
     boot: String,
 }
 
-/// What `state/heartbeat.json` says.
+/// The content of `state/heartbeat.json`.
 #[derive(Serialize, Deserialize)]
 struct Heartbeat {
     timestamp: String,
@@ -46,39 +46,41 @@ struct Heartbeat {
     holder: Holder,
 }
 
-/// A directory that this supervisor holds, as far as locks reach.
+/// This supervisor's claim to a directory.
 #[derive(Debug)]
 pub(super) struct DirOwnership {
     lock: Lock,
     own: Holder,
-    /// Who had the lock before; gone, because it has it no more.
+    /// The previous holder of the lock; dead, because it lost the lock.
     previous: Option<Holder>,
-    /// A heartbeat of somebody else, and since when it is as it is.
+    /// Another supervisor's heartbeat, and since when it is unchanged.
     other_heartbeat: Option<(Vec<u8>, Instant)>,
 }
 
-/// A lock that was taken.
+/// An acquired lock.
 #[derive(Debug)]
 pub(super) struct Lock {
-    /// What is locked; `false`: as the file system has no locks, it only stands for one.
+    /// The lock file.
     file: File,
+    /// `false` if the file system does not support locks.
     is_locked: bool,
-    /// Which file that is.
+    /// Device and inode of the lock file.
     file_id: (u64, u64),
 }
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // In so many words: a process that another thread starts has a copy of the descriptor.
+        // Unlock explicitly: a process that another thread just started may have a copy of the
+        // descriptor, which would keep the lock.
         let _ = rustix::fs::flock(&self.file, FlockOperation::Unlock);
     }
 }
 
 impl DirOwnership {
-    /// Takes the lock.
+    /// Acquires the lock.
     ///
     /// # Errors
-    /// [`DiskError::Taken`] if another supervisor has it.
+    /// [`DiskError::InUse`] if another supervisor has it.
     pub(super) fn acquire(disk: &Disk, what: &str) -> Result<Self, DiskError> {
         let boot = std::fs::read_to_string(BOOT).unwrap_or_default();
         let own = Holder {
@@ -96,15 +98,16 @@ impl DirOwnership {
         Ok(holding)
     }
 
-    /// Which file is locked.
+    /// Returns device and inode of the lock file.
     pub(super) const fn file_id(&self) -> (u64, u64) {
         self.lock.file_id
     }
 
-    /// The lock of the directory that stands there now; `None`: it is this one.
+    /// Acquires the lock of the directory that is now at the path; `None` if it is the one that is
+    /// held.
     ///
     /// # Errors
-    /// [`DiskError::Taken`] if another supervisor has it.
+    /// [`DiskError::InUse`] if another supervisor has it.
     pub(super) fn lock_current(disk: &Disk, held: (u64, u64)) -> Result<Option<Lock>, DiskError> {
         let there = rustix::fs::statat(disk.root(), LOCK, AtFlags::SYMLINK_NOFOLLOW);
         if there.is_ok_and(|there| file_id_of(&there) == held) {
@@ -113,14 +116,14 @@ impl DirOwnership {
         lock(disk, "the directory").map(Some)
     }
 
-    /// Has another lock from now on.
+    /// Replaces the lock.
     pub(super) fn replace_lock(&mut self, lock: Lock) {
         self.lock = lock;
         self.record_holder();
     }
 
-    /// Says in the locked file who holds it, and learns who did before. Where that cannot be written,
-    /// the next one waits for longer, and nothing else.
+    /// Writes this supervisor's id into the lock file, and reads the previous holder. If the write
+    /// fails, the next supervisor only waits longer.
     fn record_holder(&mut self) {
         self.previous = None;
         if self.lock.is_locked {
@@ -128,7 +131,7 @@ impl DirOwnership {
         }
     }
 
-    /// Whether nobody else works the directory, as far as its heartbeat tells.
+    /// Whether, by its heartbeat, no other supervisor uses the directory.
     pub(super) fn is_alone(&mut self, seen: &PlaneEntry, now: Instant) -> bool {
         let bytes = match seen {
             PlaneEntry::File(bytes, _) => bytes,
@@ -136,7 +139,7 @@ impl DirOwnership {
         };
         let holder = serde_json::from_slice::<Heartbeat>(bytes).map(|beat| beat.holder);
         let is_own = holder.is_ok_and(|holder| {
-            // One whose lock was taken over is gone, where the lock was this kernel's to give.
+            // The previous holder is dead if its lock was on this kernel.
             let was_before =
                 self.previous.as_ref() == Some(&holder) && holder.boot == self.own.boot;
             holder == self.own || was_before
@@ -154,7 +157,7 @@ impl DirOwnership {
         }
     }
 
-    /// A heartbeat.
+    /// Returns the content of a heartbeat.
     pub(super) fn heartbeat_json(&self, now_us: i64) -> String {
         let beat = Heartbeat {
             timestamp: format_millis(now_us),
@@ -179,7 +182,7 @@ fn lock(disk: &Disk, what: &str) -> Result<Lock, DiskError> {
     let is_locked = match flock::lock(&file) {
         Ok(()) => true,
         Err(Errno::WOULDBLOCK) => return Err(DiskError::InUse(what.to_owned())),
-        // Nobody can lock anything there: the heartbeat has to do.
+        // The file system has no locks: only the heartbeat protects the directory.
         Err(Errno::NOLCK | Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => false,
         Err(errno) => return Err(system(LOCK, "locked", errno)),
     };
@@ -190,8 +193,8 @@ fn lock(disk: &Disk, what: &str) -> Result<Lock, DiskError> {
     })
 }
 
-/// Opens the file that is locked. What stands there and is no file with one name is put aside: what
-/// is written to it must be nobody else's.
+/// Opens the lock file. An entry that is not a regular file with one name is quarantined, because a
+/// write to it could reach another file.
 fn open(disk: &Disk) -> io::Result<File> {
     const FLAGS: OFlags = OFlags::RDWR
         .union(OFlags::CREATE)
@@ -219,14 +222,16 @@ fn open(disk: &Disk) -> io::Result<File> {
         let flags = RenameFlags::empty();
         match rustix::fs::renameat_with(disk.root(), LOCK, rejected, &aside, flags) {
             Ok(()) | Err(Errno::NOENT) => {}
-            // A directory that may not be moved elsewhere can be renamed.
+            // A directory that cannot be moved to another parent can still be renamed.
             Err(_) => rustix::fs::renameat(disk.root(), LOCK, disk.root(), &aside)?,
         }
     }
-    Err(io::Error::other("it is no regular file with one name"))
+    Err(io::Error::other(
+        "it is not a regular file with exactly one name",
+    ))
 }
 
-/// Says in the locked file who holds it, and gives who did before.
+/// Writes the holder into the lock file, and returns the previous one.
 fn write_holder(file: &mut File, own: &Holder) -> io::Result<Option<Holder>> {
     let mut text = Vec::new();
     (&*file)

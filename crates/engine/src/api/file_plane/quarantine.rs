@@ -1,6 +1,7 @@
-//! What is taken out of the way: files that are done with, and entries that are none.
+//! Removes finished files, and quarantines entries that are not valid.
 //!
-//! Owns that no entry, whatever it is and whoever made it, stands in the way for ever. Calls block.
+//! Owns that no entry, whatever it is and whoever created it, blocks the plane for ever. Calls
+//! block.
 
 use std::io;
 
@@ -10,10 +11,10 @@ use rustix::io::Errno;
 use super::disk::{Area, Disk};
 use marshal_model::untrusted::escape_for_display;
 
-/// Attempts at a name for what is put aside.
+/// The number of attempts to find a free name for a quarantined entry.
 const NAMES: u32 = 16;
 
-/// A part of a name that nothing has.
+/// Returns a random suffix for a unique name.
 pub(super) fn random_suffix() -> String {
     let mut number = uuid::Uuid::new_v4().simple().to_string();
     number.truncate(8);
@@ -21,23 +22,23 @@ pub(super) fn random_suffix() -> String {
 }
 
 impl Disk {
-    /// Removes a file, if it is there. A directory that stands at its name is put aside.
+    /// Removes a file, if it exists. A directory with its name is quarantined.
     pub(super) fn remove(&self, area: Area, name: &str) -> io::Result<()> {
         match rustix::fs::unlinkat(self.fd(area), name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
             Err(Errno::ISDIR | Errno::PERM) if self.is_directory(area, name) => {
-                self.quarantine(area, name, "it is a directory where a file goes")
+                self.quarantine(area, name, "it is a directory, not a file")
             }
             Err(errno) => Err(errno.into()),
         }
     }
 
-    /// Puts an entry aside, whatever it is, and says why beside it.
+    /// Quarantines an entry of any kind, and writes the reason next to it.
     pub(super) fn quarantine(&self, area: Area, name: &str, why: &str) -> io::Result<()> {
         self.quarantine_as(area, name, name, why)
     }
 
-    /// The same under another name than it has.
+    /// Like [`Self::quarantine`], under another name.
     pub(super) fn quarantine_as(
         &self,
         area: Area,
@@ -63,11 +64,13 @@ impl Disk {
                 Err(error) => return Err(error),
             }
         }
-        Err(io::Error::other("no name is free in rejected/"))
+        Err(io::Error::other(
+            "every candidate name in rejected/ is taken",
+        ))
     }
 
-    /// Gives what cannot be moved elsewhere a name that nobody looks at. A directory that this user
-    /// may not write can be renamed where it stands, and nowhere else.
+    /// Renames an entry that cannot be moved to a hidden name, which is never read. A directory
+    /// that this user may not write can be renamed within its parent, but not moved to another.
     fn hide(&self, area: Area, name: &str, called: &str, why: &str) -> io::Result<()> {
         let number = random_suffix();
         let hidden = format!(".{called}.{number}");
@@ -75,19 +78,19 @@ impl Disk {
         match rustix::fs::renameat_with(dir, name, dir, &hidden, RenameFlags::NOREPLACE) {
             Ok(()) => {}
             Err(Errno::NOENT) => return Ok(()),
-            // What cannot be told to replace nothing: the name is a new one.
+            // Without support for RENAME_NOREPLACE, the random name avoids a replacement.
             Err(Errno::INVAL | Errno::NOSYS) => rustix::fs::renameat(dir, name, dir, &hidden)?,
             Err(errno) => return Err(errno.into()),
         }
         let (why, area) = (escape_for_display(why, 1000), area.as_str());
-        let text = format!("{why}; it cannot be moved here, and is {area}/{hidden} now\n");
+        let text = format!("{why}; it cannot be moved here and was renamed to {area}/{hidden}\n");
         let reason = format!("{called}.{number}.reason");
         self.put(Area::Rejected, &reason, text.as_bytes())?;
         Ok(())
     }
 }
 
-/// Whether an entry is what cannot be moved, and not the disk what takes nothing.
+/// Whether the error is due to the entry itself, and not to a full or failed disk.
 fn is_entry_error(error: &io::Error) -> bool {
     let errno = Errno::from_io_error(error);
     matches!(

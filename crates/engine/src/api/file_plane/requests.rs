@@ -1,9 +1,9 @@
-//! Requests, from the file that somebody put there to the task that is made of it.
+//! Turns request files into tasks.
 //!
-//! Owns the order of steps by which a request is worked once, whatever is killed: it is claimed by a
-//! rename, a task is made of it under an id that follows from its name, so that the journal itself
-//! takes it in once, and it leaves `inflight/` when its result is on the disk (`results.rs`). Must not
-//! know where notices come from.
+//! Owns the order of steps by which a request runs exactly once, whatever is killed. First it is
+//! claimed by a rename. Then it becomes a task whose id is derived from its name, so that the
+//! journal accepts it only once. It leaves `inflight/` when its result is on the disk
+//! (`results.rs`). Must not know where events come from.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -24,28 +24,28 @@ use marshal_model::{PoolName, RunId, TaskId, TaskSpec};
 use marshal_telemetry::event::file_plane::RequestFileHandled;
 use marshal_telemetry::labels::FileRequest;
 
-/// The journal's word for who gave these tasks.
+/// The journal's word for the source of these tasks.
 const COMMAND: &str = "files";
-/// A task's id in its run, which has no other one.
+/// The id of the only task of a run.
 pub(super) const ONLY: &str = "1";
 
-/// A request that was taken and has no result yet.
+/// An accepted request without a result.
 #[derive(Debug)]
 pub(super) struct OpenRequest {
     pub(super) run: RunId,
     pub(super) task: TaskId,
     request: Request,
-    /// It is a task.
+    /// It was submitted as a task.
     pub(super) is_submitted: bool,
-    /// Something of it is new in the journal.
+    /// The journal has new events of it.
     pub(super) is_dirty: bool,
-    /// When it was begun, and when it is late.
+    /// When it was started, in microseconds since the Unix epoch; the timeout counts from there.
     pub(super) begun_at_us: Option<i64>,
-    /// Somebody wants it ended, or its time is over.
+    /// It was cancelled, or its timeout has expired.
     pub(super) is_cancel_requested: bool,
-    /// That is on the disk.
+    /// The cancellation is on the disk.
     is_cancel_durable: bool,
-    /// The pool was told that.
+    /// The cancellation was sent to the pool.
     is_cancel_sent: bool,
     pub(super) output: Output,
 }
@@ -66,13 +66,14 @@ impl OpenRequest {
         }
     }
 
-    /// Until when it may be worked.
+    /// Returns the time at which its timeout expires; `None` without a timeout or before the start.
     pub(super) fn deadline_us(&self) -> Option<i64> {
         let timeout = i64::try_from(self.request.timeout?.as_micros()).ok()?;
         Some(self.begun_at_us?.saturating_add(timeout))
     }
 
-    /// How long it may still be worked; `None`: it has no bound, or was cancelled by it already.
+    /// Returns the time until its timeout expires; `None` without a timeout, or if it was cancelled
+    /// already.
     pub(super) fn time_left(&self, now_us: i64) -> Option<Duration> {
         let until = self.deadline_us().filter(|_| !self.is_cancel_requested)?;
         let left = u64::try_from(until.saturating_sub(now_us)).unwrap_or(0);
@@ -80,16 +81,16 @@ impl OpenRequest {
     }
 }
 
-/// What became of a look at a file of `queue/`.
+/// The result of processing a file of `queue/`.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum QueueOutcome {
-    /// It may still be written.
+    /// The file may still be incomplete.
     Unsettled,
-    /// It is dealt with, or taken.
+    /// The file was accepted or refused.
     Handled,
 }
 
-/// The run of a request: the same for the same name in the same pool's directory.
+/// Returns the run id of a request: the same for the same name in the same pool's directory.
 pub(super) fn run_id_for(pool: &PoolName, stem: &str) -> Result<RunId, PlaneError> {
     let digest = Sha256::digest(format!("{pool}\0{stem}").as_bytes());
     RunId::new(&format!("file-{}", hex::encode(digest)))
@@ -122,7 +123,7 @@ fn is_same(row: &StoredTask, spec: &TaskSpec) -> bool {
 }
 
 impl PlaneWorker {
-    /// Looks at one file of `queue/`, and takes it if it can be.
+    /// Processes one file of `queue/`, and accepts it if it is valid.
     pub(super) async fn process_queued(
         &mut self,
         name: &RequestName,
@@ -176,7 +177,7 @@ impl PlaneWorker {
         Ok(QueueOutcome::Handled)
     }
 
-    /// Finds what the journal has of this name, and claims the file if that is nothing.
+    /// Searches the journal for this name, and claims the file if there is nothing.
     async fn claim_unless_known(
         &mut self,
         name: &RequestName,
@@ -185,7 +186,7 @@ impl PlaneWorker {
         let run = run_id_for(&self.pool, name.stem())?;
         let spec = task_spec(&self.pool, only_task_id()?, &request);
         let row = self.row(&run).await?;
-        let other = "another request had this name: take a new one";
+        let other = "another request had this name: use a new name";
         let opened = self.by_run.get(&run);
         let is_known = match (&row, opened.and_then(|name| self.open.get(name))) {
             (Some(row), _) if is_same(row, &spec) => true,
@@ -221,7 +222,7 @@ impl PlaneWorker {
             let has_result =
                 self.with_disk(move |disk| disk.has(Area::Result, &result_name(&stem)));
             if has_result.await? {
-                let why = "there is a result of this name already: take a new name";
+                let why = "a result of this name exists already: use a new name";
                 return self
                     .reject(name, Area::Queue, why, FileRequest::Rejected)
                     .await;
@@ -230,7 +231,7 @@ impl PlaneWorker {
         self.claim(name, run, is_known).await
     }
 
-    /// Takes a file as its own; what it says then is what counts.
+    /// Claims a file by a rename; its content after the claim is what counts.
     async fn claim(
         &mut self,
         name: &RequestName,
@@ -249,7 +250,7 @@ impl PlaneWorker {
             .await??;
         let fault = match claimed {
             (true, _) => {
-                let why = "something of this name is in inflight/: take a new name";
+                let why = "inflight/ has an entry of this name already: use a new name";
                 return self
                     .reject(name, Area::Queue, why, FileRequest::Rejected)
                     .await;
@@ -279,7 +280,7 @@ impl PlaneWorker {
         self.is_state_dirty = true;
     }
 
-    /// Takes up what an earlier start left in `inflight/`.
+    /// Recovers the requests that an earlier start left in `inflight/`.
     pub(super) async fn recover_inflight(&mut self) -> Result<(), PlaneError> {
         let (names, marks) = self
             .with_disk(|disk| -> Result<_, PlaneError> {
@@ -334,8 +335,8 @@ impl PlaneWorker {
         };
         let run = run_id_for(&self.pool, name.stem())?;
         let is_there = self.row(&run).await?.is_some();
-        // Where a task was made and the journal has it no more, nobody can tell what became of it:
-        // it is not worked a second time.
+        // If a task was submitted and the journal no longer has it, its outcome is unknown: it is
+        // not run a second time.
         let mut open = OpenRequest::new(run, only_task_id()?, request, is_there || is_marked);
         (open.is_cancel_requested, open.is_cancel_durable) = (is_unwanted, is_unwanted);
         self.track(name, open);
@@ -343,7 +344,7 @@ impl PlaneWorker {
         Ok(())
     }
 
-    /// Makes tasks of what was claimed, in its order, until the fleet takes no more now.
+    /// Submits claimed requests in order, until the fleet accepts no more.
     pub(super) async fn submit_claimed(&mut self) -> Result<(), PlaneError> {
         let waiting = self.open.iter().filter(|(_, open)| !open.is_submitted);
         let waiting: Vec<_> = waiting.map(|(name, _)| name.clone()).collect();
@@ -382,7 +383,7 @@ impl PlaneWorker {
                 Err(SubmitError::Rejected(why)) => match self.row(&run).await? {
                     Some(row) if is_same(&row, &spec) => {}
                     Some(_) => {
-                        let why = "another request had this name: take a new one";
+                        let why = "another request had this name: use a new name";
                         let rejected = FileRequest::Rejected;
                         let gone = self.reject(&name, Area::Inflight, why, rejected);
                         done = done.and(gone.await);
@@ -395,7 +396,7 @@ impl PlaneWorker {
                 },
                 Err(SubmitError::Stopping) => return done,
                 Err(error @ (SubmitError::TooMany | SubmitError::Journal(_))) => {
-                    // Those behind it wait as well: they have their order.
+                    // The requests behind it wait too, because their order is kept.
                     (is_full, done) = (
                         true,
                         done.and(Err(PlaneError::FleetBusy(error.to_string()))),
@@ -416,7 +417,8 @@ impl PlaneWorker {
         done
     }
 
-    /// Has a request ended. That is on the disk, so that a kill does not forget it.
+    /// Cancels a request. The cancellation is written to the disk first, so that a kill does not
+    /// lose it.
     pub(super) async fn request_cancel(&mut self, name: &RequestName) -> Result<(), PlaneError> {
         let Some(open) = self.open.get_mut(name) else {
             return Ok(());
@@ -441,7 +443,7 @@ impl PlaneWorker {
         read.map_err(PlaneError::Journal)
     }
 
-    /// Tells the pool which tasks are not wanted any more, or are late.
+    /// Sends the pool the cancelled and timed-out tasks.
     pub(super) async fn send_cancels(&mut self) {
         let now = now_us();
         let mut tell = Vec::new();
@@ -454,10 +456,10 @@ impl PlaneWorker {
             }
         }
         for (name, run, task) in tell {
-            let told = self.fleet.cancel_task(&self.pool, run, task).await;
+            let sent = self.fleet.cancel_task(&self.pool, run, task).await;
             if let Some(open) = self.open.get_mut(&name) {
-                // One that is not taken up yet is told later.
-                open.is_cancel_sent = told.is_ok();
+                // A task that is not resumed yet is cancelled later.
+                open.is_cancel_sent = sent.is_ok();
                 open.is_dirty = true;
             }
         }

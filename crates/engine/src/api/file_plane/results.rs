@@ -1,7 +1,7 @@
-//! Results: what became of a request, and the files that say so.
+//! Writes the results of requests.
 //!
-//! Owns that a result is on the disk before its request leaves `inflight/`, and that whoever waits for
-//! one finds one, also of a file that no task was made of.
+//! Owns that a result is on the disk before its request leaves `inflight/`, and that every request
+//! gets a result, also one that never became a task.
 
 use serde_json::Value;
 
@@ -17,7 +17,7 @@ use marshal_model::untrusted::escape_json_for_terminal;
 use marshal_model::{SessionId, TaskOutcome};
 use marshal_telemetry::labels::FileRequest;
 
-/// Where the newest output is, from the directory's top.
+/// The path of the newest output, relative to the plane's directory.
 const TAIL: &str = "log/last_n_lines.txt";
 
 pub(super) fn result_name(stem: &str) -> String {
@@ -28,23 +28,24 @@ fn output_name(stem: &str) -> String {
     format!("{stem}.out")
 }
 
-/// Says that a task was made of a claimed file.
+/// The name of the marker that a claimed file was submitted as a task.
 pub(super) fn mark_name(stem: &str) -> String {
     format!("{stem}.run")
 }
 
-/// Says that a claimed file is not wanted any more.
+/// The name of the marker that a claimed file was cancelled.
 pub(super) fn cancel_name(stem: &str) -> String {
     format!("{stem}.cancel")
 }
 
-/// The request a mark is of.
+/// Returns the stem of a marker's request.
 pub(super) fn mark_stem(name: &str) -> Option<&str> {
     name.strip_suffix(".run")
         .or_else(|| name.strip_suffix(".cancel"))
 }
 
-/// Takes a request that has its result out of `inflight/`. A mark without a request means nothing.
+/// Removes a request that has a result from `inflight/`. The request goes first: a marker without a
+/// request has no meaning.
 fn remove_inflight(disk: &Disk, name: &RequestName) -> Result<(), PlaneError> {
     disk.remove(Area::Inflight, &name.file())?;
     disk.remove(Area::Inflight, &mark_name(name.stem()))?;
@@ -52,7 +53,7 @@ fn remove_inflight(disk: &Disk, name: &RequestName) -> Result<(), PlaneError> {
 }
 
 impl PlaneWorker {
-    /// Writes what is new of one request, and its result if it is over.
+    /// Writes the new output of one request, and its result if it has ended.
     pub(super) async fn write_progress(&mut self, name: &RequestName) -> Result<(), PlaneError> {
         let Some(open) = self.open.get_mut(name) else {
             return Ok(());
@@ -67,7 +68,7 @@ impl PlaneWorker {
         };
         let (output, read) = self.blocking(work).await?;
         if let Some(open) = self.open.get_mut(name) {
-            // After a failure nobody knows how much was written: all of it is, once more.
+            // After a failure the written length is unknown, so everything is written again.
             open.output = if read.is_ok() {
                 output
             } else {
@@ -77,7 +78,7 @@ impl PlaneWorker {
         let read = read?;
         self.tail.push(&read.tail);
         if read.is_complete() {
-            // What its session asks now is of another task, however long the result takes.
+            // Later approvals of its session belong to another task, however long the result takes.
             self.forget_sessions_of(name);
             return self.write_result(name, &read).await;
         }
@@ -96,7 +97,7 @@ impl PlaneWorker {
         Ok(())
     }
 
-    /// Writes the result of a request that is over, then forgets it.
+    /// Writes the result of an ended request, then forgets it.
     async fn write_result(
         &mut self,
         name: &RequestName,
@@ -114,7 +115,7 @@ impl PlaneWorker {
         let is_late = open.deadline_us().is_some_and(|until| ended >= until);
         let word = row.and_then(|row| row.outcome.as_deref());
         let outcome = word.and_then(TaskOutcome::from_word);
-        // One that was cancelled before its turn was skipped, in the words of its task.
+        // A task that was cancelled before its turn has the outcome `skipped`.
         let was_cancelled = open.is_cancel_requested && outcome == Some(TaskOutcome::Skipped);
         let ending = if was_cancelled {
             Some(TaskOutcome::Cancelled)
@@ -124,7 +125,8 @@ impl PlaneWorker {
         let status = result_status(ending, is_late);
         let took = ended.saturating_sub(begun.unwrap_or(ended)) / 1000;
         let stem = name.stem().to_owned();
-        let gone = "the journal has it no more, so nobody can tell what became of it; it is not worked again";
+        let gone =
+            "the journal no longer has this task, so its outcome is unknown; it is not run again";
         let report = row.and_then(|row| row.result.as_deref());
         let result = ResultFile {
             cmd_id: name.id(),
@@ -172,7 +174,7 @@ impl PlaneWorker {
         self.has_new_approvals = true;
     }
 
-    /// Ends a request of which no task was made.
+    /// Ends a request that did not become a task.
     pub(super) async fn end_unsubmitted(&mut self, name: &RequestName) -> Result<(), PlaneError> {
         let now = now_us();
         let text = result_json(&result_without_task(
@@ -194,7 +196,7 @@ impl PlaneWorker {
         Ok(())
     }
 
-    /// Puts a file aside that no task is made of; whoever waits for a result finds one.
+    /// Quarantines a file that cannot become a task, and writes a result for whoever waits for it.
     pub(super) async fn reject(
         &mut self,
         name: &RequestName,
@@ -206,7 +208,7 @@ impl PlaneWorker {
             result_without_task(name, CommandStatus::Error, what.word(), Some(why), now_us());
         let text = result_json(&result);
         let run = run_id_for(&self.pool, name.stem())?;
-        // The name may be that of a request that is worked.
+        // The name may belong to a running request.
         let is_free = area == Area::Inflight || !self.by_run.contains_key(&run);
         let stem = name.stem().to_owned();
         self.with_disk(move |disk| -> Result<(), PlaneError> {
@@ -219,7 +221,7 @@ impl PlaneWorker {
         self.quarantine(name, area, why, what).await
     }
 
-    /// Puts a file aside; its name has a result already, or will have one.
+    /// Quarantines a file whose name has or will have a result.
     pub(super) async fn quarantine(
         &mut self,
         name: &RequestName,
@@ -240,7 +242,7 @@ impl PlaneWorker {
     }
 }
 
-/// A report as `run --results` has it, out of its column.
+/// Parses a report, in the format of `run --results`, from its column.
 fn inner(text: &str) -> Option<Value> {
     let mut stored: Value = serde_json::from_str(text).ok()?;
     stored.get_mut("report").map(Value::take)
@@ -270,13 +272,13 @@ fn result_without_task<'a>(
     }
 }
 
-/// A result as it is written. People look at it with `cat`.
+/// Returns the content of a result file; indented, because people read it with `cat`.
 fn result_json(result: &ResultFile<'_>) -> String {
     let json = serde_json::to_string_pretty(result).unwrap_or_default();
     escape_json_for_terminal(&json) + "\n"
 }
 
-/// Reads a small file; what is no file is a fault of its own.
+/// Reads a small file; an entry that is not a regular file is an error.
 pub(super) fn small(disk: &Disk, area: Area, name: &str) -> Result<PlaneEntry, PlaneError> {
     Ok(disk.read(area, name, FILE_PLANE_SMALL_BYTES)?)
 }

@@ -1,7 +1,7 @@
-//! One turn over a directory.
+//! One iteration over a directory.
 //!
-//! Owns in which order things are done, and that trouble with one of them keeps none of the others:
-//! what was told is told again later, and nothing changes but the time. Must not know what wakes it.
+//! Owns the order of the steps, and that an error in one step does not stop the others: failed
+//! steps are repeated in a later round. Must not know what wakes it.
 
 use tokio::time::Instant;
 
@@ -15,11 +15,11 @@ use super::{PlaneError, PlaneWorker, now_us};
 use marshal_model::limits::FILE_PLANE_HEARTBEAT;
 use marshal_telemetry::event::file_plane::FilePlaneState;
 
-/// Requests that make trouble before the others wait for the next turn.
+/// The number of failing requests after which the others wait for the next round.
 const MAX_FAILURES: u32 = 16;
 
 impl PlaneWorker {
-    /// Does everything that is to be done; what fails is done again.
+    /// Runs all due steps; failed steps are repeated in the next round.
     pub(super) async fn round(&mut self, watch: &mut Option<Watch>) {
         let now = Instant::now();
         if self.error.is_some() && now < self.retry_at {
@@ -35,11 +35,11 @@ impl PlaneWorker {
             }
             .emit();
             self.error = fault;
-            // As far as that can be written.
+            // The state file shows the error, if it can be written.
             if self.is_alone
                 && let Err(error) = self.write_state().await
             {
-                tracing::debug!(pool = %self.pool, %error, "the state of a file plane is not written");
+                tracing::debug!(pool = %self.pool, %error, "the state of a file plane cannot be written");
             }
         }
         self.retry_at = now + self.config.poll.min(FILE_PLANE_HEARTBEAT);
@@ -52,7 +52,7 @@ impl PlaneWorker {
             self.last_poll = now;
             self.has_new_files = true;
             self.settling.sweep(now);
-            // A notice may have been lost, and a task may have been taken up since.
+            // An event may have been lost, and a task may have been resumed since.
             for open in self.open.values_mut() {
                 open.is_dirty = true;
             }
@@ -62,20 +62,21 @@ impl PlaneWorker {
                 Ok(false) => {}
                 Ok(true) => {
                     *watch = self.watch().await;
-                    // What stood in the other one need not stand here, nor who worked it.
+                    // The directory was replaced: neither its files nor its ownership can be
+                    // assumed.
                     self.is_state_dirty = true;
                     self.is_alone &= self.ensure_lock().await?;
                     self.approval_files.clear();
                     self.find_approval_files().await?;
                 }
                 Err(error) => {
-                    // Nothing in it is believed, and still nothing is worked for longer than it may be.
+                    // The directory is not trusted, but timeouts of running requests still apply.
                     self.send_cancels().await;
                     return Err(error.into());
                 }
             }
         }
-        // The first trouble is told; what follows it is done all the same.
+        // The first error is reported; the later steps run all the same.
         let mut done = Ok(());
         if now >= self.next_heartbeat || !self.is_alone {
             done = done.and(self.write_heartbeat(now).await);
@@ -113,7 +114,7 @@ impl PlaneWorker {
         if are_files_new {
             done = done.and(self.read_answers().await);
         }
-        // Those that ended made room.
+        // Requests that ended made room for new ones.
         done = done.and(self.take_requests(are_files_new).await);
         done = done.and(self.submit_claimed().await);
         if self.tail.is_new {
@@ -125,7 +126,7 @@ impl PlaneWorker {
         done
     }
 
-    /// Whether the lock is that of the directory that stands there now; it is taken if it is not.
+    /// Whether the lock belongs to the directory that is now at the path; acquires it if not.
     async fn ensure_lock(&mut self) -> Result<bool, PlaneError> {
         let held = self.ownership.file_id();
         let lock = self
@@ -138,11 +139,11 @@ impl PlaneWorker {
         Ok(is_same)
     }
 
-    /// Says that this supervisor lives, if no other one works the directory.
+    /// Writes the heartbeat, unless another supervisor uses the directory.
     async fn write_heartbeat(&mut self, now: Instant) -> Result<(), PlaneError> {
-        let seen = self.with_disk(|disk| small(disk, Area::State, HEARTBEAT));
-        let seen = seen.await??;
-        self.is_alone = self.ownership.is_alone(&seen, now);
+        let heartbeat = self.with_disk(|disk| small(disk, Area::State, HEARTBEAT));
+        let heartbeat = heartbeat.await??;
+        self.is_alone = self.ownership.is_alone(&heartbeat, now);
         if !self.is_alone {
             return Err(PlaneError::OwnedElsewhere);
         }
@@ -157,14 +158,14 @@ impl PlaneWorker {
         self.open.len() < self.config.max_open && self.stop.is_none() && !self.is_closing
     }
 
-    /// Takes requests in their order as long as there is room.
+    /// Accepts requests in order as long as there is room.
     async fn take_requests(&mut self, are_new: bool) -> Result<(), PlaneError> {
         if are_new {
             let (names, is_more) = self
                 .with_disk(|disk| disk.list(Area::Queue, RequestName::parse))
                 .await??;
             if is_more {
-                tracing::warn!(pool = %self.pool, "queue/ holds more files than are looked at together");
+                tracing::warn!(pool = %self.pool, "queue/ has more files than one pass lists");
             }
             let before = self.backlog.len();
             self.backlog = names.into_iter().collect();
@@ -177,11 +178,11 @@ impl PlaneWorker {
                 break;
             };
             self.is_state_dirty = true;
-            let looked = self.process_queued(&name).await;
-            if !matches!(looked, Ok(QueueOutcome::Handled)) {
+            let outcome = self.process_queued(&name).await;
+            if !matches!(outcome, Ok(QueueOutcome::Handled)) {
                 left.push(name);
             }
-            if let Err(error) = looked {
+            if let Err(error) = outcome {
                 troubles += 1;
                 done = done.and(Err(error));
             }

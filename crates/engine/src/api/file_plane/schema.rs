@@ -1,9 +1,10 @@
-//! The names and forms of the files: what a request, an answer, a cancel and a stop say, and what a
-//! result and the state do.
+//! The names and formats of the files: requests, answers, cancel and stop orders, results and the
+//! state.
 //!
-//! Pure: text in, text out. The forms are those of SkillPilot's file control plane, with the prompt
-//! as payload, and read as `marshal_wire::skillpilot` reads them; here is what a request for an agent may
-//! say, and what is this door's alone. Must not know directories, or a clock.
+//! Pure: text in, text out. The formats are those of SkillPilot's file control plane with a prompt
+//! as payload, and are parsed like `marshal_wire::skillpilot` parses them. This module has the
+//! rules for a request to an agent, and what is specific to this plane. Must not know directories,
+//! or a clock.
 
 use std::cmp::Ordering;
 use std::time::Duration;
@@ -22,15 +23,15 @@ pub(super) use marshal_wire::skillpilot::{
     CancelScope, CommandStats, CommandStatus, RunnerPhase, StopMode,
 };
 
-/// Characters of the part of a name that its maker chose.
+/// The maximum length of a request's id, in characters.
 const ID: usize = 128;
-/// Digits of a number in a name.
+/// The maximum number of digits in a name.
 const DIGITS: usize = 18;
-/// The longest time that a request may have, in seconds.
+/// The longest timeout of a request, in seconds.
 const TIMEOUT_SECONDS: u64 = 30 * 24 * 3600;
-/// The one kind of request.
+/// The only kind of request.
 const KIND: &str = "prompt";
-/// Characters of what is quoted of a file.
+/// The maximum length of a quotation from a file, in characters.
 const QUOTED: usize = 200;
 
 /// The name of a request file.
@@ -38,19 +39,19 @@ const QUOTED: usize = 200;
 pub(super) enum RequestName {
     /// `cmd_<seq>_<id>.json`
     Command {
-        /// The name as its parts.
+        /// The parsed name.
         name: CommandName,
-        /// The name without its ending.
+        /// The name without its extension.
         stem: String,
     },
     /// `NAME.txt`
     Text {
-        /// The name without its ending.
+        /// The name without its extension.
         stem: String,
     },
 }
 
-/// Whether a part of a name is one: it leads nowhere, and hides nothing.
+/// Whether a text is a valid id: it is no path and no hidden file.
 fn is_id(text: &str) -> bool {
     let is_plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
     (1..=ID).contains(&text.len())
@@ -59,8 +60,8 @@ fn is_id(text: &str) -> bool {
 }
 
 impl RequestName {
-    /// Reads a name; `None`: it is no request's. What rsync, git and editors write first begins with
-    /// a dot or ends otherwise.
+    /// Parses a name; `None` if it is not a request's. Temporary files of rsync, git and editors
+    /// begin with a dot or have another extension.
     pub(super) fn parse(name: &str) -> Option<Self> {
         if let Some(stem) = name.strip_suffix(".txt") {
             let stem = is_id(stem).then(|| stem.to_owned());
@@ -74,14 +75,15 @@ impl RequestName {
         })
     }
 
-    /// The name without its ending: what results, outputs and the journal know the request by.
+    /// Returns the name without its extension: results, outputs and the journal use it for the
+    /// request.
     pub(super) fn stem(&self) -> &str {
         match self {
             Self::Command { stem, .. } | Self::Text { stem } => stem,
         }
     }
 
-    /// The file's name.
+    /// Returns the file's name.
     pub(super) fn file(&self) -> String {
         match self {
             Self::Command { stem, .. } => format!("{stem}.json"),
@@ -89,7 +91,7 @@ impl RequestName {
         }
     }
 
-    /// What a cancel calls it.
+    /// Returns the id that a cancel order uses.
     pub(super) fn id(&self) -> &str {
         match self {
             Self::Command { name, .. } => &name.id,
@@ -97,12 +99,12 @@ impl RequestName {
         }
     }
 
-    /// Whether `wanted` is this request, by its id, its stem or its file's name.
+    /// Whether `wanted` names this request by its id, its stem or its file name.
     pub(super) fn matches_name(&self, wanted: &str) -> bool {
         wanted == self.id() || wanted == self.stem() || wanted == self.file()
     }
 
-    /// Commands by number, then texts by name.
+    /// Sorts commands by number, then texts by name.
     fn rank(&self) -> (bool, u64, &str) {
         match self {
             Self::Command { name, stem } => (false, name.seq, stem),
@@ -123,25 +125,25 @@ impl PartialOrd for RequestName {
     }
 }
 
-/// What a request wants.
+/// A parsed request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Request {
     /// The prompt.
     pub(super) prompt: UntrustedText,
-    /// How long it may be worked.
+    /// The maximum run time; `None` without a limit.
     pub(super) timeout: Option<Duration>,
-    /// Files of the workspace that it points to.
+    /// Files of the workspace that the prompt refers to.
     pub(super) files: Vec<String>,
-    /// From -100 to 100.
+    /// The priority, from -100 to 100.
     pub(super) priority: i8,
 }
 
-/// Why a file says nothing that could be done.
+/// Why a file is not a valid request or order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum SchemaError {
-    /// It is not what it is called; it may be half of that still.
+    /// The content does not have its format; the file may still be incomplete.
     Broken(String),
-    /// It is whole, and wants what cannot be.
+    /// The content is complete but not acceptable.
     Refused(String),
 }
 
@@ -155,7 +157,7 @@ impl From<ReadError> for SchemaError {
 }
 
 impl SchemaError {
-    /// In words.
+    /// Returns the reason.
     pub(super) fn why(&self) -> &str {
         match self {
             Self::Broken(why) | Self::Refused(why) => why,
@@ -163,7 +165,7 @@ impl SchemaError {
     }
 }
 
-/// A member that only this door knows.
+/// Parses a member that only this plane has.
 fn member<T: serde::de::DeserializeOwned>(key: &str, value: Value) -> Result<T, SchemaError> {
     serde_json::from_value(value).map_err(|error| {
         let why = escape_for_display(&error.to_string(), QUOTED);
@@ -171,7 +173,7 @@ fn member<T: serde::de::DeserializeOwned>(key: &str, value: Value) -> Result<T, 
     })
 }
 
-/// Reads a request of this name.
+/// Parses a request with this name.
 pub(super) fn parse_request(name: &RequestName, bytes: &[u8]) -> Result<Request, SchemaError> {
     let refused = |key: &str, why: String| SchemaError::Refused(format!("key {key:?} {why}"));
     let RequestName::Command { name, .. } = name else {
@@ -180,8 +182,8 @@ pub(super) fn parse_request(name: &RequestName, bytes: &[u8]) -> Result<Request,
         if text.trim().is_empty() {
             return Err(SchemaError::Broken("it is empty".to_owned()));
         }
-        let told = |why| SchemaError::Refused(format!("the prompt {why}"));
-        task_rules::check_prompt(text).map_err(told)?;
+        let bad_prompt = |why| SchemaError::Refused(format!("the prompt {why}"));
+        task_rules::check_prompt(text).map_err(bad_prompt)?;
         return Ok(Request {
             prompt: UntrustedText::new(text.to_owned()),
             timeout: None,
@@ -192,11 +194,11 @@ pub(super) fn parse_request(name: &RequestName, bytes: &[u8]) -> Result<Request,
     let mut command = RawCommand::parse(bytes)?;
     let files = command.rest.take("files")?;
     let priority = command.rest.take("priority")?;
-    // What only a tool at a terminal needs is read and has no meaning.
+    // Members that only matter to a terminal tool are accepted and ignored.
     command.rest.reject_unknown(Strictness::Strict)?;
     let other = |what: &str| {
         format!(
-            "is {}, and the file's name says otherwise",
+            "is {}, which does not match the file's name",
             escape_for_display(what, 60)
         )
     };
@@ -208,7 +210,7 @@ pub(super) fn parse_request(name: &RequestName, bytes: &[u8]) -> Result<Request,
     }
     if command.kind != KIND {
         let kind = escape_for_display(&command.kind, 60);
-        let why = format!("is {kind:?}: only {KIND:?} is known here");
+        let why = format!("is {kind:?}: only {KIND:?} is supported");
         return Err(refused("kind", why));
     }
     task_rules::check_prompt(&command.payload).map_err(|why| refused("payload", why))?;
@@ -233,12 +235,12 @@ pub(super) fn parse_request(name: &RequestName, bytes: &[u8]) -> Result<Request,
     })
 }
 
-/// Reads `ctl/cancel.json`.
+/// Parses `ctl/cancel.json`.
 pub(super) fn parse_cancel(bytes: &[u8]) -> Result<CancelScope, SchemaError> {
     Ok(read_cancel(bytes, Strictness::Strict)?)
 }
 
-/// Reads `ctl/stop.json`.
+/// Parses `ctl/stop.json`.
 pub(super) fn parse_stop(bytes: &[u8]) -> Result<StopMode, SchemaError> {
     Ok(read_stop(bytes, Strictness::Strict)?)
 }
@@ -246,14 +248,14 @@ pub(super) fn parse_stop(bytes: &[u8]) -> Result<StopMode, SchemaError> {
 /// The name of an answer file: `ID.json`, `ID.allow` or `ID.deny`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct AnswerName {
-    /// Which ask.
+    /// The approval's id.
     pub(super) approval_id: String,
-    /// What the name itself says.
+    /// The decision in the extension; `None` if the content has it.
     pub(super) decision: Option<Decision>,
 }
 
 impl AnswerName {
-    /// Reads a name.
+    /// Parses a name.
     pub(super) fn parse(name: &str) -> Option<Self> {
         let (approval, ending) = name.rsplit_once('.')?;
         let says = match ending {
@@ -270,14 +272,14 @@ impl AnswerName {
     }
 }
 
-/// An answer.
+/// A parsed answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Answer {
     /// `Allow` or `Deny`.
     pub(super) decision: Decision,
-    /// Why.
+    /// The approver's reason.
     pub(super) reason: Option<UntrustedText>,
-    /// What was seen.
+    /// The digest of the request that the approver saw.
     pub(super) digest: Option<String>,
 }
 
@@ -291,7 +293,7 @@ struct AnswerFile {
     digest: Option<String>,
 }
 
-/// Reads an answer of this name.
+/// Parses an answer with this name.
 pub(super) fn parse_answer(name: &AnswerName, bytes: &[u8]) -> Result<Answer, SchemaError> {
     if let Some(decision) = name.decision {
         return Ok(Answer {
@@ -323,12 +325,13 @@ pub(super) fn parse_answer(name: &AnswerName, bytes: &[u8]) -> Result<Answer, Sc
     })
 }
 
-/// A time as the files have it: milliseconds since the Unix epoch, as text.
+/// Formats a time as the files have it: milliseconds since the Unix epoch, as text.
 pub(super) fn format_millis(at_us: i64) -> String {
     at_us.div_euclid(1000).to_string()
 }
 
-/// How a request ended, of its task's outcome. `is_stale_line`: it was cancelled because its own time was over.
+/// Converts a task's outcome to a result status. `is_late` means that the request's own timeout
+/// cancelled it.
 pub(super) fn result_status(outcome: Option<TaskOutcome>, is_late: bool) -> CommandStatus {
     match outcome {
         Some(TaskOutcome::Done) => CommandStatus::Ok,
@@ -342,36 +345,36 @@ pub(super) fn result_status(outcome: Option<TaskOutcome>, is_late: bool) -> Comm
 /// `result/<stem>.json`.
 #[derive(Debug, Serialize)]
 pub(super) struct ResultFile<'a> {
-    /// The request's own id.
+    /// The request's id.
     pub(super) cmd_id: &'a str,
-    /// How it ended.
+    /// The status.
     pub(super) status: CommandStatus,
-    /// When it was begun.
+    /// When it was started.
     pub(super) start_ts: String,
     /// When it ended.
     pub(super) end_ts: String,
-    /// Why it ended: `completed`, `timeout`, `cancelled`, `refused`, `rejected`, or the outcome.
+    /// The reason: `completed`, `timeout`, `cancelled`, `refused`, `rejected`, or the outcome.
     pub(super) exit_reason: &'a str,
-    /// Where its output is, from the directory's top.
+    /// The path of the output, relative to the plane's directory; `None` without output.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) output_path: Option<String>,
-    /// Where the newest output is.
+    /// The path of the newest output of all requests.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) tail_path: Option<&'a str>,
-    /// What was counted.
+    /// The statistics.
     pub(super) stats: CommandStats,
-    /// The output was longer than is written.
+    /// The output was cut.
     pub(super) output_cut: bool,
-    /// The task's outcome; missing if there was no task.
+    /// The task's outcome; `None` if there was no task.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) outcome: Option<&'a str>,
-    /// The task, as the other doors call it.
+    /// The task's id in the HTTP API; `None` if there was no task.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) task: Option<String>,
-    /// Why it did not end well.
+    /// The error, if it failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) detail: Option<&'a str>,
-    /// Everything about the task, as `run --results` has it.
+    /// The task's report, in the format of `run --results`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) report: Option<Value>,
 }
@@ -379,19 +382,19 @@ pub(super) struct ResultFile<'a> {
 /// `state/state.json`.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub(super) struct State {
-    /// Where it is.
+    /// The phase.
     pub(super) phase: RunnerPhase,
-    /// Whose directory it is: the pool.
+    /// The pool of the directory.
     pub(super) session_id: String,
-    /// The daemon.
+    /// The daemon's process id.
     pub(super) runner_pid: u32,
-    /// The first that is worked.
+    /// The first running request.
     pub(super) current_cmd_id: Option<String>,
-    /// All that were taken and have no result yet.
+    /// All accepted requests without a result.
     pub(super) open: Vec<String>,
-    /// How many wait in `queue/`.
+    /// The number of requests in `queue/`.
     pub(super) waiting: usize,
-    /// What is wrong, if something is.
+    /// The current error, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) detail: Option<String>,
     /// When this was written.

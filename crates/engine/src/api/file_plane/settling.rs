@@ -1,8 +1,9 @@
-//! Which files are written, and which may still be.
+//! Decides which files are complete.
 //!
-//! Nobody can see that a file is whole. One that came by a rename is, and its own time is mostly
-//! older than the rename; any other one counts as whole when it stayed as it is for a while, by its
-//! time or, where clocks differ, by ours. Bounded by what one scan finds.
+//! A file has no mark that it is complete. A file that arrived by a rename is, and its modification
+//! time is usually older than the rename. Any other file counts as complete when it stayed
+//! unchanged for a while, by its own time or, if clocks differ, by this process's clock. Bounded by
+//! the files that one scan finds.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -12,14 +13,14 @@ use tokio::time::Instant;
 use super::disk::{Area, FileFingerprint};
 use marshal_model::limits::{FILE_PLANE_ENTRIES, FILE_PLANE_SETTLE};
 
-/// Files that were looked at and are not settled.
+/// Files that were seen and are not settled yet.
 #[derive(Debug, Default)]
 pub(super) struct Settling {
     seen: HashMap<(Area, String), (FileFingerprint, Instant)>,
 }
 
 impl Settling {
-    /// Whether a file stayed as it is for long enough.
+    /// Whether a file stayed unchanged for long enough.
     pub(super) fn is_settled(
         &mut self,
         area: Area,
@@ -44,18 +45,18 @@ impl Settling {
         }
     }
 
-    /// A file is gone, or dealt with.
+    /// Forgets a file that was processed or removed.
     pub(super) fn forget(&mut self, area: Area, name: &str) {
         self.seen.remove(&(area, name.to_owned()));
     }
 
-    /// Files that have not been seen to change for a long time are gone.
+    /// Forgets files that were not seen for a long time.
     pub(super) fn sweep(&mut self, now: Instant) {
         self.seen
             .retain(|_, (_, since)| now.duration_since(*since) < 60 * FILE_PLANE_SETTLE);
     }
 
-    /// When to look again; `None`: nothing is awaited.
+    /// Returns the time until the next check; `None` if no file is unsettled.
     pub(super) fn next(&self) -> Option<Duration> {
         (!self.seen.is_empty()).then_some(FILE_PLANE_SETTLE)
     }

@@ -4,17 +4,17 @@ use std::collections::VecDeque;
 
 use marshal_model::limits::{FILE_PLANE_TAIL_BYTES, FILE_PLANE_TAIL_LINES};
 
-/// See the head of this file.
+/// The last lines of output, up to a number of lines and bytes.
 #[derive(Debug, Default)]
 pub(super) struct Tail {
     lines: VecDeque<String>,
     bytes: usize,
-    /// It is not written as it is.
+    /// It has changed since it was last written.
     pub(super) is_new: bool,
 }
 
 impl Tail {
-    /// Adds text; a last line without an end goes on with the next text.
+    /// Appends text; an unfinished last line continues with the next text.
     pub(super) fn push(&mut self, text: &str) {
         if text.is_empty() {
             return;
@@ -26,7 +26,7 @@ impl Tail {
                 Some(line) => line.push_str(piece),
                 None => self.lines.push_back(piece.to_owned()),
             }
-            // One long line is cut at its front.
+            // A single long line is cut at its front.
             if let Some(line) = self.lines.back_mut()
                 && line.len() > FILE_PLANE_TAIL_BYTES
             {
@@ -46,14 +46,14 @@ impl Tail {
         }
     }
 
-    /// A request ended: what comes next begins on a line of its own.
+    /// Ends the last line, because a request ended: the next output starts a new line.
     pub(super) fn end_line(&mut self) {
         if self.lines.back().is_some_and(|line| !line.ends_with('\n')) {
             self.push("\n");
         }
     }
 
-    /// All of it.
+    /// Returns the whole text.
     pub(super) fn text(&self) -> String {
         self.lines.iter().map(String::as_str).collect()
     }

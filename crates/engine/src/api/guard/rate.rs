@@ -1,6 +1,6 @@
-//! How often who may ask: a bucket for each token, and one for each address that brings none.
+//! Rate limits: a bucket for each token, and one for each address that sends no valid token.
 //!
-//! Owns the buckets and their bounds. Must not read a clock or know HTTP.
+//! Owns the buckets and their limits. Must not read a clock or know HTTP.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use marshal_model::limits::{self, Rate};
 
-/// The digest of a token.
+/// The SHA-256 digest of a token.
 pub(in crate::api) type Digest = [u8; 32];
 
-/// The buckets of everybody.
+/// All buckets.
 #[derive(Debug)]
 pub(in crate::api) struct Rates {
     inner: Mutex<Inner>,
@@ -22,8 +22,8 @@ pub(in crate::api) struct Rates {
 #[derive(Debug)]
 struct Inner {
     callers: Buckets<String>,
-    /// What the callers came in with last: whoever brings it again is not held up by others of its
-    /// address.
+    /// The last valid token of each address. A client that sends it again is not delayed by others
+    /// with its address.
     known: HashMap<String, Digest>,
     peers: Buckets<IpAddr>,
 }
@@ -48,7 +48,7 @@ impl Rates {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A caller whose token was found asks once more; else how long it has to wait.
+    /// Counts a request with a valid token, or returns how long the caller must wait.
     pub(in crate::api) fn admit_caller(
         &self,
         caller: &str,
@@ -66,18 +66,19 @@ impl Rates {
         inner.callers.take(caller.to_owned(), now)
     }
 
-    /// An address brought no token, or one that nobody has; else how long it has to wait.
+    /// Counts a request without a valid token, or returns how long the address must wait.
     pub(in crate::api) fn admit_unknown(&self, peer: IpAddr, now: Instant) -> Result<(), Duration> {
         self.lock().peers.take(network(peer), now)
     }
 
-    /// A token is nobody's any more: it is a guess like another from now on.
+    /// Forgets a token that was removed: from now on it counts as a guess.
     pub(in crate::api) fn forget(&self, token: &Digest) {
         self.lock().known.retain(|_, known| known != token);
     }
 
-    /// How long an address must wait before another of its tokens is looked at. One that came in
-    /// before is always looked at: it may be gone by now, and guesses of others do not stop it.
+    /// Returns how long an address must wait before another of its tokens is checked. A token that
+    /// was valid before is always checked: it may be revoked by now, and guesses of others do not
+    /// block it.
     pub(in crate::api) fn retry_after(
         &self,
         peer: IpAddr,
@@ -92,7 +93,7 @@ impl Rates {
     }
 }
 
-/// Who has one address of IPv6 has all of its network.
+/// Returns the network to count: the owner of one IPv6 address usually has its whole /64.
 fn network(peer: IpAddr) -> IpAddr {
     match peer.to_canonical() {
         IpAddr::V6(of) if !of.is_loopback() => {
@@ -103,7 +104,7 @@ fn network(peer: IpAddr) -> IpAddr {
     }
 }
 
-/// What may be asked now, and when that was counted.
+/// The tokens left in a bucket, and when they were counted.
 #[derive(Debug, Clone, Copy)]
 struct Bucket {
     tokens: f64,
@@ -126,13 +127,13 @@ impl Bucket {
     }
 }
 
-/// Buckets by key; a full one is as good as none, so it can be forgotten.
+/// Buckets by key. A full bucket equals a new one, so it can be forgotten.
 #[derive(Debug)]
 struct Buckets<K> {
     rate: Rate,
     most: usize,
     each: HashMap<K, Bucket>,
-    /// Of those that find no place, all together.
+    /// The shared bucket of all keys for which there is no room.
     others: Option<Bucket>,
 }
 

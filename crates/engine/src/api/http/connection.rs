@@ -1,7 +1,7 @@
-//! One connection: its handshake, its requests, its end.
+//! One connection: its handshake, its requests and its end.
 //!
-//! Owns what each request is told of its connection, and when a connection is idle, works, or
-//! carries a stream. Must not know which pages there are.
+//! Owns the extensions that each request gets, and whether a connection is idle, busy, or carries a
+//! stream. Must not know the routes.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -30,18 +30,18 @@ use crate::api::approval_events::ConnectionDeadline;
 use crate::api::guard::Peer;
 use marshal_model::limits;
 
-/// What serves one connection.
+/// Serves one connection.
 pub(super) struct ConnectionServer {
     pub(super) pages: Router,
     pub(super) bounds: Bounds,
     pub(super) permit: Arc<ConnectionPermit>,
     pub(super) stop: CancellationToken,
-    /// What a connection that becomes something else is counted by, and ended.
+    /// Counts and ends connections that are upgraded to another protocol.
     pub(super) tracking: (TaskTrackerToken, CancellationToken),
 }
 
-/// The place of a connection, for what it becomes after its answer: as long as this is held, it is
-/// open, and the server does not end before it.
+/// Keeps a connection's permit after its response, for an upgraded connection: the server does not
+/// stop before this is dropped.
 #[derive(Clone)]
 pub(in crate::api) struct ConnectionHandle {
     _permit: Arc<ConnectionPermit>,
@@ -50,7 +50,7 @@ pub(in crate::api) struct ConnectionHandle {
 }
 
 impl ConnectionHandle {
-    /// Returns when nothing more is waited for.
+    /// Returns when the connection must be closed.
     pub(in crate::api) async fn wait_closed(&self) {
         self.kill.cancelled().await;
     }
@@ -67,7 +67,7 @@ impl ConnectionServer {
                 };
                 let pages = Router::new().fallback(refused);
                 let this = Self { pages, ..self };
-                // What it is told is the same whoever it is.
+                // The reply is the same for every client.
                 this.serve_stream(stream, Peer::Owner).await;
             }
             Accepted::Address(stream, peer) => {
@@ -110,7 +110,7 @@ impl ConnectionServer {
             let until = Instant::now() + bounds.stream_life;
             let extensions = request.extensions_mut();
             extensions.insert(peer);
-            // What goes on and on must know when to end.
+            // Streams must know when to end.
             extensions.insert(ConnectionDeadline(until));
             extensions.insert(ConnectionHandle {
                 _permit: Arc::clone(&hold),
@@ -140,7 +140,7 @@ impl ConnectionServer {
                 ended = served.as_mut() => break Some(ended),
                 () = hold.evicted.cancelled() => return,
                 () = stop.cancelled() => break None,
-                // A stream that began meanwhile may last longer.
+                // A stream that started meanwhile has a later deadline.
                 () = tokio::time::sleep_until(until) => if hold.deadline() <= until {
                     break None;
                 },
@@ -161,10 +161,10 @@ impl ConnectionServer {
     }
 }
 
-/// The answer, with which the connection is idle again, or becomes a stream.
+/// Tracks the response, after which the connection is idle again or becomes a stream.
 fn track_response(response: Response, hold: Arc<ConnectionPermit>, until: Instant) -> Response {
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-        // Whoever it becomes has the place, and is gone with an answer that says no.
+        // An upgraded connection keeps the permit; without a free stream permit it is refused.
         return if hold.become_stream(until) {
             response
         } else {
@@ -176,7 +176,7 @@ fn track_response(response: Response, hold: Arc<ConnectionPermit>, until: Instan
     let response = if !is_stream {
         response
     } else if hold.become_stream(until) {
-        // Its place among the others is given back.
+        // Its request permit is released.
         with_connection_close(response)
     } else {
         streams_full()
@@ -190,14 +190,14 @@ fn track_response(response: Response, hold: Arc<ConnectionPermit>, until: Instan
 }
 
 fn streams_full() -> Response {
-    let detail = "too many streams are open: come again later";
+    let detail = "too many streams are open: try again later";
     let mut full = problem(StatusCode::SERVICE_UNAVAILABLE, detail);
     let again = HeaderValue::from(limits::HTTP_STREAM_RETRY.as_secs());
     full.headers_mut().insert(header::RETRY_AFTER, again);
     with_connection_close(full)
 }
 
-/// A body; with its end the connection has no request under way.
+/// A response body; when it ends, the connection is idle.
 struct Tracked {
     inner: Body,
     permit: Arc<ConnectionPermit>,

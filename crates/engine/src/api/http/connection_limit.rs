@@ -1,8 +1,8 @@
-//! How many connections there are, and which of them goes when another wants its place.
+//! Limits the number of connections, and decides which one is closed for a new one.
 //!
-//! Owns the places: for requests, for streams of events, and a few spare ones. A connection on which
-//! no request is under way is the first to go, so whoever opens many and asks nothing takes places
-//! from himself alone. Must not know what is asked.
+//! Owns the permits: for requests, for streams of events, and a few spare ones. An idle connection
+//! is closed first, so a client that opens many idle connections only takes permits from itself.
+//! Must not know the requests.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::Bounds;
 
-/// The places of one listener.
+/// The permits of one listener.
 #[derive(Debug)]
 pub(super) struct ConnectionLimit {
     usual: Arc<Semaphore>,
@@ -24,7 +24,7 @@ pub(super) struct ConnectionLimit {
     grace: Duration,
 }
 
-/// Connections on which no request is under way, by when they were last used.
+/// Connections without a request in progress, by their last use.
 #[derive(Debug, Default)]
 struct IdleConnections {
     inner: Mutex<IdleState>,
@@ -53,8 +53,8 @@ impl IdleConnections {
         self.lock().each.remove(&number);
     }
 
-    /// Ends the one that is idle for longest, if that is longer than `grace`; else says when one
-    /// will be.
+    /// Closes the connection that is idle for longest, if that is longer than `grace`; otherwise
+    /// returns when one will be.
     fn evict_oldest(&self, grace: Duration) -> Option<Instant> {
         let mut waiting = self.lock();
         let first = waiting.each.first_entry()?;
@@ -79,28 +79,28 @@ impl ConnectionLimit {
         }
     }
 
-    /// A place for a connection that came: a usual one, if need be of one that asks nothing; a spare
-    /// one, where all of those have requests under way or are new.
+    /// Returns a permit for a new connection: a regular one, if necessary that of an idle
+    /// connection; or a spare one, if all others are busy or new.
     pub(super) async fn acquire(&self, bounds: &Bounds) -> Arc<ConnectionPermit> {
         let take = |of: &Arc<Semaphore>| Arc::clone(of).try_acquire_owned().ok();
         loop {
-            if let Some(held) = take(&self.usual) {
-                return self.new_permit(held, false, bounds.life);
+            if let Some(permit) = take(&self.usual) {
+                return self.new_permit(permit, false, bounds.life);
             }
             let before = self.idle.lock().each.len();
             let old = self.idle.evict_oldest(self.grace);
             let has_ended = old.is_none() && before > 0;
-            if !has_ended && let Some(held) = take(&self.spare) {
-                return self.new_permit(held, true, bounds.spare_life);
+            if !has_ended && let Some(permit) = take(&self.spare) {
+                return self.new_permit(permit, true, bounds.spare_life);
             }
             let again = old.unwrap_or_else(|| Instant::now() + self.grace);
             tokio::select! {
                 biased;
-                held = Arc::clone(&self.usual).acquire_owned() => if let Ok(held) = held {
-                    return self.new_permit(held, false, bounds.life);
+                permit = Arc::clone(&self.usual).acquire_owned() => if let Ok(permit) = permit {
+                    return self.new_permit(permit, false, bounds.life);
                 },
-                held = Arc::clone(&self.spare).acquire_owned(), if !has_ended => if let Ok(held) = held {
-                    return self.new_permit(held, true, bounds.spare_life);
+                permit = Arc::clone(&self.spare).acquire_owned(), if !has_ended => if let Ok(permit) = permit {
+                    return self.new_permit(permit, true, bounds.spare_life);
                 },
                 () = tokio::time::sleep_until(again) => {}
             }
@@ -129,12 +129,12 @@ impl ConnectionLimit {
     }
 }
 
-/// The place of one connection; it is free when this is dropped.
+/// The permit of one connection; released when dropped.
 #[derive(Debug)]
 pub(super) struct ConnectionPermit {
-    /// It is only told whether the supervisor is alive and ready.
+    /// The connection serves only liveness and readiness.
     pub(super) is_spare: bool,
-    /// Another one took the place.
+    /// Cancelled when another connection took the permit.
     pub(super) evicted: CancellationToken,
     stream_permits: Arc<Semaphore>,
     idle: Arc<IdleConnections>,
@@ -153,19 +153,20 @@ impl ConnectionPermit {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// When the connection ends.
+    /// Returns when the connection is closed.
     pub(super) fn deadline(&self) -> Instant {
         self.lock().deadline
     }
 
-    /// A request is under way.
+    /// Marks that a request is in progress.
     pub(super) fn mark_busy(&self) {
         if let Some(seat) = self.lock().idle_entry.take() {
             self.idle.remove(seat);
         }
     }
 
-    /// No request is under way. Spare places come back by themselves.
+    /// Marks that no request is in progress. Spare permits need no mark, because their connections
+    /// end by themselves.
     pub(super) fn mark_idle(&self) {
         let mut state = self.lock();
         if !self.is_spare && state.idle_entry.is_none() {
@@ -173,8 +174,8 @@ impl ConnectionPermit {
         }
     }
 
-    /// The connection carries a stream from here on, and nothing after it: it takes a place for
-    /// streams, if there is one, and gives its own back.
+    /// Changes the permit to a stream permit and releases the regular one; `false` if no stream
+    /// permit is free. Nothing follows a stream on its connection.
     pub(super) fn become_stream(&self, until: Instant) -> bool {
         let Ok(place) = Arc::clone(&self.stream_permits).try_acquire_owned() else {
             return false;

@@ -1,6 +1,6 @@
-//! Where the HTTP door is: an address, with TLS or without, and a socket in the state directory.
+//! The HTTP listeners: an address, with or without TLS, and a socket in the state directory.
 //!
-//! Owns what a taken address means and who a connection is from. Must not know what is asked.
+//! Owns the bind errors and the peer of each connection. Must not know the requests.
 
 use std::io;
 use std::net::SocketAddr;
@@ -23,13 +23,13 @@ pub const SOCKET: &str = "http.sock";
 pub struct BindError {
     /// The address, as configured.
     pub addr: SocketAddr,
-    /// What the system said.
+    /// The system's error.
     #[source]
     pub source: io::Error,
 }
 
 impl BindError {
-    /// Whether another program listens there.
+    /// Whether another program uses the address.
     #[must_use]
     pub fn is_in_use(&self) -> bool {
         self.source.kind() == io::ErrorKind::AddrInUse
@@ -48,7 +48,7 @@ impl BindError {
     }
 }
 
-/// A door that is listened at and not served yet.
+/// A bound listener that is not served yet.
 #[derive(Debug)]
 pub struct Listener {
     pub(super) endpoint: Endpoint,
@@ -56,24 +56,25 @@ pub struct Listener {
     pub(super) hosts: Arc<[String]>,
 }
 
-/// What is listened at.
+/// The kind of listener.
 #[derive(Debug)]
 pub(super) enum Endpoint {
     Address(TcpListener, SocketAddr),
     Socket(socket::Listener),
 }
 
-/// A connection that came.
+/// An accepted connection.
 pub(super) enum Accepted {
     Address(TcpStream, Peer),
-    /// Of the supervisor's user or root.
+    /// From the supervisor's user or root, on the socket.
     Socket(UnixStream),
-    /// Of somebody else.
+    /// From another user, on the socket, with the reason for its rejection.
     Stranger(UnixStream, String),
 }
 
 impl Listener {
-    /// The address, with the port that the system chose where the configured one was 0.
+    /// Returns the address, with the port that the system chose if port 0 is configured; `None` for
+    /// a socket.
     #[must_use]
     pub fn addr(&self) -> Option<SocketAddr> {
         match self.endpoint {
@@ -82,7 +83,7 @@ impl Listener {
         }
     }
 
-    /// Where it is, for people.
+    /// Returns the URL or path for display.
     #[must_use]
     pub fn url(&self) -> String {
         match (&self.endpoint, &self.tls) {
@@ -92,13 +93,13 @@ impl Listener {
         }
     }
 
-    /// The certificate, to be read again.
+    /// Returns the certificate, so that it can be reloaded.
     #[must_use]
     pub fn tls(&self) -> Option<Tls> {
         self.tls.clone()
     }
 
-    /// The same with TLS, and with further names by which it is asked.
+    /// Adds TLS, and further host names that requests may use.
     #[must_use]
     pub fn with_tls(mut self, tls: Option<Tls>, hosts: &[String]) -> Self {
         self.tls = tls;
@@ -122,7 +123,7 @@ pub async fn bind(addr: SocketAddr) -> Result<Listener, BindError> {
     })
 }
 
-/// Makes `STATE/http.sock`, 0600. The caller holds the state directory's lock.
+/// Creates `STATE/http.sock` with mode 0600. The caller holds the state directory's lock.
 ///
 /// # Errors
 /// [`socket::BindError`].
@@ -136,13 +137,14 @@ pub fn bind_socket(state_dir: &Path) -> Result<Listener, socket::BindError> {
 }
 
 impl Endpoint {
-    /// The next connection.
+    /// Accepts the next connection.
     pub(super) async fn accept(&self) -> Accepted {
         loop {
             match self.try_accept().await {
                 Ok(came) => return came,
                 Err(error) => {
-                    // Out of descriptors, most often: it passes, and spinning would not help.
+                    // Usually the process has no free descriptors. That passes, and an immediate
+                    // retry would spin.
                     tracing::warn!(%error, "cannot accept an HTTP connection");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
@@ -169,7 +171,7 @@ impl Endpoint {
                     Ok(uid) => format!(
                         "uid {uid} may not use this socket of a supervisor that runs as uid {own}"
                     ),
-                    Err(_) => "the kernel does not say who you are".to_owned(),
+                    Err(_) => "the kernel does not report your user id".to_owned(),
                 };
                 Ok(Accepted::Stranger(stream, why))
             }

@@ -1,8 +1,8 @@
-//! Whether a request was meant for this server, by its `Host` and its `ErrorOrigin`.
+//! Checks by `Host` and `Origin` whether a request is meant for this server.
 //!
-//! A web page whose name was rebound to our address sends that name as `Host` and is refused; one of
-//! another server that has a browser ask us sends its own as `ErrorOrigin` and is refused too. Must not
-//! know what is asked.
+//! A web page whose host name was rebound to our address (DNS rebinding) sends that name as `Host`
+//! and is refused. A page of another server that makes a browser send requests to us sends its own
+//! name as `Origin` and is refused too. Must not know the requests.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,16 +15,16 @@ use axum::response::Response;
 use super::{problem, with_connection_close};
 use crate::api::guard::Peer;
 
-/// By what a server is asked.
+/// The host names of a server.
 #[derive(Debug, Clone)]
 pub(super) struct HostNames {
-    /// Further names, `NAME_FORM` or `NAME:PORT`, in small letters.
+    /// Further names, `NAME` or `NAME:PORT`, in lower case.
     pub(super) hosts: Arc<[String]>,
-    /// The port that is meant where none is named.
+    /// The port to assume if `Host` has none.
     pub(super) default_port: u16,
 }
 
-/// Refuses what names another server.
+/// Refuses requests that name another server.
 pub(super) async fn check_origin(
     State(names): State<HostNames>,
     request: Request,
@@ -33,7 +33,7 @@ pub(super) async fn check_origin(
     let Some(peer) = request.extensions().get::<Peer>().copied() else {
         return with_connection_close(problem(
             StatusCode::MISDIRECTED_REQUEST,
-            "nobody knows which address this came to",
+            "the local address of this connection is unknown",
         ));
     };
     if !is_host_allowed(&names, peer, request.uri(), request.headers()) {
@@ -45,7 +45,7 @@ pub(super) async fn check_origin(
     if !is_origin_allowed(&names, peer, request.headers()) {
         return with_connection_close(problem(
             StatusCode::FORBIDDEN,
-            "the Origin header names another server: its pages may not ask here",
+            "the Origin header names another server, whose pages may not send requests here",
         ));
     }
     next.run(request).await
@@ -86,9 +86,9 @@ impl HostNames {
         if named.as_str().contains('@') {
             return false;
         }
-        // `parse_host()` keeps the brackets of an IPv6 address.
+        // `host()` keeps the brackets of an IPv6 address.
         let host = named.host().to_ascii_lowercase();
-        // What stands behind a colon and is no number is no port.
+        // Text after a colon that is not a number is not a port.
         if named.port().is_some() && named.port_u16().is_none() {
             return false;
         }

@@ -1,7 +1,6 @@
-//! The certificate of the HTTP door.
+//! The certificate of the HTTP listener.
 //!
-//! Owns how it is read, and read again while the door is open. Must not know who reads what comes
-//! through it.
+//! Owns how it is read and reloaded at run time. Must not know the requests.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -21,13 +20,13 @@ use marshal_config::TlsFiles;
 use marshal_model::limits;
 use marshal_model::untrusted;
 
-/// What is wrong with a certificate or its key.
+/// An error of a certificate or its key.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct TlsError {
-    /// The key of the configuration that names the file.
+    /// The configuration key that names the file.
     pub key: &'static str,
-    /// What is wrong, with the file's name.
+    /// What is wrong, with the file's path.
     pub message: String,
 }
 
@@ -43,7 +42,7 @@ impl Tls {
     /// Reads a certificate and its key.
     ///
     /// # Errors
-    /// Which file is wrong, and how.
+    /// [`TlsError`] with the file and what is wrong with it.
     pub fn read(files: &TlsFiles, open: OpenTrusted) -> Result<Self, TlsError> {
         Ok(Self {
             files: files.clone(),
@@ -52,10 +51,10 @@ impl Tls {
         })
     }
 
-    /// Reads both files again; connections that come from here on are given what they hold now.
+    /// Reloads both files for connections that are accepted from now on.
     ///
     /// # Errors
-    /// Which file is wrong, and how; what was in use stays.
+    /// [`TlsError`] with the file and what is wrong with it; the current certificate stays in use.
     pub fn reload(&self) -> Result<(), TlsError> {
         self.used.store(Arc::new(config(&self.files, self.open)?));
         Ok(())
@@ -81,13 +80,13 @@ fn config(files: &TlsFiles, open: OpenTrusted) -> Result<ServerConfig, TlsError>
     let bad_key = |why: &str| fault(KEY, &files.key, why);
     let pem = read(&files.certificate, open, false).map_err(|why| bad_chain(&why))?;
     let chain = CertificateDer::pem_slice_iter(&pem).collect::<Result<Vec<_>, _>>();
-    let chain = chain.map_err(|_| bad_chain("it is no PEM that can be read"))?;
+    let chain = chain.map_err(|_| bad_chain("it is not valid PEM"))?;
     if chain.is_empty() {
-        return Err(bad_chain("it holds no certificate in PEM"));
+        return Err(bad_chain("it contains no certificate in PEM"));
     }
     let pem = read(&files.key, open, true).map_err(|why| bad_key(&why))?;
     let key = PrivateKeyDer::from_pem_slice(&pem)
-        .map_err(|_| bad_key("it holds no private key in PEM that can be used"))?;
+        .map_err(|_| bad_key("it contains no usable private key in PEM"))?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let server = ServerConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&TLS13, &TLS12])
@@ -115,7 +114,7 @@ fn read(path: &Path, open: OpenTrusted, is_secret: bool) -> Result<Vec<u8>, Stri
     let mut bytes = Vec::new();
     file.take(most + 1).read_to_end(&mut bytes).map_err(io)?;
     if bytes.len() as u64 > most {
-        return Err(format!("it holds more than {most} bytes"));
+        return Err(format!("it has more than {most} bytes"));
     }
     Ok(bytes)
 }
@@ -165,9 +164,9 @@ mod tests {
         wrong(CERTIFICATE, "there is no such file");
         let (certificate, key) = made();
         put("nothing", &key, 0o600);
-        wrong(CERTIFICATE, "holds no certificate");
+        wrong(CERTIFICATE, "contains no certificate");
         put(&certificate, "nothing", 0o600);
-        wrong(KEY, "holds no private key");
+        wrong(KEY, "contains no usable private key");
         put(&certificate, &key, 0o640);
         wrong(KEY, "mode 0600");
         let (_, other) = made();

@@ -1,7 +1,7 @@
-//! A connection whose client must take what it is given.
+//! Closes connections whose clients do not read.
 //!
-//! Owns how long nothing may be taken: a client that reads nothing holds no place for long. Must not
-//! know what is written.
+//! Owns the time limit of a blocked write, so that a client that reads nothing does not keep its
+//! permit. Must not know what is written.
 
 use std::io;
 use std::pin::Pin;
@@ -11,11 +11,11 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Sleep;
 
-/// A connection with a bound for each write.
+/// A connection with a time limit for each write.
 pub(super) struct WriteTimeout<S> {
     inner: S,
     wait: Duration,
-    /// Since a write could not go on.
+    /// Runs while a write is blocked; any progress resets it.
     timer: Option<Pin<Box<Sleep>>>,
 }
 

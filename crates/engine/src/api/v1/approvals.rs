@@ -1,5 +1,5 @@
-//! The approvals: `GET /api/v1/approvals…`, `POST /api/v1/approvals/{approval}`; what `/approvals` says in the form of this
-//! door.
+//! Approvals: `GET /api/v1/approvals…`, `POST /api/v1/approvals/{approval}`; the content of
+//! `/approvals` in the format of this API.
 //!
 //! Must not know what an answer does.
 
@@ -15,11 +15,11 @@ use crate::api::request::{Code, Failure};
 use marshal_fleet::FleetHandle;
 use marshal_model::PermissionRequestId;
 
-/// The oldest first of those that wait, the newest first of those that are over.
-pub(super) async fn list(desk: AppState, call: RequestContext) -> HandlerResult {
-    let ended = call.flag("ended").unwrap_or(false);
-    let found = FleetHandle::approvals(&desk.fleet, ended).await;
-    let found = found.map_err(ApiError::unavailable)?;
+/// Lists pending approvals oldest first, ended ones newest first.
+pub(super) async fn list(app: AppState, request: RequestContext) -> HandlerResult {
+    let ended = request.flag("ended").unwrap_or(false);
+    let rows = FleetHandle::approvals(&app.fleet, ended).await;
+    let rows = rows.map_err(ApiError::unavailable)?;
     let place = |view: &ApprovalView| {
         let at = view
             .ended_at_us
@@ -27,17 +27,20 @@ pub(super) async fn list(desk: AppState, call: RequestContext) -> HandlerResult 
             .unwrap_or(view.requested_at_us);
         (if ended { -at } else { at }, view.approval.clone())
     };
-    let mut views: Vec<_> = found
+    let mut views: Vec<_> = rows
         .iter()
         .map(ApprovalView::from_stored)
         .map(|view| (place(&view), view))
         .collect();
     views.sort_by(|(one, _), (other, _)| one.cmp(other));
-    let cursor = call.query_param("cursor").map(parse_cursor).transpose()?;
+    let cursor = request
+        .query_param("cursor")
+        .map(parse_cursor)
+        .transpose()?;
     let mut rest = views
         .into_iter()
         .filter(|(place, _)| cursor.as_ref().is_none_or(|cursor| place > cursor));
-    let taken: Vec<_> = rest.by_ref().take(call.limit()).collect();
+    let taken: Vec<_> = rest.by_ref().take(request.limit()).collect();
     let last = taken
         .last()
         .map(|((at, approval), _)| format!("{at}:{approval}"));
@@ -51,34 +54,34 @@ pub(super) async fn list(desk: AppState, call: RequestContext) -> HandlerResult 
 }
 
 fn parse_cursor(text: &str) -> Result<(i64, String), ApiError> {
-    let bad = || ApiError::bad_request("query key \"cursor\" is no `next` of a page");
+    let bad = || ApiError::bad_request("query key \"cursor\" must be the `next` of a page");
     let (at, approval) = text.split_once(':').ok_or_else(bad)?;
     Ok((at.parse().map_err(|_| bad())?, approval.to_owned()))
 }
 
-/// The approval that the path names.
-fn approval_param(call: &RequestContext) -> Result<PermissionRequestId, ApiError> {
-    PermissionRequestId::new(call.path_param("approval")).map_err(|_| approval_not_found())
+/// Returns the id of the approval in the path.
+fn approval_param(request: &RequestContext) -> Result<PermissionRequestId, ApiError> {
+    PermissionRequestId::new(request.path_param("approval")).map_err(|_| approval_not_found())
 }
 
 fn approval_not_found() -> ApiError {
     ApiError::not_found("there is no such approval")
 }
 
-pub(super) async fn get(desk: AppState, call: RequestContext) -> HandlerResult {
-    let found = FleetHandle::approval(&desk.fleet, approval_param(&call)?).await;
-    let found = found.map_err(ApiError::unavailable)?;
-    let found = found.ok_or_else(approval_not_found)?;
-    respond_ok(&to_json_with_times(&ApprovalView::with_details(&found)))
+pub(super) async fn get(app: AppState, request: RequestContext) -> HandlerResult {
+    let row = FleetHandle::approval(&app.fleet, approval_param(&request)?).await;
+    let row = row.map_err(ApiError::unavailable)?;
+    let row = row.ok_or_else(approval_not_found)?;
+    respond_ok(&to_json_with_times(&ApprovalView::with_details(&row)))
 }
 
-pub(super) async fn answer(desk: AppState, call: RequestContext) -> HandlerResult {
-    let approval = approval_param(&call)?;
-    let answer = approvals::read_answer(approval, call.bytes())
+pub(super) async fn answer(app: AppState, request: RequestContext) -> HandlerResult {
+    let approval = approval_param(&request)?;
+    let answer = approvals::read_answer(approval, request.bytes())
         .map_err(|failure| failure_error(&failure))?;
-    let who = format!("token {}", call.approver);
+    let who = format!("token {}", request.approver);
     let answered =
-        FleetHandle::answer_approval(&desk.fleet, answer.into_request(call.approver, who)).await;
+        FleetHandle::answer_approval(&app.fleet, answer.into_request(request.approver, who)).await;
     let answered = answered.map_err(|error| failure_error(&approvals::answer_failure(&error)))?;
     respond_ok(&AnswerReceiptView::from_receipt(&answered))
 }

@@ -1,6 +1,6 @@
 //! Chats over HTTP, below `/api/v1/workspaces/{workspace}/chats`.
 //!
-//! Owns what their routes take and give. Must not know what a chat does with a message.
+//! Owns the parameters and responses of the routes. Must not know what a chat does with a message.
 
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::IntoResponse as _;
@@ -44,14 +44,14 @@ struct Create {
     limits: Bounds,
 }
 
-/// A message.
+/// The body of a request that sends a message.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Message {
     content: String,
 }
 
-/// How soon a client comes again where too much waits, and where nothing can be taken.
+/// `Retry-After` in seconds, if too many messages wait and if the supervisor cannot accept any.
 const RETRY_AFTER_SECONDS: [(StatusCode, &str); 2] = [
     (StatusCode::TOO_MANY_REQUESTS, "1"),
     (StatusCode::SERVICE_UNAVAILABLE, "5"),
@@ -75,35 +75,41 @@ impl From<ChatError> for ApiError {
     }
 }
 
-/// The chats of a daemon, and which workspace and chat the path names.
+/// Returns the chats of the daemon, and the workspace and chat in the path.
 pub(super) fn chat_params<'a>(
-    desk: &AppState,
-    call: &'a RequestContext,
+    app: &AppState,
+    request: &'a RequestContext,
 ) -> Result<(Chats, &'a str, &'a str), ApiError> {
-    let none = || ApiError::not_found("a daemon has chats, and this is none: marshal up");
-    let chats = desk.chats.clone().ok_or_else(none)?;
-    Ok((chats, call.path_param("workspace"), call.path_param("chat")))
+    let none = || ApiError::not_found("only a daemon serves chats: start one with `marshal up`");
+    let chats = app.chats.clone().ok_or_else(none)?;
+    Ok((
+        chats,
+        request.path_param("workspace"),
+        request.path_param("chat"),
+    ))
 }
 
-fn limit(call: &RequestContext) -> u32 {
-    let given = call.query_param("limit").and_then(|text| text.parse().ok());
+fn limit(request: &RequestContext) -> u32 {
+    let given = request
+        .query_param("limit")
+        .and_then(|text| text.parse().ok());
     given.unwrap_or(limits::CHAT_PAGE)
 }
 
-/// The body, JSON of this form: what is no JSON is bad, and what is of another form is refused.
-pub(super) fn read<T: for<'a> Deserialize<'a>>(call: &RequestContext) -> Result<T, ApiError> {
-    serde_json::from_slice(call.bytes()).map_err(|error| {
+/// Parses the body: 400 if it is not JSON, 422 if it has another form.
+pub(super) fn read<T: for<'a> Deserialize<'a>>(request: &RequestContext) -> Result<T, ApiError> {
+    serde_json::from_slice(request.bytes()).map_err(|error| {
         let why = marshal_model::untrusted::escape_for_display(&error.to_string(), 200);
         if error.is_data() {
-            let detail = format!("the body: {why}");
+            let detail = format!("invalid body: {why}");
             ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, detail)
         } else {
-            ApiError::bad_request(format!("the body is no JSON: {why}"))
+            ApiError::bad_request(format!("the body is not JSON: {why}"))
         }
     })
 }
 
-/// What a client names a message by, so that it can send it again.
+/// Returns the idempotency key, with which a client can send a message again.
 fn key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
     let mut keys = headers.get_all("idempotency-key").iter();
     let (first, second) = (keys.next(), keys.next());
@@ -115,21 +121,21 @@ fn key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
         _ => {
             let most = limits::TURN_KEY_BYTES;
             Err(ApiError::bad_request(format!(
-                "an Idempotency-Key is one text of 1 to {most} characters of ASCII"
+                "Idempotency-Key must be one string of 1 to {most} ASCII characters"
             )))
         }
     }
 }
 
-pub(super) async fn create(desk: AppState, call: RequestContext) -> HandlerResult {
-    let (chats, workspace, _) = chat_params(&desk, &call)?;
-    let key = key(&call.headers)?;
-    let create: Create = read(&call)?;
-    // The same members in another order are the same.
-    let asked: Value = read(&call)?;
+pub(super) async fn create(app: AppState, request: RequestContext) -> HandlerResult {
+    let (chats, workspace, _) = chat_params(&app, &request)?;
+    let key = key(&request.headers)?;
+    let create: Create = read(&request)?;
+    // Parsed, so that the same members in another order count as the same request.
+    let canonical: Value = read(&request)?;
     let once = key.map(|key| IdempotencyKey {
         key,
-        request: asked.to_string(),
+        request: canonical.to_string(),
     });
     let wish = CreateRequest {
         goal: create.goal,
@@ -174,73 +180,73 @@ pub(super) async fn create(desk: AppState, call: RequestContext) -> HandlerResul
     Ok(response)
 }
 
-pub(super) async fn send(desk: AppState, call: RequestContext) -> HandlerResult {
-    let (chats, workspace, chat) = chat_params(&desk, &call)?;
-    accept_message(&chats, workspace, chat, &call).await
+pub(super) async fn send(app: AppState, request: RequestContext) -> HandlerResult {
+    let (chats, workspace, chat) = chat_params(&app, &request)?;
+    accept_message(&chats, workspace, chat, &request).await
 }
 
-/// Has a chat take the message that a call brings.
+/// Sends the message of a request to a chat.
 pub(super) async fn accept_message(
     chats: &Chats,
     workspace: &str,
     chat: &str,
-    call: &RequestContext,
+    request: &RequestContext,
 ) -> HandlerResult {
-    let key = key(&call.headers)?;
-    let message: Message = read(call)?;
-    let said = chats
+    let key = key(&request.headers)?;
+    let message: Message = read(request)?;
+    let accepted = chats
         .send_message(workspace, chat, message.content, key)
         .await;
-    let Accepted { turn, sequence } = said?;
+    let Accepted { turn, sequence } = accepted?;
     let body = json!({"turn_id": turn.as_str(), "sequence": sequence});
     respond(StatusCode::ACCEPTED, &body)
 }
 
-pub(super) async fn list(desk: AppState, call: RequestContext) -> HandlerResult {
-    let (chats, workspace, _) = chat_params(&desk, &call)?;
-    let found = chats.list(workspace, call.query_param("after"), limit(&call));
-    let (chats, has_more) = found.await?;
+pub(super) async fn list(app: AppState, request: RequestContext) -> HandlerResult {
+    let (chats, workspace, _) = chat_params(&app, &request)?;
+    let page = chats.list(workspace, request.query_param("after"), limit(&request));
+    let (chats, has_more) = page.await?;
     let last = chats.last().filter(|_| has_more);
     let next = last.map(|of| of.chat.session.as_str().to_owned());
     let items: Vec<Value> = chats.iter().map(chat_view).collect();
     respond_ok(&json!({"items": items, "next": next}))
 }
 
-pub(super) async fn get(desk: AppState, call: RequestContext) -> HandlerResult {
-    let (chats, workspace, chat) = chat_params(&desk, &call)?;
+pub(super) async fn get(app: AppState, request: RequestContext) -> HandlerResult {
+    let (chats, workspace, chat) = chat_params(&app, &request)?;
     respond_ok(&chat_view(&chats.get(workspace, chat).await?))
 }
 
-pub(super) async fn turns(desk: AppState, call: RequestContext) -> HandlerResult {
-    let (chats, workspace, chat) = chat_params(&desk, &call)?;
-    let after = call.query_param("after").unwrap_or("0").parse::<u64>();
+pub(super) async fn turns(app: AppState, request: RequestContext) -> HandlerResult {
+    let (chats, workspace, chat) = chat_params(&app, &request)?;
+    let after = request.query_param("after").unwrap_or("0").parse::<u64>();
     let after =
-        after.map_err(|_| ApiError::bad_request("query key \"after\" is a whole number"))?;
-    let found = chats.turns(workspace, chat, after, limit(&call)).await;
-    let (turns, has_more) = found?;
+        after.map_err(|_| ApiError::bad_request("query key \"after\" must be an integer"))?;
+    let page = chats.turns(workspace, chat, after, limit(&request)).await;
+    let (turns, has_more) = page?;
     let next = turns.last().filter(|_| has_more).map(|of| of.seq);
     let items: Vec<Value> = turns.iter().map(turn_view).collect();
     respond_ok(&json!({"items": items, "next": next}))
 }
 
-pub(super) async fn events(desk: AppState, call: RequestContext) -> HandlerResult {
-    let (chats, workspace, chat) = chat_params(&desk, &call)?;
-    // Over a WebSocket every message is an envelope.
-    let shape = match call.query_param("shape") {
-        Some("enveloped") if call.websocket.is_none() => Shape::Enveloped,
+pub(super) async fn events(app: AppState, request: RequestContext) -> HandlerResult {
+    let (chats, workspace, chat) = chat_params(&app, &request)?;
+    // Over a WebSocket every message is enveloped.
+    let shape = match request.query_param("shape") {
+        Some("enveloped") if request.websocket.is_none() => Shape::Enveloped,
         _ => Shape::Named,
     };
-    // What a client has read counts more than what it was told to begin with.
-    let last = call.headers.get("last-event-id");
+    // What the client read last takes precedence over where it was told to start.
+    let last = request.headers.get("last-event-id");
     let last = last.map(|id| id.to_str().unwrap_or("?"));
     let cursor = match last
         .filter(|id| !id.is_empty())
-        .or(call.query_param("after"))
+        .or(request.query_param("after"))
     {
         None => Cursor::default(),
         Some(text) => Cursor::read(text).ok_or_else(|| {
             ApiError::bad_request(
-                "Last-Event-ID and \"after\" are ids of events of this stream, or a number",
+                "Last-Event-ID and \"after\" must be event ids of this stream, or a number",
             )
         })?,
     };
@@ -249,26 +255,26 @@ pub(super) async fn events(desk: AppState, call: RequestContext) -> HandlerResul
         deadline: until,
         websocket: socket,
         ..
-    } = call;
-    Ok(chat_streams::open(followed, socket, desk.stop, until))
+    } = request;
+    Ok(chat_streams::open(followed, socket, app.stop, until))
 }
 
-pub(super) async fn cancel(desk: AppState, call: RequestContext) -> HandlerResult {
-    let (chats, workspace, chat) = chat_params(&desk, &call)?;
+pub(super) async fn cancel(app: AppState, request: RequestContext) -> HandlerResult {
+    let (chats, workspace, chat) = chat_params(&app, &request)?;
     let chat = chats.stop(workspace, chat).await?;
     respond_ok(&json!({"status": "cancelled", "chat_id": chat.as_str()}))
 }
 
-pub(super) async fn close(desk: AppState, call: RequestContext) -> HandlerResult {
-    let (chats, workspace, chat) = chat_params(&desk, &call)?;
-    // Until its turn and its agent have ended it is only closing.
+pub(super) async fn close(app: AppState, request: RequestContext) -> HandlerResult {
+    let (chats, workspace, chat) = chat_params(&app, &request)?;
+    // The chat is `closing` until its turn and its agent have ended.
     let is_closed = chats.close(workspace, chat).await?;
     let status = if is_closed { "closed" } else { "closing" };
     respond_ok(&json!({"status": status, "chat_id": chat}))
 }
 
-pub(super) async fn ping(desk: AppState, call: RequestContext) -> HandlerResult {
-    let (chats, workspace, chat) = chat_params(&desk, &call)?;
+pub(super) async fn ping(app: AppState, request: RequestContext) -> HandlerResult {
+    let (chats, workspace, chat) = chat_params(&app, &request)?;
     chats.ping(workspace, chat).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }

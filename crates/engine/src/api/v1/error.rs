@@ -1,6 +1,7 @@
-//! Why a request is not done: `application/problem+json`, as RFC 9457 has it.
+//! The error responses: `application/problem+json` of RFC 9457.
 //!
-//! Owns the statuses. A detail is made to be shown: what is foreign in it has no control characters.
+//! Owns the statuses. A detail is safe to display: control characters of untrusted text are
+//! escaped.
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
@@ -9,18 +10,18 @@ use super::routes::Route;
 use crate::api::http::{problem, with_connection_close};
 use marshal_model::untrusted::escape_for_display;
 
-/// Characters of a detail.
+/// The maximum length of a detail, in characters.
 const DETAIL: usize = 1000;
 
-/// See the head of this file.
+/// An error response that is not sent yet.
 #[derive(Debug)]
 pub(super) struct ApiError {
     status: StatusCode,
     detail: String,
     allow: Option<String>,
-    /// In how many seconds it may be asked again.
+    /// The value of `Retry-After`, in seconds.
     retry_after: Option<&'static str>,
-    /// What is left of the request is not read.
+    /// The connection is closed after the response, because the rest of the request is not read.
     closes_connection: bool,
 }
 
@@ -47,7 +48,7 @@ impl ApiError {
         Self::new(StatusCode::CONFLICT, detail)
     }
 
-    /// It cannot be done now.
+    /// Creates a 503: the request cannot be carried out now.
     pub(super) fn unavailable(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, detail)
     }
@@ -58,14 +59,14 @@ impl ApiError {
             allow.push("HEAD");
         }
         let allow = allow.join(", ");
-        let detail = format!("this resource takes {allow}");
+        let detail = format!("this resource allows {allow}");
         Self {
             allow: Some(allow),
             ..Self::new(StatusCode::METHOD_NOT_ALLOWED, detail)
         }
     }
 
-    /// Says in how many seconds to come again.
+    /// Adds `Retry-After`.
     pub(super) fn with_retry_after(self, seconds: &'static str) -> Self {
         Self {
             retry_after: Some(seconds),
@@ -73,7 +74,7 @@ impl ApiError {
         }
     }
 
-    /// The connection ends with the answer.
+    /// Closes the connection after the response.
     pub(super) fn with_connection_close(self) -> Self {
         Self {
             closes_connection: true,

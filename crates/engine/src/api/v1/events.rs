@@ -1,7 +1,7 @@
-//! Events as server-sent events: of one session, of the whole fleet.
+//! Streams of server-sent events: of one session, and of the whole fleet.
 //!
-//! Owns the streams: a cursor over the journal that is woken by what happens. A watcher that is slow is
-//! waited for a bounded time and holds nobody else up. Must not know how events are stored.
+//! Owns the streams: a cursor over the journal that live events wake. A slow subscriber is waited
+//! for a bounded time and blocks nobody else. Must not know how events are stored.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,27 +23,27 @@ use marshal_model::limits;
 use marshal_model::untrusted::{escape_for_display, escape_json_for_terminal};
 use marshal_model::{EventId, EventKind, PoolName, SessionId};
 
-/// How far before its cursor the stream of the fleet begins again: what sessions stamped and had not
-/// made durable when the cursor was given.
+/// The fleet's stream resumes this long before its cursor, because sessions may have stamped events
+/// that were not durable yet when the cursor was sent.
 const OVERLAP_US: i64 = 10_000_000;
 
-/// Sessions that a stream of the fleet remembers its place in.
+/// The maximum number of sessions whose position a fleet stream keeps.
 const MAX_TRACKED_SESSIONS: usize = 10_000;
 
-/// What the stream of the fleet tells beside events of sessions.
+/// The live events that the fleet's stream has in addition to the events of sessions.
 const NOTICES: [&str; 5] = ["queued", "assigned", "slot", "paused", "ended"];
 
 /// Why a stream ends.
 enum StreamEnd {
-    /// The watcher is gone, or takes nothing.
+    /// The client disconnected or does not read.
     Gone,
-    /// Its connection is old: it comes again.
+    /// The connection reached its maximum age; the client reconnects.
     Expired,
-    /// The supervisor stops.
+    /// The supervisor is stopping.
     Stopping,
     /// The journal cannot be read.
     Failed,
-    /// The session has ended, and everything of it was told.
+    /// The session has ended, and all of its events were sent.
     Complete,
 }
 
@@ -53,39 +53,39 @@ impl From<ApiError> for StreamEnd {
     }
 }
 
-/// A watcher's end of its stream.
+/// The producer of one client's stream.
 struct Subscriber {
-    desk: AppState,
+    app: AppState,
     sender: mpsc::Sender<Bytes>,
     fleet_events: broadcast::Receiver<FleetEvent>,
     _permit: OwnedSemaphorePermit,
 }
 
-/// What wakes a watcher.
+/// What wakes a stream.
 enum Wakeup {
-    /// This happened.
+    /// A live event.
     FleetEvent(FleetEvent),
-    /// Much happened, and was not heard.
+    /// Live events were lost.
     Lagged,
-    /// The children are gone, and everything of them is durable.
+    /// The children have ended, and all of their events are durable.
     Drained,
 }
 
-/// Where the watcher says that it stands, if it says.
-fn cursor(call: &RequestContext) -> Result<Option<&str>, ApiError> {
-    match call.headers.get("last-event-id") {
-        None => Ok(call.query_param("after")),
+/// Returns the client's cursor, if it sent one.
+fn cursor(request: &RequestContext) -> Result<Option<&str>, ApiError> {
+    match request.headers.get("last-event-id") {
+        None => Ok(request.query_param("after")),
         Some(value) => {
             let text = value.to_str();
             let text =
-                text.map_err(|_| ApiError::bad_request("Last-Event-ID is no id of an event"))?;
+                text.map_err(|_| ApiError::bad_request("Last-Event-ID is not an event id"))?;
             Ok(Some(text).filter(|text| !text.is_empty()))
         }
     }
 }
 
-/// Opens a stream; `fill` does, until the connection is old.
-fn open<F, R>(desk: AppState, call: RequestContext, fill: F) -> HandlerResult
+/// Opens a stream, which `fill` feeds until the connection reaches its maximum age.
+fn open<F, R>(app: AppState, request: RequestContext, fill: F) -> HandlerResult
 where
     F: FnOnce(Subscriber) -> R,
     R: Future<Output = StreamEnd> + Send + 'static,
@@ -94,19 +94,19 @@ where
         deadline: until,
         websocket: socket,
         ..
-    } = call;
-    let place = Arc::clone(&desk.stream_permits).try_acquire_owned();
+    } = request;
+    let place = Arc::clone(&app.stream_permits).try_acquire_owned();
     let place = place.map_err(|_| ApiError::unavailable("too many streams are open already"))?;
     let (tell, told) = mpsc::channel(limits::APPROVAL_STREAM_QUEUE);
     let last = tell.clone();
-    let response = web_socket::respond(told, socket, desk.stop.clone(), until);
+    let response = web_socket::respond(told, socket, app.stop.clone(), until);
     let filled = fill(Subscriber {
-        fleet_events: desk.fleet.subscribe(),
-        desk,
+        fleet_events: app.fleet.subscribe(),
+        app,
         sender: tell,
         _permit: place,
     });
-    // A stream that ends by itself is no error for its reader.
+    // A stream that ends before its connection does is not an error for its client.
     let until = until - limits::APPROVAL_STREAM_MARGIN.min(until - Instant::now());
     tokio::spawn(async move {
         let again = format!("retry: {}\n\n", limits::APPROVAL_STREAM_RETRY.as_millis());
@@ -140,18 +140,18 @@ async fn send_chunk(tell: &mpsc::Sender<Bytes>, text: String) -> Result<(), Stre
 }
 
 impl Subscriber {
-    /// One event; without an id it moves no cursor.
+    /// Sends an event; without an id it does not move the client's cursor.
     async fn send_event(&self, id: Option<&str>, name: &str, json: &str) -> Result<(), StreamEnd> {
         let id = id.map_or(String::new(), |id| format!("id: {id}\n"));
-        // One line, which nothing in it can end.
+        // Control characters are escaped, so nothing in the JSON can end the line.
         let json = escape_json_for_terminal(json);
         send_chunk(&self.sender, format!("{id}event: {name}\ndata: {json}\n\n")).await
     }
 
-    /// Waits until something happened. Says meanwhile that it is there, and looks itself then:
-    /// `None`.
+    /// Waits until something happened. Sends keepalives meanwhile; each returns `None`, so that the
+    /// caller reads the journal too.
     async fn next_wakeup(&mut self) -> Result<Option<Wakeup>, StreamEnd> {
-        let stop = self.desk.stop.clone();
+        let stop = self.app.stop.clone();
         tokio::select! {
             heard = self.fleet_events.recv() => match heard {
                 Ok(notice) => Ok(Some(Wakeup::FleetEvent(notice))),
@@ -159,7 +159,7 @@ impl Subscriber {
                 Err(RecvError::Closed) => Err(StreamEnd::Stopping),
             },
             () = stop.cancelled() => {
-                self.desk.fleet.flush_journal().await;
+                self.app.fleet.flush_journal().await;
                 Ok(Some(Wakeup::Drained))
             }
             () = tokio::time::sleep(limits::APPROVAL_STREAM_KEEPALIVE) => {
@@ -174,26 +174,26 @@ impl Subscriber {
         let session = session.clone();
         let (most, bytes) = (limits::CATCH_UP_EVENTS, limits::CATCH_UP_BYTES);
         let read = move |reader: &Reader| reader.events_page(&session, after, most, bytes);
-        Ok(self.desk.journal.read(read).await?)
+        Ok(self.app.journal.read(read).await?)
     }
 }
 
-pub(super) async fn stream_session(desk: AppState, call: RequestContext) -> HandlerResult {
-    let (session, _) = sessions::find_session(&desk, &call).await?;
-    let bad = |_| ApiError::bad_request("the cursor is no id of an event, such as 3-117");
-    let cursor = cursor(&call)?
+pub(super) async fn stream_session(app: AppState, request: RequestContext) -> HandlerResult {
+    let (session, _) = sessions::find_session(&app, &request).await?;
+    let bad = |_| ApiError::bad_request("the cursor must be an event id, such as 3-117");
+    let cursor = cursor(&request)?
         .map(EventId::parse)
         .transpose()
         .map_err(bad)?;
     let at = match cursor {
         None => 0,
         Some(cursor) => {
-            let asked = session.clone();
-            let read = move |reader: &Reader| reader.last_common_event(&asked, cursor);
-            desk.journal.read(read).await?.seq
+            let key = session.clone();
+            let read = move |reader: &Reader| reader.last_common_event(&key, cursor);
+            app.journal.read(read).await?.seq
         }
     };
-    open(desk, call, |watcher| async move {
+    open(app, request, |watcher| async move {
         let followed = watcher.follow_session(session, at).await;
         followed.err().unwrap_or(StreamEnd::Complete)
     })
@@ -202,10 +202,10 @@ pub(super) async fn stream_session(desk: AppState, call: RequestContext) -> Hand
 impl Subscriber {
     async fn follow_session(mut self, session: SessionId, mut at: u64) -> Result<(), StreamEnd> {
         loop {
-            // Before its events, so that none is missed of one that has ended.
+            // Read before the events, so that none of an ended session is missed.
             let asked = session.clone();
             let row = self
-                .desk
+                .app
                 .journal
                 .read(move |reader| reader.session(&asked))
                 .await?;
@@ -236,7 +236,7 @@ impl Subscriber {
         }
     }
 
-    /// What is left of a session when the supervisor stops.
+    /// Sends the remaining events of a session when the supervisor stops.
     async fn send_remaining(&self, session: &SessionId, mut at: u64) -> Result<(), StreamEnd> {
         loop {
             let page = self.page(session, at).await?;
@@ -253,7 +253,7 @@ impl Subscriber {
     }
 }
 
-/// Whether a notice may mean news of a session.
+/// Whether a live event may mean new events of a session.
 fn concerns(notice: &FleetEvent, of: &SessionId) -> bool {
     match notice {
         FleetEvent::SessionEvents { session, .. } | FleetEvent::EventsSkipped { session, .. } => {
@@ -264,7 +264,7 @@ fn concerns(notice: &FleetEvent, of: &SessionId) -> bool {
     }
 }
 
-/// What a stream of the fleet tells.
+/// The filter of a fleet stream.
 struct EventFilter {
     kinds: Option<Vec<String>>,
     pool: Option<PoolName>,
@@ -272,24 +272,27 @@ struct EventFilter {
 }
 
 impl EventFilter {
-    fn from_request(desk: &AppState, call: &RequestContext) -> Result<Self, ApiError> {
-        let kinds = call.query_param("kind").map(|words| {
+    fn from_request(app: &AppState, request: &RequestContext) -> Result<Self, ApiError> {
+        let kinds = request.query_param("kind").map(|words| {
             let words = words.split(',').map(str::to_owned);
             words.collect::<Vec<_>>()
         });
         for kind in kinds.iter().flatten() {
             if !NOTICES.contains(&kind.as_str()) && EventKind::from_word(kind).is_none() {
                 let shown = escape_for_display(kind, 60);
-                let detail = format!("query key \"kind\": there is no kind {shown:?}");
+                let detail = format!("query key \"kind\": there is no event kind {shown:?}");
                 return Err(ApiError::bad_request(detail));
             }
         }
-        let session = call.query_param("session").map(SessionId::new).transpose();
+        let session = request
+            .query_param("session")
+            .map(SessionId::new)
+            .transpose();
         Ok(Self {
             kinds,
-            pool: fleet::pool_filter(desk, call)?,
+            pool: fleet::pool_filter(app, request)?,
             session: session
-                .map_err(|_| ApiError::bad_request("query key \"session\" is no session"))?,
+                .map_err(|_| ApiError::bad_request("query key \"session\" is not a session id"))?,
         })
     }
 
@@ -304,15 +307,15 @@ impl EventFilter {
     }
 }
 
-pub(super) async fn stream_fleet(desk: AppState, call: RequestContext) -> HandlerResult {
-    let wanted = EventFilter::from_request(&desk, &call)?;
+pub(super) async fn stream_fleet(app: AppState, request: RequestContext) -> HandlerResult {
+    let wanted = EventFilter::from_request(&app, &request)?;
     let now = jiff::Timestamp::now().as_microsecond();
-    let cursor = cursor(&call)?.map(|text| {
+    let cursor = cursor(&request)?.map(|text| {
         let at: Option<i64> = text.parse().ok().filter(|at| (0..=now).contains(at));
-        at.ok_or_else(|| ApiError::bad_request("the cursor is none of this stream's"))
+        at.ok_or_else(|| ApiError::bad_request("the cursor does not belong to this stream"))
     });
     let cursor = cursor.transpose()?;
-    open(desk, call, move |watcher| async move {
+    open(app, request, move |watcher| async move {
         let mut all = FleetStream {
             watcher,
             filter: wanted,
@@ -326,13 +329,13 @@ pub(super) async fn stream_fleet(desk: AppState, call: RequestContext) -> Handle
     })
 }
 
-/// A stream of the fleet.
+/// A fleet stream.
 struct FleetStream {
     watcher: Subscriber,
     filter: EventFilter,
-    /// The last seq that was told of each session.
+    /// The last seq that was sent, by session.
     last_seqs: HashMap<SessionId, u64>,
-    /// The stamp of the newest event that was told: the cursor.
+    /// The time of the newest event that was sent, which is the cursor.
     at_us: i64,
 }
 
@@ -351,7 +354,7 @@ impl FleetStream {
         }
     }
 
-    /// Tells what the journal has from a little before the cursor on, of every session.
+    /// Sends the journal's events of all sessions from shortly before the cursor on.
     async fn send_missed(&mut self) -> Result<(), StreamEnd> {
         let from = self.at_us - OVERLAP_US;
         let read = move |reader: &Reader| {
@@ -368,7 +371,7 @@ impl FleetStream {
             }
             Ok(places)
         };
-        for (session, pool, after) in self.watcher.desk.journal.read(read).await? {
+        for (session, pool, after) in self.watcher.app.journal.read(read).await? {
             let after = *self.last_seqs.get(&session).unwrap_or(&after);
             self.send_session_events(session, &pool, after, u64::MAX)
                 .await?;
@@ -407,7 +410,7 @@ impl FleetStream {
         self.send_session_events(session, &pool, after, last).await
     }
 
-    /// Tells a session's events after a seq.
+    /// Sends a session's events after a seq.
     async fn send_session_events(
         &mut self,
         session: SessionId,
@@ -440,7 +443,7 @@ impl FleetStream {
         Ok(())
     }
 
-    /// What is no event of a session is told as it happens, and never again.
+    /// Sends an event that belongs to no session; it is sent live only, and never again.
     async fn send_fleet_event(&mut self, notice: &FleetEvent) -> Result<(), StreamEnd> {
         let (kind, pool, session, line) = match notice {
             FleetEvent::TaskQueued { pool, .. } => ("queued", pool, None, item(notice)),

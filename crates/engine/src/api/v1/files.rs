@@ -1,7 +1,7 @@
-//! Registered workspaces, and the versions of their files.
+//! Configured workspaces, and the versions of their files.
 //!
-//! Only what the store took is shown: nobody reads a directory of the host by these routes. Must not
-//! know how versions are kept.
+//! Shows only what the version store has: these routes read no directory of the host. Must not know
+//! how versions are stored.
 
 use axum::http::StatusCode;
 use base64::Engine as _;
@@ -45,7 +45,7 @@ struct VersionView {
     executable: bool,
 }
 
-/// A version with what the file held.
+/// A version with the file's content.
 #[derive(Serialize)]
 struct FileView {
     version: VersionView,
@@ -53,12 +53,13 @@ struct FileView {
     holds: FileContent,
 }
 
-/// The whole of a content.
+/// The whole content of a file.
 #[derive(Serialize, Default)]
 struct FileContent {
-    /// Where it is a text.
+    /// The content, if it is text.
     content: Option<String>,
-    /// Where it is none, or has control characters, which would be six times as long in JSON.
+    /// The content in base64, if it is not text or has control characters, which would be six times
+    /// as long in JSON.
     base64: Option<String>,
 }
 
@@ -94,7 +95,7 @@ struct DiffView {
     cut: bool,
 }
 
-/// Any base64 that the document's pattern lets through.
+/// Accepts all base64 that the pattern in the OpenAPI document accepts.
 const LENIENT: GeneralPurpose = GeneralPurpose::new(
     &STANDARD_ALPHABET,
     GeneralPurposeConfig::new().with_decode_allow_trailing_bits(true),
@@ -110,7 +111,7 @@ struct Put {
     base: Option<u64>,
 }
 
-/// What is given is a text, never null.
+/// Parses a member that may be missing, but not null.
 fn text<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
     String::deserialize(from).map(Some)
 }
@@ -119,17 +120,18 @@ impl Put {
     fn bytes(self) -> Result<Vec<u8>, ApiError> {
         let bytes = match (self.content, self.base64) {
             (Some(text), None) => text.into_bytes(),
-            (None, Some(text)) => LENIENT
-                .decode(text)
-                .map_err(|error| ApiError::bad_request(format!("\"base64\" is none: {error}")))?,
+            (None, Some(text)) => LENIENT.decode(text).map_err(|error| {
+                ApiError::bad_request(format!("\"base64\" is not valid base64: {error}"))
+            })?,
             _ => {
                 return Err(ApiError::bad_request(
-                    "the body needs one of \"content\" and \"base64\"",
+                    "the body must have either \"content\" or \"base64\"",
                 ));
             }
         };
         if bytes.len() > HTTP_PUT_BYTES {
-            let detail = format!("a file that is put has at most {HTTP_PUT_BYTES} bytes");
+            let detail =
+                format!("the file is too large: at most {HTTP_PUT_BYTES} bytes can be written");
             return Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, detail));
         }
         Ok(bytes)
@@ -168,7 +170,7 @@ impl VersionView {
     }
 }
 
-/// What a person is in a version.
+/// Returns the origin of a version that an approver wrote.
 fn origin_of(who: &Approver) -> Origin {
     Origin::new(Author::new(AuthorKind::Person, &who.to_string()))
 }
@@ -211,22 +213,22 @@ fn files_error(error: &FilesError) -> ApiError {
         | FilesError::Store(_)
         | FilesError::Stopping => StatusCode::SERVICE_UNAVAILABLE,
     };
-    // The way to a workspace is the host's own matter.
-    let told = match error {
+    // The host's path of a workspace is not disclosed.
+    let detail = match error {
         FilesError::Workspace(_) => "the workspace's directory cannot be opened".to_owned(),
         error => error.to_string(),
     };
-    ApiError::new(status, told)
+    ApiError::new(status, detail)
 }
 
-fn workspace(call: &RequestContext) -> Result<WorkspaceName, ApiError> {
-    let name = call.path_param("workspace");
+fn workspace(request: &RequestContext) -> Result<WorkspaceName, ApiError> {
+    let name = request.path_param("workspace");
     WorkspaceName::new(name).map_err(|_| ApiError::not_found("there is no such workspace"))
 }
 
-/// A number of a version in the query.
-fn number(call: &RequestContext, key: &str) -> Result<Option<u64>, ApiError> {
-    let Some(text) = call.query_param(key) else {
+/// Returns a version number of the query.
+fn number(request: &RequestContext, key: &str) -> Result<Option<u64>, ApiError> {
+    let Some(text) = request.query_param(key) else {
         return Ok(None);
     };
     let is_plain = text.bytes().all(|byte| byte.is_ascii_digit());
@@ -234,17 +236,17 @@ fn number(call: &RequestContext, key: &str) -> Result<Option<u64>, ApiError> {
     match number {
         Some(v) => Ok(Some(v)),
         None => Err(ApiError::bad_request(format!(
-            "query key {key:?} must be a version, from 1"
+            "query key {key:?} must be a version, 1 or greater"
         ))),
     }
 }
 
-fn limit(call: &RequestContext) -> u32 {
-    u32::try_from(call.limit()).map_or(STORE_PAGE, |limit| limit.min(STORE_PAGE))
+fn limit(request: &RequestContext) -> u32 {
+    u32::try_from(request.limit()).map_or(STORE_PAGE, |limit| limit.min(STORE_PAGE))
 }
 
-pub(super) async fn workspaces(desk: AppState, _: RequestContext) -> HandlerResult {
-    let names = desk.fleet.workspaces().into_iter();
+pub(super) async fn workspaces(app: AppState, _: RequestContext) -> HandlerResult {
+    let names = app.fleet.workspaces().into_iter();
     let items = names.map(|name| WorkspaceView {
         name: name.to_string(),
     });
@@ -254,13 +256,13 @@ pub(super) async fn workspaces(desk: AppState, _: RequestContext) -> HandlerResu
     })
 }
 
-pub(super) async fn list(desk: AppState, call: RequestContext) -> HandlerResult {
-    let workspace = workspace(&call)?;
-    let prefix = call.query_param("prefix").unwrap_or("");
-    let after = call.query_param("cursor");
-    let page = desk
+pub(super) async fn list(app: AppState, request: RequestContext) -> HandlerResult {
+    let workspace = workspace(&request)?;
+    let prefix = request.query_param("prefix").unwrap_or("");
+    let after = request.query_param("cursor");
+    let page = app
         .fleet
-        .list_files(&workspace, prefix, after, limit(&call));
+        .list_files(&workspace, prefix, after, limit(&request));
     let page = page.await.map_err(|error| files_error(&error))?;
     let rows = page.rows.iter();
     respond_ok(&List {
@@ -271,16 +273,16 @@ pub(super) async fn list(desk: AppState, call: RequestContext) -> HandlerResult 
     })
 }
 
-pub(super) async fn get(desk: AppState, call: RequestContext) -> HandlerResult {
-    let (workspace, v) = (workspace(&call)?, number(&call, "version")?);
-    let _place = desk.transfer_budget.acquire_work().await?;
-    let fetched = desk
+pub(super) async fn get(app: AppState, request: RequestContext) -> HandlerResult {
+    let (workspace, v) = (workspace(&request)?, number(&request, "version")?);
+    let _place = app.transfer_budget.acquire_work().await?;
+    let fetched = app
         .fleet
-        .file_version(&workspace, call.path_param("path"), v);
+        .file_version(&workspace, request.path_param("path"), v);
     let fetched = fetched.await.map_err(|error| files_error(&error))?;
     if v.is_none() && fetched.version.content_state == ContentState::Deleted {
         let detail = format!(
-            "the file is gone since version {}; ask for ?version= of an earlier one",
+            "version {} deleted the file; request an earlier one with ?version=",
             fetched.version.v
         );
         return Err(ApiError::not_found(detail));
@@ -293,36 +295,39 @@ pub(super) async fn get(desk: AppState, call: RequestContext) -> HandlerResult {
             .map_or_else(FileContent::default, FileContent::from_bytes)
     };
     let holds = tokio::task::spawn_blocking(holds).await;
-    let holds = holds.map_err(|_| ApiError::unavailable("the content could not be written"))?;
-    desk.transfer_budget
+    let holds = holds.map_err(|_| ApiError::unavailable("the content could not be encoded"))?;
+    app.transfer_budget
         .respond(FileView { version, holds })
         .await
 }
 
-pub(super) async fn put(desk: AppState, call: RequestContext) -> HandlerResult {
-    let workspace = workspace(&call)?;
-    let put: Put = call.body()?;
+pub(super) async fn put(app: AppState, request: RequestContext) -> HandlerResult {
+    let workspace = workspace(&request)?;
+    let put: Put = request.body()?;
     let base = base(put.base);
     let file = FileWrite {
         base,
         expected_digest: None,
         bytes: put.bytes()?.into(),
-        origin: origin_of(&call.approver),
+        origin: origin_of(&request.approver),
         parents: Parents::Make,
     };
-    let written = desk
+    let written = app
         .fleet
-        .write_file(&workspace, call.path_param("path"), file);
+        .write_file(&workspace, request.path_param("path"), file);
     let version = written.await.map_err(|error| files_error(&error))?;
     respond_ok(&VersionView::from_version(&version))
 }
 
-pub(super) async fn history(desk: AppState, call: RequestContext) -> HandlerResult {
-    let workspace = workspace(&call)?;
-    let before = number(&call, "cursor")?;
-    let page = desk
-        .fleet
-        .file_history(&workspace, call.path_param("path"), before, limit(&call));
+pub(super) async fn history(app: AppState, request: RequestContext) -> HandlerResult {
+    let workspace = workspace(&request)?;
+    let before = number(&request, "cursor")?;
+    let page = app.fleet.file_history(
+        &workspace,
+        request.path_param("path"),
+        before,
+        limit(&request),
+    );
     let page = page.await.map_err(|error| files_error(&error))?;
     respond_ok(&List {
         items: page.rows.iter().map(VersionView::from_version).collect(),
@@ -330,17 +335,17 @@ pub(super) async fn history(desk: AppState, call: RequestContext) -> HandlerResu
     })
 }
 
-pub(super) async fn diff(desk: AppState, call: RequestContext) -> HandlerResult {
-    let workspace = workspace(&call)?;
-    let (Some(from), Some(to)) = (number(&call, "from")?, number(&call, "to")?) else {
+pub(super) async fn diff(app: AppState, request: RequestContext) -> HandlerResult {
+    let workspace = workspace(&request)?;
+    let (Some(from), Some(to)) = (number(&request, "from")?, number(&request, "to")?) else {
         return Err(ApiError::bad_request(
-            "the query needs from and to, two versions",
+            "the query must have \"from\" and \"to\", two versions",
         ));
     };
-    let _place = desk.transfer_budget.acquire_work().await?;
-    let diff = desk
+    let _place = app.transfer_budget.acquire_work().await?;
+    let diff = app
         .fleet
-        .file_diff(&workspace, call.path_param("path"), (from, to));
+        .file_diff(&workspace, request.path_param("path"), (from, to));
     let (kind, text, cut) = match diff.await.map_err(|error| files_error(&error))? {
         Diff::Same => ("same", None, false),
         Diff::Text { text, cut } => ("text", Some(text), cut),
@@ -357,16 +362,16 @@ pub(super) async fn diff(desk: AppState, call: RequestContext) -> HandlerResult 
     })
 }
 
-pub(super) async fn restore(desk: AppState, call: RequestContext) -> HandlerResult {
-    let workspace = workspace(&call)?;
-    let wanted: Restore = call.body()?;
+pub(super) async fn restore(app: AppState, request: RequestContext) -> HandlerResult {
+    let workspace = workspace(&request)?;
+    let wanted: Restore = request.body()?;
     let of = (wanted.version, base(wanted.base));
-    let _place = desk.transfer_budget.acquire_work().await?;
-    let restored = desk.fleet.restore_file(
+    let _place = app.transfer_budget.acquire_work().await?;
+    let restored = app.fleet.restore_file(
         &workspace,
-        call.path_param("path"),
+        request.path_param("path"),
         of,
-        origin_of(&call.approver),
+        origin_of(&request.approver),
     );
     let version = restored.await.map_err(|error| files_error(&error))?;
     respond_ok(&VersionView::from_version(&version))

@@ -19,7 +19,7 @@ use marshal_model::{PoolName, PoolPhase, SlotId, SlotState};
 struct Summary {
     version: &'static str,
     ready: bool,
-    /// Why not.
+    /// Why the supervisor is not ready.
     reasons: Vec<String>,
     pools: Vec<String>,
     slots: BTreeMap<String, usize>,
@@ -27,14 +27,14 @@ struct Summary {
     approvals: usize,
 }
 
-pub(super) async fn summary(desk: AppState, _: RequestContext) -> HandlerResult {
-    let (ready, reasons) = match desk.fleet.readiness() {
+pub(super) async fn summary(app: AppState, _: RequestContext) -> HandlerResult {
+    let (ready, reasons) = match app.fleet.readiness() {
         Readiness::Ready => (true, Vec::new()),
         Readiness::NotReady(reasons) => (false, reasons),
     };
-    let views = desk.fleet.pool_views();
+    let views = app.fleet.pool_views();
     let mut slots = BTreeMap::new();
-    for view in desk.fleet.slots() {
+    for view in app.fleet.slots() {
         *slots.entry(view.state.to_string()).or_default() += 1;
     }
     respond_ok(&Summary {
@@ -48,39 +48,39 @@ pub(super) async fn summary(desk: AppState, _: RequestContext) -> HandlerResult 
     })
 }
 
-pub(super) async fn pools(desk: AppState, call: RequestContext) -> HandlerResult {
-    let views = desk.fleet.pool_views().into_iter();
+pub(super) async fn pools(app: AppState, request: RequestContext) -> HandlerResult {
+    let views = app.fleet.pool_views().into_iter();
     let pools = views.map(Pool::from_view);
     let name = |pool: &Pool| pool.pool.clone();
     Ok(respond_page(
         pools,
         name,
-        call.query_param("cursor"),
-        call.limit(),
+        request.query_param("cursor"),
+        request.limit(),
     ))
 }
 
-pub(super) async fn pool(desk: AppState, call: RequestContext) -> HandlerResult {
-    respond_ok(&find_pool(&desk, call.path_param("pool"))?)
+pub(super) async fn pool(app: AppState, request: RequestContext) -> HandlerResult {
+    respond_ok(&find_pool(&app, request.path_param("pool"))?)
 }
 
-/// One pool as it is shown.
-fn find_pool(desk: &AppState, name: &str) -> Result<Pool, ApiError> {
-    let mut views = desk.fleet.pool_views().into_iter();
+/// Returns the view of one pool.
+fn find_pool(app: &AppState, name: &str) -> Result<Pool, ApiError> {
+    let mut views = app.fleet.pool_views().into_iter();
     let found = views.find(|view| view.name.as_str() == name);
     let view = found.ok_or_else(|| ApiError::not_found("there is no such pool"))?;
     Ok(Pool::from_view(view))
 }
 
-/// The pool that a filter names.
+/// Returns the pool that the query names.
 pub(super) fn pool_filter(
-    desk: &AppState,
-    call: &RequestContext,
+    app: &AppState,
+    request: &RequestContext,
 ) -> Result<Option<PoolName>, ApiError> {
-    let Some(text) = call.query_param("pool") else {
+    let Some(text) = request.query_param("pool") else {
         return Ok(None);
     };
-    let views = desk.fleet.pool_views();
+    let views = app.fleet.pool_views();
     let mut names = views.into_iter().map(|view| view.name);
     let found = names.find(|name| name.as_str() == text);
     let bad = || {
@@ -92,31 +92,35 @@ pub(super) fn pool_filter(
     found.map(Some).ok_or_else(bad)
 }
 
-pub(super) async fn slots(desk: AppState, call: RequestContext) -> HandlerResult {
-    let pool = pool_filter(&desk, &call)?;
-    let state = call.query_param("state").map(|word| {
-        let bad = || ApiError::bad_request("query key \"state\" is no state of a slot");
+pub(super) async fn slots(app: AppState, request: RequestContext) -> HandlerResult {
+    let pool = pool_filter(&app, &request)?;
+    let state = request.query_param("state").map(|word| {
+        let bad = || ApiError::bad_request("query key \"state\" is not a slot state");
         SlotState::from_word(word).ok_or_else(bad)
     });
     let state = state.transpose()?;
-    let views = desk.fleet.slots().into_iter().filter(|view| {
+    let views = app.fleet.slots().into_iter().filter(|view| {
         let is_of = pool.as_ref().is_none_or(|pool| view.slot.pool == *pool);
         is_of && state.is_none_or(|state| view.state == state)
     });
     let slots = views.map(Slot::from_view);
-    // Numbers in their order, not in that of their digits.
+    // Padded, so that slots sort by number.
     let place = |slot: &Slot| format!("{}/{:05}", slot.pool, slot.number);
     Ok(respond_page(
         slots,
         place,
-        call.query_param("cursor"),
-        call.limit(),
+        request.query_param("cursor"),
+        request.limit(),
     ))
 }
 
-/// The slot that the path names.
-fn slot_of(call: &RequestContext) -> Result<SlotId, ApiError> {
-    let text = format!("{}/{}", call.path_param("pool"), call.path_param("slot"));
+/// Returns the slot in the path.
+fn slot_of(request: &RequestContext) -> Result<SlotId, ApiError> {
+    let text = format!(
+        "{}/{}",
+        request.path_param("pool"),
+        request.path_param("slot")
+    );
     SlotId::parse(&text).map_err(|_| no_slot())
 }
 
@@ -124,18 +128,18 @@ fn no_slot() -> ApiError {
     ApiError::not_found("there is no such slot")
 }
 
-pub(super) async fn slot(desk: AppState, call: RequestContext) -> HandlerResult {
-    let id = slot_of(&call)?;
-    respond_ok(&find_slot(&desk, &id)?)
+pub(super) async fn slot(app: AppState, request: RequestContext) -> HandlerResult {
+    let id = slot_of(&request)?;
+    respond_ok(&find_slot(&app, &id)?)
 }
 
-fn find_slot(desk: &AppState, id: &SlotId) -> Result<Slot, ApiError> {
-    let mut views = desk.fleet.slots().into_iter();
+fn find_slot(app: &AppState, id: &SlotId) -> Result<Slot, ApiError> {
+    let mut views = app.fleet.slots().into_iter();
     let found = views.find(|view| view.slot == *id);
     found.map(Slot::from_view).ok_or_else(no_slot)
 }
 
-/// Why an order was not followed.
+/// Converts the error of an operator's order.
 pub(super) fn operator_error(error: OperatorError) -> ApiError {
     match error {
         OperatorError::Stopping => ApiError::unavailable(error.to_string()),
@@ -144,24 +148,25 @@ pub(super) fn operator_error(error: OperatorError) -> ApiError {
     }
 }
 
-/// Has the tasks of a pool begin, or wait.
+/// Sets the phase of a pool.
 pub(super) async fn set_flow(
-    desk: AppState,
-    call: RequestContext,
+    app: AppState,
+    request: RequestContext,
     flow: PoolPhase,
 ) -> HandlerResult {
-    let name = pool_of(&desk, &call)?;
-    desk.fleet
+    let name = pool_of(&app, &request)?;
+    app.fleet
         .set_phase(&name, flow)
         .await
         .map_err(operator_error)?;
-    respond_ok(&find_pool(&desk, name.as_str())?)
+    respond_ok(&find_pool(&app, name.as_str())?)
 }
 
-/// The pool that the path names.
-fn pool_of(desk: &AppState, call: &RequestContext) -> Result<PoolName, ApiError> {
-    find_pool(desk, call.path_param("pool"))?;
-    PoolName::new(call.path_param("pool")).map_err(|_| ApiError::not_found("there is no such pool"))
+/// Returns the pool in the path.
+fn pool_of(app: &AppState, request: &RequestContext) -> Result<PoolName, ApiError> {
+    find_pool(app, request.path_param("pool"))?;
+    PoolName::new(request.path_param("pool"))
+        .map_err(|_| ApiError::not_found("there is no such pool"))
 }
 
 #[derive(Deserialize)]
@@ -170,19 +175,19 @@ struct Size {
     size: u16,
 }
 
-pub(super) async fn resize(desk: AppState, call: RequestContext) -> HandlerResult {
-    let name = pool_of(&desk, &call)?;
-    let wanted: Size = call.body()?;
-    let resized = desk.fleet.resize(&name, wanted.size).await;
+pub(super) async fn resize(app: AppState, request: RequestContext) -> HandlerResult {
+    let name = pool_of(&app, &request)?;
+    let wanted: Size = request.body()?;
+    let resized = app.fleet.resize(&name, wanted.size).await;
     resized.map_err(operator_error)?;
-    respond_ok(&find_pool(&desk, name.as_str())?)
+    respond_ok(&find_pool(&app, name.as_str())?)
 }
 
-/// The old child may take its time: whoever wants to know its end looks at the slot.
-pub(super) async fn restart(desk: AppState, call: RequestContext) -> HandlerResult {
-    let id = slot_of(&call)?;
-    let view = find_slot(&desk, &id)?;
-    let fleet = desk.fleet.clone();
+/// Returns before the old child has ended; a client that needs to know reads the slot.
+pub(super) async fn restart(app: AppState, request: RequestContext) -> HandlerResult {
+    let id = slot_of(&request)?;
+    let view = find_slot(&app, &id)?;
+    let fleet = app.fleet.clone();
     tokio::spawn(async move { drop(fleet.restart(id).await) });
     respond(StatusCode::ACCEPTED, &view)
 }

@@ -1,4 +1,4 @@
-//! The journal as the routes read it: over one connection, on threads that may block.
+//! Reads the journal for the routes: over one connection, on threads that may block.
 //!
 //! Must not know what is read.
 
@@ -9,12 +9,12 @@ use tokio::sync::Semaphore;
 use super::error::ApiError;
 use marshal_journal::{Journal, ReadError, Reader};
 
-/// See the head of this file.
+/// The shared reader of the journal.
 #[derive(Debug)]
 pub(super) struct JournalReader {
     journal: Journal,
     reader: Mutex<Option<Reader>>,
-    /// Taken before a thread is: what waits for the reader holds none.
+    /// Acquired before a thread is used, so that waiting reads occupy no threads.
     permit: Semaphore,
 }
 
@@ -27,7 +27,7 @@ impl JournalReader {
         }
     }
 
-    /// Reads.
+    /// Runs `read` on a thread that may block.
     pub(super) async fn read<T: Send + 'static>(
         self: &Arc<Self>,
         read: impl FnOnce(&Reader) -> Result<T, ReadError> + Send + 'static,
@@ -37,8 +37,8 @@ impl JournalReader {
             place.map_err(|_| ApiError::unavailable("the journal is closed".to_owned()))?;
         let shelf = Arc::clone(self);
         let read = tokio::task::spawn_blocking(move || shelf.read_blocking(read)).await;
-        let found = read.unwrap_or_else(|_| Err("its reader ended".to_owned()));
-        found.map_err(|why| ApiError::unavailable(format!("the journal cannot be read: {why}")))
+        let result = read.unwrap_or_else(|_| Err("its reader ended".to_owned()));
+        result.map_err(|why| ApiError::unavailable(format!("the journal cannot be read: {why}")))
     }
 
     fn read_blocking<T>(
@@ -50,7 +50,7 @@ impl JournalReader {
             Some(reader) => reader,
             None => self.journal.reader().map_err(|error| error.to_string())?,
         };
-        // After a failure the next one begins with a new connection.
+        // After a failure, the next read opens a new connection.
         let found = read(&reader).map_err(|error| error.to_string())?;
         *held = Some(reader);
         Ok(found)

@@ -1,10 +1,11 @@
-//! The fleet's own resources over HTTP, below `/api/v1`.
+//! The HTTP API of the fleet, below `/api/v1`.
 //!
-//! Owns the way of a request: who asks, then the route's row in [`routes::ROUTES`] says what its query
-//! and body may be, and only what fits reaches a handler. Must not know what a handler does.
+//! Owns the flow of a request: first the caller is identified. Then the route's row in
+//! [`routes::ROUTES`] defines the valid query and body, and only valid requests reach a handler.
+//! Must not know what a handler does.
 //!
-//! What is done on the host (agents, overlays, the configuration's file) comes from the command line as
-//! functions: `Host`, made in `cli/listeners.rs`.
+//! Operations on the host (agents, overlays, the configuration file) come from the command line as
+//! functions: `Host`, created in `cli/listeners.rs`.
 
 #![allow(
     clippy::unused_async,
@@ -64,27 +65,27 @@ use marshal_config::Config;
 use marshal_fleet::FleetHandle;
 use marshal_model::Role;
 
-/// Streams of events that may be open at once: below the number of connections, so that questions
-/// beside them are answered.
+/// The maximum number of open streams. It is below the number of connections, so that other
+/// requests can still be served.
 pub const STREAMS: usize = 128;
 
-/// What a handler gives.
+/// The result of a handler.
 type HandlerResult = Result<Response, ApiError>;
-/// A handler of one route.
+/// The handler of a route.
 type Handler = fn(AppState, RequestContext) -> Pin<Box<dyn Future<Output = HandlerResult> + Send>>;
 
-/// Tells which agents this host has; it looks at the host when it is asked, and may block for that.
+/// Detects the agents of this host when it is called; may block.
 pub type AgentLister = Arc<dyn Fn() -> Vec<Value> + Send + Sync>;
 
-/// What is done on this host for those who ask.
+/// Operations on this host, provided by the command line.
 pub struct Host {
-    /// Which agents there are.
+    /// Lists the agents.
     pub agents: AgentLister,
-    /// What sessions wrote over their workspaces.
+    /// Shows and applies the overlays of sessions.
     pub overlays: OverlayHandler,
-    /// The configuration's file.
+    /// Reads the configuration file.
     pub config_reloader: ConfigReloader,
-    /// The certificate that is in use.
+    /// The certificate in use; `None` without TLS.
     pub tls: Option<Tls>,
 }
 
@@ -94,29 +95,29 @@ impl std::fmt::Debug for Host {
     }
 }
 
-/// What the routes need.
+/// The shared state of the handlers.
 #[derive(Clone)]
 struct AppState {
     fleet: FleetHandle,
     runs: Arc<Runs>,
-    /// In a daemon.
+    /// The chats; `None` if this is not a daemon.
     chats: Option<Chats>,
     journal: Arc<JournalReader>,
     host: Arc<Host>,
     tokens: Tokens,
-    /// The configuration, with what of it was taken over since the start.
+    /// The configuration in force, with all changes since the start.
     active_config: Arc<Mutex<Config>>,
-    /// Places of those who look at overlays.
+    /// Limits concurrent operations on overlays.
     overlay_permits: Arc<Semaphore>,
-    /// Room for contents of files.
+    /// Limits the memory for file contents.
     transfer_budget: transfer_budget::TransferBudget,
-    /// Places of streams.
+    /// Limits open streams.
     stream_permits: Arc<Semaphore>,
     /// Ends streams.
     stop: CancellationToken,
 }
 
-/// The routes. Streams end with `stop`.
+/// Creates the router. Streams end with `stop`.
 pub fn router(
     fleet: FleetHandle,
     runs: Arc<Runs>,
@@ -125,7 +126,7 @@ pub fn router(
     tokens: &Tokens,
     stop: CancellationToken,
 ) -> Router {
-    let desk = AppState {
+    let app = AppState {
         active_config: Arc::new(Mutex::new(fleet.config().clone())),
         journal: Arc::new(JournalReader::new(fleet.journal().clone())),
         fleet,
@@ -154,10 +155,10 @@ pub fn router(
         needs,
         RouteScope::Fleet,
     ))
-    .with_state(desk)
+    .with_state(app)
 }
 
-/// Who may what: the routes with the least roles that they need.
+/// Returns the routes with the roles that they require.
 #[must_use]
 pub fn required_roles() -> RouteRoles {
     &REQUIRED_ROLES
@@ -176,12 +177,12 @@ fn build_router(routes: &[&'static Route]) -> Router<AppState> {
     }
     let mut router = Router::new();
     for (path, routes) in by_path {
-        let serve = move |desk: State<AppState>,
+        let serve = move |app: State<AppState>,
                           who: Extension<Caller>,
                           until: Extension<ConnectionDeadline>,
                           names: Result<RawPathParams, RawPathParamsRejection>,
                           request: Request| {
-            dispatch(routes.clone(), desk, who, until, names, request)
+            dispatch(routes.clone(), app, who, until, names, request)
         };
         router = router.route(path, any(serve));
     }
@@ -195,13 +196,13 @@ async fn respond_not_found() -> Response {
 
 async fn dispatch(
     routes: Vec<&'static Route>,
-    State(desk): State<AppState>,
+    State(app): State<AppState>,
     Extension(caller): Extension<Caller>,
     Extension(ConnectionDeadline(until)): Extension<ConnectionDeadline>,
     names: Result<RawPathParams, RawPathParamsRejection>,
     request: Request,
 ) -> Response {
-    // What is no text names nothing.
+    // A path that is not UTF-8 names no resource.
     let Ok(names) = names else {
         return respond_not_found().await;
     };
@@ -213,7 +214,7 @@ async fn dispatch(
         return ApiError::method_not_allowed(&routes).into_response();
     };
     let answer = match RequestContext::from_request(route, caller, until, &names, request).await {
-        Ok(call) => (route.handler)(desk, call).await,
+        Ok(context) => (route.handler)(app, context).await,
         Err(fault) => Err(fault),
     };
     answer.unwrap_or_else(ApiError::into_response)

@@ -1,7 +1,7 @@
 //! The OpenAPI 3.1 document: made from [`all_routes`] and `schemas.json`.
 //!
-//! Owns its form, which `docs/openapi.json` and `/api/v1/openapi.json` both show. Must not know what a
-//! route does.
+//! Owns its format, which `docs/openapi.json` and `/api/v1/openapi.json` share. Must not know what
+//! a route does.
 
 use serde_json::{Map, Value, json};
 
@@ -10,31 +10,31 @@ use super::routes::{NO_BODY, ParamKind, QueryParam, Route, STREAM, all_routes};
 use super::views::respond_ok;
 use super::{AppState, HandlerResult};
 
-/// The forms of bodies and answers.
+/// The schemas of request and response bodies.
 const SCHEMAS: &str = include_str!("schemas.json");
 
-/// With which statuses every route refuses.
+/// The error statuses of every route.
 const COMMON_ERRORS: [u16; 8] = [400, 401, 403, 411, 413, 421, 429, 503];
-/// And those that take a body.
+/// The additional error statuses of routes with a body.
 const BODY_ERRORS: [u16; 2] = [408, 415];
 
 pub(super) async fn page(_: AppState, _: RequestContext) -> HandlerResult {
     respond_ok(&document())
 }
 
-/// The document as a file, or instead the routes as a table.
+/// Returns the document, or the routes as a table.
 #[must_use]
 pub fn render(routes: bool) -> String {
     if routes { table() } else { text() }
 }
 
-/// The document as a file: `docs/openapi.json`.
+/// Returns the document as `docs/openapi.json` has it.
 fn text() -> String {
     let text = serde_json::to_string_pretty(&document());
     format!("{}\n", text.unwrap_or_default())
 }
 
-/// The routes as a table in Markdown: what `docs/rest.md` has.
+/// Returns the routes as the Markdown table of `docs/rest.md`.
 fn table() -> String {
     let mut out = "| route | least role | what it does |\n|---|---|---|\n".to_owned();
     for route in all_routes() {
@@ -53,7 +53,8 @@ fn table() -> String {
 fn document() -> Value {
     let mut paths = Map::new();
     for route in all_routes() {
-        // What takes the rest of a path is one name to a client, its slashes encoded or not.
+        // A parameter for the rest of a path is one parameter to a client, with its slashes encoded
+        // or not.
         let path = route.path.replace("{*", "{");
         let of_path = paths.entry(path).or_insert_with(|| json!({}));
         if let Value::Object(of_path) = of_path {
@@ -78,7 +79,7 @@ fn document() -> Value {
                 "token": {
                     "type": "http",
                     "scheme": "bearer",
-                    "description": "What stands in the file http.token of the state directory.",
+                    "description": "The content of the file http.token in the state directory.",
                 },
             },
             "schemas": schemas,
@@ -114,7 +115,7 @@ fn operation(route: &Route) -> Value {
     operation
 }
 
-/// The names in a path.
+/// Returns the names of the parameters in a path.
 fn names(path: &str) -> impl Iterator<Item = &str> {
     path.split('/')
         .filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'))
@@ -172,7 +173,7 @@ fn responses(route: &Route) -> Value {
         all.insert(status.to_string(), response);
     };
     if schema == STREAM {
-        // The same over a WebSocket, where the request asks for one.
+        // The same stream over a WebSocket, if the request asks for an upgrade.
         put(101, json!({}));
     }
     put(status, done);

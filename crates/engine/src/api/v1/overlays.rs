@@ -1,7 +1,7 @@
-//! What a session wrote over its workspace: `GET /api/v1/sessions/{session}/diff`, `POST …/apply`.
+//! The overlay of a session: `GET /api/v1/sessions/{session}/diff`, `POST …/apply`.
 //!
-//! Owns who may say yes for a person. Must not know how changes are found, judged or applied: that is
-//! what `marshal diff` and `marshal apply` do.
+//! Owns who may approve in place of a person. Must not know how changes are found, evaluated or
+//! applied: `marshal diff` and `marshal apply` do that.
 
 use std::sync::Arc;
 
@@ -16,31 +16,31 @@ use super::views::respond_ok;
 use super::{AppState, HandlerResult};
 use marshal_model::{Role, SessionId};
 
-/// Overlays that are looked at, or applied, at the same time: each may hold a large comparison.
+/// The number of concurrent operations on overlays; each may need much memory for its comparison.
 pub(super) const AT_ONCE: usize = 1;
 
-/// What a client wants of an overlay.
+/// An operation on an overlay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OverlayOrder {
-    /// To see what the session wrote.
+    /// Show the changes.
     Diff,
-    /// To have it in the workspace.
+    /// Apply the changes to the workspace.
     Apply {
-        /// Only to know whether it can be done.
+        /// Only check whether the apply is possible.
         check: bool,
-        /// Also what a person would be asked for: the client is that person.
+        /// Also apply changes for which the policy asks a person: the client is that person.
         yes: bool,
     },
 }
 
-/// Why it was not done, each with what to do.
+/// Why an operation failed; each message says what to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OverlayRefusal {
-    /// There is no overlay.
+    /// The session has no overlay.
     Missing(String),
-    /// It does not go as things stand.
+    /// The current state does not allow the operation.
     Conflict(String),
-    /// The host said no.
+    /// A system call failed.
     System(String),
 }
 
@@ -54,7 +54,7 @@ impl From<OverlayRefusal> for ApiError {
     }
 }
 
-/// Carries an order out; it may block.
+/// Carries out an operation; may block.
 pub type OverlayHandler =
     Arc<dyn Fn(&SessionId, OverlayOrder) -> Result<Value, OverlayRefusal> + Send + Sync>;
 
@@ -68,27 +68,26 @@ struct Apply {
     yes: bool,
 }
 
-pub(super) async fn diff(desk: AppState, call: RequestContext) -> HandlerResult {
-    carry_out(desk, call, OverlayOrder::Diff).await
+pub(super) async fn diff(app: AppState, request: RequestContext) -> HandlerResult {
+    carry_out(app, request, OverlayOrder::Diff).await
 }
 
-pub(super) async fn apply(desk: AppState, call: RequestContext) -> HandlerResult {
-    let Apply { check, yes } = call.body()?;
-    // The policy wanted a person, and only who may answer asks is one.
-    if yes && !call.role.satisfies(Role::Approve) {
-        let detail =
-            "\"yes\" says that a person agrees: this needs the role admin, which may approve, too";
+pub(super) async fn apply(app: AppState, request: RequestContext) -> HandlerResult {
+    let Apply { check, yes } = request.body()?;
+    // The policy asks a person, and only callers that may answer approvals count as one.
+    if yes && !request.role.satisfies(Role::Approve) {
+        let detail = "\"yes\" approves in place of a person: this requires the role admin, which includes approve";
         return Err(ApiError::new(StatusCode::FORBIDDEN, detail));
     }
-    carry_out(desk, call, OverlayOrder::Apply { check, yes }).await
+    carry_out(app, request, OverlayOrder::Apply { check, yes }).await
 }
 
-async fn carry_out(desk: AppState, call: RequestContext, order: OverlayOrder) -> HandlerResult {
-    let (session, _) = find_session(&desk, &call).await?;
-    let place = desk.overlay_permits.acquire().await;
-    let _place = place.map_err(|_| ApiError::unavailable("the supervisor stops"))?;
-    let host = desk.host.clone();
+async fn carry_out(app: AppState, request: RequestContext, order: OverlayOrder) -> HandlerResult {
+    let (session, _) = find_session(&app, &request).await?;
+    let place = app.overlay_permits.acquire().await;
+    let _place = place.map_err(|_| ApiError::unavailable("the supervisor is stopping"))?;
+    let host = app.host.clone();
     let done = tokio::task::spawn_blocking(move || (host.overlays)(&session, order)).await;
-    let gone = |_| ApiError::unavailable("the overlay could not be looked at: see the log");
+    let gone = |_| ApiError::unavailable("the overlay could not be read: see the supervisor's log");
     respond_ok(&done.map_err(gone)??)
 }

@@ -1,6 +1,6 @@
-//! The plan of a chat over HTTP: how it stands, and its approval.
+//! The plan of a chat over HTTP: its state and its approval.
 //!
-//! Owns what these pages take and give. Must not know who works a plan.
+//! Owns the parameters and responses of the routes. Must not know who executes a plan.
 
 use axum::http::StatusCode;
 use serde::Deserialize;
@@ -16,21 +16,21 @@ use marshal_journal::{PlanItem, PlanReview};
 use marshal_model::limits;
 use marshal_model::{ChatPhase, ItemState, RoleName, SessionId};
 
-/// A person's yes.
+/// The body of an approval.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Approve {
     sha256: Option<String>,
 }
 
-/// A person's no.
+/// The body of a rejection.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Reject {
     reason: String,
 }
 
-/// What is told of work that begins.
+/// Returns the response for started work.
 pub(super) fn started_json(begun: &StartedWork, place: &str) -> Value {
     let members = begun.members.iter().map(|(chat, role, is_planner)| {
         json!({
@@ -49,30 +49,31 @@ pub(super) fn started_json(begun: &StartedWork, place: &str) -> Value {
     })
 }
 
-pub(super) async fn plan(desk: AppState, call: RequestContext) -> HandlerResult {
-    let (chats, workspace, chat) = chat_params(&desk, &call)?;
+pub(super) async fn plan(app: AppState, request: RequestContext) -> HandlerResult {
+    let (chats, workspace, chat) = chat_params(&app, &request)?;
     respond_ok(&view(&chats.plan(workspace, chat).await?))
 }
 
-pub(super) async fn approve(desk: AppState, call: RequestContext) -> HandlerResult {
-    let (chats, workspace, chat) = chat_params(&desk, &call)?;
-    let Approve { sha256 } = read(&call)?;
-    let said = ReviewDecision::Approve { sha256 };
-    let chat = chats.review(workspace, chat, call.approver.to_string(), said);
+pub(super) async fn approve(app: AppState, request: RequestContext) -> HandlerResult {
+    let (chats, workspace, chat) = chat_params(&app, &request)?;
+    let Approve { sha256 } = read(&request)?;
+    let decision = ReviewDecision::Approve { sha256 };
+    let chat = chats.review(workspace, chat, request.approver.to_string(), decision);
     let chat = chat.await?;
     respond_ok(&json!({"status": "approved", "chat_id": chat.as_str()}))
 }
 
-pub(super) async fn reject(desk: AppState, call: RequestContext) -> HandlerResult {
-    let (chats, workspace, chat) = chat_params(&desk, &call)?;
-    let Reject { reason } = read(&call)?;
+pub(super) async fn reject(app: AppState, request: RequestContext) -> HandlerResult {
+    let (chats, workspace, chat) = chat_params(&app, &request)?;
+    let Reject { reason } = read(&request)?;
     let most = limits::PLAN_REASON_BYTES;
     if reason.trim().is_empty() || reason.len() > most {
-        let detail = format!("\"reason\" is a text of 1 to {most} bytes: the planner is told it");
+        let detail =
+            format!("\"reason\" must be a string of 1 to {most} bytes: it is sent to the planner");
         return Err(ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, detail));
     }
-    let said = ReviewDecision::Reject { why: reason };
-    let chat = chats.review(workspace, chat, call.approver.to_string(), said);
+    let decision = ReviewDecision::Reject { why: reason };
+    let chat = chats.review(workspace, chat, request.approver.to_string(), decision);
     let chat = chat.await?;
     respond_ok(&json!({"status": "rejected", "chat_id": chat.as_str()}))
 }

@@ -1,7 +1,8 @@
-//! `POST /api/v1/config/reload`: the file is read again, and what can be taken over while running is.
+//! `POST /api/v1/config/reload`: reloads the configuration file, and applies what can change at run
+//! time.
 //!
-//! Owns which keys these are. Everything is checked before anything is changed, and the answer has every
-//! key that differs. Must not know how a file is read.
+//! Owns which keys these are. Everything is checked before anything changes, and the response has
+//! every key that differs. Must not know how the file is read.
 
 use std::sync::Arc;
 
@@ -17,36 +18,37 @@ use super::{AppState, HandlerResult};
 use marshal_config::Config;
 use marshal_model::PoolName;
 
-/// Reads the file of a configuration anew and checks it, secrets, certificates and policies too; may
-/// block. Without a file there is none.
+/// Reads and checks the configuration file, including secrets, certificates and policies; may
+/// block. `None` if there is no file.
 pub type ConfigReloader = Arc<dyn Fn() -> Result<Option<Config>, String> + Send + Sync>;
 
-/// How deep keys are told apart: a table's, a name's, and one below it.
+/// The depth to which keys are compared: a table, a name, and one key below it.
 const DEPTH: usize = 3;
-/// Keys that an answer names.
+/// The maximum number of keys in a response.
 const NAMED: usize = 200;
 
-/// What was taken over, and what was not.
+/// The keys that were applied, and those that need a restart.
 #[derive(Serialize)]
 struct Reloaded {
     policies: usize,
-    /// Whether all of the file is in force.
+    /// Whether the whole file is in force.
     config: bool,
     taken: Vec<String>,
     restart: Vec<String>,
     detail: String,
 }
 
-pub(super) async fn reload(desk: AppState, _: RequestContext) -> HandlerResult {
-    // One after the other.
-    let mut now = desk.active_config.lock().await;
-    let rereader = Arc::clone(&desk.host.config_reloader);
+pub(super) async fn reload(app: AppState, _: RequestContext) -> HandlerResult {
+    // Held to the end: reloads run one after the other.
+    let mut now = app.active_config.lock().await;
+    let rereader = Arc::clone(&app.host.config_reloader);
     let read = tokio::task::spawn_blocking(move || rereader()).await;
-    let read =
-        read.map_err(|_| ApiError::unavailable("the file could not be read: see the log"))?;
+    let read = read.map_err(|_| {
+        ApiError::unavailable("the configuration file could not be read: see the supervisor's log")
+    })?;
     let refused = |why| ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, why);
     let fresh = read.map_err(refused)?;
-    let policies = reload_all(&desk).await?;
+    let policies = reload_all(&app).await?;
     let Some(fresh) = fresh else {
         return respond_ok(&Reloaded {
             policies,
@@ -59,35 +61,35 @@ pub(super) async fn reload(desk: AppState, _: RequestContext) -> HandlerResult {
     let mut taken = Vec::new();
     let mut restart = Vec::new();
     let before = now.clone();
-    let in_force = merge_config(&desk, before.clone(), fresh.clone());
-    // Before anybody comes in by a new file, nobody writes it.
-    let standing = desk.fleet.set_workspace_config(in_force.clone()).await;
+    let in_force = merge_config(&app, before.clone(), fresh.clone());
+    // Set before new tokens come into force, so that nobody writes a workspace by the old rules.
+    let standing = app.fleet.set_workspace_config(in_force.clone()).await;
     standing.map_err(|error| ApiError::unavailable(error.to_string()))?;
     for key in differences(&before, &fresh) {
         let is_taken = match *key.split('.').collect::<Vec<_>>() {
             ["chat" | "workspace" | "token", ..] => true,
-            ["role", name, ..] => has_pool(&desk, &fresh, name),
-            ["pool", name, "size"] => resize_pool(&desk, &fresh, name).await,
-            // Where the file says nothing it goes with the size, which is told.
-            ["pool", name, "max_size"] if follows_size(&desk, &fresh, name) => continue,
+            ["role", name, ..] => has_pool(&app, &fresh, name),
+            ["pool", name, "size"] => resize_pool(&app, &fresh, name).await,
+            // If the file does not set it, it follows `size`, which is reported.
+            ["pool", name, "max_size"] if follows_size(&app, &fresh, name) => continue,
             _ => false,
         };
         let keys = if is_taken { &mut taken } else { &mut restart };
         keys.push(key);
     }
-    desk.tokens.set_named(in_force.tokens.clone());
-    if let Some(chats) = &desk.chats {
+    app.tokens.set_named(in_force.tokens.clone());
+    if let Some(chats) = &app.chats {
         chats.set_config(in_force.clone());
     }
     *now = in_force;
     let detail = if restart.is_empty() {
-        "the file and the policies are in force"
+        "the configuration file and the policies are in force"
     } else {
-        "the policies are in force, and of the file what can be while running; \
-         the rest needs a restart of the supervisor"
+        "the policies are in force, and those keys of the file that can change at run time; \
+         the others require a restart of the supervisor"
     };
     let mut detail = detail.to_owned();
-    if let Some(why) = certificate(&desk).await {
+    if let Some(why) = certificate(&app).await {
         detail = format!("{detail}; the certificate in use stays: {why}");
     }
     taken.truncate(NAMED);
@@ -101,39 +103,39 @@ pub(super) async fn reload(desk: AppState, _: RequestContext) -> HandlerResult {
     })
 }
 
-/// Reads the certificate again; says why the one in use stays, if so.
-async fn certificate(desk: &AppState) -> Option<String> {
-    let tls = desk.host.tls.clone()?;
+/// Reloads the certificate; returns why the current one stays in use, if it does.
+async fn certificate(app: &AppState) -> Option<String> {
+    let tls = app.host.tls.clone()?;
     let read = tokio::task::spawn_blocking(move || tls.reload()).await;
     let read = read.ok()?;
     read.err().map(|error| error.to_string())
 }
 
-/// A role's chats go to a pool that runs.
-fn has_pool(desk: &AppState, fresh: &Config, name: &str) -> bool {
+/// Whether the pool of a role is running.
+fn has_pool(app: &AppState, fresh: &Config, name: &str) -> bool {
     let role = fresh.roles.iter().find(|(known, _)| known.as_str() == name);
-    role.is_none_or(|(_, role)| desk.fleet.config().pool(role.pool.as_str()).is_some())
+    role.is_none_or(|(_, role)| app.fleet.config().pool(role.pool.as_str()).is_some())
 }
 
-/// Has a pool give tasks to as many slots as the file says now, if it has so many.
-async fn resize_pool(desk: &AppState, fresh: &Config, name: &str) -> bool {
+/// Sets the width of a pool to the size in the file, if the pool has that many slots.
+async fn resize_pool(app: &AppState, fresh: &Config, name: &str) -> bool {
     let (Ok(pool), Some(wanted)) = (PoolName::new(name), fresh.pool(name)) else {
         return false;
     };
-    let resized = desk.fleet.resize(&pool, wanted.size).await;
+    let resized = app.fleet.resize(&pool, wanted.size).await;
     resized.is_ok()
 }
 
-/// The most slots of a pool are as many as its size, and it has that many.
-fn follows_size(desk: &AppState, fresh: &Config, name: &str) -> bool {
-    let started = desk.fleet.config().pool(name);
+/// Whether a pool's `max_size` equals its size, and the pool has that many slots.
+fn follows_size(app: &AppState, fresh: &Config, name: &str) -> bool {
+    let started = app.fleet.config().pool(name);
     let pair = started.zip(fresh.pool(name));
     pair.is_some_and(|(had, has)| has.max_size == has.size && has.size <= had.max_size)
 }
 
-/// What is in force now: of the fresh one what can be.
-fn merge_config(desk: &AppState, mut now: Config, fresh: Config) -> Config {
-    let started = desk.fleet.config();
+/// Returns the configuration in force: the new values where they can change at run time.
+fn merge_config(app: &AppState, mut now: Config, fresh: Config) -> Config {
+    let started = app.fleet.config();
     for pool in &mut now.pools {
         let size = started.pool(pool.name.as_str()).map(|pool| pool.max_size);
         if let (Some(most), Some(wanted)) = (size, fresh.pool(pool.name.as_str()))
@@ -153,7 +155,7 @@ fn merge_config(desk: &AppState, mut now: Config, fresh: Config) -> Config {
     }
 }
 
-/// The keys in which two configurations differ, as far as they are shown.
+/// Returns the keys in which two configurations differ, as far as they are shown.
 fn differences(one: &Config, other: &Config) -> Vec<String> {
     let mut found = Vec::new();
     let trees = [one, other].map(|config| config.effective().to_table());

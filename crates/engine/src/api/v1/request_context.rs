@@ -1,6 +1,6 @@
-//! One request, read as its route's row says: names of the path, query, body.
+//! Parses a request as its route's row defines: path parameters, query, body.
 //!
-//! Owns what is refused before a handler sees it. Must not know what is asked for.
+//! Owns what is refused before the handler runs. Must not know what the handler does.
 
 use std::collections::BTreeMap;
 
@@ -19,20 +19,20 @@ use marshal_model::Role;
 use marshal_model::limits;
 use marshal_model::untrusted::escape_for_display;
 
-/// Items of a page where the request does not say.
+/// The default number of items per page.
 pub(super) const PAGE: u32 = 100;
-/// The most items of a page.
+/// The maximum number of items per page.
 pub(super) const LONGEST_PAGE: u32 = 500;
 
-/// See the head of this file.
+/// A parsed request.
 pub(super) struct RequestContext {
     pub(super) approver: Approver,
-    /// What who asks may.
+    /// The caller's role.
     pub(super) role: Role,
     pub(super) headers: HeaderMap,
-    /// Until when its connection lives.
+    /// When its connection is closed.
     pub(super) deadline: Instant,
-    /// It wants a stream as messages of a WebSocket.
+    /// The upgrade, if the client wants a WebSocket.
     pub(super) websocket: Option<UpgradeRequest>,
     path_params: BTreeMap<String, String>,
     query: BTreeMap<String, String>,
@@ -75,63 +75,63 @@ impl RequestContext {
         })
     }
 
-    /// What stands in the path's place of this name.
+    /// Returns a path parameter.
     pub(super) fn path_param(&self, name: &str) -> &str {
         self.path_params.get(name).map_or("", String::as_str)
     }
 
-    /// What the query gives, if it gives it.
+    /// Returns a query parameter, if it was sent.
     pub(super) fn query_param(&self, name: &str) -> Option<&str> {
         self.query.get(name).map(String::as_str)
     }
 
-    /// A switch of the query.
+    /// Returns a boolean query parameter.
     pub(super) fn flag(&self, name: &str) -> Option<bool> {
         self.query_param(name).map(|word| word == "true")
     }
 
-    /// How many items are wanted.
+    /// Returns the requested number of items.
     pub(super) fn limit(&self) -> usize {
-        let given = self.query_param("limit").and_then(|text| text.parse().ok());
-        given.unwrap_or(PAGE as usize)
+        let limit = self.query_param("limit").and_then(|text| text.parse().ok());
+        limit.unwrap_or(PAGE as usize)
     }
 
-    /// The body, strictly.
+    /// Parses the body strictly.
     pub(super) fn body<T: DeserializeOwned>(&self) -> Result<T, ApiError> {
         if !self.body.trim_ascii_start().starts_with(b"{") {
-            return Err(ApiError::bad_request("the body is no JSON object"));
+            return Err(ApiError::bad_request("the body is not a JSON object"));
         }
         let read = serde_json::from_slice(&self.body);
         read.map_err(|error| {
             ApiError::bad_request(format!(
-                "the body: {}",
+                "invalid body: {}",
                 escape_for_display(&error.to_string(), 300)
             ))
         })
     }
 
-    /// The body as it came.
+    /// Returns the raw body.
     pub(super) fn bytes(&self) -> &[u8] {
         &self.body
     }
 }
 
-/// Reads a query strictly: every key is one of the route's, and is given once.
+/// Parses a query strictly: every key must be one of the route's and occur once.
 fn query(route: &Route, text: &str) -> Result<BTreeMap<String, String>, ApiError> {
-    let mut found = BTreeMap::new();
+    let mut params = BTreeMap::new();
     for piece in text.split('&').filter(|piece| !piece.is_empty()) {
         let (key, value) = piece.split_once('=').unwrap_or((piece, ""));
         let (Some(key), Some(value)) = (percent_decode(key), percent_decode(value)) else {
             return Err(ApiError::bad_request(
-                "the query is no text in percent-encoding",
+                "the query is not percent-encoded UTF-8",
             ));
         };
         let shown = escape_for_display(&key, 60);
         let Some(known) = route.query.iter().find(|known| known.name == key) else {
             let names: Vec<&str> = route.query.iter().map(|known| known.name).collect();
             let there_are = match names.as_slice() {
-                [] => "this resource has none".to_owned(),
-                names => format!("there are {}", names.join(", ")),
+                [] => "this resource accepts none".to_owned(),
+                names => format!("the keys are {}", names.join(", ")),
             };
             return Err(ApiError::bad_request(format!(
                 "unknown query key {shown:?}; {there_are}"
@@ -151,16 +151,16 @@ fn query(route: &Route, text: &str) -> Result<BTreeMap<String, String>, ApiError
                 known.kind.describe()
             )));
         }
-        if found.insert(key, value).is_some() {
+        if params.insert(key, value).is_some() {
             return Err(ApiError::bad_request(format!(
                 "query key {shown:?} is given twice"
             )));
         }
     }
-    Ok(found)
+    Ok(params)
 }
 
-/// Undoes percent-encoding, and `+` for a blank; `None` if it is none, or no text.
+/// Decodes percent-encoding, and `+` as a space; `None` if it is invalid or not UTF-8.
 fn percent_decode(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
@@ -193,17 +193,15 @@ async fn json_body(headers: &HeaderMap, body: Body, most: u64) -> Result<Vec<u8>
     let length = headers.get(header::CONTENT_LENGTH);
     let length = length.and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
     if length.is_some_and(|length| length > most) {
-        let detail = format!("the body has at most {most} bytes");
+        let detail = format!("the body is too large: the limit is {most} bytes");
         return Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, detail).with_connection_close());
     }
     let read = body::to_bytes(body, most);
     match tokio::time::timeout(limits::HTTP_BODY_TIMEOUT, read).await {
         Ok(Ok(body)) => Ok(body.into()),
-        Ok(Err(_)) => {
-            Err(ApiError::bad_request("the body did not come whole").with_connection_close())
-        }
+        Ok(Err(_)) => Err(ApiError::bad_request("the body is incomplete").with_connection_close()),
         Err(_) => {
-            let detail = "the body did not come in time";
+            let detail = "the body was not received in time";
             Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, detail).with_connection_close())
         }
     }

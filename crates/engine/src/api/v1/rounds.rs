@@ -1,6 +1,6 @@
-//! What a client is told of a chat that goes on by itself, and the bounds that it gives for one.
+//! The JSON of autonomous chats, and the limits that a client sets for one.
 //!
-//! Must not know what follows.
+//! Must not know how the limits are enforced.
 
 use axum::http::StatusCode;
 use serde::Deserialize;
@@ -11,7 +11,7 @@ use marshal_journal::StoredChat;
 use marshal_model::budget::{NANOS_PER_DOLLAR, nanos_from_dollars};
 use marshal_model::{ChatBounds, ChatMode, ChatPhase, TurnOutcome};
 
-/// Where work ends that goes on by itself.
+/// The limits of an autonomous chat or a plan.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Bounds {
@@ -22,10 +22,10 @@ pub(super) struct Bounds {
 }
 
 impl Bounds {
-    /// What is wanted.
+    /// Returns the checked limits.
     pub(super) fn read(self) -> Result<ChatBounds, ApiError> {
         let wrong = || {
-            let detail = "\"limits.cost_usd\" is a number of US dollars above 0";
+            let detail = "\"limits.cost_usd\" must be a number of US dollars above 0";
             ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, detail)
         };
         let cost = self
@@ -40,7 +40,7 @@ impl Bounds {
     }
 }
 
-/// How far such a chat is; null of an ordinary one.
+/// Returns the progress of such a chat; null for an ordinary one.
 pub(super) fn view(chat: &StoredChat) -> Value {
     if chat.mode != ChatMode::Autonomous {
         return Value::Null;

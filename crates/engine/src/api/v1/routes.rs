@@ -1,11 +1,11 @@
-//! The one table of the routes: from it come the router, the OpenAPI document and the table of
-//! `docs/rest.md`.
+//! The table of the routes. The router, the OpenAPI document and the table in `docs/rest.md` are made
+//! from it.
 //!
-//! Owns what each takes, gives and refuses, and the least role that it needs. Must not know how a
-//! request is read.
+//! Owns the parameters, the responses, the errors and the required role of each route. Must not know
+//! how a request is read.
 //!
-//! A new route: its row here, its handler in `engine/api/v1/`, its forms in `schemas.json`, a test in
-//! `tests/drills/api/`. Then run `marshal api schema > docs/openapi.json` and put the table of
+//! To add a route, add its row here, its handler in `engine/api/v1/`, its schemas in `schemas.json`
+//! and a test in `tests/drills/api/`. Then run `marshal api schema > docs/openapi.json` and put the table of
 //! `marshal api routes` into `docs/rest.md`.
 
 mod chats;
@@ -20,24 +20,24 @@ use super::{
 use marshal_model::limits;
 use marshal_model::{PoolPhase, Role};
 
-/// What a key of a query may be.
+/// The values that a query parameter accepts.
 #[derive(Debug, Clone, Copy)]
 pub enum ParamKind {
-    /// A number of items.
+    /// A number of items, from 1 to `LONGEST_PAGE`.
     Limit,
     /// `true` or `false`.
     Flag,
-    /// One of these.
+    /// One of these words.
     OneOf(&'static [&'static str]),
-    /// A text that is not empty.
+    /// A string that is not empty.
     Text {
-        /// In characters.
+        /// Maximum length in characters.
         longest: usize,
     },
 }
 
 impl ParamKind {
-    /// In words.
+    /// Describes the accepted values for error messages, such as `one of a, b`.
     #[must_use]
     pub fn describe(self) -> String {
         match self {
@@ -47,77 +47,77 @@ impl ParamKind {
             ),
             Self::Flag => "true or false".to_owned(),
             Self::OneOf(words) => format!("one of {}", words.join(", ")),
-            Self::Text { longest } => format!("a text of 1 to {longest} characters"),
+            Self::Text { longest } => format!("a string of 1 to {longest} characters"),
         }
     }
 }
 
-/// A key of a query.
+/// A parameter of a query.
 #[derive(Debug, Clone, Copy)]
 pub struct QueryParam {
-    /// Its name.
+    /// The name in the query string.
     pub name: &'static str,
-    /// What it may be.
+    /// The accepted values.
     pub kind: ParamKind,
-    /// What it does.
+    /// The description in the OpenAPI document.
     pub summary: &'static str,
 }
 
 /// One route.
 #[derive(Debug)]
 pub struct Route {
-    /// How it is asked.
+    /// The HTTP method; `GET` also serves `HEAD`.
     pub method: Method,
-    /// Where.
+    /// The path with `{name}` for each path parameter.
     pub path: &'static str,
-    /// The least role that may.
+    /// The least role that may call this route.
     pub role: Role,
-    /// Its name in the OpenAPI document.
+    /// The `operationId` in the OpenAPI document.
     pub name: &'static str,
-    /// What it does, in one line.
+    /// One line for the OpenAPI document and `docs/rest.md`.
     pub summary: &'static str,
-    /// The keys of its query.
+    /// The query parameters; any other is refused.
     pub query: &'static [QueryParam],
-    /// Headers that it looks at: name, what it is, the most characters of it.
+    /// Headers that the handler reads: name, description, maximum length in characters.
     pub headers: &'static [(&'static str, &'static str, usize)],
-    /// The schema of its body, if it takes one.
+    /// The schema of the request body; `None` if the route takes none.
     pub body: Option<&'static str>,
-    /// The most bytes of it.
+    /// The maximum size of the request body in bytes.
     pub body_bytes: u64,
-    /// What it answers when it is done: status and schema.
+    /// Status and schema of the successful response.
     pub response: (u16, &'static str),
-    /// With which further statuses it refuses, beside those that every route has.
+    /// Error statuses in addition to those of every route.
     pub error_statuses: &'static [u16],
     pub(super) handler: Handler,
 }
 
-/// The schema's name of what is a stream.
+/// The `response` schema name of a stream of server-sent events.
 pub const STREAM: &str = "text/event-stream";
-/// The schema's name of an answer without a body.
+/// The `response` schema name of a response without a body.
 pub const NO_BODY: &str = "";
 
 const LIMIT: QueryParam = QueryParam {
     name: "limit",
     kind: ParamKind::Limit,
-    summary: "how many items; 100 if not given",
+    summary: "number of items; 100 by default",
 };
 const CURSOR: QueryParam = QueryParam {
     name: "cursor",
     kind: ParamKind::Text { longest: 400 },
-    summary: "`next` of the page before",
+    summary: "`next` of the previous page",
 };
 const POOL: QueryParam = QueryParam {
     name: "pool",
     kind: ParamKind::Text { longest: 32 },
-    summary: "of this pool only",
+    summary: "only this pool",
 };
 const LAST_EVENT: &[(&str, &str, usize)] = &[(
     "Last-Event-ID",
-    "the id of the last event that was read; it goes before `after`",
+    "the id of the last event that the client read; it takes precedence over `after`",
     200,
 )];
 
-/// A route that only looks.
+/// Defaults of a route that changes nothing.
 const READ_ONLY: Route = Route {
     method: Method::GET,
     path: "",
@@ -130,9 +130,9 @@ const READ_ONLY: Route = Route {
     body_bytes: limits::HTTP_BODY_BYTES,
     response: (200, ""),
     error_statuses: &[],
-    handler: |desk, call| Box::pin(fleet::summary(desk, call)),
+    handler: |app, request| Box::pin(fleet::summary(app, request)),
 };
-/// A route that does something.
+/// Defaults of a route that changes something.
 const MUTATING: Route = Route {
     method: Method::POST,
     role: Role::Operate,
@@ -140,25 +140,25 @@ const MUTATING: Route = Route {
     ..READ_ONLY
 };
 
-/// All of them, by their paths.
+/// All routes, ordered by path.
 pub fn all_routes() -> impl Iterator<Item = &'static Route> {
     ROUTES.iter().chain(chats::ROUTES).chain(files::ROUTES)
 }
 
-/// Those of the fleet itself; their paths stand before those of workspaces.
+/// The routes of the fleet; their paths sort before those below `/api/v1/workspaces/`.
 static ROUTES: &[Route] = &[
     Route {
         path: "/api/v1/agents",
         name: "listAgents",
-        summary: "The agents that are built in, and which of them this host has",
+        summary: "List the built-in agents and which of them this host has",
         response: (200, "AgentList"),
-        handler: |desk, call| Box::pin(supervisor::agents(desk, call)),
+        handler: |app, request| Box::pin(supervisor::agents(app, request)),
         ..READ_ONLY
     },
     Route {
         path: "/api/v1/approvals",
         name: "listApprovals",
-        summary: "Pending approvals, or the newest that have ended",
+        summary: "List pending approvals, or the newest that have ended",
         query: &[
             QueryParam {
                 name: "ended",
@@ -169,359 +169,359 @@ static ROUTES: &[Route] = &[
             CURSOR,
         ],
         response: (200, "ApprovalList"),
-        handler: |desk, call| Box::pin(approvals::list(desk, call)),
+        handler: |app, request| Box::pin(approvals::list(app, request)),
         ..READ_ONLY
     },
     Route {
         path: "/api/v1/approvals/{approval}",
         name: "getApproval",
-        summary: "One approval with all its details",
+        summary: "Get one approval with all its details",
         response: (200, "Approval"),
         error_statuses: &[404],
-        handler: |desk, call| Box::pin(approvals::get(desk, call)),
+        handler: |app, request| Box::pin(approvals::get(app, request)),
         ..READ_ONLY
     },
     Route {
         path: "/api/v1/approvals/{approval}",
         role: Role::Approve,
         name: "answerApproval",
-        summary: "Answers an approval; returns when the answer is durable",
+        summary: "Answer an approval; returns when the answer is durable",
         body: Some("ApprovalAnswer"),
         response: (200, "ApprovalAnswered"),
-        handler: |desk, call| Box::pin(approvals::answer(desk, call)),
+        handler: |app, request| Box::pin(approvals::answer(app, request)),
         ..MUTATING
     },
     Route {
         path: "/api/v1/config",
         name: "getConfig",
-        summary: "The configuration that is in force, every secret hidden",
+        summary: "Get the active configuration, with all secrets hidden",
         response: (200, "Config"),
-        handler: |desk, call| Box::pin(supervisor::config(desk, call)),
+        handler: |app, request| Box::pin(supervisor::config(app, request)),
         ..READ_ONLY
     },
     Route {
         path: "/api/v1/config/reload",
         role: Role::Admin,
         name: "reloadConfig",
-        summary: "Reads the file and the policies again; takes over what can be while running, and says what needs a start",
+        summary: "Reload the configuration file and the policies; lists the keys that require a restart",
         response: (200, "Reloaded"),
         error_statuses: &[422],
-        handler: |desk, call| Box::pin(reload::reload(desk, call)),
+        handler: |app, request| Box::pin(reload::reload(app, request)),
         ..MUTATING
     },
     Route {
         path: "/api/v1/events",
         name: "streamEvents",
-        summary: "What happens in the whole fleet, as server-sent events",
+        summary: "Stream the events of the fleet as server-sent events",
         query: &[
             QueryParam {
                 name: "kind",
                 kind: ParamKind::Text { longest: 400 },
-                summary: "of these kinds only, with commas between them",
+                summary: "only these kinds, separated by commas",
             },
             POOL,
             QueryParam {
                 name: "session",
                 kind: ParamKind::Text { longest: 128 },
-                summary: "of this session only",
+                summary: "only this session",
             },
             QueryParam {
                 name: "after",
                 kind: ParamKind::Text { longest: 32 },
-                summary: "after this cursor; from now on if not given",
+                summary: "start after this cursor; only new events by default",
             },
         ],
         headers: LAST_EVENT,
         response: (200, STREAM),
         error_statuses: &[],
-        handler: |desk, call| Box::pin(events::stream_fleet(desk, call)),
+        handler: |app, request| Box::pin(events::stream_fleet(app, request)),
         ..READ_ONLY
     },
     Route {
         path: "/api/v1/fleet",
         name: "getFleet",
-        summary: "The fleet in short: version, readiness, pools, slots by state, pending approvals",
+        summary: "Get a summary of the fleet: version, readiness, pools, slots by state, pending approvals",
         response: (200, "Fleet"),
-        handler: |desk, call| Box::pin(fleet::summary(desk, call)),
+        handler: |app, request| Box::pin(fleet::summary(app, request)),
         ..READ_ONLY
     },
     Route {
         path: "/api/v1/openapi.json",
         name: "getOpenapi",
-        summary: "This document",
+        summary: "Get this document",
         response: (200, "OpenApi"),
-        handler: |desk, call| Box::pin(openapi::page(desk, call)),
+        handler: |app, request| Box::pin(openapi::page(app, request)),
         ..READ_ONLY
     },
     Route {
         path: "/api/v1/policies",
         name: "getPolicies",
-        summary: "What judges each pool's requests, and what came of the last reading",
+        summary: "Get the policy of each pool and the result of the last reload",
         response: (200, "Policies"),
-        handler: |desk, call| Box::pin(supervisor::policies(desk, call)),
+        handler: |app, request| Box::pin(supervisor::policies(app, request)),
         ..READ_ONLY
     },
     Route {
         path: "/api/v1/policies/reload",
         role: Role::Admin,
         name: "reloadPolicies",
-        summary: "Reads the policies again: all come into force, or none",
+        summary: "Reload the policies; either all of them take effect or none does",
         response: (200, "Policies"),
         error_statuses: &[422],
-        handler: |desk, call| Box::pin(supervisor::reload_policies(desk, call)),
+        handler: |app, request| Box::pin(supervisor::reload_policies(app, request)),
         ..MUTATING
     },
     Route {
         path: "/api/v1/pools",
         name: "listPools",
-        summary: "The pools, by name",
+        summary: "List the pools, by name",
         query: &[LIMIT, CURSOR],
         response: (200, "PoolList"),
-        handler: |desk, call| Box::pin(fleet::pools(desk, call)),
+        handler: |app, request| Box::pin(fleet::pools(app, request)),
         ..READ_ONLY
     },
     Route {
         path: "/api/v1/pools/{pool}",
         name: "getPool",
-        summary: "One pool",
+        summary: "Get one pool",
         response: (200, "Pool"),
         error_statuses: &[404],
-        handler: |desk, call| Box::pin(fleet::pool(desk, call)),
+        handler: |app, request| Box::pin(fleet::pool(app, request)),
         ..READ_ONLY
     },
     Route {
         path: "/api/v1/pools/{pool}/drain",
         name: "drainPool",
-        summary: "Begins no further task; running ones end, and children go that have nothing to do",
+        summary: "Start no more tasks; running tasks finish, and idle children are stopped",
         response: (200, "Pool"),
-        handler: |desk, call| Box::pin(fleet::set_flow(desk, call, PoolPhase::Draining)),
+        handler: |app, request| Box::pin(fleet::set_flow(app, request, PoolPhase::Draining)),
         ..MUTATING
     },
     Route {
         path: "/api/v1/pools/{pool}/pause",
         name: "pausePool",
-        summary: "Begins no further task; slots keep their children",
+        summary: "Start no more tasks; slots keep their children",
         response: (200, "Pool"),
-        handler: |desk, call| Box::pin(fleet::set_flow(desk, call, PoolPhase::Paused)),
+        handler: |app, request| Box::pin(fleet::set_flow(app, request, PoolPhase::Paused)),
         ..MUTATING
     },
     Route {
         path: "/api/v1/pools/{pool}/resize",
         name: "resizePool",
-        summary: "Has the first so many slots get tasks; the others end what they work",
+        summary: "Set how many slots receive tasks, the first N; the others finish their current task",
         body: Some("PoolSize"),
         response: (200, "Pool"),
-        handler: |desk, call| Box::pin(fleet::resize(desk, call)),
+        handler: |app, request| Box::pin(fleet::resize(app, request)),
         ..MUTATING
     },
     Route {
         path: "/api/v1/pools/{pool}/resume",
         name: "resumePool",
-        summary: "Begins tasks again after a drain or a pause",
+        summary: "Start tasks again after a drain or a pause",
         response: (200, "Pool"),
-        handler: |desk, call| Box::pin(fleet::set_flow(desk, call, PoolPhase::Running)),
+        handler: |app, request| Box::pin(fleet::set_flow(app, request, PoolPhase::Running)),
         ..MUTATING
     },
     Route {
         path: "/api/v1/sessions",
         name: "listSessions",
-        summary: "The sessions that the journal has, the newest first",
+        summary: "List the sessions in the journal, newest first",
         query: &[
             POOL,
             QueryParam {
                 name: "open",
                 kind: ParamKind::Flag,
-                summary: "those that have not ended, or those that have",
+                summary: "only sessions that are open, or only those that have ended",
             },
             LIMIT,
             CURSOR,
         ],
         response: (200, "SessionList"),
-        handler: |desk, call| Box::pin(sessions::list(desk, call)),
+        handler: |app, request| Box::pin(sessions::list(app, request)),
         ..READ_ONLY
     },
     Route {
         path: "/api/v1/sessions/{session}",
         name: "getSession",
-        summary: "One session",
+        summary: "Get one session",
         response: (200, "Session"),
         error_statuses: &[404],
-        handler: |desk, call| Box::pin(sessions::get(desk, call)),
+        handler: |app, request| Box::pin(sessions::get(app, request)),
         ..READ_ONLY
     },
     Route {
         path: "/api/v1/sessions/{session}/apply",
         name: "applySession",
-        summary: "Puts what a session wrote over its workspace there, as `marshal apply` does",
+        summary: "Apply the overlay of a session to its workspace, as `marshal apply` does",
         body: Some("Apply"),
         response: (200, "Overlay"),
-        handler: |desk, call| Box::pin(overlays::apply(desk, call)),
+        handler: |app, request| Box::pin(overlays::apply(app, request)),
         ..MUTATING
     },
     Route {
         path: "/api/v1/sessions/{session}/commands",
         name: "commandSession",
-        summary: "Gives the agent of a session one of its own commands; returns with the agent's answer",
+        summary: "Send one of the agent's own commands to the agent of a session; returns the agent's answer",
         body: Some("Command"),
         body_bytes: chats::BODY_BYTES,
         response: (200, "CommandSaid"),
         error_statuses: &[404, 409, 422, 504],
-        handler: |desk, call| Box::pin(sessions::command(desk, call)),
+        handler: |app, request| Box::pin(sessions::command(app, request)),
         ..MUTATING
     },
     Route {
         path: "/api/v1/sessions/{session}/diff",
         name: "diffSession",
-        summary: "What a session wrote over its workspace, as `marshal diff` shows it",
+        summary: "Get the changes in the overlay of a session, as `marshal diff` shows them",
         response: (200, "Overlay"),
         error_statuses: &[404, 409],
-        handler: |desk, call| Box::pin(overlays::diff(desk, call)),
+        handler: |app, request| Box::pin(overlays::diff(app, request)),
         ..READ_ONLY
     },
     Route {
         path: "/api/v1/sessions/{session}/events",
         name: "streamSessionEvents",
-        summary: "A session's events from the journal and on, as server-sent events, each once",
+        summary: "Stream the past and new events of a session as server-sent events, each exactly once",
         query: &[QueryParam {
             name: "after",
             kind: ParamKind::Text { longest: 64 },
-            summary: "after the event with this id; from the first one if not given",
+            summary: "start after the event with this id; from the first event by default",
         }],
         headers: LAST_EVENT,
         response: (200, STREAM),
         error_statuses: &[404],
-        handler: |desk, call| Box::pin(events::stream_session(desk, call)),
+        handler: |app, request| Box::pin(events::stream_session(app, request)),
         ..READ_ONLY
     },
     Route {
         path: "/api/v1/sessions/{session}/interrupt",
         name: "interruptSession",
-        summary: "Ends the turn of a session; the session goes on where it can",
+        summary: "Cancel the turn of a session; the session continues if the agent supports that",
         response: (202, "Session"),
-        handler: |desk, call| Box::pin(sessions::interrupt(desk, call)),
+        handler: |app, request| Box::pin(sessions::interrupt(app, request)),
         ..MUTATING
     },
     Route {
         path: "/api/v1/sessions/{session}/prompt",
         name: "promptSession",
-        summary: "Sends a message to a session that is a chat; returns when it is durable",
+        summary: "Send a message to a session that is a chat; returns when the message is durable",
         headers: &[(
             "Idempotency-Key",
-            "the same message under the same key is taken once",
+            "the same message with the same key is accepted once",
             limits::TURN_KEY_BYTES,
         )],
         body: Some("Message"),
         body_bytes: chats::BODY_BYTES,
         response: (202, "TurnTaken"),
         error_statuses: &[404, 409, 422],
-        handler: |desk, call| Box::pin(sessions::prompt(desk, call)),
+        handler: |app, request| Box::pin(sessions::prompt(app, request)),
         ..MUTATING
     },
     Route {
         path: "/api/v1/sessions/{session}/stop",
         name: "stopSession",
-        summary: "Ends a session, its turn first",
+        summary: "End a session after cancelling its turn",
         response: (202, "Session"),
-        handler: |desk, call| Box::pin(sessions::stop(desk, call)),
+        handler: |app, request| Box::pin(sessions::stop(app, request)),
         ..MUTATING
     },
     Route {
         path: "/api/v1/slots",
         name: "listSlots",
-        summary: "The slots, by pool and number",
+        summary: "List the slots, by pool and number",
         query: &[
             POOL,
             QueryParam {
                 name: "state",
                 kind: ParamKind::Text { longest: 32 },
-                summary: "in this state only",
+                summary: "only in this state",
             },
             LIMIT,
             CURSOR,
         ],
         response: (200, "SlotList"),
-        handler: |desk, call| Box::pin(fleet::slots(desk, call)),
+        handler: |app, request| Box::pin(fleet::slots(app, request)),
         ..READ_ONLY
     },
     Route {
         path: "/api/v1/slots/{pool}/{slot}",
         name: "getSlot",
-        summary: "One slot",
+        summary: "Get one slot",
         response: (200, "Slot"),
         error_statuses: &[404],
-        handler: |desk, call| Box::pin(fleet::slot(desk, call)),
+        handler: |app, request| Box::pin(fleet::slot(app, request)),
         ..READ_ONLY
     },
     Route {
         path: "/api/v1/slots/{pool}/{slot}/restart",
         name: "restartSlot",
-        summary: "Ends the slot's child; its next work starts a new one. Unparks",
+        summary: "Stop the slot's child and unpark the slot; its next task starts a new child",
         error_statuses: &[404],
         response: (202, "Slot"),
-        handler: |desk, call| Box::pin(fleet::restart(desk, call)),
+        handler: |app, request| Box::pin(fleet::restart(app, request)),
         ..MUTATING
     },
     Route {
         path: "/api/v1/tasks",
         name: "listTasks",
-        summary: "The tasks that the journal has, the newest first",
+        summary: "List the tasks in the journal, newest first",
         query: &[
             POOL,
             QueryParam {
                 name: "run",
                 kind: ParamKind::Text { longest: 128 },
-                summary: "of this run only",
+                summary: "only this run",
             },
             QueryParam {
                 name: "state",
                 kind: ParamKind::OneOf(&["queued", "running", "ended"]),
-                summary: "in this state only",
+                summary: "only in this state",
             },
             LIMIT,
             CURSOR,
         ],
         response: (200, "TaskList"),
-        handler: |desk, call| Box::pin(tasks::list(desk, call)),
+        handler: |app, request| Box::pin(tasks::list(app, request)),
         ..READ_ONLY
     },
     Route {
         path: "/api/v1/tasks",
         name: "submitTask",
-        summary: "Takes a task in; returns when it is durable",
+        summary: "Submit a task; returns when it is durable",
         headers: &[(
             "Idempotency-Key",
-            "the same task under the same key is taken in once",
+            "the same task with the same key is accepted once",
             200,
         )],
         body: Some("NewTask"),
         error_statuses: &[422, 429],
         response: (202, "TaskTaken"),
-        handler: |desk, call| Box::pin(tasks::submit(desk, call)),
+        handler: |app, request| Box::pin(tasks::submit(app, request)),
         ..MUTATING
     },
     Route {
         path: "/api/v1/tasks/{task}",
         name: "getTask",
-        summary: "One task",
+        summary: "Get one task",
         response: (200, "Task"),
         error_statuses: &[404],
-        handler: |desk, call| Box::pin(tasks::get(desk, call)),
+        handler: |app, request| Box::pin(tasks::get(app, request)),
         ..READ_ONLY
     },
     Route {
         path: "/api/v1/tasks/{task}/cancel",
         name: "cancelTask",
-        summary: "Ends a task that waits or is worked; it still gets its report",
+        summary: "Cancel a waiting or running task; it still gets a report",
         response: (202, "Task"),
-        handler: |desk, call| Box::pin(tasks::cancel(desk, call)),
+        handler: |app, request| Box::pin(tasks::cancel(app, request)),
         ..MUTATING
     },
     Route {
         path: "/api/v1/workspaces",
         name: "listWorkspaces",
-        summary: "The registered workspaces, by name",
+        summary: "List the configured workspaces, by name",
         response: (200, "WorkspaceList"),
-        handler: |desk, call| Box::pin(pages::workspaces(desk, call)),
+        handler: |app, request| Box::pin(pages::workspaces(app, request)),
         ..READ_ONLY
     },
 ];

@@ -1,5 +1,5 @@
-//! The sessions: `GET /api/v1/sessions…`, their prompts and ends. Their events are in `events`, what
-//! they wrote is in `overlays`.
+//! Sessions: `GET /api/v1/sessions…`, prompts and ends. Events are in `events`, changes to
+//! workspaces in `overlays`.
 //!
 //! Must not know actors, or SQL.
 
@@ -17,71 +17,70 @@ use marshal_fleet::{CommandError, CommandRequest};
 use marshal_journal::{SessionQuery, StoredSession};
 use marshal_model::{PoolName, SessionId};
 
-/// How long before its connection's end a client is told that the agent has not answered.
+/// How long before its connection's end a client gets the error that the agent has not answered.
 const REPLY_MARGIN: Duration = Duration::from_secs(2);
 
-pub(super) async fn list(desk: AppState, call: RequestContext) -> HandlerResult {
-    let pool = pool_filter(&desk, &call)?.map(|pool| pool.to_string());
-    let before = call.query_param("cursor").map(SessionId::new).transpose();
-    let before =
-        before.map_err(|_| ApiError::bad_request("query key \"cursor\" is no `next` of a page"))?;
+pub(super) async fn list(app: AppState, request: RequestContext) -> HandlerResult {
+    let pool = pool_filter(&app, &request)?.map(|pool| pool.to_string());
+    let before = request
+        .query_param("cursor")
+        .map(SessionId::new)
+        .transpose();
+    let before = before
+        .map_err(|_| ApiError::bad_request("query key \"cursor\" must be the `next` of a page"))?;
     let query = SessionQuery {
         pool,
-        open: call.flag("open"),
+        open: request.flag("open"),
         before: before.map(|before| before.to_string()),
     };
-    let limit = call.limit();
+    let limit = request.limit();
     let read = move |reader: &marshal_journal::Reader| reader.sessions_page(&query, limit + 1);
-    let mut rows = desk.journal.read(read).await?;
+    let mut rows = app.journal.read(read).await?;
     let more = rows.len() > limit;
     rows.truncate(limit);
     let last = rows.last().map(|row| row.session.clone());
-    let items = rows.into_iter().map(|row| view(&desk, row)).collect();
+    let items = rows.into_iter().map(|row| view(&app, row)).collect();
     respond_ok(&List {
         items,
         next: last.filter(|_| more),
     })
 }
 
-fn view(desk: &AppState, row: StoredSession) -> Session {
+fn view(app: &AppState, row: StoredSession) -> Session {
     let id = SessionId::new(&row.session);
-    let working = id.is_ok_and(|id| desk.fleet.is_session_active(&id));
+    let working = id.is_ok_and(|id| app.fleet.is_session_active(&id));
     Session::from_row(row, working)
 }
 
-pub(super) async fn get(desk: AppState, call: RequestContext) -> HandlerResult {
-    let (_, row) = find_session(&desk, &call).await?;
-    respond_ok(&view(&desk, row))
+pub(super) async fn get(app: AppState, request: RequestContext) -> HandlerResult {
+    let (_, row) = find_session(&app, &request).await?;
+    respond_ok(&view(&app, row))
 }
 
-/// The session that the path names.
+/// Returns the session in the path.
 pub(super) async fn find_session(
-    desk: &AppState,
-    call: &RequestContext,
+    app: &AppState,
+    request: &RequestContext,
 ) -> Result<(SessionId, StoredSession), ApiError> {
-    let gone =
-        || ApiError::not_found("there is no such session, or it was removed because of its age");
-    let id = SessionId::new(call.path_param("session")).map_err(|_| gone())?;
-    let asked = id.clone();
-    let found = desk
-        .journal
-        .read(move |reader| reader.session(&asked))
-        .await?;
-    Ok((id, found.ok_or_else(gone)?))
+    let gone = || ApiError::not_found("there is no such session, or retention removed it");
+    let id = SessionId::new(request.path_param("session")).map_err(|_| gone())?;
+    let key = id.clone();
+    let row = app.journal.read(move |reader| reader.session(&key)).await?;
+    Ok((id, row.ok_or_else(gone)?))
 }
 
-/// Sends a message to a session that is a chat's; others take their prompts elsewhere.
-pub(super) async fn prompt(desk: AppState, call: RequestContext) -> HandlerResult {
-    let (id, _) = find_session(&desk, &call).await?;
-    let asked = id.clone();
-    let chat = desk.journal.read(move |reader| reader.chat(&asked)).await?;
-    let (Some(chat), Some(chats)) = (chat, desk.chats) else {
+/// Sends a message to a session of a chat; other sessions get their prompts elsewhere.
+pub(super) async fn prompt(app: AppState, request: RequestContext) -> HandlerResult {
+    let (id, _) = find_session(&app, &request).await?;
+    let key = id.clone();
+    let chat = app.journal.read(move |reader| reader.chat(&key)).await?;
+    let (Some(chat), Some(chats)) = (chat, app.chats) else {
         return Err(ApiError::conflict(
-            "this session is no chat: it works tasks (POST /api/v1/tasks), or belongs to a client that \
-             is connected and prompts it; a chat begins with POST /api/v1/workspaces/{workspace}/chats",
+            "this session is not a chat: it runs tasks (POST /api/v1/tasks), or belongs to a connected \
+             client that prompts it; create a chat with POST /api/v1/workspaces/{workspace}/chats",
         ));
     };
-    chats::accept_message(&chats, chat.workspace.as_str(), id.as_str(), &call).await
+    chats::accept_message(&chats, chat.workspace.as_str(), id.as_str(), &request).await
 }
 
 /// The body of `…/commands`.
@@ -93,7 +92,7 @@ struct CommandBody {
     args: String,
 }
 
-/// What the agent said to a command.
+/// The agent's answer to a command.
 #[derive(Serialize)]
 struct CommandReply<'a> {
     ok: bool,
@@ -101,25 +100,25 @@ struct CommandReply<'a> {
     cut: bool,
 }
 
-/// Gives a session's agent one of its own commands; returns with its answer.
-pub(super) async fn command(desk: AppState, call: RequestContext) -> HandlerResult {
-    let (id, row) = find_session(&desk, &call).await?;
+/// Sends one of the agent's own commands to the agent of a session; returns its answer.
+pub(super) async fn command(app: AppState, request: RequestContext) -> HandlerResult {
+    let (id, row) = find_session(&app, &request).await?;
     let pool = pool(&row)?;
-    let CommandBody { command, args } = call.body()?;
-    let by = format!("token {}", call.approver);
+    let CommandBody { command, args } = request.body()?;
+    let by = format!("token {}", request.approver);
     let order = CommandRequest { command, args, by };
-    let given = desk.fleet.send_command(&pool, id, order);
-    let until = call
+    let sent = app.fleet.send_command(&pool, id, order);
+    let until = request
         .deadline
         .checked_sub(REPLY_MARGIN)
-        .unwrap_or(call.deadline);
-    let said = tokio::time::timeout_at(until, given).await.map_err(|_| {
+        .unwrap_or(request.deadline);
+    let reply = tokio::time::timeout_at(until, sent).await.map_err(|_| {
         reply_timeout(
-            "the connection's time is over before the agent has answered; its answer will be an event of the session",
+            "the connection reached its time limit before the agent answered; the answer follows as an event of the session",
         )
     })?;
-    let said = said.map_err(|error| command_error(&error))?;
-    let (ok, text, cut) = (said.ok, said.text.raw(), said.cut);
+    let reply = reply.map_err(|error| command_error(&error))?;
+    let (ok, text, cut) = (reply.ok, reply.text.raw(), reply.cut);
     respond_ok(&CommandReply { ok, text, cut })
 }
 
@@ -143,29 +142,29 @@ fn command_error(error: &CommandError) -> ApiError {
     }
 }
 
-/// Ends the turn of a session; it goes on where it can.
-pub(super) async fn interrupt(desk: AppState, call: RequestContext) -> HandlerResult {
-    let (id, row) = find_session(&desk, &call).await?;
+/// Cancels the turn of a session; the session continues if the agent supports that.
+pub(super) async fn interrupt(app: AppState, request: RequestContext) -> HandlerResult {
+    let (id, row) = find_session(&app, &request).await?;
     let pool = pool(&row)?;
-    desk.fleet
+    app.fleet
         .interrupt(&pool, id)
         .await
         .map_err(operator_error)?;
-    respond(StatusCode::ACCEPTED, &view(&desk, row))
+    respond(StatusCode::ACCEPTED, &view(&app, row))
 }
 
-/// Ends a session, its turn first.
-pub(super) async fn stop(desk: AppState, call: RequestContext) -> HandlerResult {
-    let (id, row) = find_session(&desk, &call).await?;
+/// Ends a session after cancelling its turn.
+pub(super) async fn stop(app: AppState, request: RequestContext) -> HandlerResult {
+    let (id, row) = find_session(&app, &request).await?;
     let pool = pool(&row)?;
-    desk.fleet
+    app.fleet
         .stop_session(&pool, id)
         .await
         .map_err(operator_error)?;
-    respond(StatusCode::ACCEPTED, &view(&desk, row))
+    respond(StatusCode::ACCEPTED, &view(&app, row))
 }
 
 fn pool(row: &StoredSession) -> Result<PoolName, ApiError> {
-    let gone = || ApiError::conflict("its pool is not in the configuration any more");
+    let gone = || ApiError::conflict("its pool is no longer in the configuration");
     PoolName::new(&row.pool).map_err(|_| gone())
 }

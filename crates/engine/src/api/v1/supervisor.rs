@@ -1,4 +1,4 @@
-//! What the supervisor itself is asked: agents, policies, configuration.
+//! The supervisor itself: agents, policies, configuration.
 //!
 //! Must not know how any of them is read.
 
@@ -11,28 +11,29 @@ use super::{AppState, HandlerResult};
 use crate::api::policies::PolicyStatusView;
 use marshal_telemetry::labels::ReloadCause;
 
-pub(super) async fn agents(desk: AppState, _: RequestContext) -> HandlerResult {
-    let looked = tokio::task::spawn_blocking(move || (desk.host.agents)()).await;
-    let items = looked.map_err(|_| ApiError::unavailable("the host could not be looked at"))?;
+pub(super) async fn agents(app: AppState, _: RequestContext) -> HandlerResult {
+    let agents = tokio::task::spawn_blocking(move || (app.host.agents)()).await;
+    let items = agents
+        .map_err(|_| ApiError::unavailable("the agents of the host could not be detected"))?;
     respond_ok(&List { items, next: None })
 }
 
-pub(super) async fn policies(desk: AppState, _: RequestContext) -> HandlerResult {
-    let status = PolicyStatusView::from_status(&desk.fleet.policy_status());
+pub(super) async fn policies(app: AppState, _: RequestContext) -> HandlerResult {
+    let status = PolicyStatusView::from_status(&app.fleet.policy_status());
     respond_ok(&to_json_with_times(&status))
 }
 
-pub(super) async fn reload_policies(desk: AppState, call: RequestContext) -> HandlerResult {
-    reload_all(&desk).await?;
-    policies(desk, call).await
+pub(super) async fn reload_policies(app: AppState, request: RequestContext) -> HandlerResult {
+    reload_all(&app).await?;
+    policies(app, request).await
 }
 
-/// Reads the policies again: all, or none.
-pub(super) async fn reload_all(desk: &AppState) -> Result<usize, ApiError> {
-    let read = desk.fleet.reload_policies(ReloadCause::Request).await;
+/// Reloads the policies; either all of them take effect or none does.
+pub(super) async fn reload_all(app: &AppState) -> Result<usize, ApiError> {
+    let read = app.fleet.reload_policies(ReloadCause::Request).await;
     read.map_err(|why| ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, why))
 }
 
-pub(super) async fn config(desk: AppState, _: RequestContext) -> HandlerResult {
-    respond_ok(&desk.active_config.lock().await.effective().to_table())
+pub(super) async fn config(app: AppState, _: RequestContext) -> HandlerResult {
+    respond_ok(&app.active_config.lock().await.effective().to_table())
 }

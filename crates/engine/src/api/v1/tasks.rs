@@ -1,7 +1,7 @@
-//! The tasks: `GET /api/v1/tasks…`, `POST /api/v1/tasks`, `…/cancel`.
+//! Tasks: `GET /api/v1/tasks…`, `POST /api/v1/tasks`, `…/cancel`.
 //!
-//! Owns what a key of idempotency means: the run of a task that comes with one has an id made of it, so
-//! that the journal itself takes it in once. Must not know actors, or SQL.
+//! Owns the meaning of an idempotency key: the run id of its task is derived from the key, so the
+//! journal itself accepts it only once. Must not know actors, or SQL.
 
 use std::path::PathBuf;
 
@@ -22,26 +22,29 @@ use marshal_journal::{Reader, StoredTask, TaskQuery, codec};
 use marshal_model::untrusted::escape_for_display;
 use marshal_model::{PoolName, RunId, TaskId, TaskRef, TaskSpec, UntrustedText, WorkspaceName};
 
-/// The journal's word for who gave these tasks.
+/// The journal's word for the source of these tasks.
 const COMMAND: &str = "api";
-/// A task's id in its run, which has no other one.
+/// The id of the only task of a run.
 const ONLY_TASK_ID: &str = "1";
-/// The most tasks that one may come after.
+/// The maximum number of tasks in `after`.
 const TASK_AFTER: usize = 64;
-/// The longest key of idempotency.
+/// The maximum length of an idempotency key.
 const KEY: usize = 200;
 
-pub(super) async fn list(desk: AppState, call: RequestContext) -> HandlerResult {
-    let pool = pool_filter(&desk, &call)?.map(|pool| pool.to_string());
+pub(super) async fn list(app: AppState, request: RequestContext) -> HandlerResult {
+    let pool = pool_filter(&app, &request)?.map(|pool| pool.to_string());
     let query = TaskQuery {
         pool,
-        run: call.query_param("run").map(str::to_owned),
-        state: call.query_param("state").map(str::to_owned),
-        before: call.query_param("cursor").map(parse_cursor).transpose()?,
+        run: request.query_param("run").map(str::to_owned),
+        state: request.query_param("state").map(str::to_owned),
+        before: request
+            .query_param("cursor")
+            .map(parse_cursor)
+            .transpose()?,
     };
-    let limit = call.limit();
+    let limit = request.limit();
     let read = move |reader: &Reader| reader.tasks_page(&query, limit + 1);
-    let mut rows = desk.journal.read(read).await?;
+    let mut rows = app.journal.read(read).await?;
     let more = rows.len() > limit;
     rows.truncate(limit);
     let last = rows.last();
@@ -55,44 +58,41 @@ pub(super) async fn list(desk: AppState, call: RequestContext) -> HandlerResult 
     })
 }
 
-/// Reads a cursor.
+/// Parses a cursor.
 fn parse_cursor(text: &str) -> Result<(i64, String, String), ApiError> {
-    let bad = || ApiError::bad_request("query key \"cursor\" is no `next` of a page");
+    let bad = || ApiError::bad_request("query key \"cursor\" must be the `next` of a page");
     let (at, rest) = text.split_once(':').ok_or_else(bad)?;
     let (run, task) = parse_task_id(rest).ok_or_else(bad)?;
     let at = at.parse().map_err(|_| bad())?;
     Ok((at, run.to_string(), task.to_string()))
 }
 
-/// Reads a task's id over all runs.
+/// Parses a task id of the form RUN:TASK.
 pub(super) fn parse_task_id(text: &str) -> Option<(RunId, TaskId)> {
     let (run, task) = text.split_once(':')?;
     Some((RunId::new(run).ok()?, TaskId::new(task).ok()?))
 }
 
-pub(super) async fn get(desk: AppState, call: RequestContext) -> HandlerResult {
-    let (run, _, row) = find_task(&desk, &call).await?;
+pub(super) async fn get(app: AppState, request: RequestContext) -> HandlerResult {
+    let (run, _, row) = find_task(&app, &request).await?;
     respond_ok(&Task::from_row(run.to_string(), row, true))
 }
 
-/// The task that the path names.
+/// Returns the task in the path.
 pub(super) async fn find_task(
-    desk: &AppState,
-    call: &RequestContext,
+    app: &AppState,
+    request: &RequestContext,
 ) -> Result<(RunId, TaskId, StoredTask), ApiError> {
-    let gone = || {
-        ApiError::not_found(
-            "there is no such task, or it was removed because of its age; an id is RUN:TASK",
-        )
-    };
-    let (run, task) = parse_task_id(call.path_param("task")).ok_or_else(gone)?;
-    let asked = (run.clone(), task.clone());
-    let read = move |reader: &Reader| reader.task(&asked.0, &asked.1);
-    let found = desk.journal.read(read).await?;
-    Ok((run, task, found.ok_or_else(gone)?))
+    let gone =
+        || ApiError::not_found("there is no such task, or retention removed it; an id is RUN:TASK");
+    let (run, task) = parse_task_id(request.path_param("task")).ok_or_else(gone)?;
+    let key = (run.clone(), task.clone());
+    let read = move |reader: &Reader| reader.task(&key.0, &key.1);
+    let row = app.journal.read(read).await?;
+    Ok((run, task, row.ok_or_else(gone)?))
 }
 
-/// What a client may say of a task. A workspace is named as the configuration has it, never by a path.
+/// The body of a new task. A workspace is given by its name in the configuration, never by a path.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct NewTask {
@@ -140,7 +140,10 @@ impl NewTask {
         }
         let priority = task_rules::check_priority(Some(self.priority.unwrap_or(0)));
         if self.after.len() > TASK_AFTER {
-            let why = format!("names {} tasks; at most {TASK_AFTER} fit", self.after.len());
+            let why = format!(
+                "names {} tasks; the limit is {TASK_AFTER}",
+                self.after.len()
+            );
             return Err(("after", why));
         }
         let after = self.after.iter().map(|of| TaskRef::parse(of));
@@ -148,7 +151,7 @@ impl NewTask {
         let bad = |_| {
             (
                 "after",
-                "holds what is no id of a task, such as RUN:TASK".to_owned(),
+                "contains an invalid task id; give RUN:TASK".to_owned(),
             )
         };
         Ok(TaskSpec {
@@ -167,16 +170,16 @@ impl NewTask {
     }
 }
 
-/// The run of a task with a key.
-fn idempotent_run_id(call: &RequestContext) -> Result<Option<RunId>, ApiError> {
-    let mut given = call.headers.get_all("idempotency-key").iter();
+/// Returns the run id of a task with an idempotency key.
+fn idempotent_run_id(request: &RequestContext) -> Result<Option<RunId>, ApiError> {
+    let mut given = request.headers.get_all("idempotency-key").iter();
     let Some(key) = given.next() else {
         return Ok(None);
     };
     let is_key = |key: &str| (1..=KEY).contains(&key.len());
     let bad = || {
         ApiError::bad_request(format!(
-            "Idempotency-Key must be one text of 1 to {KEY} characters"
+            "Idempotency-Key must be one string of 1 to {KEY} characters"
         ))
     };
     let key = key
@@ -189,59 +192,59 @@ fn idempotent_run_id(call: &RequestContext) -> Result<Option<RunId>, ApiError> {
         .map_err(|_| bad())
 }
 
-pub(super) async fn submit(desk: AppState, call: RequestContext) -> HandlerResult {
-    let run = idempotent_run_id(&call)?;
-    let mut wanted: NewTask = call.body()?;
+pub(super) async fn submit(app: AppState, request: RequestContext) -> HandlerResult {
+    let run = idempotent_run_id(&request)?;
+    let mut wanted: NewTask = request.body()?;
     let workspace = wanted.workspace.take();
     let bad = |(key, why): (&str, String)| ApiError::bad_request(format!("key {key:?} {why}"));
     let mut spec = wanted.spec().map_err(bad)?;
     spec.workspace = match workspace {
-        Some(name) => Some(resolve_workspace(&desk, &name).await?),
+        Some(name) => Some(resolve_workspace(&app, &name).await?),
         None => None,
     };
     let is_keyed = run.is_some();
     if let Some(run) = &run
-        && let Some(taken) = find_earlier(&desk, run, &spec).await?
+        && let Some(taken) = find_earlier(&app, run, &spec).await?
     {
         return Ok(taken);
     }
     let run = match run {
         Some(run) => run,
-        None => new_run_id().map_err(|_| ApiError::unavailable("there is no new id"))?,
+        None => new_run_id().map_err(|_| ApiError::unavailable("no new run id can be made"))?,
     };
-    match desk
+    match app
         .fleet
         .submit(run.clone(), COMMAND, vec![spec.clone()])
         .await
     {
         Ok(reports) => {
-            desk.runs.insert(&Ledger::collect(run.clone(), 1, reports));
+            app.runs.insert(&Ledger::collect(run.clone(), 1, reports));
             respond_submitted(&run)
         }
-        // Somebody was faster with the same key.
+        // Another request with the same key was faster.
         Err(SubmitError::Rejected(why)) if is_keyed => {
-            let earlier = find_earlier(&desk, &run, &spec).await?;
+            let earlier = find_earlier(&app, &run, &spec).await?;
             earlier.ok_or_else(|| ApiError::unavailable(why))
         }
         Err(error) => Err(submit_error(&error)),
     }
 }
 
-/// Where a workspace of the configuration is, all links followed, as the journal has it.
-async fn resolve_workspace(desk: &AppState, name: &str) -> Result<PathBuf, ApiError> {
+/// Returns the path of a configured workspace with all links resolved, as the journal has it.
+async fn resolve_workspace(app: &AppState, name: &str) -> Result<PathBuf, ApiError> {
     let refused = |why: &str| {
         let name = escape_for_display(name, 60);
         let detail = format!("key \"workspace\" names {name:?}, {why}");
         ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, detail)
     };
-    let none = || refused("which is no [workspace.NAME] of the configuration");
+    let none = || refused("which is not a [workspace.NAME] of the configuration");
     let known = WorkspaceName::new(name).map_err(|_| none())?;
-    let config = desk.active_config.lock().await;
+    let config = app.active_config.lock().await;
     let found = config.workspaces.get(&known).ok_or_else(none)?;
     let path = found.path.clone();
     drop(config);
     let found = tokio::task::spawn_blocking(move || path.canonicalize()).await;
-    let gone = || refused("whose directory is not there: make it, or correct its path");
+    let gone = || refused("whose directory does not exist: create it, or correct its path");
     found.ok().and_then(Result::ok).ok_or_else(gone)
 }
 
@@ -254,22 +257,23 @@ fn respond_submitted(run: &RunId) -> HandlerResult {
     respond(StatusCode::ACCEPTED, &taken)
 }
 
-/// What the journal has of a key: the same task, another one, or none.
+/// Returns the response for a task with the same key: accepted if it is the same task, an error if
+/// it is another, `None` if there is none.
 async fn find_earlier(
-    desk: &AppState,
+    app: &AppState,
     run: &RunId,
     spec: &TaskSpec,
 ) -> Result<Option<Response>, ApiError> {
     let (asked, id) = (run.clone(), spec.id.clone());
     let read = move |reader: &Reader| reader.task(&asked, &id);
-    let Some(row) = desk.journal.read(read).await? else {
+    let Some(row) = app.journal.read(read).await? else {
         return Ok(None);
     };
     let stored = codec::read_spec(&row.id, &row.prompt, &row.spec);
     if stored.is_ok_and(|stored| stored == *spec) {
         return respond_submitted(run).map(Some);
     }
-    let detail = "this Idempotency-Key was used for another task: take a new one";
+    let detail = "this Idempotency-Key was used for another task: use a new one";
     Err(ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, detail))
 }
 
@@ -282,11 +286,11 @@ fn submit_error(error: &SubmitError) -> ApiError {
     ApiError::new(status, error.to_string())
 }
 
-pub(super) async fn cancel(desk: AppState, call: RequestContext) -> HandlerResult {
-    let (run, task, row) = find_task(&desk, &call).await?;
-    let gone = |_| ApiError::conflict("its pool is not in the configuration any more");
+pub(super) async fn cancel(app: AppState, request: RequestContext) -> HandlerResult {
+    let (run, task, row) = find_task(&app, &request).await?;
+    let gone = |_| ApiError::conflict("its pool is no longer in the configuration");
     let pool = PoolName::new(&row.pool).map_err(gone)?;
-    let cancelled = desk.fleet.cancel_task(&pool, run.clone(), task).await;
+    let cancelled = app.fleet.cancel_task(&pool, run.clone(), task).await;
     cancelled.map_err(operator_error)?;
     respond(
         StatusCode::ACCEPTED,

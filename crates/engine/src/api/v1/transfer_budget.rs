@@ -1,7 +1,7 @@
-//! Room for contents of files: a bound for what is worked on at once, and for what clients still have
-//! to take, however many ask and however slowly they read.
+//! The memory budget for file contents: limits what is processed at once and what clients have not
+//! read yet, however many clients there are and however slowly they read.
 //!
-//! Must not know what is in an answer.
+//! Must not know what is in a response.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -20,17 +20,17 @@ use tokio::time::timeout;
 use super::error::ApiError;
 use marshal_model::limits::{HTTP_BODY_TIMEOUT, HTTP_FILES, HTTP_FILES_BYTES};
 
-/// Room is counted in this many bytes; answers up to so many need none.
+/// The budget is counted in units of this many bytes; smaller responses need no permit.
 const UNIT: usize = 64 << 10;
-/// What a client that found no room is told to wait, in seconds.
+/// The `Retry-After` of a client for which there is no room, in seconds.
 const RETRY_AFTER_SECONDS: &str = "10";
 
-/// The room of one door.
+/// The budget of one listener.
 #[derive(Debug, Clone)]
 pub(super) struct TransferBudget {
-    /// Contents that are worked on.
+    /// Limits contents that are processed at once.
     work_permits: Arc<Semaphore>,
-    /// Bytes of answers that are not taken yet, in units.
+    /// Limits response bytes that are not sent yet, in units.
     byte_permits: Arc<Semaphore>,
 }
 
@@ -46,17 +46,18 @@ impl TransferBudget {
         }
     }
 
-    /// A place to work on a content, once there is one.
+    /// Waits for a permit to process a content.
     pub(super) async fn acquire_work(&self) -> Result<OwnedSemaphorePermit, ApiError> {
         acquire_permits(&self.work_permits, 1).await
     }
 
-    /// An answer whose bytes have their room until the last of them is taken, or the client is gone.
+    /// Returns a response that keeps its permits until the last byte is sent or the client
+    /// disconnects.
     pub(super) async fn respond(
         &self,
         value: impl Serialize + Send + 'static,
     ) -> Result<Response, ApiError> {
-        // A long one takes its time.
+        // Serializing a long content takes time, so it runs on a blocking thread.
         let written = tokio::task::spawn_blocking(move || {
             let mut body = Vec::new();
             let written = serde_json::to_writer(&mut body, &value);
@@ -65,7 +66,7 @@ impl TransferBudget {
         });
         let body = match written.await {
             Ok(Ok(body)) => Bytes::from(body),
-            _ => return Err(ApiError::unavailable("the answer could not be written")),
+            _ => return Err(ApiError::unavailable("the response could not be encoded")),
         };
         let units = u32::try_from(body.len() / UNIT).unwrap_or(u32::MAX);
         let room = match units {
@@ -101,11 +102,11 @@ async fn acquire_permits(
     if let Ok(Ok(permit)) = room {
         return Ok(permit);
     }
-    let detail = "too many contents of files are asked for at once: ask again";
+    let detail = "too many file contents are requested at once: try again later";
     Err(ApiError::unavailable(detail).with_retry_after(RETRY_AFTER_SECONDS))
 }
 
-/// A body that is given in pieces, so that what the connection has of it is little.
+/// A body that is sent in chunks, so that the connection buffers only a little.
 struct ChunkedBody {
     remaining: Bytes,
     permit: Option<OwnedSemaphorePermit>,

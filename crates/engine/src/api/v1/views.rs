@@ -1,7 +1,7 @@
-//! What the routes show, as JSON.
+//! The JSON views of the routes.
 //!
-//! Owns the forms: lists with their cursors, times as RFC 3339. `schemas.json` says the same to
-//! clients. Must not know where things come from.
+//! Owns the formats: lists with cursors, times as RFC 3339. `schemas.json` describes the same to
+//! clients. Must not know where the data comes from.
 
 #![allow(
     clippy::struct_field_names,
@@ -22,21 +22,21 @@ use marshal_journal::{StoredSession, StoredTask, codec};
 #[derive(Serialize)]
 pub(super) struct List<T> {
     pub(super) items: Vec<T>,
-    /// Where the next page begins; `None`: this was the last one.
+    /// The cursor of the next page; `None` on the last page.
     pub(super) next: Option<String>,
 }
 
-/// An answer with a body.
+/// Returns a response with a body.
 pub(super) fn respond(status: StatusCode, body: &impl Serialize) -> HandlerResult {
     Ok(json(status, body))
 }
 
-/// What was asked for.
+/// Returns a 200 response.
 pub(super) fn respond_ok(body: &impl Serialize) -> HandlerResult {
     respond(StatusCode::OK, body)
 }
 
-/// A page of what is in memory, by its names: those after the cursor's.
+/// Returns a page of items in memory, sorted by name: those after the cursor.
 pub(super) fn respond_page<T: Serialize>(
     all: impl IntoIterator<Item = T>,
     name: impl Fn(&T) -> String,
@@ -54,13 +54,13 @@ pub(super) fn respond_page<T: Serialize>(
     json(StatusCode::OK, &List { items, next })
 }
 
-/// A time in microseconds since the Unix epoch.
+/// Formats microseconds since the Unix epoch as RFC 3339.
 pub(super) fn time(at_us: i64) -> String {
     let at = jiff::Timestamp::from_microsecond(at_us);
     at.unwrap_or(jiff::Timestamp::UNIX_EPOCH).to_string()
 }
 
-/// The same document with `KEY` as RFC 3339 wherever it has `KEY_us` in microseconds.
+/// Returns the document with an additional `KEY` in RFC 3339 for each `KEY_us` in microseconds.
 pub(super) fn add_rfc3339_times(value: Value) -> Value {
     match value {
         Value::Array(items) => items.into_iter().map(add_rfc3339_times).collect(),
@@ -78,7 +78,7 @@ pub(super) fn add_rfc3339_times(value: Value) -> Value {
     }
 }
 
-/// The same of what can be written.
+/// Like [`add_rfc3339_times`], for a serializable value.
 pub(super) fn to_json_with_times(body: &impl Serialize) -> Value {
     add_rfc3339_times(serde_json::to_value(body).unwrap_or_default())
 }
@@ -87,9 +87,9 @@ pub(super) fn to_json_with_times(body: &impl Serialize) -> Value {
 #[derive(Serialize)]
 pub(super) struct Pool {
     pub(super) pool: String,
-    /// How many slots get tasks.
+    /// The number of slots that receive tasks.
     size: u16,
-    /// How many there are.
+    /// The number of slots.
     slots: u16,
     flow: String,
     launcher: String,
@@ -164,9 +164,9 @@ pub(super) struct Session {
     run: Option<String>,
     task: Option<String>,
     attempt: u32,
-    /// It has not ended.
+    /// Whether the session has not ended.
     open: bool,
-    /// It has a slot now.
+    /// Whether it has a slot now.
     working: bool,
     begun_at: String,
     ended_at: Option<String>,
@@ -193,7 +193,7 @@ impl Session {
     }
 }
 
-/// A task's id over all runs.
+/// Returns the task id of the form RUN:TASK.
 pub(super) fn task_id(run: &str, task: &str) -> String {
     format!("{run}:{task}")
 }
@@ -217,12 +217,12 @@ pub(super) struct Task {
     queued_at: String,
     begun_at: Option<String>,
     ended_at: Option<String>,
-    /// Its report, as `run --results` writes it.
+    /// The report, in the format of `run --results`.
     result: Option<Value>,
 }
 
 impl Task {
-    /// With `whole` also its report.
+    /// Converts a row; includes the report if `whole`.
     pub(super) fn from_row(run: String, row: StoredTask, whole: bool) -> Self {
         let result = row.result.filter(|_| whole);
         let spec = codec::read_spec(&row.id, &row.prompt, &row.spec).ok();

@@ -1,9 +1,9 @@
-//! The actor of one chat whose plan is worked: it looks at what is on record, at the file and at its
-//! members, and does the next thing, until the work is over.
+//! The coordinator of one plan: it compares the journal, the file and the members, and takes the
+//! next step, until the work has ended.
 //!
-//! Everything that it knows is durable, so a start goes on where the last one was; it alone writes the
-//! chat's events. It is woken by its members' turns and events, by the file, and by people. Must not
-//! know how a member's turn is run.
+//! All of its state is durable, so a restart continues where the last start ended. It alone writes
+//! the chat's events. It is woken by turns and events of members, by changes of the file, and by
+//! people. Must not know how a member's turn runs.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -25,12 +25,12 @@ use marshal_model::{
 };
 use marshal_wire::plan::checklist::ItemId;
 
-/// Why a step could not be made now.
+/// Why a step could not be taken.
 #[derive(Debug)]
 pub(super) enum StepError {
-    /// It is tried again.
+    /// Try again later, for this reason.
     Retry(String),
-    /// The supervisor stops.
+    /// The supervisor is stopping.
     Stopping,
 }
 
@@ -58,46 +58,46 @@ impl From<SubmitError> for StepError {
 /// What comes after a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AfterStep {
-    /// Nothing before somebody says that something changed.
+    /// Wait for a signal.
     Wait,
-    /// It is looked again after a while.
+    /// Check again after a delay.
     Later,
-    /// The next step at once.
+    /// Take the next step at once.
     Now,
-    /// The work is over.
+    /// The work has ended.
     Done,
 }
 
-/// What is known of an item that came to the file.
+/// What is known of a new item in the file.
 #[derive(Debug, Default)]
 pub(super) struct NewItem {
-    /// The turns that ran when it was seen first.
+    /// The turns that were running when it was first seen.
     pub(super) turns: HashSet<TurnId>,
-    /// A turn ran between the look before and that one, or nobody knows.
+    /// A turn ran between that read and the previous one, or this is unknown.
     pub(super) in_turn: bool,
-    /// It counts as an agent's; `None`: not yet known.
+    /// Whether an agent wrote it; `None` if not yet known.
     pub(super) agents: Option<bool>,
 }
 
-/// The actor.
+/// The coordinator of one chat.
 pub(super) struct Coordinator {
     pub(super) chats: Arc<Inner>,
     pub(super) id: SessionId,
     pub(super) chat: Option<StoredChat>,
     orders: mpsc::Receiver<Order>,
     wakeup: Arc<Notify>,
-    /// What is lost now went with an earlier start.
+    /// This is the first step after a start: lost turns were lost with an earlier start.
     pub(super) is_first: bool,
-    /// How far each member's events were looked at when the file was.
+    /// The seq up to which each member's events were read when the file was read.
     pub(super) observed_seqs: HashMap<SessionId, u64>,
-    /// Items that are new, or were gone.
+    /// Items that are new, or were missing before.
     pub(super) new_items: HashMap<ItemId, NewItem>,
-    /// How many turns each member had when the file was looked at last, and whether it had one then.
+    /// The number of turns of each member when the file was last read, and whether one was running.
     pub(super) observed_turns: HashMap<SessionId, (u64, bool)>,
-    /// Looks at a file that was no plan, one after the other.
+    /// The number of consecutive reads without a valid plan.
     pub(super) missing_reads: u32,
     watch: Option<Watch>,
-    /// Wake it when members' events come.
+    /// Wake the coordinator when members have new events.
     listeners: JoinSet<()>,
     listened_members: HashSet<SessionId>,
 }
@@ -126,7 +126,7 @@ impl Coordinator {
         }
     }
 
-    /// Until the work is over, or the supervisor stops.
+    /// Runs until the work has ended, or the supervisor stops.
     pub(super) async fn run(mut self) {
         let chats = Arc::clone(&self.chats);
         let id = self.id.clone();
@@ -141,7 +141,7 @@ impl Coordinator {
                     then
                 }
                 Err(StepError::Retry(why)) => {
-                    tracing::warn!(chat = %id, why, "the work of a plan waits");
+                    tracing::warn!(chat = %id, why, "the execution of a plan waits");
                     AfterStep::Later
                 }
             };
@@ -170,7 +170,7 @@ impl Coordinator {
                 () = chats.stop.cancelled() => break,
             }
         }
-        // Orders that still wait get no answer, and whoever gave them looks how the chat stands.
+        // Waiting orders get no reply; their callers then read the chat's state.
         chats.leave(&id);
     }
 
@@ -213,7 +213,7 @@ impl Coordinator {
         }
     }
 
-    /// Is woken from now on when a member's events grow by what is told here.
+    /// Wakes the coordinator when a member has new events.
     fn listen(&mut self, member: &SessionId) {
         if !self.listened_members.insert(member.clone()) {
             return;
@@ -255,7 +255,7 @@ impl Coordinator {
         Ok(read.await?)
     }
 
-    /// The newest turn of a member.
+    /// Returns the newest turn of a member.
     pub(super) async fn last_turn(&self, of: &StoredChat) -> Result<Option<StoredTurn>, StepError> {
         let (id, after) = (of.session.clone(), of.turns.saturating_sub(1));
         let read = self
@@ -274,7 +274,7 @@ impl Coordinator {
         }
     }
 
-    /// Puts events into the chat's stream, together with rows.
+    /// Appends events to the chat's stream, in one commit with rows.
     pub(super) async fn append_events(
         &self,
         works: Vec<WorkEvent>,
@@ -288,7 +288,7 @@ impl Coordinator {
             .await?)
     }
 
-    /// Gives a member its next message, in one commit with what goes with it, which is made of the
+    /// Sends a member its next message, in one commit with the rows that `with` makes from the
     /// turn's id.
     pub(super) async fn send(
         &self,
@@ -298,17 +298,17 @@ impl Coordinator {
         with: impl FnOnce(&TurnId) -> Vec<Write>,
     ) -> Result<(), StepError> {
         let place = self.chats.lock_chat(member).await;
-        let found = self.chats.chat(member).await?;
-        if found.ended_ms.is_some() {
+        let chat = self.chats.chat(member).await?;
+        if chat.ended_ms.is_some() {
             return Err(StepError::Retry(format!("the member {member} is closed")));
         }
-        self.chats.check_capacity(member, &found.pool)?;
-        let turn = self.chats.turn(member, found.turns + 1, content, None)?;
+        self.chats.check_capacity(member, &chat.pool)?;
+        let turn = self.chats.turn(member, chat.turns + 1, content, None)?;
         let mut writes = with(&turn.turn);
         writes.push(Write::Chat(ChatWrite::Accept(turn)));
         self.append_events(works, writes).await?;
         drop(place);
-        self.chats.wake(found, |wants| wants.turns += 1);
+        self.chats.wake(chat, |wants| wants.turns += 1);
         Ok(())
     }
 
@@ -320,7 +320,7 @@ impl Coordinator {
         }))
     }
 
-    /// The work is over.
+    /// Ends the work.
     pub(super) async fn end_work(
         &self,
         chat: &StoredChat,
@@ -345,7 +345,7 @@ impl Coordinator {
         Ok(AfterStep::Done)
     }
 
-    /// The plan is being written.
+    /// Takes a step of the planning phase.
     async fn planning(
         &mut self,
         chat: &StoredChat,
@@ -386,7 +386,7 @@ impl Coordinator {
                 self.append_events(Vec::new(), vec![next]).await?;
                 return Ok(AfterStep::Now);
             }
-            Ok(_) => "the planner's turn did not end well".to_owned(),
+            Ok(_) => "the planner's turn failed".to_owned(),
             Err(NoPlan::Missing(why)) => why,
             Err(NoPlan::Unreadable(why)) => return Err(StepError::Retry(why)),
         };
@@ -402,11 +402,11 @@ impl Coordinator {
         Ok(AfterStep::Wait)
     }
 
-    /// A person's order.
+    /// Handles a person's order.
     async fn order(&mut self, order: Order) {
         let stuck = |stuck: StepError| match stuck {
             StepError::Retry(why) => ChatError::Unavailable(why),
-            StepError::Stopping => ChatError::Unavailable("the supervisor stops".to_owned()),
+            StepError::Stopping => ChatError::Unavailable("the supervisor is stopping".to_owned()),
         };
         match order {
             Order::Stop(reply) => {
@@ -414,8 +414,8 @@ impl Coordinator {
                 let _ = reply.send(done);
             }
             Order::Approve { by, sha256, reply } => {
-                let said = review::Verdict::Approved { sha256 };
-                let done = self.record_review(by, said).await;
+                let verdict = review::Verdict::Approved { sha256 };
+                let done = self.record_review(by, verdict).await;
                 let _ = reply.send(done);
             }
             Order::Reject { by, why, reply } => {
@@ -433,7 +433,7 @@ impl Coordinator {
                 let _ = reply.send(done);
             }
         }
-        // Whatever it was, it is looked at.
+        // Any order may have changed something.
         self.wakeup.notify_one();
     }
 
@@ -466,7 +466,7 @@ impl Coordinator {
     ) -> Result<Accepted, ChatError> {
         let again = |stuck: StepError| match stuck {
             StepError::Retry(why) => ChatError::Unavailable(why),
-            StepError::Stopping => ChatError::Unavailable("the supervisor stops".to_owned()),
+            StepError::Stopping => ChatError::Unavailable("the supervisor is stopping".to_owned()),
         };
         let chat = self.chats.chat(&self.id).await?;
         let members = self.members().await.map_err(again)?;
@@ -476,7 +476,7 @@ impl Coordinator {
         else {
             return Err(super::no_own_agent());
         };
-        // A planner that was told something may change the plan: it is looked at again after that.
+        // The planner may change the plan after a message, so the plan is reviewed again.
         let progress = ChatProgress {
             reminders: 0,
             ..chat.progress.clone()

@@ -1,6 +1,6 @@
-//! Work for several agents begins: who does it, on which plan, is checked and made durable together.
+//! Creates a chat with a plan: members, plan and check are validated and made durable together.
 //!
-//! Must not know how it goes on.
+//! Must not know how the plan is executed.
 
 use std::sync::Arc;
 
@@ -16,43 +16,43 @@ use marshal_model::{
     UntrustedText, WorkspaceName,
 };
 
-/// What a client wants beside a goal, where the work goes on by itself.
+/// The settings of a request for an autonomous chat or a plan.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct WorkRequest {
-    /// How it goes on.
+    /// The mode's name.
     pub mode: Option<String>,
-    /// By which template it begins.
+    /// The template's name.
     pub template: Option<String>,
-    /// The path of the plan in the workspace.
+    /// The path of the plan, relative to the workspace.
     pub plan: Option<String>,
-    /// Who works it.
+    /// The roles of the workers.
     pub roles: Vec<String>,
-    /// Who writes it.
+    /// The role of the planner.
     pub planner: Option<String>,
-    /// The command that says whether the goal is met.
+    /// The shell command that exits with 0 if the goal is met.
     pub check: Option<String>,
-    /// What is sent while it is not.
+    /// The prompt to send while the goal is not met.
     pub continue_prompt: Option<String>,
-    /// Items that agents add are worked, too.
+    /// Whether items that agents add are executed.
     pub agent_items: Option<bool>,
-    /// Where it ends.
+    /// The limits.
     pub bounds: ChatBounds,
-    /// What the template tells all agents.
+    /// The template's instructions to all agents.
     pub instructions: Option<String>,
 }
 
-/// Work that has begun.
+/// Started work.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StartedWork {
-    /// The chat that coordinates it.
+    /// The coordinating chat.
     pub chat: SessionId,
-    /// Its plan's path in the workspace.
+    /// The plan's path, relative to the workspace.
     pub plan: String,
-    /// Who works in it: their chats, and whether one is the planner.
+    /// The members: chat, role, and whether it is the planner.
     pub members: Vec<(SessionId, RoleName, bool)>,
 }
 
-/// A member as it is to begin.
+/// A member to create.
 struct MemberDraft {
     role: RoleName,
     role_config: Role,
@@ -64,7 +64,7 @@ fn unprocessable(why: impl Into<String>) -> ChatError {
 }
 
 impl Inner {
-    /// The mode that is asked for, and the wish with what its template says.
+    /// Returns the requested mode, and the request with the template's settings.
     pub(in crate::chat) fn apply_template(
         &self,
         mut wish: CreateRequest,
@@ -88,7 +88,7 @@ impl Inner {
             };
             if work.mode.is_some() || !work.roles.is_empty() || wish.role.is_some() {
                 return Err(unprocessable(
-                    "a template says \"mode\", \"roles\" and \"role\" itself: leave these out",
+                    "the template sets \"mode\", \"roles\" and \"role\": omit these",
                 ));
             }
             work.mode = Some(template.mode.word().to_owned());
@@ -118,7 +118,7 @@ impl Inner {
         Ok((mode, wish))
     }
 
-    /// Begins work on a plan; returns when all of it is durable.
+    /// Starts work on a plan; returns when all of it is durable.
     pub(in crate::chat) async fn begin_work(
         self: &Arc<Self>,
         workspace: &str,
@@ -157,7 +157,7 @@ impl Inner {
         Ok(begun)
     }
 
-    /// Who is to be a member: the planner first.
+    /// Returns the members to create, the planner first.
     fn drafts(
         &self,
         mode: ChatMode,
@@ -182,7 +182,7 @@ impl Inner {
         if roles.is_empty() || roles.len() > limits::PLAN_MEMBERS {
             let most = limits::PLAN_MEMBERS;
             return Err(unprocessable(format!(
-                "\"roles\" names {} roles; name 1 to {most}, who work the plan",
+                "\"roles\" names {} roles; name 1 to {most} that execute the plan",
                 roles.len()
             )));
         }
@@ -197,11 +197,11 @@ impl Inner {
             None if is_there => {}
             None => {
                 return Err(unprocessable(
-                    "there is no plan yet, and nobody to write it: name a \"planner\", give the configuration [role.planner], or name a plan that is there as \"plan_id\"",
+                    "there is no plan yet, and no planner to write it: name a \"planner\", add [role.planner] to the configuration, or name an existing plan as \"plan_id\"",
                 ));
             }
         }
-        // One after the other is one agent's work.
+        // Items in sequence need only one worker.
         let count = match mode {
             ChatMode::PlanThenExecute => 1,
             _ => roles.len(),
@@ -214,8 +214,8 @@ impl Inner {
         Ok(drafts)
     }
 
-    /// Whether a role's agents work in the workspace itself: where each has files of its own, nobody
-    /// would see the plan that one writes.
+    /// Checks whether a role's agents work in the workspace itself: if each had its own copy,
+    /// nobody else would see the plan.
     async fn can_work(
         &self,
         name: &WorkspaceName,
@@ -230,7 +230,7 @@ impl Inner {
         let shares = pools.any(|pool| pool.workspace.mode == WorkspaceMode::Rw);
         if draft.planner && !shares {
             return Err(unprocessable(format!(
-                "the role {role} cannot write a plan: the agents of pool {} do not write the workspace itself (workspace.mode is not \"rw\")",
+                "the role {role} cannot write a plan: the agents of pool {} cannot write the workspace itself (workspace.mode is not \"rw\")",
                 draft.role_config.pool
             )));
         }
@@ -338,24 +338,26 @@ impl Inner {
 const fn first_phase(is_there: bool, mode: ChatMode) -> ChatPhase {
     match (is_there, mode) {
         (false, _) => ChatPhase::Planning,
-        // Whoever begins it names a plan that they know.
+        // The client named a plan that exists, so it needs no approval.
         (true, ChatMode::ParallelAgents) => ChatPhase::Working,
         (true, _) => ChatPhase::Approval,
     }
 }
 
-/// The role that writes plans where nobody is named.
+/// The default role of the planner.
 const PLANNER: &str = "planner";
 
-/// What of a wish can be checked by itself.
+/// Checks the parts of a request that depend on nothing else.
 fn validate(wish: &CreateRequest) -> Result<(), ChatError> {
     let work = &wish.work;
     if wish.goal.trim().is_empty() {
-        return Err(unprocessable("\"goal\" is empty: say what the chat is for"));
+        return Err(unprocessable(
+            "\"goal\" is empty: describe what the chat is for",
+        ));
     }
     if wish.role.is_some() || wish.model.is_some() {
         return Err(unprocessable(
-            "\"role\" and \"model\" are for chats with one agent: name \"roles\" here",
+            "\"role\" and \"model\" are for chats with one agent: use \"roles\" here",
         ));
     }
     if let Some(plan) = &work.plan {
@@ -366,7 +368,7 @@ fn validate(wish: &CreateRequest) -> Result<(), ChatError> {
         && (check.trim().is_empty() || check.len() > most)
     {
         return Err(unprocessable(format!(
-            "\"check\" is a command of 1 to {most} bytes"
+            "\"check\" must be a command of 1 to {most} bytes"
         )));
     }
     let most = limits::CHAT_CONTINUE_BYTES;
@@ -374,13 +376,13 @@ fn validate(wish: &CreateRequest) -> Result<(), ChatError> {
         && (text.trim().is_empty() || text.len() > most)
     {
         return Err(unprocessable(format!(
-            "\"continue_prompt\" is a text of 1 to {most} bytes"
+            "\"continue_prompt\" must be a string of 1 to {most} bytes"
         )));
     }
     let bounds = &work.bounds;
     if bounds.seconds.is_some() || bounds.tokens.is_some() || bounds.cost.is_some() {
         return Err(unprocessable(
-            "\"limits\" of a plan has \"turns\" alone: how often the continue prompt is sent",
+            "\"limits\" of a plan has only \"turns\": how often the continue prompt is sent",
         ));
     }
     if bounds
@@ -388,7 +390,9 @@ fn validate(wish: &CreateRequest) -> Result<(), ChatError> {
         .is_some_and(|turns| turns > limits::PLAN_ROUNDS_MAX)
     {
         let most = limits::PLAN_ROUNDS_MAX;
-        return Err(unprocessable(format!("\"limits.turns\" is at most {most}")));
+        return Err(unprocessable(format!(
+            "\"limits.turns\" must be at most {most}"
+        )));
     }
     Ok(())
 }

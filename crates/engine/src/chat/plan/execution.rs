@@ -1,8 +1,9 @@
-//! An approved plan is worked: what members brought, what the file says, who does what next, and when
-//! all of it is over.
+//! Executes an approved plan: evaluates finished turns, reads the file, assigns the next items, and
+//! detects the end.
 //!
-//! Owns the order that a kill cannot harm: the tick is in the file before the item is done on record,
-//! and an item is claimed in the commit that accepts its prompt. Must not know how files are written.
+//! Owns an order of steps that survives a kill: the file has the tick before the journal records
+//! the item as done, and an item is claimed in the commit that accepts its prompt. Must not know
+//! how files are written.
 
 use std::collections::HashSet;
 
@@ -18,33 +19,33 @@ use marshal_model::{
 };
 use marshal_wire::plan::checklist::ItemId;
 
-/// What a finished turn means for its item.
+/// The result of a finished turn for its item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ItemResult {
     Done,
-    /// It went with the supervisor.
+    /// It was lost with the supervisor.
     Lost,
     Failed,
 }
 
-/// Items that came to the file, or came back.
+/// Items that were added to the file, or came back.
 #[derive(Debug, Default)]
 struct NewItems {
-    /// Nobody can know yet who wrote them.
+    /// Items whose author is not yet known.
     undetermined: HashSet<ItemId>,
-    /// They count as agents'.
+    /// Items that count as written by agents.
     agents: HashSet<ItemId>,
-    /// An agent had its hands on the file since it was looked at last, as far as is on record.
+    /// An agent may have written the file since it was last read, as far as the journal shows.
     by_agent: bool,
 }
 
-/// Whether a member has a turn, or is about to.
+/// Whether a member has a running or waiting turn.
 fn is_busy(member: &StoredChat) -> bool {
     member.running.is_some() || member.waiting > 0
 }
 
 impl Coordinator {
-    /// One look at an approved plan.
+    /// Takes one step of an approved plan.
     pub(super) async fn run_approved(
         &mut self,
         chat: &StoredChat,
@@ -127,8 +128,8 @@ impl Coordinator {
         self.finish(chat, &workers, &items).await
     }
 
-    /// Whether the plan was changed between its approval and the first look at it: that is not what was
-    /// approved, and is told again.
+    /// Whether the plan changed between its approval and the first read: then it is not what was
+    /// approved, and needs a new approval.
     async fn has_changed(&self, chat: &StoredChat, plan: &PlanText) -> Result<bool, StepError> {
         let approved = chat.progress.approved_digest.as_ref();
         if approved.is_none_or(|approved| *approved == plan.sha256) {
@@ -144,8 +145,8 @@ impl Coordinator {
         Ok(true)
     }
 
-    /// Notes how the members stood when the file was looked at, and, if nothing new waits, how far
-    /// their events were.
+    /// Records the turns of the members at the time of this read, and the seqs of their events if
+    /// no new item is undetermined.
     async fn record_observation(
         &mut self,
         members: &[StoredChat],
@@ -159,14 +160,14 @@ impl Coordinator {
             }
             let id = member.session.clone();
             let read = self.chats.readers.read(move |reader| reader.last_seq(&id));
-            // What was durable before the file was read, or a little more: calls come first.
+            // The durable end from before the file was read, or slightly later: calls come first.
             let end = read.await?;
             self.observed_seqs.insert(member.session.clone(), end);
         }
         Ok(())
     }
 
-    /// The plan, with these items ticked in it.
+    /// Returns the plan, with these items ticked.
     async fn read(&self, chat: &StoredChat, done: &[ItemId]) -> Result<PlanText, NoPlan> {
         let file = self.file(chat);
         if done.is_empty() {
@@ -176,7 +177,8 @@ impl Coordinator {
         }
     }
 
-    /// The file is no plan any more: what runs may bring it back, nothing else is begun.
+    /// Handles a file that is no longer a plan: running turns may restore it, and nothing else
+    /// starts.
     async fn handle_missing_plan(
         &mut self,
         chat: &StoredChat,
@@ -189,7 +191,7 @@ impl Coordinator {
         {
             return Ok(AfterStep::Wait);
         }
-        // Editors take a file away for a moment.
+        // Editors remove a file for a moment when they save it.
         self.missing_reads += 1;
         if self.missing_reads < limits::PLAN_MISSING_RETRIES {
             return Ok(AfterStep::Later);
@@ -198,7 +200,7 @@ impl Coordinator {
             .await
     }
 
-    /// What became of the items whose turns are over.
+    /// Returns the results of the items whose turns have ended.
     async fn item_results(&self, items: &Items) -> Result<Vec<(ItemId, ItemResult)>, StepError> {
         let mut brought = Vec::new();
         let claimed = items.all.iter();
@@ -215,7 +217,7 @@ impl Coordinator {
                 Some(turn) if turn.outcome == Some(TurnOutcome::Completed) => {
                     brought.push((row.item, ItemResult::Done));
                 }
-                // What ends while the supervisor does is looked at by the next start.
+                // The next start handles turns that end while the supervisor stops.
                 Some(_) if self.chats.stop.is_cancelled() => return Err(StepError::Stopping),
                 Some(turn) if self.is_first && ended_with_supervisor(&turn) => {
                     brought.push((row.item, ItemResult::Lost));
@@ -226,8 +228,8 @@ impl Coordinator {
         Ok(brought)
     }
 
-    /// Who brought the items that are new, or were gone: an agent, if a turn ran when they came and no
-    /// version of the file says that a person wrote them.
+    /// Determines who wrote the items that are new or came back: an agent, if a turn ran at that
+    /// time and no version of the file shows that a person wrote them.
     async fn new_items(
         &mut self,
         chat: &StoredChat,
@@ -239,7 +241,7 @@ impl Coordinator {
         if items.all.is_empty() {
             return Ok(NewItems::default());
         }
-        // As they stand after the file was read: what they did before is in it.
+        // Read after the file, so that the file has everything they did before.
         let members = self.members().await?;
         let running: HashSet<TurnId> = members.iter().filter_map(|of| of.running.clone()).collect();
         let in_turn = members
@@ -258,7 +260,7 @@ impl Coordinator {
         let mut by_agent = false;
         let path = chat.settings.plan_path.as_deref().unwrap_or_default();
         let name = path.rsplit('/').next().unwrap_or_default();
-        // Of what an earlier start saw, nobody knows how far it looked.
+        // It is unknown how far an earlier start had read.
         for member in &members {
             let after = self.observed_seqs.get(&member.session).copied();
             let (id, after) = (member.session.clone(), after.unwrap_or(0));
@@ -269,7 +271,7 @@ impl Coordinator {
                 .read(move |reader| reader.has_touched(&id, after, &name));
             by_agent |= read.await?;
         }
-        // The versions of a turn are on record when it is over.
+        // The versions of a turn are recorded when it has ended.
         let waits = |fresh: &NewItem| !fresh.turns.is_disjoint(&running);
         let due = self.new_items.iter();
         let due = due.filter(|(_, of)| !waits(of) && of.agents.is_none());
@@ -296,7 +298,7 @@ impl Coordinator {
         })
     }
 
-    /// Makes durable what changed, and tells it.
+    /// Stores changed items and appends their events.
     async fn save_items(&self, items: &mut Items, members: &[StoredChat]) -> Result<(), StepError> {
         if items.changed.is_empty() {
             return Ok(());
@@ -312,16 +314,17 @@ impl Coordinator {
             }))
         });
         let writes = writes.chain(forget);
-        let told = items.all.iter();
-        let told = told.filter(|row| items.to_announce.contains(&row.item));
-        let told = told.map(|row| event(items, row, members, status(row.state)));
-        self.append_events(told.collect(), writes.collect()).await?;
+        let events = items.all.iter();
+        let events = events.filter(|row| items.to_announce.contains(&row.item));
+        let events = events.map(|row| event(items, row, members, status(row.state)));
+        self.append_events(events.collect(), writes.collect())
+            .await?;
         items.changed.clear();
         items.to_announce.clear();
         Ok(())
     }
 
-    /// A member takes the next item, if there is one for it.
+    /// Assigns the next item to a member, if there is one.
     async fn claim(
         &self,
         chat: &StoredChat,
@@ -342,29 +345,27 @@ impl Coordinator {
         let content = prompts::item(goal, &path, text, &plan.list, item, settings.agent_items);
         let now_ms = self.chats.fleet.now_ms();
         if content.len() > limits::TURN_BYTES {
-            // No member could be given it; the others are worked.
+            // No member can receive it; the other items are executed.
             let (item, bytes) = (row.item, content.len());
-            tracing::warn!(chat = %self.id, %item, bytes, "an item is too long to be sent");
+            tracing::warn!(chat = %self.id, %item, bytes, "an item is too long to send");
             if let Some(row) = items.get_mut(item) {
                 row.tries += 1;
             }
             items.set(item, ItemState::Blocked, now_ms);
             self.save_items(items, std::slice::from_ref(worker)).await?;
-            return Err(StepError::Retry(
-                "an item is too long to be sent".to_owned(),
-            ));
+            return Err(StepError::Retry("an item is too long to send".to_owned()));
         }
         items.set(row.item, ItemState::Claimed, now_ms);
-        // With the last one the whole is checked.
+        // The check runs with the last item.
         let is_last = items.count(ItemState::Open) == 0;
         let member = std::slice::from_ref(worker);
         let claimed = PlanItem {
             claimed_by: Some(worker.session.clone()),
             ..row.clone()
         };
-        let told = event(items, &claimed, member, status(ItemState::Claimed));
+        let item_event = event(items, &claimed, member, status(ItemState::Claimed));
         let sent = self
-            .send(&worker.session, content, vec![told], |turn| {
+            .send(&worker.session, content, vec![item_event], |turn| {
                 vec![
                     Write::Chat(ChatWrite::Plan(PlanWrite::Claim {
                         chat: self.id.clone(),
@@ -383,7 +384,7 @@ impl Coordinator {
         sent
     }
 
-    /// Nothing is open: it is over, or the check wants more.
+    /// Handles a plan without open items: it ends, or the check requires another round.
     async fn finish(
         &self,
         chat: &StoredChat,
@@ -414,7 +415,7 @@ impl Coordinator {
                 )
                 .await
             } else {
-                let message = format!("{message}; {failed} could not be done");
+                let message = format!("{message}; {failed} failed");
                 self.end_work(chat, TurnOutcome::Failed, "blocked", message, Vec::new())
                     .await
             };
@@ -439,11 +440,11 @@ impl Coordinator {
         }
         let most = chat.settings.bounds.turns.unwrap_or(limits::PLAN_ROUNDS);
         let why = match checked {
-            Some(_) => "the check did not pass",
+            Some(_) => "the check failed",
             None => "the check could not be run",
         };
         let Some(worker) = workers.first().filter(|_| chat.progress.rounds < most) else {
-            let message = format!("{message}; {why}, and {most} rounds were made");
+            let message = format!("{message}; {why}, and the limit of {most} rounds is reached");
             return self
                 .end_work(chat, TurnOutcome::Failed, "rounds", message, Vec::new())
                 .await;
@@ -456,21 +457,21 @@ impl Coordinator {
         };
         let content = chat.settings.continue_prompt.as_deref();
         let content = content.unwrap_or(prompts::CONTINUE).to_owned();
-        let told = WorkEvent::Round {
+        let round_event = WorkEvent::Round {
             round,
             why: why.to_owned(),
         };
         let working = self.progress(ChatPhase::Working, progress);
         let checks = check_setting(worker, &chat.settings, true);
-        self.send(&worker.session, content, vec![told], |_| {
+        self.send(&worker.session, content, vec![round_event], |_| {
             vec![working, checks]
         })
         .await?;
         Ok(AfterStep::Wait)
     }
 
-    /// A turn that is had only so that the check is run: whoever had the last item was not the last to
-    /// end, or the check went with something.
+    /// Sends a turn only to run the check: the worker of the last item was not the last to finish,
+    /// or the check was lost.
     async fn run_check_turn(
         &self,
         chat: &StoredChat,
@@ -490,7 +491,7 @@ impl Coordinator {
         Ok(AfterStep::Wait)
     }
 
-    /// Whether the turn that ended last had the check pass; `None`: it had none.
+    /// Returns whether the check passed in the turn that ended last; `None` if it had no check.
     async fn check_result(&self, workers: &[&StoredChat]) -> Result<Option<bool>, StepError> {
         let mut last: Option<(i64, StoredTurn, &StoredChat)> = None;
         for worker in workers {
@@ -530,7 +531,7 @@ impl Coordinator {
     }
 }
 
-/// Whether the next turn of a member is checked.
+/// Returns whether the next turn of a member has the check.
 fn check_setting(worker: &StoredChat, settings: &ChatSettings, is_last: bool) -> Write {
     Write::Chat(ChatWrite::Plan(PlanWrite::Settings {
         chat: worker.session.clone(),
@@ -541,8 +542,8 @@ fn check_setting(worker: &StoredChat, settings: &ChatSettings, is_last: bool) ->
     }))
 }
 
-/// Whether a turn went with an earlier start of the supervisor, as far as the first look of this one can
-/// know: nobody else cancels a turn that no person stopped.
+/// Whether a turn was lost with an earlier start, as far as the first step can know: only a
+/// stopping supervisor cancels a turn that no person stopped.
 pub(super) fn ended_with_supervisor(turn: &StoredTurn) -> bool {
     match turn.outcome {
         Some(TurnOutcome::Lost) => true,
@@ -552,9 +553,9 @@ pub(super) fn ended_with_supervisor(turn: &StoredTurn) -> bool {
 }
 
 fn settle(items: &mut Items, item: ItemId, brought: ItemResult, plan: &PlanText, now_ms: i64) {
-    // An agent that ticked its item has done it, however its turn ended.
-    let found = plan.list.item(item);
-    let is_ticked = found.is_some_and(|item| item.done);
+    // If the agent ticked its item, the item is done, whatever the turn's outcome.
+    let list_item = plan.list.item(item);
+    let is_ticked = list_item.is_some_and(|item| item.done);
     let Some(row) = items.get_mut(item) else {
         return;
     };
@@ -566,7 +567,7 @@ fn settle(items: &mut Items, item: ItemId, brought: ItemResult, plan: &PlanText,
     let is_spent = row.tries >= limits::PLAN_ITEM_TRIES || row.losses >= limits::PLAN_LOST_TURNS;
     let state = match brought {
         _ if is_ticked => ItemState::Done,
-        _ if found.is_none() => ItemState::Gone,
+        _ if list_item.is_none() => ItemState::Gone,
         ItemResult::Done => ItemState::Done,
         _ if is_spent => ItemState::Blocked,
         _ => ItemState::Open,
@@ -574,7 +575,7 @@ fn settle(items: &mut Items, item: ItemId, brought: ItemResult, plan: &PlanText,
     items.set(item, state, now_ms);
 }
 
-/// How an item stands, as it is told.
+/// Returns the event of an item's state.
 pub(super) fn event(
     items: &Items,
     row: &PlanItem,

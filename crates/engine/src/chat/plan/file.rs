@@ -1,5 +1,5 @@
-//! The file of a plan in its workspace: read as a checklist, and ticked over whatever was written to it
-//! meanwhile.
+//! The file of a plan in its workspace: parsed as a checklist, and ticked without overwriting
+//! concurrent changes.
 //!
 //! Must not know members or items' states.
 
@@ -12,7 +12,7 @@ use marshal_store::{Author, AuthorKind, Base, Digest, Origin, StoreError};
 use marshal_wire::plan::checklist::{ItemId, TEXT_BYTES, tick};
 use marshal_wire::plan::{Checklist, ChecklistError};
 
-/// A plan as it stands on the disk.
+/// The current content of a plan.
 #[derive(Debug, Clone)]
 pub(super) struct PlanText {
     pub(super) text: String,
@@ -25,13 +25,13 @@ pub(super) struct PlanText {
 /// Why there is no plan.
 #[derive(Debug)]
 pub(super) enum NoPlan {
-    /// Somebody must write it: in our words.
+    /// The plan must be written first; the reason for the planner.
     Missing(String),
-    /// It may be there, and cannot be read now.
+    /// The file cannot be read now.
     Unreadable(String),
 }
 
-/// Where a plan is.
+/// The location of a plan.
 #[derive(Debug, Clone)]
 pub(super) struct PlanFile {
     pub(super) fleet: FleetHandle,
@@ -41,7 +41,7 @@ pub(super) struct PlanFile {
 }
 
 impl PlanFile {
-    /// Reads it; a file without items is no plan.
+    /// Reads the plan; a file without items is not a plan.
     pub(super) async fn read(&self) -> Result<PlanText, NoPlan> {
         let path = &self.path;
         let read = self.fleet.read_file(&self.workspace, path).await;
@@ -59,7 +59,7 @@ impl PlanFile {
             ));
         }
         let text = String::from_utf8(file.bytes.to_vec());
-        let text = text.map_err(|_| NoPlan::Missing(format!("{path} is no UTF-8 text")))?;
+        let text = text.map_err(|_| NoPlan::Missing(format!("{path} is not UTF-8 text")))?;
         let list = Checklist::parse(&text).map_err(|error| NoPlan::Missing(error.to_string()))?;
         if list.items().is_empty() {
             let why = format!("{path} has no item, a line like \"- [ ] text\"");
@@ -73,8 +73,7 @@ impl PlanFile {
         })
     }
 
-    /// Ticks items, each by one byte, in the file as it is now. Those that are not in it any more are
-    /// left out.
+    /// Ticks items in the current file, one byte each. Items that are no longer in it are skipped.
     pub(super) async fn tick(&self, items: &[ItemId]) -> Result<PlanText, NoPlan> {
         let mut again = 0;
         loop {
@@ -97,7 +96,7 @@ impl PlanFile {
             };
             let written = self.fleet.write_file(&self.workspace, &self.path, write);
             match written.await {
-                // What stands there now is read, as everybody sees it.
+                // Read the file again, so that the result is what others see.
                 Ok(_) => {}
                 Err(
                     FilesError::Store(StoreError::Stale { .. })
@@ -109,15 +108,15 @@ impl PlanFile {
             again += 1;
             if again > limits::PLAN_TICK_RETRIES * 2 {
                 return Err(NoPlan::Unreadable(format!(
-                    "{} changes all the time: it could not be ticked",
+                    "{} keeps changing, so its items could not be ticked",
                     self.path
                 )));
             }
         }
     }
 
-    /// Which of these items a person brought: those whose line came with a version that a person wrote
-    /// over HTTP. Of what no version tells, it is nobody.
+    /// Returns which of these items a person wrote: those whose line first appears in a version
+    /// that a person wrote over HTTP. Items in no version count as nobody's.
     pub(super) async fn items_by_people(
         &self,
         items: &HashSet<ItemId>,
@@ -125,7 +124,7 @@ impl PlanFile {
         let (workspace, path) = (&self.workspace, self.path.as_str());
         let mut left: HashSet<ItemId> = items.clone();
         let mut found = HashSet::new();
-        // By whom the oldest version was that was looked at; those that are left are in it.
+        // Whether a person wrote the oldest version read so far; the remaining items are in it.
         let mut by_person = false;
         let page = self
             .fleet
@@ -153,7 +152,7 @@ impl PlanFile {
             }
             by_person = version.origin.author.kind == AuthorKind::Person;
         }
-        // They were in the first one; of a longer history it is not looked up.
+        // They were in the first version; a longer history is not searched.
         if page.next.is_none() && by_person {
             found.extend(left);
         }

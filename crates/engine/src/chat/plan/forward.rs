@@ -1,8 +1,8 @@
-//! What happens to members is told in the stream of their chat, each thing once: how far a member's
-//! events were told is durable in the commit that tells them.
+//! Forwards the events of members to the stream of their chat, each exactly once: the last
+//! forwarded seq is stored in the same commit.
 //!
-//! Owns which of them are told, and that a step which an agent says is done counts. Must not know who
-//! reads the stream.
+//! Owns which events are forwarded, and that a step which an agent reports as done counts. Must not
+//! know who reads the stream.
 
 use super::coordinator::{Coordinator, StepError};
 use super::execution::event;
@@ -13,7 +13,7 @@ use marshal_model::limits;
 use marshal_model::{ChatPhase, Event, ItemState, PROMPT_NOT_WRITTEN, StepStatus, WorkEvent};
 
 impl Coordinator {
-    /// Tells what a member did since it was told last.
+    /// Forwards the new events of a member.
     pub(super) async fn forward(&self, member: &StoredChat) -> Result<(), StepError> {
         let mut after = member.forwarded;
         loop {
@@ -28,7 +28,7 @@ impl Coordinator {
             };
             let (mut works, mut writes) = (Vec::new(), Vec::new());
             for stored in &found {
-                // What a newer program wrote is not told.
+                // Events of a newer version are skipped.
                 let Ok(stamped) = stored.decode() else {
                     continue;
                 };
@@ -68,7 +68,7 @@ impl Coordinator {
         }
     }
 
-    /// An agent says by a tool that its item is done: it is ticked while its turn goes on.
+    /// Ticks an item that its agent reported as done by a tool, while the turn continues.
     async fn complete_step(
         &self,
         member: &StoredChat,
@@ -95,7 +95,7 @@ impl Coordinator {
         };
         match self.file(&chat).tick(&[item]).await {
             Ok(plan) if plan.list.item(item).is_some() => {}
-            // Its turn's end says what becomes of it.
+            // The end of its turn decides about the item.
             Ok(_) | Err(NoPlan::Missing(_)) => return Ok(None),
             Err(NoPlan::Unreadable(why)) => return Err(StepError::Retry(why)),
         }
@@ -103,8 +103,8 @@ impl Coordinator {
         let Some(row) = items.get(item) else {
             return Ok(None);
         };
-        let told = event(&items, row, std::slice::from_ref(member), status(row.state));
+        let item_event = event(&items, row, std::slice::from_ref(member), status(row.state));
         let write = Write::Chat(ChatWrite::Plan(PlanWrite::Item(row.clone())));
-        Ok(Some((told, write)))
+        Ok(Some((item_event, write)))
     }
 }

@@ -1,7 +1,7 @@
-//! From the items that are on record and the checklist as it stands to the items as they stand now.
+//! Merges the stored items with the current checklist.
 //!
-//! Pure. Owns what a tick, an edit, a move and a removal by somebody else mean. Must not know files,
-//! members or who is asked.
+//! Pure. Owns the meaning of ticks, edits, moves and removals by others. Must not know files or
+//! members.
 
 use std::collections::{HashMap, HashSet};
 
@@ -14,21 +14,21 @@ use marshal_wire::plan::checklist::{AGENT_ITEMS, ChecklistItem, ItemId};
 #[derive(Debug, Clone, Default)]
 pub(super) struct Items {
     pub(super) all: Vec<PlanItem>,
-    /// What changed since they were read.
+    /// Items that changed since they were loaded.
     pub(super) changed: HashSet<ItemId>,
-    /// What is to be told of these: not every change is.
+    /// Items whose change needs an event; not every change does.
     pub(super) to_announce: HashSet<ItemId>,
 }
 
-/// How new items are taken in.
+/// The rules for new items.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct IntakeRules<'a> {
     pub(super) chat: &'a SessionId,
-    /// An agent had its hands on the file since it was looked at last, as far as is on record.
+    /// An agent may have written the file since it was last read, as far as the journal shows.
     pub(super) by_agent: bool,
-    /// The items that came, or came back, and that nobody can say a person wrote.
+    /// New or restored items that no person is known to have written.
     pub(super) agents: &'a HashSet<ItemId>,
-    /// Items of agents are worked.
+    /// Whether items of agents are executed.
     pub(super) agent_items: bool,
     pub(super) now_ms: i64,
 }
@@ -49,7 +49,7 @@ impl Items {
         self.all.iter().find(|row| row.item == item)
     }
 
-    /// An item stands otherwise.
+    /// Sets the state of an item.
     pub(super) fn set(&mut self, item: ItemId, state: ItemState, now_ms: i64) {
         if let Some(row) = self.get_mut(item)
             && row.state != state
@@ -65,14 +65,14 @@ impl Items {
         self.all.iter().filter(|row| row.state == state).count()
     }
 
-    /// How many are done, and how many there are.
+    /// Returns the number of done items, and of all items.
     pub(super) fn progress(&self) -> (u32, u32) {
         let all = self.all.len() - self.count(ItemState::Gone);
         let number = |count| u32::try_from(count).unwrap_or(u32::MAX);
         (number(self.count(ItemState::Done)), number(all))
     }
 
-    /// Items of the checklist that are not on record, or were gone.
+    /// Returns the items of the checklist that are not stored, or were missing.
     pub(super) fn unknown(&self, list: &Checklist) -> Vec<ItemId> {
         let known = self.all.iter().filter(|row| row.state != ItemState::Gone);
         let known: HashSet<ItemId> = known.map(|row| row.item).collect();
@@ -80,8 +80,8 @@ impl Items {
         items.filter(|id| !known.contains(id)).collect()
     }
 
-    /// Follows the checklist. Gives the items that are done and have lost their tick by an agent's
-    /// hand: they get it again. Those of `wait` are not taken in yet.
+    /// Applies the checklist. Returns the done items whose tick an agent removed: they are ticked
+    /// again. Items in `wait` are not added yet.
     pub(super) fn follow(
         &mut self,
         list: &Checklist,
@@ -98,7 +98,7 @@ impl Items {
                 if wait.contains(&item.id) {
                     continue;
                 }
-                // What is more than agents may add is not even kept.
+                // Items above the limit for agents are not even stored.
                 if by_agent && agents >= AGENT_ITEMS {
                     continue;
                 }
@@ -124,7 +124,7 @@ impl Items {
                     lost.push(item.id);
                     ItemState::Done
                 }
-                // A person wants it, or wants it again.
+                // A person added the item, or added it again.
                 (ItemState::Done | ItemState::Gone, false) => {
                     (row.tries, row.losses, row.by_agent) = (0, 0, false);
                     ItemState::Open
@@ -145,7 +145,7 @@ impl Items {
         }
         let there: HashSet<ItemId> = list.items().iter().map(|item| item.id).collect();
         for row in &mut self.all {
-            // Who has an item that went may bring it back until their turn ends.
+            // The worker of a missing item may restore it until the turn ends.
             let stays = matches!(row.state, ItemState::Claimed | ItemState::Gone);
             if !stays && !there.contains(&row.item) {
                 row.state_before_removal = Some(row.state).filter(|_| taking.by_agent);
@@ -159,7 +159,7 @@ impl Items {
         lost
     }
 
-    /// The next item for a member: not one that it failed at, where there are others.
+    /// Returns the next item for a member: not one that it failed at, if there are other members.
     pub(super) fn next_for(&self, member: &SessionId, is_alone: bool) -> Option<&PlanItem> {
         let mut open = self.all.iter().filter(|row| row.state == ItemState::Open);
         open.find(|row| is_alone || row.tries == 0 || row.claimed_by.as_ref() != Some(member))
@@ -193,19 +193,19 @@ fn new_row(
     }
 }
 
-/// How an item stands that was gone and that an agent wrote again, and whether it has lost its tick: as
-/// it did before an agent took it away, so that nothing is worked that was not to be.
+/// Returns the state of a missing item that an agent wrote again, and whether it lost its tick. The
+/// state is the one before an agent removed it, so that nothing is executed that should not be.
 const fn restored_state(row: &PlanItem, is_done: bool) -> (ItemState, bool) {
     match row.state_before_removal {
         Some(ItemState::Done) => (ItemState::Done, !is_done),
         _ if is_done => (ItemState::Done, false),
         Some(ItemState::Open) => (ItemState::Open, false),
-        // Nobody wanted it worked any more: a person took it away, or it could not be done.
+        // A person removed it, or it failed: it stays blocked.
         _ => (ItemState::Blocked, false),
     }
 }
 
-/// How a state is told.
+/// Returns the status in the stream.
 pub(super) const fn status(state: ItemState) -> StepStatus {
     match state {
         ItemState::Open => StepStatus::Pending,

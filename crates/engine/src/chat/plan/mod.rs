@@ -1,7 +1,7 @@
-//! Chats that have no agent of their own: members work one plan for them.
+//! Chats without an agent of their own: members execute one plan for them.
 //!
-//! Owns which of them is worked here, and how people's orders reach it: each has one actor
-//! (`coordinator.rs`), which alone writes what is kept of it. Must not know how a member runs.
+//! Owns which plans are active here, and how people's orders reach them: each has one actor
+//! (`coordinator.rs`), which alone writes its state. Must not know how a member runs.
 //!
 //! Tests: `tests/drills/fleet/plans.rs`. Templates: `config/template.rs`; bounds: `model/limits/plans.rs`.
 
@@ -31,25 +31,25 @@ pub use create::{StartedWork, WorkRequest};
 pub(super) use prompts::with_instructions;
 pub use requests::{Created, PlanView};
 
-/// What a person wants of a plan that is worked.
+/// A person's order for an active plan.
 #[derive(Debug)]
 pub(super) enum Order {
-    /// It ends, and with it what its members do.
+    /// Stop the plan and the turns of its members.
     Stop(oneshot::Sender<Result<(), ChatError>>),
-    /// The plan may be worked.
+    /// Approve the plan.
     Approve {
         by: String,
-        /// The digest of the text that was looked at.
+        /// The digest of the plan that the approver saw; `None` accepts the pending one.
         sha256: Option<String>,
         reply: oneshot::Sender<Result<(), ChatError>>,
     },
-    /// The plan is to be otherwise.
+    /// Reject the plan.
     Reject {
         by: String,
         why: String,
         reply: oneshot::Sender<Result<(), ChatError>>,
     },
-    /// A word to the planner.
+    /// Send a message to the planner.
     Message {
         content: String,
         key: Option<String>,
@@ -57,14 +57,14 @@ pub(super) enum Order {
     },
 }
 
-/// The way to an actor.
+/// The channels to a coordinator.
 #[derive(Debug, Clone)]
 struct ActorHandle {
     orders: mpsc::Sender<Order>,
     wakeup: Arc<Notify>,
 }
 
-/// The plans that are worked now.
+/// The active plans.
 #[derive(Debug, Default)]
 pub(super) struct ActivePlans(Mutex<HashMap<SessionId, ActorHandle>>);
 
@@ -73,7 +73,7 @@ impl ActivePlans {
         look(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Something may have changed for a plan.
+    /// Wakes the coordinator of a plan.
     fn wake(&self, chat: &SessionId) {
         if let Some(way) = self.with(|works| works.get(chat).cloned()) {
             way.wakeup.notify_one();
@@ -82,14 +82,14 @@ impl ActivePlans {
 }
 
 impl Inner {
-    /// A turn of a chat ended: whoever coordinates it looks.
+    /// Wakes the coordinator of a member's chat after a turn ended.
     pub(super) fn notify_turn_ended(&self, chat: &StoredChat) {
         if let Some(parent) = &chat.parent {
             self.active_plans.wake(parent);
         }
     }
 
-    /// Goes on with the work of a chat; there is one actor for it after this.
+    /// Starts the coordinator of a chat, unless there is one.
     pub(super) fn coordinate(self: &Arc<Self>, chat: &SessionId) {
         if self.stop.is_cancelled() {
             return;
@@ -110,18 +110,20 @@ impl Inner {
         });
     }
 
-    /// The actor of a chat ends.
+    /// Removes the coordinator of a chat.
     fn leave(&self, chat: &SessionId) {
         self.active_plans.with(|works| works.remove(chat));
     }
 
-    /// Gives an order to the actor of a chat and waits for its answer.
+    /// Sends an order to the coordinator of a chat and waits for its reply.
     async fn order<T>(
         &self,
         chat: &SessionId,
         order: impl FnOnce(oneshot::Sender<Result<T, ChatError>>) -> Order,
     ) -> Result<T, ChatError> {
-        let gone = || ChatError::Unavailable("the plan is not worked now: try again".to_owned());
+        let gone = || {
+            ChatError::Unavailable("the plan is not being executed now: try again later".to_owned())
+        };
         let way = self.active_plans.with(|works| works.get(chat).cloned());
         let way = way.ok_or_else(gone)?;
         let (reply, answer) = oneshot::channel();
@@ -130,14 +132,14 @@ impl Inner {
         answer.await.unwrap_or_else(|_| Err(gone()))
     }
 
-    /// Stops the work of a chat; nothing to stop is no error.
+    /// Stops the work of a chat; it is no error if there is nothing to stop.
     pub(super) async fn stop_work(&self, chat: &StoredChat) -> Result<(), ChatError> {
         if chat.phase.is_none_or(|phase| phase == ChatPhase::Ended) {
             return Ok(());
         }
         match self.order(&chat.session, Order::Stop).await {
             Ok(()) => Ok(()),
-            // It may have ended by itself meanwhile.
+            // The work may have ended by itself meanwhile.
             Err(error) => match self.chat(&chat.session).await?.phase {
                 Some(ChatPhase::Ended) => Ok(()),
                 _ => Err(error),
@@ -145,7 +147,7 @@ impl Inner {
         }
     }
 
-    /// A message to a chat that has no agent: one to its planner, while there is no approved plan.
+    /// Sends a message to the planner of a chat without an agent, while there is no approved plan.
     pub(super) async fn message_planner(
         &self,
         chat: &StoredChat,
@@ -164,7 +166,7 @@ impl Inner {
         .await
     }
 
-    /// What a person said of a plan.
+    /// Applies a person's decision on a plan.
     pub(super) async fn review(
         &self,
         chat: &StoredChat,
@@ -172,7 +174,7 @@ impl Inner {
         said: ReviewDecision,
     ) -> Result<(), ChatError> {
         if !chat.mode.has_members() {
-            let why = "this chat has no plan that is approved: its mode is another one";
+            let why = "this chat has no plan to approve: its mode has none";
             return Err(ChatError::Conflict(why.to_owned()));
         }
         if chat.phase != Some(ChatPhase::Approval) {
@@ -186,26 +188,26 @@ impl Inner {
     }
 }
 
-/// What a person says of a plan.
+/// A person's decision on a plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ReviewDecision {
-    /// It may be worked.
+    /// Approve it.
     Approve {
-        /// The digest of the text that was looked at.
+        /// The digest of the plan that the approver saw; `None` accepts the pending one.
         sha256: Option<String>,
     },
-    /// It may not.
+    /// Reject it.
     Reject {
-        /// Why.
+        /// The reason, which is sent to the planner.
         why: String,
     },
 }
 
 fn no_own_agent() -> ChatError {
-    let why = "this chat has no agent of its own, and its plan is worked or over: send messages to one of its members";
+    let why = "this chat has no agent of its own, and its plan is being executed or has ended: send messages to one of its members";
     ChatError::Conflict(why.to_owned())
 }
 
 fn no_pending_plan() -> ChatError {
-    ChatError::Conflict("no plan of this chat waits for approval now".to_owned())
+    ChatError::Conflict("no plan of this chat is waiting for approval".to_owned())
 }

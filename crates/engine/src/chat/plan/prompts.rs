@@ -1,7 +1,7 @@
-//! What planners and those who work a plan are told.
+//! The prompts of planners and workers.
 //!
-//! Pure. What belongs to an item comes first, as it stands in the plan; what the supervisor adds stands
-//! in lines of its own that begin with `[System: `.
+//! Pure. The text of an item comes first, as the plan has it; text of the supervisor is in separate
+//! lines that begin with `[System: `.
 
 use std::fmt::Write as _;
 
@@ -9,7 +9,7 @@ use marshal_config::Role;
 use marshal_wire::plan::Checklist;
 use marshal_wire::plan::checklist::ChecklistItem;
 
-/// What all agents of a template are told before their role's instructions.
+/// Puts a template's instructions before those of a role.
 pub(in crate::chat) fn with_instructions(instructions: Option<&str>, content: String) -> String {
     match instructions {
         Some(text) => format!("{}\n\n{content}", text.trim()),
@@ -17,7 +17,7 @@ pub(in crate::chat) fn with_instructions(instructions: Option<&str>, content: St
     }
 }
 
-/// The first message to a planner.
+/// Returns the first message to a planner.
 pub(super) fn planning(goal: &str, plan: &str, roles: &[(&str, Option<&Role>)]) -> String {
     let mut names: Vec<&str> = roles.iter().map(|(name, _)| *name).collect();
     names.dedup();
@@ -27,21 +27,21 @@ pub(super) fn planning(goal: &str, plan: &str, roles: &[(&str, Option<&Role>)]) 
     )
 }
 
-/// The same again, when there was no checklist.
+/// Returns the message to a planner that wrote no checklist.
 pub(super) fn no_checklist(plan: &str, why: &str) -> String {
     format!(
         "[System: There is no plan yet: {why}. Write the file {plan} of the workspace as a Markdown checklist, each item one line \"- [ ] text\".]"
     )
 }
 
-/// A person does not want the plan as it is.
+/// Returns the message to a planner whose plan was rejected.
 pub(super) fn rejected_prompt(plan: &str, why: &str) -> String {
     format!(
         "{why}\n\n[System: The plan {plan} was not approved, for the reason above. Change the file.]"
     )
 }
 
-/// One item of the plan.
+/// Returns the prompt of one item.
 pub(super) fn item(
     goal: &str,
     plan: &str,
@@ -75,7 +75,7 @@ pub(super) fn item(
     prompt
 }
 
-/// How much of a goal goes with each item, in characters.
+/// The maximum length of the goal in an item's prompt, in characters.
 const GOAL: usize = 1000;
 
 fn cut(goal: &str) -> String {
@@ -85,7 +85,7 @@ fn cut(goal: &str) -> String {
     goal.chars().take(GOAL).chain(['…']).collect()
 }
 
-/// The lines below an item that are indented further than it, up to the next item.
+/// Returns the lines below an item that are indented further than it, up to the next item.
 fn below(text: &str, list: &Checklist, item: &ChecklistItem) -> String {
     let blank = |line: &str| line.len() - line.trim_start_matches([' ', '\t']).len();
     let mut lines = text.lines().enumerate().skip(item.line - 1);
@@ -98,10 +98,10 @@ fn below(text: &str, list: &Checklist, item: &ChecklistItem) -> String {
     found.join("\n").trim().to_owned()
 }
 
-/// Sent while the check fails, unless the chat has words of its own.
+/// The default prompt while the check fails.
 pub(super) const CONTINUE: &str = "[System: All items of the plan are done, and the check of the whole has not passed yet. Find out why, and repair it.]";
 
-/// Sent where nothing is open and the check of the whole has not run since.
+/// The prompt of a turn that only runs the check.
 pub(super) const CHECK: &str = "[System: No item of the plan is open. There is nothing to do in this turn: the check of the whole is run at its end.]";
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
-//! What clients ask of chats whose members work a plan, and how these go on after a start.
+//! The requests of clients for chats with plans, and the resumption of these at a start.
 //!
-//! Must not know how a client is reached.
+//! Must not know how clients connect.
 
 use super::{ReviewDecision, StartedWork};
 use crate::chat::{Accepted, ChatError, Chats};
@@ -8,30 +8,30 @@ use marshal_journal::{PlanItem, PlanReview, StoredChat};
 use marshal_model::SessionId;
 use marshal_model::limits;
 
-/// A chat that has begun.
+/// A created chat.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Created {
-    /// One with an agent of its own, and its first message.
+    /// A chat with an agent of its own, and its first message.
     Chat(SessionId, Accepted),
-    /// One whose plan others work.
+    /// A chat with a plan that members execute.
     Work(StartedWork),
 }
 
-/// A plan and how it stands.
+/// A plan and its state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlanView {
-    /// The chat whose plan it is.
+    /// The chat of the plan.
     pub chat: StoredChat,
     /// Its items.
     pub items: Vec<PlanItem>,
-    /// What was said of it.
+    /// Its reviews.
     pub reviews: Vec<PlanReview>,
-    /// Who writes and works it.
+    /// The planner and the workers.
     pub members: Vec<StoredChat>,
 }
 
 impl Chats {
-    /// Goes on with the plans of earlier starts.
+    /// Resumes the plans of earlier starts.
     pub(in crate::chat) async fn resume_plans(&self) {
         let mut after: Option<SessionId> = None;
         loop {
@@ -56,14 +56,14 @@ impl Chats {
                 if chat.mode.has_members() {
                     self.0.coordinate(&chat.session);
                 } else {
-                    // One that goes on by itself.
+                    // An autonomous chat has an actor instead of a coordinator.
                     self.0.wake(chat, |wants| wants.turns += 1);
                 }
             }
         }
     }
 
-    /// What a person says of a plan that waits for approval.
+    /// Approves or rejects a plan that waits for approval.
     ///
     /// # Errors
     /// [`ChatError`]
@@ -74,22 +74,22 @@ impl Chats {
         by: String,
         said: ReviewDecision,
     ) -> Result<SessionId, ChatError> {
-        let found = self.0.find(workspace, chat).await?;
-        self.0.review(&found, by, said).await?;
-        Ok(found.session)
+        let parent = self.0.find(workspace, chat).await?;
+        self.0.review(&parent, by, said).await?;
+        Ok(parent.session)
     }
 
-    /// The plan of a chat as it stands on record: its items, what was said of it, and its members.
+    /// Returns the stored plan of a chat: its items, reviews and members.
     ///
     /// # Errors
     /// [`ChatError`]
     pub async fn plan(&self, workspace: &str, chat: &str) -> Result<PlanView, ChatError> {
-        let found = self.0.find(workspace, chat).await?;
-        if !found.mode.has_members() {
-            let why = "this chat has no plan: its mode is another one";
+        let parent = self.0.find(workspace, chat).await?;
+        if !parent.mode.has_members() {
+            let why = "this chat has no plan: its mode has none";
             return Err(ChatError::NotFound(why.to_owned()));
         }
-        let id = found.session.clone();
+        let id = parent.session.clone();
         let read = self.0.readers.read(move |reader| {
             let mut members = Vec::new();
             for member in reader.members(&id)? {
@@ -103,7 +103,7 @@ impl Chats {
         });
         let (items, reviews, members) = read.await.map_err(ChatError::Unavailable)?;
         Ok(PlanView {
-            chat: found,
+            chat: parent,
             items,
             reviews,
             members,

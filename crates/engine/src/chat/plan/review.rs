@@ -1,7 +1,7 @@
-//! The approval of a plan: the policy is asked first, then, where it wants that, a person.
+//! The approval of a plan: first the policy decides; if its decision is `ask`, a person does.
 //!
-//! Owns that what is approved is the text that was looked at: its digest is on record. Must not know
-//! how a person reached us.
+//! Owns that exactly the reviewed text is approved: its digest is recorded. Must not know how a
+//! person connects.
 
 use serde_json::json;
 
@@ -16,17 +16,18 @@ use marshal_model::{
     ChatPhase, ChatProgress, Decision, ReviewState, TurnOutcome, UntrustedText, WorkEvent,
 };
 
-/// By what name rules speak of the approval of a plan, as of a tool of the supervisor's server.
+/// The tool name of a plan's approval in policy rules, as if it were a tool of the supervisor's
+/// server.
 pub(super) const APPROVE_PLAN: &str = "approve_plan";
 
-/// What a person said.
+/// A person's decision.
 pub(super) enum Verdict {
     Approved { sha256: Option<String> },
     Rejected { why: String },
 }
 
 impl Coordinator {
-    /// Before the plan is worked.
+    /// Takes a step of the approval phase.
     pub(super) async fn request_approval(
         &mut self,
         chat: &StoredChat,
@@ -34,7 +35,7 @@ impl Coordinator {
         let file = self.file(chat);
         let plan = match file.read().await {
             Ok(plan) => plan,
-            // Who removed it may bring it back; who writes it has it whole in a moment.
+            // The file may be restored, or be complete in a moment.
             Err(NoPlan::Missing(_)) => {
                 self.missing_reads += 1;
                 let is_lasting = self.missing_reads >= limits::PLAN_MISSING_RETRIES;
@@ -59,15 +60,16 @@ impl Coordinator {
             if last.sha256 == plan.sha256 {
                 return Ok(AfterStep::Wait);
             }
-            // Whoever writes it all the time is not told of all the time.
+            // Limits the rate of review events if the file changes all the time.
             let every = i64::try_from(limits::PLAN_REVIEW_INTERVAL.as_millis()).unwrap_or(i64::MAX);
             if self.chats.fleet.now_ms().saturating_sub(last.at_ms) < every {
                 return Ok(AfterStep::Later);
             }
-            // Another text than the one that was told: people are told of it, the rules said ask.
+            // The text differs from the one under review: create a new review. The policy's
+            // decision was `ask`.
             let waiting = self.pending_review(chat, &plan.sha256, "the plan was changed");
             self.append_events(vec![waiting.1], vec![waiting.0]).await?;
-            // It is looked at once more: it may have changed while it was told.
+            // Check once more: it may have changed meanwhile.
             return Ok(AfterStep::Later);
         }
         let arguments = json!({
@@ -82,7 +84,7 @@ impl Coordinator {
             .fleet
             .decide_own_action(&chat.pool, APPROVE_PLAN, arguments);
         let Some((policy, judgement)) = judged else {
-            let why = format!("the configuration has no pool {} any more", chat.pool);
+            let why = format!("the configuration no longer has the pool {}", chat.pool);
             return Err(StepError::Retry(why));
         };
         let by = format!("policy {policy}");
@@ -112,7 +114,7 @@ impl Coordinator {
                 );
                 let event = review_event(chat, &review);
                 self.append_events(vec![event], vec![row(review)]).await?;
-                let message = format!("the policy does not allow the plan to be worked: {why}");
+                let message = format!("the policy denies the plan: {why}");
                 let outcome = TurnOutcome::Failed;
                 self.end_work(chat, outcome, "denied", message, Vec::new())
                     .await
@@ -158,11 +160,11 @@ impl Coordinator {
             .await
     }
 
-    /// A person said something of the plan.
+    /// Records a person's decision.
     pub(super) async fn record_review(&self, by: String, said: Verdict) -> Result<(), ChatError> {
         let again = |stuck: StepError| match stuck {
             StepError::Retry(why) => ChatError::Unavailable(why),
-            StepError::Stopping => ChatError::Unavailable("the supervisor stops".to_owned()),
+            StepError::Stopping => ChatError::Unavailable("the supervisor is stopping".to_owned()),
         };
         let chat = self.chats.chat(&self.id).await?;
         let id = self.id.clone();
@@ -186,7 +188,7 @@ impl Coordinator {
                 let meant = sha256.unwrap_or_else(|| waiting.sha256.clone());
                 if meant != now {
                     return Err(ChatError::Conflict(format!(
-                        "the plan is another one now (sha256 {now}, not {}): look at it again",
+                        "the plan has changed (sha256 {now}, not {}): review it again",
                         escape_for_display(&meant, 64)
                     )));
                 }

@@ -1,6 +1,6 @@
-//! Says when the file of a plan may be another one: the kernel tells of its directory.
+//! Detects possible changes of a plan's file by a kernel watch on its directory.
 //!
-//! Where the kernel gives no watch, only the ends of turns are looked at. Must not read the file.
+//! Without a kernel watch, the file is only checked at the ends of turns. Must not read the file.
 
 use std::ffi::OsString;
 use std::mem::MaybeUninit;
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use tokio::io::unix::AsyncFd;
 
-/// What says that an entry is another one now.
+/// Kernel events that mean a changed entry.
 const CHANGES: WatchFlags = WatchFlags::CLOSE_WRITE
     .union(WatchFlags::DELETE)
     .union(WatchFlags::MOVED_FROM)
@@ -21,7 +21,7 @@ const CHANGES: WatchFlags = WatchFlags::CLOSE_WRITE
     .union(WatchFlags::ONLYDIR)
     .union(WatchFlags::DONT_FOLLOW);
 
-/// Bytes for what the kernel tells at once.
+/// The size of the buffer for kernel events, in bytes.
 const NOTICE_BYTES: usize = 4096;
 
 /// A watch of one file.
@@ -33,7 +33,7 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// Watches the file at a path; if its directory is not there yet, nothing is told before
+    /// Watches the file at a path. If its directory does not exist yet, nothing is reported before
     /// [`Watch::renew`].
     pub(super) fn new(path: &Path) -> Self {
         let name = path.file_name().map(ToOwned::to_owned).unwrap_or_default();
@@ -47,8 +47,8 @@ impl Watch {
         watch
     }
 
-    /// Tries again, if nothing is watched. Whether something is from now on that was not before: what
-    /// happened until now was not seen.
+    /// Tries again if nothing is watched. Returns whether a watch was added: changes before it were
+    /// missed.
     pub(super) fn renew(&mut self) -> bool {
         if self.fd.is_some() {
             return false;
@@ -66,13 +66,13 @@ impl Watch {
         match open {
             Ok(fd) => self.fd = Some(fd),
             Err(error) => {
-                tracing::debug!(dir = %self.dir.display(), %error, "the directory of a plan is not watched");
+                tracing::debug!(dir = %self.dir.display(), %error, "the directory of a plan cannot be watched");
             }
         }
         self.fd.is_some()
     }
 
-    /// Waits until the file may be another one. Cancel-safe.
+    /// Waits until the file may have changed. Cancel-safe.
     pub(super) async fn changed(&mut self) {
         loop {
             let Some(fd) = &self.fd else {
@@ -89,7 +89,7 @@ impl Watch {
                 match reader.next() {
                     Ok(event) => match event.file_name() {
                         Some(name) => is_it |= name.to_bytes() == self.name.as_bytes(),
-                        // The directory itself, or too much happened.
+                        // An event of the directory itself, or an overflow of the queue.
                         None => is_gone = true,
                     },
                     Err(error) => {

@@ -1,8 +1,8 @@
-//! The clone of a session (`mode = "worktree"`): how it is made, what its agent sees beside it, and
-//! how its branch comes back as a bundle.
+//! The clone of a session (`mode = "worktree"`): how it is made, its mounts, and how its branch
+//! comes back as a bundle.
 //!
-//! Every step of git's is one sandbox of the slot's uid without network. The source is read-only in
-//! all of them. Must not know how a task ends.
+//! Every git step runs in a sandbox with the slot's uid and without network. The source is always
+//! mounted read-only. Must not know how a task ends.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use marshal_sandbox::workspace::branch::{
 use marshal_sandbox::workspace::file_list::GitCommand;
 use marshal_sandbox::{ExtraMounts, Tree};
 
-/// Makes the session's clone of the source's HEAD.
+/// Clones the source's HEAD for the session.
 pub(super) async fn make_clone(
     shared: &Arc<Shared>,
     pool: &Arc<PoolShared>,
@@ -58,19 +58,21 @@ pub(super) async fn make_clone(
         source,
     };
     let GitCommand { argv, env } = git::inspect_source();
-    let walls = GitSandbox {
+    let git_sandbox = GitSandbox {
         beside: beside.clone(),
         ..GitSandbox::read_only(env)
     };
-    let said = step.run(source, argv, walls, git::INSPECT_BYTES).await?;
-    let looked = SourceHead::parse(&said.stdout, said.is_truncated).map_err(bad)?;
-    if looked.is_dirty {
-        tracing::warn!(session = %order.session, workspace = %source.display(), "the workspace has changes that no commit has: they are not in the session's clone");
+    let output = step
+        .run(source, argv, git_sandbox, git::INSPECT_BYTES)
+        .await?;
+    let source_head = SourceHead::parse(&output.stdout, output.is_truncated).map_err(bad)?;
+    if source_head.is_dirty {
+        tracing::warn!(session = %order.session, workspace = %source.display(), "the workspace has uncommitted changes: they are not in the session's clone");
     }
     let record = CloneRecord {
         v: 1,
         source: source.to_owned(),
-        base: looked.head,
+        base: source_head.head,
     };
     let (part, place) = {
         let (shared, session) = (Arc::clone(shared), order.session.clone());
@@ -81,12 +83,12 @@ pub(super) async fn make_clone(
         .map_err(|error| bad(error.into()))?
     };
     let GitCommand { argv, env } = git::clone(&record.base, &branch::branch_name(&order.session));
-    let walls = GitSandbox {
+    let git_sandbox = GitSandbox {
         beside,
         writable: true,
         ..GitSandbox::read_only(env)
     };
-    let cloned = step.run(&place, argv, walls, GIT_OUTPUT_BYTES).await;
+    let cloned = step.run(&place, argv, git_sandbox, GIT_OUTPUT_BYTES).await;
     let (to, session) = (Arc::clone(shared), order.session.clone());
     let done = blocking(&shared.ambient, move || {
         let done = cloned.and_then(|_| {
@@ -107,7 +109,7 @@ pub(super) async fn make_clone(
     done
 }
 
-/// Finds what is known of the session's clone, and the objects that it borrows.
+/// Reads the record of the session's clone, and mounts the objects that it borrows.
 pub(super) async fn attach(
     shared: &Arc<Shared>,
     session: &SessionId,
@@ -115,7 +117,7 @@ pub(super) async fn attach(
 ) -> Result<(), PrepareError> {
     let (of, named) = (Arc::clone(shared), session.clone());
     let path = space.workspace.clone();
-    let found = blocking(&shared.ambient, move || {
+    let attached = blocking(&shared.ambient, move || {
         let record = branch::read_record(of.state.copies(), &named)
             .map_err(|source| PrepareError::Branch { path, source })?;
         let repository =
@@ -125,7 +127,7 @@ pub(super) async fn attach(
             })?;
         Ok::<_, PrepareError>((objects(&repository)?, record))
     });
-    let (objects, record) = found.await??;
+    let (objects, record) = attached.await??;
     space.beside.trees = vec![(objects, OBJECTS_INSIDE.to_owned())];
     space.branch = Some(record);
     Ok(())
@@ -135,17 +137,17 @@ fn objects(repository: &Path) -> Result<Tree, PrepareError> {
     host_tree(&repository.join("objects"), false)
 }
 
-/// What every step of git's has in common.
+/// The common inputs of all git steps.
 struct Step<'s> {
     shared: &'s Shared,
     pool: &'s PoolShared,
     space: &'s SessionDirs,
-    /// For messages.
+    /// The path that error messages name.
     source: &'s Path,
 }
 
 impl Step<'_> {
-    /// Runs one script of git's, whose workspace is `at`.
+    /// Runs one git script, with `at` as its workspace.
     async fn run(
         &self,
         at: &Path,
@@ -185,26 +187,26 @@ async fn run(
             source: BranchError::NoCommit,
         }),
         status => {
-            let said = String::from_utf8_lossy(&finished.stderr).into_owned();
+            let stderr = String::from_utf8_lossy(&finished.stderr).into_owned();
             Err(bad(format!(
                 "{status}: {}",
-                untrusted::escape_for_display(said.trim(), 300)
+                untrusted::escape_for_display(stderr.trim(), 300)
             )))
         }
     }
 }
 
-/// What came of the session's branch.
+/// The result of returning a session's branch.
 #[derive(Debug, Default)]
 pub(crate) struct ReturnedBranch {
-    /// The bundle on the host, if there is anything in it.
+    /// The bundle on the host; `None` if there is nothing in it.
     pub(crate) bundle: Option<PathBuf>,
-    /// What is to be said about it.
+    /// A remark for the result.
     pub(crate) remark: Option<String>,
 }
 
-/// The work of bringing a session's branch back, if it has one. What the agent left uncommitted is
-/// the last commit of it.
+/// Brings a session's branch back, if it has one. Uncommitted changes of the agent become its last
+/// commit.
 pub(crate) fn return_branch(
     prepared: Option<&PreparedSession>,
     shared: &Arc<Shared>,
@@ -218,12 +220,12 @@ pub(crate) fn return_branch(
         match bundle(&shared, &pool, &space, &session, &record).await {
             Ok(returned) => returned,
             Err(error) => {
-                tracing::warn!(%session, %error, "the session's branch is not bundled");
+                tracing::warn!(%session, %error, "the session's branch could not be bundled");
                 let clone = space.workspace.display();
                 ReturnedBranch {
                     bundle: None,
                     remark: Some(format!(
-                        "its branch is not bundled ({error}); its clone is {clone}"
+                        "its branch could not be bundled ({error}); its clone is at {clone}"
                     )),
                 }
             }
@@ -244,12 +246,12 @@ async fn bundle(
     };
     let owner = owner(shared, pool, &space.slot);
     let (of, what) = (Arc::clone(shared), format!("{session},out"));
-    let made = blocking(&shared.ambient, move || {
+    let scratch = blocking(&shared.ambient, move || {
         branch::create_scratch(of.state.copies(), &what, owner)
     });
-    let (part, home) = made.await?.map_err(|error| bad(error.into()))?;
+    let (part, home) = scratch.await?.map_err(|error| bad(error.into()))?;
     let GitCommand { argv, env } = git::bundle(&record.base, &branch::branch_name(session));
-    let walls = GitSandbox {
+    let git_sandbox = GitSandbox {
         home: Some(home),
         beside: space.beside.clone(),
         ..GitSandbox::read_only(env)
@@ -260,32 +262,33 @@ async fn bundle(
         space,
         source: &space.workspace,
     };
-    let said = step
-        .run(&space.workspace, argv, walls, GIT_OUTPUT_BYTES)
+    let output = step
+        .run(&space.workspace, argv, git_sandbox, GIT_OUTPUT_BYTES)
         .await;
     let (of, named, base) = (Arc::clone(shared), session.clone(), record.base.clone());
     let place = space.workspace.clone();
-    let kept = blocking(&shared.ambient, move || {
+    let returned = blocking(&shared.ambient, move || {
         let bad = |source: BranchError| PrepareError::Branch {
             path: place.clone(),
             source,
         };
-        let kept = said.and_then(
-            |said| match BundleOutcome::parse(&said.stdout).map_err(bad)? {
-                BundleOutcome::Nothing => Ok(ReturnedBranch::default()),
-                BundleOutcome::Made { is_partial } => Ok(ReturnedBranch {
-                    bundle: Some(
-                        branch::store_bundle(&of.state, &named, &part, &base).map_err(bad)?,
-                    ),
-                    remark: is_partial.then(|| {
-                        "some of its changed files could not be read, and its branch lacks them"
-                            .to_owned()
+        let returned =
+            output.and_then(
+                |output| match BundleOutcome::parse(&output.stdout).map_err(bad)? {
+                    BundleOutcome::Nothing => Ok(ReturnedBranch::default()),
+                    BundleOutcome::Made { is_partial } => Ok(ReturnedBranch {
+                        bundle: Some(
+                            branch::store_bundle(&of.state, &named, &part, &base).map_err(bad)?,
+                        ),
+                        remark: is_partial.then(|| {
+                            "some changed files could not be read and are missing from its branch"
+                                .to_owned()
+                        }),
                     }),
-                }),
-            },
-        );
+                },
+            );
         branch::remove_scratch(of.state.copies(), &part);
-        kept
+        returned
     });
-    kept.await?
+    returned.await?
 }

@@ -1,7 +1,7 @@
-//! Caches of the host's user for a session: which directories they are, and what of the session's own
-//! takes what is written in them.
+//! The host user's caches in a session: which directories they are, and which directories of the
+//! session take the writes to them.
 //!
-//! Must not know what is in a cache, nor how one is laid over the other.
+//! Must not know what is in a cache, nor how one is layered over the other.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -16,7 +16,7 @@ use marshal_sandbox::workspace::Owner;
 use marshal_sandbox::workspace::cache::{self, upper_dir};
 use marshal_sandbox::{ExtraMounts, Tree};
 
-/// Adds the pool's caches to what the session sees.
+/// Mounts the pool's caches in the session.
 pub(super) async fn mount_caches(
     shared: &Arc<Shared>,
     pool: &Arc<PoolShared>,
@@ -28,24 +28,25 @@ pub(super) async fn mount_caches(
         return Ok(());
     }
     let (fleet, of_pool, session) = (Arc::clone(shared), Arc::clone(pool), session.clone());
-    let found = blocking(&shared.ambient, move || {
-        let mut found = CacheMounts::default();
+    let mounts = blocking(&shared.ambient, move || {
+        let mut mounts = CacheMounts::default();
         for (&cache, named) in &of_pool.config.caches {
             let dir = named
                 .clone()
                 .or_else(|| default_cache_dir(cache, &fleet.environment));
-            found.add(&fleet, &session, (cache, dir.as_deref()), owner)?;
+            mounts.add(&fleet, &session, (cache, dir.as_deref()), owner)?;
         }
-        Ok::<_, PrepareError>(found)
+        Ok::<_, PrepareError>(mounts)
     });
-    let found = found.await??;
-    space.beside.trees.extend(found.beside.trees);
-    space.beside.layered.extend(found.beside.layered);
-    space.written.extend(found.written);
+    let mounts = mounts.await??;
+    space.beside.trees.extend(mounts.beside.trees);
+    space.beside.layered.extend(mounts.beside.layered);
+    space.written.extend(mounts.written);
     Ok(())
 }
 
-/// Where the user that runs this has a cache, by the variables that its programs go by.
+/// The cache directory of the user that runs the supervisor, by the environment variables of its
+/// tools.
 fn default_cache_dir(cache: Cache, env: &BTreeMap<String, String>) -> Option<PathBuf> {
     let absolute = |name: &str| {
         let path = env.get(name).map(PathBuf::from);
@@ -66,7 +67,7 @@ fn default_cache_dir(cache: Cache, env: &BTreeMap<String, String>) -> Option<Pat
     })
 }
 
-/// What was found so far.
+/// The mounts collected so far.
 #[derive(Default)]
 struct CacheMounts {
     beside: ExtraMounts,
@@ -82,16 +83,16 @@ impl CacheMounts {
         owner: Option<Owner>,
     ) -> Result<(), PrepareError> {
         let parts = cache.shared_subdirs();
-        let kept = cache::prepare(&shared.state, session, cache.word(), parts, owner);
-        let kept = kept.map_err(|error| bad(cache, shared.state.homes().path(), &error))?;
+        let prepared = cache::prepare(&shared.state, session, cache.word(), parts, owner);
+        let prepared = prepared.map_err(|error| bad(cache, shared.state.homes().path(), &error))?;
         let inside = cache.sandbox_dir();
-        if let Some(around) = kept.parts_dir {
+        if let Some(around) = prepared.parts_dir {
             let own = host_tree(&around, true)?;
             self.beside.trees.push((own, inside.clone()));
             self.written.push(around);
         }
         let whole = parts.is_empty().then_some(&"");
-        for (part, layer) in parts.iter().chain(whole).zip(kept.layers) {
+        for (part, layer) in parts.iter().chain(whole).zip(prepared.layers) {
             let target = Path::new(&inside).join(part);
             let target = target.to_string_lossy().trim_end_matches('/').to_owned();
             let upper = upper_dir(&layer);
@@ -111,22 +112,22 @@ impl CacheMounts {
     }
 }
 
-/// Whether something is there; what cannot be known is told by whoever opens it.
+/// Whether a directory exists; on any other error the later open reports it.
 fn is_there(dir: &Path) -> bool {
     let missing = [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory];
     dir.metadata()
         .map_or_else(|error| !missing.contains(&error.kind()), |_| true)
 }
 
-/// A directory of the host that will never be written.
+/// A directory of the host, mounted read-only.
 fn lower_of(shared: &Shared, cache: Cache, dir: &Path) -> Result<Tree, PrepareError> {
-    let told = |error: &dyn std::fmt::Display| bad(cache, dir, error);
-    let real = dir.canonicalize().map_err(|error| told(&error))?;
-    // The agent would read what others' homes and copies hold.
+    let error_at = |error: &dyn std::fmt::Display| bad(cache, dir, error);
+    let real = dir.canonicalize().map_err(|error| error_at(&error))?;
+    // The agent must not read the homes and copies of other sessions through a cache.
     let apart = shared.state.check_workspace(&real);
-    apart.map_err(|error| told(&error))?;
+    apart.map_err(|error| error_at(&error))?;
     host_tree(&real, false).map_err(|error| match error {
-        PrepareError::Workspace { source, .. } => told(&source),
+        PrepareError::Workspace { source, .. } => error_at(&source),
         other => other,
     })
 }

@@ -1,11 +1,11 @@
-//! The directory of this host by whose files a pool's tool is driven, if the file names one.
+//! The host directory with the files of a pool's runner, if the configuration names one.
 
 use std::sync::Arc;
 
 use super::{PrepareError, SessionDirs, blocking, host_tree};
 use crate::setup::{PoolShared, Shared};
 
-/// Adds the directory to what the session sees. Its owner on disk is the agent inside.
+/// Mounts the directory in the session. Inside, the agent owns it.
 pub(super) async fn mount_runner_dir(
     shared: &Arc<Shared>,
     pool: &Arc<PoolShared>,
@@ -17,7 +17,7 @@ pub(super) async fn mount_runner_dir(
     let (shared, dir) = (Arc::clone(shared), dir.to_owned());
     let ambient = shared.ambient.clone();
     let shown = blocking(&ambient, move || {
-        // Whoever writes there must not reach others' homes and copies.
+        // A writer in this directory must not reach the homes and copies of other sessions.
         shared.state.check_workspace(&dir)?;
         host_tree(&dir, true)
     });

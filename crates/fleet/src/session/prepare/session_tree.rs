@@ -1,7 +1,7 @@
-//! A tree of the session's own, copy or clone, and what of a workspace is seen.
+//! A session's own tree, as a copy or clone, and the visible part of a workspace.
 //!
-//! Git runs in walls of its own, without network and without anything of the agent's; what it says
-//! is foreign. Must not know what becomes of the tree.
+//! Git runs in a sandbox of its own, without network and without anything of the agent's. Its
+//! output is untrusted. Must not know what becomes of the tree.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,20 +21,20 @@ use marshal_sandbox::workspace::{
     GitDir, Listing, Masks, Owner, Root, WorkspaceView, copy, file_list, slice,
 };
 
-/// What git's own walls have.
+/// The sandbox of a git command.
 pub(in crate::session) struct GitSandbox {
     /// Its whole environment, PATH excluded.
     pub(super) env: Vec<(String, String)>,
-    /// Whether it may write the workspace.
+    /// Whether the workspace is writable.
     pub(super) writable: bool,
-    /// A directory that is its home; none: one in memory.
+    /// The directory that is its home; `None`: one in memory.
     pub(super) home: Option<PathBuf>,
-    /// Further trees.
+    /// Further mounts.
     pub(super) beside: ExtraMounts,
 }
 
 impl GitSandbox {
-    /// Walls in which nothing can be written but memory.
+    /// A sandbox in which only memory can be written.
     pub(super) fn read_only(env: Vec<(String, String)>) -> Self {
         Self {
             env,
@@ -45,7 +45,7 @@ impl GitSandbox {
     }
 }
 
-/// Gives the session its tree, made now or there from before, and finds what is seen of it.
+/// Provides the session's tree, new or from before, and determines its mounts.
 pub(super) async fn prepare_tree(
     shared: &Arc<Shared>,
     pool: &Arc<PoolShared>,
@@ -87,14 +87,14 @@ async fn make_tree(
     };
     let masks = Masks::new(&pool.config.workspace.mask)?;
     let root = Root::open_resolved(source).map_err(unreadable)?;
-    let listed = match file_list::git_dir(&root).map_err(unreadable)? {
+    let git_files = match file_list::git_dir(&root).map_err(unreadable)? {
         GitDir::Dir => {
             let plan = list_plan(shared, pool, source, space)?;
             git_listing::git_list(shared, plan, source, &order.cancelled).await?
         }
         _ => None,
     };
-    let listing = match listed {
+    let listing = match git_files {
         Some(mut files) => {
             files.leave_out(|path| masks.hides(path));
             Listing::Git(files)
@@ -119,7 +119,7 @@ async fn make_tree(
     Ok(copied.path)
 }
 
-/// The plan of git's own walls, around a read-only mount of the workspace.
+/// The plan that lists files by git, on a read-only mount of the workspace.
 fn list_plan(
     shared: &Shared,
     pool: &PoolShared,
@@ -144,7 +144,7 @@ fn list_plan(
     )
 }
 
-/// A plan for git in walls of its own, whose workspace is `tree`.
+/// A plan for git in a sandbox of its own, with `tree` as its workspace.
 pub(super) fn git_plan(
     shared: &Shared,
     pool: &PoolShared,
@@ -163,7 +163,7 @@ pub(super) fn git_plan(
     launch_plan(shared, pool, &space, argv, (&SandboxUse::Git(git), None))
 }
 
-/// Finds what stands beside the workspace, and what of it is not seen, now that it is there.
+/// Determines the further mounts and masked paths of the workspace.
 async fn find_masked_paths(
     shared: &Arc<Shared>,
     pool: &Arc<PoolShared>,
@@ -185,7 +185,7 @@ async fn find_masked_paths(
     }
     let masks = Masks::new(&workspace.mask)?;
     let (path, parts) = (space.workspace.clone(), workspace.slice.clone());
-    let found = blocking(&shared.ambient, move || {
+    let mounts = blocking(&shared.ambient, move || {
         let root = Root::open_resolved(&path).map_err(|source| PrepareError::Workspace {
             path: path.clone(),
             source,
@@ -201,7 +201,7 @@ async fn find_masked_paths(
             ..ExtraMounts::none()
         })
     });
-    space.beside = found.await??;
+    space.beside = mounts.await??;
     Ok(())
 }
 
@@ -209,7 +209,7 @@ async fn find_masked_paths(
 mod tests {
     use marshal_config::DEFAULT_MASK;
 
-    /// The secrets of the guard that may be anywhere.
+    /// The secrets of the guard policy that may be anywhere.
     const GUARD: &str = include_str!("../../../../policy/src/builtin/guard.toml");
 
     #[test]

@@ -1,12 +1,12 @@
-//! A daemon that is killed with chats at work.
+//! A daemon that is killed while chats are in progress.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Command, Stdio};
 
 use super::*;
 
-/// The inside of the next test: takes messages in and works them until it is killed, and says what
-/// it was told is durable.
+/// The inside of the next test: accepts and works on messages until it is killed, and prints what
+/// was reported durable.
 #[test]
 #[ignore = "run by messages_outlive_… as a process of its own"]
 fn chatter_until_killed() {
@@ -17,7 +17,7 @@ fn chatter_until_killed() {
     assert_durable(&commit(&journal, vec![create("c")]));
     for seq in 1.. {
         let say = |what: &str| {
-            // One write a line, past every buffer, so that what is told is told.
+            // One unbuffered write a line, so that every printed line has really left the process.
             let _ = std::io::stderr().write_all(format!("{what} {seq}\n").as_bytes());
         };
         assert_durable(&commit(&journal, vec![accept("c", seq)]));

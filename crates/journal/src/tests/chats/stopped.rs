@@ -1,5 +1,5 @@
-//! Messages that are stopped before an agent has them, what an agent has had, and chats that nobody
-//! uses.
+//! Messages that are stopped before an agent receives them, what an agent has received, and unused
+//! chats.
 
 use super::*;
 
@@ -28,7 +28,7 @@ fn a_message_that_was_stopped_is_never_sent_and_ends_with_what_says_so() {
         .collect();
     assert_eq!(stopped, [false, true]);
     drop(journal);
-    // Also after a kill.
+    // The same after a kill.
     let journal = open(dir.path());
     assert!(waiting(&journal)[1].is_stopped());
     let fault = refused(commit(&journal, sent("c", 2, "t-2")));
@@ -38,7 +38,7 @@ fn a_message_that_was_stopped_is_never_sent_and_ends_with_what_says_so() {
         outcome: TurnOutcome::Cancelled,
         detail: "stopped".to_owned(),
     };
-    // A fault in either keeps both out.
+    // A violation in either write keeps both out.
     let told = |seq| event(&session("c"), journal.epoch(), seq, unsent.clone());
     let gap = commit(&journal, vec![end("c", 2, TurnOutcome::Cancelled), told(9)]);
     assert!(matches!(gap, CommitResult::Rejected(_)), "{gap:?}");
@@ -46,14 +46,14 @@ fn a_message_that_was_stopped_is_never_sent_and_ends_with_what_says_so() {
         waiting(&journal)[1].is_stopped(),
         "the row did not end alone"
     );
-    // A session of which something is missing takes nothing more before the next start.
+    // A session with a gap accepts nothing more before the next start.
     drop(journal);
     let journal = open(dir.path());
     let told = |seq| event(&session("c"), journal.epoch(), seq, unsent.clone());
     let both = vec![told(1), end("c", 2, TurnOutcome::Cancelled)];
     assert_durable(&commit(&journal, both));
     assert_eq!(waiting(&journal).len(), 1);
-    // One that runs is not stopped so: its session is told.
+    // A running turn is not stopped by its row alone: its session is notified.
     assert_durable(&commit(&journal, sent("c", 1, "t-1")));
     assert_durable(&commit(&journal, vec![stop("c", 1)]));
     let reader = journal.reader().expect("reader");
@@ -117,7 +117,7 @@ fn chats_that_nobody_uses_are_found_and_no_others() {
     };
     assert_eq!(unused(1_000, None), ["ended", "never"]);
     assert_eq!(unused(1_000, Some("ended")), ["never"]);
-    // The end of the last message counts, which was at 90; the other one was created at 1.
+    // The end of the last message counts, which was at 90; the other chat was created at 1.
     assert_eq!(unused(90, None), ["never"]);
     assert_eq!(unused(1, None), [""; 0]);
 }
@@ -136,7 +136,7 @@ fn the_text_of_a_turn_is_read_from_its_end_and_no_further_than_there_is_room() {
     }
     writes.push(turn_ended(&journal, "c", 5, TurnOutcome::Completed));
     assert_durable(&commit(&journal, writes));
-    // What stands before what is wanted need not even be readable.
+    // Events before the requested ones need not even be readable.
     let whole = rusqlite::Connection::open(dir.path().join("journal.db")).expect("database");
     let damaged = whole.execute("UPDATE events SET body = 'x' WHERE seq = 2", []);
     assert_eq!(damaged.expect("changed"), 1);
@@ -152,7 +152,7 @@ fn the_text_of_a_turn_is_read_from_its_end_and_no_further_than_there_is_room() {
         let found = reader.turn_text_before(&id, 5, room).expect("read");
         assert_eq!((found.0.raw(), &found.1), (text, &task), "{room}");
     }
-    // After its end there is nothing of it.
+    // After the turn's end it has no text.
     let none = reader.turn_text_before(&id, 6, 100).expect("read");
     assert_eq!((none.0.raw(), none.1), ("", None));
 }

@@ -86,10 +86,10 @@ fn a_group_that_is_not_ours_alone_is_left_as_it_is() {
         assert_eq!(handed.controllers, [""; 0], "{handed:?}");
         handed.why.unwrap()
     };
-    assert!(why(&shared, SERVICE).contains("not handed to this program"));
+    assert!(why(&shared, SERVICE).contains("not delegated to this program"));
     let mut shared = shared;
     shared.delegated.insert(SERVICE.into());
-    assert!(why(&shared, SERVICE).contains("other processes are in the group"));
+    assert!(why(&shared, SERVICE).contains("contains other processes"));
     assert_eq!(shared.shown(), before);
 
     let mut locked = tree(SERVICE);
@@ -116,9 +116,14 @@ fn what_the_tree_has_not_is_said() {
     let some = Model::new(&["pids", "hugetlb"], false).with("/cg", &["7"]);
     let handed = apply(&some, inspect(&some, &tree("/cg"), 7, &WANTED), &[7]);
     assert_eq!(handed.controllers, ["pids"]);
-    assert!(handed.why.unwrap().contains("has not all controllers"));
+    assert!(
+        handed
+            .why
+            .unwrap()
+            .contains("lacks controllers of cgroup v2")
+    );
     let none = Model::new(&["hugetlb"], false).with("/cg", &["7"]);
     let handed = inspect(&none, &tree("/cg"), 7, &WANTED);
     assert_eq!(handed.controllers, [""; 0]);
-    assert!(handed.why.unwrap().contains("they are with cgroup v1"));
+    assert!(handed.why.unwrap().contains("cgroup v1 has them"));
 }

@@ -158,7 +158,7 @@ fn everything_but_connect_is_told_so() {
         let denied = read.expect_err(line);
         assert_eq!((denied.result, denied.status), (Why::Method, 405), "{line}");
         let answer = String::from_utf8(denied.to_http()).expect("ASCII");
-        assert!(answer.starts_with("HTTP/1.1 405 marshal: this proxy takes only CONNECT"));
+        assert!(answer.starts_with("HTTP/1.1 405 marshal: this proxy accepts only CONNECT"));
         assert!(answer.contains("\r\nallow: CONNECT\r\n"), "{answer}");
         let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
         assert!(

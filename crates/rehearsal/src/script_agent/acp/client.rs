@@ -1,4 +1,4 @@
-//! What the agent has its client do: files read and written, commands run.
+//! What the agent requests from its client: reads and writes of files, runs of commands.
 //!
 //! Owns these requests and the wait for their replies. Must not know what a client may refuse.
 
@@ -9,10 +9,10 @@ use crate::script_agent::AgentDialect;
 use crate::script_agent::agent::{Agent, Closing, Halt};
 use crate::script_agent::step::ClientStep;
 
-/// What stands for the id of the terminal that was made last.
+/// The placeholder for the id of the terminal that was created last.
 const LAST_TERMINAL: &str = "$TERMINAL";
 
-/// The open request to the client, and its reply.
+/// The open request to the client, with its reply.
 #[derive(Debug)]
 pub(crate) struct ClientRequest {
     id: u64,
@@ -20,7 +20,7 @@ pub(crate) struct ClientRequest {
 }
 
 impl Agent {
-    /// Carries a step out, and says what the client said.
+    /// Executes a step, and reports the client's reply.
     pub(crate) fn client_step(&mut self, step: &ClientStep) -> Result<(), Halt> {
         if self.settings.dialect != AgentDialect::Acp {
             return self.send_text("Only an ACP client does something for its agent.\n");
@@ -48,7 +48,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Runs a command to its end: says what it wrote and how it ended.
+    /// Runs a command to its end, and reports its output and exit.
     fn client_run(&mut self, argv: &[String]) -> Result<(), Halt> {
         let params = json!({"command": argv.first(), "args": argv.get(1..)});
         if !self.request_and_report("terminal/create", params)? {
@@ -67,7 +67,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Sends one request and says the reply in a line; whether it was a result.
+    /// Sends one request and reports the reply in one line. Returns whether it was a result.
     fn request_and_report(&mut self, method: &str, params: Value) -> Result<bool, Halt> {
         let Some(reply) = self.send_client_request(method, params)? else {
             self.send_text(&format!("{method} has no reply\n"))?;
@@ -124,7 +124,7 @@ impl Agent {
         }
     }
 
-    /// Takes a reply that is waited for; `false` if the line is something else.
+    /// Takes the reply that is waited for; `false` if the line is something else.
     pub(super) fn take_client_reply(&mut self, line: &[u8]) -> bool {
         let Some(wanted) = &mut self.client_request else {
             return false;
@@ -140,7 +140,7 @@ impl Agent {
     }
 }
 
-/// A path of the script as the protocol wants it. One that is absolute stays as it is.
+/// Makes a path of the script absolute, as the protocol requires.
 fn absolute(path: &str) -> String {
     if path.starts_with('/') {
         return path.to_owned();
@@ -149,7 +149,7 @@ fn absolute(path: &str) -> String {
     format!("{}/{path}", here.display())
 }
 
-/// A request whose parameters the script gives.
+/// A request with the parameters of the script.
 #[derive(Debug, serde::Serialize)]
 struct ScriptedRequest<'a> {
     jsonrpc: &'static str,

@@ -1,4 +1,4 @@
-//! What the agent does about each message of an ACP client.
+//! The handler of an ACP client's messages.
 //!
 //! Must not know verbs or tools, and must not wait.
 
@@ -17,12 +17,12 @@ use crate::script_agent::quirk::Quirk;
 use marshal_model::UntrustedText;
 use marshal_model::limits::LINE_BYTES;
 
-/// What the model is told of a client's answers that allow nothing.
+/// The texts for the model when the client did not allow a call.
 const REJECTED: &str = "the user rejected this tool call";
 const WITHDRAWN: &str = "the client cancelled the permission request";
 const UNREADABLE: &str = "the client's answer to the permission request could not be read";
 
-/// Why a request has no result now.
+/// Why a request gets no result now.
 #[derive(Debug)]
 pub(super) enum Refusal {
     Rpc(RpcError),
@@ -47,11 +47,11 @@ impl From<io::Error> for Refusal {
     }
 }
 
-/// What a request comes to: a result now, or none before the turn ends.
+/// The outcome of a request: a result now, or `None` until the turn ends.
 pub(super) type Reply = Result<Option<Value>, Refusal>;
 
 impl Agent {
-    /// Takes in one line.
+    /// Handles one line.
     pub(crate) fn handle_acp_line(&mut self, line: Line) -> Result<(), Halt> {
         let frame = match line {
             Line::Whole(bytes) if self.take_client_reply(&bytes) => return Ok(()),
@@ -199,7 +199,7 @@ impl Agent {
     }
 
     fn handle_acp_notification(&mut self, method: &str, params: &Params) -> Result<(), Halt> {
-        // Notifications that are not known are ignored, as the protocol demands.
+        // The protocol requires that unknown notifications are ignored.
         if method == "session/cancel" && params.text("sessionId") == Ok(self.session.id.as_str()) {
             return self.cancel_turn("cancel");
         }

@@ -1,4 +1,4 @@
-//! What the agent writes, field by field.
+//! The agent's messages, field by field.
 //!
 //! Must not know what a line answers.
 
@@ -31,7 +31,7 @@ impl<'a> Notification<'a> {
     }
 }
 
-/// What a `session/update` says.
+/// The content of a `session/update`.
 #[derive(Debug, Serialize)]
 #[serde(tag = "sessionUpdate", rename_all = "snake_case")]
 pub(super) enum Update<'a> {
@@ -91,7 +91,7 @@ impl<'a> PlanEntry<'a> {
     }
 }
 
-/// How far a tool call, or an entry of a plan, is.
+/// The status of a tool call, or of an entry of a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Status {
@@ -111,7 +111,7 @@ impl Status {
     }
 }
 
-/// A tool call, or what changed about one.
+/// A tool call, or a change of one.
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct ToolCallUpdate<'a> {
@@ -134,7 +134,7 @@ pub(super) struct ToolCallUpdate<'a> {
 }
 
 impl<'a> ToolCallUpdate<'a> {
-    /// Only the id.
+    /// An update that contains only the id.
     pub(super) fn id_only(id: &'a str) -> Self {
         Self {
             id,
@@ -143,7 +143,7 @@ impl<'a> ToolCallUpdate<'a> {
     }
 }
 
-/// What a tool call produced, for a person.
+/// The result of a tool call, for a person.
 #[derive(Debug, Serialize)]
 pub(super) struct ToolContent<'a> {
     r#type: &'static str,
@@ -159,14 +159,14 @@ impl<'a> ToolContent<'a> {
     }
 }
 
-/// What a tool call produced, for a program.
+/// The result of a tool call, for a program.
 #[derive(Debug, Serialize)]
 pub(super) struct RawOutput<'a> {
     pub(super) output: &'a str,
     pub(super) is_error: bool,
 }
 
-/// A request of ours.
+/// A request of the agent.
 #[derive(Debug, Serialize)]
 pub(super) struct Request<P> {
     pub(super) jsonrpc: &'static str,
@@ -175,7 +175,7 @@ pub(super) struct Request<P> {
     pub(super) params: P,
 }
 
-/// What `session/request_permission` asks.
+/// The parameters of `session/request_permission`.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct PermissionParams<'a> {
@@ -184,7 +184,7 @@ pub(super) struct PermissionParams<'a> {
     pub(super) options: &'a [PermissionOption],
 }
 
-/// One answer that a client may choose.
+/// One of the client's choices.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct PermissionOption {
@@ -193,7 +193,7 @@ pub(super) struct PermissionOption {
     pub(super) kind: &'static str,
 }
 
-/// The reply to a request of the client.
+/// The successful reply to a request of the client.
 #[derive(Debug, Serialize)]
 pub(in crate::script_agent) struct Success<'a, R> {
     jsonrpc: &'static str,
@@ -218,7 +218,7 @@ pub(super) struct TurnEnd {
     pub(super) stop_reason: StopReason,
 }
 
-/// How a turn ended.
+/// The reason of a turn's end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum StopReason {
@@ -226,7 +226,7 @@ pub(super) enum StopReason {
     Cancelled,
 }
 
-/// The reply that says why there is no other.
+/// The error reply to a request of the client.
 #[derive(Debug, Serialize)]
 pub(in crate::script_agent) struct Failure<'a> {
     jsonrpc: &'static str,
@@ -244,7 +244,7 @@ impl<'a> Failure<'a> {
     }
 }
 
-/// Why a request has no result.
+/// The error of a request.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(in crate::script_agent) struct RpcError {
     pub(in crate::script_agent) code: i32,

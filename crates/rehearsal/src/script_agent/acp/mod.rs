@@ -1,8 +1,6 @@
-//! The Agent Client Protocol, version 1: how the agent's lines look, and what it does about its
-//! client's.
+//! The Agent Client Protocol, version 1: the agent's lines, and the handling of its client's lines.
 //!
-//! Source: the protocol's schema, crate `agent-client-protocol-schema` 1.15.1. Must not know
-//! verbs.
+//! Source: the protocol's schema, crate `agent-client-protocol-schema` 1.15.1. Must not know verbs.
 
 mod client;
 mod handler;
@@ -35,8 +33,8 @@ pub(super) const GARBAGE: [&[u8]; 5] = [
     b"{\"jsonrpc\":\"2.0\",\"method\":\"no/such_message\",\"params\":{}}\n",
 ];
 
-/// What a request offers. The order and the ids are such that who chooses by position, or by the
-/// look of an id, chooses wrong: first is for ever, last is a yes.
+/// The choices of a permission request. Their order and ids are a trap for a client that chooses by
+/// position or by the look of an id: the first one is permanent, and the last one allows.
 const OPTIONS: [PermissionOption; 3] = [
     PermissionOption {
         option_id: ALWAYS,
@@ -59,7 +57,7 @@ const ALWAYS: &str = "option-1";
 const REJECT: &str = "option-2";
 const ONCE: &str = "option-3";
 
-/// Puts what is said behind what is queued.
+/// Queues the lines of an event behind what is queued.
 pub(super) fn queue_event(
     out: &mut Outbox,
     moment: &EventContext<'_>,
@@ -67,7 +65,7 @@ pub(super) fn queue_event(
 ) -> io::Result<()> {
     let mut update = |update: Update<'_>| out.queue(&Notification::new(moment.session, update));
     match said {
-        // The client began the turn with its request; every prompt is one.
+        // Every prompt is a request, so the client knows that the turn began.
         AgentEvent::TurnStarted
         | AgentEvent::RequestWithdrawn { .. }
         | AgentEvent::TurnEnd { reply_to: None, .. } => Ok(()),
@@ -149,7 +147,7 @@ pub(super) fn queue_event(
     }
 }
 
-/// The line of one piece of text.
+/// The frame of a line with one piece of text.
 pub(super) fn text_frame(moment: &EventContext<'_>) -> io::Result<TextFrame> {
     let update = Update::AgentMessageChunk {
         content: Block::text(""),
@@ -158,8 +156,8 @@ pub(super) fn text_frame(moment: &EventContext<'_>) -> io::Result<TextFrame> {
     Ok(TextFrame::around(line))
 }
 
-/// The id of the `number`th request: from 0, as the SDKs count, so that the client's own ids come
-/// again.
+/// The id of the request with this number. Ids count from 0 as in the SDKs, so they also collide
+/// with the client's own ids.
 const fn request_id(number: u64) -> u64 {
     number.saturating_sub(1)
 }
@@ -168,8 +166,9 @@ fn raw(call: &ToolCall) -> io::Result<Box<RawValue>> {
     Ok(serde_json::value::to_raw_value(call)?)
 }
 
-/// A tool call before it runs, with everything that says what it will do. No `locations`: a path
-/// stands once, in the input, as the script says it, so that it is judged as in the other protocol.
+/// A tool call before it runs, with its full description. It has no `locations`: the path occurs
+/// once, in the input, exactly as in the script, so that the policy sees the same as in the other
+/// protocols.
 fn describe_tool_call<'a>(
     tool_id: &'a str,
     call: &'a ToolCall,

@@ -1,7 +1,7 @@
-//! What the agent reads: one JSON-RPC 2.0 message a line.
+//! The client's messages: one JSON-RPC 2.0 message a line.
 //!
-//! Owns what kind of message a line is, and the reading of parameters. Must not know what is done
-//! about them.
+//! Owns the classification of a line and the reading of parameters. Must not know the handling of
+//! messages.
 
 use std::path::PathBuf;
 
@@ -22,15 +22,15 @@ pub(in crate::script_agent) enum Frame {
         method: String,
         params: Params,
     },
-    /// A reply; without an id it answers nothing.
+    /// A reply. A reply without an id answers nothing.
     Reply {
         id: Option<Value>,
-        /// `None`: an error.
+        /// `None` for an error reply.
         result: Option<Value>,
     },
 }
 
-/// Reads a line, without its newline. An error is answered without an id.
+/// Parses a line without its newline. An error is answered without an id.
 pub(in crate::script_agent) fn parse_frame(line: &[u8]) -> Result<Frame, RpcError> {
     let value: Value = serde_json::from_slice(line)
         .map_err(|error| RpcError::parse(format!("no JSON: {error}")))?;
@@ -96,7 +96,7 @@ impl Params {
         }
     }
 
-    /// The version of `initialize`: a 16-bit number, as the schema has it.
+    /// The version in `initialize`: a 16-bit number, as in the schema.
     pub(in crate::script_agent) fn version(&self) -> Result<u16, RpcError> {
         self.0
             .get("protocolVersion")
@@ -105,7 +105,7 @@ impl Params {
             .ok_or_else(|| RpcError::invalid_params("`protocolVersion` is a number up to 65535"))
     }
 
-    /// The directory of a session.
+    /// The working directory of a session.
     pub(in crate::script_agent) fn cwd(&self) -> Result<PathBuf, RpcError> {
         let cwd = PathBuf::from(self.text("cwd")?);
         if !cwd.is_absolute() {
@@ -114,7 +114,7 @@ impl Params {
         Ok(cwd)
     }
 
-    /// The tool servers that are listed, as every new or loaded session must.
+    /// The list of tool servers, which every new or loaded session must have.
     pub(in crate::script_agent) fn servers(&self) -> Result<&[Value], RpcError> {
         match self.0.get("mcpServers") {
             Some(Value::Array(servers)) => Ok(servers),
@@ -122,8 +122,7 @@ impl Params {
         }
     }
 
-    /// The text of a prompt: its text blocks, one after the other. What a link leads to is not
-    /// read.
+    /// The text of a prompt: its text blocks, concatenated. Links are not read.
     pub(in crate::script_agent) fn prompt(&self) -> Result<String, RpcError> {
         let Some(Value::Array(blocks)) = self.0.get("prompt") else {
             return Err(RpcError::invalid_params("`prompt` is a list"));
@@ -153,7 +152,7 @@ impl Params {
     }
 }
 
-/// What a client chose.
+/// The client's choice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::script_agent) enum PermissionChoice {
     Once,
@@ -161,11 +160,11 @@ pub(in crate::script_agent) enum PermissionChoice {
     Reject,
     /// The client cancelled the request.
     Cancelled,
-    /// No answer that this protocol knows.
+    /// Not an answer of this protocol.
     Invalid,
 }
 
-/// Reads the result of a permission request.
+/// Parses the result of a permission request.
 pub(in crate::script_agent) fn parse_choice(result: Option<&Value>) -> PermissionChoice {
     let Some(outcome) = result.and_then(|result| result.get("outcome")) else {
         return PermissionChoice::Invalid;

@@ -1,4 +1,4 @@
-//! The requests about sessions: begin one, take one up with or without its history, list them.
+//! The requests about sessions: create one, load or resume one, list them.
 //!
 //! Must not know turns.
 
@@ -60,7 +60,7 @@ impl Agent {
         Ok(Some(self.session_options()))
     }
 
-    /// Opens a session of an earlier process and tells its past only then.
+    /// Opens a session of an earlier process and replays its history only after the reply.
     fn open_late(&mut self, id: &Value, session: Session, how: &str) -> Reply {
         let result = self.session_options();
         self.send_acp_reply(&Success::new(id, result))?;
@@ -75,7 +75,7 @@ impl Agent {
         Ok(Some(json!({})))
     }
 
-    /// What a session can be set to, as its opening and its settings say.
+    /// The options of a session, for its opening and its settings.
     fn session_options(&self) -> Value {
         let is_yolo = self.settings.has(Quirk::Yolo);
         if !is_yolo && !self.settings.has(Quirk::Modes) {
@@ -168,12 +168,12 @@ impl Agent {
                 .ok_or_else(|| RpcError::session_not_found(id, "the session is not open here"))?;
             self.enter_session(session);
         }
-        // Tools take their paths from here.
+        // Tools resolve their paths from here.
         std::env::set_current_dir(&self.session.cwd)?;
         Ok(())
     }
 
-    /// The session that a request wants to go on with.
+    /// The session that a request names.
     fn load_session(&mut self, params: &Params) -> Result<Session, Refusal> {
         let id = params.text("sessionId")?;
         let cwd = params.cwd()?;
@@ -190,7 +190,7 @@ impl Agent {
         Ok(session)
     }
 
-    /// Adds a session to those that are open, and to the ledger.
+    /// Adds a session to the open ones, and to the ledger.
     fn open_session(&mut self, session: Session, how: &str) -> Result<(), Refusal> {
         let id = session.id.clone();
         if self.session.id == id {
@@ -205,13 +205,13 @@ impl Agent {
         Ok(())
     }
 
-    /// Tells everything that was kept, in its order.
+    /// Sends all stored records, in order.
     fn replay(&mut self, session: &Session) -> Result<(), Refusal> {
         let fault = |why: SessionError| RpcError::session_not_found(&session.id, why.to_string());
         for record in session.records().map_err(fault)? {
             match record.map_err(|error| fault(error.into()))? {
                 Record::Session { .. } => {}
-                // A turn in which nothing was said.
+                // A turn without text.
                 Record::Answer { text, .. } if text.is_empty() => {}
                 Record::Prompt { text } => self.replay_update(
                     session,

@@ -1,5 +1,5 @@
-//! The tool servers that the client hands over: started as it says, spoken with in their protocol
-//! (MCP, over standard input and output).
+//! The client's tool servers: started as the client describes, and called with MCP over standard
+//! input and output.
 //!
 //! Must not know what their tools do.
 
@@ -13,17 +13,17 @@ use serde_json::{Value, json};
 use crate::script_agent::agent::{Agent, Closing, Halt};
 use crate::script_agent::pipes::{Inbox, Line};
 
-/// The version of the protocol that is asked for.
+/// The requested version of MCP.
 const VERSION: &str = "2025-06-18";
 
-/// What the client handed over, and the server that was used last.
+/// The client's tool servers, and the one that was used last.
 #[derive(Debug, Default)]
 pub(crate) struct ToolServers {
     configured: Vec<Value>,
     running: Option<RunningServer>,
 }
 
-/// A server that runs.
+/// A running server.
 #[derive(Debug)]
 struct RunningServer {
     name: String,
@@ -41,7 +41,7 @@ impl Drop for RunningServer {
 }
 
 impl ToolServers {
-    /// These are the session's servers from now on.
+    /// Replaces the session's servers.
     pub(super) fn set_servers(&mut self, servers: &[Value]) {
         self.configured = servers.to_vec();
         self.running = None;
@@ -97,7 +97,7 @@ impl RunningServer {
         Ok(id)
     }
 
-    /// The answer to that request, if it was read.
+    /// The reply to that request, if it was read.
     fn take_reply(&mut self, id: u64) -> Option<Value> {
         while let Some(line) = self.output.next() {
             let Line::Whole(line) = line else { continue };
@@ -112,18 +112,18 @@ impl RunningServer {
     }
 }
 
-/// What came of a call.
+/// The outcome of a call.
 enum CallOutcome {
-    /// The answer.
+    /// The server's reply.
     Reply(Value),
-    /// The turn was cancelled, or nobody is there any more.
+    /// The turn was cancelled, or the client disconnected.
     Cancelled,
-    /// The server cannot be spoken with.
+    /// The server failed.
     Failed(String),
 }
 
 impl Agent {
-    /// Calls a tool, and says what came of it.
+    /// Calls a tool and reports the outcome.
     pub(super) fn run_tool_step(
         &mut self,
         tool: &str,
@@ -200,7 +200,7 @@ impl Agent {
         Ok((running, Some(came)))
     }
 
-    /// The server of that name, started and greeted.
+    /// The server with that name, started and initialized.
     fn connect_tool_server(
         &mut self,
         name: Option<&str>,
@@ -236,7 +236,7 @@ impl Agent {
             .map_err(|error| error.to_string()))
     }
 
-    /// Waits for an answer, and hears the client meanwhile.
+    /// Waits for a reply, and handles the client's messages meanwhile.
     fn await_tool_reply(
         &mut self,
         running: &mut RunningServer,

@@ -1,62 +1,64 @@
-//! The words that a host puts behind the command of Claude Code.
+//! The arguments that a host adds to the command of Claude Code.
 //!
-//! Without them the program does not speak this protocol, and does not ask. Must not know messages.
+//! Without them the real program does not speak this protocol, and does not ask for permission.
+//! Must not know messages.
 
 use serde_json::Value;
 
 use crate::script_agent::StartError;
 use crate::script_agent::memory::Memory;
 
-/// What a host of Claude Code says behind its command.
+/// The arguments of a host of Claude Code.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ClaudeFlags {
-    /// Claude Code: works without a terminal; a must
+    /// Claude Code: work without a terminal; required
     #[arg(long)]
     pub print: bool,
-    /// Claude Code: how prompts come; only `stream-json`
+    /// Claude Code: the format of prompts; only `stream-json`
     #[arg(long, value_name = "F")]
     pub input_format: Option<String>,
-    /// Claude Code: how it answers; only `stream-json`
+    /// Claude Code: the format of output; only `stream-json`
     #[arg(long, value_name = "F")]
     pub output_format: Option<String>,
-    /// Claude Code: tells messages piece by piece, too
+    /// Claude Code: also send messages in pieces
     #[arg(long)]
     pub include_partial_messages: bool,
-    /// Claude Code: who is asked for permission; only `stdio`
+    /// Claude Code: where to send permission requests; only `stdio`
     #[arg(long, value_name = "T")]
     pub permission_prompt_tool: Option<String>,
-    /// Claude Code: what the new session is called, a UUID
+    /// Claude Code: the id of the new session, a UUID
     #[arg(long, value_name = "ID", conflicts_with = "resume")]
     pub session_id: Option<String>,
-    /// Claude Code: tool servers, which it takes and does not use
+    /// Claude Code: tool servers, which are accepted and not used
     #[arg(long, value_name = "JSON")]
     pub mcp_config: Option<String>,
-    /// Claude Code: settings, an object; it has no hooks of its own that these could switch off
+    /// Claude Code: settings, an object, which is accepted and has no effect
     #[arg(long, value_name = "JSON")]
     pub settings: Option<String>,
 }
 
-/// What is wrong with them.
+/// An invalid set of arguments.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FlagError {
-    #[error("as Claude Code it speaks only with {0}")]
+    #[error("--dialect claude requires {0}")]
     Missing(&'static str),
-    #[error("{0} is for --dialect claude")]
+    #[error("{0} is for --dialect claude only")]
     WrongDialect(&'static str),
-    #[error("the session id is no UUID: --session-id takes one")]
+    #[error("--session-id is not a UUID")]
     InvalidSessionId,
-    #[error("session ID {0} is already in use: --resume goes on with it")]
+    #[error("session ID {0} is already in use: resume it with --resume")]
     SessionIdTaken(String),
-    #[error("--mcp-config takes an object with `mcpServers`")]
+    #[error("--mcp-config must be a JSON object with `mcpServers`")]
     InvalidMcpConfig,
-    #[error("--settings takes an object")]
+    #[error("--settings must be a JSON object")]
     InvalidSettings,
 }
 
 const STREAM: &str = "stream-json";
 
 impl ClaudeFlags {
-    /// Whether they are what the protocol needs. Verbose is everybody's word.
+    /// Checks that all required arguments are given. `--verbose` belongs to all commands, so it is
+    /// passed in.
     pub(super) fn check(&self, is_verbose: bool) -> Result<(), FlagError> {
         let is = |word: &Option<String>, wanted: &str| word.as_deref() == Some(wanted);
         let musts = [
@@ -92,7 +94,7 @@ impl ClaudeFlags {
         Ok(())
     }
 
-    /// Whether none was said, as to an agent of another protocol.
+    /// Checks that none is given, for the other protocols.
     pub(super) fn require_unset(&self) -> Result<(), FlagError> {
         let said = [
             ("--print", self.print),
@@ -114,7 +116,7 @@ impl ClaudeFlags {
     }
 }
 
-/// The id of a new session, which no other one has.
+/// Checks the id of a new session: a UUID that no stored session has.
 pub(crate) fn check_new_session_id(memory: &Memory, id: String) -> Result<String, StartError> {
     if uuid::Uuid::parse_str(&id).is_err() {
         return Err(FlagError::InvalidSessionId.into());

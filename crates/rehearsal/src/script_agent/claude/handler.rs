@@ -1,4 +1,4 @@
-//! What the agent does about each message of a host of Claude Code.
+//! The handler of a Claude Code host's messages.
 //!
 //! Must not know verbs or tools, and must not wait.
 
@@ -15,11 +15,11 @@ use crate::script_agent::pipes::Line;
 use marshal_model::UntrustedText;
 use marshal_model::limits::LINE_BYTES;
 
-/// Why the program itself does not run a tool.
+/// The texts for the model when the program itself does not run a tool.
 const HOOK_DENIED: &str = "the hook denied this tool call";
 
 impl Agent {
-    /// Takes in one line. What is no message ends the agent.
+    /// Handles one line. A line that is no message ends the agent.
     pub(crate) fn handle_claude_line(&mut self, line: Line) -> Result<(), Halt> {
         let line = match line {
             Line::Whole(bytes) => bytes,
@@ -58,7 +58,7 @@ impl Agent {
         }
     }
 
-    /// A prompt. While another is worked it waits.
+    /// Accepts a prompt. It waits while another one runs.
     fn handle_claude_prompt(&mut self, text: String, uuid: Option<String>) -> Result<(), Halt> {
         if let Some(uuid) = &uuid {
             if self.claude.prompts.contains(uuid) {
@@ -120,7 +120,7 @@ impl Agent {
         }
     }
 
-    /// The version is told here, before anything else.
+    /// Sends the version, before anything else.
     fn handle_claude_initialize(&mut self, id: &str, hooks: Option<Hooks>) -> Result<(), Halt> {
         let hook = match hooks.map_or(Ok(None), Hooks::tool_hook) {
             Ok(hook) => hook,
@@ -149,7 +149,8 @@ impl Agent {
         self.send_claude_reply(id, &said)
     }
 
-    /// Begins a request: the host's hook is asked first. Without one the program's own rules hold.
+    /// Begins a request: the host's hook is called first. Without a hook, the program's own rules
+    /// apply.
     pub(crate) fn request_claude_permission(&mut self, number: u64) -> Result<(), Halt> {
         if self.claude.hook.is_some() {
             self.claude.queue_hook_request(&mut self.out, number)?;
@@ -158,7 +159,7 @@ impl Agent {
         self.apply_builtin_rules(number)
     }
 
-    /// What only reads runs unasked.
+    /// Read-only tools run without a request.
     fn apply_builtin_rules(&mut self, number: u64) -> Result<(), Halt> {
         let asked = self.claude.requests.get(&number);
         if asked.is_some_and(|asked| asked.only_reads) {
@@ -207,7 +208,7 @@ impl Agent {
         }
     }
 
-    /// An answer to nothing that is open: wrong, unless the script asked by itself.
+    /// An answer to no open request: a protocol error, unless the script wrote the request itself.
     fn handle_claude_stray_reply(&mut self, id: &str) -> Result<(), Halt> {
         let shown = UntrustedText::from(id).escape_for_display(60);
         if self.script_state.wrote_raw_lines {
@@ -217,7 +218,7 @@ impl Agent {
         self.fail_protocol(format!("no request is open with the id {shown}"))
     }
 
-    /// What the hook says.
+    /// Handles the hook's decision.
     fn handle_claude_hook_reply(
         &mut self,
         number: u64,
@@ -243,7 +244,7 @@ impl Agent {
         Ok(())
     }
 
-    /// What the host says. Who allows a call says the input that was asked about.
+    /// Handles the host's answer. An answer that allows a call must repeat the call's input.
     fn handle_claude_permission_reply(
         &mut self,
         number: u64,

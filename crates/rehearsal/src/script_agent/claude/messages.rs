@@ -1,6 +1,6 @@
-//! What a host of Claude Code says, typed and closed: a member that is not listed is a mistake.
+//! A Claude Code host's messages, typed and closed: an unknown member is an error.
 //!
-//! Must not know in which order it comes.
+//! Must not know the order of messages.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -53,7 +53,7 @@ enum Block {
 }
 
 impl UserMessage {
-    /// Its texts, one after the other.
+    /// Its texts, concatenated.
     pub(super) fn text(self) -> String {
         let Role::User = self.role;
         match self.content {
@@ -66,18 +66,18 @@ impl UserMessage {
     }
 }
 
-/// What the host wants.
+/// A control request of the host.
 #[derive(Debug, Deserialize)]
 #[serde(tag = "subtype", rename_all = "snake_case", deny_unknown_fields)]
 pub(super) enum ControlRequest {
     Initialize { hooks: Option<Hooks> },
     SetPermissionMode { mode: String },
     SetModel { model: Option<String> },
-    // Empty braces, not a unit variant: only these refuse unknown fields.
+    // Empty braces, not a unit variant: only these reject unknown fields.
     Interrupt {},
 }
 
-/// The hooks of the host, by what they are asked before.
+/// The hooks of the host, by event.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Hooks {
@@ -95,7 +95,7 @@ struct Hook {
     _on_failure: Option<OnFailure>,
 }
 
-/// What becomes of a call whose hook fails: here none does.
+/// The fate of a call whose hook fails. Here, hooks do not fail.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum OnFailure {
@@ -104,7 +104,7 @@ enum OnFailure {
 }
 
 impl Hooks {
-    /// The one that is asked before every tool: the one that there may be here.
+    /// The hook before every tool, which is the only one supported here.
     pub(super) fn tool_hook(self) -> Result<Option<String>, &'static str> {
         let mut hooks = self.before_tools.into_iter();
         let Some(hook) = hooks.next() else {
@@ -118,7 +118,7 @@ impl Hooks {
     }
 }
 
-/// The answer to a request of ours.
+/// The answer to a request of the agent.
 #[derive(Debug, Deserialize)]
 #[serde(tag = "subtype", rename_all = "snake_case", deny_unknown_fields)]
 pub(super) enum Reply {
@@ -126,7 +126,7 @@ pub(super) enum Reply {
     Error { request_id: String, error: String },
 }
 
-/// What the host says about a call.
+/// The host's decision about a call.
 #[derive(Debug, Deserialize)]
 #[serde(tag = "behavior", rename_all = "snake_case", deny_unknown_fields)]
 pub(super) enum PermissionReply {
@@ -139,7 +139,7 @@ pub(super) enum PermissionReply {
     },
 }
 
-/// What its hook says.
+/// The output of the host's hook.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct HookReply {
@@ -155,7 +155,7 @@ struct HookOutput {
     permission_decision_reason: String,
 }
 
-/// What a hook may decide.
+/// The decision of a hook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Decision {
@@ -165,7 +165,7 @@ pub(super) enum Decision {
 }
 
 impl HookReply {
-    /// `None`: nothing, so that the program's own rules hold.
+    /// `None` if the hook decides nothing, so that the program's own rules apply.
     pub(super) fn decision(self) -> Result<Option<(Decision, String)>, &'static str> {
         let Some(output) = self.hook_specific_output else {
             return Ok(None);
@@ -180,7 +180,7 @@ impl HookReply {
     }
 }
 
-/// Reads one line, without its newline.
+/// Parses one line without its newline.
 pub(super) fn parse_message(line: &[u8]) -> Result<Inbound, String> {
     let text = std::str::from_utf8(line).map_err(|_| "a line is not UTF-8".to_owned())?;
     // Tagged enums of serde also accept an array whose first element is the tag.
@@ -190,7 +190,7 @@ pub(super) fn parse_message(line: &[u8]) -> Result<Inbound, String> {
     serde_json::from_str(text).map_err(|error| format!("a line is no message here: {error}"))
 }
 
-/// The id of a request whose shape is wrong otherwise.
+/// The id of a request that is otherwise malformed.
 pub(super) fn request_id(line: &[u8]) -> Option<String> {
     #[derive(Deserialize)]
     struct Id {

@@ -1,9 +1,8 @@
-//! Claude Code's stream-json, version 2: how the agent's lines look, and what it does about its
-//! host's.
+//! Claude Code's stream-json, version 2: the agent's lines, and the handling of its host's lines.
 //!
-//! Owns the words of its command and what is kept of the conversation. Source: conversations with the
-//! program itself. Strict where that is lenient: a message that the host of an agent does not send
-//! ends it. Must not know verbs.
+//! Owns the command's arguments and the state of the conversation. Source: recorded conversations
+//! with the program itself. It is stricter than that program: a message that an agent's host never
+//! sends ends it. Must not know verbs.
 
 mod flags;
 mod handler;
@@ -23,10 +22,10 @@ pub(super) use flags::FlagError;
 pub(super) use flags::check_new_session_id;
 use output::Message;
 
-/// The version that it claims by itself.
+/// The default version claim.
 pub(super) const VERSION: &str = "2.1.330";
 
-/// The permission modes that there are.
+/// The permission modes.
 pub(super) const MODES: [&str; 6] = [
     "plan",
     "acceptEdits",
@@ -45,30 +44,30 @@ pub(super) const GARBAGE: [&[u8]; 5] = [
     b"{\"type\":\"no_such_message\",\"session_id\":\"s-0\"}\n",
 ];
 
-/// Requests that are remembered until they are answered; beyond, the oldest is forgotten.
+/// The maximum number of remembered open requests; beyond it, the oldest is forgotten.
 const MAX_OPEN_REQUESTS: usize = 4096;
-/// Ids of prompts that are remembered.
+/// The maximum number of remembered prompt ids.
 const MAX_PROMPT_IDS: usize = 4096;
 
-/// What is kept of the conversation.
+/// The state of the conversation.
 #[derive(Debug, Default)]
 pub(super) struct Conversation {
-    /// Messages are told piece by piece.
+    /// Whether messages are sent in pieces.
     is_streamed: bool,
-    /// The version that it said it is of.
+    /// The claimed version.
     version: Option<Value>,
-    /// The host's hook that is asked before every tool.
+    /// The host's hook before every tool.
     hook: Option<String>,
     message: Option<Message>,
     messages: u64,
     requests: BTreeMap<u64, HostRequest>,
-    /// Ids of prompts that came.
+    /// The ids of accepted prompts.
     prompts: VecDeque<String>,
-    /// What the process's work cost so far, in millionths of a dollar.
+    /// The cost of the process's work so far, in millionths of a dollar.
     micros: u64,
 }
 
-/// A request that is open.
+/// An open request.
 #[derive(Debug)]
 struct HostRequest {
     tool_id: String,
@@ -79,18 +78,18 @@ struct HostRequest {
     at: Stage,
 }
 
-/// How far a request is.
+/// The stage of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// The host's hook was asked, or is about to be.
+    /// The host's hook was called, or is about to be.
     Hook,
     Host,
-    /// It wants no answer any more: one that comes all the same crossed with that.
+    /// The request was withdrawn; an answer that still comes had been sent before.
     Withdrawn,
 }
 
 impl Conversation {
-    /// What the command said.
+    /// The state at the start, from the command's arguments.
     pub(super) fn new(
         dialect: AgentDialect,
         words: &ClaudeFlags,
@@ -108,7 +107,7 @@ impl Conversation {
     }
 }
 
-/// The id of the `number`th request, and of the question to the hook before it.
+/// The id of the request with this number, and of its hook request.
 fn request_id(number: u64) -> String {
     format!("r-{number}")
 }
@@ -117,7 +116,7 @@ fn hook_id(number: u64) -> String {
     format!("h-{number}")
 }
 
-/// Says that there is no such session, as the program does before it ends.
+/// Reports that the session does not exist, as the program does before it ends.
 pub(super) fn report_missing_session(out: &mut Outbox, id: &str) -> io::Result<()> {
     out.send(&json!({
         "type": "result",
@@ -130,7 +129,7 @@ pub(super) fn report_missing_session(out: &mut Outbox, id: &str) -> io::Result<(
     }))
 }
 
-/// A call as the program names it.
+/// A call with the program's own names.
 fn native_call(call: &ToolCall) -> (&'static str, Value) {
     match call {
         ToolCall::ReadFile { path } => ("Read", json!({"file_path": path})),
@@ -149,5 +148,5 @@ fn native_call(call: &ToolCall) -> (&'static str, Value) {
     }
 }
 
-/// Every tool's name.
+/// The names of all tools.
 const TOOLS: [&str; 5] = ["Read", "Write", "LS", "Grep", "Bash"];

@@ -1,7 +1,7 @@
-//! How the agent's lines look as Claude Code's.
+//! The agent's lines in the format of Claude Code.
 //!
-//! A message of its model is told piece by piece, and each block of it whole at the block's end. Must
-//! not know what the host says.
+//! A message of its model is sent in pieces, and each of its blocks is sent whole at the block's
+//! end. Must not know the host's messages.
 
 use std::io;
 
@@ -16,25 +16,25 @@ use crate::script_agent::pipes::Outbox;
 use crate::script_agent::step::ToolCall;
 use marshal_model::limits::AGENT_OUTPUT_BYTES;
 
-/// What a token costs, read and written, in millionths of a dollar.
+/// The cost of a token that is read or written, in millionths of a dollar.
 const READ_MICROS: u64 = 5;
 const WRITTEN_MICROS: u64 = 25;
 
-/// A message of its model that is being told.
+/// A message of its model in progress.
 #[derive(Debug)]
 pub(super) struct Message {
     id: String,
-    /// Blocks that ended.
+    /// The number of finished blocks.
     blocks: u64,
     open: Option<Block>,
 }
 
-/// The block that is being told.
+/// The block in progress.
 #[derive(Debug)]
 struct Block {
     kind: BlockKind,
     text: String,
-    /// All that was told of it is in `text`.
+    /// Whether `text` contains everything that was sent of it.
     is_whole: bool,
 }
 
@@ -61,7 +61,7 @@ impl BlockKind {
 }
 
 impl Conversation {
-    /// Puts what is said behind what is queued.
+    /// Queues the lines of an event behind what is queued.
     pub(crate) fn queue_event(
         &mut self,
         out: &mut Outbox,
@@ -93,7 +93,7 @@ impl Conversation {
                 Ok(())
             }
             AgentEvent::RequestWithdrawn { number } => self.withdraw_request(out, *number),
-            // The host knows: it was asked. The context is told with each message.
+            // The host knows, because it answered. Every message reports the context.
             AgentEvent::ToolRunning { .. } | AgentEvent::Context { .. } => Ok(()),
             AgentEvent::ToolEnd { tool_id, end, .. } => {
                 let result = json!({
@@ -132,7 +132,7 @@ impl Conversation {
         }
     }
 
-    /// The line of one piece of text, in a block that is told in pieces alone.
+    /// The frame of a line with one piece of text, in a block that is sent only in pieces.
     pub(crate) fn text_frame(
         &mut self,
         out: &mut Outbox,
@@ -174,7 +174,7 @@ impl Conversation {
         }))
     }
 
-    /// A piece of a block.
+    /// Queues a piece of a block.
     fn queue_delta(
         &mut self,
         out: &mut Outbox,
@@ -194,7 +194,7 @@ impl Conversation {
         Ok(())
     }
 
-    /// Begins a block of that kind, unless one is open; says which of its message it is.
+    /// Begins a block of that kind, unless one is open. Returns its index in the message.
     fn open_block(
         &mut self,
         out: &mut Outbox,
@@ -226,7 +226,7 @@ impl Conversation {
         Ok(index)
     }
 
-    /// Begins a message, unless one is open; says how many blocks it has.
+    /// Begins a message, unless one is open. Returns its number of blocks.
     fn begin_message(&mut self, out: &mut Outbox, moment: &EventContext<'_>) -> io::Result<u64> {
         if let Some(message) = &self.message {
             return Ok(message.blocks);
@@ -266,7 +266,7 @@ impl Conversation {
         self.finish_block(out, moment, whole.as_ref())
     }
 
-    /// Tells the end of a block, and all of it.
+    /// Ends a block, and sends it whole.
     fn finish_block(
         &mut self,
         out: &mut Outbox,
@@ -311,7 +311,7 @@ impl Conversation {
         self.queue_stream_event(out, moment, &json!({"type": "message_stop"}))
     }
 
-    /// The model calls a tool: the last block of its message.
+    /// A tool call of the model: the last block of its message.
     fn queue_tool_call(
         &mut self,
         out: &mut Outbox,
@@ -332,7 +332,7 @@ impl Conversation {
         self.end_message(out, moment, "tool_use")
     }
 
-    /// What the model is told.
+    /// Queues the result of a call, as the model receives it.
     fn queue_user_message(
         &mut self,
         out: &mut Outbox,
@@ -360,7 +360,7 @@ impl Conversation {
         Ok(())
     }
 
-    /// A request begins, with the host's hook.
+    /// Records a request, which begins with the host's hook.
     fn remember_request(&mut self, number: u64, tool_id: &str, call: &ToolCall) {
         let (tool, input) = native_call(call);
         if self.requests.len() >= MAX_OPEN_REQUESTS {
@@ -377,7 +377,7 @@ impl Conversation {
         self.requests.insert(number, asked);
     }
 
-    /// Asks the hook about a request.
+    /// Queues the request to the host's hook.
     pub(super) fn queue_hook_request(&self, out: &mut Outbox, number: u64) -> io::Result<()> {
         let Some(asked) = self.requests.get(&number) else {
             return Ok(());
@@ -399,7 +399,7 @@ impl Conversation {
         }))
     }
 
-    /// Asks the host itself.
+    /// Queues the permission request to the host.
     pub(super) fn queue_host_request(
         &mut self,
         out: &mut Outbox,
@@ -463,7 +463,7 @@ fn usage_json(read: u64, written: u64) -> Value {
     })
 }
 
-/// How far a prompt of the host is.
+/// Queues the progress of a host's prompt.
 pub(super) fn queue_lifecycle(out: &mut Outbox, uuid: &Value, state: &str) -> io::Result<()> {
     out.queue(&json!({"type": "command_lifecycle", "command_uuid": uuid, "state": state}))
 }
@@ -473,12 +473,12 @@ struct TurnResult<'a> {
     turns: u64,
     tokens: (u64, u64),
     answer: &'a str,
-    /// The id of its prompt.
+    /// The id of the turn's prompt.
     prompt: Option<&'a Value>,
     micros: u64,
 }
 
-/// What a process's work cost, in dollars; beyond some thousands it stays there.
+/// The cost of the process's work, in dollars, up to a limit of some thousands.
 fn dollars(micros: u64) -> f64 {
     f64::from(u32::try_from(micros).unwrap_or(u32::MAX)) / 1e6
 }

@@ -1,4 +1,4 @@
-//! What the agent does about each message of a client of Codex.
+//! The handler of a Codex client's messages.
 //!
 //! Must not know verbs or tools, and must not wait.
 
@@ -13,23 +13,23 @@ use crate::script_agent::quirk::Quirk;
 use marshal_model::UntrustedText;
 use marshal_model::limits::LINE_BYTES;
 
-/// What the model is told of a call that was not approved.
+/// The text for the model when a call was not approved.
 const DECLINED: &str = "rejected by user";
 
-/// The codes of JSON-RPC.
+/// Error codes of JSON-RPC.
 const INVALID_REQUEST: i32 = -32600;
 const INVALID_PARAMS: i32 = -32602;
-/// The program's own, for a request that it has no room for.
+/// The program's own error code for a request that must be retried later.
 const OVERLOADED: i32 = -32001;
 
 /// Why a request has no result.
 #[derive(Debug)]
 pub(super) enum Refusal {
-    /// The client could not know better.
+    /// An error that a correct client may cause.
     Rejected(String),
-    /// There is no room for it now: it may come again.
+    /// The agent is overloaded: the client may retry.
     Overloaded,
-    /// It must not have said that: the agent ends.
+    /// An error that no correct client causes: the agent ends.
     Fatal(String),
     Halt(Halt),
 }
@@ -46,10 +46,10 @@ impl From<std::io::Error> for Refusal {
     }
 }
 
-/// What a request comes to.
+/// The outcome of a request.
 pub(super) type Reply = Result<Value, Refusal>;
 
-/// What is served once there was a greeting.
+/// The methods that are served after the initialization.
 const METHODS: [&str; 5] = [
     "account/read",
     "thread/start",
@@ -58,13 +58,13 @@ const METHODS: [&str; 5] = [
     "turn/interrupt",
 ];
 
-/// Parameters that must have that form.
+/// Parses parameters; malformed ones are fatal.
 pub(super) fn parse_params<T: serde::de::DeserializeOwned>(params: Value) -> Result<T, Refusal> {
     messages::params(params).map_err(Refusal::Fatal)
 }
 
 impl Agent {
-    /// Takes in one line. What is no message ends the agent.
+    /// Handles one line. A line that is no message ends the agent.
     pub(crate) fn handle_codex_line(&mut self, line: Line) -> Result<(), Halt> {
         let frame = match line {
             Line::Whole(bytes) => messages::parse_frame(&bytes),
@@ -98,7 +98,7 @@ impl Agent {
 
     fn send_codex_reply(&mut self, id: &Value, method: &str, reply: Reply) -> Result<(), Halt> {
         match reply {
-            // It was written before the turn that it names.
+            // The interrupt was sent before the client saw the turn's id.
             Ok(Value::Null) => Ok(()),
             Ok(result) => {
                 self.out.send(&json!({"id": id, "result": result}))?;
@@ -145,7 +145,7 @@ impl Agent {
             "thread/resume" => self.handle_thread_resume(params),
             "turn/start" => self.handle_turn_start(id, params),
             "turn/interrupt" => self.handle_turn_interrupt(params),
-            // A client asks so whether anybody is there.
+            // A client may send an unknown method to check whether the agent is alive.
             _ => Err(Refusal::Rejected(format!(
                 "Invalid request: unknown variant `{}`",
                 UntrustedText::from(method).escape_for_display(60)
@@ -153,7 +153,7 @@ impl Agent {
         }
     }
 
-    /// The version is told here, behind the client's own name.
+    /// Sends the version, after the client's own name.
     fn handle_codex_initialize(&mut self, params: Value) -> Reply {
         if self.is_initialized {
             return Err(Refusal::Fatal("Already initialized".to_owned()));
@@ -202,7 +202,7 @@ impl Agent {
         }))
     }
 
-    /// The answer to a request of the agent's.
+    /// Handles the answer to a request of the agent.
     fn handle_codex_reply(&mut self, id: &Value, result: Option<Value>) -> Result<(), Halt> {
         let number = id.as_u64().map(|id| id.saturating_add(1));
         let known = number.and_then(|number| {
@@ -240,7 +240,7 @@ impl Agent {
         let is_open = self.settle_request(|open| open == number, answer);
         match decided {
             Decision::AcceptForSession if is_open && !self.is_cancelled() => self.trust_tool(),
-            // Not this, and end the turn.
+            // Denies the call and ends the turn.
             Decision::Cancel => self.cancel_turn("cancel"),
             _ => Ok(()),
         }

@@ -1,6 +1,6 @@
-//! Calls of tools as the items that Codex tells of them.
+//! Tool calls as Codex items.
 //!
-//! Must not know when they are told.
+//! Must not know when items are sent.
 
 use std::fs::File;
 use std::io::Read;
@@ -12,7 +12,7 @@ use crate::script_agent::step::ToolCall;
 use crate::script_agent::tools::ToolOutcome;
 use marshal_model::limits::AGENT_OUTPUT_BYTES;
 
-/// The item of a call that begins.
+/// The item of a call at its begin.
 pub(super) fn started_item(id: &str, call: &ToolCall) -> Value {
     let cwd = std::env::current_dir().unwrap_or_default();
     match call {
@@ -44,7 +44,7 @@ pub(super) fn started_item(id: &str, call: &ToolCall) -> Value {
     }
 }
 
-/// The same at its end.
+/// The item of a call at its end.
 pub(super) fn completed_item(mut item: Value, end: &ToolOutcome, took_s: f64) -> Value {
     item["status"] = json!(match (end.has_run, end.is_error) {
         (false, _) => "declined",
@@ -54,7 +54,7 @@ pub(super) fn completed_item(mut item: Value, end: &ToolOutcome, took_s: f64) ->
     if item["type"] == "commandExecution" && end.has_run {
         item["aggregatedOutput"] = json!(end.output);
         item["exitCode"] = json!(end.code);
-        // Whole milliseconds of ten minutes at most.
+        // Whole milliseconds of at most ten minutes.
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
@@ -66,12 +66,12 @@ pub(super) fn completed_item(mut item: Value, end: &ToolOutcome, took_s: f64) ->
     item
 }
 
-/// The words that run, as one line.
+/// The command line of a call.
 pub(super) fn shell_command(command: &str) -> String {
     format!("bash -c {}", shell_quote(command))
 }
 
-/// Of what kind a change of a file is, and its difference.
+/// The kind of a file change, and its diff.
 fn file_change(path: &str, content: &str) -> (&'static str, String) {
     let mut old = String::new();
     let read = File::open(path).and_then(|file| {

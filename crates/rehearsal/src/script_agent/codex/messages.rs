@@ -1,6 +1,6 @@
-//! What a client of Codex says: JSON-RPC without its `jsonrpc`, parameters typed and closed.
+//! A Codex client's messages: JSON-RPC without its `jsonrpc`, with typed and closed parameters.
 //!
-//! Must not know in which order it comes.
+//! Must not know the order of messages.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +26,7 @@ pub(super) enum Frame {
     },
 }
 
-/// Reads one line, without its newline.
+/// Parses one line without its newline.
 pub(super) fn parse_frame(line: &[u8]) -> Result<Frame, String> {
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]
@@ -76,12 +76,12 @@ pub(super) fn parse_frame(line: &[u8]) -> Result<Frame, String> {
     }
 }
 
-/// Reads parameters.
+/// Parses parameters.
 pub(super) fn params<T: DeserializeOwned>(params: Value) -> Result<T, String> {
     serde_json::from_value(params).map_err(|error| error.to_string())
 }
 
-/// Those of `initialize`.
+/// The parameters of `initialize`.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct Initialize {
@@ -106,14 +106,14 @@ pub(super) struct Capabilities {
     pub(super) opt_out_notification_methods: Vec<String>,
 }
 
-/// Those of `account/read`.
+/// The parameters of `account/read`.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct AccountParams {
     pub(super) refresh_token: bool,
 }
 
-/// When it asks.
+/// When the agent requests an approval.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum ApprovalPolicy {
@@ -122,14 +122,14 @@ pub(super) enum ApprovalPolicy {
     Never,
 }
 
-/// Who answers.
+/// Who answers approval requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Reviewer {
     User,
 }
 
-/// How strict its own sandbox is.
+/// The mode of the program's own sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Sandbox {
@@ -139,7 +139,7 @@ pub(super) enum Sandbox {
 }
 
 impl Sandbox {
-    /// As a reply says it.
+    /// The word in a reply.
     pub(super) const fn as_str(self) -> &'static str {
         match self {
             Self::ReadOnly => "readOnly",
@@ -149,7 +149,7 @@ impl Sandbox {
     }
 }
 
-/// Those of `thread/start` and `thread/resume`.
+/// The parameters of `thread/start` and `thread/resume`.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct ThreadParams {
@@ -164,8 +164,7 @@ pub(super) struct ThreadParams {
     pub(super) config: Overrides,
 }
 
-/// What a thread has beside the agent's own configuration: tool servers, which it takes and does not
-/// use.
+/// A thread's additional configuration: tool servers, which are accepted and not used.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Overrides {
@@ -173,7 +172,7 @@ pub(super) struct Overrides {
     servers: BTreeMap<String, Server>,
 }
 
-/// A program, or an address.
+/// A tool server: a program, or an address.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Server {
@@ -187,7 +186,7 @@ struct Server {
 }
 
 impl Overrides {
-    /// Whether each server is of one kind, and whole.
+    /// Whether each server is of exactly one kind, and complete.
     pub(super) fn is_valid(&self) -> bool {
         self.servers.values().all(|server| {
             let is_program = server.command.is_some() && server.args.is_some();
@@ -200,7 +199,7 @@ impl Overrides {
     }
 }
 
-/// Those of `turn/start`.
+/// The parameters of `turn/start`.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct TurnStart {
@@ -218,7 +217,7 @@ pub(super) enum Input {
     Text { text: String },
 }
 
-/// Those of `turn/interrupt`.
+/// The parameters of `turn/interrupt`.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct Interrupt {
@@ -226,14 +225,14 @@ pub(super) struct Interrupt {
     pub(super) turn_id: String,
 }
 
-/// The answer to a request for an approval.
+/// The answer to an approval request.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ApprovalReply {
     pub(super) decision: Decision,
 }
 
-/// What it says.
+/// The decision in an approval's answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) enum Decision {

@@ -1,9 +1,8 @@
-//! The protocol of `codex app-server`: how the agent's lines look, and what it does about its
-//! client's.
+//! The protocol of `codex app-server`: the agent's lines, and the handling of its client's lines.
 //!
-//! Owns what is kept of the conversation. Source: the schema that the program writes of its own
-//! protocol, and conversations with versions 0.166 and 0.169. Strict where that is lenient: a message
-//! that the client of an agent does not send ends it. Must not know verbs.
+//! Owns the state of the conversation. Source: the schema that the program prints of its own
+//! protocol, and recorded conversations with versions 0.166 and 0.169. It is stricter than that
+//! program: a message that an agent's client never sends ends it. Must not know verbs.
 
 mod handler;
 mod items;
@@ -18,7 +17,7 @@ use serde_json::Value;
 
 use super::step::ToolCall;
 
-/// The version that it claims by itself.
+/// The default version claim.
 pub(super) const VERSION: &str = "0.169.0";
 
 /// Lines that are no messages of the protocol, one of each kind.
@@ -30,36 +29,36 @@ pub(super) const GARBAGE: [&[u8]; 5] = [
     b"{\"method\":\"no/such_message\",\"params\":{}}\n",
 ];
 
-/// Requests that are remembered until they are answered; beyond, the oldest is forgotten.
+/// The maximum number of remembered open requests; beyond it, the oldest is forgotten.
 const MAX_OPEN_REQUESTS: usize = 4096;
 
-/// What is kept of the conversation.
+/// The state of the conversation.
 #[derive(Debug, Default)]
 pub(super) struct Conversation {
-    /// `initialized` came.
+    /// Whether the client sent `initialized`.
     got_initialized: bool,
-    /// Methods for which there was no room the first time.
+    /// Methods whose first request was refused as overloaded.
     overloaded_methods: BTreeSet<&'static str>,
-    /// Notifications that the client does not want.
+    /// Notifications that the client opted out of.
     muted_methods: BTreeSet<String>,
-    /// The text of the answer that is being told, with its item's id.
+    /// The answer in progress: the id of its item and its text.
     text: Option<(String, String)>,
     items: u64,
-    /// The call that runs, as it was told.
+    /// The running call, as its item was sent.
     call: Option<Value>,
-    /// Requests that are open; `true`: withdrawn, and an answer that comes all the same crossed with
-    /// that.
+    /// Open requests. `true`: withdrawn; an answer that still comes had been sent before.
     requests: BTreeMap<u64, bool>,
-    /// Tokens of each thread, read and written, since it was opened here.
+    /// The tokens of each thread, read and written, since this process opened it.
     tokens: BTreeMap<String, (u64, u64)>,
 }
 
-/// The id of the `number`th request: from 0, so that the client's own ids come again.
+/// The id of the request with this number. Ids count from 0, so they also collide with the client's
+/// own ids.
 const fn request_id(number: u64) -> u64 {
     number.saturating_sub(1)
 }
 
-/// A call as the program does it: whatever is no change of a file is a command.
+/// A call as the program makes it: everything but a file change is a command.
 pub(super) fn translate_call(call: &ToolCall) -> Cow<'_, ToolCall> {
     let command = match call {
         ToolCall::ReadFile { path } => format!("cat {}", shell_quote(path)),
@@ -74,7 +73,7 @@ pub(super) fn translate_call(call: &ToolCall) -> Cow<'_, ToolCall> {
     Cow::Owned(ToolCall::Bash { command })
 }
 
-/// A word as a shell reads it.
+/// Quotes a word for a shell.
 fn shell_quote(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "+-./:@_=%^,".contains(c);
     if !word.is_empty() && word.chars().all(is_plain) {

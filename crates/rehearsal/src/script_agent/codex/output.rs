@@ -1,6 +1,6 @@
-//! How the agent's lines look as those of `codex app-server`.
+//! The agent's lines in the format of `codex app-server`.
 //!
-//! Must not know what the client says.
+//! Must not know the client's messages.
 
 use std::io;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -15,7 +15,7 @@ use crate::script_agent::pipes::Outbox;
 use crate::script_agent::step::ToolCall;
 use marshal_model::limits::AGENT_OUTPUT_BYTES;
 
-/// A notification, its members in the order in which the program writes them.
+/// A notification, with its members in the program's order.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Notification<'a, P> {
@@ -24,7 +24,7 @@ struct Notification<'a, P> {
     emitted_at_ms: u64,
 }
 
-/// A piece of an answer: the most frequent one.
+/// A piece of an answer, which is the most frequent notification.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct DeltaParams<'a> {
@@ -42,7 +42,7 @@ fn notification<P: Serialize>(method: &str, params: P) -> Notification<'_, P> {
     }
 }
 
-/// Milliseconds since 1970.
+/// Milliseconds since the Unix epoch.
 pub(super) fn now_ms() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let now = now.map_or(0, |since| since.as_millis());
@@ -50,7 +50,7 @@ pub(super) fn now_ms() -> u64 {
 }
 
 impl Conversation {
-    /// Puts what is said behind what is queued.
+    /// Queues the lines of an event behind what is queued.
     pub(crate) fn queue_event(
         &mut self,
         out: &mut Outbox,
@@ -92,7 +92,7 @@ impl Conversation {
                 }
                 Ok(())
             }
-            // The client knows: it was asked. The context is told with the tokens.
+            // The client knows, because it answered. The token counts report the context.
             AgentEvent::ToolRunning { .. } | AgentEvent::Context { .. } => Ok(()),
             AgentEvent::ToolEnd {
                 tool_id,
@@ -132,7 +132,7 @@ impl Conversation {
         }
     }
 
-    /// The line of one piece of text.
+    /// The frame of a line with one piece of text.
     pub(crate) fn text_frame(
         &mut self,
         out: &mut Outbox,
@@ -152,7 +152,7 @@ impl Conversation {
         let id = self.begin_text(out, moment)?;
         let delta = delta_params(moment, &id, text);
         self.queue_notification(out, "item/agentMessage/delta", delta)?;
-        // Beyond that the item's end has the beginning of its text.
+        // Beyond the limit, the item's end contains only the beginning of its text.
         if let Some((_, all)) = &mut self.text
             && all.len() < AGENT_OUTPUT_BYTES
         {
@@ -161,7 +161,7 @@ impl Conversation {
         Ok(())
     }
 
-    /// Begins an answer, unless one is being told; gives its item's id.
+    /// Begins an answer, unless one is in progress. Returns its item's id.
     fn begin_text(&mut self, out: &mut Outbox, moment: &EventContext<'_>) -> io::Result<String> {
         if let Some((id, _)) = &self.text {
             return Ok(id.clone());
@@ -199,7 +199,7 @@ impl Conversation {
         self.queue_item(out, moment, "item/completed", &item(&[text]))
     }
 
-    /// Our own prompt again, as the first item of a turn.
+    /// Queues the prompt as the first item of its turn.
     pub(super) fn queue_prompt(
         &mut self,
         out: &mut Outbox,
@@ -244,7 +244,7 @@ impl Conversation {
         out.queue(&json!({"method": method, "id": request_id(number), "params": params}))
     }
 
-    /// A request wants no answer any more.
+    /// Queues the notification that a request needs no answer any more.
     pub(super) fn queue_resolved(
         &self,
         out: &mut Outbox,
@@ -267,7 +267,7 @@ impl Conversation {
                 "cacheWriteInputTokens": 0, "outputTokens": written, "reasoningOutputTokens": 0,
             })
         };
-        // What an earlier process used is in the context alone.
+        // The tokens that an earlier process used count only for the context.
         let before = moment.context.saturating_sub(read + written);
         let all = self.tokens.entry(moment.session.to_owned());
         let all = all.or_insert((before, 0));
@@ -302,7 +302,7 @@ impl Conversation {
         self.queue_notification(out, method, params)
     }
 
-    /// Tells something, unless the client does not want it.
+    /// Queues a notification, unless the client opted out of it.
     pub(super) fn queue_notification(
         &self,
         out: &mut Outbox,
@@ -333,7 +333,7 @@ fn turn_params(moment: &EventContext<'_>, status: &str) -> Value {
     json!({"threadId": moment.session, "turn": turn_json(moment.turn, status)})
 }
 
-/// A turn, as it is told.
+/// The JSON of a turn.
 pub(super) fn turn_json(id: &str, status: &str) -> Value {
     json!({"id": id, "items": [], "status": status, "error": null})
 }

@@ -1,6 +1,6 @@
 //! The requests about threads and their turns.
 //!
-//! Must not know how a line looks.
+//! Must not know the format of a line.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ use crate::script_agent::memory::Session;
 use marshal_model::UntrustedText;
 use marshal_model::limits::AGENT_SESSIONS;
 
-/// Whose models they are.
+/// The name of the models' provider.
 const PROVIDER: &str = "script";
 
 impl Agent {
@@ -29,7 +29,7 @@ impl Agent {
         self.open_thread(session, &wanted, "new")
     }
 
-    /// A thread that was kept by an earlier process.
+    /// Resumes a stored thread of an earlier process.
     pub(super) fn handle_thread_resume(&mut self, params: Value) -> Reply {
         let wanted: ThreadParams = parse_params(params)?;
         let Some(id) = wanted.thread_id.clone() else {
@@ -52,7 +52,7 @@ impl Agent {
         self.open_thread(session, &wanted, "load")
     }
 
-    /// Where a thread is to work, if there is room for it.
+    /// The directory of a new thread, if another thread may be opened.
     fn check_thread(&self, wanted: &ThreadParams) -> Result<String, Refusal> {
         if self.others.len() >= AGENT_SESSIONS {
             let most = format!("{AGENT_SESSIONS} threads are open: that is the most");
@@ -69,7 +69,7 @@ impl Agent {
         Ok(wanted.cwd.clone())
     }
 
-    /// Adds a thread to those that are open, and to the ledger.
+    /// Adds a thread to the open ones, and to the ledger.
     fn open_thread(&mut self, session: Session, wanted: &ThreadParams, how: &str) -> Reply {
         let id = session.id.clone();
         if let Some(model) = &wanted.model {
@@ -111,7 +111,7 @@ impl Agent {
         }))
     }
 
-    /// The reply names the turn, and comes before it.
+    /// The reply contains the turn's id and precedes the turn.
     pub(super) fn handle_turn_start(&mut self, id: &Value, params: Value) -> Reply {
         let wanted: TurnStart = parse_params(params)?;
         if wanted.approval_policy == ApprovalPolicy::Never {
@@ -138,7 +138,7 @@ impl Agent {
         Ok(Value::Null)
     }
 
-    /// Ends the turn of that name. One that has not begun, or is over, is not found.
+    /// Interrupts a turn. A turn that has not begun or has ended is unknown.
     pub(super) fn handle_turn_interrupt(&mut self, params: Value) -> Reply {
         let wanted: Interrupt = parse_params(params)?;
         if !self.is_open(&wanted.thread_id) {
@@ -153,12 +153,12 @@ impl Agent {
         Ok(json!({}))
     }
 
-    /// Whether a session is open here.
+    /// Whether a session is open.
     fn is_open(&self, id: &str) -> bool {
         !id.is_empty() && (self.session.id == id || self.others.contains_key(id))
     }
 
-    /// Tells the prompt of the turn that begins, as its first item.
+    /// Sends the prompt of the beginning turn as the turn's first item.
     pub(crate) fn queue_codex_prompt(&mut self, text: &str) -> Result<(), Halt> {
         let to = self.output_context();
         to.codex.queue_prompt(to.out, &to.event_context, text)?;

@@ -1,4 +1,4 @@
-//! What the agent does about each message of a client that speaks loaf's RPC.
+//! The handler of a loaf client's messages.
 //!
 //! Must not know verbs or tools, and must not wait.
 
@@ -15,13 +15,13 @@ use crate::script_agent::pipes::Line;
 use crate::script_agent::step::ToolCall;
 use marshal_model::limits::LINE_BYTES;
 
-/// The version that is spoken.
+/// The protocol version.
 const VERSION: &str = "1.0.0";
 
-/// Whose models they are.
+/// The name of the models' provider.
 const PROVIDER: &str = "script";
 
-/// Every method that is served.
+/// The methods that are served.
 const METHODS: [&str; 15] = [
     "command.execute",
     "history.list",
@@ -56,7 +56,7 @@ pub(super) enum Refusal {
 }
 
 impl From<RpcError> for Refusal {
-    /// What cannot be read has a reason beside its code.
+    /// A malformed message has a reason beside its code.
     fn from(fault: RpcError) -> Self {
         let data = fault
             .data
@@ -77,10 +77,10 @@ impl From<io::Error> for Refusal {
     }
 }
 
-/// What a request comes to.
+/// The outcome of a request.
 pub(super) type Reply = Result<Value, Refusal>;
 
-/// An error of the agent's own: also a session that is busy, or not known.
+/// An internal error, which loaf also uses for a busy or unknown session.
 pub(super) fn internal_error(message: impl Into<String>) -> Refusal {
     Refusal::Rpc(RpcError {
         code: -32603,
@@ -106,7 +106,7 @@ fn unsupported_version(asked: &str, supported: &Value) -> RpcError {
 }
 
 impl Agent {
-    /// Takes in one line.
+    /// Handles one line.
     pub(crate) fn handle_loaf_line(&mut self, line: Line) -> Result<(), Halt> {
         if self.prompt_queue.is_shut_down {
             return Ok(());
@@ -122,7 +122,7 @@ impl Agent {
                 let reply = self.handle_loaf_request(&method, &params);
                 self.send_loaf_reply(&id, reply)
             }
-            // Clients have no notifications here, and nothing of theirs is asked for.
+            // Clients have no notifications here, and the agent sends no requests.
             Ok(Frame::Notification { method, .. }) => {
                 self.log(format_args!("ignored: {method}"));
                 Ok(())
@@ -171,13 +171,13 @@ impl Agent {
         }
     }
 
-    /// Tells what is not asked for, before the reply.
+    /// Sends a notification, before the reply.
     pub(super) fn send_loaf_event(&mut self, kind: &str, payload: &Value) -> Result<(), Halt> {
         self.out.send(&event_json(kind, payload))?;
         Ok(())
     }
 
-    /// The handshake is optional. A client that is strict gets an error where the versions differ.
+    /// Handles the optional handshake. A strict client gets an error if the versions differ.
     fn handle_loaf_handshake(&mut self, params: &Params) -> Reply {
         let asked = params.optional_text("protocol_version")?.map(str::to_owned);
         let is_strict = *params.value("strict") == Value::Bool(true);
@@ -212,7 +212,7 @@ impl Agent {
         Ok(result)
     }
 
-    /// Ends the work, and not the process: that takes the end of stdin, or a signal.
+    /// Ends the work but not the process, which ends with stdin or by a signal.
     fn handle_loaf_shutdown(&mut self, params: &Params) -> Reply {
         let reason = params.optional_text("reason")?.map(str::to_owned);
         self.shut_down(reason.as_deref().unwrap_or("shutdown"))?;
@@ -232,7 +232,7 @@ impl Agent {
         self.send_loaf_event("state.changed", &state)
     }
 
-    /// What the agent is, altogether.
+    /// The whole state of the agent.
     pub(super) fn snapshot(&self) -> Value {
         let mut ids: Vec<&str> = self.others.keys().map(String::as_str).collect();
         if !self.session.id.is_empty() {
@@ -260,7 +260,7 @@ impl Agent {
         })
     }
 
-    /// The models that may be selected: two, and the one that was named at the start.
+    /// The models that may be selected: two fixed ones, and the one of `--model`.
     fn offered_models(&self) -> Vec<String> {
         let mut offered = vec!["script".to_owned(), "script-mini".to_owned()];
         if !offered.contains(&self.model) {

@@ -1,7 +1,7 @@
-//! loaf's RPC, protocol 1: how the agent's lines look, and what it does about its client's.
+//! loaf's RPC, protocol 1: the agent's lines, and the handling of its client's lines.
 //!
-//! Source: loaf's page "RPC mode"; where that page is silent, what the agent of that name does. Must
-//! not know verbs.
+//! Source: loaf's page "RPC mode"; where it is silent, the behaviour of the real agent. Must not
+//! know verbs.
 
 mod handler;
 mod queue;
@@ -37,7 +37,7 @@ fn event_json(kind: &str, payload: &Value) -> Value {
     })
 }
 
-/// Puts what is said behind what is queued.
+/// Queues the lines of an event behind what is queued.
 pub(super) fn queue_event(
     out: &mut Outbox,
     moment: &EventContext<'_>,
@@ -66,7 +66,7 @@ pub(super) fn queue_event(
                 "providerToolName": call.tool(), "callId": tool_id,
             }})),
         ),
-        // Nobody is asked, and so nothing waits for an answer.
+        // The protocol has no permission requests, so nothing waits for an answer.
         AgentEvent::PermissionRequest { .. }
         | AgentEvent::RequestWithdrawn { .. }
         | AgentEvent::ToolRunning { .. } => Ok(()),
@@ -113,12 +113,12 @@ pub(super) fn queue_event(
     }
 }
 
-/// The status that names a turn.
+/// The status with the id of the running turn.
 fn working_status(session: &str, turn: &str) -> Value {
     json!({"session_id": session, "pending": true, "status_label": "thinking...", "turn_id": turn})
 }
 
-/// What came of a call; its id is not named.
+/// The result of a call, without the call's id.
 fn executed_json(call: &ToolCall, end: &ToolOutcome) -> Value {
     let mut executed = json!({
         "name": call.tool(), "ok": !end.is_error, "input": call, "result": end.output,
@@ -129,9 +129,9 @@ fn executed_json(call: &ToolCall, end: &ToolOutcome) -> Value {
     executed
 }
 
-/// The line of one piece of text.
+/// The frame of a line with one piece of text.
 pub(super) fn text_frame(moment: &EventContext<'_>) -> TextFrame {
-    // Written by hand: the text is to be the last empty string in it.
+    // Written by hand, because the text must be the last empty string in the line.
     let payload = json!({"session_id": moment.session, "turn_id": moment.turn});
     let payload = payload.to_string();
     let open = payload.trim_end_matches('}');

@@ -1,4 +1,4 @@
-//! What waits in the agent: prompts behind the turn that runs, and texts to steer it by.
+//! The agent's queue: prompts after the running turn, and texts that steer the running turn.
 //!
 //! Must not know verbs.
 
@@ -10,10 +10,10 @@ use super::event_json;
 use crate::script_agent::agent::{Agent, Halt};
 use crate::script_agent::script;
 
-/// Prompts that may wait, and texts.
+/// The maximum number of waiting prompts, and of waiting texts.
 const MOST: usize = 64;
 
-/// A prompt that waits: the name of its turn, and its text.
+/// A waiting prompt: the id of its turn, and its text.
 #[derive(Debug)]
 struct Prompt {
     turn: String,
@@ -21,17 +21,17 @@ struct Prompt {
     text: String,
 }
 
-/// What waits.
+/// The waiting prompts and texts.
 #[derive(Debug, Default)]
 pub(crate) struct PromptQueue {
     prompts: VecDeque<Prompt>,
     steering: VecDeque<String>,
-    /// `system.shutdown` was heard: nothing is heard any more but the end of stdin.
+    /// Whether `system.shutdown` came: after it, only the end of stdin is handled.
     pub(super) is_shut_down: bool,
 }
 
 impl PromptQueue {
-    /// Puts a prompt behind the others; `false`: too many wait.
+    /// Queues a prompt; `false` if too many wait.
     pub(crate) fn push(&mut self, turn: String, session: &str, text: String) -> bool {
         let has_room = self.prompts.len() < MOST;
         if has_room {
@@ -45,12 +45,12 @@ impl PromptQueue {
         has_room
     }
 
-    /// How many wait.
+    /// The number of waiting prompts.
     pub(super) fn len(&self) -> usize {
         self.prompts.len()
     }
 
-    /// What waits in a session, as the protocol shows it.
+    /// The waiting prompts of a session, as the protocol shows them.
     pub(crate) fn to_json(&self, session: &str) -> Vec<Value> {
         let of = self
             .prompts
@@ -60,7 +60,7 @@ impl PromptQueue {
             .collect()
     }
 
-    /// Empties the queue of a session, or of all; says how many waited.
+    /// Empties the queue of a session, or of all. Returns the number of removed prompts.
     pub(super) fn clear(&mut self, session: Option<&str>) -> usize {
         let before = self.prompts.len();
         self.prompts
@@ -68,7 +68,7 @@ impl PromptQueue {
         before - self.prompts.len()
     }
 
-    /// A text for the turn that runs; `false`: too many wait.
+    /// Queues a text for the running turn; `false` if too many wait.
     pub(super) fn steer(&mut self, text: &str) -> bool {
         let has_room = self.steering.len() < MOST;
         if has_room {
@@ -79,7 +79,7 @@ impl PromptQueue {
 }
 
 impl Agent {
-    /// Takes the next prompt that waits, if nothing is worked.
+    /// Accepts the next waiting prompt, if none is in progress.
     pub(crate) fn accept_next_prompt(&mut self) -> Result<(), Halt> {
         if self.is_busy() {
             return Ok(());
@@ -92,7 +92,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Carries out what the turn was steered to, as further steps of its script.
+    /// Executes the texts that steer the turn, as further steps of its script.
     pub(crate) fn run_steering(&mut self) -> Result<(), Halt> {
         while let Some(text) = self.prompt_queue.steering.pop_front() {
             if self.is_cancelled() {

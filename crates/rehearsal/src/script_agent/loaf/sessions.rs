@@ -1,6 +1,6 @@
 //! The requests about sessions and their turns.
 //!
-//! Must not know how a line looks.
+//! Must not know the format of a line.
 
 use std::path::PathBuf;
 
@@ -30,7 +30,7 @@ impl Agent {
         Ok(json!({"session_id": id, "state": self.session_state(&id)}))
     }
 
-    /// A session that is open, or was kept by an earlier process.
+    /// A session that is open, or was stored by an earlier process.
     pub(super) fn handle_loaf_get(&mut self, params: &Params) -> Reply {
         let id = params.text("session_id")?.to_owned();
         if self.require_open_session(&id).is_err() {
@@ -44,7 +44,7 @@ impl Agent {
         Ok(self.session_state(&id))
     }
 
-    /// The acknowledgement, and before it the status that says that the turn begins.
+    /// Sends the acknowledgement, after the status that the turn begins.
     pub(super) fn handle_loaf_send(&mut self, params: &Params) -> Reply {
         let session = params.text("session_id")?.to_owned();
         self.require_open_session(&session)?;
@@ -79,7 +79,7 @@ impl Agent {
         }))
     }
 
-    /// A text for the turn that runs; one that has not begun cannot be steered.
+    /// Steers the running turn. A turn that has not begun cannot be steered.
     pub(super) fn handle_loaf_steer(&mut self, params: &Params) -> Reply {
         let (session, text) = (params.text("session_id")?, params.text("text")?);
         self.require_open_session(session)?;
@@ -88,7 +88,7 @@ impl Agent {
         Ok(json!({"session_id": session, "accepted": accepted}))
     }
 
-    /// Ends the turn that runs; one that has not begun is not found.
+    /// Interrupts the running turn. A turn that has not begun is unknown.
     pub(super) fn handle_loaf_interrupt(&mut self, params: &Params) -> Reply {
         let session = params.text("session_id")?.to_owned();
         self.require_open_session(&session)?;
@@ -116,7 +116,7 @@ impl Agent {
         Ok(json!({"session_id": session, "cleared_count": cleared}))
     }
 
-    /// The sessions that are kept, the one that changed last first.
+    /// The stored sessions, most recently changed first.
     pub(super) fn history(&self) -> Value {
         let listed = self.memory.list();
         let shown = listed.iter().take(AGENT_SESSION_PAGE);
@@ -124,7 +124,7 @@ impl Agent {
         json!({"total": listed.len(), "sessions": sessions})
     }
 
-    /// Whether a session is open here.
+    /// Checks that a session is open.
     pub(super) fn require_open_session(&self, id: &str) -> Result<(), Refusal> {
         let is_open = !id.is_empty() && (self.session.id == id || self.others.contains_key(id));
         if is_open {
@@ -145,7 +145,7 @@ impl Agent {
         })
     }
 
-    /// Adds a session to those that are open, and to the ledger.
+    /// Adds a session to the open ones, and to the ledger.
     fn open_loaf_session(&mut self, session: Session, how: &str) -> Result<(), Refusal> {
         let id = session.id.clone();
         if self.is_busy() {

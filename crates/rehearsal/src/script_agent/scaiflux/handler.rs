@@ -1,4 +1,4 @@
-//! What the agent does about each message of a ScaiFlux controller.
+//! The handler of a ScaiFlux controller's messages.
 //!
 //! Must not know verbs or tools, and must not wait.
 
@@ -11,11 +11,11 @@ use crate::script_agent::pipes::Line;
 use marshal_model::UntrustedText;
 use marshal_model::limits::LINE_BYTES;
 
-/// What the model is told when the controller gives no reason.
+/// The text for the model when the controller gives no reason.
 const DENIED: &str = "denied by remote controller";
 
 impl Agent {
-    /// Takes in one line.
+    /// Handles one line.
     pub(crate) fn handle_scaiflux_line(&mut self, line: Line) -> Result<(), Halt> {
         let message = match line {
             Line::Whole(bytes) => messages::parse_message(&bytes),

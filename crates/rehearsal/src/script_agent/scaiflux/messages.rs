@@ -1,15 +1,15 @@
-//! The messages of ScaiFlux's serve mode, protocol version 1, as the agent's side sees them.
+//! The messages of ScaiFlux's serve mode, protocol version 1, from the agent's side.
 //!
-//! Source: ScaiFlux, "Serve mode protocol", revision 4. Strict both ways, as its `extra="forbid"`
-//! demands: a message with a field that is not listed is malformed. Must not know where lines
-//! come from.
+//! Source: ScaiFlux, "Serve mode protocol", revision 4. Strict in both directions, as its
+//! `extra="forbid"` demands: a message with an unknown field is malformed. Must not know the source
+//! of lines.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::script_agent::step::ToolCall;
 
-/// What the controller says.
+/// A message of the controller.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 pub(super) enum Inbound {
@@ -21,7 +21,7 @@ pub(super) enum Inbound {
         #[serde(default)]
         args: String,
     },
-    // Empty braces, not unit variants: only these refuse unknown fields.
+    // Empty braces, not unit variants: only these reject unknown fields.
     Interrupt {},
     PermissionResponse {
         request_id: String,
@@ -53,7 +53,7 @@ pub(super) enum Malformed {
     NoMessage(#[from] serde_json::Error),
 }
 
-/// Reads one line, without its newline.
+/// Parses one line without its newline.
 pub(super) fn parse_message(line: &[u8]) -> Result<Inbound, Malformed> {
     let text = std::str::from_utf8(line).map_err(|_| Malformed::NotUtf8)?;
     // Tagged enums of serde also accept an array whose first element is the tag.
@@ -63,12 +63,12 @@ pub(super) fn parse_message(line: &[u8]) -> Result<Inbound, Malformed> {
     Ok(serde_json::from_str(text)?)
 }
 
-/// What the agent says.
+/// A message of the agent.
 #[derive(Debug, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(super) enum Outbound<'a> {
     Ready {
-        /// Left out only to drill the supervisor's version gate.
+        /// Left out only to test the supervisor's version gate.
         #[serde(skip_serializing_if = "Option::is_none")]
         protocol: Option<&'a Value>,
         version: &'a str,
@@ -134,7 +134,7 @@ pub(super) enum Outbound<'a> {
     },
 }
 
-/// What a permission request is about.
+/// The subject of a permission request.
 #[derive(Debug, Serialize)]
 pub(super) struct Details<'a> {
     pub(super) tool_input: &'a ToolCall,
@@ -149,7 +149,7 @@ pub(super) enum StopReason {
     Interrupted,
 }
 
-/// What went wrong. The protocol lists none: these words are ours.
+/// The code of an error. The protocol defines none, so these are this agent's own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum ErrorCode {

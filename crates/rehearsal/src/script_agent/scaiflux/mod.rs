@@ -1,4 +1,4 @@
-//! ScaiFlux's serve mode: how the agent's lines look, and what it does about its controller's.
+//! ScaiFlux's serve mode: the agent's lines, and the handling of its controller's lines.
 //!
 //! Must not know verbs or tools.
 
@@ -15,7 +15,7 @@ use super::pipes::Outbox;
 use super::step::ToolCall;
 use messages::{Details, Outbound, StopReason};
 
-/// The output cap that the agent claims, in tokens.
+/// The claimed limit of output tokens.
 const MAX_TOKENS: u64 = 8192;
 
 /// Lines that are no messages, one of each kind.
@@ -27,7 +27,7 @@ pub(super) const GARBAGE: [&[u8]; 5] = [
     b"{\"type\":\"no_such_message\",\"turn_id\":\"t-0\"}\n",
 ];
 
-/// Says that the agent is ready: the first line.
+/// Sends the ready message, which is the first line.
 pub(super) fn ready(
     out: &mut Outbox,
     moment: &EventContext<'_>,
@@ -46,7 +46,7 @@ pub(super) fn ready(
     })
 }
 
-/// Puts what is said behind what is queued.
+/// Queues the lines of an event behind what is queued.
 pub(super) fn queue_event(
     out: &mut Outbox,
     moment: &EventContext<'_>,
@@ -84,7 +84,7 @@ pub(super) fn queue_event(
                 },
             })
         }
-        // The controller knows: it answered, or cancelled the turn.
+        // The controller knows, because it answered or cancelled the turn.
         AgentEvent::RequestWithdrawn { .. } | AgentEvent::ToolRunning { .. } => Ok(()),
         AgentEvent::ToolEnd {
             tool_id,
@@ -121,7 +121,7 @@ pub(super) fn queue_event(
     }
 }
 
-/// The line of one piece of text.
+/// The frame of a line with one piece of text.
 pub(super) fn text_frame(moment: &EventContext<'_>) -> io::Result<TextFrame> {
     let line = serde_json::to_vec(&Outbound::TextDelta {
         turn_id: moment.turn,
@@ -130,7 +130,7 @@ pub(super) fn text_frame(moment: &EventContext<'_>) -> io::Result<TextFrame> {
     Ok(TextFrame::around(line))
 }
 
-/// The id of the `number`th request.
+/// The id of the request with this number.
 fn request_id(number: u64) -> String {
     format!("r-{number}")
 }

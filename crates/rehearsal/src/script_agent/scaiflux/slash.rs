@@ -1,4 +1,4 @@
-//! Slash commands: no turns, answered at once with `slash_result`.
+//! Slash commands: they are no turns, and `slash_result` answers them at once.
 //!
 //! Must not know prompts or tools.
 
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::messages::Outbound;
 use crate::script_agent::agent::{Agent, CONTEXT_WINDOW, Halt};
 
-/// Every command with what it does, in the order of `/help` and of the documentation.
+/// All commands with their descriptions, in the order of `/help` and of the documentation.
 pub(super) const COMMANDS: &[(&str, &str)] = &[
     ("/model [NAME]", "shows or sets the model"),
     ("/mode [MODE]", "shows or sets the permission mode"),
@@ -17,7 +17,7 @@ pub(super) const COMMANDS: &[(&str, &str)] = &[
     ("/help", "lists these commands"),
 ];
 
-/// The permission modes that exist.
+/// The permission modes.
 pub(crate) const MODES: [&str; 4] = [
     "prompt",
     "read-only",
@@ -25,7 +25,7 @@ pub(crate) const MODES: [&str; 4] = [
     "danger-full-access",
 ];
 
-/// What a command gives.
+/// The result of a command.
 #[derive(Debug, Default)]
 struct Outcome {
     text: String,

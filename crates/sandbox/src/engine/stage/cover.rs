@@ -1,8 +1,8 @@
-//! Covers what an agent must not see in a tree that stands on the stage, so that whoever shows the
-//! tree shows the cover with it.
+//! Hides paths in a tree that is mounted on the stage, so that a program that mounts the tree
+//! mounts the covers with it.
 //!
-//! As in walls of our own: an empty node without any right, on a read-only mount. Must not know who
-//! shows it.
+//! As in our own sandbox, a cover is an empty node without permissions, on a read-only mount. Must
+//! not know which program mounts it.
 
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::Path;
@@ -17,11 +17,12 @@ use super::super::super::root::hidden::bind_onto_itself;
 use super::StagedMount;
 use marshal_wire::shim::{Mount, SetupFailure, Stage};
 
-/// The nodes that cover, on the stage: a file and a directory.
+/// Names of the covering nodes on the stage: a file and a directory.
 const FILE: &str = "hidden";
 const DIR: &str = "hidden.d";
 
-/// Covers `target`, which was there when the walls were planned; else nothing starts.
+/// Covers `target`, which existed when the sandbox was planned; if it is missing now, the start
+/// fails.
 pub(super) fn cover_target(
     stage: &OwnedFd,
     mounts: &[Mount],
@@ -31,8 +32,8 @@ pub(super) fn cover_target(
     let Some(point) = open_target(stage, mounts, placed, target)? else {
         return Ok(());
     };
-    let found = rustix::fs::fstat(&point).on(Stage::Mount, "inspect", target)?;
-    let is_dir = rustix::fs::FileType::from_raw_mode(found.st_mode).is_dir();
+    let stat = rustix::fs::fstat(&point).on(Stage::Mount, "inspect", target)?;
+    let is_dir = rustix::fs::FileType::from_raw_mode(stat.st_mode).is_dir();
     let node = cover_node(stage, is_dir)?;
     let clone = OpenTreeFlags::OPEN_TREE_CLONE
         | OpenTreeFlags::OPEN_TREE_CLOEXEC
@@ -45,12 +46,12 @@ pub(super) fn cover_target(
     let itself = format!("/proc/self/fd/{}", cover.as_raw_fd());
     rustix::mount::mount_remount(itself, MountFlags::BIND | hard, "").on(
         Stage::Mount,
-        "seal the cover of",
+        "make read-only the cover of",
         target,
     )
 }
 
-/// Keeps `target`, a directory or a link, where it is.
+/// Pins `target`, a directory or a link, by a mount, so that it cannot be moved.
 pub(super) fn pin_target(
     stage: &OwnedFd,
     mounts: &[Mount],
@@ -63,7 +64,7 @@ pub(super) fn pin_target(
     }
 }
 
-/// What is at `target` on the stage; `None` where nobody inside can come.
+/// Opens `target` on the stage; `None` where no process inside can reach it.
 fn open_target(
     stage: &OwnedFd,
     mounts: &[Mount],
@@ -73,7 +74,7 @@ fn open_target(
     let Some((number, below)) = containing_tree(mounts, placed, target) else {
         return Err(SetupFailure {
             path: Some(target.to_owned()),
-            ..failure(Stage::Mount, "no tree is shown that could hold")
+            ..failure(Stage::Mount, "no mounted directory contains")
         });
     };
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -81,13 +82,13 @@ fn open_target(
     let path = format!("{number}/{below}");
     match open_within(stage, &*path, flags, resolve) {
         Ok(point) => Ok(Some(point)),
-        // An owner that this tree's map has no place for closed it, to the agent too.
+        // An owner that the id map does not contain denied access, so the agent has none either.
         Err(Errno::ACCESS) => Ok(None),
         Err(errno) => Err(errno).on(Stage::Mount, "hide", target),
     }
 }
 
-/// The number of the tree that holds `target`, and the path below it.
+/// The index of the tree that contains `target`, and the path below it.
 fn containing_tree<'t>(
     mounts: &[Mount],
     placed: &[StagedMount],
@@ -107,7 +108,7 @@ fn containing_tree<'t>(
     (!below.is_empty()).then_some((number, below))
 }
 
-/// The node that covers files, or the one that covers directories; made if need be.
+/// The node that covers files or directories; created if necessary.
 fn cover_node(stage: &OwnedFd, is_dir: bool) -> StepResult<OwnedFd> {
     let name = if is_dir { DIR } else { FILE };
     let made = if is_dir {

@@ -1,32 +1,32 @@
-//! The first lines of a bundle (gitformat-bundle(5)), read without git: which branch is in it, and
-//! on what it stands.
+//! The header of a bundle (gitformat-bundle(5)), parsed without git: which branch the bundle
+//! contains, and which commits it requires.
 //!
-//! Pure. A bundle comes from walls that an agent was in: everything that is not exactly one branch
-//! of the expected name is refused.
+//! Pure. A bundle comes from a sandbox that an agent was in, so everything except exactly one
+//! branch of the expected name is refused.
 
 use serde::{Deserialize, Deserializer, Serialize};
 
 use marshal_model::limits;
 
-/// The name of an object: 40 or 64 hexadecimal digits in lower case.
+/// An object id: 40 or 64 hexadecimal digits in lower case.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ObjectId(String);
 
 impl ObjectId {
-    /// Checks the form; `None` if it is none.
+    /// Checks the format; `None` if it is not an object id.
     #[must_use]
     pub fn new(text: &str) -> Option<Self> {
         let is_hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
         (matches!(text.len(), 40 | 64) && text.bytes().all(is_hex)).then(|| Self(text.to_owned()))
     }
 
-    /// As text.
+    /// The id as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The repository's hash, as git calls it.
+    /// Git's name of the repository's hash algorithm.
     #[must_use]
     pub fn format(&self) -> &'static str {
         if self.0.len() == 40 { "sha1" } else { "sha256" }
@@ -42,48 +42,48 @@ impl std::fmt::Display for ObjectId {
 impl<'de> Deserialize<'de> for ObjectId {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let text = String::deserialize(from)?;
-        Self::new(&text).ok_or_else(|| serde::de::Error::custom("no object id"))
+        Self::new(&text).ok_or_else(|| serde::de::Error::custom("not an object id"))
     }
 }
 
-/// What a bundle says of itself.
+/// A parsed bundle header.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BundleHeader {
-    /// What its one branch leads to.
+    /// The commit that its branch points to.
     pub tip: ObjectId,
-    /// Where its pack begins, in bytes from the start.
+    /// Offset of the pack in bytes from the start.
     pub pack_offset: u64,
 }
 
-/// Why a bundle is not used.
+/// Why a bundle is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BundleHeaderError {
-    /// Not even the first line is one of a bundle.
-    #[error("it does not begin as a bundle of git does")]
+    /// The first line is not one of a bundle.
+    #[error("it does not start with the header of a git bundle")]
     Signature,
-    /// The lines before the pack go on and on.
-    #[error("its head is longer than {} KiB or has too many lines", limits::BUNDLE_HEAD_BYTES >> 10)]
+    /// The header exceeds its limit.
+    #[error("its header is longer than {} KiB or has too many lines", limits::BUNDLE_HEAD_BYTES >> 10)]
     TooLong,
-    /// A line that cannot be read.
-    #[error("its head has a line that cannot be read")]
+    /// A line is malformed.
+    #[error("its header has an invalid line")]
     Line,
-    /// A capability that is not known.
-    #[error("its head asks for what is not known here")]
+    /// An unsupported capability is required.
+    #[error("its header requires an unsupported capability")]
     Capability,
-    /// Other branches than the one that is expected.
-    #[error("it has something else in it than the branch {0}")]
+    /// It contains something other than the expected branch.
+    #[error("it contains something other than the branch {0}")]
     Branch(String),
-    /// Objects of another kind.
-    #[error("its objects have another hash than the repository's")]
+    /// Its objects use another hash algorithm.
+    #[error("its objects use another hash algorithm than the repository")]
     Format,
-    /// No pack follows.
+    /// No pack follows the header.
     #[error("it has no pack")]
     NoPack,
 }
 
 impl BundleHeader {
-    /// Reads the start of a bundle, which must hold `branch` (`refs/heads/…`) and nothing else, for
-    /// a repository that has the commit `base`.
+    /// Parses the start of a bundle, which must contain `branch` (`refs/heads/…`) and nothing else,
+    /// for a repository that has the commit `base`.
     ///
     /// # Errors
     /// [`BundleHeaderError`]

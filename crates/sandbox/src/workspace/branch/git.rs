@@ -1,17 +1,17 @@
-//! The commands of git for clones and bundles, each for inside the walls of a slot's uid without
-//! network, and what they print.
+//! The git commands for clones and bundles, each for a sandbox with a slot's uid and without
+//! network, and parsers of their output.
 //!
-//! Each is one small script, so that one sandbox does for several commands of git. A repository that
-//! an agent could write is asked one thing only: what its HEAD is. Everything else works by a
-//! repository that was made a moment before and borrows the other's objects, so that no
-//! configuration of an agent's is read at all. Must not run anything.
+//! Each is one small script, so that one sandbox serves several git commands. A repository that an
+//! agent could write is asked only for its HEAD. Everything else uses a repository that was created
+//! a moment before and borrows the other's objects, so that git never reads configuration of an
+//! agent. Must not run anything.
 
 use super::bundle_header::ObjectId;
 use super::{BUNDLE_INSIDE, BranchError, OBJECTS_INSIDE, SOURCE_INSIDE};
 use crate::workspace::file_list::GitCommand;
 use marshal_model::limits;
 
-/// Exit codes of the scripts that mean something.
+/// Exit codes of the scripts with a meaning.
 pub const EXIT_NO_COMMIT: i32 = 10;
 
 /// Prints `FORMAT HEAD dirty|clean`, then the size of every file of HEAD.
@@ -25,7 +25,7 @@ echo "$format $head ${dirty:+dirty}"
 exec git --git-dir="$S" ls-tree -r --format='%(objectsize)' "$head"
 "#;
 
-/// Makes the clone in the current directory.
+/// Creates the clone in the current directory.
 const CLONE: &str = r#"
 set -e
 S=$1 format=$3 head=$4 branch=$5
@@ -41,7 +41,7 @@ git update-ref "refs/heads/$branch" "$head"
 git reset --quiet --hard
 "#;
 
-/// Makes the bundle in the home; prints `none`, or the commit and whether work was uncommitted.
+/// Creates the bundle in the home; prints `none`, or the commit and whether work was uncommitted.
 const BUNDLE: &str = r#"
 set -e
 out=$HOME/out.git base=$2 branch=$3
@@ -70,8 +70,8 @@ git bundle create --quiet "$HOME/out.bundle" "refs/heads/$branch" "^$base"
 echo "$tip $work"
 "#;
 
-/// Unpacks and checks a bundle beside the source's objects; prints the pack's name and what the
-/// branch is now.
+/// Unpacks and checks a bundle beside the source's objects; prints the pack's name and the branch's
+/// current commit.
 const UNPACK: &str = r#"
 set -e
 export GIT_DIR="$1" GIT_OBJECT_DIRECTORY="$HOME/objects" GIT_ALTERNATE_OBJECT_DIRECTORIES="$1/objects"
@@ -86,8 +86,8 @@ read -r word pack < "$HOME/said"
 echo "$word $pack $has"
 "#;
 
-/// What git's own walls have of variables, PATH excluded. The repository's hooks, monitors and
-/// lazy fetches are off, though nothing that they could start would be outside.
+/// The environment of git in the sandbox, PATH excluded. Hooks, file system monitors and lazy
+/// fetches of the repository are disabled, although they could not reach anything outside.
 fn environment() -> Vec<(String, String)> {
     let settings = [
         ("safe.directory", "*"),
@@ -137,39 +137,42 @@ fn script(text: &str, arguments: &[&str]) -> GitCommand {
     }
 }
 
-/// Asks the source, whose working tree is the current directory, for its HEAD.
+/// The command that inspects HEAD of the source, whose working tree is the current directory.
 #[must_use]
 pub fn inspect_source() -> GitCommand {
     script(INSPECT, &[SOURCE_INSIDE])
 }
 
-/// What [`look`] found.
+/// The output of the inspection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SourceHead {
-    /// The commit that HEAD leads to.
+    /// The commit that HEAD points to.
     pub head: ObjectId,
-    /// There are changes that no commit has.
+    /// Whether there are uncommitted changes.
     pub is_dirty: bool,
 }
 
-/// How much [`look`] may print, in bytes: the sizes of more files than a clone may have.
+/// Maximum output of the inspection in bytes: the sizes of more files than a clone may have.
 pub const INSPECT_BYTES: usize = 8 << 20;
 
 impl SourceHead {
-    /// Reads what [`look`] printed.
+    /// Parses the output of the inspection.
     ///
     /// # Errors
-    /// [`BranchError::UnreadableOutput`]; [`BranchError::DiskLimitExceeded`] for more than a copy may hold.
+    /// [`BranchError::UnreadableOutput`]; [`BranchError::DiskLimitExceeded`] above the limits of a
+    /// copy.
     pub fn parse(output: &[u8], is_cut: bool) -> Result<Self, BranchError> {
-        let text =
-            std::str::from_utf8(output).map_err(|_| BranchError::UnreadableOutput("no text"))?;
+        let text = std::str::from_utf8(output)
+            .map_err(|_| BranchError::UnreadableOutput("not UTF-8 text"))?;
         let mut lines = text.lines();
         let mut words = lines.next().unwrap_or_default().split(' ');
         let format = words.next().unwrap_or_default();
         let head = words.next().and_then(ObjectId::new);
         let head = head.ok_or(BranchError::UnreadableOutput("no commit"))?;
         if head.format() != format {
-            return Err(BranchError::UnreadableOutput("an unknown hash"));
+            return Err(BranchError::UnreadableOutput(
+                "an unsupported hash algorithm",
+            ));
         }
         let is_dirty = words.next() == Some("dirty");
         if is_cut {
@@ -178,7 +181,7 @@ impl SourceHead {
         let (mut files, mut bytes) = (0_u64, 0_u64);
         for size in lines {
             files += 1;
-            // A submodule has none.
+            // A submodule has no size.
             bytes = bytes.saturating_add(size.parse().unwrap_or(0));
         }
         if files > limits::COPY_FILES || bytes > limits::COPY_BYTES {
@@ -188,7 +191,7 @@ impl SourceHead {
     }
 }
 
-/// Makes a clone in the current directory, which is empty.
+/// The command that creates a clone in the current directory, which is empty.
 #[must_use]
 pub fn clone(head: &ObjectId, branch: &str) -> GitCommand {
     let words = [
@@ -201,27 +204,27 @@ pub fn clone(head: &ObjectId, branch: &str) -> GitCommand {
     script(CLONE, &words)
 }
 
-/// Makes the bundle of the clone that is the current directory.
+/// The command that creates the bundle of the clone in the current directory.
 #[must_use]
 pub fn bundle(base: &ObjectId, branch: &str) -> GitCommand {
     let words = [OBJECTS_INSIDE, base.as_str(), branch, base.format()];
     script(BUNDLE, &words)
 }
 
-/// What [`bundle_path`] did.
+/// The outcome of creating a bundle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BundleOutcome {
-    /// There is nothing that the source has not.
+    /// There is nothing that the source does not have.
     Nothing,
-    /// There is a bundle.
+    /// A bundle was created.
     Made {
-        /// Changed files could not be read and are not in it.
+        /// Whether changed files could not be read and are missing in it.
         is_partial: bool,
     },
 }
 
 impl BundleOutcome {
-    /// Reads what [`bundle_path`] printed.
+    /// Parses the output of the bundle command.
     ///
     /// # Errors
     /// [`BranchError::UnreadableOutput`]
@@ -230,15 +233,16 @@ impl BundleOutcome {
             b"none" => Ok(Self::Nothing),
             text if text.ends_with(b" partial") => Ok(Self::Made { is_partial: true }),
             text if text.ends_with(b"committed") => Ok(Self::Made { is_partial: false }),
-            _ => Err(BranchError::UnreadableOutput("no word about the bundle")),
+            _ => Err(BranchError::UnreadableOutput("no status of the bundle")),
         }
     }
 }
 
-/// Unpacks the bundle whose pack begins at `pack_offset`, and checks every object of it.
+/// The command that unpacks the bundle whose pack begins at `pack_offset`, and checks all of its
+/// objects.
 ///
-/// `index-pack --strict` is what a fetch does with `transfer.fsckObjects`; a fetch from a bundle does
-/// not do it before git 2.46.
+/// `index-pack --strict` performs the checks of a fetch with `transfer.fsckObjects`; before git
+/// 2.46 a fetch from a bundle skips them.
 #[must_use]
 pub fn unpack(pack_at: u64, tip: &ObjectId, branch: &str) -> GitCommand {
     let (from, most) = ((pack_at + 1).to_string(), limits::BUNDLE_BYTES.to_string());
@@ -253,29 +257,29 @@ pub fn unpack(pack_at: u64, tip: &ObjectId, branch: &str) -> GitCommand {
     script(UNPACK, &words)
 }
 
-/// What [`unpack`] found.
+/// The outcome of unpacking a bundle.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum UnpackOutcome {
-    /// Everything is as it should be.
+    /// All checks passed.
     Checked {
-        /// The name of the pack, without its ending.
+        /// The name of the pack, without its extension.
         pack: String,
-        /// What the branch is in the source.
+        /// The branch's current commit in the source, if it exists.
         has: Option<ObjectId>,
     },
-    /// A branch of the source has the name of the directory of ours.
+    /// A branch of the source has the name of our directory of branches.
     Blocked,
-    /// The source keeps its refs in another form than files.
+    /// The source stores its refs in another format than files.
     Reftable,
 }
 
 impl UnpackOutcome {
-    /// Reads what [`unpack`] printed.
+    /// Parses the output of the unpack command.
     ///
     /// # Errors
     /// [`BranchError::UnreadableOutput`]
     pub fn parse(output: &[u8]) -> Result<Self, BranchError> {
-        let bad = || BranchError::UnreadableOutput("no word about the pack");
+        let bad = || BranchError::UnreadableOutput("no status of the pack");
         let text = std::str::from_utf8(output).map_err(|_| bad())?;
         let words: Vec<&str> = text.split_whitespace().collect();
         match words[..] {

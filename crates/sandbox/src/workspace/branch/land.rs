@@ -1,10 +1,10 @@
 //! Brings a checked pack and its branch into the source's repository.
 //!
-//! Not by git: git would read the repository's configuration, which can name programs, as whoever
-//! runs this, who may be root. A pack and a branch are files of known form, and they are written as
-//! git writes them: the pack under another name and then renamed, its index last; the branch by the
-//! lock file that git itself respects. Everything is made below held directories without following a
-//! link, never over something that is there, and belongs to the directory's owner.
+//! Not with git: git would read the repository's configuration, which can name programs, and run
+//! them as this user, who may be root. Packs and branches are files of known formats, written the
+//! way git does: the pack under a temporary name and then renamed, its index last; the branch with
+//! the lock file that git respects. Everything is created below open directory descriptors without
+//! following links, never over an existing file, and belongs to the directory's owner.
 
 use std::fs::File;
 use std::io;
@@ -18,24 +18,26 @@ use super::open_regular;
 use crate::workspace::tree::{Root, TreeError, meta_of};
 use marshal_model::limits;
 
-/// Why the branch is not in the source.
+/// Why a branch was not brought into the source.
 #[derive(Debug, thiserror::Error)]
 pub enum LandError {
-    /// The branch is there, or is being made.
-    #[error("the branch {0} is there already, or somebody is making it (a lock file)")]
+    /// The branch exists, or is being created.
+    #[error(
+        "the branch {0} exists already, or its lock file exists because another process creates it"
+    )]
     Exists(String),
-    /// What was unpacked is too large.
+    /// The unpacked pack is too large.
     #[error("the pack is larger than {} MiB", limits::BUNDLE_BYTES >> 19)]
     PackTooLarge,
-    /// The system said no.
+    /// A system call failed.
     #[error(transparent)]
     Tree(#[from] TreeError),
 }
 
-/// Brings the pack `pack-<pack>` from the directory `from`, then makes the branch.
+/// Copies the pack `pack-<pack>` from the directory `from`, then creates the branch.
 ///
 /// # Errors
-/// [`LandError`]. A pack without a branch may be left then: git removes what no branch leads to.
+/// [`LandError`]. A pack without a branch may remain then: git removes unreachable objects.
 pub fn land(
     git_dir: &Root,
     from: &Root,
@@ -50,12 +52,12 @@ pub fn land(
     }
     let failed = |error: io::Error| TreeError::at("write", b"objects/pack", error);
     let whole = File::from(packs.try_clone().map_err(failed)?);
-    // An O_PATH directory cannot be synced itself.
+    // An O_PATH descriptor cannot be synced itself.
     let _ = whole.sync_all();
     make_branch(git_dir, branch, tip)
 }
 
-/// Goes down from the repository, one name at a time; makes what is missing if it may.
+/// Opens a path below the repository, one name at a time; creates missing directories if allowed.
 fn open_below(root: &Root, names: &[&str], may_make: bool) -> Result<OwnedFd, TreeError> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut here = rustix::fs::openat(root, ".", flags, Mode::empty())
@@ -79,7 +81,7 @@ fn open_below(root: &Root, names: &[&str], may_make: bool) -> Result<OwnedFd, Tr
     Ok(here)
 }
 
-/// As root, what is made in somebody's directory is theirs.
+/// Gives the file the directory's owner, if this process is root.
 fn set_owner(fd: &OwnedFd, uid: u32, gid: u32) -> Result<(), Errno> {
     if !rustix::process::geteuid().is_root() {
         return Ok(());
@@ -88,7 +90,7 @@ fn set_owner(fd: &OwnedFd, uid: u32, gid: u32) -> Result<(), Errno> {
     rustix::fs::chownat(fd, "", Some(uid), Some(gid), AtFlags::EMPTY_PATH)
 }
 
-/// A new file of a directory, which belongs to the directory's owner.
+/// Creates a file that belongs to the directory's owner.
 fn create_owned_file(dir: &OwnedFd, name: &str, mode: u32) -> Result<File, Errno> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = rustix::fs::openat(dir, name, flags, Mode::from_raw_mode(mode))?;
@@ -103,12 +105,12 @@ fn create_owned_file(dir: &OwnedFd, name: &str, mode: u32) -> Result<File, Errno
 fn copy_pack_file(packs: &OwnedFd, from: &Root, name: &str) -> Result<(), LandError> {
     let failed = |error: io::Error| TreeError::at("write", name.as_bytes(), error);
     let source = open_regular(from, name)?;
-    // So that git takes it for a leftover of its own, should this be its end.
+    // git removes files with this prefix as its own leftovers, if this process is killed.
     let part = format!("tmp_marshal_{name}");
     let _ = rustix::fs::unlinkat(packs, &*part, AtFlags::empty());
     let mut target =
         create_owned_file(packs, &part, 0o444).map_err(|errno| failed(errno.into()))?;
-    // The bases of a thin pack were added to it.
+    // The pack includes the bases that were added to the thin pack.
     let most = 2 * limits::BUNDLE_BYTES;
     let copied = io::copy(&mut io::Read::take(source, most + 1), &mut target)
         .and_then(|bytes| target.sync_all().map(|()| bytes));
@@ -116,7 +118,7 @@ fn copy_pack_file(packs: &OwnedFd, from: &Root, name: &str) -> Result<(), LandEr
         Ok(bytes) if bytes > most => Err(LandError::PackTooLarge),
         Ok(_) => {
             match rustix::fs::renameat_with(packs, &*part, packs, name, RenameFlags::NOREPLACE) {
-                // The same objects: its name is their hash.
+                // An existing pack of this name has the same objects: its name is their hash.
                 Ok(()) | Err(Errno::EXIST) => Ok(()),
                 Err(errno) => Err(failed(errno.into()).into()),
             }
@@ -135,7 +137,7 @@ fn make_branch(git_dir: &Root, branch: &str, tip: &ObjectId) -> Result<(), LandE
         .chain(above.split('/').filter(|part| !part.is_empty()))
         .collect();
     let dir = open_below(git_dir, &names, true)?;
-    let failed = |error: io::Error| TreeError::at("make the branch", branch.as_bytes(), error);
+    let failed = |error: io::Error| TreeError::at("create the branch", branch.as_bytes(), error);
     let exists = || LandError::Exists(branch.to_owned());
     let lock = format!("{name}.lock");
     let mut file = match create_owned_file(&dir, &lock, 0o644) {

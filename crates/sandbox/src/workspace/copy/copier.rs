@@ -1,7 +1,7 @@
-//! The copying itself: a list of files from one tree to another, one name at a time.
+//! Copies a list of files from one tree to another, one path component at a time.
 //!
-//! Both sides go down together, so that no path is ever resolved twice. Must not know where lists
-//! come from, nor what becomes of the copy.
+//! Both sides are walked down together, so that no path is ever resolved twice. Must not know where
+//! lists come from, nor what happens to the copy.
 
 use std::ffi::CString;
 use std::io;
@@ -17,10 +17,10 @@ use super::super::tree::{
 use super::super::{Owner, foreign_path};
 use super::{CopyBounds, CopyError, CopyReport};
 
-/// Up to this length a file is read and written in one go, in bytes.
+/// Files up to this size in bytes are read and written in one call.
 pub(super) const SMALL_BYTES: usize = 64 << 10;
 
-/// A directory that is being copied: both sides, and what the new one gets in the end.
+/// A directory being copied: both sides, and the final attributes of the new one.
 struct Level {
     name: Vec<u8>,
     from: OwnedFd,
@@ -32,26 +32,26 @@ struct Level {
 pub(super) struct Copier<'a> {
     source: &'a Root,
     target: &'a Root,
-    /// The state directory, never copied into itself.
+    /// The state directory, which must never be copied into itself.
     state: FileId,
     source_meta: Meta,
     owner: Option<Owner>,
     bounds: CopyBounds,
-    /// The way to the directory of the last path: the root first.
+    /// The directories down to the current one, the root first.
     levels: Vec<Level>,
     buffer: Vec<u8>,
     copied: CopyReport,
-    /// Files that may still be made.
+    /// Number of files that may still be created.
     left: u64,
 }
 
 /// Why one path was not copied.
 enum EntryError {
-    /// It is not there, or not as it was listed.
+    /// It does not exist, or is not what was listed.
     Missing,
-    /// It may not be read.
+    /// It is not readable.
     Unreadable,
-    /// The copy as a whole fails.
+    /// The whole copy fails.
     Copy(CopyError),
 }
 
@@ -62,7 +62,7 @@ impl From<CopyError> for EntryError {
 }
 
 impl<'a> Copier<'a> {
-    /// Copies nothing yet, from `source` to the empty `target`, and never `state`.
+    /// A copier from `source` to the empty directory `target`, which skips `state`.
     pub(super) fn new(
         source: &'a Root,
         target: &'a Root,
@@ -84,13 +84,13 @@ impl<'a> Copier<'a> {
         })
     }
 
-    /// What was copied.
+    /// The report of the copy.
     pub(super) fn into_copied(self) -> CopyReport {
         self.copied
     }
 
-    /// Copies `.git` so that what is copied early needs nothing that was copied before it was
-    /// there: refs first, then loose objects, then the packs that they may move into meanwhile.
+    /// Copies `.git` in an order that keeps the copy consistent while git works in the source: refs
+    /// first, then loose objects, then the packs that they may move into meanwhile.
     pub(super) fn copy_git(&mut self) -> Result<(), CopyError> {
         let passes: [(&[u8], &[u8]); 3] = [
             (b".git", b".git/objects"),
@@ -98,7 +98,7 @@ impl<'a> Copier<'a> {
             (b".git/objects/pack", b""),
         ];
         for (start, skip) in passes {
-            // A lock that is copied is never released.
+            // A copied lock file would never be removed.
             let left_out = |path: &[u8]| path == skip || path.ends_with(b".lock");
             let list = FileList::walk(self.source, start, self.left, &left_out)?;
             self.copy(&list)?;
@@ -106,7 +106,7 @@ impl<'a> Copier<'a> {
         Ok(())
     }
 
-    /// Copies what a list names, and the directories on the way to it.
+    /// Copies the listed paths and their parent directories.
     pub(super) fn copy(&mut self, list: &FileList) -> Result<(), CopyError> {
         self.copied.invalid_paths += list.invalid;
         self.copied.unreadable += list.unreadable;
@@ -145,8 +145,8 @@ impl<'a> Copier<'a> {
         Ok(())
     }
 
-    /// Makes the directory `parent` the current one: leaves those that are not on its way, and
-    /// enters what is missing.
+    /// Makes the directory `parent` the current one: leaves directories that are not on its path,
+    /// and enters the missing ones.
     fn go_to(&mut self, parent: &[u8]) -> Result<(), EntryError> {
         let parts = || parent.split(|&byte| byte == b'/').filter(|p| !p.is_empty());
         let common = self
@@ -165,8 +165,8 @@ impl<'a> Copier<'a> {
         Ok(())
     }
 
-    /// Enters `name` of the current directory on both sides. A link, or whatever else is no
-    /// directory, on either side counts as not there.
+    /// Enters `name` of the current directory on both sides. A link, or anything else that is not a
+    /// directory, counts as missing.
     fn enter(&mut self, name: &[u8]) -> Result<(), EntryError> {
         let Some(level) = self.levels.last() else {
             return Err(EntryError::Missing);
@@ -182,9 +182,10 @@ impl<'a> Copier<'a> {
             Ok(()) if self.left == 0 => return Err(self.too_many()),
             Ok(()) => self.left -= 1,
             Err(Errno::EXIST) => {}
-            Err(errno) => return Err(copy_error("make the directory", name, errno)),
+            Err(errno) => return Err(copy_error("create the directory", name, errno)),
         }
-        // `a` was a link when it was copied, and is a directory now that `a/b` is.
+        // `a` may have been copied as a link and have become a directory since, which the list
+        // shows as `a/b`.
         let to = match open_own_dir_at(&level.to, &c_name) {
             Err(error) if error.kind() == io::ErrorKind::NotADirectory => {
                 return Err(EntryError::Missing);
@@ -200,12 +201,12 @@ impl<'a> Copier<'a> {
         Ok(())
     }
 
-    /// Leaves the current directory: it is complete, so it gets its rights and times.
+    /// Leaves the current directory, which is complete now, and sets its mode and times.
     fn leave(&mut self) -> Result<(), CopyError> {
         let Some(level) = self.levels.pop() else {
             return Ok(());
         };
-        // The copy's own root must stay usable, whatever the source's mode.
+        // The copy's root must stay usable, whatever the source's mode is.
         let mode = if self.levels.is_empty() {
             level.meta.mode | 0o700
         } else {
@@ -215,7 +216,7 @@ impl<'a> Copier<'a> {
         Ok(done.map_err(|errno| TreeError::at("complete", &level.name, errno))?)
     }
 
-    /// Owner first: giving a file away takes rights from it.
+    /// The owner first: chown clears set-id bits, and later calls still need ownership rights.
     fn finish(&self, fd: BorrowedFd<'_>, mode: u16, meta: &Meta) -> rustix::io::Result<()> {
         if let Some(owner) = self.owner {
             let (uid, gid) = (Uid::from_raw(owner.uid), Gid::from_raw(owner.gid));
@@ -230,9 +231,9 @@ impl<'a> Copier<'a> {
             return Err(EntryError::Missing);
         };
         let c_name = c_name(name)?;
-        let held = open_handle_at(&level.from, &c_name)
+        let handle = open_handle_at(&level.from, &c_name)
             .map_err(|error| source_error("open", path, error))?;
-        let meta = meta_of(&held).map_err(|error| source_error("examine", path, error))?;
+        let meta = meta_of(&handle).map_err(|error| source_error("examine", path, error))?;
         if meta.kind == Kind::Other {
             self.copied.special += 1;
             return Ok(());
@@ -244,9 +245,9 @@ impl<'a> Copier<'a> {
             return Err(self.too_many());
         }
         let made = if meta.kind == Kind::Link {
-            self.copy_link(path, &c_name, &held, &meta)?
+            self.copy_link(path, &c_name, &handle, &meta)?
         } else {
-            self.copy_file(path, &c_name, &held, &meta)?
+            self.copy_file(path, &c_name, &handle, &meta)?
         };
         if made {
             self.left -= 1;
@@ -259,16 +260,16 @@ impl<'a> Copier<'a> {
         &self,
         path: &[u8],
         name: &CString,
-        held: &OwnedFd,
+        handle: &OwnedFd,
         meta: &Meta,
     ) -> Result<bool, EntryError> {
         let to = self.to();
-        let target = rustix::fs::readlinkat(held, c"", Vec::new())
+        let target = rustix::fs::readlinkat(handle, c"", Vec::new())
             .map_err(|errno| source_error("read the link", path, errno.into()))?;
         match rustix::fs::symlinkat(&*target, to, &**name) {
             Ok(()) => {}
             Err(Errno::EXIST) => return Ok(false),
-            Err(errno) => return Err(copy_error("make the link", path, errno)),
+            Err(errno) => return Err(copy_error("create the link", path, errno)),
         }
         let own = || {
             if let Some(owner) = self.owner {
@@ -286,7 +287,7 @@ impl<'a> Copier<'a> {
         &mut self,
         path: &[u8],
         name: &CString,
-        held: &OwnedFd,
+        handle: &OwnedFd,
         meta: &Meta,
     ) -> Result<bool, EntryError> {
         if self.is_somebody_elses(meta) {
@@ -303,13 +304,13 @@ impl<'a> Copier<'a> {
             return Err(too_large());
         }
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
-        let from = reopen(held, flags).map_err(|error| source_error("read", path, error))?;
+        let from = reopen(handle, flags).map_err(|error| source_error("read", path, error))?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let mode = Mode::from_raw_mode(0o600);
         let to = match rustix::fs::openat(self.to(), &**name, flags, mode) {
             Ok(to) => to,
             Err(Errno::EXIST) => return Ok(false),
-            Err(errno) => return Err(copy_error("make", path, errno)),
+            Err(errno) => return Err(copy_error("create", path, errno)),
         };
         let bytes = transfer(&from, &to, meta.size, room, &mut self.buffer)
             .map_err(|error| copy_error("copy", path, error))?
@@ -320,8 +321,8 @@ impl<'a> Copier<'a> {
         Ok(true)
     }
 
-    /// Root can read everything, but copies on behalf of the workspace's owner. A second name of
-    /// a private file of somebody else was put there to have root read it.
+    /// Root can read everything, but copies on behalf of the workspace's owner. A hard link to
+    /// another user's private file may have been placed there to make root read it.
     fn is_somebody_elses(&self, meta: &Meta) -> bool {
         let for_whom = self.source_meta.uid;
         rustix::process::geteuid().is_root()
@@ -342,8 +343,8 @@ impl<'a> Copier<'a> {
     }
 }
 
-/// Copies bytes from one open file to another, at most `room`; `None` if there are more. Where the
-/// file system can share blocks (btrfs, xfs), `copy_file_range` does.
+/// Copies bytes from one open file to another, at most `room`; `None` if there are more.
+/// `copy_file_range` shares blocks where the file system can (btrfs, xfs).
 fn transfer(
     from: &OwnedFd,
     to: &OwnedFd,
@@ -356,7 +357,8 @@ fn transfer(
         loop {
             let chunk = 1 << 30;
             match rustix::fs::copy_file_range(from, None, to, None, chunk) {
-                // Its end, or not between these file systems: reading goes on where it stopped.
+                // End of file, or not supported between these file systems: continue with read and
+                // write.
                 Ok(0) | Err(Errno::XDEV | Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS) => break,
                 Ok(bytes) => total += bytes as u64,
                 Err(Errno::INTR) => {}
@@ -386,7 +388,7 @@ fn transfer(
                 Err(errno) => return Err(errno.into()),
             }
         }
-        // A short read of a regular file is its end; one call saved for every small file.
+        // A short read of a regular file is its end; this saves one call for every small file.
         if bytes < buffer.len() && total >= size {
             return Ok(Some(total));
         }
@@ -415,7 +417,7 @@ fn times(meta: &Meta) -> Timestamps {
     }
 }
 
-/// What it means that something in the source could not be had.
+/// How an error in the source affects the copy.
 fn source_error(doing: &'static str, path: &[u8], error: io::Error) -> EntryError {
     match Errno::from_io_error(&error) {
         Some(
@@ -427,7 +429,7 @@ fn source_error(doing: &'static str, path: &[u8], error: io::Error) -> EntryErro
             | Errno::NXIO
             | Errno::INVAL,
         ) => EntryError::Missing,
-        // AGAIN: somebody holds a lease on it.
+        // EAGAIN: another process holds a lease on it.
         Some(Errno::ACCESS | Errno::PERM | Errno::AGAIN) => EntryError::Unreadable,
         _ => copy_error(doing, path, error),
     }

@@ -1,12 +1,12 @@
-//! Puts what a session wrote into its workspace: all of it, or nothing.
+//! Applies a session's changes to its workspace: all of them, or none.
 //!
-//! Everything new is made beside the workspace's files first ([`super::stage_changes`]). Then what is to be
-//! done is written down, durably: until that moment the workspace is untouched and a kill leaves it
-//! so; from then on the apply is decided, and whoever next works with the session's overlay, or the
-//! supervisor's start, brings it to its end ([`recover`]). Every step is one rename, so that each
-//! place has the old or the new at any time; what was there goes to where the new was, is compared
-//! there once more, and comes back if anything is not what was judged. Only what was compared is
-//! removed in the end ([`super::clearing`]). Must not know the policy.
+//! First everything new is created beside the workspace's files ([`super::staging`]). Then the
+//! steps are recorded durably. Until that record says "decided", the workspace is untouched, and a
+//! kill leaves it so. From then on, the next user of the session's overlay, or the supervisor's
+//! start, completes the apply ([`recover`]). Every step is one rename, so each path has the old or
+//! the new content at any time. The old content moves to where the new one was, is compared once
+//! more, and moves back if it is not what was planned. Only compared content is removed in the end
+//! (`cleanup`). Must not know the policy.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::CString;
@@ -32,33 +32,34 @@ use marshal_model::{SessionId, UntrustedText};
 /// Why nothing was applied.
 #[derive(Debug, thiserror::Error)]
 pub enum ApplyError {
-    /// The overlay.
+    /// The overlay is not usable.
     #[error(transparent)]
     Overlay(#[from] OverlayError),
-    /// Another apply works in the same workspace, and went on for so long.
+    /// Another apply in the same workspace did not end in time.
     #[error(
-        "another apply is at work in the workspace {}, and was not over after {} seconds: wait for its end, and try again",
+        "another apply is still running in the workspace {} after {} seconds: wait until it ends, and try again",
         .0.escape_for_display(300), .1.as_secs()
     )]
     WorkspaceBusy(UntrustedText, Duration),
-    /// It was not done, and the workspace is as it was.
+    /// The apply failed, and the workspace is unchanged.
     #[error("nothing was applied: {}: {why}", .path.escape_for_display(300))]
     Undone {
-        /// At what.
+        /// The path where it failed.
         path: UntrustedText,
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// It could be brought neither to its end nor back.
+    /// The apply could neither be completed nor rolled back.
     #[error(
-        "the apply can be brought neither to its end nor back, because the workspace was changed \
-         meanwhile at {}; what was there is in {}: move it by hand, and remove that directory",
+        "the apply can neither be completed nor rolled back, because the workspace was changed \
+         meanwhile at {}; the files that were there are in {}: move them back by hand, and remove \
+         that directory",
         .paths.iter().map(|path| path.escape_for_display(200)).collect::<Vec<_>>().join(", "), .kept.escape_for_display(300)
     )]
     Stuck {
-        /// At what.
+        /// The paths that were changed meanwhile.
         paths: Vec<UntrustedText>,
-        /// Where the other half is.
+        /// The directory with the other versions.
         kept: UntrustedText,
     },
 }
@@ -69,35 +70,35 @@ impl From<TreeError> for ApplyError {
     }
 }
 
-/// What was applied.
+/// The result of an apply.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ApplyReport {
-    /// How many places were changed.
+    /// Number of changed paths.
     pub changes: usize,
-    /// What somebody put into what the apply took away, and where it is now, as a sentence.
+    /// What other processes added to replaced or removed files, and where it is now, as a sentence.
     pub kept: Option<String>,
 }
 
-/// One step, as it is written down.
+/// One recorded step.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ApplyStep {
     path: String,
-    /// Its name beside the workspace's files.
+    /// Its name in the staging directory.
     slot: Option<String>,
-    /// What comes.
+    /// The new file or directory.
     new: Option<DeviceInode>,
-    /// What goes.
+    /// The old file or directory.
     old: Option<FileStamp>,
-    /// The directory that it is in.
+    /// The parent directory.
     above: DeviceInode,
     /// Permission bits of a directory, before and after.
     modes: Option<(u32, u32)>,
-    /// What is at the path when it is done, as it was made; none where only permissions change.
+    /// The content at the path after the step; `None` if only permissions change.
     becomes: Option<Base>,
 }
 
-/// What is written down.
+/// The durable record of an apply.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Intent {
@@ -105,15 +106,15 @@ struct Intent {
     steps: Vec<ApplyStep>,
 }
 
-/// How far an apply is.
+/// The progress of an apply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Phase {
-    /// The workspace is as it was, and what is beside its files is nothing to anybody.
+    /// The workspace is unchanged, and the staging directory can be removed.
     Untouched,
-    /// Everything is made and checked: from here on it goes forward.
+    /// Everything is staged and checked: from here on the apply goes forward.
     Decided,
-    /// All steps are done, and what is beside the workspace's files is what went.
+    /// All steps are done, and the staging directory contains the old files.
     Done,
 }
 
@@ -123,12 +124,12 @@ impl Intent {
     }
 }
 
-/// Where a step stands.
+/// The state of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum StepState {
     Before,
     After,
-    /// Somebody else was there.
+    /// Another process changed the path.
     Neither,
 }
 
@@ -139,10 +140,10 @@ fn undone_error(path: &str) -> impl Fn(io::Error) -> ApplyError + '_ {
     }
 }
 
-/// Applies a plan that nothing speaks against. `program` is this binary.
+/// Applies a plan without refusals. `program` is this binary.
 ///
 /// # Errors
-/// [`ApplyError`]; but for [`ApplyError::StepError`] the workspace is as it was.
+/// [`ApplyError`]; except for [`ApplyError::Stuck`] the workspace is unchanged.
 pub fn apply(
     overlay: &Overlay,
     plan: &ApplyPlan,
@@ -159,7 +160,7 @@ pub fn apply(
         .map_err(undone_error(&target.staging_name))?
         .is_some()
     {
-        let there = io::Error::other("is there already; remove it");
+        let there = io::Error::other("it exists already; remove it");
         return Err(undone_error(&target.staging_name)(there));
     }
     cleanup::remove_lists(overlay)?;
@@ -192,7 +193,7 @@ fn write_intent(overlay: &Overlay, intent: &Intent) -> Result<(), ApplyError> {
     Ok(overlay.write_sidecar("intent", &text, true)?)
 }
 
-/// Makes everything new, and looks once more at everything old.
+/// Creates everything new, and compares everything old once more.
 fn stage_changes(
     overlay: &Overlay,
     plan: &ApplyPlan,
@@ -229,7 +230,8 @@ fn stage_changes(
     let mut steps = Vec::new();
     for (path, act) in &plan.actions {
         let mut step = plan_step(target, &dir, plan, &slots, path).map_err(undone_error(path))?;
-        // Looked at here, where nobody else writes: later it may be somebody's own work already.
+        // Read it here, where no other process writes: after the swap it may contain another
+        // process's work.
         if let Some(slot) = &step.slot {
             step.becomes = Some(read_state(&made, slot).map_err(undone_error(path))?.base);
         }
@@ -240,7 +242,7 @@ fn stage_changes(
             .base;
         let is_same = matches!(act, ApplyAction::Mode { .. }) || then == Some(&now);
         if !is_same {
-            let changed = io::Error::other("it was changed in the workspace at this moment");
+            let changed = io::Error::other("it was changed in the workspace during the apply");
             return Err(undone_error(path)(changed));
         }
     }
@@ -286,7 +288,7 @@ fn plan_step(
     })
 }
 
-/// Brings a decided apply to its end, or all of it back. What was kept, as a sentence.
+/// Completes a decided apply, or rolls all of it back. Returns what was kept, as a sentence.
 fn carry_out(
     overlay: &Overlay,
     target: &ApplyTarget,
@@ -301,7 +303,7 @@ fn carry_out(
         for step in &steps {
             perform_step(target, &dir, step).map_err(|error| (&*step.path, error))?;
         }
-        // Listed before it is compared: what somebody puts there later is in neither, and stays.
+        // List before comparing: what another process adds later is in neither, and is kept.
         cleanup::write_list(overlay, target, CleanupList::Removed)
             .map_err(|error| (&*target.staging_name, error))?;
         for step in &steps {
@@ -335,7 +337,7 @@ fn carry_out(
     finish(overlay, target, Intent::new(Phase::Done, steps))
 }
 
-/// The workspace's paths by their numbers beside its files.
+/// The workspace's paths by their names in the staging directory.
 fn paths_by_slot(steps: &[ApplyStep]) -> BTreeMap<String, String> {
     let places = steps.iter();
     places
@@ -343,8 +345,8 @@ fn paths_by_slot(steps: &[ApplyStep]) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// That what went is still what the session began with: its inode, size and time say little of what
-/// somebody did with it meanwhile, and it is about to be removed.
+/// Checks that replaced content is still what the session started from. Inode, size and times do
+/// not show every change that another process made meanwhile, and it is about to be removed.
 fn check_untouched(made: &Root, step: &ApplyStep, then: Option<&Base>) -> io::Result<()> {
     let (Some(slot), Some(_), None) = (&step.slot, step.old, step.modes) else {
         return Ok(());
@@ -355,7 +357,7 @@ fn check_untouched(made: &Root, step: &ApplyStep, then: Option<&Base>) -> io::Re
     Err(changed_error())
 }
 
-/// What is left when every step is done. What was kept, as a sentence.
+/// Finishes an apply whose steps are done. Returns what was kept, as a sentence.
 fn finish(
     overlay: &Overlay,
     target: &ApplyTarget,
@@ -376,14 +378,14 @@ fn finish(
     Ok(kept)
 }
 
-/// A rename is durable when its directory is; what is said of it here changes nothing any more.
+/// A rename is durable once its directory is synced. A failure here no longer changes the outcome.
 fn sync_parent(root: &Root, path: &str) {
     let synced = open_parent(root, path).and_then(|(dir, _)| {
         let dir = crate::workspace::tree::open_dir_at(dir, c".")?;
         Ok(rustix::fs::fsync(dir)?)
     });
     if let Err(error) = synced {
-        tracing::warn!(%error, "a directory could not be synced");
+        tracing::warn!(%error, "a directory of the workspace could not be synced to disk after an apply");
     }
 }
 
@@ -407,9 +409,9 @@ fn step_state(
         Some(slot) => ApplyTarget::stamp_at(dir, slot)?,
         None => None,
     };
-    let is = |found: Option<FileStamp>, id: Option<DeviceInode>| found.map(|found| found.id) == id;
+    let is = |stamp: Option<FileStamp>, id: Option<DeviceInode>| stamp.map(|stamp| stamp.id) == id;
     let old = step.old.map(|old| old.id);
-    // A directory's size and time change with its entries; those are compared by their contents.
+    // A directory's size and times change with its entries; those are compared by content.
     Ok(if is(here, step.new) && is(there, old) {
         StepState::After
     } else if is(here, old) && is(there, step.new) {
@@ -424,10 +426,10 @@ fn step_state(
 }
 
 fn changed_error() -> io::Error {
-    io::Error::other("it was changed in the workspace at this moment")
+    io::Error::other("it was changed in the workspace during the apply")
 }
 
-/// Does one step, unless it is done.
+/// Does one step, unless it is done already.
 fn perform_step(target: &ApplyTarget, dir: &OwnedFd, step: &ApplyStep) -> io::Result<()> {
     let (above, name) = open_parent(&target.root, &step.path)?;
     if id_of(&above)? != step.above {
@@ -439,13 +441,13 @@ fn perform_step(target: &ApplyTarget, dir: &OwnedFd, step: &ApplyStep) -> io::Re
         StepState::Before => {}
     }
     swap(&above, name, dir, step, true)?;
-    // The directory itself may have gone elsewhere with it.
+    // The parent directory itself may have been moved at the same moment.
     let now = open_parent(&target.root, &step.path).and_then(|(above, _)| id_of(above));
     if now.ok() != Some(step.above) {
         swap(&above, name, dir, step, false)?;
         return Err(changed_error());
     }
-    // What was there a moment ago need not be what went.
+    // The old file may have been replaced between the check and the swap.
     if step.modes.is_none()
         && let (Some(slot), Some(old)) = (&step.slot, step.old)
     {
@@ -459,7 +461,7 @@ fn perform_step(target: &ApplyTarget, dir: &OwnedFd, step: &ApplyStep) -> io::Re
     Ok(())
 }
 
-/// One step, there or back: a single rename or chmod.
+/// Does or undoes one step: a single rename or chmod.
 fn swap(
     above: &OwnedFd,
     name: &str,
@@ -471,12 +473,12 @@ fn swap(
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let at = rustix::fs::openat(above, name, flags, Mode::empty())?;
         let (from, to) = if ahead { (old, new) } else { (new, old) };
-        // Another may have come to this place since it was looked at.
-        let found = rustix::fs::fstat(&at)?;
+        // The directory may have been replaced since the check.
+        let stat = rustix::fs::fstat(&at)?;
         let is_same = step
             .old
-            .is_some_and(|of| of.id == (found.st_dev, found.st_ino));
-        if !is_same || found.st_mode & 0o7777 != from {
+            .is_some_and(|of| of.id == (stat.st_dev, stat.st_ino));
+        if !is_same || stat.st_mode & 0o7777 != from {
             return Err(changed_error());
         }
         return Ok(rustix::fs::fchmod(at, Mode::from_raw_mode(to))?);
@@ -498,7 +500,7 @@ fn swap(
     Ok(())
 }
 
-/// Takes back every step that is done.
+/// Undoes every completed step.
 fn roll_back(target: &ApplyTarget, dir: &OwnedFd, steps: &[ApplyStep]) -> Result<(), ApplyError> {
     let mut stuck = Vec::new();
     for step in steps.iter().rev() {
@@ -507,7 +509,7 @@ fn roll_back(target: &ApplyTarget, dir: &OwnedFd, steps: &[ApplyStep]) -> Result
                 StepState::After => swap(&above, name, dir, step, false),
                 StepState::Before => Ok(()),
                 StepState::Neither => {
-                    // Somebody else's change of what is still the old file is theirs to keep.
+                    // Another process's change of the original file itself is kept.
                     let here = ApplyTarget::stamp_at(&above, name)?.map(|here| here.id);
                     let slot = step.slot.as_deref().unwrap_or_default();
                     let there = ApplyTarget::stamp_at(dir, slot)?.map(|there| there.id);
@@ -535,16 +537,16 @@ fn roll_back(target: &ApplyTarget, dir: &OwnedFd, steps: &[ApplyStep]) -> Result
     })
 }
 
-/// Brings an apply to its end that was killed: forward if it was decided, else back to where nothing
-/// was touched. What was done, as a sentence, if anything was.
+/// Recovers an apply that was killed: completes it if it was decided, otherwise removes its traces.
+/// Returns what was done, as a sentence, if anything was.
 ///
 /// # Errors
-/// [`ApplyError`]: [`ApplyError::Undone`] where it was decided and had to be taken back.
+/// [`ApplyError`]: [`ApplyError::Undone`] if it was decided and had to be rolled back.
 pub fn recover(overlay: &Overlay) -> Result<Option<String>, ApplyError> {
     recover_within(overlay, limits::OVERLAY_APPLY_TIMEOUT)
 }
 
-/// The same, which waits at most so long for another apply in the same workspace.
+/// The same, with a limit for waiting for another apply in the same workspace.
 fn recover_within(overlay: &Overlay, wait: Duration) -> Result<Option<String>, ApplyError> {
     let text = overlay
         .read_sidecar("intent", limits::OVERLAY_RECORD_BYTES)
@@ -577,46 +579,46 @@ fn recover_within(overlay: &Overlay, wait: Duration) -> Result<Option<String>, A
             let kept = cleanup::clean_up(overlay, &target, CleanupList::Created, &BTreeMap::new())?;
             overlay.remove_sidecar("intent")?;
             cleanup::remove_lists(overlay)?;
-            (kept, "had changed nothing, and was forgotten")
+            (kept, "had changed nothing and was discarded")
         }
         Phase::Decided => {
             let kept = carry_out(overlay, &target, intent.steps)?;
-            (kept, "was brought to its end")
+            (kept, "was completed")
         }
         Phase::Done => {
             let kept = finish(overlay, &target, intent)?;
-            (kept, "was brought to its end")
+            (kept, "was completed")
         }
     };
     let kept = kept.map_or(String::new(), |kept| format!("; {kept}"));
     Ok(Some(format!(
-        "an apply of the session {session} that was killed {what}{kept}"
+        "an interrupted apply of the session {session} {what}{kept}"
     )))
 }
 
-/// What is said of an apply whose other half somebody removed.
+/// Describes an apply whose staging directory was removed.
 fn describe_lost_apply(session: &SessionId, staging: &str, steps: &[ApplyStep]) -> String {
-    let told = steps.iter().take(limits::OVERLAY_PATHS_NAMED);
-    let told = told.map(|step| UntrustedText::new(&*step.path).escape_for_display(200));
-    let mut told = told.collect::<Vec<_>>().join(", ");
+    let paths = steps.iter().take(limits::OVERLAY_PATHS_NAMED);
+    let paths = paths.map(|step| UntrustedText::new(&*step.path).escape_for_display(200));
+    let mut paths = paths.collect::<Vec<_>>().join(", ");
     if let Some(more @ 1..) = steps.len().checked_sub(limits::OVERLAY_PATHS_NAMED) {
-        told = format!("{told} and {more} more");
+        paths = format!("{paths} and {more} more");
     }
     format!(
-        "an apply of the session {session} did not end, and {staging} with its other half is not \
-         there any more: it is forgotten, and each of these places is as it was or as the session \
-         wrote it: {told}"
+        "an apply of the session {session} was interrupted, and its directory {staging} does not \
+         exist any more: it cannot be completed; check these paths, each has either its old content \
+         or the session's: {paths}"
     )
 }
 
-/// The same, of a session whose overlay nobody holds.
+/// The same for a session whose overlay nobody uses.
 ///
 /// # Errors
 /// As [`recover`].
 pub fn recover_session(overlays: &Root, session: &SessionId) -> Result<Option<String>, ApplyError> {
     match Overlay::lock_existing(overlays, session) {
         Err(OverlayError::Busy(_)) => Ok(None),
-        // A start waits for nobody: the next command finishes it.
+        // The supervisor's start does not wait: the next command completes it.
         overlay => recover_within(&overlay?, Duration::ZERO),
     }
 }

@@ -1,9 +1,9 @@
-//! What an apply would do: every change that a session made, compared with the workspace as it is
-//! now, with everything that speaks against it.
+//! What an apply would do: every change of a session, compared with the current workspace, with all
+//! reasons against it.
 //!
-//! Reads what was written through a process of the agent's own user and the workspace with the
-//! caller's rights, and changes nothing. One change that is refused refuses all. Must not know the
-//! policy: what it says of a path is asked of the caller.
+//! It reads the changes through a process of the agent's own user and the workspace with the
+//! caller's permissions, and changes nothing. One refused change refuses all. Must not know the
+//! policy: it calls the caller's check for each path.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Read};
@@ -18,111 +18,111 @@ use marshal_model::UntrustedText;
 use marshal_model::limits;
 use marshal_model::string_enum;
 
-/// Names in a workspace that an apply uses for itself begin so.
+/// Prefix of names in a workspace that an apply uses itself.
 pub(super) const STAGING: &str = ".marshal-apply-";
-/// Stands for anything in a directory where the directory itself is judged.
+/// Stands for any name in a directory, when the directory itself is evaluated.
 pub(super) const ANYTHING: &str = "/-";
 
-/// What a policy says of a change.
+/// A policy's decision about a change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ChangeDecision {
-    /// It may be.
+    /// The change is allowed.
     Allow,
-    /// A person decides; why.
+    /// A person must approve it; the reason.
     Ask(String),
-    /// It may not be; why.
+    /// The change is denied; the reason.
     Deny(String),
 }
 
-/// Judges the writing of a path below the workspace.
+/// Evaluates writing a path below the workspace.
 pub type PolicyCheck<'j> = dyn Fn(&str) -> ChangeDecision + 'j;
 
 string_enum!(
-    /// What happens to a path.
+    /// How a path changes.
     PlannedChangeKind {
-        /// It is new.
+        /// It is created.
         Added = "added",
-        /// It is another.
+        /// It is replaced.
         Modified = "modified",
-        /// It goes.
+        /// It is removed.
         Deleted = "deleted",
-        /// A directory gets other rights.
+        /// A directory's permissions change.
         Mode = "mode",
     }
 );
 
-/// One change.
+/// One planned change.
 #[derive(Debug, Clone)]
 pub struct PlannedChange {
     /// Its path below the workspace.
     pub path: UntrustedText,
-    /// What happens to it.
+    /// How the path changes.
     pub kind: PlannedChangeKind,
     /// Why it is refused, if it is.
     pub refused: Option<String>,
-    /// The workspace has changed under it: why it is refused, if for that.
+    /// Why it conflicts with a change in the workspace, if it does.
     pub conflict: Option<String>,
-    /// Why a person is to decide, if one is.
+    /// Why it needs a person's approval, if it does.
     pub approval_reason: Option<String>,
-    /// Its permission bits before and after, where they differ.
+    /// Its permission bits before and after, if they differ.
     pub modes: Option<(u32, u32)>,
-    /// Its content before and after, where both are kept and it is a plain file: nothing is empty.
+    /// Content before and after of a regular file, if both were read; empty for a missing file.
     pub texts: Option<(Vec<u8>, Vec<u8>)>,
 }
 
-/// Something that an apply makes.
+/// A new file, link or directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NewNode {
-    /// A plain file.
+    /// A regular file.
     File {
         /// The SHA-256 of its content.
         sha256: String,
         /// Its permission bits.
         mode: u32,
     },
-    /// A symbolic link and its target.
+    /// A symbolic link with this target.
     Link(String),
-    /// A directory and its permission bits.
+    /// A directory with these permission bits.
     Dir(u32),
 }
 
-/// What an apply does to one path.
+/// What an apply does at one path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ApplyAction {
-    /// Puts something where nothing is.
+    /// Creates something where nothing exists.
     New,
-    /// Puts something in the place of something.
+    /// Replaces something.
     Replace,
-    /// Takes something away.
+    /// Removes something.
     Remove,
-    /// Gives a directory other rights.
+    /// Changes a directory's permissions.
     Mode {
-        /// Which it is.
+        /// Identity of the directory.
         id: FileId,
-        /// Its permission bits now.
+        /// Its current permission bits.
         old: u32,
-        /// And then.
+        /// Its new permission bits.
         new: u32,
     },
 }
 
-/// Everything that an apply would do.
+/// A complete plan.
 #[derive(Debug, Default)]
 pub struct ApplyPlan {
     /// Every change, sorted by path.
     pub changes: Vec<PlannedChange>,
-    /// What is done, by path.
+    /// The actions, by path.
     pub actions: BTreeMap<String, ApplyAction>,
-    /// What is made, by path: what the acts put into their place, with what is in it.
+    /// The files, links and directories to create, by path, content of directories included.
     pub nodes: BTreeMap<String, NewNode>,
-    /// The directory that the place of each act is in.
+    /// The parent directory of each action's path.
     pub parents: BTreeMap<String, FileId>,
-    /// Why not everything was seen, if so.
+    /// Why the plan is incomplete, if it is.
     pub incomplete: Option<String>,
 }
 
 impl ApplyPlan {
-    /// Everything that speaks against it, as a sentence each.
+    /// All reasons against the apply, as a sentence each.
     #[must_use]
     pub fn refusals(&self) -> Vec<String> {
         let mut why: Vec<String> = self.incomplete.iter().cloned().collect();
@@ -135,11 +135,11 @@ impl ApplyPlan {
     }
 }
 
-/// Looks at everything that a session wrote. `program` is this binary; with `texts` the contents of
-/// small files are kept.
+/// Plans the apply of everything that a session wrote. `program` is this binary; with `texts` the
+/// contents of small files are stored.
 ///
 /// # Errors
-/// What the overlay, its reader or the workspace says.
+/// The error of the overlay, its reader or the workspace.
 pub fn plan_apply(
     overlay: &Overlay,
     program: &Path,
@@ -150,7 +150,7 @@ pub fn plan_apply(
     let upper = overlay.upper()?;
     let mut record = overlay.record()?;
     let failed =
-        |error: io::Error| TreeError::at_path("read what was written in", overlay.path(), error);
+        |error: io::Error| TreeError::at_path("read the changes in", overlay.path(), error);
     if record.note_bases(&upper, &lower).map_err(failed)? {
         overlay.save_record(&record)?;
     }
@@ -168,9 +168,9 @@ pub fn plan_apply(
         .map_err(failed)?;
     looker.finish_replaced();
     let mut plan = looker.plan;
-    plan.incomplete = cut.map(|why| format!("not all of it can be looked at: {why}"));
+    plan.incomplete = cut.map(|why| format!("not all changes can be read: {why}"));
     for path in plan.actions.keys() {
-        // Where there is none, the place has changed, and the apply will say so.
+        // If the parent is missing, the path changed, and the apply will report that.
         if let Ok(above) = bases::open_parent(&lower, path).and_then(|(dir, _)| meta_of(dir)) {
             plan.parents.insert(path.clone(), above.id);
         }
@@ -179,7 +179,7 @@ pub fn plan_apply(
     Ok(plan)
 }
 
-/// Starts a reader of what was written, as its owner.
+/// Starts a reader of the changes, as their owner.
 pub(super) fn start_reader(
     overlay: &Overlay,
     upper: &Root,
@@ -190,18 +190,18 @@ pub(super) fn start_reader(
     UpperReader::start(program, upper, is_root.then_some(owner))
 }
 
-/// A file or a link: what it will be, its content before and after, its rights if they change.
+/// A file or link: the new node, its content before and after, and its permissions if they change.
 type NewLeaf = (NewNode, Option<(Vec<u8>, Vec<u8>)>, Option<(u32, u32)>);
 
-/// A directory that is made as a whole.
+/// A directory that replaces another one completely.
 struct ReplacedDirectory {
     top: String,
-    /// What is in its place.
+    /// The kind of what it replaces.
     below: Option<Kind>,
-    /// What it hides of the workspace: paths of files.
+    /// The workspace's files that it hides.
     hides: Vec<String>,
     seen: BTreeSet<String>,
-    /// Something in it is not what is there.
+    /// Whether its content differs from the workspace's directory.
     differs: bool,
 }
 
@@ -209,7 +209,7 @@ pub(super) struct Planner<'l> {
     pub(super) lower: &'l Root,
     record: &'l OverlayRecord,
     pub(super) policy: &'l PolicyCheck<'l>,
-    /// Bytes of texts that may still be kept.
+    /// Bytes of texts that may still be stored.
     room: usize,
     replaced: Option<ReplacedDirectory>,
     pub(super) plan: ApplyPlan,
@@ -227,13 +227,13 @@ fn new_change(path: &str, kind: PlannedChangeKind) -> PlannedChange {
     }
 }
 
-/// The permission bits that a thing gets in the workspace: never more for others than to read and
-/// execute, always everything that its owner needs, nothing special.
+/// The permission bits in the workspace: others never get more than read and execute, the owner
+/// always gets what it needs, special bits are removed.
 const fn safe_mode(mode: u32, needed: u32) -> u32 {
     mode & 0o777 & !0o022 | needed
 }
 
-/// What a file or a link is, beside one that is there or without.
+/// How a file or link changes, given what is there now.
 const fn leaf_kind(now: Option<&Base>) -> PlannedChangeKind {
     match now {
         Some(_) => PlannedChangeKind::Modified,
@@ -241,7 +241,7 @@ const fn leaf_kind(now: Option<&Base>) -> PlannedChangeKind {
     }
 }
 
-/// Whether exactly this is in the workspace.
+/// Whether the workspace already has exactly this node.
 fn is_unchanged(node: &NewNode, now: Option<&Base>) -> io::Result<bool> {
     Ok(match (node, now) {
         (
@@ -263,7 +263,7 @@ impl Planner<'_> {
         let Some(path) = &written.utf8_path else {
             let mut odd = new_change("", PlannedChangeKind::Added);
             odd.path = written.path.clone();
-            odd.refused = Some("its name is no UTF-8".to_owned());
+            odd.refused = Some("its name is not UTF-8".to_owned());
             self.plan.changes.push(odd);
             return Ok(());
         };
@@ -308,11 +308,11 @@ impl Planner<'_> {
         self.plan.changes.push(odd);
     }
 
-    /// What the policy says of it, and what is never taken over.
+    /// Applies the policy, and refuses names that an apply uses itself.
     fn apply_policy(&self, mut of: PlannedChange, paths: &[&str]) -> PlannedChange {
         let names = of.path.raw().split('/').next();
         if names.is_some_and(|first| first.starts_with(STAGING)) {
-            of.refused = Some("its name is one that apply itself uses".to_owned());
+            of.refused = Some("its name is reserved for apply".to_owned());
         }
         for path in paths {
             match (self.policy)(path) {
@@ -326,8 +326,8 @@ impl Planner<'_> {
         of
     }
 
-    /// A directory that comes, goes or changes: judged as itself and as the place of anything. It is
-    /// told only if nothing else tells of it.
+    /// A directory that is created, removed or changed: evaluated both as itself and as the parent
+    /// of anything. It is listed only if no other change implies it.
     fn add_directory(&mut self, path: &str, kind: PlannedChangeKind, below: Option<Kind>) {
         let of = self.apply_policy(
             new_change(path, kind),
@@ -345,24 +345,25 @@ impl Planner<'_> {
         }
     }
 
-    /// Whether the workspace is at this place what the session began with; if not, why.
+    /// Why the workspace no longer has at this path what the session started from, if so.
     fn find_conflict(&self, path: &str) -> Option<String> {
         let now = || read_state(self.lower, path).map(|seen| seen.base);
         match self.record.bases.get(path) {
             None => None,
             Some(Base::Changed) => Some(
-                "it, or the directory that it would be in, was changed in the workspace while the \
-                 session worked"
+                "it, or its directory, was changed in the workspace while the session worked"
                     .to_owned(),
             ),
             Some(Base::Other) => Some(
-                "the workspace has a device, a fifo, a socket or something very large in its place"
+                "the workspace has a device, a fifo, a socket or something too large at this path"
                     .to_owned(),
             ),
             Some(then) => match now() {
                 Ok(now) if now == *then => None,
                 Ok(_) => Some("it was changed in the workspace after the session".to_owned()),
-                Err(error) => Some(format!("the workspace cannot be read there: {error}")),
+                Err(error) => Some(format!(
+                    "the workspace cannot be read at this path: {error}"
+                )),
             },
         }
     }
@@ -377,20 +378,23 @@ impl Planner<'_> {
         self.plan.nodes.insert(path.to_owned(), node);
     }
 
-    /// The files of the workspace that go when something is put in the place of `path`; each is
-    /// judged when it is known that it does not come again.
+    /// The workspace's files that disappear when `path` is replaced; each is evaluated once it is
+    /// clear that the session did not write it again.
     fn paths_replaced(&mut self, path: &str, below: Option<Kind>) -> io::Result<Vec<String>> {
         if below != Some(Kind::Dir) {
             return Ok(Vec::new());
         }
         let paths = paths_below(self.lower, path)?;
         if paths.is_none() {
-            self.refuse(path, "the directory in its place is too large".to_owned());
+            self.refuse(
+                path,
+                "the directory that it replaces is too large".to_owned(),
+            );
         }
         Ok(paths.unwrap_or_default())
     }
 
-    /// Tells of what goes with a directory.
+    /// Adds the deletions of a directory's content.
     fn add_deletions(&mut self, paths: &[String]) {
         for path in paths {
             let of = match path.strip_suffix('/') {
@@ -434,12 +438,12 @@ impl Planner<'_> {
     }
 
     fn add_mode_change(&mut self, path: &str, mode: u32) -> io::Result<()> {
-        let Some(held) = bases::open_handle(self.lower, path)? else {
+        let Some(handle) = bases::open_handle(self.lower, path)? else {
             return Ok(());
         };
-        let meta = meta_of(held)?;
+        let meta = meta_of(handle)?;
         let (id, old) = (meta.id, u32::from(meta.mode));
-        // What is special of the workspace's own directory stays.
+        // Special bits of the workspace's own directory are preserved.
         let new = safe_mode(mode, 0o700) | old & 0o7000;
         if mode & 0o777 == old & 0o777 || new == old {
             return Ok(());
@@ -447,15 +451,15 @@ impl Planner<'_> {
         self.plan
             .actions
             .insert(path.to_owned(), ApplyAction::Mode { id, old, new });
-        let told = self.plan.changes.len();
+        let index = self.plan.changes.len();
         self.add_directory(path, PlannedChangeKind::Mode, Some(Kind::Dir));
-        if let Some(of) = self.plan.changes.get_mut(told) {
+        if let Some(of) = self.plan.changes.get_mut(index) {
             of.modes = Some((old, new));
         }
         Ok(())
     }
 
-    /// A file or a link at a place of its own.
+    /// Adds a file or link that is not below a replaced directory.
     fn add_leaf(
         &mut self,
         path: &str,
@@ -487,7 +491,7 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// The file or link that is there now, if there is one.
+    /// The current file or link, if there is one.
     fn current_base(&self, path: &str, below: Option<Kind>) -> io::Result<Option<Base>> {
         Ok(match below {
             Some(Kind::File | Kind::Link) => Some(read_state(self.lower, path)?.base),
@@ -495,7 +499,7 @@ impl Planner<'_> {
         })
     }
 
-    /// Something in a directory that is made as a whole.
+    /// Adds an entry below a replaced directory.
     fn add_below_replaced(
         &mut self,
         path: &str,
@@ -544,8 +548,8 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// Tells of what a directory hid and did not have again. One that has only what is there is none
-    /// at all: it was put there before.
+    /// Adds the deletions of what a replaced directory hid and did not contain again. One that
+    /// equals the workspace's directory is dropped: it was applied before.
     fn finish_replaced(&mut self) {
         let Some(cover) = self.replaced.take() else {
             return;
@@ -566,7 +570,7 @@ impl Planner<'_> {
         self.plan.nodes.retain(|path, _| !is_of_it(path));
     }
 
-    /// Reads a file or a link: what it will be, its texts, and its modes if they change.
+    /// Reads a file or link: the new node, its texts, and its modes if they change.
     fn read_leaf(
         &mut self,
         path: &str,
@@ -581,7 +585,7 @@ impl Planner<'_> {
             } => {
                 return Ok(Ok((NewNode::Link(target.clone()), None, None)));
             }
-            _ => return Ok(Err("its target is no UTF-8, or too long".to_owned())),
+            _ => return Ok(Err("its target is not UTF-8, or too long".to_owned())),
         };
         let before = match now {
             Some(Base::File { mode, .. }) => Some(*mode),
@@ -589,10 +593,10 @@ impl Planner<'_> {
         };
         if before.is_some_and(|before| before & 0o6000 != 0) {
             return Ok(Err(
-                "the workspace's own file is set-user-id or set-group-id".to_owned(),
+                "the file in the workspace is set-user-id or set-group-id".to_owned(),
             ));
         }
-        // Rights that the agent did not touch stay as they are.
+        // Permissions that the agent did not change are preserved.
         let mode = match before {
             Some(before) if before & 0o777 == mode & 0o777 => mode & 0o777,
             _ => safe_mode(mode, 0o600),
@@ -607,8 +611,8 @@ impl Planner<'_> {
                 Some(_) => bases::read_small_file(self.lower, path, most)?,
             };
             let sha256 = bases::digest(&mut &after[..])?;
-            let kept = after.len() + then.as_ref().map_or(0, Vec::len);
-            self.room = self.room.saturating_sub(kept);
+            let stored = after.len() + then.as_ref().map_or(0, Vec::len);
+            self.room = self.room.saturating_sub(stored);
             (sha256, then.map(|then| (then, after)))
         } else {
             (bases::digest(content)?, None)

@@ -1,12 +1,11 @@
-//! What was in the workspace before a session wrote over it, as far as that can be known.
+//! The content of the workspace before a session changed it, as far as that can be known.
 //!
-//! Nothing is read when a session begins: that would take longer than everything else. What an
-//! agent wrote over is looked at when its turn ends, and again when it is applied. The workspace's
-//! file is the one that the session began with if the kernel says that it was not changed since
-//! ([`super::super::tree::Meta::ctime`], which nobody can set); its digest is kept, and holds from then on.
-//! Of a file that is missing the same is said by the directory in which it would be. Where the
-//! kernel says otherwise, nobody knows, and nothing is ever written there. Must not know what the
-//! agent wrote.
+//! Nothing is read when a session starts, which would take too long. Paths that the agent wrote are
+//! examined at the end of a turn, and again before an apply. The workspace's file is the one that
+//! the session started from if the kernel says that it is unchanged since then
+//! ([`super::super::tree::Meta::ctime`], which no process can set); its digest is stored as the
+//! base from then on. For a missing file, its directory says the same. Otherwise the base is
+//! unknown, and an apply never writes there. Must not know what the agent wrote.
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -27,31 +26,31 @@ use crate::workspace::tree::{
 };
 use marshal_model::limits;
 
-/// What is kept of a session's beginning.
+/// The record of a session's start.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OverlayRecord {
-    /// Of this form.
+    /// Version of the format.
     version: u32,
-    /// The pool that it worked in.
+    /// The pool that the session worked in.
     pub pool: String,
-    /// The workspace.
+    /// The workspace's path.
     pub lower: PathBuf,
     /// Its device and inode.
     pub id: FileId,
-    /// When the session began.
+    /// When the session started.
     pub began: Timestamp,
-    /// What was where it wrote, by paths below the workspace.
+    /// The original state of paths that the session wrote, by path below the workspace.
     pub bases: BTreeMap<String, Base>,
 }
 
-/// What was at a place.
+/// The original state of a path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Base {
-    /// Nothing.
+    /// Nothing existed.
     Absent,
-    /// A plain file.
+    /// A regular file.
     File {
         /// The SHA-256 of its content.
         sha256: String,
@@ -63,14 +62,14 @@ pub enum Base {
         /// The SHA-256 of its target.
         sha256: String,
     },
-    /// A directory with everything in it.
+    /// A directory with all of its content.
     Tree {
         /// The SHA-256 of all names, modes, contents and targets.
         sha256: String,
     },
-    /// A device, a fifo or a socket, or what is too large to be compared.
+    /// A device, fifo or socket, or content too large to compare.
     Other,
-    /// Nobody knows: it was changed while the session worked.
+    /// Unknown, because it changed while the session worked.
     Changed,
 }
 
@@ -88,11 +87,11 @@ impl OverlayRecord {
         }
     }
 
-    /// Looks at what is below everything that was written and not looked at before. Whether
-    /// anything was noted.
+    /// Records the bases of all written paths that have none yet. Returns whether anything was
+    /// recorded.
     ///
     /// # Errors
-    /// What the system says of the directories themselves.
+    /// The system error for the directories themselves.
     pub fn note_bases(&mut self, upper: &Root, lower: &Root) -> io::Result<bool> {
         let mut noted = false;
         let mut room = ReadBudget {
@@ -100,22 +99,22 @@ impl OverlayRecord {
             until: Some(Instant::now() + limits::WALK_TIME),
         };
         let mut covered: Option<Vec<u8>> = None;
-        upper_walk::walk(upper, WalkDetail::Names, &mut |found| {
+        upper_walk::walk(upper, WalkDetail::Names, &mut |entry| {
             if covered
                 .as_ref()
-                .is_some_and(|top| is_below(found.path, top))
+                .is_some_and(|top| is_below(entry.path, top))
             {
                 return Ok(());
             }
-            // A name that is no text is never taken over.
-            let Ok(path) = std::str::from_utf8(found.path) else {
+            // A name that is not UTF-8 is never applied.
+            let Ok(path) = std::str::from_utf8(entry.path) else {
                 return Ok(());
             };
-            if let EntryForm::Dir { opaque, .. } = found.form {
+            if let EntryForm::Dir { opaque, .. } = entry.form {
                 if !opaque && kind_at(lower, path)? == Some(Kind::Dir) {
                     return Ok(());
                 }
-                covered = Some(found.path.to_vec());
+                covered = Some(entry.path.to_vec());
             }
             if !self.bases.contains_key(path) {
                 let base = self.read_initial_base(lower, path, &mut room)?;
@@ -127,7 +126,7 @@ impl OverlayRecord {
         Ok(noted)
     }
 
-    /// What the session began with, if it can be known now.
+    /// What the session started from, if that can be known now.
     fn read_initial_base(
         &self,
         lower: &Root,
@@ -149,22 +148,22 @@ pub(super) fn is_below(path: &[u8], dir: &[u8]) -> bool {
         .is_some_and(|rest| rest.starts_with(b"/"))
 }
 
-/// What is at a place now.
+/// The current state of a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CurrentState {
-    /// What.
+    /// The state.
     pub base: Base,
-    /// The last change of anything that says so.
+    /// The latest change time of everything that determined it.
     pub newest: Timestamp,
 }
 
-/// Takes hold of a path below a directory, through no link. `Err` holds the last directory on the
-/// way, where there is nothing.
+/// Opens a path below a directory, through no link. `Err` contains the deepest existing directory,
+/// if the path does not exist.
 fn open_path(root: &Root, path: &str) -> io::Result<Result<OwnedFd, OwnedFd>> {
     open_path_visiting(root, path, &mut |_| Ok(()))
 }
 
-/// The same; `on_way` is shown every directory between.
+/// The same; `on_way` is called for every directory in between.
 fn open_path_visiting(
     root: &Root,
     path: &str,
@@ -192,36 +191,36 @@ fn open_path_visiting(
     Ok(Ok(at))
 }
 
-/// Takes hold of what is at a path of the workspace.
+/// Opens a path of the workspace with O_PATH.
 ///
 /// # Errors
-/// What the system says.
+/// The system error.
 pub fn open_handle(root: &Root, path: &str) -> io::Result<Option<OwnedFd>> {
     Ok(open_path(root, path)?.ok())
 }
 
-/// The kind of what is at a path of the workspace.
+/// The kind of a path of the workspace.
 ///
 /// # Errors
-/// What the system says.
+/// The system error.
 pub fn kind_at(root: &Root, path: &str) -> io::Result<Option<Kind>> {
     match open_path(root, path)? {
-        Ok(held) => Ok(Some(meta_of(held)?.kind)),
+        Ok(handle) => Ok(Some(meta_of(handle)?.kind)),
         Err(_) => Ok(None),
     }
 }
 
-/// How much may still be read to look at places.
+/// How much may still be read.
 struct ReadBudget {
     bytes: u64,
-    /// From when on nothing more is looked at.
+    /// The deadline.
     until: Option<Instant>,
 }
 
-/// Looks at a place. What is larger than [`limits::OVERLAY_BYTES`] is not read.
+/// Reads the state of a path. Content larger than [`limits::OVERLAY_BYTES`] is not read.
 ///
 /// # Errors
-/// What the system says.
+/// The system error.
 pub fn read_state(root: &Root, path: &str) -> io::Result<CurrentState> {
     let mut room = ReadBudget {
         bytes: limits::OVERLAY_BYTES,
@@ -231,18 +230,18 @@ pub fn read_state(root: &Root, path: &str) -> io::Result<CurrentState> {
 }
 
 fn read_state_within(root: &Root, path: &str, room: &mut ReadBudget) -> io::Result<CurrentState> {
-    // A directory whose own change time is not that of its entries was moved, or got other rights:
-    // what is in it may have been elsewhere, as old as it is.
+    // If a directory's own change time differs from that of its entries, it was moved or its
+    // permissions changed: its content may have been elsewhere, however old it is.
     let mut moved = (i64::MIN, 0);
-    let found = open_path_visiting(root, path, &mut |dir| {
+    let opened = open_path_visiting(root, path, &mut |dir| {
         let meta = meta_of(dir)?;
         if meta.ctime != meta.mtime {
             moved = meta.ctime.max(moved);
         }
         Ok(())
     })?;
-    let held = match found {
-        Ok(held) => held,
+    let handle = match opened {
+        Ok(handle) => handle,
         Err(above) => {
             return Ok(CurrentState {
                 base: Base::Absent,
@@ -250,7 +249,7 @@ fn read_state_within(root: &Root, path: &str, room: &mut ReadBudget) -> io::Resu
             });
         }
     };
-    let meta = meta_of(&held)?;
+    let meta = meta_of(&handle)?;
     let mut newest = meta.ctime.max(moved);
     let is_late = room.until.is_some_and(|until| Instant::now() > until);
     let base = match meta.kind {
@@ -258,7 +257,7 @@ fn read_state_within(root: &Root, path: &str, room: &mut ReadBudget) -> io::Resu
         Kind::File if meta.size > room.bytes => Base::Other,
         Kind::File => {
             room.bytes -= meta.size;
-            let (sha256, after) = digest_of(&held, meta.size)?;
+            let (sha256, after) = digest_of(&handle, meta.size)?;
             newest = newest.max(after);
             Base::File {
                 sha256,
@@ -266,7 +265,7 @@ fn read_state_within(root: &Root, path: &str, room: &mut ReadBudget) -> io::Resu
             }
         }
         Kind::Link => Base::Link {
-            sha256: hex::encode(Sha256::digest(link_target(&held)?)),
+            sha256: hex::encode(Sha256::digest(link_target(&handle)?)),
         },
         Kind::Dir => {
             let mut tree = TreeDigest {
@@ -278,7 +277,7 @@ fn read_state_within(root: &Root, path: &str, room: &mut ReadBudget) -> io::Resu
                 on_path: &mut |_| (),
                 contents: true,
             };
-            let whole = tree.dir(&held, "", 0)?;
+            let whole = tree.dir(&handle, "", 0)?;
             newest = tree.newest;
             room.bytes = tree.bytes;
             if whole {
@@ -294,27 +293,27 @@ fn read_state_within(root: &Root, path: &str, room: &mut ReadBudget) -> io::Resu
     Ok(CurrentState { base, newest })
 }
 
-/// Every path below a directory of the workspace, the directory's own before it, with a slash after
-/// a directory; `None` if they are too many or too deep.
+/// Every path below a directory of the workspace, the directory itself first, with a slash after
+/// directories; `None` if there are too many or they are too deep.
 ///
 /// # Errors
-/// What the system says.
+/// The system error.
 pub fn paths_below(root: &Root, path: &str) -> io::Result<Option<Vec<String>>> {
-    let Ok(held) = open_path(root, path)? else {
+    let Ok(handle) = open_path(root, path)? else {
         return Ok(Some(Vec::new()));
     };
     let mut paths = vec![format!("{path}/")];
-    let mut told = |below: &str| paths.push(format!("{path}{below}"));
+    let mut push_path = |below: &str| paths.push(format!("{path}{below}"));
     let mut tree = TreeDigest {
         sum: Sha256::new(),
         newest: (0, 0),
         entries: limits::OVERLAY_ENTRIES,
         bytes: u64::MAX,
         paths: limits::OVERLAY_PATHS_BYTES,
-        on_path: &mut told,
+        on_path: &mut push_path,
         contents: false,
     };
-    let whole = tree.dir(&held, "", 0)?;
+    let whole = tree.dir(&handle, "", 0)?;
     Ok(whole.then_some(paths))
 }
 
@@ -323,25 +322,25 @@ struct TreeDigest<'t> {
     newest: Timestamp,
     entries: u64,
     bytes: u64,
-    /// Bytes of paths that may still be told.
+    /// Bytes of paths that may still be reported.
     paths: usize,
-    /// Is told each path, with a slash before it.
+    /// Called with each path, with a leading slash.
     on_path: &'t mut dyn FnMut(&str),
-    /// Files are read.
+    /// Whether files are read.
     contents: bool,
 }
 
 impl TreeDigest<'_> {
-    /// Whether all of it was seen.
-    fn dir(&mut self, held: &OwnedFd, above: &str, depth: usize) -> io::Result<bool> {
+    /// Reads a directory; returns whether all of it was read.
+    fn dir(&mut self, handle: &OwnedFd, above: &str, depth: usize) -> io::Result<bool> {
         if depth >= limits::OVERLAY_DEPTH {
             return Ok(false);
         }
-        let dir = open_dir_at(held, c".")?;
+        let dir = open_dir_at(handle, c".")?;
         let mut names = Vec::new();
         let mut is_whole = true;
         for_each_entry(&dir, |name| {
-            // Counted when they are listed: those of every level are held at once.
+            // Count entries when they are listed: those of every level are in memory at once.
             if let Some(rest) = self.entries.checked_sub(1) {
                 self.entries = rest;
                 names.push(name.to_owned());
@@ -392,20 +391,20 @@ impl TreeDigest<'_> {
     }
 }
 
-fn link_target(held: impl AsFd) -> io::Result<Vec<u8>> {
-    Ok(rustix::fs::readlinkat(held, c"", Vec::new())?.into_bytes())
+fn link_target(handle: impl AsFd) -> io::Result<Vec<u8>> {
+    Ok(rustix::fs::readlinkat(handle, c"", Vec::new())?.into_bytes())
 }
 
-/// The digest of a plain file of `size` bytes that is held, and its last change after it was read. Of
-/// one that grows no more is read than shows it.
-fn digest_of(held: &OwnedFd, size: u64) -> io::Result<(String, Timestamp)> {
-    let file = reopen(held, OFlags::RDONLY | OFlags::NONBLOCK)?;
+/// The digest of an open regular file of `size` bytes, and its last change after the read. Of a
+/// growing file only one byte more is read, which shows that it grew.
+fn digest_of(handle: &OwnedFd, size: u64) -> io::Result<(String, Timestamp)> {
+    let file = reopen(handle, OFlags::RDONLY | OFlags::NONBLOCK)?;
     let file = std::fs::File::from(file);
     let sum = digest(&mut (&file).take(size.saturating_add(1)))?;
     Ok((sum, meta_of(&file)?.ctime))
 }
 
-/// The digest of what is read.
+/// The digest of a stream.
 pub(super) fn digest(from: &mut dyn io::Read) -> io::Result<String> {
     let mut sum = Sha256::new();
     let mut chunk = vec![0; 64 << 10];
@@ -417,29 +416,29 @@ pub(super) fn digest(from: &mut dyn io::Read) -> io::Result<String> {
     }
 }
 
-/// The content of a plain file of the workspace, if it is one of at most `most` bytes.
+/// The content of a regular file of the workspace with at most `most` bytes; else `None`.
 ///
 /// # Errors
-/// What the system says.
+/// The system error.
 pub fn read_small_file(root: &Root, path: &str, most: usize) -> io::Result<Option<Vec<u8>>> {
-    let Some(held) = open_handle(root, path)? else {
+    let Some(handle) = open_handle(root, path)? else {
         return Ok(None);
     };
-    if meta_of(&held)?.kind != Kind::File {
+    if meta_of(&handle)?.kind != Kind::File {
         return Ok(None);
     }
-    let file = reopen(&held, OFlags::RDONLY | OFlags::NONBLOCK)?;
+    let file = reopen(&handle, OFlags::RDONLY | OFlags::NONBLOCK)?;
     let mut text = Vec::new();
     let file = std::fs::File::from(file);
     file.take(most as u64 + 1).read_to_end(&mut text)?;
     Ok((text.len() <= most).then_some(text))
 }
 
-/// Opens the directory in which a path of the workspace is, through no link and no mount, and gives
-/// the last part of the path.
+/// Opens the parent directory of a path of the workspace, through no link and no mount, and returns
+/// the path's last component.
 ///
 /// # Errors
-/// What the system says: `ELOOP` for a link, `EXDEV` for another file system.
+/// The system error: `ELOOP` for a link, `EXDEV` for another file system.
 pub fn open_parent<'p>(root: &Root, path: &'p str) -> io::Result<(OwnedFd, &'p str)> {
     use rustix::fs::ResolveFlags;
     let (dir, name) = path.rsplit_once('/').unwrap_or((".", path));

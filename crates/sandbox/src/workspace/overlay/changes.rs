@@ -1,4 +1,5 @@
-//! What a session changed, for its results: from what was written alone, without opening a file.
+//! The changes of a session for its result: from the overlay's metadata alone, without opening a
+//! file.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -12,11 +13,11 @@ use crate::workspace::tree::{Kind, Root, TreeError};
 use marshal_model::limits;
 
 impl Overlay {
-    /// What is different from the workspace, without what `before` had seen written already; and
-    /// notes what it was before.
+    /// The differences from the workspace, except those that `before` recorded; also records their
+    /// bases.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system error.
     pub fn changes(&self, before: &Manifest) -> Result<Changes, TreeError> {
         let failed = |error: io::Error| TreeError::at_path("compare", &self.path, error);
         let lower = self
@@ -35,8 +36,8 @@ impl Overlay {
 }
 
 fn compare(upper: &Root, lower: &Root, before: &Manifest) -> io::Result<Changes> {
-    let mut found: BTreeMap<Vec<u8>, ChangeKind> = BTreeMap::new();
-    // A directory that hides what was below it, and what it hides.
+    let mut kinds: BTreeMap<Vec<u8>, ChangeKind> = BTreeMap::new();
+    // Opaque directories, and the workspace's paths that they hide.
     let mut hidden: Vec<(Vec<u8>, Vec<String>)> = Vec::new();
     let mut cut = false;
     let mut room = limits::OVERLAY_PATHS_BYTES;
@@ -79,40 +80,40 @@ fn compare(upper: &Root, lower: &Root, before: &Manifest) -> io::Result<Changes>
             _ => before.contains_unchanged(it.path, it.stat),
         };
         if let Some(kind) = kind.filter(|_| !is_old) {
-            found.insert(it.path.to_vec(), kind);
+            kinds.insert(it.path.to_vec(), kind);
         }
         Ok(())
     })?;
     for (top, paths) in hidden {
         let is_gone = paths.iter().all(|path| path.ends_with('/'));
         if is_gone && !before.has(&top) {
-            found.entry(top.clone()).or_insert(ChangeKind::Deleted);
+            kinds.entry(top.clone()).or_insert(ChangeKind::Deleted);
         }
         for path in paths.iter().filter(|path| !path.ends_with('/')) {
             let path = path.as_bytes();
             let is_new = !before.has(&top);
-            if is_new && !found.contains_key(path) && is_below(path, &top) {
-                found.insert(path.to_vec(), ChangeKind::Deleted);
+            if is_new && !kinds.contains_key(path) && is_below(path, &top) {
+                kinds.insert(path.to_vec(), ChangeKind::Deleted);
             }
         }
     }
-    // What has something in it is told by that.
-    let spoken: Vec<Vec<u8>> = found
+    // A directory with listed entries is not listed itself.
+    let implied: Vec<Vec<u8>> = kinds
         .iter()
         .filter(|(path, kind)| {
             **kind == ChangeKind::Added
-                && found
+                && kinds
                     .range(path_after(path)..)
                     .next()
                     .is_some_and(|(next, _)| is_below(next, path))
         })
         .map(|(path, _)| path.clone())
         .collect();
-    for path in spoken {
-        found.remove(&path);
+    for path in implied {
+        kinds.remove(&path);
     }
-    let total = found.len() as u64;
-    let list = found.into_iter().take(limits::CHANGES_LISTED);
+    let total = kinds.len() as u64;
+    let list = kinds.into_iter().take(limits::CHANGES_LISTED);
     Ok(Changes {
         list: list
             .map(|(path, kind)| Change {
@@ -125,7 +126,7 @@ fn compare(upper: &Root, lower: &Root, before: &Manifest) -> io::Result<Changes>
     })
 }
 
-/// The first path that can be below a directory.
+/// The first path that sorts after everything below a directory.
 fn path_after(path: &[u8]) -> Vec<u8> {
     [path, b"/"].concat()
 }

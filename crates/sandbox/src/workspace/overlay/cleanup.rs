@@ -1,8 +1,9 @@
-//! Clears away what an apply has beside a workspace's files when it is over, but for what somebody
-//! else put there, which is kept and told.
+//! Removes an apply's staging directory when it has ended, except for what other processes put
+//! there, which is kept and reported.
 //!
-//! Owns the lists of what may go, which are kept beside the overlay: what was made, if the apply was
-//! taken back, and what went, if it was done. Must not know the steps, only their places.
+//! Owns the lists of what may be removed, stored beside the overlay: what was created, for an apply
+//! that was rolled back, and what was removed, for one that is done. Must not know the steps, only
+//! their paths.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -20,17 +21,17 @@ use crate::workspace::tree::TreeError;
 use marshal_model::UntrustedText;
 use marshal_model::limits;
 
-/// Directories in a workspace with what was kept begin so.
+/// Prefix of directories in a workspace with kept files.
 const KEPT: &str = ".marshal-kept-";
-/// Such directories that one session may have.
+/// Maximum number of such directories of one session.
 const MOST_KEPT: u32 = 100;
 
-/// Which list says what may go.
+/// Which list says what may be removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CleanupList {
-    /// What was made: the apply was taken back, or never done.
+    /// What the apply created: it was rolled back, or never done.
     Created,
-    /// What was in the workspace: the apply is done.
+    /// What the workspace had before: the apply is done.
     Removed,
 }
 
@@ -43,7 +44,7 @@ impl CleanupList {
     }
 }
 
-/// Notes everything that is beside the workspace's files now, durably.
+/// Durably lists the content of the staging directory.
 pub(super) fn write_list(
     overlay: &Overlay,
     target: &ApplyTarget,
@@ -55,14 +56,14 @@ pub(super) fn write_list(
     written.map_err(io::Error::other)
 }
 
-/// Forgets both lists.
+/// Removes both lists.
 pub(super) fn remove_lists(overlay: &Overlay) -> Result<(), TreeError> {
     overlay.remove_sidecar(CleanupList::Created.as_str())?;
     overlay.remove_sidecar(CleanupList::Removed.as_str())
 }
 
-/// Removes what is on the list. What is left goes to a directory of its own, and is told as a
-/// sentence; `places` are the workspace's paths by their numbers.
+/// Removes what is on the list. Everything else moves to a directory of its own, and is described
+/// in the returned sentence; `places` are the workspace's paths by their staging names.
 pub(super) fn clean_up(
     overlay: &Overlay,
     target: &ApplyTarget,
@@ -70,7 +71,7 @@ pub(super) fn clean_up(
     places: &BTreeMap<String, String>,
 ) -> Result<Option<String>, ApplyError> {
     let failed =
-        |error: io::Error| TreeError::at("clear away", target.staging_name.as_bytes(), error);
+        |error: io::Error| TreeError::at("clean up", target.staging_name.as_bytes(), error);
     if ApplyTarget::stamp_at(&target.root, &target.staging_name)
         .map_err(failed)?
         .is_none()
@@ -82,12 +83,13 @@ pub(super) fn clean_up(
         .map_err(failed)?;
     let listing = match (text, list) {
         (Some(text), _) => Listing::decode(&text).map_err(failed)?,
-        // It was killed before all was made, so nobody but it could reach it.
+        // It was killed before the list was complete, so no other process could reach the
+        // directory.
         (None, CleanupList::Created) => {
             target.remove_staging()?;
             return Ok(None);
         }
-        // Nobody knows what it was.
+        // The list is lost: remove nothing.
         (None, CleanupList::Removed) => Listing::default(),
     };
     let dir = target.open_staging().map_err(failed)?;
@@ -101,9 +103,9 @@ pub(super) fn clean_up(
         Err(Errno::NOTEMPTY | Errno::EXIST) => {}
         Err(errno) => return Err(failed(errno.into()).into()),
     }
-    // First, so that a directory under the name that an apply uses is always its own.
-    let kept = rename_kept(overlay, target).map_err(failed)?;
-    // It is somebody's, who is to reach it.
+    // Rename first, so that a directory with the staging name always belongs to a running apply.
+    let name = rename_kept(overlay, target).map_err(failed)?;
+    // The kept files belong to the workspace's owner, who must be able to reach them.
     if rustix::process::geteuid().is_root() {
         let meta = target.root.meta()?;
         let (uid, gid) = (
@@ -113,21 +115,21 @@ pub(super) fn clean_up(
         rustix::fs::fchown(dir.as_fd(), Some(uid), Some(gid))
             .map_err(|errno| failed(errno.into()))?;
     }
-    let told = left.iter().take(limits::OVERLAY_PATHS_NAMED);
-    let told = told.map(|path| workspace_path(path, places).escape_for_display(200));
-    let mut told = told.collect::<Vec<_>>().join(", ");
+    let paths = left.iter().take(limits::OVERLAY_PATHS_NAMED);
+    let paths = paths.map(|path| workspace_path(path, places).escape_for_display(200));
+    let mut paths = paths.collect::<Vec<_>>().join(", ");
     if left.len() > limits::OVERLAY_PATHS_NAMED {
-        told.push_str(" and more");
+        paths.push_str(" and more");
     }
-    let at = target.root.path().join(&kept);
+    let at = target.root.path().join(&name);
     let at = UntrustedText::new(at.to_string_lossy());
     Ok(Some(format!(
-        "somebody put something into what the apply took away, or changed it: {told}; that is kept in {}",
+        "another process added or changed files that the apply replaced or removed: {paths}; they are kept in {}",
         at.escape_for_display(300)
     )))
 }
 
-/// Gives what is left a name that no apply uses.
+/// Renames the directory to a name that no apply uses.
 fn rename_kept(overlay: &Overlay, target: &ApplyTarget) -> io::Result<String> {
     let name = format!("{KEPT}{}", overlay.session());
     for at in 1..=MOST_KEPT {
@@ -150,11 +152,11 @@ fn rename_kept(overlay: &Overlay, target: &ApplyTarget) -> io::Result<String> {
         }
     }
     Err(io::Error::other(format!(
-        "there are {MOST_KEPT} directories {name} with what was kept: look at them and remove them"
+        "there are {MOST_KEPT} directories {name} with files kept by earlier applies: check them and remove them"
     )))
 }
 
-/// The place in the workspace that a path beside its files belongs to.
+/// The workspace path that a staging path belongs to.
 fn workspace_path(path: &[u8], places: &BTreeMap<String, String>) -> UntrustedText {
     let slot = path.split(|byte| *byte == b'/').next().unwrap_or_default();
     let known = std::str::from_utf8(slot)

@@ -1,14 +1,14 @@
-//! Which symbolic links of an agent's are taken over.
+//! Which symbolic links of an agent are applied.
 //!
-//! Judged by their text and by the workspace as it is; nothing is followed.
+//! Decided by their text and by the current workspace; no link is followed.
 
 use super::apply_plan::{ANYTHING, ChangeDecision, NewNode, Planner};
 use super::bases::kind_at;
 use crate::workspace::tree::Kind;
 
 impl Planner<'_> {
-    /// Why a link is refused: it may lead only downwards from some directory of the workspace, over
-    /// no other link, and to nothing that must not be written.
+    /// Why a link is refused: it may only lead down from one of its parent directories, through no
+    /// other link, and to nothing that must not be written.
     pub(super) fn link_refusal(&self, path: &str, node: &NewNode) -> Option<String> {
         let NewNode::Link(target) = node else {
             return None;
@@ -24,7 +24,7 @@ impl Planner<'_> {
             match part {
                 "" | "." => {}
                 ".." if down => {
-                    return Some("is a symbolic link with \"..\" behind a name".to_owned());
+                    return Some("is a symbolic link with \"..\" after a name".to_owned());
                 }
                 ".." => {
                     if at.pop().is_none() {
@@ -41,7 +41,7 @@ impl Planner<'_> {
                             Ok(None | Some(Kind::Dir | Kind::File))
                         );
                     if is_link {
-                        return Some("is a symbolic link that leads over another".to_owned());
+                        return Some("is a symbolic link through another link".to_owned());
                     }
                 }
             }

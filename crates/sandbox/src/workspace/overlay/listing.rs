@@ -1,9 +1,10 @@
-//! What is in the directory of an apply, thing by thing, and its removal: only what was listed goes.
+//! Lists the content of an apply's directory, and removes exactly what was listed.
 //!
-//! Somebody may still have a directory open that an apply took away, or work in one, and put
-//! something into it until the moment that it is gone. So nothing is removed by its name alone: a
-//! thing is taken aside first, into a directory that nobody else has, and goes if it is what was
-//! listed; a directory goes only when the kernel says that it is empty. What is left is somebody's,
+//! Another process may still have a removed directory open, or as its working directory, and add
+//! files until it is gone. So nothing is removed by its name alone: an entry first moves into a
+//! quarantine directory that no other process has open, and is removed only if it is what was
+//! listed. A directory is removed only when the kernel says that it is empty. Everything else is
+//! kept. Must not know why something is removed.
 //! and is kept. Must not know why something goes.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,13 +21,13 @@ use crate::workspace::tree::{
 };
 use marshal_model::limits;
 
-/// Where things are taken to before they go. The other names in there are numbers.
+/// The quarantine directory. The other names beside it are numbers.
 const QUARANTINE_DIR: &CStr = c"aside";
 
-/// A time that says nothing.
+/// A time without a meaning.
 const UNKNOWN: Timestamp = (i64::MIN, 0);
 
-/// What a thing was.
+/// The identity and attributes of a listed entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct ListedEntry {
     is_dir: bool,
@@ -43,23 +44,23 @@ impl ListedEntry {
             id: meta.id,
             size: meta.size,
             mtime: meta.mtime,
-            // That of a file with several names changes when one of them goes.
+            // The ctime of a file with hard links changes when another of its names is removed.
             ctime: if meta.links > 1 { UNKNOWN } else { meta.ctime },
         }
     }
 
-    /// Whether nothing at all was done to it since it was `then`, where that can be known.
+    /// Whether nothing was done to it since `then`, as far as that can be known.
     fn is_untouched(&self, then: &Self) -> bool {
         [self.ctime, then.ctime].contains(&UNKNOWN) || self.ctime == then.ctime
     }
 
-    /// Which it is and what it holds, without what a move changes.
+    /// Identity and content attributes, without those that a move changes.
     const fn key(&self) -> (FileId, u64, Timestamp) {
         (self.id, self.size, self.mtime)
     }
 }
 
-/// Everything in a directory, by paths below it.
+/// Everything in a directory, by path below it.
 #[derive(Debug, Default)]
 pub(super) struct Listing {
     entries: BTreeMap<Vec<u8>, ListedEntry>,
@@ -69,11 +70,11 @@ impl Listing {
     /// Lists a directory.
     ///
     /// # Errors
-    /// What the system says, or that it cannot be seen as a whole.
+    /// The system error, or that the directory cannot be listed completely.
     pub(super) fn read(root: &Root) -> io::Result<Self> {
         let bounds = WalkBounds {
             entries: limits::OVERLAY_LISTED,
-            // The directory itself and the slots are levels of ours.
+            // The directory itself and the staging names add two levels.
             depth: limits::OVERLAY_DEPTH + 2,
             time: limits::WALK_TIME,
         };
@@ -84,16 +85,16 @@ impl Listing {
         })?;
         if walked.incomplete.is_some() || walked.unreadable > 0 {
             return Err(io::Error::other(
-                "what goes is too much to be listed, or not all of it can be read",
+                "the files to be removed are too many to list, or not all of them can be read",
             ));
         }
         Ok(Self { entries: things })
     }
 
-    /// As bytes, to be kept.
+    /// Encodes the list, to be stored.
     ///
     /// # Errors
-    /// When they are more than [`limits::OVERLAY_RECORD_BYTES`].
+    /// It is longer than [`limits::OVERLAY_RECORD_BYTES`].
     pub(super) fn encode(&self) -> io::Result<Vec<u8>> {
         let mut out = Vec::new();
         for (path, thing) in &self.entries {
@@ -111,10 +112,10 @@ impl Listing {
         Ok(out)
     }
 
-    /// Reads them again.
+    /// Decodes a stored list.
     ///
     /// # Errors
-    /// When [`Self::encode`] did not make them.
+    /// [`Self::encode`] did not write it.
     pub(super) fn decode(bytes: &[u8]) -> io::Result<Self> {
         let mut things = BTreeMap::new();
         let mut parts = bytes.split(|byte| *byte == 0);
@@ -126,10 +127,10 @@ impl Listing {
         Ok(Self { entries: things })
     }
 
-    /// Removes what is listed and still as it was, and nothing else. The paths of what is left.
+    /// Removes every listed and unchanged entry, and nothing else. Returns the remaining paths.
     ///
     /// # Errors
-    /// What the system says; what is left then can be removed by another call.
+    /// The system error; another call can remove the rest.
     pub(super) fn remove(&self, dir: &OwnedFd) -> io::Result<Vec<Vec<u8>>> {
         match rustix::fs::mkdirat(dir, QUARANTINE_DIR, Mode::from_raw_mode(0o700)) {
             Ok(()) | Err(Errno::EXIST) => {}
@@ -175,16 +176,16 @@ fn parse_entry(text: &str) -> Option<ListedEntry> {
 
 struct Removal<'l> {
     listing: &'l Listing,
-    /// Everything listed, wherever it is now.
+    /// Every listed entry, wherever it is now.
     known: BTreeSet<(FileId, u64, Timestamp)>,
     quarantine: OwnedFd,
-    /// The next name in there.
+    /// The next name in the quarantine directory.
     next: u64,
     remaining: Vec<Vec<u8>>,
 }
 
 impl Removal<'_> {
-    /// What a removal that was killed had taken aside.
+    /// Clears the quarantine of a removal that was killed.
     fn clear_quarantine(&mut self) -> io::Result<()> {
         let mut names: Vec<CString> = Vec::new();
         for_each_entry(&self.quarantine, |name| {
@@ -208,7 +209,7 @@ impl Removal<'_> {
     }
 
     fn note_remaining(&mut self, path: Vec<u8>) {
-        // As many as a sentence names, and one more, which says that there are others.
+        // As many as a message names, and one more that shows that there are others.
         if self.remaining.len() <= limits::OVERLAY_PATHS_NAMED {
             self.remaining.push(path);
         }
@@ -242,7 +243,7 @@ impl Removal<'_> {
         Ok(())
     }
 
-    /// Whether it is gone, or its content is told.
+    /// Removes a directory; returns whether it is gone, or its remaining content is reported.
     fn remove_directory(
         &mut self,
         above: BorrowedFd<'_>,
@@ -260,17 +261,19 @@ impl Removal<'_> {
         if meta_of(&dir)?.id != thing.id {
             return Ok(false);
         }
-        let told = self.remaining.len();
+        let before = self.remaining.len();
         self.clear_directory(dir.as_fd(), path)?;
         match rustix::fs::unlinkat(above, name, AtFlags::REMOVEDIR) {
             Ok(()) | Err(Errno::NOENT) => Ok(true),
-            // Somebody was a moment quicker.
-            Err(Errno::NOTEMPTY | Errno::EXIST | Errno::NOTDIR) => Ok(self.remaining.len() > told),
+            // Another process added an entry at the last moment.
+            Err(Errno::NOTEMPTY | Errno::EXIST | Errno::NOTDIR) => {
+                Ok(self.remaining.len() > before)
+            }
             Err(errno) => Err(errno.into()),
         }
     }
 
-    /// Whether it is gone.
+    /// Removes a file or link; returns whether it is gone.
     fn remove_leaf(
         &mut self,
         dir: BorrowedFd<'_>,
@@ -296,14 +299,14 @@ impl Removal<'_> {
                 Err(errno) => return Err(errno.into()),
             }
         };
-        // Only now nobody can put something else into its place.
+        // Compare only now: in quarantine no other process can replace it any more.
         let taken = ListedEntry::from_meta(&meta_at(&self.quarantine, &aside)?);
         if !taken.is_dir && taken.key() == thing.key() {
             rustix::fs::unlinkat(&self.quarantine, &aside, AtFlags::empty())?;
             return Ok(true);
         }
         let never = RenameFlags::NOREPLACE;
-        // Where its place is taken again, it is kept where it is.
+        // If its old name is in use again, it stays in quarantine and is kept there.
         let _ = rustix::fs::renameat_with(&self.quarantine, &aside, dir, name, never);
         Ok(false)
     }

@@ -1,9 +1,9 @@
-//! One apply at a time in a workspace.
+//! Limits a workspace to one apply at a time.
 //!
 //! The lock is a file of the state directory, which no agent can reach, named by the workspace's
-//! device and inode: on the workspace itself an agent that may write it could hold one for ever.
-//! Applies of other state directories are not kept out; what they change is found when a step is
-//! taken. Must not know what an apply does.
+//! device and inode. On the workspace itself, an agent with write access could hold a lock forever.
+//! It does not exclude applies of other state directories; a step detects their changes. Must not
+//! know what an apply does.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -19,7 +19,7 @@ use super::apply::ApplyError;
 use crate::workspace::tree::{Root, TreeError, meta_at, meta_of};
 use marshal_model::UntrustedText;
 
-/// Held until it is dropped, which removes the file too.
+/// The lock of a workspace. Dropping it releases the lock and removes the file.
 pub(super) struct WorkspaceLock {
     overlays: Root,
     name: String,
@@ -27,10 +27,10 @@ pub(super) struct WorkspaceLock {
 }
 
 impl WorkspaceLock {
-    /// Takes the lock of a workspace, or waits for it, at most so long.
+    /// Takes the lock of a workspace, waiting at most `wait` for it.
     ///
     /// # Errors
-    /// [`ApplyError::WorkspaceBusy`], or what the system says.
+    /// [`ApplyError::WorkspaceBusy`], or the system error.
     pub(super) fn acquire(
         overlay: &Overlay,
         workspace: &Root,
@@ -38,7 +38,7 @@ impl WorkspaceLock {
     ) -> Result<Self, ApplyError> {
         let until = Instant::now() + wait;
         let (major, minor, inode) = workspace.meta()?.id;
-        // No session's id has a comma.
+        // No session id contains a comma.
         let name = format!(",apply-{major}-{minor}-{inode}");
         let at = overlay.overlays.path().to_owned();
         let overlays = Root::open_at(&overlay.overlays, ".", at)?;
@@ -49,7 +49,8 @@ impl WorkspaceLock {
             let lock = Arc::new(lock.map_err(|errno| failed(errno.into()))?);
             let is_held = lock_until(&lock, until).map_err(failed)?;
             let c_name = std::ffi::CString::new(&*name).map_err(|error| failed(error.into()))?;
-            // Whoever had it before removed the file at its end.
+            // The previous holder may have removed the file on release: then this lock is on a
+            // stale inode.
             let is_there = || {
                 let own = meta_of(&*lock).map(|meta| meta.id).ok();
                 own.is_some() && own == meta_at(&overlays, &c_name).map(|meta| meta.id).ok()
@@ -75,7 +76,7 @@ impl Drop for WorkspaceLock {
     }
 }
 
-/// Whether the lock was had in time.
+/// Whether the lock was taken in time.
 fn lock_until(lock: &Arc<OwnedFd>, until: Instant) -> io::Result<bool> {
     match rustix::fs::flock(&**lock, FlockOperation::NonBlockingLockExclusive) {
         Err(Errno::WOULDBLOCK) => {}
@@ -85,9 +86,9 @@ fn lock_until(lock: &Arc<OwnedFd>, until: Instant) -> io::Result<bool> {
     if left.is_zero() {
         return Ok(false);
     }
-    // The kernel waits without a bound, so that is done beside; one that comes too late lets go at
-    // once.
-    let (told, done) = sync_channel(1);
+    // flock(2) blocks without a timeout, so a thread does it; a lock that it takes too late is
+    // released at once.
+    let (sender, receiver) = sync_channel(1);
     let waiting = Arc::clone(lock);
     std::thread::Builder::new()
         .name("apply-lock".to_owned())
@@ -99,9 +100,9 @@ fn lock_until(lock: &Arc<OwnedFd>, until: Instant) -> io::Result<bool> {
                 }
             };
             drop(waiting);
-            let _ = told.send(locked);
+            let _ = sender.send(locked);
         })?;
-    match done.recv_timeout(left) {
+    match receiver.recv_timeout(left) {
         Ok(locked) => locked.map(|()| true).map_err(io::Error::from),
         Err(_) => Ok(false),
     }

@@ -1,6 +1,7 @@
-//! What an agent sees where an overlay lies over its workspace: what was written, else what is below.
+//! The merged view of an overlay: what was written, else the workspace below.
 //!
-//! One name at a time, from two held roots, and through no link. Must not know what a link means.
+//! It resolves one name at a time from two root descriptors, and follows no link. Must not know
+//! what a link means.
 
 use std::ffi::{CStr, CString};
 use std::io;
@@ -12,32 +13,32 @@ use rustix::io::Errno;
 use super::upper_walk::is_opaque;
 use crate::workspace::tree::{Kind, Root, meta_of, open_handle_at, reopen};
 
-/// Both directories of an overlay.
+/// The upper and lower directory of an overlay.
 #[derive(Debug)]
 pub struct MergedView {
     upper: Root,
     lower: Root,
 }
 
-/// A directory on the way: what was written in it, and what is below, each if it counts.
+/// One directory in a path: its upper and lower part, each if it is visible.
 struct MergedLevel {
     upper: Option<OwnedFd>,
     lower: Option<OwnedFd>,
 }
 
 impl MergedView {
-    /// Of what was written over a directory.
+    /// A view of changes over a directory.
     #[must_use]
     pub const fn new(upper: Root, lower: Root) -> Self {
         Self { upper, lower }
     }
 
-    /// Takes hold of what the agent sees at these components below its workspace, none of which but
-    /// the last may be anything but a directory.
+    /// Opens what the agent sees at these components below its workspace. All but the last must be
+    /// directories.
     ///
     /// # Errors
-    /// `ENOENT` where the agent sees nothing, `ENOTDIR` for a way through something else, or what
-    /// the system says.
+    /// `ENOENT` if the agent sees nothing there, `ENOTDIR` for a path through something else, or
+    /// the system error.
     pub fn open_handle<'p>(&self, parts: impl Iterator<Item = &'p [u8]>) -> io::Result<OwnedFd> {
         let mut level = MergedLevel {
             upper: Some(open_handle_at(&self.upper, c".")?),
@@ -53,11 +54,11 @@ impl MergedView {
             .ok_or_else(|| Errno::NOENT.into())
     }
 
-    /// The directories, open to be read, that together are the directory at these components: what
-    /// was written first.
+    /// The directories, open for reading, that together form the directory at these components, the
+    /// upper one first.
     ///
     /// # Errors
-    /// As for [`Merged::hold`].
+    /// As for [`MergedView::open_handle`].
     pub fn open_directories<'p>(
         &self,
         parts: impl Iterator<Item = &'p [u8]>,
@@ -70,15 +71,15 @@ impl MergedView {
             let name = CString::new(part)?;
             level = level.descend(&name)?;
         }
-        let held: Vec<OwnedFd> = level.upper.into_iter().chain(level.lower).collect();
-        let Some(first) = held.first() else {
+        let handles: Vec<OwnedFd> = level.upper.into_iter().chain(level.lower).collect();
+        let Some(first) = handles.first() else {
             return Err(Errno::NOENT.into());
         };
         if meta_of(first)?.kind != Kind::Dir {
             return Err(Errno::NOTDIR.into());
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY;
-        held.iter().map(|dir| reopen(dir, flags)).collect()
+        handles.iter().map(|dir| reopen(dir, flags)).collect()
     }
 }
 
@@ -87,7 +88,7 @@ impl MergedLevel {
         let below = |dir: &Option<OwnedFd>| -> io::Result<Option<OwnedFd>> {
             let Some(dir) = dir else { return Ok(None) };
             match open_handle_at(dir, name) {
-                Ok(held) => Ok(Some(held)),
+                Ok(handle) => Ok(Some(handle)),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
                 Err(error) => Err(error),
             }

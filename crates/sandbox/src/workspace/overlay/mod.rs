@@ -1,13 +1,14 @@
-//! The `overlay` mode: what a session writes over its workspace, below the state directory.
+//! The `overlay` mode: a session's changes over its workspace, stored below the state directory.
 //!
-//! Owns `STATE/overlays/<session>`, which holds `upper` (what was written) and `work` (the kernel's),
-//! and what is kept beside it: the lock, the record of what the session began with, the mark of its
-//! end, an unfinished apply. The names of those have a comma, which no session's id has. Who holds
-//! the lock is the only one who works with the overlay: a session, or whoever applies it. The locks
-//! of workspaces that something is applied to are there too.
+//! Owns `STATE/overlays/<session>`, which contains `upper` (the changes) and `work` (the kernel's),
+//! and its sidecar files: the lock, the record of the session's start, the mark of its end, an
+//! unfinished apply. Their names contain a comma, which no session id has. Only the process with
+//! the lock uses the overlay: a session, or an apply. The locks of workspaces with a running apply
+//! are there too.
 //!
-//! `diff`, `apply` and `discard` take that lock in their own process (`cli/overlay/mod.rs`). What an agent wrote
-//! is read by a process of its owner's uid (`sandbox/upper_reader.rs`). Tests: `tests/parts/sandbox/overlay_apply.rs`.
+//! `diff`, `apply` and `discard` take that lock in their own process (`cli/overlay/mod.rs`). A
+//! process with the owner's uid reads what an agent wrote (`sandbox/upper_reader.rs`). Tests:
+//! `tests/parts/sandbox/overlay_apply.rs`.
 
 pub mod apply;
 pub mod apply_plan;
@@ -38,95 +39,97 @@ use crate::flock::FlockGuard;
 use marshal_model::limits;
 use marshal_model::{SessionId, UntrustedText};
 
-/// The directory that takes what is written.
+/// The subdirectory of changes.
 const UPPER: &str = "upper";
-/// The kernel's own beside it.
+/// The subdirectory that the kernel uses as overlayfs workdir.
 const WORK: &str = "work";
 
-/// Why there is no overlay.
+/// Why an overlay is not usable.
 #[derive(Debug, thiserror::Error)]
 pub enum OverlayError {
-    /// Somebody else works with it.
-    #[error("the session {0} is still at work, or being applied: stop it, or wait for its end")]
-    Busy(SessionId),
-    /// There is none.
+    /// Another process uses it.
     #[error(
-        "there is no overlay of the session {0}: it worked in another mode, was discarded, or its time is over"
+        "the session {0} is still running, or its changes are being applied: stop it, or wait until it ends"
+    )]
+    Busy(SessionId),
+    /// It does not exist.
+    #[error(
+        "the session {0} has no overlay: it used another workspace mode, or its overlay was discarded or has expired"
     )]
     Missing(SessionId),
-    /// An ordinary user's overlay cannot hold files of others.
+    /// Without root, an overlay cannot store files of other users.
     #[error(
-        "{} belongs to uid {uid} and gid {gid}, and an overlay of an ordinary user holds only files of uid {own_uid} and gid {own_gid}: change its owner, or use workspace mode \"copy\"", .path.escape_for_display(300)
+        "{} belongs to uid {uid} and gid {gid}, but without root an overlay supports only files of uid {own_uid} and gid {own_gid}: change its owner, or use workspace mode \"copy\"", .path.escape_for_display(300)
     )]
     ForeignOwner {
-        /// What belongs to somebody else.
+        /// The path with another owner.
         path: UntrustedText,
-        /// Its owner.
+        /// Its uid.
         uid: u32,
-        /// Its group.
+        /// Its gid.
         gid: u32,
-        /// Who we are.
+        /// The uid of this process.
         own_uid: u32,
-        /// Our group.
+        /// The gid of this process.
         own_gid: u32,
     },
-    /// The workspace is not what it was.
-    #[error("the workspace {} of the session is not there any more, or another directory stands in its place", .path.escape_for_display(300))]
+    /// The workspace was removed or replaced.
+    #[error("the workspace {} of the session does not exist any more, or another directory has replaced it", .path.escape_for_display(300))]
     OtherWorkspace {
-        /// The path.
+        /// The workspace's path.
         path: UntrustedText,
     },
-    /// What is kept of the session's beginning cannot be read.
-    #[error("what is kept of the session {session}'s beginning cannot be read: {why}")]
+    /// The record of the session's start is not usable.
+    #[error("the record of the start of session {session} is not usable: {why}")]
     Record {
         /// The session.
         session: SessionId,
-        /// Why.
+        /// What is wrong with it.
         why: String,
     },
-    /// The system said no.
+    /// A system call failed.
     #[error(transparent)]
     Tree(#[from] TreeError),
 }
 
-/// A session's overlay, held by this process until it is dropped.
+/// A session's overlay, locked by this process until dropped.
 #[derive(Debug)]
 pub struct Overlay {
     session: SessionId,
-    /// `STATE/overlays`.
+    /// The directory `STATE/overlays`.
     overlays: Root,
-    /// Where the session's part of it is.
+    /// The directory of this session.
     path: PathBuf,
     _lock: FlockGuard<OwnedFd>,
 }
 
-/// The name of something that is kept beside a session's overlay.
+/// The name of a sidecar file of a session's overlay.
 pub(super) fn sidecar_name(session: &str, what: &str) -> String {
     format!("{session},{what}")
 }
 
-/// Everything that may be kept beside one.
+/// The suffixes of all sidecar files.
 pub(super) const SIDECARS: [&str; 7] =
     ["lock", "began", "record", "intent", "made", "went", "ended"];
 
-/// Where a session's overlay is, or would be.
+/// The path of a session's overlay, whether it exists or not.
 #[must_use]
 pub fn path(overlays: &Root, session: &SessionId) -> PathBuf {
     overlays.path().join(session.as_str())
 }
 
-/// Where what a session wrote is, or would be.
+/// The path of a session's changes, whether they exist or not.
 #[must_use]
 pub fn upper_path(overlays: &Root, session: &SessionId) -> PathBuf {
     path(overlays, session).join(UPPER)
 }
 
 impl Overlay {
-    /// Gives a session its overlay: the one that it has, or a new one over `lower`, which belongs to
-    /// `owner` if the supervisor is root.
+    /// Opens a session's overlay, or creates one over `lower`. A new one belongs to `owner` if the
+    /// supervisor is root.
     ///
     /// # Errors
-    /// [`OverlayError`], but for [`OverlayError::OnMissing`].
+    /// [`OverlayError`], except for [`OverlayError::Missing`].
     pub fn prepare(
         overlays: &Root,
         session: &SessionId,
@@ -146,17 +149,17 @@ impl Overlay {
         Ok(this)
     }
 
-    /// Takes a session's overlay that is there.
+    /// Locks an existing overlay.
     ///
     /// # Errors
-    /// [`OverlayError::OnMissing`], [`OverlayError::Busy`], or what the system says.
+    /// [`OverlayError::Missing`], [`OverlayError::Busy`], or the system error.
     pub fn lock_existing(overlays: &Root, session: &SessionId) -> Result<Self, OverlayError> {
         let missing = || OverlayError::Missing(session.clone());
         if path(overlays, session).symlink_metadata().is_err() {
             return Err(missing());
         }
         let this = Self::lock(overlays, session, OFlags::empty())?;
-        // Whoever held it before may have discarded it.
+        // The previous user may have discarded it.
         if this.path.symlink_metadata().is_err() {
             return Err(missing());
         }
@@ -176,12 +179,12 @@ impl Overlay {
             Err(Errno::WOULDBLOCK) => return Err(OverlayError::Busy(session.clone())),
             locked => locked.map_err(failed("lock the overlay of"))?,
         };
-        // One that was discarded meanwhile locks nothing any more.
-        let is_ours = |found: rustix::fs::Stat| {
-            rustix::fs::fstat(&lock).is_ok_and(|lock| lock.st_ino == found.st_ino)
+        // If it was discarded meanwhile, this lock is on a removed file and protects nothing.
+        let is_ours = |stat: rustix::fs::Stat| {
+            rustix::fs::fstat(&lock).is_ok_and(|lock| lock.st_ino == stat.st_ino)
         };
-        let found = rustix::fs::statat(overlays, &*name, rustix::fs::AtFlags::SYMLINK_NOFOLLOW);
-        if !found.is_ok_and(is_ours) {
+        let stat = rustix::fs::statat(overlays, &*name, rustix::fs::AtFlags::SYMLINK_NOFOLLOW);
+        if !stat.is_ok_and(is_ours) {
             return Err(OverlayError::Busy(session.clone()));
         }
         let at = overlays.path().to_owned();
@@ -196,7 +199,7 @@ impl Overlay {
     fn create(&self, lower: &Root, pool: &str, owner: Option<Owner>) -> Result<(), OverlayError> {
         let part = sidecar_name(self.session.as_str(), "part");
         remove_tree(&self.overlays, &part)?;
-        let failed = |source: io::Error| TreeError::at_path("make", &self.path, source);
+        let failed = |source: io::Error| TreeError::at_path("create", &self.path, source);
         let meta = lower.meta()?;
         let make = || -> io::Result<()> {
             let root_mode = u32::from(meta.mode) & 0o777 | 0o700;
@@ -205,7 +208,7 @@ impl Overlay {
                     let (uid, gid) = (Uid::from_raw(owner.uid), Gid::from_raw(owner.gid));
                     rustix::fs::fchown(dir, Some(uid), Some(gid))?;
                 }
-                // The mode at its making depends on the umask.
+                // The umask changes the mode of a new directory.
                 Ok(rustix::fs::fchmod(dir, Mode::from_raw_mode(mode))?)
             };
             let top = make_dir(&self.overlays, &part)?;
@@ -215,7 +218,7 @@ impl Overlay {
             own(&top, 0o700)
         };
         make().map_err(failed)?;
-        // Its change time is when the session began: only the kernel sets it.
+        // The change time of this file is the session's start: only the kernel can set it.
         let began = sidecar_name(self.session.as_str(), "began");
         remove_tree(&self.overlays, &began)?;
         let flags =
@@ -239,44 +242,44 @@ impl Overlay {
         Ok(())
     }
 
-    /// Whose it is.
+    /// The session's id.
     #[must_use]
     pub const fn session(&self) -> &SessionId {
         &self.session
     }
 
-    /// Where it is: a directory with `upper` and `work` in it.
+    /// Its path: a directory with `upper` and `work` in it.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Where what was written is.
+    /// The path of its changes.
     #[must_use]
     pub fn upper_path(&self) -> PathBuf {
         self.path.join(UPPER)
     }
 
-    /// The directory that holds `upper` and `work`.
+    /// Opens the directory that contains `upper` and `work`.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system error.
     pub fn root(&self) -> Result<Root, TreeError> {
         Root::open_at(&self.overlays, self.session.as_str(), self.path.clone())
     }
 
-    /// What was written.
+    /// Opens the directory of its changes.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system error.
     pub fn upper(&self) -> Result<Root, TreeError> {
         Root::open_at(self.root()?, UPPER, self.upper_path())
     }
 
-    /// Who owns it on disk.
+    /// Its owner on disk.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system error.
     pub fn owner(&self) -> Result<Owner, TreeError> {
         let meta = self.root()?.meta()?;
         Ok(Owner {
@@ -285,7 +288,7 @@ impl Overlay {
         })
     }
 
-    /// The workspace that it lies over, if it is still the same directory.
+    /// Opens the workspace below it, if that is still the same directory.
     ///
     /// # Errors
     /// [`OverlayError::OtherWorkspace`], [`OverlayError::Record`].
@@ -301,7 +304,7 @@ impl Overlay {
         Ok(root)
     }
 
-    /// What is kept of its beginning.
+    /// Reads the record of the session's start.
     ///
     /// # Errors
     /// [`OverlayError::Record`].
@@ -317,18 +320,18 @@ impl Overlay {
         serde_json::from_slice(&text).map_err(|error| bad(error.to_string()))
     }
 
-    /// Keeps what is known of its beginning.
+    /// Stores the record of the session's start.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system error.
     pub fn save_record(&self, record: &OverlayRecord) -> Result<(), OverlayError> {
         self.write_record(record, false)
     }
 
-    /// The same, and it is on the disk when this returns.
+    /// The same; the record is on disk when this returns.
     ///
     /// # Errors
-    /// As [`Self::keep`].
+    /// As [`Self::save_record`].
     pub fn save_record_durably(&self, record: &OverlayRecord) -> Result<(), OverlayError> {
         self.write_record(record, true)
     }
@@ -341,13 +344,13 @@ impl Overlay {
         if text.len() as u64 > limits::OVERLAY_RECORD_BYTES {
             return Err(OverlayError::Record {
                 session: self.session.clone(),
-                why: "it would be too long: too much was written".to_owned(),
+                why: "it would be too long, because the session changed too many files".to_owned(),
             });
         }
         Ok(self.write_sidecar("record", &text, durably)?)
     }
 
-    /// Reads what is kept beside it; `None` if there is nothing.
+    /// Reads a sidecar file; `None` if it does not exist.
     fn read_sidecar(&self, what: &str, most: u64) -> io::Result<Option<Vec<u8>>> {
         use std::io::Read as _;
         let name = sidecar_name(self.session.as_str(), what);
@@ -364,7 +367,7 @@ impl Overlay {
         Ok(Some(text))
     }
 
-    /// Replaces what is kept beside it, at once; `durably` survives the machine's end too.
+    /// Atomically replaces a sidecar file; with `durably` it also survives a crash of the machine.
     fn write_sidecar(&self, what: &str, text: &[u8], durably: bool) -> Result<(), TreeError> {
         use std::io::Write as _;
         let name = sidecar_name(self.session.as_str(), what);
@@ -401,19 +404,20 @@ impl Overlay {
         Ok(rustix::fs::fsync(dir)?)
     }
 
-    /// Removes everything of it.
+    /// Removes the overlay completely.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system error.
     pub fn discard(self) -> Result<(), TreeError> {
         remove(&self.overlays, &self.session)
     }
 }
 
-/// Marks a session as ended: from now on its overlay's time runs. None there is fine.
+/// Marks the end of a session, which starts its overlay's retention time. A missing overlay is no
+/// error.
 ///
 /// # Errors
-/// What the system says.
+/// The system error.
 pub fn mark_ended(overlays: &Root, session: &SessionId) -> Result<(), TreeError> {
     if path(overlays, session).symlink_metadata().is_err() {
         return Ok(());
@@ -426,7 +430,8 @@ pub fn mark_ended(overlays: &Root, session: &SessionId) -> Result<(), TreeError>
     }
 }
 
-/// Removes everything of a session's overlay. The lock goes last: whoever holds it still does.
+/// Removes a session's overlay completely. The lock file goes last, because its holder still needs
+/// it.
 pub(super) fn remove(overlays: &Root, session: &SessionId) -> Result<(), TreeError> {
     super::sweep::discard(overlays, session.as_str())?;
     for what in SIDECARS.iter().rev().chain(&["part", "fresh"]) {
@@ -443,9 +448,9 @@ fn make_dir(parent: impl AsFd, name: &str) -> io::Result<OwnedFd> {
     Ok(rustix::fs::openat(parent, name, flags, Mode::empty())?)
 }
 
-/// An ordinary user's overlay can copy only files whose user and group are its own: the kernel knows
-/// no others in there. Looked at are the directory and what stands directly in it; what is deeper
-/// and foreign cannot be written by the agent.
+/// Without root, an overlay can copy up only files of this user and group, because the user
+/// namespace maps no others. Checks the directory and its direct entries; the agent cannot write
+/// deeper files of other users.
 fn check_owners(lower: &Root) -> Result<(), OverlayError> {
     let own_uid = rustix::process::geteuid().as_raw();
     let own_gid = rustix::process::getegid().as_raw();

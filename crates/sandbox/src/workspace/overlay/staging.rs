@@ -1,7 +1,7 @@
-//! Makes what an apply will put into a workspace, beside it and in its file system, before anything
-//! of it is touched.
+//! Creates what an apply will move into a workspace, beside its files and on the same file system,
+//! before the workspace changes.
 //!
-//! Everything is written into one directory that only the caller can enter; each thing that will be
+//! Everything is written into one directory that only the caller can enter; each entry that will be
 //! moved has a number there. Must not know why.
 
 use std::collections::BTreeMap;
@@ -16,22 +16,22 @@ use super::apply_plan::{ApplyAction, ApplyPlan, NewNode};
 use crate::upper_reader::{UpperReader, WrittenEntry};
 use crate::workspace::Owner;
 
-/// Writes into one directory.
+/// Writes into the staging directory.
 pub(super) struct Stager<'s> {
-    /// That directory.
+    /// The staging directory.
     pub(super) dir: BorrowedFd<'s>,
     pub(super) plan: &'s ApplyPlan,
-    /// The numbers of the paths that are moved.
+    /// The staging names of the paths that will be moved.
     pub(super) slots: &'s BTreeMap<String, String>,
-    /// Whose everything will be, if the caller is root.
+    /// The owner of everything created, if the caller is root.
     pub(super) owner: Option<Owner>,
 }
 
 impl Stager<'_> {
-    /// Makes everything, from a reader that has just been started.
+    /// Creates everything, from a reader that was just started.
     ///
     /// # Errors
-    /// What the system says, or that something is not what was looked at before.
+    /// The system error, or that something differs from the plan.
     pub(super) fn stage(&self, reader: &mut UpperReader) -> io::Result<()> {
         let mut made = 0;
         reader.read(&mut |written, content| {
@@ -45,10 +45,10 @@ impl Stager<'_> {
         })?;
         if made != self.plan.nodes.len() {
             return Err(io::Error::other(
-                "something that was looked at is not there any more",
+                "a change that the plan contains does not exist any more",
             ));
         }
-        // A directory is durable when its entries are.
+        // A directory is durable once its entries are synced.
         let dirs = self.plan.nodes.iter();
         for (path, _) in dirs.filter(|(_, node)| matches!(node, NewNode::Dir(_))) {
             let (parent, name) = self.open_parent(path)?;
@@ -59,9 +59,9 @@ impl Stager<'_> {
         Ok(rustix::fs::fsync(self.dir)?)
     }
 
-    /// The directory in which a path is made, and its name there.
+    /// The staging directory of a path's parent, and the name in it.
     fn open_parent(&self, path: &str) -> io::Result<(OwnedFd, String)> {
-        let lost = || io::Error::other("it belongs to nothing that is moved");
+        let lost = || io::Error::other("its path belongs to no change of the plan");
         let mut top = path;
         let mut below: Vec<&str> = Vec::new();
         while !self.slots.contains_key(top) {
@@ -132,10 +132,10 @@ impl Stager<'_> {
 }
 
 fn changed_error() -> io::Error {
-    io::Error::other("it is not what was looked at a moment ago")
+    io::Error::other("it changed after the apply was planned")
 }
 
-/// Copies, and gives the SHA-256 of what was copied.
+/// Copies a stream, and returns its SHA-256.
 fn copy(from: &mut dyn Read, to: &mut File) -> io::Result<String> {
     let mut sum = Sha256::new();
     let mut chunk = vec![0; 64 << 10];
@@ -150,7 +150,7 @@ fn copy(from: &mut dyn Read, to: &mut File) -> io::Result<String> {
     }
 }
 
-/// The numbers of everything that is moved.
+/// Assigns staging names to all paths that will be moved.
 pub(super) fn assign_slots(plan: &ApplyPlan) -> BTreeMap<String, String> {
     let moved = plan.actions.iter();
     moved
@@ -160,14 +160,14 @@ pub(super) fn assign_slots(plan: &ApplyPlan) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// Whether this file system can put two things in each other's place.
+/// Checks that this file system can exchange two files atomically.
 pub(super) fn check_exchange(dir: &OwnedFd) -> io::Result<()> {
     for name in ["x", "y"] {
         rustix::fs::mkdirat(dir, name, Mode::from_raw_mode(0o700))?;
     }
     rustix::fs::renameat_with(dir, "x", dir, "y", RenameFlags::EXCHANGE).map_err(|errno| {
         io::Error::other(format!(
-            "the workspace's file system cannot exchange two files ({}); use workspace mode \"copy\"",
+            "the file system of the workspace cannot exchange two files atomically ({}); use workspace mode \"copy\"",
             io::Error::from(errno)
         ))
     })?;

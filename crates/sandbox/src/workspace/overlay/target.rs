@@ -1,6 +1,6 @@
-//! A workspace that something is applied to, and the directory beside its files where that is made.
+//! The workspace of an apply, and the staging directory beside its files.
 //!
-//! Holds the lock against a second apply in the same workspace. Must not know what is applied.
+//! Owns the lock against a second apply in the same workspace. Must not know what is applied.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,10 +18,10 @@ use crate::workspace::removal::remove_tree;
 use crate::workspace::tree::{Root, TreeError};
 use marshal_model::SessionId;
 
-/// Device and inode.
+/// Device and inode numbers.
 pub(super) type DeviceInode = (u64, u64);
 
-/// What was at a place when the apply was decided.
+/// The identity and attributes of a file when the apply was decided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct FileStamp {
@@ -30,12 +30,12 @@ pub(super) struct FileStamp {
     pub(super) mtime: (i64, u64),
 }
 
-/// The name of the directory beside the workspace's files.
+/// The name of the staging directory.
 fn staging_name(session: &SessionId) -> String {
     format!("{STAGING}{session}")
 }
 
-/// The workspace, while nobody else applies anything to it.
+/// A workspace that is locked against other applies.
 pub(super) struct ApplyTarget {
     pub(super) root: Root,
     pub(super) staging_name: String,
@@ -43,7 +43,7 @@ pub(super) struct ApplyTarget {
 }
 
 impl ApplyTarget {
-    /// Takes the workspace, or waits for another apply in it, at most so long.
+    /// Locks the workspace, waiting at most `wait` for another apply.
     pub(super) fn lock(overlay: &Overlay, wait: Duration) -> Result<Self, ApplyError> {
         let root = overlay.lower()?;
         let lock = WorkspaceLock::acquire(overlay, &root, wait)?;
@@ -57,14 +57,16 @@ impl ApplyTarget {
     pub(super) fn open_staging(&self) -> io::Result<OwnedFd> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let dir = rustix::fs::openat(&self.root, &*self.staging_name, flags, Mode::empty())?;
-        let found = rustix::fs::fstat(&dir)?;
-        if found.st_uid != rustix::process::geteuid().as_raw() || found.st_mode & 0o077 != 0 {
-            return Err(io::Error::other("it is not the directory that apply made"));
+        let stat = rustix::fs::fstat(&dir)?;
+        if stat.st_uid != rustix::process::geteuid().as_raw() || stat.st_mode & 0o077 != 0 {
+            return Err(io::Error::other(
+                "it is not the directory that this apply created",
+            ));
         }
         Ok(dir)
     }
 
-    /// What is beside the workspace's files, to be looked at by its names there.
+    /// Opens the staging directory as a root.
     pub(super) fn staging_root(&self) -> Result<Root, TreeError> {
         let path = self.root.path().join(&self.staging_name);
         Root::open_at(&self.root, &self.staging_name, path)
@@ -74,30 +76,30 @@ impl ApplyTarget {
         remove_tree(&self.root, &self.staging_name)
     }
 
-    /// What a directory holds under this name.
+    /// The identity of this name in a directory, if it exists.
     pub(super) fn stamp_at(dir: impl AsFd, name: &str) -> io::Result<Option<FileStamp>> {
         match rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
             Err(Errno::NOENT) => Ok(None),
-            found => {
-                let found = found?;
+            stat => {
+                let stat = stat?;
                 Ok(Some(FileStamp {
-                    id: (found.st_dev, found.st_ino),
-                    size: found.st_size,
-                    mtime: (found.st_mtime, found.st_mtime_nsec),
+                    id: (stat.st_dev, stat.st_ino),
+                    size: stat.st_size,
+                    mtime: (stat.st_mtime, stat.st_mtime_nsec),
                 }))
             }
         }
     }
 }
 
-/// Device and inode of what is held.
-pub(super) fn id_of(held: impl AsFd) -> io::Result<DeviceInode> {
-    let found = rustix::fs::fstat(held)?;
-    Ok((found.st_dev, found.st_ino))
+/// Device and inode of an open descriptor.
+pub(super) fn id_of(handle: impl AsFd) -> io::Result<DeviceInode> {
+    let stat = rustix::fs::fstat(handle)?;
+    Ok((stat.st_dev, stat.st_ino))
 }
 
-/// Whether a directory is here under this name.
+/// Whether this name in a directory is a directory.
 pub(super) fn is_dir(dir: &OwnedFd, name: &str) -> bool {
     rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)
-        .is_ok_and(|found| rustix::fs::FileType::from_raw_mode(found.st_mode).is_dir())
+        .is_ok_and(|stat| rustix::fs::FileType::from_raw_mode(stat.st_mode).is_dir())
 }

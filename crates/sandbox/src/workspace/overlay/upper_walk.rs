@@ -1,9 +1,9 @@
-//! What was written over a workspace, read from the directory that took it.
+//! Walks over the changes in an overlay's upper directory.
 //!
-//! Owns the forms in which the kernel keeps a change there: a plain file is new or changed, a
-//! character device 0:0 stands for something deleted, a directory with the attribute `opaque` hides
-//! what was below it. Nothing is followed, no fifo or device is opened, and everything has a bound.
-//! Must not know what is below, nor what becomes of it.
+//! Owns the kernel's formats of changes: a regular file is new or changed, a character device 0:0
+//! is a whiteout of a deleted entry, a directory with the attribute `opaque` hides the one below.
+//! No link is followed, no fifo or device is opened, and everything is bounded. Must not know the
+//! lower directory, nor what the result is used for.
 
 use std::ffi::CStr;
 use std::io;
@@ -17,11 +17,11 @@ use serde::{Deserialize, Serialize};
 use crate::workspace::tree::{for_each_entry, open_dir_at};
 use marshal_model::limits;
 
-/// The attribute of a directory that hides what was below it.
+/// The attribute of a directory that hides the lower directory.
 const OPAQUE: &CStr = c"user.overlay.opaque";
-/// The attribute of an empty file that stands for something deleted.
+/// The attribute of an empty file that is a whiteout.
 const WHITEOUT: &CStr = c"user.overlay.whiteout";
-/// Attributes of the kernel's own that change nothing of what a file is.
+/// Attributes of the kernel that do not affect what a file is.
 const HARMLESS: [&[u8]; 7] = [
     b"user.overlay.origin",
     b"user.overlay.opaque",
@@ -31,7 +31,7 @@ const HARMLESS: [&[u8]; 7] = [
     b"user.overlay.uuid",
     b"user.overlay.protattr",
 ];
-/// Families of attributes that a system puts on everything, and that never come along.
+/// Prefixes of attributes that systems put on every file, and that are never applied.
 const OF_THE_SYSTEM: [&[u8]; 6] = [
     b"security.selinux",
     b"security.SMACK64",
@@ -40,90 +40,90 @@ const OF_THE_SYSTEM: [&[u8]; 6] = [
     b"security.apparmor",
     b"btrfs.",
 ];
-/// Bytes of the names of one file's attributes: what Linux allows at most.
+/// Maximum size of the names of one file's attributes, as Linux limits it.
 const ATTRIBUTE_BYTES: usize = 64 << 10;
 
-/// One thing that was written.
+/// One change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EntryForm {
-    /// A plain file.
+    /// A regular file.
     File {
-        /// Its length in bytes, as it says.
+        /// Its size in bytes, as reported by stat.
         size: u64,
         /// Its permission bits.
         mode: u32,
     },
-    /// A directory: what is in it was changed, or itself.
+    /// A directory: its content or its own attributes changed.
     Dir {
-        /// It hides what was below.
+        /// Whether it hides the lower directory.
         opaque: bool,
         /// Its permission bits.
         mode: u32,
     },
     /// A symbolic link.
     Link {
-        /// Its target; `None` if it is no UTF-8 or too long.
+        /// Its target; `None` if it is not UTF-8 or too long.
         target: Option<String>,
     },
-    /// What was here is deleted.
+    /// A deleted entry.
     Gone,
-    /// What can never be taken over.
+    /// Something that is never applied.
     Odd {
-        /// What it is, as a sentence without its subject.
+        /// What it is, as a predicate without a subject.
         why: String,
     },
 }
 
-/// What a walk found.
+/// An entry of a walk.
 #[derive(Debug)]
 pub struct UpperEntry<'a> {
     /// Its path below the workspace.
     pub path: &'a [u8],
-    /// What it is.
+    /// The kind of change.
     pub form: EntryForm,
     /// Its metadata.
     pub stat: &'a Stat,
-    /// A plain file, open to be read; only where contents are wanted.
+    /// A regular file, open for reading; only in a walk with contents.
     pub file: Option<OwnedFd>,
 }
 
-/// How closely things are looked at.
+/// What a walk reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WalkDetail {
-    /// By their metadata.
+    /// Metadata only.
     Names,
-    /// With their attributes, and files opened.
+    /// Extended attributes too; files are opened.
     Contents,
 }
 
-/// Why a walk did not see everything.
+/// Why a walk is incomplete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum IncompleteReason {
-    /// Too many things.
-    #[error("more than {} files were written", limits::OVERLAY_ENTRIES)]
+    /// Too many entries.
+    #[error("the session wrote more than {} files", limits::OVERLAY_ENTRIES)]
     Entries,
-    /// Too deep.
+    /// Nested too deep.
     #[error(
         "directories are nested more than {} levels deep",
         limits::OVERLAY_DEPTH
     )]
     Depth,
-    /// Too long names.
+    /// The paths are too long.
     #[error(
-        "the paths of what was written are longer than {} MiB together",
+        "the paths of all changed files are longer than {} MiB in total",
         limits::OVERLAY_PATHS_BYTES >> 20
     )]
     Paths,
-    /// Too long.
-    #[error("to look at everything took longer than {} s", limits::WALK_TIME.as_secs())]
+    /// It took too long.
+    #[error("reading all changes took longer than {} s", limits::WALK_TIME.as_secs())]
     Time,
 }
 
-/// Walks over everything that was written, a directory before what is in it.
+/// Walks over all changes, a directory before its content.
 ///
 /// # Errors
-/// What `each` gives, or what the system says of a directory that cannot be read.
+/// The error of `each`, or the system error for an unreadable directory.
 pub fn walk(
     upper: impl AsFd,
     look: WalkDetail,
@@ -148,9 +148,9 @@ struct Walker<'e> {
     detail: WalkDetail,
     each: &'e mut dyn FnMut(UpperEntry<'_>) -> io::Result<()>,
     path: Vec<u8>,
-    /// Entries that may still be listed.
+    /// Number of entries that may still be listed.
     left: u64,
-    /// Bytes of paths that may still be told.
+    /// Bytes of paths that may still be reported.
     bytes: usize,
     seen: u64,
     began: Instant,
@@ -160,10 +160,10 @@ struct Walker<'e> {
 impl Walker<'_> {
     fn dir(&mut self, dir: &OwnedFd, depth: usize) -> io::Result<()> {
         let length = self.path.len();
-        // The order of a directory is nobody's promise, and what is told should not vary.
+        // Sort: the kernel's order is arbitrary, and the output must not vary.
         let mut names = Vec::new();
         for_each_entry(dir, |name| {
-            // Counted when they are listed: those of every level are held at once.
+            // Count entries when they are listed: those of every level are in memory at once.
             if self.left == 0 {
                 self.incomplete = Some(IncompleteReason::Entries);
                 return Ok(());
@@ -252,7 +252,7 @@ impl Walker<'_> {
         self.emit(EntryForm::Odd { why }, stat, None)
     }
 
-    /// A plain file: what it is, and itself.
+    /// A regular file: its kind, and its descriptor.
     fn file(
         &self,
         dir: &OwnedFd,
@@ -280,7 +280,7 @@ impl Walker<'_> {
         if stat.st_mode & 0o6000 != 0 {
             return odd("is set-user-id or set-group-id");
         }
-        // Whatever took its place meanwhile does not make us wait.
+        // NONBLOCK: if the file was replaced by a fifo meanwhile, opening it must not block.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = match rustix::fs::openat(dir, name, flags, Mode::empty()) {
             Ok(file) => file,
@@ -302,7 +302,7 @@ impl Walker<'_> {
     }
 }
 
-/// Whether a directory hides what was below it; `x` says something else (overlayfs.rst).
+/// Whether a directory hides the lower one; the value `x` means something else (overlayfs.rst).
 pub(super) fn is_opaque(dir: impl AsFd) -> io::Result<bool> {
     let mut value = [0_u8; 4];
     match rustix::fs::fgetxattr(dir, OPAQUE, &mut value[..]) {
@@ -320,7 +320,7 @@ fn has_xattr(fd: BorrowedFd<'_>, name: &CStr) -> io::Result<bool> {
     }
 }
 
-/// The first extended attribute that says something about a file, if there is one.
+/// The first extended attribute that cannot be applied, if any.
 fn find_unsupported_xattr(fd: BorrowedFd<'_>) -> io::Result<Option<String>> {
     let mut names = vec![0_u8; ATTRIBUTE_BYTES];
     let length = match rustix::fs::flistxattr(fd, &mut names[..]) {
@@ -328,11 +328,11 @@ fn find_unsupported_xattr(fd: BorrowedFd<'_>) -> io::Result<Option<String>> {
         Err(Errno::NOTSUP) => return Ok(None),
         Err(errno) => return Err(errno.into()),
     };
-    let told = names[..length]
+    let unsupported = names[..length]
         .split(|&byte| byte == 0)
         .filter(|name| !name.is_empty())
         .find(|name| {
             !HARMLESS.contains(name) && !OF_THE_SYSTEM.iter().any(|known| name.starts_with(known))
         });
-    Ok(told.map(|name| String::from_utf8_lossy(name).into_owned()))
+    Ok(unsupported.map(|name| String::from_utf8_lossy(name).into_owned()))
 }

@@ -1,6 +1,6 @@
-//! The rows of chats in the table of routes.
+//! The routes of chats, as rows of the route table.
 //!
-//! Owns them alone; what a row means is the table's. Must not know what a chat does.
+//! Owns only the rows; `routes.rs` defines their columns. Must not know what a chat does.
 
 use axum::http::Method;
 
@@ -11,168 +11,168 @@ use super::{
 use marshal_model::Role;
 use marshal_model::limits;
 
-/// Where a page of a list begins.
+/// The cursor of a list of chats.
 const AFTER: QueryParam = QueryParam {
     name: "after",
     kind: ParamKind::Text { longest: 128 },
-    summary: "`next` of the page before",
+    summary: "`next` of the previous page",
 };
-/// A page of chats or turns has at most 50 of them, whatever is asked for.
+/// A page of chats or turns has at most 50 items, also if the client requests more.
 const CHAT_LIMIT: QueryParam = QueryParam {
-    summary: "how many items at most; 50 if not given, and never more",
+    summary: "number of items, at most 50, which is the default",
     ..LIMIT
 };
 pub(super) const BODY_BYTES: u64 = limits::CHAT_BODY_BYTES as u64;
 
-/// See the head of this file.
+/// The rows, ordered by path.
 pub(super) static ROUTES: &[Route] = &[
     Route {
         path: "/api/v1/workspaces/{workspace}/chats",
         name: "listChats",
-        summary: "The chats of a workspace, the newest first",
+        summary: "List the chats of a workspace, newest first",
         query: &[AFTER, CHAT_LIMIT],
         response: (200, "ChatList"),
         error_statuses: &[404, 422],
-        handler: |desk, call| Box::pin(chats::list(desk, call)),
+        handler: |app, request| Box::pin(chats::list(app, request)),
         ..READ_ONLY
     },
     Route {
         path: "/api/v1/workspaces/{workspace}/chats",
         name: "createChat",
-        summary: "Begins a chat with its first message; returns when it is durable",
+        summary: "Create a chat with its first message; returns when it is durable",
         headers: &[(
             "Idempotency-Key",
-            "the same chat under the same key is begun once",
+            "the same chat with the same key is created once",
             limits::TURN_KEY_BYTES,
         )],
         body: Some("NewChat"),
         body_bytes: BODY_BYTES,
         response: (201, "ChatBegun"),
         error_statuses: &[404, 409, 422],
-        handler: |desk, call| Box::pin(chats::create(desk, call)),
+        handler: |app, request| Box::pin(chats::create(app, request)),
         ..MUTATING
     },
     Route {
         method: Method::DELETE,
         path: "/api/v1/workspaces/{workspace}/chats/{chat}",
         name: "closeChat",
-        summary: "Closes a chat: what runs is stopped, and no message is taken any more",
+        summary: "Close a chat: its running turn is cancelled, and it accepts no more messages",
         response: (200, "ChatClosed"),
         error_statuses: &[404, 409],
-        handler: |desk, call| Box::pin(chats::close(desk, call)),
+        handler: |app, request| Box::pin(chats::close(app, request)),
         ..MUTATING
     },
     Route {
         path: "/api/v1/workspaces/{workspace}/chats/{chat}",
         name: "getChat",
-        summary: "One chat and how it stands",
+        summary: "Get one chat and its state",
         response: (200, "Chat"),
         error_statuses: &[404],
-        handler: |desk, call| Box::pin(chats::get(desk, call)),
+        handler: |app, request| Box::pin(chats::get(app, request)),
         ..READ_ONLY
     },
     Route {
         path: "/api/v1/workspaces/{workspace}/chats/{chat}",
         name: "sendMessage",
-        summary: "Sends a message to a chat; returns when it is durable",
+        summary: "Send a message to a chat; returns when it is durable",
         headers: &[(
             "Idempotency-Key",
-            "the same message under the same key is taken once",
+            "the same message with the same key is accepted once",
             limits::TURN_KEY_BYTES,
         )],
         body: Some("Message"),
         body_bytes: BODY_BYTES,
         response: (202, "TurnTaken"),
         error_statuses: &[404, 409, 422],
-        handler: |desk, call| Box::pin(chats::send(desk, call)),
+        handler: |app, request| Box::pin(chats::send(app, request)),
         ..MUTATING
     },
     Route {
         path: "/api/v1/workspaces/{workspace}/chats/{chat}/events",
         name: "streamChatEvents",
-        summary: "A chat's events from the journal and on, as server-sent events, each once",
+        summary: "Stream the past and new events of a chat as server-sent events, each exactly once",
         query: &[
             QueryParam {
                 name: "after",
                 kind: ParamKind::Text { longest: 64 },
-                summary: "after the event with this id; from the first one if not given",
+                summary: "start after the event with this id; from the first event by default",
             },
             QueryParam {
                 name: "shape",
                 kind: ParamKind::OneOf(&["named", "enveloped"]),
-                summary: "whether events have names, or are objects with `type` and `data`",
+                summary: "`named` events have names; `enveloped` events are objects with `type` and `data`",
             },
         ],
         headers: LAST_EVENT,
         response: (200, STREAM),
         error_statuses: &[404, 409],
-        handler: |desk, call| Box::pin(chats::events(desk, call)),
+        handler: |app, request| Box::pin(chats::events(app, request)),
         ..READ_ONLY
     },
     Route {
         path: "/api/v1/workspaces/{workspace}/chats/{chat}/ping",
         name: "pingChat",
-        summary: "Says that a chat is used, so that its agent stays",
+        summary: "Mark a chat as in use, so that its agent stays loaded",
         response: (204, NO_BODY),
         error_statuses: &[404],
-        handler: |desk, call| Box::pin(chats::ping(desk, call)),
+        handler: |app, request| Box::pin(chats::ping(app, request)),
         ..MUTATING
     },
     Route {
         path: "/api/v1/workspaces/{workspace}/chats/{chat}/plan",
         name: "getPlan",
-        summary: "The plan of a chat whose members work one: its items, its approval, who works it",
+        summary: "Get the plan of a chat: its items, its approval and its members",
         response: (200, "Plan"),
         error_statuses: &[404],
-        handler: |desk, call| Box::pin(plans::plan(desk, call)),
+        handler: |app, request| Box::pin(plans::plan(app, request)),
         ..READ_ONLY
     },
     Route {
         path: "/api/v1/workspaces/{workspace}/chats/{chat}/plan/approve",
         role: Role::Approve,
         name: "approvePlan",
-        summary: "Approves the plan that waits: it is worked from now on",
+        summary: "Approve the pending plan; its execution starts",
         body: Some("ApprovePlan"),
         response: (200, "PlanReviewed"),
         error_statuses: &[404, 409, 422],
-        handler: |desk, call| Box::pin(plans::approve(desk, call)),
+        handler: |app, request| Box::pin(plans::approve(app, request)),
         ..MUTATING
     },
     Route {
         path: "/api/v1/workspaces/{workspace}/chats/{chat}/plan/reject",
         role: Role::Approve,
         name: "rejectPlan",
-        summary: "Rejects the plan that waits: its planner is told why, and writes another",
+        summary: "Reject the pending plan; the planner receives the reason and writes another plan",
         body: Some("RejectPlan"),
         response: (200, "PlanReviewed"),
         error_statuses: &[404, 409, 422],
-        handler: |desk, call| Box::pin(plans::reject(desk, call)),
+        handler: |app, request| Box::pin(plans::reject(app, request)),
         ..MUTATING
     },
     Route {
         path: "/api/v1/workspaces/{workspace}/chats/{chat}/stop",
         name: "stopChat",
-        summary: "Cancels the running turn of a chat, and what waits",
+        summary: "Cancel the running turn of a chat and its waiting messages",
         response: (200, "ChatStopped"),
         error_statuses: &[404],
-        handler: |desk, call| Box::pin(chats::cancel(desk, call)),
+        handler: |app, request| Box::pin(chats::cancel(app, request)),
         ..MUTATING
     },
     Route {
         path: "/api/v1/workspaces/{workspace}/chats/{chat}/turns",
         name: "listTurns",
-        summary: "The turns of a chat, by their sequence",
+        summary: "List the turns of a chat, by sequence",
         query: &[
             QueryParam {
                 name: "after",
                 kind: ParamKind::Text { longest: 20 },
-                summary: "after the turn with this sequence",
+                summary: "start after the turn with this sequence",
             },
             CHAT_LIMIT,
         ],
         response: (200, "TurnList"),
         error_statuses: &[404],
-        handler: |desk, call| Box::pin(chats::turns(desk, call)),
+        handler: |app, request| Box::pin(chats::turns(app, request)),
         ..READ_ONLY
     },
 ];

@@ -1,6 +1,6 @@
-//! The rows of workspaces' files in the table of routes.
+//! The routes of workspace files, as rows of the route table.
 //!
-//! Owns them alone; what a row means is the table's. Must not know where versions are kept.
+//! Owns only the rows; `routes.rs` defines their columns. Must not know where versions are stored.
 
 use axum::http::Method;
 
@@ -8,15 +8,15 @@ use super::super::files;
 use super::{LIMIT, MUTATING, ParamKind, QueryParam, READ_ONLY, Route};
 use marshal_model::limits;
 
-/// A version of a file.
+/// A version number of a file.
 const VERSION: ParamKind = ParamKind::Text { longest: 20 };
 
-/// See the head of this file.
+/// The rows, ordered by path.
 pub(super) static ROUTES: &[Route] = &[
     Route {
         path: "/api/v1/workspaces/{workspace}/diff/{*path}",
         name: "diffFile",
-        summary: "What differs between two versions of a file",
+        summary: "Get the differences between two versions of a file",
         query: &[
             QueryParam {
                 name: "from",
@@ -31,80 +31,80 @@ pub(super) static ROUTES: &[Route] = &[
         ],
         response: (200, "FileDiff"),
         error_statuses: &[404],
-        handler: |desk, call| Box::pin(files::diff(desk, call)),
+        handler: |app, request| Box::pin(files::diff(app, request)),
         ..READ_ONLY
     },
     Route {
         path: "/api/v1/workspaces/{workspace}/files",
         name: "listFiles",
-        summary: "The files of a workspace that have versions, by path",
+        summary: "List the files of a workspace that have versions, by path",
         query: &[
             QueryParam {
                 name: "prefix",
                 kind: ParamKind::Text { longest: 1000 },
-                summary: "those whose path begins so",
+                summary: "only paths with this prefix",
             },
             LIMIT,
             QueryParam {
                 name: "cursor",
                 kind: ParamKind::Text { longest: 1024 },
-                summary: "`next` of the page before",
+                summary: "`next` of the previous page",
             },
         ],
         response: (200, "FileList"),
         error_statuses: &[404],
-        handler: |desk, call| Box::pin(files::list(desk, call)),
+        handler: |app, request| Box::pin(files::list(app, request)),
         ..READ_ONLY
     },
     Route {
         path: "/api/v1/workspaces/{workspace}/files/{*path}",
         name: "getFile",
-        summary: "A file as it is now, or as it was in a version",
+        summary: "Get the current content of a file, or the content of a version",
         query: &[QueryParam {
             name: "version",
             kind: VERSION,
-            summary: "this version; the newest if not given",
+            summary: "the version to get; the newest by default",
         }],
         response: (200, "File"),
         error_statuses: &[404, 409],
-        handler: |desk, call| Box::pin(files::get(desk, call)),
+        handler: |app, request| Box::pin(files::get(app, request)),
         ..READ_ONLY
     },
     Route {
         method: Method::PUT,
         path: "/api/v1/workspaces/{workspace}/files/{*path}",
         name: "putFile",
-        summary: "Writes a file: its next version, durable and on the disk when this answers",
+        summary: "Write a file as its next version; returns when it is durable and on the disk",
         body: Some("NewFile"),
         body_bytes: limits::HTTP_PUT_BODY_BYTES,
         response: (200, "FileVersion"),
-        handler: |desk, call| Box::pin(files::put(desk, call)),
+        handler: |app, request| Box::pin(files::put(app, request)),
         ..MUTATING
     },
     Route {
         path: "/api/v1/workspaces/{workspace}/history/{*path}",
         name: "listVersions",
-        summary: "The versions of a file, the newest first",
+        summary: "List the versions of a file, newest first",
         query: &[
             LIMIT,
             QueryParam {
                 name: "cursor",
                 kind: VERSION,
-                summary: "`next` of the page before",
+                summary: "`next` of the previous page",
             },
         ],
         response: (200, "FileList"),
         error_statuses: &[404],
-        handler: |desk, call| Box::pin(files::history(desk, call)),
+        handler: |app, request| Box::pin(files::history(app, request)),
         ..READ_ONLY
     },
     Route {
         path: "/api/v1/workspaces/{workspace}/restore/{*path}",
         name: "restoreFile",
-        summary: "Has a file hold again what it held in a version",
+        summary: "Restore the content that a file had in a version",
         body: Some("RestoreFile"),
         response: (200, "FileVersion"),
-        handler: |desk, call| Box::pin(files::restore(desk, call)),
+        handler: |app, request| Box::pin(files::restore(app, request)),
         ..MUTATING
     },
 ];
