@@ -178,8 +178,8 @@ mod tests {
         assert_eq!(found(Some("older")), ("older".to_owned(), 1));
         assert_eq!(
             note(dir.path()).expect("a note"),
-            "run newer of 2023-11-14 22:13:20 UTC is unfinished (and 1 more): \
-             marshal run --continue newer"
+            "run newer of 2023-11-14 22:13:20 UTC is unfinished (and 1 more); \
+             to finish it: marshal run --continue newer"
         );
         let none = RunId::new("none").expect("id");
         let error = find(dir.path(), Some(&none)).expect_err("unknown");

@@ -590,7 +590,7 @@ mod tests {
         }
         assert_eq!(
             unproposed(&Request::Write { paths: ends() }),
-            "no single rule would have"
+            "no single rule would have allowed it"
         );
     }
 }

@@ -379,7 +379,7 @@ async fn results_that_cannot_be_written_are_a_failure() {
     assert_eq!(exit, Exit::Failures);
     assert!(
         err.text()
-            .contains("the results in /dev/full are not complete"),
+            .contains("the results in /dev/full are incomplete"),
         "{}",
         err.text()
     );

@@ -52,9 +52,15 @@ fn check(contents: &str, expect: &[&str]) {
 
 /// A bad line, and what is said about it.
 const BAD: &[(&str, &str)] = &[
-    ("nonsense", "t.jsonl:2: the line is no JSON object; write"),
-    ("[1]", "t.jsonl:2: the line is no JSON object"),
-    ("{\"prompt\"", "t.jsonl:2: the line is no JSON object: EOF"),
+    (
+        "nonsense",
+        "t.jsonl:2: the line is not a JSON object; write",
+    ),
+    ("[1]", "t.jsonl:2: the line is not a JSON object"),
+    (
+        "{\"prompt\"",
+        "t.jsonl:2: the line is not a JSON object: EOF",
+    ),
     (
         "{\"prompt\":\"p\",\"pool\":\"demo\"} x",
         "trailing characters",
@@ -162,8 +168,8 @@ fn every_error_names_its_line_and_its_key() {
     for (line, expect) in BAD {
         check(&format!("{good}\n{line}\n{good}\n"), &[expect]);
     }
-    check("\n\n", &["t.jsonl: has no task in it"]);
-    check("", &["t.jsonl: has no task in it"]);
+    check("\n\n", &["t.jsonl: has no tasks"]);
+    check("", &["t.jsonl: has no tasks"]);
 }
 
 #[test]

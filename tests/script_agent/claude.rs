@@ -475,7 +475,10 @@ fn without_its_words_it_does_not_start_and_others_do_not_take_them() {
     }
     for (flags, says) in [
         (&["--print"][..], "is for --dialect claude"),
-        (&["--permission-mode", "plan"][..], "the permission mode"),
+        (
+            &["--permission-mode", "plan"][..],
+            "unknown permission mode",
+        ),
     ] {
         let mut agent = Agent::spawn_codex(flags);
         let (code, said) = ends(&mut agent);

@@ -119,6 +119,9 @@ mod tests {
         assert_ne!(load_owner_id(two.path()).unwrap(), mark);
         fs::write(one.path().join(FILE), "").unwrap();
         let refused = load_owner_id(one.path()).unwrap_err().to_string();
-        assert!(refused.contains("store-owner: is no mark"), "{refused}");
+        assert!(
+            refused.contains("store-owner: is not the id of a state directory"),
+            "{refused}"
+        );
     }
 }

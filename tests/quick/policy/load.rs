@@ -104,7 +104,7 @@ fn what_does_nothing_is_refused_by_name() {
         &[
             "approval.approvers",
             "group:ops",
-            "give its members a token",
+            "give their members a token",
         ],
     );
     refused("schema = 2\nname = \"t\"", &["schema", "2"]);

@@ -123,7 +123,7 @@ fn tables_have_bounds() {
     let many = "[[on]]\ntype = \"x\"\nevent = \"usage\"\n".repeat(128);
     refused(&format!("{}{many}", with("")), "129 rules, at most 128");
     let long = format!("{}# {}\n", with(""), "x".repeat(dialect_table::TABLE_BYTES));
-    refused(&long, "a table can have 65536");
+    refused(&long, "a table can have at most 65536");
     let types = vec!["\"t\""; 65].join(",");
     refused(&with(&format!("ignore = [{types}]")), "65 elements, at most 64");
 }

@@ -58,7 +58,7 @@ fn directories_that_cannot_be_are_refused() {
     );
     refused(
         "file_plane = { dir = \"/s\", answers = true }\napproval.approvers = []",
-        "given as \"owner\"",
+        "answers as \"owner\"",
     );
     // Agents must not be able to write it, and it must not hold what they write.
     for dir in ["/w", "/w/spool", "/"] {

@@ -53,7 +53,7 @@ fn a_token_has_a_name_a_file_and_a_role() {
     assert_eq!(config.tokens["ops"].role, Role::Operate);
     let refused = |name: &str, keys: &str, why: &str| refused_by(&explicit_origin(), &token(name, keys), why);
     refused("owner", good, "the owner's token is http.token in the state directory");
-    refused("Ops", good, "the token name \"Ops\" must be of small letters");
+    refused("Ops", good, "the token name \"Ops\" must be of lower-case letters");
     refused("ops", "file = \"/x\"", "token.ops: the token needs a role");
     refused("ops", "role = \"read\"", "token.ops: the token needs a file");
     refused("ops", "file = \"/x\"\nrole = \"owner\"", "expected \"read\", \"operate\", \"approve\" or \"admin\", found \"owner\"");

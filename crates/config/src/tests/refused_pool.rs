@@ -65,9 +65,9 @@ fn a_pool_has_a_command_or_an_agent() {
     whole("[pool.demo]\nagent = \"script\"\nagent_dir = \"/opt/x\"\n", "agent_dir is for built-in agents");
     whole("[pool.demo]\nagent = \"codex\"\ncommand = [\"x\"]\nagent_dir = \"/opt/x\"\n", "agent_dir is for built-in agents");
     let long = "x".repeat(200_000);
-    whole(&format!("[pool.demo]\ncommand = [\"a\", \"{long}\"]\n"), "has 200000 bytes, at most 131071 can be");
+    whole(&format!("[pool.demo]\ncommand = [\"a\", \"{long}\"]\n"), "has 200000 bytes, at most 131071 are allowed");
     let many = "\"x\",".repeat(1025);
-    whole(&format!("[pool.demo]\ncommand = [{many}]\n"), "the array has 1025 elements, at most 1024 can be");
+    whole(&format!("[pool.demo]\ncommand = [{many}]\n"), "the array has 1025 elements, at most 1024 are allowed");
 }
 
 #[test]
@@ -185,7 +185,7 @@ fn what_is_for_acp_is_refused_elsewhere_and_what_weakens_it_is_spelled_out() {
 fn an_overlay_needs_walls_and_goes_with_no_check_beside_its_agent() {
     let overlay = "workspace = { path = \".\", mode = \"overlay\" }";
     check(&format!("{overlay}\nlauncher = \"none\""), "mode = \"overlay\" needs a sandbox");
-    check(&format!("{overlay}\nlauncher = \"bwrap\""), "\"overlay\" needs launcher = \"unshare\": \"bwrap\" makes no such view");
+    check(&format!("{overlay}\nlauncher = \"bwrap\""), "\"overlay\" needs launcher = \"unshare\": \"bwrap\" mounts no overlay");
     check(&format!("{overlay}\nsession = \"slot\"\ncheck = [\"true\"]"), "excludes a check");
 }
 

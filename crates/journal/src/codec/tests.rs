@@ -531,7 +531,7 @@ fn what_cannot_be_understood_is_named() {
         "turn_ended",
         1,
         r#"{"outcome":"great","usage":{"input":0,"output":0}}"#,
-        "\"great\" is no turn outcome",
+        "\"great\" is not a valid turn outcome",
     );
 }
 

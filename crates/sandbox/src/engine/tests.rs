@@ -222,7 +222,7 @@ fn a_program_is_heard_bounded_and_ended_when_it_is_late() {
     drop(ours);
     let unwanted =
         program_run::run_to_end(&mut sh("exec sleep 60"), "sh", Some(&theirs), limit).unwrap_err();
-    assert!(unwanted.what.contains("no more"), "{unwanted}");
+    assert!(unwanted.what.contains("cancelled the start"), "{unwanted}");
     let missing = program_run::run_to_end(&mut Command::new("/no/such/program"), "it", None, limit);
     assert_eq!(missing.unwrap_err().errno, Some(2));
 }

@@ -228,7 +228,7 @@ fn tool_servers_are_handed_over_with_the_session() {
 #[test]
 fn a_tool_server_that_the_agent_or_the_pool_cannot_reach_needs_a_person() {
     for (talk, capabilities, why) in [
-        (with_servers(&[("tools", "http://x")]), "", "by http"),
+        (with_servers(&[("tools", "http://x")]), "", "over http"),
         (
             with_servers(&[]),
             r#""mcpCapabilities":{"http":true}"#,

@@ -117,7 +117,7 @@ fn lists_without_end_are_cut_and_said_so() {
     let told = run(&script);
     assert_eq!(told.matches("file 'w' 'f'").count(), limits::TURN_MUTATIONS);
     assert!(
-        told.contains("the first 10000 are listed, 7 are not"),
+        told.contains("only the first 10000 changed files are listed; 7 more are not"),
         "{}",
         told.len()
     );

@@ -140,6 +140,6 @@ mod tests {
             "[{{\"type\":\"text\",\"text\":\"{}\"}}]",
             "x".repeat(marshal_model::limits::PROMPT_BYTES + 1)
         );
-        assert!(of(&long).expect_err("too long").contains("at most"));
+        assert!(of(&long).expect_err("too long").contains("the limit is"));
     }
 }

@@ -47,7 +47,7 @@ fn one_alone_has_the_lock_and_who_is_gone_is_not_waited_for() {
     match DirOwnership::acquire(&disk, "here") {
         Err(error @ DiskError::InUse(_)) => {
             let told = error.to_string();
-            assert!(told.starts_with("here is worked by another"), "{told}");
+            assert!(told.starts_with("here is used by another"), "{told}");
         }
         other => panic!("{other:?}"),
     }
