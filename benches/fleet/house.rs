@@ -121,7 +121,7 @@ impl House {
             exporter,
             upkeep,
             subscribers,
-            dialect: manner.dialect.word(),
+            dialect: manner.dialect.as_str(),
         })
     }
 
@@ -250,8 +250,8 @@ fn configuration(load: &Load, manner: &Manner, dir: PathBuf) -> Result<Config, F
          restart = {{ budget = 100000, base = \"1ms\", max = \"1ms\" }}\n\
          timeouts = {{ handshake = \"10m\", silence = \"none\" }}\n",
         children = load.children(),
-        launcher = manner.launcher.word(),
-        dialect = manner.dialect.word(),
+        launcher = manner.launcher.as_str(),
+        dialect = manner.dialect.as_str(),
     );
     let origin = Origin {
         file: None,

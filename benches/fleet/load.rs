@@ -30,15 +30,15 @@ impl Manner {
     /// The options as JSON, for the output.
     pub(crate) fn shown(&self) -> Value {
         json!({
-            "launcher": self.launcher.word(),
+            "launcher": self.launcher.as_str(),
             "subscribers": self.subscribers,
-            "dialect": self.dialect.word(),
+            "dialect": self.dialect.as_str(),
         })
     }
 }
 
 fn launcher(word: &str) -> Result<Launcher, String> {
-    Launcher::from_word(word).ok_or_else(|| "there are none and unshare".to_owned())
+    Launcher::parse(word).ok_or_else(|| "there are none and unshare".to_owned())
 }
 
 /// The load on the children.
@@ -136,7 +136,7 @@ impl Load {
             env!("CARGO_BIN_EXE_marshal").to_owned(),
             "script-agent".to_owned(),
             "--loader".to_owned(),
-            format!("--dialect={}", wire.word()),
+            format!("--dialect={}", wire.as_str()),
             format!("--think-us={think_us}"),
         ]
     }

@@ -31,7 +31,7 @@ macro_rules! target {
 }
 
 fn target(word: &str) -> Target {
-    let found = Target::ALL.into_iter().find(|target| target.word() == word);
+    let found = Target::ALL.into_iter().find(|target| target.as_str() == word);
     found.unwrap_or_else(|| panic!("{word} is no target"))
 }
 

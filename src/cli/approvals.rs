@@ -63,7 +63,7 @@ pub struct AnswerArgs {
 }
 
 fn remember(text: &str) -> Result<RememberScope, String> {
-    RememberScope::from_word(text).ok_or_else(|| "expected never, turn or session".to_owned())
+    RememberScope::parse(text).ok_or_else(|| "expected never, turn or session".to_owned())
 }
 
 /// The lines of an approval and its digest; `None` if it has ended.
@@ -354,12 +354,12 @@ pub(super) async fn answer(
         streams.out.json(&document(&answered));
         return Ok(());
     }
-    let state = if answered.state == ApprovalState::Orphaned.word() {
+    let state = if answered.state == ApprovalState::Orphaned.as_str() {
         "kept for the agent's return"
     } else {
         answered.state.as_str()
     };
-    let once = if answered.remember == args.remember.word() {
+    let once = if answered.remember == args.remember.as_str() {
         ""
     } else {
         "; it applies only once: a repetition of this request may do something else, or too many answers are remembered"

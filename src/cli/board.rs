@@ -351,7 +351,7 @@ fn named(rules: &[String]) -> String {
 
 /// A state as text: `backing off`.
 fn human(state: SlotState) -> String {
-    state.word().replace('_', " ")
+    state.as_str().replace('_', " ")
 }
 
 /// A duration as text: `0.3s`, `12.0s`, `3m05s`, `2h07m`.

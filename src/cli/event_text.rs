@@ -54,7 +54,7 @@ fn describe_start(event: &Event) -> String {
     else {
         return String::new();
     };
-    let words: Vec<_> = lacks.iter().map(|word| word.word()).collect();
+    let words: Vec<_> = lacks.iter().map(|word| word.as_str()).collect();
     let lacks = if words.is_empty() {
         String::new()
     } else {
@@ -346,7 +346,7 @@ mod tests {
                         session: session.to_string(),
                         id: stamped.id,
                         at_us: stamped.at_us,
-                        kind: stamped.event.kind().word().to_owned(),
+                        kind: stamped.event.kind().as_str().to_owned(),
                         version: codec::VERSION,
                         body: String::from_utf8(body).expect("JSON"),
                     };

@@ -47,8 +47,8 @@ pub struct EventsArgs {
 }
 
 fn kind(text: &str) -> Result<EventKind, String> {
-    EventKind::from_word(text).ok_or_else(|| {
-        let words: Vec<_> = EventKind::ALL.iter().map(|kind| kind.word()).collect();
+    EventKind::parse(text).ok_or_else(|| {
+        let words: Vec<_> = EventKind::ALL.iter().map(|kind| kind.as_str()).collect();
         format!("the known kinds are {}", words.join(", "))
     })
 }
@@ -300,7 +300,7 @@ impl Tail<'_> {
 
     fn show(&mut self, event: StoredEvent, streams: &mut Streams) {
         let kinds = &self.args.kind;
-        if !kinds.is_empty() && !kinds.iter().any(|kind| kind.word() == event.kind) {
+        if !kinds.is_empty() && !kinds.iter().any(|kind| kind.as_str() == event.kind) {
             return;
         }
         self.left -= 1;

@@ -215,7 +215,7 @@ fn denied(
     reader.audit_records_after(&query, 0, &mut |record| {
         let key = (record.decision.clone(), record.decided_by.clone());
         *page.verdicts.entry(key).or_default() += 1;
-        if record.decision != Decision::Deny.word() {
+        if record.decision != Decision::Deny.as_str() {
             return true;
         }
         let line = ExportedRecord::from_record(&record, None);
@@ -259,7 +259,7 @@ fn about(line: &ExportedRecord) -> String {
     let mut words: Vec<&str> = parts
         .into_iter()
         .flatten()
-        .filter(|part| part["decision"] != Decision::Allow.word())
+        .filter(|part| part["decision"] != Decision::Allow.as_str())
         .filter_map(|part| part["words"][0].as_str())
         .collect();
     words.dedup();
@@ -365,8 +365,8 @@ fn document(page: &ReportData) -> Value {
         .map(|w| {
             json!({
                 "approval": w.id.as_str(), "session": w.session.as_str(), "pool": w.pool.as_str(),
-                "tool": w.tool.raw(), "state": w.state.word(), "times": w.request_count,
-                "answered": w.answer.as_ref().map(|answer| answer.decision.word()),
+                "tool": w.tool.raw(), "state": w.state.as_str(), "times": w.request_count,
+                "answered": w.answer.as_ref().map(|answer| answer.decision.as_str()),
                 "input": w.input.as_ref().map(marshal_model::UntrustedText::raw),
                 "requested_at_us": w.requested_at_us, "deadline_us": w.deadline_us,
             })

@@ -238,7 +238,7 @@ fn lines(facts: &Facts) -> Vec<String> {
                 tool.name.escape_for_display(WORD),
                 safe(&tool.input, SENTENCE),
             );
-            format!("  {} {name} {input}", tool.word())
+            format!("  {} {name} {input}", tool.as_str())
         }));
     }
     if facts.more_tools > 0 {
@@ -255,7 +255,7 @@ fn lines(facts: &Facts) -> Vec<String> {
 }
 
 impl Tool {
-    const fn word(&self) -> &'static str {
+    const fn as_str(&self) -> &'static str {
         match self.is_error {
             None => "open",
             Some(true) => "error",
@@ -309,12 +309,12 @@ fn document(facts: &Facts) -> Value {
     let tool = |tool: &Tool| {
         json!({
             "id": tool.id.raw(), "name": tool.name.raw(), "input": input(&tool.input),
-            "state": tool.word(),
+            "state": tool.as_str(),
         })
     };
     let exit = facts.exit.as_ref().map(|exit| {
         json!({
-            "class": exit.class.word(), "code": exit.status.map(ExitStatus::shell_code),
+            "class": exit.class.as_str(), "code": exit.status.map(ExitStatus::shell_code),
             "detail": exit.detail,
             "stderr": exit.stderr.iter().map(UntrustedText::raw).collect::<Vec<_>>(),
         })

@@ -343,7 +343,7 @@ fn metrics_renderer(exporter: Arc<Exporter>, fleet: FleetHandle) -> Render {
                 SlotSample {
                     slot: &view.slot,
                     agent: pool.map_or("", |pool| pool.agent.as_str()),
-                    protocol: pool.map_or("", |pool| pool.dialect.word()),
+                    protocol: pool.map_or("", |pool| pool.dialect.as_str()),
                     up: view.up,
                     start_time_seconds: view.started_at,
                     last_exit_code: view.last_exit_code,

@@ -137,7 +137,7 @@ fn cells(row: &TaskReport, with_restarts: bool) -> Vec<Cell> {
     let mut cells = vec![
         left(escape_for_display(row.task.as_str(), TASK)),
         left(escape_for_display(slot.as_deref().unwrap_or("-"), SLOT)),
-        left(row.outcome.word()),
+        left(row.outcome.as_str()),
         right(row.allowed.to_string()),
         right(row.denied.to_string()),
         right(row.approvals.to_string()),
@@ -247,7 +247,7 @@ fn explain(text: &mut String, rows: &[&TaskReport], style: Style) {
 fn explanation(row: &TaskReport) -> Option<String> {
     let mut parts = Vec::new();
     if row.outcome != TaskOutcome::Done {
-        let mut part = row.outcome.word().replace('_', " ");
+        let mut part = row.outcome.as_str().replace('_', " ");
         if !row.denied_by.is_empty() {
             let rules: Vec<String> = row
                 .denied_by

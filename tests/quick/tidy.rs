@@ -303,19 +303,19 @@ fn metrics_and_documents_use_the_words_of_the_model() {
     let words = |all: Vec<&'static str>| all;
     check(
         "marshal_turns_total",
-        words(TurnOutcome::ALL.iter().map(|w| w.word()).collect()),
+        words(TurnOutcome::ALL.iter().map(|w| w.as_str()).collect()),
     );
     check(
         "marshal_tasks_total",
-        words(TaskOutcome::ALL.iter().map(|w| w.word()).collect()),
+        words(TaskOutcome::ALL.iter().map(|w| w.as_str()).collect()),
     );
     check(
         "marshal_pool_slots",
-        words(SlotState::ALL.iter().map(|w| w.word()).collect()),
+        words(SlotState::ALL.iter().map(|w| w.as_str()).collect()),
     );
     check(
         "marshal_child_exits_total",
-        words(ExitClass::ALL.iter().map(|w| w.word()).collect()),
+        words(ExitClass::ALL.iter().map(|w| w.as_str()).collect()),
     );
     check(
         "marshal_events_total",
@@ -335,9 +335,19 @@ fn words_of_one_list_are_distinct() {
             );
         }
     }
-    distinct(&EventKind::ALL.iter().map(|w| w.word()).collect::<Vec<_>>());
-    distinct(&DecidedBy::ALL.iter().map(|w| w.word()).collect::<Vec<_>>());
-    distinct(&Decision::ALL.iter().map(|w| w.word()).collect::<Vec<_>>());
+    distinct(
+        &EventKind::ALL
+            .iter()
+            .map(|w| w.as_str())
+            .collect::<Vec<_>>(),
+    );
+    distinct(
+        &DecidedBy::ALL
+            .iter()
+            .map(|w| w.as_str())
+            .collect::<Vec<_>>(),
+    );
+    distinct(&Decision::ALL.iter().map(|w| w.as_str()).collect::<Vec<_>>());
     assert!(Decision::Deny > Decision::Ask && Decision::Ask > Decision::Allow);
 }
 

@@ -33,7 +33,7 @@ pub(crate) enum Seen<'a> {
 
 impl Wire {
     /// The word that configurations and command lines use.
-    pub(crate) const fn word(self) -> &'static str {
+    pub(crate) const fn as_str(self) -> &'static str {
         match self {
             Self::Scaiflux => "scaiflux",
             Self::Acp => "acp",

@@ -13,7 +13,7 @@ use toml::de::DeValue;
 
 use super::environment::{self, is_likely_secret};
 use super::error::quote;
-use super::table::{Diagnostics, Entry, Place, Section, one_of, word};
+use super::table::{Diagnostics, Entry, Place, Section, keywords, one_of};
 use super::types::DialectName;
 use marshal_model::limits;
 use marshal_model::{SettingValue, string_enum};
@@ -51,7 +51,7 @@ string_enum!(
     }
 );
 
-word!(PermissionReply, DenialFeedback, ServerKind);
+keywords!(PermissionReply, DenialFeedback, ServerKind);
 
 /// Settings of an agent that speaks ACP.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -15,10 +15,10 @@ use super::nearest::nearest;
 use super::paths;
 use super::pool_dialect;
 use super::presets::{self, Preset};
-use super::table::{Located, Place, Section, one_of, word};
+use super::table::{Located, Place, Section, keywords, one_of};
 use super::types::{DialectName, Extractor, PermissionCoverage};
 
-word!(PermissionCoverage);
+keywords!(PermissionCoverage);
 
 /// The agent's name when no preset names it.
 const CUSTOM: &str = "custom";

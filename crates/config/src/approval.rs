@@ -8,12 +8,12 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use super::error::quote;
-use super::table::{Diagnostics, Located, Place, Section, word};
+use super::table::{Diagnostics, Located, Place, Section, keywords};
 use super::types::{OnCrash, Pool, RestartKind, SessionScope};
 use marshal_model::limits;
 use marshal_model::{OnTimeout, RememberScope, string_enum};
 
-word!(OnTimeout, RememberScope, WhenWaiting);
+keywords!(OnTimeout, RememberScope, WhenWaiting);
 
 string_enum!(
     /// What happens to the child of a session with a pending approval.

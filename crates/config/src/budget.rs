@@ -9,13 +9,13 @@ use toml::de::DeValue;
 use super::error::quote;
 use super::key_types::ValueType;
 use super::pool::PoolDraft;
-use super::table::{Entry, Section, word};
+use super::table::{Entry, Section, keywords};
 use super::types::Pool;
 use marshal_model::budget::{NANOS_PER_DOLLAR, nanos_from_dollars};
 use marshal_model::limits::{BUDGET_TOKENS, PRICES};
 use marshal_model::{Amount, BudgetAction, BudgetLimits};
 
-word!(BudgetAction);
+keywords!(BudgetAction);
 
 /// `budget = { … }` of a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -99,7 +99,7 @@ pub(super) fn read_pool_caches(
         return caches;
     };
     for found in &list.value {
-        let message = match Cache::from_word(&found.value) {
+        let message = match Cache::parse(&found.value) {
             Some(cache) if caches.contains_key(&cache) => {
                 format!("the cache {} is in the list twice", quote(&found.value))
             }
@@ -108,7 +108,7 @@ pub(super) fn read_pool_caches(
                 continue;
             }
             None => {
-                let words: Vec<_> = Cache::ALL.iter().map(|cache| cache.word()).collect();
+                let words: Vec<_> = Cache::ALL.iter().map(|cache| cache.as_str()).collect();
                 format!("expected {}, found {}", one_of(&words), quote(&found.value))
             }
         };

@@ -50,7 +50,7 @@ impl CodexSettings {
         let mode = wants.mode.as_deref();
         Self {
             approval_policy: mode
-                .and_then(ApprovalPolicy::from_word)
+                .and_then(ApprovalPolicy::parse)
                 .unwrap_or(ApprovalPolicy::Untrusted),
             model: wants.model.clone(),
             has_sandbox: launcher.has_sandbox(),
@@ -76,7 +76,7 @@ pub(super) fn check_consistency(
     let (Some(mode), Some(place)) = (&pool.acp.mode, mode) else {
         return;
     };
-    if ApprovalPolicy::from_word(mode).is_none() {
+    if ApprovalPolicy::parse(mode).is_none() {
         let message = format!(
             "the mode of an agent that speaks codex is its approval policy: expected \"untrusted\" or \"on-request\", found {}",
             quote(mode)

@@ -6,10 +6,10 @@
 
 use super::error::quote;
 use super::pool::TRUST_HELP;
-use super::table::{Diagnostics, Located, Place, Section, one_of, word};
+use super::table::{Diagnostics, Located, Place, Section, keywords, one_of};
 use super::types::{Container, ContainerEngine};
 
-word!(ContainerEngine);
+keywords!(ContainerEngine);
 
 /// Global options of the engine: its storage and how it works.
 const GLOBAL_OPTIONS: &[&str] = &[

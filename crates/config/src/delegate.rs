@@ -178,11 +178,11 @@ fn read_tools(section: &Section<'_>) -> Vec<ToolClass> {
     let mut tools = Vec::new();
     let list = section.texts_like("tools", TOOL_PATTERN);
     for found in list.map_or(Vec::new(), |list| list.value) {
-        if let Some(class) = ToolClass::from_word(&found.value) {
+        if let Some(class) = ToolClass::parse(&found.value) {
             tools.push(class);
             continue;
         }
-        let known: Vec<_> = ToolClass::ALL.iter().map(|class| class.word()).collect();
+        let known: Vec<_> = ToolClass::ALL.iter().map(|class| class.as_str()).collect();
         let message = format!("expected {}, found {}", one_of(&known), quote(&found.value));
         section.diagnostics.report(&found.place, message, None);
     }

@@ -179,7 +179,7 @@ impl Pool {
         let guard = match (self.launcher, self.guard) {
             (Launcher::None, Guard::PolicyAndSandbox) => "policy (there is no sandbox)",
             (Launcher::Ssh, Guard::PolicyAndSandbox) => "policy (there is no sandbox here)",
-            (_, guard) => guard.word(),
+            (_, guard) => guard.as_str(),
         };
         let gaps = match &self.sandbox_gaps()[..] {
             [] => "none known".to_owned(),

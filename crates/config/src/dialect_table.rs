@@ -52,7 +52,7 @@ string_enum!(
     }
 );
 
-super::table::word!(UnlistedTypes, UnansweredPolicy);
+super::table::keywords!(UnlistedTypes, UnansweredPolicy);
 
 /// A pool's custom dialect.
 #[derive(Debug, Clone)]

@@ -5,11 +5,11 @@
 use toml::de::DeValue;
 
 use super::key_types::ValueType;
-use super::table::{Diagnostics, Place, Section, word};
+use super::table::{Diagnostics, Place, Section, keywords};
 use super::types::{Pool, WorkspaceMode};
 use marshal_model::{ENGINE_SERVER, EngineTool};
 
-word!(EngineTool);
+keywords!(EngineTool);
 
 /// The word for all of them.
 const ALL: &str = "all";

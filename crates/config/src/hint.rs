@@ -9,12 +9,12 @@ use regex::{Regex, RegexBuilder};
 use toml::de::DeTable;
 
 use super::error::{ConfigErrors, SourceText};
-use super::table::{Diagnostics, Section, word};
+use super::table::{Diagnostics, Section, keywords};
 use super::types::Launcher;
 use marshal_model::limits;
 use marshal_model::{ExitStatus, UntrustedText, string_enum};
 
-word!(HintTarget, HintClass);
+keywords!(HintTarget, HintClass);
 
 string_enum!(
     /// Where a hint's pattern is searched.

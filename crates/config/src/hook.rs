@@ -330,13 +330,13 @@ fn read_events(section: &Section<'_>) -> Vec<NotificationKind> {
     reject_empty_list(section, found.value.is_empty(), &found.place);
     let mut events: Vec<NotificationKind> = Vec::new();
     for word in found.value {
-        match NotificationKind::from_word(&word.value) {
+        match NotificationKind::parse(&word.value) {
             Some(event) if events.contains(&event) => {}
             Some(event) => events.push(event),
             None => {
                 let words: Vec<_> = NotificationKind::ALL
                     .iter()
-                    .map(|kind| kind.word())
+                    .map(|kind| kind.as_str())
                     .collect();
                 let message = format!("expected {}, found {}", one_of(&words), quote(&word.value));
                 section.diagnostics.report(&word.place, message, None);

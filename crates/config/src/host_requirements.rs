@@ -7,7 +7,7 @@
 use std::fmt;
 
 use super::error::{one_of, quote};
-use super::table::{Located, Section, word};
+use super::table::{Located, Section, keywords};
 use marshal_model::string_enum;
 
 string_enum!(
@@ -37,7 +37,7 @@ string_enum!(
     }
 );
 
-word!(OnMissing);
+keywords!(OnMissing);
 
 /// What can never be missing, and why.
 const NOT_DEGRADABLE: &[(&str, &str)] = &[
@@ -194,7 +194,7 @@ pub(super) fn read(
         && names_nothing
     {
         let message = "on_missing = \"degrade\" needs allow_degrade to name what may be missing";
-        let words: Vec<_> = Degradable::ALL.iter().map(|word| word.word()).collect();
+        let words: Vec<_> = Degradable::ALL.iter().map(|word| word.as_str()).collect();
         let help = Some(format!("for example allow_degrade = [{}]", quote(words[0])));
         section.diagnostics.report(&found.place, message, help);
     }
@@ -221,10 +221,10 @@ fn dedup(words: Vec<Degradable>) -> Vec<Degradable> {
 }
 
 fn parse_degradable(section: &Section<'_>, found: &Located<String>) -> Option<Degradable> {
-    let known = Degradable::from_word(&found.value);
+    let known = Degradable::parse(&found.value);
     if known.is_none() {
         let never = NOT_DEGRADABLE.iter().find(|(word, _)| *word == found.value);
-        let words: Vec<_> = Degradable::ALL.iter().map(|word| word.word()).collect();
+        let words: Vec<_> = Degradable::ALL.iter().map(|word| word.as_str()).collect();
         let message = match never {
             Some((word, why)) => format!("{} can never be left out: {why}", quote(word)),
             None => format!("expected {}, found {}", one_of(&words), quote(&found.value)),

@@ -13,13 +13,13 @@ use super::egress::{HostNameError, check_host_name};
 use super::error::quote;
 use super::paths;
 use super::pool::{PoolDraft, TRUST_HELP};
-use super::table::{Diagnostics, Entry, Located, Section, word};
+use super::table::{Diagnostics, Entry, Located, Section, keywords};
 use super::trusted::working_dirs;
 use super::types::Config;
 use marshal_model::Role;
 use marshal_model::limits;
 
-word!(Role);
+keywords!(Role);
 
 /// `[http]`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -98,9 +98,9 @@ use error::{SourceText, quote};
 use marshal_model::limits;
 use marshal_model::untrusted;
 use pool::{PoolContext, PoolDraft};
-use table::{Diagnostics, Section, word};
+use table::{Diagnostics, Section, keywords};
 
-word!(LogFormat);
+keywords!(LogFormat);
 
 /// The configuration that is used without a file.
 pub const DEFAULT: &str = include_str!("../supervisor.toml");

@@ -30,7 +30,7 @@ use super::presets;
 use super::runner;
 use super::sandbox;
 use super::ssh;
-use super::table::{Entry, Located, Place, Section, one_of, word};
+use super::table::{Entry, Located, Place, Section, keywords, one_of};
 use super::timing;
 use super::types::{
     CacheDirs, ClientFs, Container, Egress, Guard, Launcher, Network, OnUnaskedDeny, Pool, Route,
@@ -39,7 +39,7 @@ use super::types::{
 use marshal_model::PoolName;
 use marshal_model::limits;
 
-word!(
+keywords!(
     Launcher,
     Network,
     WorkspaceMode,

@@ -13,7 +13,7 @@ use super::dialect_table::{CustomDialect, DialectTable};
 use super::key_types::ValueType;
 use super::paths;
 use super::pool::TRUST_HELP;
-use super::table::{Entry, Section, Word, one_of};
+use super::table::{Entry, Keyword, Section, one_of};
 use super::types::{DialectName, OnCrash, PermissionCoverage, Pool};
 
 /// Every built-in dialect.
@@ -30,11 +30,11 @@ const BUILT_IN_DIALECTS: [DialectName; DialectName::ALL.len() - 1] = {
     named
 };
 
-impl Word for DialectName {
+impl Keyword for DialectName {
     const MEMBERS: &'static [Self] = &BUILT_IN_DIALECTS;
 
-    fn written(self) -> &'static str {
-        self.word()
+    fn as_keyword(self) -> &'static str {
+        self.as_str()
     }
 }
 
@@ -119,7 +119,7 @@ impl Pool {
     /// The key as a file writes it.
     pub(super) fn dialect_value(&self) -> Value {
         match &self.custom_dialect {
-            None => Value::String(self.dialect.word().to_owned()),
+            None => Value::String(self.dialect.as_str().to_owned()),
             Some(own) => {
                 let file = Value::String(own.file.to_string_lossy().into_owned());
                 Value::Table(toml::Table::from_iter([("custom".to_owned(), file)]))
@@ -136,7 +136,7 @@ pub(super) fn read(pool: &Section<'_>, dir: &Path) -> Option<(DialectName, Optio
     if item.is_table() {
         return Some((DialectName::Custom, Some(read_custom(&item, dir)?)));
     }
-    let word = DialectName::Custom.word();
+    let word = DialectName::Custom.as_str();
     if matches!(item.value(), DeValue::String(text) if text == word) {
         let message = format!(
             "a custom dialect needs the file of its table, expected {} or a table",
@@ -150,7 +150,7 @@ pub(super) fn read(pool: &Section<'_>, dir: &Path) -> Option<(DialectName, Optio
 }
 
 fn dialect_names() -> Vec<&'static str> {
-    BUILT_IN_DIALECTS.iter().map(|name| name.word()).collect()
+    BUILT_IN_DIALECTS.iter().map(|name| name.as_str()).collect()
 }
 
 fn read_custom(item: &Entry<'_>, dir: &Path) -> Option<CustomDialect> {

@@ -149,7 +149,7 @@ pub(super) fn with_preset(pool: Section<'_>) -> (Section<'_>, Option<&'static Pr
     let launcher = launcher.and_then(|item| string_value(item.value()));
     let is_with = |launcher_word: &str| launcher.as_deref() == Some(launcher_word);
     let is_elsewhere =
-        is_with(Launcher::Ssh.word()) || (is_with(Launcher::Container.word()) && !is_routed);
+        is_with(Launcher::Ssh.as_str()) || (is_with(Launcher::Container.as_str()) && !is_routed);
     let table = if is_elsewhere {
         &preset.remote_table
     } else if is_routed {
@@ -323,7 +323,7 @@ mod tests {
             let says = known.iter().any(|word| preset.proxies.starts_with(word));
             assert!(says, "{name}: {}", preset.proxies);
             // Nothing here has to run in a pool whose profile shows less than its agent needs.
-            assert_eq!(preset.proc, ProcMode::Pid.word(), "{name}");
+            assert_eq!(preset.proc, ProcMode::Pid.as_str(), "{name}");
             assert!(!UNSUPPORTED_AGENTS.contains(name), "{name}");
         }
     }

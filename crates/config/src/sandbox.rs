@@ -9,11 +9,11 @@ use super::error::quote;
 use super::host_requirements::{self, HostRequirements};
 use super::paths;
 use super::sandbox_limits;
-use super::table::{Located, Section, word};
+use super::table::{Located, Section, keywords};
 use super::types::{ProcMode, Sandbox, Seccomp};
 use marshal_model::limits;
 
-word!(ProcMode);
+keywords!(ProcMode);
 
 /// The built-in profile that works on every host. The file may change both profiles key by key.
 pub(super) const STANDARD: &str = "standard";

@@ -7,10 +7,10 @@ use std::ops::RangeInclusive;
 use toml::de::DeValue;
 
 use super::key_types::ValueType;
-use super::table::{Entry, Section, word};
+use super::table::{Entry, Section, keywords};
 use marshal_model::{LimitBackend, ResourceLimits};
 
-word!(LimitBackend);
+keywords!(LimitBackend);
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;

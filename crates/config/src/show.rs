@@ -246,7 +246,7 @@ fn supervisor_table(supervisor: &Supervisor) -> RenderedTable {
         state_dir.as_deref().map_or_else(|| text(""), path),
     );
     table.put("listen", listen.to_string());
-    table.put("log", log.word());
+    table.put("log", log.as_str());
     table.put("max_children", i64::from(*max_children));
     table.put("journal.keep", or_none(*keep));
     table.put("journal.max_size", show_size(*max_size));
@@ -338,10 +338,10 @@ fn pool_table(pool: &Pool) -> RenderedTable {
     if pool.dialect == DialectName::Skillpilot {
         runner::put(&mut table, of_runner);
     }
-    table.put("permission_requests", permission_requests.word());
+    table.put("permission_requests", permission_requests.as_str());
     table.put("extractor", extractor_value(extractor));
-    table.put("shell_cwd", shell_cwd.word());
-    table.put("launcher", launcher.word());
+    table.put("shell_cwd", shell_cwd.as_str());
+    table.put("launcher", launcher.as_str());
     if launcher.has_sandbox() {
         table.put("sandbox", sandbox.as_str());
     }
@@ -357,17 +357,17 @@ fn pool_table(pool: &Pool) -> RenderedTable {
     table.put("policy", policy.as_str());
     table.put_optional("shadow_policy", shadow_policy.as_deref());
     table.put_optional("delegate", delegate.clone());
-    table.put("guard", guard.word());
+    table.put("guard", guard.as_str());
     table.put("guard_off", *guard_off);
-    table.put("on_unasked_deny", on_unasked_deny.word());
-    table.put("client_fs", client_fs.word());
+    table.put("on_unasked_deny", on_unasked_deny.as_str());
+    table.put("client_fs", client_fs.as_str());
     table.put("client_terminal", *client_terminal);
-    let engine_tools = engine_tools.iter().map(|tool| text(tool.word()));
+    let engine_tools = engine_tools.iter().map(|tool| text(tool.as_str()));
     table.put("engine_tools", engine_tools.collect::<Vec<_>>());
     if far.is_none() {
         ssh::put_files(&mut table, workspace, *launcher, home_files);
     }
-    table.put("session", session.word());
+    table.put("session", session.as_str());
     table.put("attempts", i64::from(*attempts));
     table.put("check", texts(check));
     put_env(&mut table, env, known.filter(|_| *is_preset));
@@ -424,7 +424,7 @@ fn put_restart(table: &mut RenderedTable, restart: &Restart) {
         on_crash,
         never_codes,
     } = restart;
-    table.put("restart.kind", kind.word());
+    table.put("restart.kind", kind.as_str());
     table.put("restart.budget", i64::from(*budget));
     for (key, time) in [
         ("window", window),
@@ -434,7 +434,7 @@ fn put_restart(table: &mut RenderedTable, restart: &Restart) {
     ] {
         table.put(&format!("restart.{key}"), show_duration(*time));
     }
-    table.put("restart.on_crash", on_crash.word());
+    table.put("restart.on_crash", on_crash.as_str());
     let codes: Vec<Value> = never_codes
         .iter()
         .map(|code| i64::from(*code).into())
@@ -505,7 +505,7 @@ fn sandbox_table(name: &str, profile: &Sandbox) -> RenderedTable {
     table.put("home.size", show_size(*home_bytes));
     table.put("tmp.size", show_size(*tmp_bytes));
     table.put("tmp.inodes", integer(*tmp_inodes));
-    table.put("proc", proc_mode.word());
+    table.put("proc", proc_mode.as_str());
     table.put("landlock_min_abi", i64::from(*landlock_min_abi));
     table.put(
         "seccomp",
@@ -517,8 +517,8 @@ fn sandbox_table(name: &str, profile: &Sandbox) -> RenderedTable {
     );
     table.put("limits.nofile", integer(*nofile));
     table.put("limits.fsize", show_size(*fsize));
-    table.put("on_missing", demands.on_missing.word());
-    let may_lack = demands.allow_degrade.iter().map(|word| text(word.word()));
+    table.put("on_missing", demands.on_missing.as_str());
+    let may_lack = demands.allow_degrade.iter().map(|word| text(word.as_str()));
     table.put("allow_degrade", Value::Array(may_lack.collect()));
     table.put("uid_per_slot", demands.uid_per_slot);
     table.put("limits_held", demands.limits_held);

@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use super::error::quote;
 use super::paths;
-use super::table::{Entry, Located, Place, Section, word};
+use super::table::{Entry, Located, Place, Section, keywords};
 use super::types::{Env, Guard, Launcher, Pool, Workspace, WorkspaceMode};
 use marshal_model::limits;
 
-word!(RemoteMode, RemoteNetwork);
+keywords!(RemoteMode, RemoteNetwork);
 
 marshal_model::string_enum!(
     /// How `marshal` on the remote host shows the agent its workspace.

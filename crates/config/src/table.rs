@@ -29,23 +29,23 @@ pub(super) struct Located<T> {
 }
 
 /// A closed set of words that a key may have as its value.
-pub(super) trait Word: Copy + 'static {
+pub(super) trait Keyword: Copy + 'static {
     /// Every member.
     const MEMBERS: &'static [Self];
     /// The member as it is written.
-    fn written(self) -> &'static str;
+    fn as_keyword(self) -> &'static str;
 }
 
-/// Makes [`Word`]s of enums declared by `words!`.
-macro_rules! word {
+/// Makes [`Keyword`]s of enums declared by `string_enum!`.
+macro_rules! keywords {
     ($($name:ty),+ $(,)?) => {
-        $(impl $crate::table::Word for $name {
+        $(impl $crate::table::Keyword for $name {
             const MEMBERS: &'static [Self] = Self::ALL;
-            fn written(self) -> &'static str { self.word() }
+            fn as_keyword(self) -> &'static str { self.as_str() }
         })+
     };
 }
-pub(super) use word;
+pub(super) use keywords;
 
 /// A table that may be absent: all keys of an absent table are absent.
 pub(super) struct Section<'a> {
@@ -274,7 +274,7 @@ impl<'a> Section<'a> {
     }
 
     /// A word of a closed set; `later` are words of the format that this version does not support.
-    pub(super) fn keyword<W: Word>(
+    pub(super) fn keyword<W: Keyword>(
         &self,
         name: &'static str,
         later: &[&str],
@@ -531,14 +531,17 @@ impl<'a> Entry<'a> {
     }
 
     /// A word of a closed set.
-    pub(super) fn keyword<W: Word>(&self, later: &[&str]) -> Option<Located<W>> {
-        let words: Vec<_> = W::MEMBERS.iter().map(|member| member.written()).collect();
+    pub(super) fn keyword<W: Keyword>(&self, later: &[&str]) -> Option<Located<W>> {
+        let words: Vec<_> = W::MEMBERS
+            .iter()
+            .map(|member| member.as_keyword())
+            .collect();
         self.record_type(ValueType::Enum(words.clone()));
         let expected = one_of(&words);
         let DeValue::String(text) = self.value else {
             return self.report_unexpected(&expected);
         };
-        let member = W::MEMBERS.iter().find(|member| member.written() == text);
+        let member = W::MEMBERS.iter().find(|member| member.as_keyword() == text);
         if let Some(member) = member {
             return Some(self.with_place(*member));
         }

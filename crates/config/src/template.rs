@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use super::error::quote;
 use super::role::Role;
 use super::sandbox::NAME_PATTERN;
-use super::table::{Located, Section, one_of, word};
+use super::table::{Located, Section, keywords, one_of};
 use marshal_model::limits;
 use marshal_model::{RoleName, TemplateName, string_enum};
 
@@ -20,7 +20,7 @@ string_enum!(
         PlanThenExecute = "plan_then_execute",
     }
 );
-word!(TemplateMode);
+keywords!(TemplateMode);
 
 /// What a client starts by a name.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -6,7 +6,7 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use super::table::{Diagnostics, Entry, Located, Place, Section, word};
+use super::table::{Diagnostics, Entry, Located, Place, Section, keywords};
 use super::types::{
     JournalRetention, OnCrash, Pool, RateLimit, Restart, RestartKind, SessionScope, StopTimeouts,
     Timeouts,
@@ -14,7 +14,7 @@ use super::types::{
 use super::units::show_duration;
 use marshal_model::limits;
 
-word!(RestartKind, OnCrash);
+keywords!(RestartKind, OnCrash);
 
 /// Any positive time: the shortest is the resolution of a timer.
 const ANY: RangeInclusive<Duration> = Duration::from_millis(1)..=limits::CONFIG_DURATION;

@@ -41,7 +41,7 @@ impl TaskReport {
             pool: Cow::Borrowed(self.pool.as_str()),
             slot: self.slot.as_ref().map(ToString::to_string),
             session: self.session.as_ref().map(|s| Cow::Borrowed(s.as_str())),
-            outcome: Cow::Borrowed(self.outcome.word()),
+            outcome: Cow::Borrowed(self.outcome.as_str()),
             attempts: self.attempts,
             requests: RequestCounts {
                 allowed: self.allowed,
@@ -84,7 +84,7 @@ impl TaskReport {
             .map(|s| parse_id("session", &s, SessionId::new));
         let changes = stored.changes.into_iter().map(|change| {
             Ok(FileChange {
-                kind: parse_word("kind of change", &change.kind, ChangeKind::from_word)?,
+                kind: parse_word("kind of change", &change.kind, ChangeKind::parse)?,
                 path: UntrustedText::new(change.path),
             })
         });
@@ -94,7 +94,7 @@ impl TaskReport {
             pool: parse_id("pool", &stored.pool, PoolName::new)?,
             slot: slot.transpose()?,
             session: session.transpose()?,
-            outcome: parse_word("outcome", &stored.outcome, TaskOutcome::from_word)?,
+            outcome: parse_word("outcome", &stored.outcome, TaskOutcome::parse)?,
             attempts: stored.attempts,
             allowed: stored.requests.allowed,
             denied: stored.requests.denied,
@@ -145,7 +145,7 @@ impl TaskReport {
             }),
             pool,
             session: session.transpose()?,
-            outcome: parse_word("outcome", outcome, TaskOutcome::from_word)?,
+            outcome: parse_word("outcome", outcome, TaskOutcome::parse)?,
             attempts: row.attempts,
             allowed: 0,
             denied: 0,
@@ -173,7 +173,7 @@ impl TaskReport {
 fn change(change: &FileChange) -> ChangedFile<'_> {
     ChangedFile {
         path: Cow::Borrowed(change.path.raw()),
-        kind: Cow::Borrowed(change.kind.word()),
+        kind: Cow::Borrowed(change.kind.as_str()),
     }
 }
 

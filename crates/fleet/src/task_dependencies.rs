@@ -184,7 +184,7 @@ async fn look_up_task(shared: &Arc<Shared>, of: &TaskRef) -> Result<DependencyLo
     let Some(row) = row.map_err(SubmitError::Rejected)? else {
         return Ok(DependencyLookup::NotFound);
     };
-    let outcome = row.outcome.as_deref().and_then(TaskOutcome::from_word);
+    let outcome = row.outcome.as_deref().and_then(TaskOutcome::parse);
     Ok(outcome.map_or(DependencyLookup::Unfinished, DependencyLookup::Ended))
 }
 

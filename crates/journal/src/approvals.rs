@@ -145,10 +145,10 @@ impl RowWriter<'_> {
                      WHERE id = ?1 AND state = 'orphaned' AND answer IS NULL",
                     params![
                         id.as_str(),
-                        answer.decision.word(),
+                        answer.decision.as_str(),
                         answer.approver,
                         answer.comment.as_ref().map(UntrustedText::raw),
-                        answer.remember.word(),
+                        answer.remember.as_str(),
                     ],
                 )?
                 .require_one(|| Violation::RequestNotOpen(id.clone()))?,
@@ -161,11 +161,11 @@ impl RowWriter<'_> {
                      WHERE id = ?1 AND state IN ('pending', 'orphaned')",
                     params![
                         id.as_str(),
-                        state.word(),
-                        of.map(|of| of.decision.word()),
+                        state.as_str(),
+                        of.map(|of| of.decision.as_str()),
                         of.map(|of| of.approver.as_str()),
                         of.and_then(|of| of.comment.as_ref().map(UntrustedText::raw)),
-                        of.map(|of| of.remember.word()),
+                        of.map(|of| of.remember.as_str()),
                         at_us,
                     ],
                 )?;
@@ -328,7 +328,7 @@ fn approval_from_row(row: &Row<'_>) -> Result<StoredApproval, ReadError> {
     let state = text(11)?;
     let answer = row.get::<_, Option<String>>(12)?;
     let remember = row.get::<_, Option<String>>(15)?;
-    let decision = answer.as_deref().and_then(Decision::from_word);
+    let decision = answer.as_deref().and_then(Decision::parse);
     Ok(StoredApproval {
         id: PermissionRequestId::new(&id).map_err(|_| word("approval", id))?,
         session: SessionId::new(&session).map_err(|_| word("session", session))?,
@@ -341,7 +341,7 @@ fn approval_from_row(row: &Row<'_>) -> Result<StoredApproval, ReadError> {
         request_count: row.get::<_, i64>(8)?.unsigned_abs(),
         requested_at_us: row.get(9)?,
         deadline_us: row.get(10)?,
-        state: ApprovalState::from_word(&state).ok_or_else(|| word("state", state))?,
+        state: ApprovalState::parse(&state).ok_or_else(|| word("state", state))?,
         answer: match decision {
             None => None,
             Some(decision) => Some(ApprovalAnswer {
@@ -350,7 +350,7 @@ fn approval_from_row(row: &Row<'_>) -> Result<StoredApproval, ReadError> {
                 comment: row.get::<_, Option<String>>(14)?.map(UntrustedText::new),
                 remember: remember
                     .as_deref()
-                    .and_then(RememberScope::from_word)
+                    .and_then(RememberScope::parse)
                     .unwrap_or(RememberScope::Never),
             }),
         },

@@ -183,7 +183,7 @@ pub(super) fn walk_chain(
                 return Err(broken("its digest does not match its input"));
             }
             // A request that was rejected unread may have had an input too large to store.
-            None if text(5 + DECIDED_BY_COLUMN)?.as_deref() != Some(DecidedBy::Error.word())
+            None if text(5 + DECIDED_BY_COLUMN)?.as_deref() != Some(DecidedBy::Error.as_str())
                 && session_exists(&conn, text(5 + SESSION_COLUMN)?.as_deref())? =>
             {
                 return Err(broken("its input was removed"));
@@ -263,7 +263,7 @@ fn find_missing_record(conn: &Connection) -> rusqlite::Result<Option<(String, i6
          AND NOT EXISTS (SELECT 1 FROM permission_requests WHERE permission_requests.session = events.session \
                          AND permission_requests.decided_seq = events.seq) LIMIT 1",
     )?
-    .query_row([EventKind::PermissionDecided.word()], |row| {
+    .query_row([EventKind::PermissionDecided.as_str()], |row| {
         Ok((row.get(0)?, row.get(1)?))
     })
     .optional()

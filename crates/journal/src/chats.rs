@@ -226,7 +226,7 @@ impl RowWriter<'_> {
                 let again = self.execute(
                     "UPDATE turns SET state = 'waiting', task = NULL, begun_ms = NULL, \
                      outcome = iif(stopped, ?2, NULL) WHERE turn = ?1 AND state = 'running'",
-                    params![turn.as_str(), TurnOutcome::Cancelled.word()],
+                    params![turn.as_str(), TurnOutcome::Cancelled.as_str()],
                 );
                 self.require_known_turn(again?.0, turn)
             }
@@ -234,7 +234,7 @@ impl RowWriter<'_> {
                 let stopped = self.execute(
                     "UPDATE turns SET stopped = 1, outcome = iif(state = 'waiting', ?2, outcome) \
                      WHERE turn = ?1 AND state <> 'ended'",
-                    params![turn.as_str(), TurnOutcome::Cancelled.word()],
+                    params![turn.as_str(), TurnOutcome::Cancelled.as_str()],
                 );
                 self.require_known_turn(stopped?.0, turn)
             }
@@ -246,7 +246,7 @@ impl RowWriter<'_> {
                 let ended = self.execute(
                     "UPDATE turns SET state = 'ended', outcome = ?2, ended_ms = ?3 \
                      WHERE turn = ?1 AND state <> 'ended'",
-                    params![turn.as_str(), outcome.word(), at_ms],
+                    params![turn.as_str(), outcome.as_str(), at_ms],
                 );
                 self.require_known_turn(ended?.0, turn)
             }
@@ -294,10 +294,10 @@ impl RowWriter<'_> {
                 row.goal.raw(),
                 serde_json::to_string(&row.files).unwrap_or_default(),
                 row.pool.as_str(),
-                row.mode.word(),
+                row.mode.as_str(),
                 row.created_ms,
                 row.parent.as_ref().map(SessionId::as_str),
-                row.phase.map(ChatPhase::word),
+                row.phase.map(ChatPhase::as_str),
                 row.settings.as_ref().map(codec::settings_json),
             ],
         )?;
@@ -415,7 +415,7 @@ impl RowWriter<'_> {
             self.execute(
                 "UPDATE turns SET state = 'ended', ended_ms = ?2, outcome = coalesce(outcome, ?3) \
                  WHERE chat = ?1 AND state <> 'ended'",
-                params![session.as_str(), at_ms, TurnOutcome::Cancelled.word()],
+                params![session.as_str(), at_ms, TurnOutcome::Cancelled.as_str()],
             )?;
         }
         Ok(())
@@ -429,7 +429,7 @@ impl RowWriter<'_> {
     ) -> Result<(), WriteError> {
         self.execute(
             "UPDATE turns SET outcome = ?2 WHERE chat = ?1 AND state = 'running'",
-            params![session.as_str(), outcome.word()],
+            params![session.as_str(), outcome.as_str()],
         )?;
         Ok(())
     }

@@ -459,7 +459,7 @@ impl Reader {
             })?;
         rows.map(|row| {
             let (at_us, word) = row?;
-            let class = ExitClass::from_word(&word).ok_or(ReadError::InvalidValue {
+            let class = ExitClass::parse(&word).ok_or(ReadError::InvalidValue {
                 what: "exit class",
                 text: word,
             })?;

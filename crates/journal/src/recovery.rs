@@ -152,7 +152,7 @@ fn settle_interrupted_turns(conn: &Connection, at_us: i64) -> rusqlite::Result<V
             ChatWrite::Requeue { turn }
         } else {
             // The turn's outcome may be durable although its task had not ended.
-            let ended = ended.as_deref().and_then(TurnOutcome::from_word);
+            let ended = ended.as_deref().and_then(TurnOutcome::parse);
             let outcome = ended.unwrap_or(if stopped {
                 TurnOutcome::Cancelled
             } else {

@@ -119,7 +119,7 @@ impl RowWriter<'_> {
     ) -> Result<(), WriteError> {
         self.execute(
             "UPDATE sessions SET ended_at_us = ?2, class = ?3 WHERE session = ?1",
-            params![session.as_str(), at_us, class.map(ExitClass::word)],
+            params![session.as_str(), at_us, class.map(ExitClass::as_str)],
         )?
         .require_one(|| Violation::NoSession(session.clone()))?;
         self.end_approvals_of_session(session, at_us)?;
@@ -176,7 +176,13 @@ impl RowWriter<'_> {
                 self.execute(
                     "INSERT INTO slot_failures (pool, slot, at_us, class, detail) \
                      VALUES (?1, ?2, ?3, ?4, ?5)",
-                    params![slot.pool.as_str(), slot.index, at_us, class.word(), detail],
+                    params![
+                        slot.pool.as_str(),
+                        slot.index,
+                        at_us,
+                        class.as_str(),
+                        detail
+                    ],
                 )?;
             }
             Write::SlotParked {
@@ -188,7 +194,13 @@ impl RowWriter<'_> {
                 self.execute(
                     "INSERT OR REPLACE INTO slot_parks (pool, slot, at_us, class, reason) \
                      VALUES (?1, ?2, ?3, ?4, ?5)",
-                    params![slot.pool.as_str(), slot.index, at_us, class.word(), reason],
+                    params![
+                        slot.pool.as_str(),
+                        slot.index,
+                        at_us,
+                        class.as_str(),
+                        reason
+                    ],
                 )?;
             }
             Write::SlotUnparked { slot } => self.unpark(slot)?,
@@ -277,7 +289,7 @@ impl RowWriter<'_> {
             to_i64(seq),
             to_i64(self.epoch),
             stamped.at_us,
-            stamped.event.kind().word(),
+            stamped.event.kind().as_str(),
             codec::VERSION,
             body
         ])?;
@@ -343,13 +355,13 @@ impl RowWriter<'_> {
             params![
                 verdict.request.as_str(),
                 to_i64(stamped.id.seq),
-                verdict.decision.word(),
-                verdict.decided_by.word(),
+                verdict.decision.as_str(),
+                verdict.decided_by.as_str(),
                 rules,
                 verdict.reason,
                 stamped.at_us,
                 audit::FORMAT,
-                DecidedBy::Human.word()
+                DecidedBy::Human.as_str()
             ],
         )?
         .require_one(|| Violation::RequestNotOpen(verdict.request.clone()))?;
@@ -445,7 +457,7 @@ impl RowWriter<'_> {
                 params![
                     run.as_str(),
                     task.as_str(),
-                    outcome.word(),
+                    outcome.as_str(),
                     detail,
                     (!result.is_empty()).then_some(result),
                     at_us

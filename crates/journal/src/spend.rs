@@ -93,7 +93,7 @@ impl RowWriter<'_> {
                  counted_cost = min(counted_cost, 9223372036854775807 - ?7) + ?7, at_us = ?8",
                 params![
                     row.pool.as_str(),
-                    period.word(),
+                    period.as_str(),
                     name,
                     clamp(amount.tokens),
                     clamp(amount.nanodollars),
@@ -161,7 +161,7 @@ impl Reader {
         let found = self
             .conn()
             .prepare_cached(&sql)?
-            .query_row(params![pool.as_str(), period.word(), name], |row| {
+            .query_row(params![pool.as_str(), period.as_str(), name], |row| {
                 spend_from_row(row, 0)
             })
             .optional()?;

@@ -148,7 +148,7 @@ impl Reader {
                     pool: PoolName::new(&pool).map_err(|_| word("pool name")(pool))?,
                 },
                 at_us,
-                class: ExitClass::from_word(&class).ok_or_else(|| word("exit class")(class))?,
+                class: ExitClass::parse(&class).ok_or_else(|| word("exit class")(class))?,
                 reason,
             })
         })

@@ -38,7 +38,10 @@ mod tests {
     fn everybody_looks_and_nobody_else_does_what_is_the_admins() {
         let enough = |needed: Role| {
             let roles = Role::ALL.iter().filter(|role| role.satisfies(needed));
-            roles.map(|role| role.word()).collect::<Vec<_>>().join(" ")
+            roles
+                .map(|role| role.as_str())
+                .collect::<Vec<_>>()
+                .join(" ")
         };
         assert_eq!(enough(Role::Read), "read operate approve admin");
         assert_eq!(enough(Role::Operate), "operate admin");

@@ -154,13 +154,13 @@ impl EngineTool {
     #[must_use]
     pub fn from_record_name(name: &str) -> Option<Self> {
         let tool = name.strip_prefix(ENGINE_SERVER)?.strip_prefix('/')?;
-        Self::from_word(tool)
+        Self::parse(tool)
     }
 
     /// Its name on record: server and tool.
     #[must_use]
     pub fn record_name(self) -> String {
-        format!("{ENGINE_SERVER}/{}", self.word())
+        format!("{ENGINE_SERVER}/{}", self.as_str())
     }
 
     /// Whether it changes files.
@@ -276,7 +276,7 @@ impl EngineCall {
             Self::Ask { question, options } => {
                 (None, json!({"question": question, "options": options}))
             }
-            Self::Step { step, status } => (None, json!({"step": step, "status": status.word()})),
+            Self::Step { step, status } => (None, json!({"step": step, "status": status.as_str()})),
         };
         EngineRequest {
             tool: self.tool(),

@@ -39,7 +39,7 @@ pub(super) fn merge_layers(layers: &[Layer]) -> Result<ApprovalSettings, LoadErr
             least(&mut all.timeout, Duration::from_secs(seconds));
         }
         if let Some(word) = &own.on_timeout {
-            let read = OnTimeout::from_word(word).ok_or_else(|| {
+            let read = OnTimeout::parse(word).ok_or_else(|| {
                 invalid_value(name, "approval.on_timeout", word, "`deny` or `deny_turn`")
             })?;
             all.on_timeout = all.on_timeout.max(Some(read));
@@ -58,7 +58,7 @@ pub(super) fn merge_layers(layers: &[Layer]) -> Result<ApprovalSettings, LoadErr
             least(&mut all.max_pending, most);
         }
         if let Some(word) = &own.remember {
-            let read = RememberScope::from_word(word).ok_or_else(|| {
+            let read = RememberScope::parse(word).ok_or_else(|| {
                 invalid_value(
                     name,
                     "approval.remember",

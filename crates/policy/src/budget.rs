@@ -157,7 +157,7 @@ impl Budget {
                 };
             }
             if let Some(word) = word {
-                let read = BudgetAction::from_word(word).ok_or_else(|| {
+                let read = BudgetAction::parse(word).ok_or_else(|| {
                     let expected = "`ask`, `deny`, `interrupt` or `park`";
                     invalid_value(&layer.name, "budget.then", word, expected)
                 })?;

@@ -122,7 +122,7 @@ impl Case {
         };
         let line: Line = serde_json::from_str(line).map_err(shape)?;
         let decision = |key, word: &String| {
-            Decision::from_word(word).ok_or_else(|| CaseError::Decision {
+            Decision::parse(word).ok_or_else(|| CaseError::Decision {
                 id: escape_for_display(&line.id, 80),
                 key,
                 found: escape_for_display(word, 40),

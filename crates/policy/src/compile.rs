@@ -42,7 +42,7 @@ pub(super) fn compile_rule(
     if !named {
         return Err("`id` must be letters, digits, `-` and `_`".to_owned());
     }
-    let decision = Decision::from_word(&text.decision).ok_or_else(|| {
+    let decision = Decision::parse(&text.decision).ok_or_else(|| {
         format!(
             "`decision` is `{}`, expected `allow`, `ask` or `deny`",
             text.decision
@@ -233,7 +233,7 @@ fn pipe(text: PipeText) -> Result<PipeCondition, String> {
 fn parse_tool_classes(text: &OneOrMore) -> Result<Vec<ToolClass>, String> {
     text.0
         .iter()
-        .map(|word| match ToolClass::from_word(word) {
+        .map(|word| match ToolClass::parse(word) {
             None | Some(ToolClass::Unknown) => Err(format!(
                 "`tool` is `{word}`, expected `shell`, `read`, `write`, `edit`, `delete`, `move`, `fetch` or `mcp`"
             )),

@@ -133,7 +133,7 @@ pub fn parse_answer(answer: &[u8]) -> Result<DelegateAnswer, DelegateError> {
     let result = answer.result.ok_or(DelegateError::Undefined)?;
     let result: Decided =
         serde_json::from_str(result.get()).map_err(|_| DelegateError::Malformed)?;
-    let decision = Decision::from_word(&result.decision).ok_or(DelegateError::Malformed)?;
+    let decision = Decision::parse(&result.decision).ok_or(DelegateError::Malformed)?;
     Ok(DelegateAnswer {
         decision,
         reason: escape_for_display(result.reason.trim(), DELEGATE_REASON_WIDTH),
@@ -305,7 +305,7 @@ mod tests {
             let answer = edited(&GOOD.replace("WORD", "allow"), &edits);
             if let Ok(parsed) = parse_answer(&answer) {
                 let value: serde_json::Value = serde_json::from_slice(&answer).expect("JSON");
-                prop_assert_eq!(value["result"]["decision"].as_str(), Some(parsed.decision.word()));
+                prop_assert_eq!(value["result"]["decision"].as_str(), Some(parsed.decision.as_str()));
             }
         }
 
@@ -323,7 +323,7 @@ mod tests {
             let answer = format!("{{{twice}\"result\": {result}}}{after}");
             let word = only(&of, "decision").ok().flatten();
             let word = word.and_then(|json| serde_json::from_str::<String>(json).ok());
-            let word = word.and_then(|word| Decision::from_word(&word));
+            let word = word.and_then(|word| Decision::parse(&word));
             let has_reason = only(&of, "reason").is_ok_and(|json| {
                 json.is_none_or(|json| json.starts_with('"'))
             });

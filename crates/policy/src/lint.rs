@@ -255,7 +255,7 @@ pub fn lint(texts: &[&str], policy: &Policy) -> Vec<Finding> {
     let denies: Vec<&RuleText> = layers
         .iter()
         .flat_map(|layer| &layer.rules)
-        .filter(|rule| rule.decision == Decision::Deny.word())
+        .filter(|rule| rule.decision == Decision::Deny.as_str())
         .collect();
     for rule in &own.rules {
         lint_rule(rule, &denies, &mut found);
@@ -277,7 +277,7 @@ fn lint_policy(own: &Document, policy: &Policy, found: &mut Vec<Finding>) {
         let text = "it does not extend builtin:guard: secrets and .git are unprotected unless this policy protects them itself";
         add(Level::Warning, "no-guard", text);
     }
-    let is_allow = |word: &Option<String>| word.as_deref() == Some(Decision::Allow.word());
+    let is_allow = |word: &Option<String>| word.as_deref() == Some(Decision::Allow.as_str());
     if is_allow(&own.default) {
         let text = "`default` is allow: everything that no rule names may run";
         add(Level::Warning, "default-allow", text);
@@ -311,7 +311,7 @@ fn lint_rule(rule: &RuleText, denies: &[&RuleText], found: &mut Vec<Finding>) {
             text,
         });
     };
-    if rule.decision == Decision::Deny.word() && rule.reason.is_none() {
+    if rule.decision == Decision::Deny.as_str() && rule.reason.is_none() {
         let text = "it denies without a `reason`: the agent is not told what to do instead";
         add(Level::Note, "no-reason", text.to_owned());
     }
@@ -324,12 +324,12 @@ fn lint_rule(rule: &RuleText, denies: &[&RuleText], found: &mut Vec<Finding>) {
     .into_iter()
     .filter_map(|(key, is)| is.then_some(key))
     .collect();
-    if rule.decision == Decision::Deny.word() && !sometimes.is_empty() {
+    if rule.decision == Decision::Deny.as_str() && !sometimes.is_empty() {
         let keys = sometimes.join(", ");
         let text = format!("it denies only sometimes ({keys}): at other times it has no effect");
         add(Level::Note, "sometimes", text);
     }
-    if rule.decision != Decision::Allow.word() {
+    if rule.decision != Decision::Allow.as_str() {
         return;
     }
     for (what, deny) in find_shadowed(rule, denies) {

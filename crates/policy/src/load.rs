@@ -29,7 +29,7 @@ impl ReadRule {
     fn parse(word: &str) -> Option<Self> {
         match word {
             "paths" => Some(Self::Paths),
-            word => Decision::from_word(word).map(|decision| match decision {
+            word => Decision::parse(word).map(|decision| match decision {
                 Decision::Allow => Self::Allow,
                 Decision::Ask => Self::Ask,
                 Decision::Deny => Self::Deny,
@@ -222,7 +222,7 @@ pub(super) fn invalid_value(policy: &str, key: &str, found: &str, expected: &str
 }
 
 fn decision(layer: &Layer, key: &str, word: &str) -> Result<Decision, LoadError> {
-    Decision::from_word(word)
+    Decision::parse(word)
         .ok_or_else(|| invalid_value(&layer.name, key, word, "`allow`, `ask` or `deny`"))
 }
 
@@ -330,7 +330,7 @@ fn merge_shell_settings(layers: &[Layer]) -> Result<ShellSettings, LoadError> {
     }
     let set = |key: &str, get: fn(&RedirectText) -> Option<&str>, usual: Decision| {
         let key = format!("shell.redirect.{key}");
-        let found = strictest_setting(layers, &key, Decision::from_word, Some(usual), |d| {
+        let found = strictest_setting(layers, &key, Decision::parse, Some(usual), |d| {
             get(&d.shell.redirect)
         })?;
         Ok::<_, LoadError>(found.unwrap_or(usual))
@@ -341,7 +341,7 @@ fn merge_shell_settings(layers: &[Layer]) -> Result<ShellSettings, LoadError> {
         Decision::Deny,
     )?;
     Ok(ShellSettings {
-        dynamic: strictest_setting(layers, "shell.dynamic", Decision::from_word, None, |d| {
+        dynamic: strictest_setting(layers, "shell.dynamic", Decision::parse, None, |d| {
             d.shell.dynamic.as_deref()
         })?,
         env_allow: intersect_lists(layers, |d| d.shell.env_allow.as_ref()),

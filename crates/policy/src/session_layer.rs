@@ -16,7 +16,7 @@ use marshal_model::Decision;
 pub fn check_session_layer(layer: &LayerText<'_>) -> Result<(), LoadError> {
     for found in layers::collect_layers(std::slice::from_ref(layer))? {
         let document = &found.document;
-        let allows = |word: &str| word == Decision::Allow.word();
+        let allows = |word: &str| word == Decision::Allow.as_str();
         if let Some(rule) = document.rules.iter().find(|rule| allows(&rule.decision)) {
             return Err(LoadError::Rule {
                 policy: found.name.clone(),

@@ -500,13 +500,13 @@ async fn insert_version<R: DbTransaction>(
             .map(|digest| digest.0.as_slice())
             .into(),
         version.bytes.into(),
-        version.content_state.word().into(),
+        version.content_state.as_str().into(),
         version.exec.into(),
-        origin.author.kind.word().into(),
+        origin.author.kind.as_str().into(),
         origin.author.name.raw().into(),
         origin.turn.as_deref().into(),
         origin.task.as_deref().into(),
-        version.cause.word().into(),
+        version.cause.as_str().into(),
         version.base.into(),
         version.at_ms.into(),
     ];

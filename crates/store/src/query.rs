@@ -341,17 +341,17 @@ fn version_from_row(row: &Row) -> Result<Version, DbError> {
         v: row.count(3)?,
         digest,
         bytes: row.count(5)?,
-        content_state: ContentState::from_word(row.text(6)?).ok_or_else(|| strange("holding"))?,
+        content_state: ContentState::parse(row.text(6)?).ok_or_else(|| strange("holding"))?,
         exec: row.int(7)? != 0,
         origin: Origin {
             author: Author::new(
-                AuthorKind::from_word(row.text(8)?).ok_or_else(|| strange("author"))?,
+                AuthorKind::parse(row.text(8)?).ok_or_else(|| strange("author"))?,
                 row.text(9)?,
             ),
             turn: row.optional_text(10)?.map(str::to_owned),
             task: row.optional_text(11)?.map(str::to_owned),
         },
-        cause: Cause::from_word(row.text(12)?).ok_or_else(|| strange("cause"))?,
+        cause: Cause::parse(row.text(12)?).ok_or_else(|| strange("cause"))?,
         base: row.optional_count(13)?,
         at_ms: row.int(14)?,
     })

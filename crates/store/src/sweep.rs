@@ -171,7 +171,7 @@ async fn remove_version<R: DbTransaction>(
         return Ok(());
     }
     swept.versions += 1;
-    if row.text(2)? != super::version::ContentState::Stored.word() {
+    if row.text(2)? != super::version::ContentState::Stored.as_str() {
         return Ok(());
     }
     let digest = row.optional_bytes(3)?.cloned();

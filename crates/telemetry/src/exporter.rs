@@ -214,8 +214,8 @@ fn is_possible(metric: &Metric, values: &[&str]) -> bool {
     if metric.name != names::PERMISSION_REQUESTS.name {
         return true;
     }
-    let decision = values.get(2).and_then(|word| Decision::from_word(word));
-    let by = values.get(3).and_then(|word| DecidedBy::from_word(word));
+    let decision = values.get(2).and_then(|word| Decision::parse(word));
+    let by = values.get(3).and_then(|word| DecidedBy::parse(word));
     match (decision, by) {
         (Some(decision), Some(by)) => labels::can_decide(by, decision),
         _ => true,

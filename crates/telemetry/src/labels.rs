@@ -416,7 +416,7 @@ macro_rules! lists {
         $(#[$meta])*
         #[must_use]
         pub fn $function() -> Vec<&'static str> {
-            <$set>::ALL.iter().map(|word| word.word()).collect()
+            <$set>::ALL.iter().map(|word| word.as_str()).collect()
         }
     )+};
 }
@@ -507,7 +507,7 @@ pub fn event_kinds() -> Vec<&'static str> {
 /// The final decisions of a permission request.
 #[must_use]
 pub fn final_decisions() -> Vec<&'static str> {
-    vec![Decision::Allow.word(), Decision::Deny.word()]
+    vec![Decision::Allow.as_str(), Decision::Deny.as_str()]
 }
 
 /// Whether this decider can make this decision: a timeout, an error and a lost child only deny.

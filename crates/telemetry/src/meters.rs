@@ -68,11 +68,11 @@ impl PoolMeters {
                 .collect(),
             bytes: Stream::ALL
                 .iter()
-                .map(|stream| counter(&names::EVENT_BYTES, &[pool, stream.word()]))
+                .map(|stream| counter(&names::EVENT_BYTES, &[pool, stream.as_str()]))
                 .collect(),
             line_faults: LineFault::ALL
                 .iter()
-                .map(|fault| counter(&names::PROTOCOL_ERRORS, &[pool, fault.word()]))
+                .map(|fault| counter(&names::PROTOCOL_ERRORS, &[pool, fault.as_str()]))
                 .collect(),
             line_bytes: histogram(&names::EVENT_SIZE, &[pool]),
             processing: histogram(&names::EVENT_PROCESSING, &[]),

@@ -48,7 +48,7 @@ pub(super) fn write_usages(out: &mut String, usages: &UsageSample) {
     write_header(out, &names::SLOT_MEMORY);
     for of in slots {
         for (kind, bytes) in MemoryKind::ALL.iter().zip(of.memory) {
-            let kind = ("kind", kind.word());
+            let kind = ("kind", kind.as_str());
             write_series(out, &names::SLOT_MEMORY, Some(&of.slot), &[kind], bytes);
         }
     }
@@ -82,7 +82,7 @@ fn write_slot_metric<V: std::fmt::Display>(
 fn write_stalls(out: &mut String, metric: &Metric, slot: Option<&SlotId>, stalls: StallSeconds) {
     for (resource, kinds) in StallResource::ALL.iter().zip(stalls) {
         for (kind, seconds) in StallKind::ALL.iter().zip(kinds) {
-            let labels = [("resource", resource.word()), ("kind", kind.word())];
+            let labels = [("resource", resource.as_str()), ("kind", kind.as_str())];
             write_series(out, metric, slot, &labels, seconds);
         }
     }

@@ -71,13 +71,12 @@ mod stage_word {
         reason = "serde passes fields by reference"
     )]
     pub(super) fn serialize<S: Serializer>(stage: &Stage, to: S) -> Result<S::Ok, S::Error> {
-        to.serialize_str(stage.word())
+        to.serialize_str(stage.as_str())
     }
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Stage, D::Error> {
         let word = String::deserialize(from)?;
-        Stage::from_word(&word)
-            .ok_or_else(|| D::Error::custom(format_args!("unknown stage {word:?}")))
+        Stage::parse(&word).ok_or_else(|| D::Error::custom(format_args!("unknown stage {word:?}")))
     }
 }
 

@@ -99,8 +99,8 @@ impl FilterArgs {
         AuditQuery {
             session: self.session.as_ref().map(ToString::to_string),
             pool: self.pool.as_ref().map(ToString::to_string),
-            decision: self.decision.map(|word| word.word().to_owned()),
-            decided_by: self.by.map(|word| word.word().to_owned()),
+            decision: self.decision.map(|word| word.as_str().to_owned()),
+            decided_by: self.by.map(|word| word.as_str().to_owned()),
             tool: self.tool.clone(),
             rule: self.rule.clone(),
             since_us: self.since.and_then(|since| since.at_us(now_us())),
@@ -118,15 +118,15 @@ fn hash(text: &str) -> Result<String, String> {
 }
 
 fn decision(text: &str) -> Result<Decision, String> {
-    match Decision::from_word(text) {
+    match Decision::parse(text) {
         Some(word @ (Decision::Allow | Decision::Deny)) => Ok(word),
         _ => Err("a verdict is `allow` or `deny`".to_owned()),
     }
 }
 
 fn decided_by(text: &str) -> Result<DecidedBy, String> {
-    DecidedBy::from_word(text).ok_or_else(|| {
-        let words: Vec<_> = DecidedBy::ALL.iter().map(|by| by.word()).collect();
+    DecidedBy::parse(text).ok_or_else(|| {
+        let words: Vec<_> = DecidedBy::ALL.iter().map(|by| by.as_str()).collect();
         format!("expected one of {}", words.join(", "))
     })
 }
@@ -177,7 +177,7 @@ mod tests {
         let page = page.lines().find(|line| line.starts_with("| `--by WHO`"));
         let page = page.expect("the page has the option");
         for who in DecidedBy::ALL {
-            assert!(help.contains(who.word()), "{who}: {help}");
+            assert!(help.contains(who.as_str()), "{who}: {help}");
             assert!(page.contains(&format!("`{who}`")), "{who}: {page}");
         }
     }

@@ -31,7 +31,7 @@ pub(super) fn needs(name: &str, profile: &Sandbox) -> Vec<Requirement> {
             let may_lack =
                 !profile.requirements.limits_held || profile.requirements.may_degrade(word);
             Some(Requirement {
-                query: feature_query(Feature::from_word(word.word())?),
+                query: feature_query(Feature::parse(word.as_str())?),
                 least: 0,
                 required_by: format!("{name}: limits"),
                 profile: Some(name.to_owned()),
@@ -56,7 +56,7 @@ pub(super) fn probe_limits() -> Vec<(FeatureQuery, ProbeResult)> {
     FEATURES
         .iter()
         .map(|feature| {
-            let finding = findings.iter().find(|one| one.feature == feature.word());
+            let finding = findings.iter().find(|one| one.feature == feature.as_str());
             let found = finding.map_or_else(ProbeResult::unknown, |finding| ProbeResult {
                 has: !matches!(finding.enforcement, Enforcement::Unenforced),
                 said: match &finding.why {
@@ -93,7 +93,7 @@ pub(super) fn unenforced_limits(
             }
             continue;
         }
-        let Some(feature) = Feature::from_word(word.word()) else {
+        let Some(feature) = Feature::parse(word.as_str()) else {
             continue;
         };
         rows.push(Row {
@@ -145,7 +145,7 @@ mod tests {
         .expect("strict");
         let words = [Degradable::Pids, Degradable::Memory, Degradable::Cpu];
         let (rows, without) = unenforced_limits("strict", &profile, &held);
-        let names: Vec<&str> = rows.iter().map(|row| row.query.feature.word()).collect();
+        let names: Vec<&str> = rows.iter().map(|row| row.query.feature.as_str()).collect();
         assert_eq!(names, ["cgroup.pids", "cgroup.memory", "cgroup.cpu"]);
         assert!(rows.iter().all(|row| row.status == CheckStatus::Missing));
         assert_eq!(without, []);
@@ -156,7 +156,7 @@ mod tests {
             assert_eq!((rows.len(), without), (2, vec![word]), "{word}");
             assert!(
                 rows.iter()
-                    .all(|row| row.query.feature.word() != word.word())
+                    .all(|row| row.query.feature.as_str() != word.as_str())
             );
         }
         profile.requirements.limits_held = false;

@@ -201,7 +201,7 @@ fn profiles(
             for need in own {
                 let row = rows.iter().find(|row| row.query == need.query);
                 let is_met = row.is_some_and(|row| row.result.meets(need.least));
-                let word = need.query.feature.word();
+                let word = need.query.feature.as_str();
                 match (is_met, need.may_degrade) {
                     (true, _) => {}
                     (false, Some(_)) => {

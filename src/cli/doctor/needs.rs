@@ -39,7 +39,7 @@ pub(super) fn of_all(config: &Config, state: &str, only: Option<&str>) -> Vec<Re
 
 /// The programs that build the pools' sandboxes.
 pub(super) fn of_launchers(config: &Config) -> Vec<Requirement> {
-    let engine = config.container.engine.word();
+    let engine = config.container.engine.as_str();
     let needs = config.pools.iter().filter_map(|pool| match pool.launcher {
         Launcher::Bwrap => Some(of_launcher(pool, Feature::Bwrap, None)),
         Launcher::Container => Some(of_launcher(pool, Feature::Container, Some(engine))),

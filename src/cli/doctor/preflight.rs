@@ -366,9 +366,9 @@ fn degrade_profiles(profiles: &mut BTreeMap<String, Sandbox>, needs: &[Requireme
             let feature = if need.query.feature == Feature::Landlock || word != Degradable::Landlock
             {
                 profile.degrade(word);
-                word.word()
+                word.as_str()
             } else {
-                need.query.feature.word()
+                need.query.feature.as_str()
             };
             if need.query.feature == Feature::Landlock {
                 profile.landlock_min_abi = lower_landlock(&row.result);

@@ -22,13 +22,13 @@ pub(super) fn render(rows: &[Row], width: usize) -> String {
     let mut lines = vec![(heads, None)];
     for row in rows {
         let cells = [
-            row.query.feature.word().to_owned(),
+            row.query.feature.as_str().to_owned(),
             if row.required_by.is_empty() {
                 "-".to_owned()
             } else {
                 escape_for_display(&row.required_by.join(", "), NEEDED_BY)
             },
-            row.status.word().to_owned(),
+            row.status.as_str().to_owned(),
             row.result.errno.map_or("-".to_owned(), name),
             found_text(row),
         ];
@@ -63,10 +63,10 @@ pub(super) fn render(rows: &[Row], width: usize) -> String {
 /// One row as an object. Messages of the host are not escaped.
 pub(super) fn json(row: &Row) -> serde_json::Value {
     serde_json::json!({
-        "feature": row.query.feature.word(),
+        "feature": row.query.feature.as_str(),
         "at": row.query.at,
         "needed_by": row.required_by,
-        "result": row.status.word(),
+        "result": row.status.as_str(),
         "errno": row.result.errno.map(name),
         "found": row.result.said,
         "hint": row.result.hint,

@@ -101,7 +101,7 @@ fn is_wanted(item: &PlannedChange, paths: &[String]) -> bool {
 fn print_item(item: &PlannedChange, streams: &mut Streams) {
     let mut line = format!(
         "{:<8} {}",
-        item.kind.word(),
+        item.kind.as_str(),
         item.path.escape_for_display(PATH)
     );
     if let Some((before, after)) = item.modes {
@@ -127,7 +127,7 @@ fn object(item: &PlannedChange) -> Map<String, Value> {
         object.insert(key.to_owned(), value);
     };
     put("path", json!(item.path.raw()));
-    put("change", json!(item.kind.word()));
+    put("change", json!(item.kind.as_str()));
     for (key, why) in [
         ("refused", &item.refused),
         ("conflict", &item.conflict),

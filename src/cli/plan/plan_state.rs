@@ -169,7 +169,7 @@ fn sort_leftovers(rows: Vec<TaskMatch>, record: &PlanState) -> Option<Leftovers>
         let mut ids = Vec::new();
         for task in &tasks {
             ids.push(TaskId::new(&task.id).ok()?);
-            let is_done = task.outcome.as_deref() == Some(TaskOutcome::Done.word());
+            let is_done = task.outcome.as_deref() == Some(TaskOutcome::Done.as_str());
             if let Some((_, item)) = item_of(&task.id).filter(|_| is_done) {
                 left.done.push(item);
             }

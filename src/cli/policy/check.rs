@@ -204,7 +204,7 @@ fn document(judged: &CheckedRequest, with_rules: bool) -> Value {
                 "argv": texts(&part.words),
                 "env": texts(&part.env),
                 "redirects": texts(&part.redirects),
-                "decision": part.decision.word(),
+                "decision": part.decision.as_str(),
                 "rules": part.rules,
                 "why": tree::why(part),
             })
@@ -215,8 +215,8 @@ fn document(judged: &CheckedRequest, with_rules: bool) -> Value {
         .map(|led| json!({"word": led.word.raw(), "to": led.to.raw(), "inside": led.inside}))
         .collect();
     let mut document = json!({
-        "decision": judgement.decision.word(),
-        "by": judgement.decided_by.word(),
+        "decision": judgement.decision.as_str(),
+        "by": judgement.decided_by.as_str(),
         "rules": judgement.rules,
         "reason": judgement.reason,
         "parts": parts,

@@ -21,10 +21,10 @@ pub(in crate::cli) fn recorded_decision(line: &ExportedRecord) -> Option<Decisio
     let facts = line.facts.as_ref()?;
     let facts: Option<FactsText> = serde_json::from_str(facts.get()).ok();
     if let Some(delegate) = facts.and_then(|facts| facts.delegate) {
-        return Decision::from_word(&delegate.policy);
+        return Decision::parse(&delegate.policy);
     }
     match line.by.as_str() {
-        "policy" | "default" if line.approver.is_none() => Decision::from_word(&line.decision),
+        "policy" | "default" if line.approver.is_none() => Decision::parse(&line.decision),
         // The policy allowed it; a budget did not.
         _ if is_budget_decision(line) => Some(Decision::Allow),
         "human" | "cache" | "timeout" | "gone" => Some(Decision::Ask),
@@ -108,7 +108,7 @@ fn to_request(wish: &ClientRequest, tool: &str) -> Request {
         },
         ClientRequest::Tool(wish) => Request::Mcp {
             server: UntrustedText::from(ENGINE_SERVER),
-            name: UntrustedText::from(wish.tool.word()),
+            name: UntrustedText::from(wish.tool.as_str()),
             arguments: wish.arguments.clone(),
         },
         ClientRequest::Run(_) => Request::Unknown {
@@ -128,7 +128,7 @@ impl RecordedRequest {
         let facts: Option<FactsText> = serde_json::from_str(facts.unwrap_or_default()).ok();
         let (at, looked, floor) = facts.map_or_else(Default::default, |facts| {
             let floor = facts.with_secrets.as_deref();
-            (facts.at, facts.looked, floor.and_then(Decision::from_word))
+            (facts.at, facts.looked, floor.and_then(Decision::parse))
         });
         let at = at.ok_or("the directory was not recorded")?;
         let wish = parse_recorded_request(&line.tool, input);

@@ -286,7 +286,9 @@ fn document(seen: &ReplayResult, new: &SelectedPolicy) -> Value {
     let counts: Vec<Value> = seen
         .counts
         .iter()
-        .map(|((old, new), count)| json!({"old": old.word(), "new": new.word(), "count": count}))
+        .map(
+            |((old, new), count)| json!({"old": old.as_str(), "new": new.as_str(), "count": count}),
+        )
         .collect();
     let changes: Vec<Value> = seen
         .changes
@@ -298,9 +300,9 @@ fn document(seen: &ReplayResult, new: &SelectedPolicy) -> Value {
                 "pool": change.line.pool,
                 "tool": change.line.tool,
                 "input": value(change.line.input.as_deref()),
-                "old": change.old.word(),
+                "old": change.old.as_str(),
                 "old_rules": change.line.rules,
-                "new": change.new.word(),
+                "new": change.new.as_str(),
                 "new_rules": change.rules,
                 "reason": change.reason,
                 "widened": change.new == Decision::Allow,

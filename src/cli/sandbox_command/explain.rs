@@ -177,7 +177,7 @@ fn on_missing(profile: &Sandbox) -> String {
     let words: Vec<&str> = demands
         .allow_degrade
         .iter()
-        .map(|word| word.word())
+        .map(|word| word.as_str())
         .collect();
     match demands.on_missing {
         OnMissing::Fail => "the command does not run".to_owned(),

@@ -182,7 +182,7 @@ fn in_their_order(events: &[Value]) {
             kind == "permission_decided" && of["request"] == body["id"]
         });
         assert_eq!(events[decided]["body"]["decision"], decision, "{events:#?}");
-        let what = done.unwrap_or("decided");
+        let what = done.unwrap_or("permission_decided");
         let at = place(events, decided, what, |kind, _| kind == what);
         let between = &events[asked + 1..=at];
         assert!(

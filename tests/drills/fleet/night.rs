@@ -69,7 +69,7 @@ enum Decision {
 }
 
 impl Decision {
-    fn word(self) -> &'static str {
+    fn as_str(self) -> &'static str {
         match self {
             Allow => "allow",
             Ask => "ask",
@@ -289,7 +289,7 @@ fn replay(drill: &Drill, asked: &BTreeMap<Asked, usize>, [then, now]: [Policy; 2
     for (step, times) in asked {
         let (old, new) = (judge(then, *step), judge(now, *step));
         *counts
-            .entry((old.word().to_owned(), new.word().to_owned()))
+            .entry((old.as_str().to_owned(), new.as_str().to_owned()))
             .or_default() += times;
         if old != new {
             changes.insert(*step, *times);
@@ -336,8 +336,8 @@ fn replay(drill: &Drill, asked: &BTreeMap<Asked, usize>, [then, now]: [Policy; 2
     let mut changed: BTreeMap<Asked, usize> = BTreeMap::new();
     for row in page["changes"].as_array().expect("changes") {
         let step = asked_of(row);
-        assert_eq!(row["old"], judge(then, step).word(), "{row}");
-        assert_eq!(row["new"], judge(now, step).word(), "{row}");
+        assert_eq!(row["old"], judge(then, step).as_str(), "{row}");
+        assert_eq!(row["new"], judge(now, step).as_str(), "{row}");
         assert_eq!(row["drifted"], false, "{row}");
         *changed.entry(step).or_default() += 1;
     }

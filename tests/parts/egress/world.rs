@@ -329,7 +329,7 @@ impl Bench {
     pub(crate) fn counted(&self, result: EgressResult) -> u64 {
         let series = format!(
             "marshal_egress_connections_total{{pool=\"demo\",result=\"{}\"}} ",
-            result.word()
+            result.as_str()
         );
         number(&series)
     }

@@ -375,7 +375,7 @@ fn the_doctor_shows_everything_and_who_needs_it() {
     let optional = [Feature::Sandbox, Feature::IdmapWorkspace];
     for feature in Feature::ALL {
         assert!(
-            words.contains(&feature.word()) || optional.contains(feature),
+            words.contains(&feature.as_str()) || optional.contains(feature),
             "{feature}: {text}"
         );
     }

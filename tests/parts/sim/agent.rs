@@ -134,7 +134,7 @@ impl Agent {
     async fn greet(&mut self) -> Result<(), ExitStatus> {
         let birth = self.nature.birth;
         if birth != Birth::Healthy {
-            self.ledger.saw(birth.word());
+            self.ledger.saw(birth.as_str());
         }
         match birth {
             Birth::Crash => return Err(ExitStatus::Code(self.nature.code)),
@@ -287,7 +287,7 @@ impl Agent {
         let Some(act) = self.acts.as_mut().and_then(VecDeque::pop_front) else {
             return Ok(());
         };
-        self.ledger.saw(act.word());
+        self.ledger.saw(act.as_str());
         match act {
             Act::Text(bytes) => self.say(&self.speech.text(&"x".repeat(bytes))).await,
             Act::Flood(lines) => {

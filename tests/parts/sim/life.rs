@@ -343,7 +343,7 @@ async fn read(mut reports: mpsc::Receiver<Arc<TaskReport>>, ledger: Arc<Ledger>)
 
 fn note(report: &TaskReport, ledger: &Ledger) {
     let key = (report.run.to_string(), report.task.to_string());
-    let outcome = report.outcome.word();
+    let outcome = report.outcome.as_str();
     let mut book = ledger.book();
     let life = book.life;
     let task = book.tasks.entry(key.clone()).or_default();

@@ -21,7 +21,7 @@ pub(crate) enum Birth {
 }
 
 impl Birth {
-    pub(crate) const fn word(self) -> &'static str {
+    pub(crate) const fn as_str(self) -> &'static str {
         match self {
             Self::Healthy => "healthy",
             Self::Crash => "crash before ready",
@@ -59,7 +59,7 @@ pub(crate) enum Act {
 }
 
 impl Act {
-    pub(crate) const fn word(self) -> &'static str {
+    pub(crate) const fn as_str(self) -> &'static str {
         match self {
             Self::Text(_) => "text",
             Self::Flood(_) => "flood",

@@ -210,7 +210,7 @@ pub(crate) fn extractors(config: &Config) -> BTreeMap<String, Arc<Extractor>> {
         .map(|pool| {
             (
                 pool.name.to_string(),
-                Arc::clone(&parsed[pool.dialect.word()]),
+                Arc::clone(&parsed[pool.dialect.as_str()]),
             )
         })
         .collect()

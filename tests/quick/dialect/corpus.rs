@@ -62,7 +62,7 @@ fn transcripts() -> Vec<Transcript> {
 
 fn of(dialect: DialectName) -> Vec<Transcript> {
     let corpus = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/corpus");
-    let root = corpus.join(dialect.word());
+    let root = corpus.join(dialect.as_str());
     let mut files: Vec<_> = fs::read_dir(root)
         .unwrap()
         .map(|entry| entry.unwrap().path())

@@ -68,12 +68,12 @@ fn saved(target: Target, input: &[u8]) -> String {
     input.hash(&mut hasher);
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
         .join("fuzz")
-        .join(target.word());
+        .join(target.as_str());
     fs::create_dir_all(&folder).unwrap();
     let file = folder.join(format!("{:016x}", hasher.finish()));
     fs::write(&file, input).unwrap();
     let file = file.display();
-    let word = target.word();
+    let word = target.as_str();
     let text = String::from_utf8_lossy(&input[..input.len().min(2000)]);
     format!(
         "{word} fails on\n{text}\nsaved in {file}; again: MARSHAL_FUZZ_CASE={file} cargo test --test quick fuzz::{word}; \
@@ -138,7 +138,7 @@ fn fuzz(target: Target) {
     let targets = u32::try_from(Target::ALL.len()).unwrap();
     let time = Duration::from_secs(seconds) / targets;
     let seed = number("MARSHAL_FUZZ_SEED").unwrap_or_else(|| rand::rng().random());
-    println!("{}: MARSHAL_FUZZ_SEED={seed}", target.word());
+    println!("{}: MARSHAL_FUZZ_SEED={seed}", target.as_str());
     let current = Current::default();
     let (tell, told) = sync_channel(1);
     let worker = {
@@ -156,7 +156,7 @@ fn fuzz(target: Target) {
         }
     }
     match worker.join() {
-        Ok(tried) => println!("{}: {tried} inputs", target.word()),
+        Ok(tried) => println!("{}: {tried} inputs", target.as_str()),
         Err(cause) => std::panic::resume_unwind(cause),
     }
 }
@@ -174,10 +174,10 @@ macro_rules! targets {
         #[test]
         fn every_target_is_fuzzed() {
             let words = [$((stringify!($name), Target::$target)),*];
-            assert!(words.iter().all(|(word, target)| *word == target.word()));
+            assert!(words.iter().all(|(word, target)| *word == target.as_str()));
             assert!(Target::ALL.iter().all(|one| words.iter().any(|(_, target)| target == one)));
             for dialect in DialectName::ALL {
-                assert!(words.iter().any(|(word, _)| *word == dialect.word()), "{dialect}");
+                assert!(words.iter().any(|(word, _)| *word == dialect.as_str()), "{dialect}");
             }
             // With libFuzzer, too.
             let package = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fuzz");
@@ -218,7 +218,7 @@ fn what_mutation_begins_with_can_be_written_down() {
     let usual = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("fuzz-corpus");
     let folder = env::var_os("MARSHAL_FUZZ_CORPUS").map_or(usual, PathBuf::from);
     for target in Target::ALL {
-        let folder = folder.join(target.word());
+        let folder = folder.join(target.as_str());
         fs::create_dir_all(&folder).unwrap();
         for (number, input) in seeds(target).iter().enumerate() {
             let file = folder.join(format!("seed-{number}"));
@@ -233,7 +233,11 @@ fn what_was_recorded_and_what_was_found_before_keeps_every_promise() {
     for target in Target::ALL {
         for input in seeds(target) {
             let text = String::from_utf8_lossy(&input[..input.len().min(2000)]);
-            assert!(!fails(target, &input), "{} fails on\n{text}", target.word());
+            assert!(
+                !fails(target, &input),
+                "{} fails on\n{text}",
+                target.as_str()
+            );
         }
     }
 }

@@ -71,7 +71,7 @@ fn named(rule: &str, name: &str) -> String {
 fn decided(rule: &str, decision: Decision) -> String {
     let lines = rule.lines().map(|line| {
         if line.starts_with("decision") {
-            format!("decision = \"{}\"\n", decision.word())
+            format!("decision = \"{}\"\n", decision.as_str())
         } else {
             format!("{line}\n")
         }

@@ -466,7 +466,7 @@ fn read_fields(
 ) -> Vec<(super::Field, bool, DataPath)> {
     let mut out = Vec::new();
     for (field, is_needed) in event.fields() {
-        match section.get(field.word()) {
+        match section.get(field.as_str()) {
             Some(item) => out.extend(parse_path(&item).map(|path| (*field, *is_needed, path))),
             None if *is_needed && misses => {
                 let message = format!("a rule with event = \"{event}\" needs {field}, a path");
@@ -554,11 +554,11 @@ fn read_event_detail(section: &Section<'_>, event: RuleEvent, misses: bool) -> O
 }
 
 fn read_outcome(item: &Entry<'_>) -> Option<TurnOutcome> {
-    let words: Vec<&'static str> = OUTCOMES.iter().map(|outcome| outcome.word()).collect();
+    let words: Vec<&'static str> = OUTCOMES.iter().map(|outcome| outcome.as_str()).collect();
     let found = item.text_among(&words)?;
     let outcome = OUTCOMES
         .iter()
-        .find(|outcome| outcome.word() == found.value);
+        .find(|outcome| outcome.as_str() == found.value);
     if outcome.is_none() {
         let message = format!("expected {}, found {}", one_of(&words), quote(&found.value));
         let help = nearest(&found.value, words.iter().copied());

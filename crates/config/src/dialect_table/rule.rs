@@ -132,7 +132,7 @@ string_enum!(
     }
 );
 
-crate::table::word!(RuleEvent, EndsTurn);
+crate::table::keywords!(RuleEvent, EndsTurn);
 
 /// A field that a message may have (`false`) or must have (`true`).
 type FieldSpec = (Field, bool);

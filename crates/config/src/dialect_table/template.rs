@@ -227,10 +227,10 @@ fn parse_text(text: &str, allowed: &[Placeholder]) -> Result<Node, TemplateError
 }
 
 fn parse_placeholder(name: &str, allowed: &[Placeholder]) -> Result<Placeholder, TemplateError> {
-    if let Some(hole) = Placeholder::from_word(name).filter(|hole| allowed.contains(hole)) {
+    if let Some(hole) = Placeholder::parse(name).filter(|hole| allowed.contains(hole)) {
         return Ok(hole);
     }
-    let words = || allowed.iter().map(|hole| hole.word());
+    let words = || allowed.iter().map(|hole| hole.as_str());
     let help = if let Some(near) = nearest(name, words()) {
         format!("did you mean {{{near}}}?")
     } else {

@@ -38,8 +38,8 @@ pub(super) fn put(table: &mut RenderedTable, acp: &AcpSettings) {
     table.put("mode_skips_requests", *mode_skips_requests);
     let servers: Vec<Value> = mcp_servers.iter().map(server).collect();
     table.put("mcp_servers", servers);
-    table.put("permission_reply", permission_reply.word());
-    table.put("report_denials", report_denials.word());
+    table.put("permission_reply", permission_reply.as_str());
+    table.put("report_denials", report_denials.as_str());
 }
 
 fn server(server: &McpServer) -> Value {
@@ -57,7 +57,7 @@ fn server(server: &McpServer) -> Value {
             shown.insert("env".to_owned(), Value::Table(env.collect()));
         }
         McpTransport::Route { kind, route, path } => {
-            shown.insert("type".to_owned(), text(kind.word()));
+            shown.insert("type".to_owned(), text(kind.as_str()));
             shown.insert("route".to_owned(), text(route));
             shown.insert("path".to_owned(), text(path));
         }

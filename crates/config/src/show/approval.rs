@@ -18,9 +18,9 @@ pub(super) fn put(table: &mut RenderedTable, of_ask: &ApprovalConfig) {
     table.put("approval.timeout", show_duration(*timeout));
     let waits = agent_waits.map_or_else(|| "none".to_owned(), show_duration);
     table.put("approval.agent_waits", waits);
-    table.put("approval.on_timeout", on_timeout.word());
-    table.put("approval.when_waiting", when_waiting.word());
-    table.put("approval.remember", remember.word());
+    table.put("approval.on_timeout", on_timeout.as_str());
+    table.put("approval.when_waiting", when_waiting.as_str());
+    table.put("approval.remember", remember.as_str());
     let approvers: Vec<String> = approvers.iter().map(ToString::to_string).collect();
     table.put("approval.approvers", texts(&approvers));
     let most = i64::try_from(*max_pending).unwrap_or(i64::MAX);

@@ -18,7 +18,7 @@ pub(super) fn put(table: &mut RenderedTable, budget: &PoolBudget) {
         table.put_optional(&format!("budget.{name}_cost"), cost);
     }
     if budget.is_set() {
-        table.put("budget.then", then.word());
+        table.put("budget.then", then.as_str());
     }
 }
 

@@ -11,7 +11,7 @@ use super::{RenderedTable, path, texts};
 pub(super) fn table(dirs: &CacheDirs) -> Option<RenderedTable> {
     let mut table = RenderedTable::new(&["cache"]);
     for (cache, dir) in dirs {
-        table.put(cache.word(), path(dir));
+        table.put(cache.as_str(), path(dir));
     }
     (!dirs.is_empty()).then_some(table)
 }

@@ -57,7 +57,7 @@ pub(super) fn tables(
         let mut table = RenderedTable::new(&["template", name.as_str()]);
         let roles: Vec<&str> = roles.iter().map(RoleName::as_str).collect();
         table.put("roles", roles);
-        table.put("mode", mode.word());
+        table.put("mode", mode.as_str());
         table.put_optional("planner", planner.as_ref().map(RoleName::as_str));
         table.put_optional("plan", plan.as_deref());
         table.put_optional("instructions", instructions.as_deref());

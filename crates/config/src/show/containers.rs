@@ -13,7 +13,7 @@ pub(super) fn table(container: &Container) -> RenderedTable {
         run_options: of_run,
     } = container;
     let mut table = RenderedTable::new(&["container"]);
-    table.put("engine", engine.word());
+    table.put("engine", engine.as_str());
     table.put_optional("runtime", runtime.as_deref());
     table.put_optional("image", image.as_deref());
     let extra: Vec<String> = before.iter().chain(of_run).cloned().collect();

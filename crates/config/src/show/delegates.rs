@@ -30,7 +30,10 @@ pub(super) fn tables(
             table.put("token", REDACTED);
         }
         table.put("at_once", i64::from(*at_once));
-        let words: Vec<String> = tools.iter().map(|class| class.word().to_owned()).collect();
+        let words: Vec<String> = tools
+            .iter()
+            .map(|class| class.as_str().to_owned())
+            .collect();
         table.put("tools", texts(&words));
         table
     })

@@ -18,19 +18,19 @@ pub(super) fn hint(hint: &Hint) -> Value {
     let mut table = Table::new();
     let mut put = |key: &str, value: Value| table.insert(key.to_owned(), value);
     put("pattern", text(pattern.as_str()));
-    put("where", text(place.word()));
+    put("where", text(place.as_str()));
     if let Some(agent) = agent {
         put("agent", text(agent));
     }
     if let Some(launcher) = launcher {
-        put("launcher", text(launcher.word()));
+        put("launcher", text(launcher.as_str()));
     }
     if let Some(code) = code {
         put("code", i64::from(*code).into());
     }
     put("text", text(said));
     if let Some(class) = class {
-        put("class", text(class.word()));
+        put("class", text(class.as_str()));
     }
     Value::Table(table)
 }

@@ -30,7 +30,7 @@ pub(super) fn tokens(tokens: &BTreeMap<String, NamedToken>) -> impl Iterator<Ite
     tokens.iter().map(|(name, NamedToken { file, role })| {
         let mut table = RenderedTable::new(&["token", name]);
         table.put("file", path(file));
-        table.put("role", role.word());
+        table.put("role", role.as_str());
         table
     })
 }

@@ -21,5 +21,5 @@ pub(super) fn put(table: &mut RenderedTable, limits: ResourceLimits) {
     table.put("limits.swap", size(swap));
     let cpus = cpu_millis.map(|millis| f64::from(millis) / 1000.0);
     table.put("limits.cpu", cpus.map_or_else(none, Value::from));
-    table.put("limits.backend", backend.word());
+    table.put("limits.backend", backend.as_str());
 }

@@ -10,7 +10,7 @@ use crate::units::show_duration;
 /// The network of an agent: on the remote host with its sandbox there, or on this host.
 pub(super) fn put(table: &mut RenderedTable, far: Option<&Ssh>, network: Network) {
     let Some(ssh) = far else {
-        return table.put("network", network.word());
+        return table.put("network", network.as_str());
     };
     let Ssh {
         host,
@@ -60,8 +60,8 @@ pub(super) fn put(table: &mut RenderedTable, far: Option<&Ssh>, network: Network
     }) = walls
     {
         table.put("ssh.marshal", marshal.as_str());
-        table.put("ssh.mode", mode.word());
-        table.put("ssh.network", network.word());
+        table.put("ssh.mode", mode.as_str());
+        table.put("ssh.network", network.as_str());
         if let Some(home) = home {
             table.put("ssh.home", home.as_str());
         }
@@ -82,7 +82,7 @@ pub(super) fn put_files(
         slice,
     } = workspace;
     table.put("workspace.path", path(work));
-    table.put("workspace.mode", mode.word());
+    table.put("workspace.mode", mode.as_str());
     if super::super::pool::workspace_view::can_be_masked(*mode, launcher) {
         table.put("workspace.mask", super::texts(mask));
     }

@@ -133,7 +133,7 @@ fn the_page_has_every_key_and_every_event_and_no_other() {
     let rows = DOCUMENT.lines().filter_map(|line| line.strip_prefix("| `"));
     let first = |row: &str| row.split('`').next().unwrap_or_default().to_owned();
     let all: Vec<String> = rows.map(first).collect();
-    let events: BTreeSet<&str> = RuleEvent::ALL.iter().map(|event| event.word()).collect();
+    let events: BTreeSet<&str> = RuleEvent::ALL.iter().map(|event| event.as_str()).collect();
     let is_key = |name: &&String| !name.starts_with('{') && !events.contains(name.as_str());
     let documented: BTreeSet<&String> = all.iter().filter(is_key).collect();
     let forms = dialect_table::key_types();

@@ -86,7 +86,7 @@ impl Acp {
         line: &[u8],
         out: &mut Effects,
     ) -> bool {
-        let method = ClientMethod::from_word(method);
+        let method = ClientMethod::parse(method);
         let Some(method) =
             method.filter(|method| self.opening.client_capabilities.supports(*method))
         else {
@@ -297,7 +297,7 @@ fn build_permission_request(
     Box::new(PermissionRequest {
         key: key.clone(),
         tool_id: None,
-        tool: call.method().word().into(),
+        tool: call.method().as_str().into(),
         input: serde_json::value::to_raw_value(&input)
             .unwrap_or_else(|_| marshal_wire::json::null_value()),
         claims: AgentClaims::default(),

@@ -203,7 +203,7 @@ pub(super) fn servers<'a>(
             McpTransport::Route { kind, route, path } => {
                 let base = routes.get(route).map(String::as_str).unwrap_or_default();
                 Server {
-                    kind: Some(kind.word()),
+                    kind: Some(kind.as_str()),
                     url: Some(format!("{}{path}", base.trim_end_matches('/'))),
                     headers: Some([]),
                     ..bare

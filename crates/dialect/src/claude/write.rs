@@ -72,7 +72,7 @@ fn servers(servers: &[McpServer], routes: &BTreeMap<String, String>) -> Map<Stri
             }
             McpTransport::Route { kind, route, path } => {
                 let base = routes.get(route).map_or("", String::as_str);
-                json!({ "type": kind.word(), "url": format!("{base}{path}") })
+                json!({ "type": kind.as_str(), "url": format!("{base}{path}") })
             }
         };
         (server.name.clone(), value)

@@ -206,7 +206,7 @@ impl Codex {
             (
                 "approvalPolicy",
                 read.approval_policy,
-                wants.approval_policy.word(),
+                wants.approval_policy.as_str(),
             ),
             (
                 "approvalsReviewer",
@@ -243,7 +243,7 @@ impl Codex {
     /// The thread's settings changed. It must still ask, ask us, and have the same sandbox.
     pub(super) fn on_settings_changed(&mut self, settings: &RawValue, out: &mut Effects) {
         let read: ThreadResult<'_> = parse_object(settings).unwrap_or_default();
-        let wanted = self.opening.codex.approval_policy.word();
+        let wanted = self.opening.codex.approval_policy.as_str();
         let is = |raw: Option<&RawValue>, word: &str| {
             parse_string(raw).is_some_and(|found| found.raw() == word)
         };

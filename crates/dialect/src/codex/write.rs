@@ -205,7 +205,7 @@ impl<'a> ThreadParams<'a> {
         Self {
             thread_id: None,
             cwd: &opening.workspace,
-            approval_policy: wants.approval_policy.word(),
+            approval_policy: wants.approval_policy.as_str(),
             approvals_reviewer: REVIEWER,
             sandbox: sandbox(wants.has_sandbox),
             model: wants.model.as_deref(),
@@ -254,7 +254,7 @@ pub(super) fn turn(
     }
     let params = Params {
         thread_id: thread.raw(),
-        approval_policy: wants.approval_policy.word(),
+        approval_policy: wants.approval_policy.as_str(),
         approvals_reviewer: REVIEWER,
         input: texts
             .iter()

@@ -276,7 +276,7 @@ impl CompiledRule {
                 message: self.text(values, F::Message)?.unwrap_or_default(),
                 origin: self
                     .text(values, F::Origin)?
-                    .and_then(|word| ErrorOrigin::from_word(word.raw()))
+                    .and_then(|word| ErrorOrigin::parse(word.raw()))
                     .unwrap_or(ErrorOrigin::Unknown),
             },
             RuleEvent::SlashResult => RuleMessage::Slash(Box::new(self.slash(values)?)),

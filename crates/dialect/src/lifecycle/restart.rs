@@ -186,7 +186,7 @@ fn park_reason(end: &ChildEnd, policy: &Restart, count: u32, unready: u32) -> Op
 
 /// A short description of the end.
 fn describe_end(end: &ChildEnd) -> String {
-    let mut words = end.class.word().replace('_', " ");
+    let mut words = end.class.as_str().replace('_', " ");
     if let Some(status) = end.status {
         words = format!("{words} ({status})");
     }

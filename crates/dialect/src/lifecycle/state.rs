@@ -123,8 +123,8 @@ mod tests {
             )
         });
         moves.find_map(|(from, on, to)| {
-            let from = from?.split(',').any(|word| word == state.word());
-            (from && on? == event.word()).then(|| SlotState::from_word(to?))?
+            let from = from?.split(',').any(|word| word == state.as_str());
+            (from && on? == event.as_str()).then(|| SlotState::parse(to?))?
         })
     }
 

@@ -65,7 +65,7 @@ struct Step {
 pub(super) fn read(params: Option<&RawValue>, tools: &[EngineTool]) -> Result<EngineCall, String> {
     let params = params.and_then(|raw| serde_json::from_str::<Params<'_>>(raw.get()).ok());
     let params = params.ok_or("tools/call needs name (a string) and arguments (an object)")?;
-    let tool = EngineTool::from_word(&params.name).filter(|tool| tools.contains(tool));
+    let tool = EngineTool::parse(&params.name).filter(|tool| tools.contains(tool));
     let tool = tool.ok_or_else(|| format!("unknown tool: {:?}", shortened(&params.name)))?;
     let raw = params.arguments.map_or("{}", RawValue::get);
     match tool {
@@ -132,7 +132,7 @@ pub(super) fn read(params: Option<&RawValue>, tools: &[EngineTool]) -> Result<En
             if step.trim().is_empty() {
                 return Err("step is empty".to_owned());
             }
-            let status = StepStatus::from_word(&status)
+            let status = StepStatus::parse(&status)
                 .ok_or("status must be one of: pending, running, done, blocked")?;
             Ok(EngineCall::Step { step, status })
         }

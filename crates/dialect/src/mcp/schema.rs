@@ -67,7 +67,7 @@ fn tool(tool: EngineTool) -> Value {
             json!(["question"]),
         ),
         EngineTool::PlanStep => {
-            let words: Vec<&str> = StepStatus::ALL.iter().map(|of| of.word()).collect();
+            let words: Vec<&str> = StepStatus::ALL.iter().map(|of| of.as_str()).collect();
             (
                 "Reports the status of a plan step to the people who watch the session.".to_owned(),
                 json!({
@@ -79,7 +79,7 @@ fn tool(tool: EngineTool) -> Value {
         }
     };
     json!({
-        "name": tool.word(),
+        "name": tool.as_str(),
         "description": description,
         "inputSchema": {
             "type": "object",

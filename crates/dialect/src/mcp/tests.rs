@@ -114,7 +114,7 @@ fn each_schema_takes_what_the_reader_takes_and_names_its_members() {
     let listed = schema::list(EngineTool::ALL);
     for (at, tool) in EngineTool::ALL.iter().enumerate() {
         let schema = &listed["tools"][at];
-        assert_eq!(schema["name"], tool.word());
+        assert_eq!(schema["name"], tool.as_str());
         let schema = &schema["inputSchema"];
         let full = arguments(*tool);
         let names: Vec<&String> = full.as_object().expect("an object").keys().collect();
@@ -125,7 +125,7 @@ fn each_schema_takes_what_the_reader_takes_and_names_its_members() {
             .collect();
         assert_eq!(names, known, "{tool}");
         let mut server = open("2025-06-18");
-        let effects = fed(&mut server, &call(1, tool.word(), &full));
+        let effects = fed(&mut server, &call(1, tool.as_str(), &full));
         assert!(
             matches!(&effects[..], [Effect::Call { .. }]),
             "{tool}: {effects:?}"
@@ -137,7 +137,7 @@ fn each_schema_takes_what_the_reader_takes_and_names_its_members() {
             less.as_object_mut().expect("an object").remove(name);
             let is_required = required.iter().any(|of| of == name);
             let mut server = open("2025-06-18");
-            let effects = fed(&mut server, &call(id, tool.word(), &less));
+            let effects = fed(&mut server, &call(id, tool.as_str(), &less));
             assert_eq!(
                 matches!(&effects[..], [Effect::Call { .. }]),
                 !is_required,
@@ -146,14 +146,14 @@ fn each_schema_takes_what_the_reader_takes_and_names_its_members() {
             let mut other = full.clone();
             other[name] = json!({"x": 1});
             assert_eq!(
-                code(&reply_to(&mut server, &call(99, tool.word(), &other))),
+                code(&reply_to(&mut server, &call(99, tool.as_str(), &other))),
                 -32602
             );
         }
         let mut more = full.clone();
         more["surplus"] = json!(1);
         assert_eq!(
-            code(&reply_to(&mut server, &call(50, tool.word(), &more))),
+            code(&reply_to(&mut server, &call(50, tool.as_str(), &more))),
             -32602
         );
     }

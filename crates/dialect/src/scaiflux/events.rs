@@ -374,7 +374,7 @@ fn error_event(error: ErrorMessage<'_>) -> (Event, String) {
         message,
         origin: error
             .origin
-            .and_then(|word| ErrorOrigin::from_word(&word))
+            .and_then(|word| ErrorOrigin::parse(&word))
             .unwrap_or(ErrorOrigin::Unknown),
     };
     (event, text)

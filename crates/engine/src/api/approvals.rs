@@ -163,7 +163,7 @@ fn answer(approval: PermissionRequestId, says: AnswerLine) -> Result<Answer, Fai
     let remember = says
         .remember
         .as_deref()
-        .map_or(Some(RememberScope::Never), RememberScope::from_word);
+        .map_or(Some(RememberScope::Never), RememberScope::parse);
     let remember = remember
         .ok_or_else(|| bad("key \"remember\" must be \"never\", \"turn\" or \"session\""))?;
     let is_long = |text: &String| text.chars().count() > limits::ANSWER_REASON_CHARS;

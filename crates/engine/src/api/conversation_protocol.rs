@@ -418,7 +418,7 @@ pub fn read_server_message(line: &str) -> Option<ServerMessage> {
         },
         ServerLine::PromptEnded { n, outcome, detail } => ServerMessage::PromptEnded {
             n,
-            outcome: TaskOutcome::from_word(&outcome)?,
+            outcome: TaskOutcome::parse(&outcome)?,
             detail: detail.map(UntrustedText::new),
         },
         ServerLine::Started => ServerMessage::Started,

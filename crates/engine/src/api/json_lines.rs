@@ -168,7 +168,7 @@ fn notice(notice: &FleetEvent) -> String {
         FleetEvent::EventsSkipped { .. } => String::new(),
         FleetEvent::SlotChanged { slot, state, note } => write(&Line::Slot {
             slot: slot.to_string(),
-            state: Cow::Borrowed(state.word()),
+            state: Cow::Borrowed(state.as_str()),
             note: note.as_deref().map(Cow::Borrowed),
         }),
         FleetEvent::PoolPaused { pool, wait } => write(&Line::Paused {
@@ -201,7 +201,7 @@ fn event(
         id: stamped.id.to_string(),
         at_us: stamped.at_us,
         v: codec::VERSION,
-        kind: Cow::Borrowed(stamped.event.kind().word()),
+        kind: Cow::Borrowed(stamped.event.kind().as_str()),
         body: Cow::Owned(body),
     })
 }
@@ -297,7 +297,7 @@ fn read_line(line: Line<'_>) -> Result<RunStreamItem, ViewError> {
         }),
         Line::Slot { slot, state, note } => RunStreamItem::Notice(FleetEvent::SlotChanged {
             slot: id("slot", &slot, SlotId::parse)?,
-            state: word("slot state", &state, SlotState::from_word)?,
+            state: word("slot state", &state, SlotState::parse)?,
             note: note.map(Cow::into_owned),
         }),
         Line::Paused { pool, wait_ms } => RunStreamItem::Notice(FleetEvent::PoolPaused {

@@ -217,13 +217,13 @@ pub fn read_reply(line: &str) -> Option<Reply> {
     if let Some(error) = line.error {
         return Some(Reply::Failed(Failure {
             // An unknown code of a later version is still an error.
-            code: Code::from_word(&error.code).unwrap_or(Code::Refused),
+            code: Code::parse(&error.code).unwrap_or(Code::Refused),
             message: escape_for_display(&error.message, 1000),
         }));
     }
     Some(match line.ok?.as_str() {
         "hello" => Reply::Hello {
-            role: Role::from_word(&line.role?)?,
+            role: Role::parse(&line.role?)?,
             pid: line.pid?,
         },
         "submitted" => Reply::Submitted {

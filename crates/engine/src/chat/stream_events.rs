@@ -156,7 +156,7 @@ fn work_event(work: WorkEvent) -> Option<(&'static str, Value)> {
         } => {
             let data = json!({
                 "step": step,
-                "status": status.word(),
+                "status": status.as_str(),
                 "content": content.raw(),
                 "agent": role.as_ref().map(RoleName::as_str),
                 "chat_id": chat.as_ref().map(SessionId::as_str),
@@ -173,7 +173,7 @@ fn work_event(work: WorkEvent) -> Option<(&'static str, Value)> {
             let data = json!({
                 "chat_id": chat.as_str(),
                 "role": role.as_str(),
-                "status": outcome.word(),
+                "status": outcome.as_str(),
             });
             ("member", data)
         }
@@ -185,7 +185,7 @@ fn work_event(work: WorkEvent) -> Option<(&'static str, Value)> {
             why,
         } => {
             let data = json!({
-                "status": state.word(),
+                "status": state.as_str(),
                 "plan_id": plan,
                 "sha256": sha256,
                 "by": by,
@@ -208,7 +208,7 @@ fn work_event(work: WorkEvent) -> Option<(&'static str, Value)> {
                 _ => ("error", json!({"message": message})),
             };
             let mut data = data;
-            data["outcome"] = outcome.word().into();
+            data["outcome"] = outcome.as_str().into();
             data["reason"] = reason.into();
             data["turn_id"] = Value::Null;
             (name, data)
@@ -267,7 +267,7 @@ fn plain(event: Event) -> Option<(&'static str, Value)> {
         }
         Event::PlanStep { step, status } => (
             "plan_step",
-            json!({"step": step.raw(), "status": status.word()}),
+            json!({"step": step.raw(), "status": status.as_str()}),
         ),
         Event::AgentError { code, message, .. } => (
             "error",
@@ -328,7 +328,7 @@ fn end_event(
     use TurnOutcome::{Cancelled, Completed, Failed, Limited, Lost, Refused, TimedOut};
     match outcome {
         Completed | Limited | Refused => {
-            let data = json!({"message": text.raw(), "outcome": outcome.word(), "turn_id": turn});
+            let data = json!({"message": text.raw(), "outcome": outcome.as_str(), "turn_id": turn});
             ("done", data)
         }
         Cancelled => {
@@ -344,7 +344,7 @@ fn end_event(
         }
         Failed | TimedOut | Lost => {
             let message = detail.unwrap_or_else(|| "the turn failed".to_owned());
-            let data = json!({"message": message, "outcome": outcome.word(), "turn_id": turn});
+            let data = json!({"message": message, "outcome": outcome.as_str(), "turn_id": turn});
             ("error", data)
         }
     }

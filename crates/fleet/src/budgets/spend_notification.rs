@@ -38,10 +38,10 @@ pub(super) fn notify_budget_spent(
         slot: slot.cloned(),
         session: Some(session.clone()),
         scope,
-        budget: spent.budget.word().to_owned(),
+        budget: spent.budget.as_str().to_owned(),
         limit: amount(spent.limit),
         spent: amount(spent.used),
-        then: spent.action.word(),
+        then: spent.action.as_str(),
     });
 }
 

@@ -206,7 +206,7 @@ impl ClientRequests {
     }
 
     fn client_file_work(&self, call: ClientCall, place: &str, task: &TaskId) -> Option<FileWork> {
-        let method = call.method().word();
+        let method = call.method().as_str();
         let (path, act) = match call {
             ClientCall::Read { path, line, limit } => (path, FileAction::Read { line, limit }),
             ClientCall::Write { path, content } => {

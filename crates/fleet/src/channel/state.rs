@@ -165,8 +165,7 @@ impl ChannelState {
         ChildSpawned {
             slot: &self.slot,
             session: &self.session_id,
-            result: SpawnResult::from_word(error.metric_result())
-                .unwrap_or(SpawnResult::ForkFailed),
+            result: SpawnResult::parse(error.metric_result()).unwrap_or(SpawnResult::ForkFailed),
             pid: None,
             limits: None,
             took: clock::since(self.began),
@@ -374,7 +373,7 @@ impl ChannelState {
                         ProtocolError {
                             slot: &self.slot,
                             session: &self.session_id,
-                            reason: LineFault::from_word(reason).unwrap_or(LineFault::BadShape),
+                            reason: LineFault::parse(reason).unwrap_or(LineFault::BadShape),
                             head,
                         }
                         .emit(&self.pool.meters);

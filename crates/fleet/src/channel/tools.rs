@@ -205,7 +205,7 @@ impl ChannelState {
         (task, myself): (&TaskId, &ChannelRef),
         now: Instant,
     ) {
-        let tool = call.tool().word();
+        let tool = call.tool().as_str();
         let (path, act) = match call {
             EngineCall::Write {
                 path,

@@ -40,7 +40,7 @@ pub(super) fn encode_message(
     at_us: i64,
 ) -> EncodedMessage {
     let id = id.to_string();
-    let event = message.newest.last().map_or("", |(_, t)| t.kind().word());
+    let event = message.newest.last().map_or("", |(_, t)| t.kind().as_str());
     let suppressed: u64 = message.held_back.values().sum();
     let mut text = String::new();
     for (_, notification) in &message.newest {
@@ -57,7 +57,7 @@ pub(super) fn encode_message(
     let held_back: Map<String, Value> = message
         .held_back
         .iter()
-        .map(|(kind, count)| (kind.word().to_owned(), json!(count)))
+        .map(|(kind, count)| (kind.as_str().to_owned(), json!(count)))
         .collect();
     let object = |is_whole: bool| {
         let events: Vec<Value> = message
@@ -128,7 +128,7 @@ fn describe_notification(notification: &Notification) -> String {
 
 fn notification_json(at_us: i64, notification: &Notification, is_whole: bool) -> Value {
     let mut value = fields(notification, is_whole);
-    value["event"] = json!(notification.kind().word());
+    value["event"] = json!(notification.kind().as_str());
     value["at_us"] = json!(at_us);
     value["pool"] = json!(notification.pool().map(ToString::to_string));
     value
@@ -163,7 +163,7 @@ fn fields(notification: &Notification, is_whole: bool) -> Value {
             class,
             reason,
         } => json!({
-            "slot": slot.to_string(), "class": class.word(), "reason": reason.escape_for_display(SENTENCE),
+            "slot": slot.to_string(), "class": class.as_str(), "reason": reason.escape_for_display(SENTENCE),
         }),
         Notification::RunEnded {
             run,
@@ -178,7 +178,7 @@ fn fields(notification: &Notification, is_whole: bool) -> Value {
                 .collect();
             let tasks: Map<String, Value> = tasks
                 .iter()
-                .map(|(outcome, count)| (outcome.word().to_owned(), json!(count)))
+                .map(|(outcome, count)| (outcome.as_str().to_owned(), json!(count)))
                 .collect();
             json!({"run": run.as_str(), "code": code, "pools": pools, "tasks": tasks})
         }

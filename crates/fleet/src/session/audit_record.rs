@@ -35,14 +35,14 @@ pub(super) fn with_place(
     let mut at = serde_json::json!({
         "workspace": place.workspace, "home": place.home, "from": from,
         "agent": occasion.agent, "mode": occasion.mode,
-        "protocol": pool.config.dialect.word(),
+        "protocol": pool.config.dialect.as_str(),
     });
     if let Some(table) = pool.config.dialect_table() {
         at["table"] = table.digest.as_str().into();
     }
     facts.insert("at".to_owned(), at);
     if let Some(floor) = floor {
-        facts.insert("with_secrets".to_owned(), floor.word().into());
+        facts.insert("with_secrets".to_owned(), floor.as_str().into());
     }
     Value::Object(facts).to_string()
 }

@@ -152,7 +152,7 @@ impl SessionState {
             task: self.work.task.as_str(),
             ask: verdict.request.as_str(),
             tool: ask.tool.raw(),
-            class: decided.class.word(),
+            class: decided.class.as_str(),
             input: &ask.input,
             claimed: Claims {
                 title: raw(&ask.claims.title),
@@ -164,7 +164,7 @@ impl SessionState {
             policy: PolicyOutcome {
                 name: &decided.judged.policy,
                 sha256: &decided.judged.policy_sha256,
-                decision: decision.word(),
+                decision: decision.as_str(),
                 rules,
                 reason,
             },
@@ -191,12 +191,12 @@ impl SessionState {
         let name = &delegate.config.name;
         let before = member.decided.verdict.decision;
         let word = match &answer {
-            Ok(answer) => answer.decision.word(),
-            Err(error) => error.word(),
+            Ok(answer) => answer.decision.as_str(),
+            Err(error) => error.as_str(),
         };
         member.decided.add_fact(
             "delegate",
-            &json!({"name": name, "said": word, "policy": before.word()}),
+            &json!({"name": name, "said": word, "policy": before.as_str()}),
         );
         let answer = match answer {
             Err(error) => {
@@ -247,7 +247,7 @@ impl SessionState {
         let (judgement, place) = self.reevaluate(member);
         let decided = &mut member.decided;
         if judgement.decision > decided.verdict.decision {
-            let again = json!({"decision": judgement.decision.word(), "rules": judgement.rules});
+            let again = json!({"decision": judgement.decision.as_str(), "rules": judgement.rules});
             decided.add_fact("again", &again);
         }
         if judgement.decision == Decision::Deny {

@@ -547,7 +547,7 @@ fn facts_json(facts: &Facts, (allows, denies): (u64, u64)) -> String {
             };
             let mut json = serde_json::json!({
                 "words": texts(&part.words),
-                "decision": part.decision.word(),
+                "decision": part.decision.as_str(),
                 "rules": part.rules,
             });
             for (key, of) in [("env", &part.env), ("redirects", &part.redirects)] {

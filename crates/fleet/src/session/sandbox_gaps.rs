@@ -27,7 +27,7 @@ fn gaps_at_start(shared: &Shared, pool: &PoolShared) -> Vec<SandboxGap> {
     }
     let shares_uid = shared.uids.is_none().then_some(SandboxGap::SharedUid);
     let lacking = pool.sandbox.requirements.missing.iter();
-    let lacking = lacking.filter_map(|word| SandboxGap::from_word(word.word()));
+    let lacking = lacking.filter_map(|word| SandboxGap::parse(word.as_str()));
     shares_uid.into_iter().chain(lacking).collect()
 }
 
@@ -92,7 +92,7 @@ mod tests {
     #[test]
     fn whatever_a_profile_may_do_without_has_its_name_here() {
         for word in Degradable::ALL {
-            assert!(SandboxGap::from_word(word.word()).is_some(), "{word}");
+            assert!(SandboxGap::parse(word.as_str()).is_some(), "{word}");
         }
     }
 }

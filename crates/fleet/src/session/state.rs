@@ -204,7 +204,7 @@ impl SessionState {
                 );
                 self.outbox.push_event(Event::ChildStarted {
                     pid,
-                    launcher: self.pool.config.launcher.word(),
+                    launcher: self.pool.config.launcher.as_str(),
                     sandbox_gaps: gaps,
                     limits,
                     sandbox_layers: layers,

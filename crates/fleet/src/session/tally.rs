@@ -85,7 +85,7 @@ impl Tally {
             let by = if was_ask {
                 "default"
             } else {
-                verdict.decided_by.word()
+                verdict.decided_by.as_str()
             };
             self.name_rule(by);
         }

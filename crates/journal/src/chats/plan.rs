@@ -127,7 +127,11 @@ impl RowWriter<'_> {
             } => self.update_chat(
                 chat,
                 "UPDATE chats SET phase = ?2, progress = ?3 WHERE session = ?1",
-                params![chat.as_str(), phase.word(), codec::progress_json(progress)],
+                params![
+                    chat.as_str(),
+                    phase.as_str(),
+                    codec::progress_json(progress)
+                ],
             ),
             PlanWrite::Settings { chat, settings } => self.update_chat(
                 chat,
@@ -185,7 +189,7 @@ impl RowWriter<'_> {
                      ?2, ?3, ?4, ?5, ?6, ?7)",
                     params![
                         review.chat.as_str(),
-                        review.state.word(),
+                        review.state.as_str(),
                         review.sha256,
                         review.by,
                         serde_json::to_string(&review.rules).unwrap_or_default(),
@@ -221,14 +225,14 @@ impl RowWriter<'_> {
                 item.item.to_string(),
                 item.ordinal,
                 item.content.raw(),
-                item.state.word(),
+                item.state.as_str(),
                 item.by_agent,
                 item.claimed_by.as_ref().map(SessionId::as_str),
                 item.turn.as_ref().map(TurnId::as_str),
                 item.tries,
                 item.losses,
                 item.at_ms,
-                item.state_before_removal.map(ItemState::word),
+                item.state_before_removal.map(ItemState::as_str),
             ],
         )?;
         Ok(())
@@ -325,7 +329,7 @@ impl Reader {
             });
             Ok(PlanReview {
                 chat: parse_session_id(row.get(0)?)?,
-                state: parse_column("review", row.get(1)?, ReviewState::from_word)?,
+                state: parse_column("review", row.get(1)?, ReviewState::parse)?,
                 sha256: row.get(2)?,
                 by: row.get(3)?,
                 rules: rules?,
@@ -351,7 +355,7 @@ fn plan_item_from_row(row: &Row<'_>) -> Result<PlanItem, ReadError> {
         item: parse_column("item", row.get(1)?, ItemId::parse)?,
         ordinal: row.get(2)?,
         content: UntrustedText::new(row.get::<_, String>(3)?),
-        state: parse_column("state of an item", row.get(4)?, ItemState::from_word)?,
+        state: parse_column("state of an item", row.get(4)?, ItemState::parse)?,
         by_agent: row.get(5)?,
         claimed_by: claimed_by.map(parse_session_id).transpose()?,
         turn: turn.and_then(|turn| TurnId::new(&turn).ok()),
@@ -360,7 +364,7 @@ fn plan_item_from_row(row: &Row<'_>) -> Result<PlanItem, ReadError> {
         at_ms: row.get(10)?,
         state_before_removal: row
             .get::<_, Option<String>>(11)?
-            .map(|word| parse_column("state of an item", word, ItemState::from_word))
+            .map(|word| parse_column("state of an item", word, ItemState::parse))
             .transpose()?,
     })
 }

@@ -479,7 +479,7 @@ fn chat_from_row(row: &Row<'_>) -> Result<StoredChat, ReadError> {
         goal: UntrustedText::new(text(5)?),
         files: files?,
         pool: parse_column("pool", text(7)?, |text| PoolName::new(text).ok())?,
-        mode: parse_column("mode", text(8)?, ChatMode::from_word)?,
+        mode: parse_column("mode", text(8)?, ChatMode::parse)?,
         created_ms: row.get(9)?,
         ended_ms: row.get(10)?,
         turns: row.get::<_, i64>(11)?.unsigned_abs(),
@@ -490,7 +490,7 @@ fn chat_from_row(row: &Row<'_>) -> Result<StoredChat, ReadError> {
             .map(|id| parse_column("session", id, |text| SessionId::new(text).ok()))
             .transpose()?,
         phase: phase
-            .map(|word| parse_column("phase of a chat", word, ChatPhase::from_word))
+            .map(|word| parse_column("phase of a chat", word, ChatPhase::parse))
             .transpose()?,
         settings: match settings {
             Some(text) => parse_column("settings of a chat", text, codec::read_settings)?,
@@ -514,10 +514,10 @@ fn turn_from_row(row: &Row<'_>) -> Result<StoredTurn, ReadError> {
         chat: parse_column("session", text(1)?, |text| SessionId::new(text).ok())?,
         seq: row.get::<_, i64>(2)?.unsigned_abs(),
         content: UntrustedText::new(text(3)?),
-        state: parse_column("state of a turn", text(4)?, TurnState::from_word)?,
+        state: parse_column("state of a turn", text(4)?, TurnState::parse)?,
         task: task.and_then(|task| TaskId::new(&task).ok()),
         outcome: outcome
-            .map(|outcome| parse_column("outcome", outcome, TurnOutcome::from_word))
+            .map(|outcome| parse_column("outcome", outcome, TurnOutcome::parse))
             .transpose()?,
         accepted_ms: row.get(7)?,
         begun_ms: row.get(8)?,

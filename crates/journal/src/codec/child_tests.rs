@@ -44,7 +44,7 @@ fn the_limits_of_a_child_its_peak_and_what_it_is_not_told_come_back() {
         };
         let body = written(&event);
         assert!(body.contains(part), "{body}");
-        let read = decode(event.kind().word(), 1, &body).expect("read");
+        let read = decode(event.kind().as_str(), 1, &body).expect("read");
         assert_eq!(written(&read), body);
     }
 }

@@ -45,7 +45,7 @@ const STATIC_WORDS: &[&str] = &[
 /// # Errors
 /// [`CodecError`] if a newer program wrote it or the body is damaged.
 pub fn decode(kind: &str, version: u32, body: &str) -> Result<Event, CodecError> {
-    let kind = EventKind::from_word(kind).ok_or_else(|| CodecError::Kind(kind.to_owned()))?;
+    let kind = EventKind::parse(kind).ok_or_else(|| CodecError::Kind(kind.to_owned()))?;
     if version > VERSION {
         return Err(CodecError::Version(version));
     }
@@ -84,7 +84,7 @@ pub fn decode(kind: &str, version: u32, body: &str) -> Result<Event, CodecError>
             Ok(Event::Egress {
                 host: b.host.map(Cow::into_owned),
                 port: b.port,
-                result: reader.parse_word("result", &b.result, EgressResult::from_word)?,
+                result: reader.parse_word("result", &b.result, EgressResult::parse)?,
                 connections: b.connections,
                 sent: b.sent,
                 received: b.received,
@@ -207,7 +207,7 @@ fn decode_lifecycle(reader: &BodyReader<'_>) -> Result<Event, CodecError> {
                 sandbox_gaps: b
                     .lacks
                     .iter()
-                    .filter_map(|word| SandboxGap::from_word(word))
+                    .filter_map(|word| SandboxGap::parse(word))
                     .collect(),
                 limits: b.limits.map(std::borrow::Cow::into_owned),
                 sandbox_layers: b
@@ -240,7 +240,7 @@ fn decode_lifecycle(reader: &BodyReader<'_>) -> Result<Event, CodecError> {
         EventKind::ChildExited => {
             let b: body::ChildExited<'_> = reader.parse()?;
             Event::ChildExited {
-                class: reader.parse_word("exit class", &b.class, ExitClass::from_word)?,
+                class: reader.parse_word("exit class", &b.class, ExitClass::parse)?,
                 status: b.status.map(Into::into),
                 detail: b.detail.into_owned(),
                 stderr: b.stderr.into_iter().map(to_untrusted).collect(),
@@ -258,14 +258,14 @@ fn decode_lifecycle(reader: &BodyReader<'_>) -> Result<Event, CodecError> {
             let b: body::TurnUnsent<'_> = reader.parse()?;
             Event::TurnUnsent {
                 turn: reader.parse_word("turn id", &b.turn, |text| TurnId::new(text).ok())?,
-                outcome: reader.parse_word("turn outcome", &b.outcome, TurnOutcome::from_word)?,
+                outcome: reader.parse_word("turn outcome", &b.outcome, TurnOutcome::parse)?,
                 detail: b.detail.into_owned(),
             }
         }
         _ => {
             let b: body::TurnEnded<'_> = reader.parse()?;
             Event::TurnEnded {
-                outcome: reader.parse_word("turn outcome", &b.outcome, TurnOutcome::from_word)?,
+                outcome: reader.parse_word("turn outcome", &b.outcome, TurnOutcome::parse)?,
                 stop_reason: b.stop_reason.map(to_untrusted),
                 usage: decode_usage(b.usage),
                 detail: b.detail.map(Cow::into_owned),
@@ -323,8 +323,8 @@ fn decode_tools(reader: &BodyReader<'_>) -> Result<Event, CodecError> {
             let b: body::PermissionDecided<'_> = reader.parse()?;
             Event::PermissionDecided(Verdict {
                 request: reader.parse_request_id(&b.request)?,
-                decision: reader.parse_word("decision", &b.decision, Decision::from_word)?,
-                decided_by: reader.parse_word("decider", &b.by, DecidedBy::from_word)?,
+                decision: reader.parse_word("decision", &b.decision, Decision::parse)?,
+                decided_by: reader.parse_word("decider", &b.by, DecidedBy::parse)?,
                 rules: b.rules.into_iter().map(Cow::into_owned).collect(),
                 reason: b.reason.into_owned(),
             })
@@ -334,14 +334,14 @@ fn decode_tools(reader: &BodyReader<'_>) -> Result<Event, CodecError> {
             Event::UnrequestedToolCall {
                 id: to_untrusted(b.id),
                 tool: to_untrusted(b.tool),
-                decision: reader.parse_word("decision", &b.decision, Decision::from_word)?,
+                decision: reader.parse_word("decision", &b.decision, Decision::parse)?,
                 rules: b.rules.into_iter().map(Cow::into_owned).collect(),
             }
         }
         EventKind::PlanStep => {
             let b: body::PlanStep<'_> = reader.parse()?;
             Event::PlanStep {
-                status: reader.parse_word("status", &b.status, StepStatus::from_word)?,
+                status: reader.parse_word("status", &b.status, StepStatus::parse)?,
                 step: to_untrusted(b.step),
             }
         }
@@ -451,7 +451,7 @@ fn decode_reports(reader: &BodyReader<'_>) -> Result<Event, CodecError> {
             Event::AgentError {
                 code: to_untrusted(b.code),
                 message: to_untrusted(b.message),
-                origin: reader.parse_word("origin", &b.origin, ErrorOrigin::from_word)?,
+                origin: reader.parse_word("origin", &b.origin, ErrorOrigin::parse)?,
             }
         }
         EventKind::Unknown => {

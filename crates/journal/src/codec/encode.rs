@@ -116,7 +116,7 @@ fn encode_turn(event: &Event, out: &mut Vec<u8>) {
         } => write_json(
             out,
             &body::TurnEnded {
-                outcome: Cow::Borrowed(outcome.word()),
+                outcome: Cow::Borrowed(outcome.as_str()),
                 stop_reason: optional_text(stop_reason.as_ref()),
                 usage: encode_usage(*used),
                 detail: detail.as_deref().map(Cow::Borrowed),
@@ -130,7 +130,7 @@ fn encode_turn(event: &Event, out: &mut Vec<u8>) {
             out,
             &body::TurnUnsent {
                 turn: Cow::Borrowed(turn.as_str()),
-                outcome: Cow::Borrowed(outcome.word()),
+                outcome: Cow::Borrowed(outcome.as_str()),
                 detail: Cow::Borrowed(detail),
             },
         ),
@@ -164,7 +164,7 @@ fn encode_lifecycle(event: &Event, out: &mut Vec<u8>) {
             &body::ChildStarted {
                 pid: *pid,
                 launcher: Cow::Borrowed(launcher),
-                lacks: borrow_words(lacks.iter().map(|word| word.word())),
+                lacks: borrow_words(lacks.iter().map(|word| word.as_str())),
                 limits: limits.as_deref().map(Cow::Borrowed),
                 sandbox: borrow_words(walls.iter().map(String::as_str)),
             },
@@ -194,7 +194,7 @@ fn encode_lifecycle(event: &Event, out: &mut Vec<u8>) {
         } => write_json(
             out,
             &body::ChildExited {
-                class: Cow::Borrowed(class.word()),
+                class: Cow::Borrowed(class.as_str()),
                 status: status.map(Into::into),
                 detail: Cow::Borrowed(detail),
                 stderr: stderr.iter().map(text).collect(),
@@ -269,8 +269,8 @@ fn encode_tools(event: &Event, out: &mut Vec<u8>) {
             out,
             &body::PermissionDecided {
                 request: Cow::Borrowed(verdict.request.as_str()),
-                decision: Cow::Borrowed(verdict.decision.word()),
-                by: Cow::Borrowed(verdict.decided_by.word()),
+                decision: Cow::Borrowed(verdict.decision.as_str()),
+                by: Cow::Borrowed(verdict.decided_by.as_str()),
                 rules: verdict.rules.iter().map(Into::into).collect(),
                 reason: Cow::Borrowed(&verdict.reason),
             },
@@ -285,7 +285,7 @@ fn encode_tools(event: &Event, out: &mut Vec<u8>) {
             &body::UnrequestedToolCall {
                 id: text(id),
                 tool: text(tool),
-                decision: Cow::Borrowed(decision.word()),
+                decision: Cow::Borrowed(decision.as_str()),
                 rules: rules.iter().map(Into::into).collect(),
             },
         ),
@@ -307,7 +307,7 @@ fn encode_tools(event: &Event, out: &mut Vec<u8>) {
             out,
             &body::PlanStep {
                 step: text(step),
-                status: status.word().into(),
+                status: status.as_str().into(),
             },
         ),
         _ => {}
@@ -380,7 +380,7 @@ fn encode_egress(event: &Event, out: &mut Vec<u8>) {
             &body::Egress {
                 host: host.as_deref().map(Cow::Borrowed),
                 port: *port,
-                result: Cow::Borrowed(result.word()),
+                result: Cow::Borrowed(result.as_str()),
                 connections: *connections,
                 sent: *sent,
                 received: *received,
@@ -457,7 +457,7 @@ fn encode_reports(event: &Event, out: &mut Vec<u8>) {
             &body::AgentError {
                 code: text(code),
                 message: text(message),
-                origin: Cow::Borrowed(origin.word()),
+                origin: Cow::Borrowed(origin.as_str()),
             },
         ),
         Event::Unknown { tag, raw } => write_json(

@@ -87,7 +87,7 @@ pub fn to_json(stamped: &StampedEvent, session: &SessionId) -> String {
         session.as_str(),
         stamped.id,
         stamped.at_us,
-        stamped.event.kind().word(),
+        stamped.event.kind().as_str(),
         VERSION,
         body,
     )

@@ -135,7 +135,7 @@ fn parse_role(text: &str) -> Result<RoleName, CodecError> {
 }
 
 fn parse_outcome(text: &str) -> Result<TurnOutcome, CodecError> {
-    require_known("turn outcome", text, TurnOutcome::from_word(text))
+    require_known("turn outcome", text, TurnOutcome::parse(text))
 }
 
 /// Decodes a body.
@@ -155,7 +155,7 @@ pub(super) fn decode_work(body: &str) -> Result<WorkEvent, CodecError> {
             total,
         } => WorkEvent::Item {
             step,
-            status: require_known("status", &status, StepStatus::from_word(&status))?,
+            status: require_known("status", &status, StepStatus::parse(&status))?,
             content: UntrustedText::new(content),
             role: of.as_deref().map(parse_role).transpose()?,
             chat: in_chat.as_deref().map(parse_chat_id).transpose()?,
@@ -182,7 +182,7 @@ pub(super) fn decode_work(body: &str) -> Result<WorkEvent, CodecError> {
             by,
             why,
         } => WorkEvent::Review {
-            state: require_known("review", &state, ReviewState::from_word(&state))?,
+            state: require_known("review", &state, ReviewState::parse(&state))?,
             plan,
             sha256,
             by,
@@ -307,7 +307,7 @@ pub(crate) fn progress_json(of: &ChatProgress) -> String {
         tokens: of.tokens,
         cost: of.cost,
         started_ms: of.started_ms,
-        outcome: of.outcome.map(|outcome| outcome.word().to_owned()),
+        outcome: of.outcome.map(|outcome| outcome.as_str().to_owned()),
         reason: of.reason.clone(),
         reminders: of.reminders,
         approved: of.approved_digest.clone(),
@@ -325,7 +325,7 @@ pub(crate) fn read_progress(text: &str) -> Option<ChatProgress> {
         cost: of.cost,
         started_ms: of.started_ms,
         outcome: match of.outcome {
-            Some(word) => Some(TurnOutcome::from_word(&word)?),
+            Some(word) => Some(TurnOutcome::parse(&word)?),
             None => None,
         },
         reason: of.reason,

@@ -70,7 +70,7 @@ fn the_first_budget_that_is_reached_is_named() {
     let named = |used: BudgetUsage| {
         budget
             .first_exceeded(&used)
-            .map(|spent| spent.budget.word())
+            .map(|spent| spent.budget.as_str())
     };
     let none = BudgetUsage {
         allows_of_turn: 2,

@@ -296,7 +296,7 @@ fn who_decides_sees_directory_and_every_variable_with_its_value() {
         .iter()
         .map(|part| {
             let words: Vec<&str> = part.words.iter().map(UntrustedText::raw).collect();
-            format!("{} {}", part.decision.word(), words.join(" "))
+            format!("{} {}", part.decision.as_str(), words.join(" "))
         })
         .collect();
     assert_eq!(

@@ -64,7 +64,7 @@ pub(super) fn decide_engine_tool(
     }
     let request = Request::Mcp {
         server: UntrustedText::from(ENGINE_SERVER),
-        name: UntrustedText::from(engine_request.tool.word()),
+        name: UntrustedText::from(engine_request.tool.as_str()),
         arguments,
     };
     let named = evaluate::evaluate_tool_rules(policy, &request, at, occasion);

@@ -36,7 +36,7 @@ pub(super) fn check(
     let conditions = list_conditions(text);
     for (key, is_given, of) in &conditions {
         if *is_given && !tools.iter().all(|tool| of.contains(tool)) {
-            let words: Vec<_> = of.iter().map(|t| format!("`{}`", t.word())).collect();
+            let words: Vec<_> = of.iter().map(|t| format!("`{}`", t.as_str())).collect();
             return Err(format!(
                 "`{key}` is only for the tools {}",
                 words.join(", ")

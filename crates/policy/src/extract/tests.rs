@@ -135,9 +135,9 @@ fn a_table_that_says_nothing_useful_is_refused() {
 #[test]
 fn every_tool_has_a_class_for_metrics() {
     let table = table("scaiflux");
-    assert_eq!(table.class("bash").word(), "shell");
-    assert_eq!(table.class("glob_search").word(), "read");
-    assert_eq!(table.class("what").word(), "unknown");
+    assert_eq!(table.class("bash").as_str(), "shell");
+    assert_eq!(table.class("glob_search").as_str(), "read");
+    assert_eq!(table.class("what").as_str(), "unknown");
 }
 
 /// Calls as agents make them: what the dialect keeps of them.

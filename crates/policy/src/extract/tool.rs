@@ -56,7 +56,7 @@ pub(super) enum Tool {
 }
 
 pub(super) fn parse_tool(text: ToolText) -> Result<Tool, String> {
-    let class = ToolClass::from_word(&text.class);
+    let class = ToolClass::parse(&text.class);
     let is = |wanted: &[ToolClass]| class.is_some_and(|class| wanted.contains(&class));
     let shell = is(&[ToolClass::Shell]);
     let read = is(&[ToolClass::Read]);

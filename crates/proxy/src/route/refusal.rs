@@ -39,7 +39,7 @@ impl Refusal {
     /// The reason as a word: the metric's label, or `upstream_failed`.
     #[must_use]
     pub fn reason_code(&self) -> &'static str {
-        self.reason.map_or("upstream_failed", RouteRefusal::word)
+        self.reason.map_or("upstream_failed", RouteRefusal::as_str)
     }
 
     /// The response body: an error in the shape that all providers' libraries parse.

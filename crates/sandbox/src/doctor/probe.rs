@@ -131,7 +131,7 @@ fn start_helper(
     query: &FeatureQuery,
 ) -> std::io::Result<Child> {
     let order = ProbeRequest {
-        feature: query.feature.word().to_owned(),
+        feature: query.feature.as_str().to_owned(),
         at: query.at.clone(),
         ids: asking.ids,
         slots: asking.slots,

@@ -45,7 +45,7 @@ pub(crate) fn main() -> ExitCode {
         Some(word) => (word, true),
         None => (&*order.feature, false),
     };
-    let Some(feature) = Feature::from_word(word) else {
+    let Some(feature) = Feature::parse(word) else {
         return ExitCode::FAILURE;
     };
     // Inside a new pid namespace the parent has no pid.
@@ -285,7 +285,7 @@ fn start_pid_1(feature: Feature, order: &ProbeRequest) -> StepResult<Option<Prob
     make_private()?;
     privilege::keep_capabilities_across_exec(CapabilitySet::SYS_ADMIN)?;
     let order = ProbeRequest {
-        feature: format!("{}{INSIDE_SUFFIX}", feature.word()),
+        feature: format!("{}{INSIDE_SUFFIX}", feature.as_str()),
         ..order.clone()
     };
     let order = serde_json::to_string(&order)

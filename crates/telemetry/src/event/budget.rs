@@ -20,7 +20,7 @@ pub struct BudgetSpent<'a> {
 impl BudgetSpent<'_> {
     /// Logs and counts.
     pub fn emit(self) {
-        let labels = [self.pool.as_str(), self.budget.word()];
+        let labels = [self.pool.as_str(), self.budget.as_str()];
         counter(&names::BUDGET_SPENT, &labels).increment(1);
         tracing::warn!(pool = %self.pool, session = %self.session, budget = %self.budget, detail = self.detail, "a budget is spent");
     }

@@ -34,7 +34,7 @@ impl ChildSpawned<'_> {
     /// Logs and counts.
     pub fn emit(self) {
         let pool = self.slot.pool.as_str();
-        counter(&names::CHILD_SPAWNS, &[pool, self.result.word()]).increment(1);
+        counter(&names::CHILD_SPAWNS, &[pool, self.result.as_str()]).increment(1);
         if self.result == SpawnResult::Ok {
             histogram(&names::CHILD_SPAWN_SECONDS, &[pool]).record(self.took);
             tracing::debug!(slot = %self.slot, session = %self.session, pid = self.pid, limits = self.limits, took = ?self.took, "child spawned");
@@ -59,7 +59,7 @@ impl SandboxFailed<'_> {
     /// Logs and counts.
     pub fn emit(self) {
         let pool = self.slot.pool.as_str();
-        counter(&names::SANDBOX_FAILURES, &[pool, self.stage.word()]).increment(1);
+        counter(&names::SANDBOX_FAILURES, &[pool, self.stage.as_str()]).increment(1);
         tracing::error!(slot = %self.slot, stage = %self.stage, detail = self.detail, "sandbox not built");
     }
 }
@@ -77,7 +77,7 @@ impl SandboxDegraded<'_> {
     /// Logs at debug level, because the fleet has logged it once at its start, and counts.
     pub fn emit(self) {
         let pool = self.slot.pool.as_str();
-        counter(&names::SANDBOX_DEGRADED, &[pool, self.feature.word()]).increment(1);
+        counter(&names::SANDBOX_DEGRADED, &[pool, self.feature.as_str()]).increment(1);
         tracing::debug!(slot = %self.slot, feature = %self.feature, "sandbox lacks a layer");
     }
 }
@@ -96,7 +96,7 @@ pub struct CgroupFailed<'a> {
 impl CgroupFailed<'_> {
     /// Logs and counts.
     pub fn emit(self) {
-        counter(&names::CGROUP_ERRORS, &[self.operation.word()]).increment(1);
+        counter(&names::CGROUP_ERRORS, &[self.operation.as_str()]).increment(1);
         tracing::warn!(operation = %self.operation, path = %self.path.display(), error = %self.error, "control group operation failed");
     }
 }
@@ -154,7 +154,7 @@ impl ChildExited<'_> {
     /// Logs and counts. After an unexpected end each line of stderr is one log line.
     pub fn emit(self) {
         let pool = self.slot.pool.as_str();
-        counter(&names::CHILD_EXITS, &[pool, self.class.word()]).increment(1);
+        counter(&names::CHILD_EXITS, &[pool, self.class.as_str()]).increment(1);
         let status = self.status.map(|status| status.to_string());
         if self.class.is_requested() {
             tracing::debug!(slot = %self.slot, session = %self.session, class = %self.class, status, "child ended");
@@ -184,7 +184,7 @@ impl ChildRestarted<'_> {
     /// Logs and counts.
     pub fn emit(self) {
         let pool = self.slot.pool.as_str();
-        counter(&names::CHILD_RESTARTS, &[pool, self.cause.word()]).increment(1);
+        counter(&names::CHILD_RESTARTS, &[pool, self.cause.as_str()]).increment(1);
         histogram(&names::CHILD_RESTART_DELAY, &[pool]).record(self.delay);
         tracing::info!(slot = %self.slot, cause = %self.cause, delay = ?self.delay, budget_left = self.budget_left, "child restarts");
     }
@@ -207,7 +207,7 @@ impl ChildHung<'_> {
     /// Logs and counts.
     pub fn emit(self) {
         let pool = self.slot.pool.as_str();
-        counter(&names::CHILD_HANGS, &[pool, self.kind.word()]).increment(1);
+        counter(&names::CHILD_HANGS, &[pool, self.kind.as_str()]).increment(1);
         tracing::warn!(slot = %self.slot, session = %self.session, kind = %self.kind, after = ?self.after, "child hangs");
     }
 }
@@ -228,12 +228,12 @@ impl SlotStateChanged<'_> {
     pub fn emit(self) {
         let pool = self.slot.pool.as_str();
         if let Some(from) = self.from {
-            gauge(&names::POOL_SLOTS, &[pool, from.word()]).decrement(1.0);
+            gauge(&names::POOL_SLOTS, &[pool, from.as_str()]).decrement(1.0);
         }
         if let Some(to) = self.to {
-            gauge(&names::POOL_SLOTS, &[pool, to.word()]).increment(1.0);
+            gauge(&names::POOL_SLOTS, &[pool, to.as_str()]).increment(1.0);
         }
-        let word = |state: Option<SlotState>| state.map_or("-", SlotState::word);
+        let word = |state: Option<SlotState>| state.map_or("-", SlotState::as_str);
         tracing::debug!(slot = %self.slot, from = word(self.from), to = word(self.to), "slot state changed");
     }
 }

@@ -24,7 +24,11 @@ impl DelegateQueried<'_> {
     pub fn emit(self) {
         histogram(&names::DELEGATE_SECONDS, &[self.pool.as_str()]).record(self.took);
         if let Some((error, why)) = self.error {
-            counter(&names::DELEGATE_ERRORS, &[self.pool.as_str(), error.word()]).increment(1);
+            counter(
+                &names::DELEGATE_ERRORS,
+                &[self.pool.as_str(), error.as_str()],
+            )
+            .increment(1);
             tracing::warn!(pool = %self.pool, delegate = self.delegate, %error, why, took = ?self.took, "a delegate gave no decision, so the request is denied");
         }
     }

@@ -26,9 +26,9 @@ impl EgressMeters {
     pub fn new(pool: &PoolName) -> Self {
         let pool = pool.as_str();
         let result = |result: &EgressResult| {
-            counter(&names::EGRESS_CONNECTIONS_TOTAL, &[pool, result.word()])
+            counter(&names::EGRESS_CONNECTIONS_TOTAL, &[pool, result.as_str()])
         };
-        let bytes = |of: EgressDirection| counter(&names::EGRESS_BYTES, &[pool, of.word()]);
+        let bytes = |of: EgressDirection| counter(&names::EGRESS_BYTES, &[pool, of.as_str()]);
         Self {
             results: EgressResult::ALL.iter().map(result).collect(),
             sent: bytes(EgressDirection::Sent),

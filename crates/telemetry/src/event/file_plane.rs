@@ -25,7 +25,7 @@ impl RequestFileHandled<'_> {
     pub fn emit(self) {
         counter(
             &names::FILE_PLANE_REQUESTS,
-            &[self.pool, self.result.word()],
+            &[self.pool, self.result.as_str()],
         )
         .increment(1);
         let (name, why) = (
@@ -59,7 +59,11 @@ pub struct AnswerFileHandled<'a> {
 impl AnswerFileHandled<'_> {
     /// Logs and counts.
     pub fn emit(self) {
-        counter(&names::FILE_PLANE_ANSWERS, &[self.pool, self.result.word()]).increment(1);
+        counter(
+            &names::FILE_PLANE_ANSWERS,
+            &[self.pool, self.result.as_str()],
+        )
+        .increment(1);
         let (name, why) = (
             escape_for_display(self.name, WIDTH),
             escape_for_display(self.why, WIDTH),

@@ -21,7 +21,7 @@ pub struct HookMessageFinished<'a> {
 impl HookMessageFinished<'_> {
     /// Logs and counts.
     pub fn emit(self) {
-        counter(&names::HOOK_MESSAGES, &[self.hook, self.result.word()]).increment(1);
+        counter(&names::HOOK_MESSAGES, &[self.hook, self.result.as_str()]).increment(1);
         let (hook, why) = (self.hook, escape_for_display(self.why, WIDTH));
         match self.result {
             HookResult::Delivered => tracing::debug!(hook, "hook message delivered"),

@@ -61,7 +61,7 @@ impl JournalMeters {
             removed_events: counter(&names::JOURNAL_REMOVED_EVENTS, &[]),
             errors: JournalError::ALL
                 .iter()
-                .map(|error| counter(&names::JOURNAL_ERRORS, &[error.word()]))
+                .map(|error| counter(&names::JOURNAL_ERRORS, &[error.as_str()]))
                 .collect(),
         }
     }

@@ -85,11 +85,11 @@ impl PermissionDecided<'_> {
     /// Logs and counts.
     pub fn emit(self) {
         let pool = self.slot.pool.as_str();
-        let by = self.decided_by.word();
+        let by = self.decided_by.as_str();
         gauge(&names::PERMISSION_PENDING, &[pool]).decrement(1.0);
         counter(
             &names::PERMISSION_REQUESTS,
-            &[pool, self.tool_class.word(), self.decision.word(), by],
+            &[pool, self.tool_class.as_str(), self.decision.as_str(), by],
         )
         .increment(1);
         histogram(&names::PERMISSION_SECONDS, &[pool, by]).record(self.took);
@@ -111,7 +111,7 @@ impl PolicyEvaluated {
     pub fn emit(self) {
         histogram(&names::POLICY_SECONDS, &[]).record(self.took);
         if let Some(error) = self.error {
-            counter(&names::POLICY_ERRORS, &[error.word()]).increment(1);
+            counter(&names::POLICY_ERRORS, &[error.as_str()]).increment(1);
             tracing::warn!(reason = %error, "policy could not evaluate a permission request: denied");
         }
     }

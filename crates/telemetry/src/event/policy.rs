@@ -27,7 +27,7 @@ impl PoliciesLoaded {
         gauge(&names::CONFIG_RELOADED, &[]).set(1.0);
         gauge(&names::CONFIG_RELOADED_AT, &[]).set(self.at);
         if let Some(cause) = self.cause {
-            counter(&names::POLICY_RELOADS, &[ReloadResult::Ok.word()]).increment(1);
+            counter(&names::POLICY_RELOADS, &[ReloadResult::Ok.as_str()]).increment(1);
             tracing::info!(%cause, pools_changed = self.changed, "policies reloaded");
         }
     }
@@ -45,7 +45,7 @@ pub struct PolicyReloadFailed<'a> {
 impl PolicyReloadFailed<'_> {
     /// Logs and counts.
     pub fn emit(self) {
-        counter(&names::POLICY_RELOADS, &[ReloadResult::Error.word()]).increment(1);
+        counter(&names::POLICY_RELOADS, &[ReloadResult::Error.as_str()]).increment(1);
         gauge(&names::CONFIG_RELOADED, &[]).set(0.0);
         // `policy status` shows the full text.
         let why = escape_for_display(self.why, 2 * WIDTH);
@@ -90,7 +90,7 @@ pub struct ShadowDiffered<'a> {
 impl ShadowDiffered<'_> {
     /// Counts, and logs at a bounded rate.
     pub fn emit(self) {
-        let labels = [self.pool.as_str(), self.from.word(), self.to.word()];
+        let labels = [self.pool.as_str(), self.from.as_str(), self.to.as_str()];
         counter(&names::SHADOW_DIFFERENCES, &labels).increment(1);
         if let Some(untold) = self.suppressed {
             tracing::info!(pool = %self.pool, shadow = self.shadow, from = %self.from, to = %self.to, from_rules = ?self.from_rules, to_rules = ?self.to_rules, untold, "a shadow policy would have decided otherwise");

@@ -16,7 +16,7 @@ pub struct ActorStarted {
 impl ActorStarted {
     /// Counts as alive.
     pub fn emit(self) {
-        gauge(&names::ACTORS, &[self.kind.word()]).increment(1.0);
+        gauge(&names::ACTORS, &[self.kind.as_str()]).increment(1.0);
     }
 }
 
@@ -32,7 +32,7 @@ pub struct ActorEnded<'a> {
 impl ActorEnded<'_> {
     /// Counts as gone, and logs a failure.
     pub fn emit(self) {
-        let kind = self.kind.word();
+        let kind = self.kind.as_str();
         gauge(&names::ACTORS, &[kind]).decrement(1.0);
         if let Some(failure) = self.failure {
             counter(&names::ACTOR_PANICS, &[kind]).increment(1);

@@ -45,7 +45,7 @@ impl RouteRefused<'_> {
     /// Logs and counts.
     pub fn emit(self) {
         let pool = self.slot.pool.as_str();
-        let labels = [pool, self.route, self.reason.word()];
+        let labels = [pool, self.route, self.reason.as_str()];
         counter(&names::ROUTE_REFUSED, &labels).increment(1);
         tracing::info!(slot = %self.slot, route = self.route, reason = %self.reason, "model request refused or failed");
     }
@@ -74,13 +74,13 @@ impl RouteAnswered<'_> {
     /// Logs and counts.
     pub fn emit(self) {
         let (pool, route) = (self.slot.pool.as_str(), self.route);
-        counter(&names::ROUTE_REQUESTS, &[pool, route, self.code.word()]).increment(1);
+        counter(&names::ROUTE_REQUESTS, &[pool, route, self.code.as_str()]).increment(1);
         if let Some(first_byte) = self.first_byte {
             histogram(&names::ROUTE_FIRST_BYTE, &[pool, route]).record(first_byte);
         }
         histogram(&names::ROUTE_SECONDS, &[pool, route]).record(self.took);
         for (kind, count) in self.tokens.into_iter().filter(|(_, count)| *count > 0) {
-            counter(&names::ROUTE_TOKENS, &[pool, route, kind.word()]).increment(count);
+            counter(&names::ROUTE_TOKENS, &[pool, route, kind.as_str()]).increment(count);
         }
         tracing::debug!(slot = %self.slot, route, asked = self.rule, code = %self.code, first_byte = ?self.first_byte, took = ?self.took, "model request ended");
     }
@@ -100,7 +100,7 @@ pub struct RateLimited<'a> {
 impl RateLimited<'_> {
     /// Logs and counts.
     pub fn emit(self) {
-        let labels = [self.slot.pool.as_str(), self.sign.word()];
+        let labels = [self.slot.pool.as_str(), self.sign.as_str()];
         counter(&names::RATE_LIMITED, &labels).increment(1);
         tracing::warn!(slot = %self.slot, sign = %self.sign, pause = ?self.pause, "the provider limits requests; the pool pauses");
     }

@@ -75,7 +75,7 @@ impl TaskEnded<'_> {
     /// Logs and counts.
     pub fn emit(self) {
         let pool = self.pool.as_str();
-        counter(&names::TASKS, &[pool, self.outcome.word()]).increment(1);
+        counter(&names::TASKS, &[pool, self.outcome.as_str()]).increment(1);
         if matches!(self.from, TaskLocation::Queue) {
             gauge(&names::QUEUE_TASKS, &[pool]).decrement(1.0);
         }
@@ -98,7 +98,7 @@ impl QueueRejected<'_> {
     /// Logs and counts.
     pub fn emit(self) {
         let pool = self.pool.as_str();
-        counter(&names::QUEUE_REJECTED, &[pool, self.reason.word()]).increment(1);
+        counter(&names::QUEUE_REJECTED, &[pool, self.reason.as_str()]).increment(1);
         tracing::warn!(pool, task = %self.task, reason = %self.reason, "task refused");
     }
 }

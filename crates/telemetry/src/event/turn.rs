@@ -43,8 +43,8 @@ impl TurnEnded<'_> {
     /// Logs and counts.
     pub fn emit(self) {
         let pool = self.slot.pool.as_str();
-        counter(&names::TURNS, &[pool, self.outcome.word()]).increment(1);
-        histogram(&names::TURN_SECONDS_TAKEN, &[pool, self.outcome.word()]).record(self.took);
+        counter(&names::TURNS, &[pool, self.outcome.as_str()]).increment(1);
+        histogram(&names::TURN_SECONDS_TAKEN, &[pool, self.outcome.as_str()]).record(self.took);
         histogram(&names::TURN_TOOL_CALLS, &[pool]).record(f64::from(self.tool_calls));
         tracing::info!(slot = %self.slot, session = %self.session, outcome = %self.outcome, took = ?self.took, tool_calls = self.tool_calls, "turn ended");
     }
@@ -67,8 +67,8 @@ impl ToolCallEnded<'_> {
     /// Counts.
     pub fn emit(self) {
         let pool = self.slot.pool.as_str();
-        let class = self.tool_class.word();
-        counter(&names::TOOL_CALLS, &[pool, class, self.outcome.word()]).increment(1);
+        let class = self.tool_class.as_str();
+        counter(&names::TOOL_CALLS, &[pool, class, self.outcome.as_str()]).increment(1);
         if let Some(took) = self.took {
             histogram(&names::TOOL_CALL_SECONDS, &[pool, class]).record(took);
         }
@@ -95,7 +95,7 @@ impl UnrequestedToolCall<'_> {
     /// Logs a deny as a warning, and counts.
     pub fn emit(self) {
         let pool = self.slot.pool.as_str();
-        counter(&names::TOOL_CALLS_UNASKED, &[pool, self.verdict.word()]).increment(1);
+        counter(&names::TOOL_CALLS_UNASKED, &[pool, self.verdict.as_str()]).increment(1);
         if self.verdict == Decision::Deny {
             tracing::warn!(slot = %self.slot, session = %self.session, class = %self.tool_class, rules = ?self.rules, "tool call ran without a permission request, and the policy denies it");
         } else {
@@ -121,7 +121,7 @@ impl TokensUsed<'_> {
             (TokenType::Input, self.used.input),
             (TokenType::Output, self.used.output),
         ] {
-            counter(&names::TOKENS, &[pool, kind.word()]).increment(count);
+            counter(&names::TOKENS, &[pool, kind.as_str()]).increment(count);
         }
         tracing::trace!(slot = %self.slot, input = self.used.input, output = self.used.output, "tokens");
     }

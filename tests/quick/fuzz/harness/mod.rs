@@ -70,7 +70,7 @@ impl Target {
     ];
 
     /// Its name, which is also its directory's below `tests/quick/fuzz/found`.
-    pub(crate) const fn word(self) -> &'static str {
+    pub(crate) const fn as_str(self) -> &'static str {
         match self {
             Self::Scaiflux => "scaiflux",
             Self::Acp => "acp",

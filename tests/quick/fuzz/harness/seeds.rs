@@ -22,7 +22,7 @@ fn root() -> PathBuf {
 
 /// Where the kept inputs of a target are.
 pub(crate) fn found(target: Target) -> PathBuf {
-    root().join("tests/quick/fuzz/found").join(target.word())
+    root().join("tests/quick/fuzz/found").join(target.as_str())
 }
 
 /// Every input that a target begins with.
@@ -35,7 +35,7 @@ pub(crate) fn seeds(target: Target) -> Vec<Vec<u8>> {
     let recorded = match target {
         Target::Custom => "scaiflux",
         Target::Mcp => "",
-        other if other.is_dialect() => other.word(),
+        other if other.is_dialect() => other.as_str(),
         _ => "",
     };
     if !recorded.is_empty() && target != Target::Skillpilot {
@@ -70,7 +70,7 @@ pub(crate) fn seeds(target: Target) -> Vec<Vec<u8>> {
     if target == Target::Framing {
         seeds.push(b"4{\"a\":1}\n\n \r\n{\"b\":\"\n".to_vec());
     }
-    assert!(!seeds.is_empty(), "{} begins with nothing", target.word());
+    assert!(!seeds.is_empty(), "{} begins with nothing", target.as_str());
     seeds
 }
 
@@ -95,7 +95,7 @@ fn told() -> Vec<Vec<u8>> {
         for input in seeds(target) {
             let mut out = Vec::new();
             for event in talk::events(target, &input) {
-                out.extend(event.kind().word().bytes());
+                out.extend(event.kind().as_str().bytes());
                 out.push(b' ');
                 encode_into(&event, &mut out);
                 out.push(b'\n');

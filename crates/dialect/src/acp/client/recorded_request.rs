@@ -39,7 +39,7 @@ pub fn parse_recorded_request(tool: &str, input: &RawValue) -> Option<ClientRequ
         };
         return Some(ClientRequest::Tool(Box::new(request)));
     }
-    match ClientMethod::from_word(tool)? {
+    match ClientMethod::parse(tool)? {
         ClientMethod::ReadTextFile => Some(ClientRequest::Read(file()?.path)),
         ClientMethod::WriteTextFile => Some(ClientRequest::Write(file()?.path)),
         ClientMethod::TerminalCreate => {

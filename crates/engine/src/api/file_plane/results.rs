@@ -114,7 +114,7 @@ impl PlaneWorker {
         let begun = open.begun_at_us;
         let is_late = open.deadline_us().is_some_and(|until| ended >= until);
         let word = row.and_then(|row| row.outcome.as_deref());
-        let outcome = word.and_then(TaskOutcome::from_word);
+        let outcome = word.and_then(TaskOutcome::parse);
         // A task that was cancelled before its turn has the outcome `skipped`.
         let was_cancelled = open.is_cancel_requested && outcome == Some(TaskOutcome::Skipped);
         let ending = if was_cancelled {
@@ -204,8 +204,13 @@ impl PlaneWorker {
         why: &str,
         what: FileRequest,
     ) -> Result<(), PlaneError> {
-        let result =
-            result_without_task(name, CommandStatus::Error, what.word(), Some(why), now_us());
+        let result = result_without_task(
+            name,
+            CommandStatus::Error,
+            what.as_str(),
+            Some(why),
+            now_us(),
+        );
         let text = result_json(&result);
         let run = run_id_for(&self.pool, name.stem())?;
         // The name may belong to a running request.
@@ -234,7 +239,7 @@ impl PlaneWorker {
             .await??;
         self.settling.forget(Area::Queue, &name.file());
         self.emit_request_event(name, what, why);
-        self.log_request(name, what.word(), Some(why));
+        self.log_request(name, what.as_str(), Some(why));
         if area == Area::Inflight {
             self.forget(name);
         }

@@ -79,9 +79,9 @@ async fn world(about: RouteScope) -> World {
     let dir = tempfile::tempdir().expect("directory");
     let mut named = BTreeMap::new();
     for role in Role::ALL {
-        let file = dir.path().join(role.word());
-        put(&file, &token(role.word()));
-        named.insert(role.word().to_owned(), NamedToken { file, role: *role });
+        let file = dir.path().join(role.as_str());
+        put(&file, &token(role.as_str()));
+        named.insert(role.as_str().to_owned(), NamedToken { file, role: *role });
     }
     fs::create_dir(dir.path().join(APPROVERS_DIR)).expect("made");
     put(&dir.path().join(APPROVERS_DIR).join("boss"), &token("boss"));

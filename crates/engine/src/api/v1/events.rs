@@ -278,7 +278,7 @@ impl EventFilter {
             words.collect::<Vec<_>>()
         });
         for kind in kinds.iter().flatten() {
-            if !NOTICES.contains(&kind.as_str()) && EventKind::from_word(kind).is_none() {
+            if !NOTICES.contains(&kind.as_str()) && EventKind::parse(kind).is_none() {
                 let shown = escape_for_display(kind, 60);
                 let detail = format!("query key \"kind\": there is no event kind {shown:?}");
                 return Err(ApiError::bad_request(detail));

@@ -151,9 +151,9 @@ impl VersionView {
             path: version.path.as_str().to_owned(),
             version: version.v,
             base: version.base,
-            cause: version.cause.word(),
+            cause: version.cause.as_str(),
             author: AuthorView {
-                kind: version.origin.author.kind.word(),
+                kind: version.origin.author.kind.as_str(),
                 name: version.origin.author.name.raw().to_owned(),
             },
             task: version.origin.task.clone(),

@@ -96,7 +96,7 @@ pub(super) async fn slots(app: AppState, request: RequestContext) -> HandlerResu
     let pool = pool_filter(&app, &request)?;
     let state = request.query_param("state").map(|word| {
         let bad = || ApiError::bad_request("query key \"state\" is not a slot state");
-        SlotState::from_word(word).ok_or_else(bad)
+        SlotState::parse(word).ok_or_else(bad)
     });
     let state = state.transpose()?;
     let views = app.fleet.slots().into_iter().filter(|view| {

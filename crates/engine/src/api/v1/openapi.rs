@@ -42,7 +42,7 @@ fn table() -> String {
             "| `{} {}` | {} | {} |\n",
             route.method,
             route.path,
-            route.role.word(),
+            route.role.as_str(),
             route.summary
         );
         out.push_str(&line);
@@ -103,7 +103,7 @@ fn operation(route: &Route) -> Value {
     let mut operation = json!({
         "operationId": route.name,
         "summary": route.summary,
-        "x-role": route.role.word(),
+        "x-role": route.role.as_str(),
         "parameters": parameters,
         "responses": responses(route),
     });

@@ -93,12 +93,12 @@ fn view(of: &PlanView) -> Value {
     json!({
         "chat_id": of.chat.session.as_str(),
         "plan_id": of.chat.settings.plan_path,
-        "phase": of.chat.phase.map(ChatPhase::word),
+        "phase": of.chat.phase.map(ChatPhase::as_str),
         "done": done.count(),
         "total": there.clone().count(),
         "approved_sha256": progress.approved_digest,
         "rounds": progress.rounds,
-        "outcome": progress.outcome.map(marshal_model::TurnOutcome::word),
+        "outcome": progress.outcome.map(marshal_model::TurnOutcome::as_str),
         "reason": progress.reason,
         "items": there.map(item).collect::<Vec<_>>(),
         "reviews": of.reviews.iter().map(review).collect::<Vec<_>>(),
@@ -111,7 +111,7 @@ fn item(item: &PlanItem) -> Value {
     json!({
         "step": item.ordinal,
         "content": item.content.raw(),
-        "state": item.state.word(),
+        "state": item.state.as_str(),
         "by_agent": item.by_agent,
         "chat_id": item.claimed_by.as_ref().map(SessionId::as_str),
         "tries": item.tries,
@@ -121,7 +121,7 @@ fn item(item: &PlanItem) -> Value {
 
 fn review(review: &PlanReview) -> Value {
     json!({
-        "status": review.state.word(),
+        "status": review.state.as_str(),
         "sha256": review.sha256,
         "by": review.by,
         "rules": review.rules,

@@ -48,7 +48,7 @@ pub(super) fn view(chat: &StoredChat) -> Value {
     let (settings, progress) = (&chat.settings, &chat.progress);
     json!({
         "ended": chat.phase == Some(ChatPhase::Ended),
-        "outcome": progress.outcome.map(TurnOutcome::word),
+        "outcome": progress.outcome.map(TurnOutcome::as_str),
         "reason": progress.reason,
         "check": settings.check_command,
         "plan_id": settings.plan_path,

@@ -91,7 +91,7 @@ impl Inner {
                     "the template sets \"mode\", \"roles\" and \"role\": omit these",
                 ));
             }
-            work.mode = Some(template.mode.word().to_owned());
+            work.mode = Some(template.mode.as_str().to_owned());
             work.roles = template.roles.iter().map(RoleName::to_string).collect();
             let first = template.roles.first();
             let planner = template.planner.as_ref().or(first);
@@ -106,8 +106,8 @@ impl Inner {
         }
         let mode = match &work.mode {
             None => ChatMode::Chat,
-            Some(word) => ChatMode::from_word(word).ok_or_else(|| {
-                let words: Vec<&str> = ChatMode::ALL.iter().map(|mode| mode.word()).collect();
+            Some(word) => ChatMode::parse(word).ok_or_else(|| {
+                let words: Vec<&str> = ChatMode::ALL.iter().map(|mode| mode.as_str()).collect();
                 let shown = escape_for_display(word, 40);
                 unprocessable(format!(
                     "there is no mode {shown:?}; there are: {}",

@@ -522,7 +522,7 @@ impl Coordinator {
         if !has_check || turn.outcome != Some(TurnOutcome::Completed) {
             return Ok(None);
         }
-        let outcome = task.outcome.as_deref().and_then(TaskOutcome::from_word);
+        let outcome = task.outcome.as_deref().and_then(TaskOutcome::parse);
         Ok(match outcome {
             Some(TaskOutcome::Done) => Some(true),
             None | Some(TaskOutcome::Lost | TaskOutcome::Skipped | TaskOutcome::Cancelled) => None,

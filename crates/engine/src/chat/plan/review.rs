@@ -76,7 +76,7 @@ impl Coordinator {
             "plan": file.path,
             "sha256": plan.sha256,
             "items": plan.list.items().len(),
-            "mode": chat.mode.word(),
+            "mode": chat.mode.as_str(),
             "workspace": chat.workspace.as_str(),
         });
         let judged = self

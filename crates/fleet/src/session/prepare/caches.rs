@@ -83,7 +83,7 @@ impl CacheMounts {
         owner: Option<Owner>,
     ) -> Result<(), PrepareError> {
         let parts = cache.shared_subdirs();
-        let prepared = cache::prepare(&shared.state, session, cache.word(), parts, owner);
+        let prepared = cache::prepare(&shared.state, session, cache.as_str(), parts, owner);
         let prepared = prepared.map_err(|error| bad(cache, shared.state.homes().path(), &error))?;
         let inside = cache.sandbox_dir();
         if let Some(around) = prepared.parts_dir {
