@@ -57,7 +57,7 @@ fn a_chain_is_proved_up_to_a_head_that_was_told() {
         ran.all()
     );
     assert!(
-        ran.stdout.contains("is record 3: up to there"),
+        ran.stdout.contains("is record 3: all records up to it"),
         "{}",
         ran.all()
     );
@@ -135,7 +135,7 @@ fn the_first_broken_record_is_named() {
         (
             "UPDATE permission_requests SET link = NULL WHERE link = 3",
             3,
-            "taken out of it",
+            "removed from the chain",
         ),
         (
             "UPDATE permission_requests SET link = 9 WHERE link = 2",

@@ -223,11 +223,11 @@ fn a_file_that_was_found_may_not_weaken_the_walls() {
         ),
         (
             format!("workspace.path = \"{outside}\""),
-            "must have its workspaces in its own directory",
+            "may not use a workspace outside its own directory",
         ),
         (
             format!("[workspace.site]\npath = \"{outside}\""),
-            "must have its workspaces in its own directory",
+            "may not use a workspace outside its own directory",
         ),
         (
             format!("home_files.x = \"{outside}/key\""),

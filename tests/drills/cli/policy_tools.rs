@@ -253,7 +253,7 @@ fn labelled_requests_are_counted_with_every_miss_and_every_rule_that_nothing_hit
     exits(
         &drill.run(&[&test[..], &["no.jsonl"]].concat()),
         2,
-        &["no.jsonl:1: no case"],
+        &["no.jsonl:1: not a valid case"],
     );
     let out = case("x", "ls", "allow", &[]).replace("\"S\"", "\"../S\"");
     fs::write(drill.path("no.jsonl"), out).expect("cases");

@@ -103,7 +103,7 @@ fn a_login_is_made_where_the_pool_names_one_and_else_the_slot_parks_with_what_th
             "set auth",
         ]),
     );
-    check(&["login"], "auth = \"setup\"", Err(&["in a terminal"]));
+    check(&["login"], "auth = \"setup\"", Err(&["needs a terminal"]));
     check(
         &["login"],
         "auth = \"none\"",

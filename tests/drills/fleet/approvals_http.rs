@@ -366,7 +366,7 @@ fn a_policy_makes_the_asking_stricter() {
     assert!(rules.contains("max_pending"), "{rules}");
     let long = answer(&drill, "approve", &ask, &["--remember", "session"]);
     assert_ne!(long.code, Some(0), "{}", long.all());
-    assert!(long.stderr.contains("for turn at most"), "{}", long.all());
+    assert!(long.stderr.contains("for at most turn"), "{}", long.all());
     let short = answer(&drill, "approve", &ask, &["--remember", "turn"]);
     assert_eq!(short.code, Some(0), "{}", short.all());
     assert_eq!(result(&drill, held)["outcome"], "done");
@@ -396,7 +396,7 @@ fn the_morning_page_shows_what_waits_and_not_what_is_over() {
     assert_eq!(page["waiting"][0]["approval"], ask["approval"], "{page}");
     assert_eq!(page["waiting"][0]["state"], "pending", "{page}");
     let text = drill.run(&["report"]).stdout;
-    assert!(text.contains(&format!("ask {}", id(&ask))), "{text}");
+    assert!(text.contains(&format!("approval {}", id(&ask))), "{text}");
     assert_eq!(answer(&drill, "reject", &ask, &[]).code, Some(0));
     result(&drill, working);
     assert_eq!(report()["waiting"], serde_json::json!([]));

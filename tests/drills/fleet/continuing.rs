@@ -301,7 +301,7 @@ fn a_cancelled_run_is_over_and_a_new_one_names_what_is_unfinished() {
         |row| row.get::<_, String>(0),
     );
     let run = run.expect("one is left alone");
-    let hint = format!(" is unfinished: marshal run --continue {run}\n");
+    let hint = format!(" is unfinished; to finish it: marshal run --continue {run}\n");
     assert!(ran.stderr.contains(&hint), "{}", ran.all());
     let ran = drill.run(&["run", "--continue", &run]);
     assert!(ran.stdout.contains(" of 12 done"), "{}", ran.all());

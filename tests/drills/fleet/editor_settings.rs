@@ -132,7 +132,7 @@ fn options_are_offered_set_in_the_agent_and_told() {
         ("model", json!("z"), ["no value z", "a, b"]),
         ("nope", json!("a"), ["no option nope", "model"]),
         ("fast", json!("a"), ["fast", "true or false"]),
-        ("model", json!(7), ["value", "text"]),
+        ("model", json!(7), ["value", "a string"]),
     ] {
         refused(&set_option(&mut editor, &session, id, &value), &parts);
     }

@@ -500,7 +500,7 @@ fn tools_are_given_only_where_they_can_be_carried() {
         (
             "engine_tools = \"all\"",
             "engine_tools = \"all\"\nmcp_servers = [{ name = \"marshal\", command = \"x\" }]",
-            "is called \"marshal\"",
+            "is named \"marshal\"",
         ),
     ] {
         let bad = Drill::new(&pool("").replace(from, to));

@@ -264,7 +264,7 @@ fn an_engine_that_does_not_do_its_part_is_said_before_anything_runs() {
         (
             inspect("echo 'no such image' >&2; exit 125"),
             local,
-            "no image localhost/agent:1",
+            "does not have the image localhost/agent:1",
         ),
         (
             inspect("echo hello world"),

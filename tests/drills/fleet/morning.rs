@@ -83,7 +83,10 @@ fn what_waits_and_what_was_denied_is_in_it_with_a_rule_that_works() {
     assert_eq!(page["waiting"][0]["approval"], ask["approval"], "{page}");
     assert_eq!(page["waiting"][0]["state"], "pending");
     assert_eq!((&page["open"], &page["outcomes"]), (&json!(1), &json!({})));
-    assert!(text.contains(&format!("ask {} of", id(&ask))), "{text}");
+    assert!(
+        text.contains(&format!("approval {} of", id(&ask))),
+        "{text}"
+    );
     assert!(text.contains("1 running or waiting"), "{text}");
 
     good(&answer(&drill, "reject", &ask, &[]));

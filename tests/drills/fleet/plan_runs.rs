@@ -403,7 +403,7 @@ fn what_is_no_plan_is_refused_before_anything_begins() {
     for (args, expect) in [
         (vec!["run", "none.md"], "has no checklist"),
         (vec!["run", "latin.md"], "is not UTF-8"),
-        (vec!["run", "large.md"], "it may have 1048576"),
+        (vec!["run", "large.md"], "the limit is 1048576"),
         (vec!["run", "link.md"], "is a link"),
         (vec!["run", "dir.md"], "is not a regular file"),
         (vec!["run", "--plan", "gone.md"], "cannot be opened"),

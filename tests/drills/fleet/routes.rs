@@ -59,7 +59,7 @@ for line in sys.stdin:
             held = [socket.create_connection((name, int(port)), timeout=30) for _ in range(1000)]
             told = 0
             for s in held[16:]:
-                try: told += b"more than 16 connections" in s.recv(4096)
+                try: told += b"more than 16 open connections" in s.recv(4096)
                 except OSError: pass
             for s in held: s.close()
             # That they are closed is seen on the other side in its time.

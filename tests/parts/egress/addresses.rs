@@ -107,7 +107,7 @@ fn a_name_that_leads_to_an_address_that_is_not_public_reaches_nobody() {
             let (_, reply) = bench.send(&request);
             assert_eq!(reply.status, 403, "{address}: {reply:?}");
             assert!(
-                reply.text.contains("is not a public one"),
+                reply.text.contains("an address that is not public"),
                 "{address}: {reply:?}"
             );
             assert_eq!((world.reached(), world.reached_here()), before, "{address}");

@@ -190,7 +190,7 @@ async fn a_backend_that_was_asked_for_by_name_and_is_not_there_is_an_error() {
     let refused = wanted(missing).await.unwrap_err();
     assert_eq!(refused.metric_result(), "cgroup_failed");
     let text = refused.to_string();
-    let named = format!("backend = \"{missing}\": memory not held by it");
+    let named = format!("backend = \"{missing}\": this backend does not enforce memory");
     assert!(text.contains(&named), "{text}");
     // Said, and not held.
     let by = wanted(LimitBackend::Rlimit).await.unwrap();

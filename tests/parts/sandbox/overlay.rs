@@ -287,7 +287,7 @@ async fn one_process_works_with_an_overlay_at_a_time() {
     let said = over.says(&["diff", "s-2"]);
     assert_eq!(said.code, Some(2), "{}", said.err);
     assert!(
-        said.err.contains("no overlay of the session s-2"),
+        said.err.contains("the session s-2 has no overlay"),
         "{}",
         said.err
     );

@@ -454,7 +454,7 @@ async fn what_was_changed_while_the_session_worked_is_known_by_nobody() {
     crate::children::says(&over.request(&held), "echo mine >> f; echo mine > g").await;
     drop(held);
     let err = over.refuses(&["apply", "s-1"]);
-    assert!(err.contains("f: it, or the directory"), "{err}");
+    assert!(err.contains("f: it, or its directory"), "{err}");
     assert!(!err.contains("refused: g"), "{err}");
 }
 

@@ -119,7 +119,7 @@ async fn a_directory_that_took_anothers_place_during_the_turn_is_a_conflict() {
     held.changes(&Manifest::default()).unwrap();
     drop(held);
     let err = over.refuses(&["apply", "s-1"]);
-    assert!(err.contains("refused: src/deep/file: it, or the"), "{err}");
+    assert!(err.contains("refused: src/deep/file: it, or its"), "{err}");
     assert_eq!(over.read("src/deep/file"), "other\n");
 }
 
