@@ -257,7 +257,7 @@ pub(super) fn collect_notes(config: &Config) -> Vec<String> {
         }
         if pool.launcher == Launcher::None {
             notes.push(format!(
-                "pool {name}: with launcher \"none\" every stop ends all of a child's processes, but after a kill -9 of the supervisor only the direct child is sure to end"
+                "pool {name}: with launcher \"none\" a stop and a kill -9 of the supervisor end all of a child's processes, unless the agent killed the process of marshal that watches over it"
             ));
         }
         if let Some(ssh) = &pool.ssh {
