@@ -476,7 +476,7 @@ impl FleetHandle {
             tasks: OpenTasks::for_conversation(),
             tell,
             reports,
-            approvals: approvals,
+            approvals,
             setting_sender: set_told,
             setting_results: sets,
             child_ready: Some((warmed, Instant::now() + limits::CONVERSATION_READY_TIMEOUT)),

@@ -336,10 +336,10 @@ impl EditorSession<'_> {
                 }
             }
             ServerMessage::PermissionRequested(approval) => {
-                self.request_permission(&approval).await
+                self.request_permission(&approval).await;
             }
             ServerMessage::PermissionResolved { approval } => {
-                self.context.sessions.forget_request(&approval)
+                self.context.sessions.forget_request(&approval);
             }
             ServerMessage::SettingResult { n, refused } => {
                 let Some((id, is_option)) = self.pending_settings.remove(&n) else {

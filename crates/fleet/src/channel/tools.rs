@@ -100,7 +100,7 @@ impl ChannelState {
         match ToolServer::start(socket, setup.tools, setup.uid, notify) {
             Ok(server) => clients.tools.server = Some(server),
             Err(error) => {
-                tracing::error!(slot = %self.slot, %error, "the tool server did not start")
+                tracing::error!(slot = %self.slot, %error, "the tool server did not start");
             }
         }
     }
