@@ -235,6 +235,10 @@ impl Drill {
     }
 }
 
+#[allow(
+    clippy::print_stderr,
+    reason = "a test's output, shown only when it fails"
+)]
 impl Drop for Drill {
     /// A failing test prints the output of its last supervisor, because the directory is removed.
     fn drop(&mut self) {

@@ -16,7 +16,10 @@ fn tutorial() -> Drill {
     let at = TUTORIAL.find(begin).expect("a configuration") + begin.len();
     let text = &TUTORIAL[at..at + TUTORIAL[at..].find("```").expect("its end")];
     let drill = Drill::new(text);
-    let workspace = format!("workspace.path = {:?}\n", drill.workspace());
+    let workspace = format!(
+        "workspace.path = {:?}\n",
+        drill.workspace().display().to_string()
+    );
     let config = std::fs::read_to_string(drill.config()).expect("supervisor.toml");
     std::fs::write(drill.config(), config + &workspace).expect("supervisor.toml");
     drill
