@@ -338,9 +338,13 @@ fn without_walls_the_configuration_says_what_is_lost() {
     let pool = only(&config);
     assert_eq!(pool.network, Network::Host);
     assert_eq!(config.notes.len(), 1);
-    assert!(config.notes[0].contains("every stop"), "{:?}", config.notes);
     assert!(
-        config.notes[0].contains("direct child"),
+        config.notes[0].contains("end all of a child's processes"),
+        "{:?}",
+        config.notes
+    );
+    assert!(
+        config.notes[0].contains("watches over it"),
         "{:?}",
         config.notes
     );
