@@ -462,7 +462,9 @@ fn result(
         (TaskOutcome::Skipped | TaskOutcome::Cancelled, _) => Ok("cancelled"),
         // A cancelled prompt that ended in another way is not an error for the editor.
         (TaskOutcome::Lost | TaskOutcome::Failed, _) if was_cancelled => Ok("cancelled"),
-        (_, Some(TurnOutcome::Completed)) => Ok("end_turn"),
+        // A task is done only if its turn completed. The turn's end may be among events that this
+        // client skipped because it fell behind.
+        (_, Some(TurnOutcome::Completed)) | (TaskOutcome::Done, None) => Ok("end_turn"),
         (_, Some(TurnOutcome::Limited)) => Ok(match word.as_ref().map(UntrustedText::raw) {
             Some("max_turn_requests") => "max_turn_requests",
             _ => "max_tokens",
@@ -495,6 +497,8 @@ mod tests {
     fn a_prompt_ends_with_a_stop_reason_or_with_an_error_that_says_why() {
         use TaskOutcome as T;
         use TurnOutcome as O;
+        // The end of the turn was skipped.
+        assert_eq!(of(T::Done, None, false), "end_turn");
         assert_eq!(of(T::Done, Some(O::Completed), false), "end_turn");
         assert_eq!(of(T::Denied, Some(O::Completed), false), "end_turn");
         assert_eq!(of(T::Denied, Some(O::Cancelled), false), "cancelled");
