@@ -9,6 +9,10 @@
     reason = "a test fails by panicking, and says what it did"
 )]
 
+/// Where `tests/run` shows this directory to other users. Paths are compiled in, and cargo does not
+/// notice that a directory is built at another place: this variable makes it compile the tests again.
+const _: Option<&str> = option_env!("MARSHAL_TESTS_PLACE");
+
 #[path = "../support/children.rs"]
 mod children;
 #[path = "../support/cluster.rs"]
