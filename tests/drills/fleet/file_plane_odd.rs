@@ -76,9 +76,12 @@ fn what_cannot_be_moved_holds_up_nothing() {
     let drill = of_nobody("answers = true, poll = \"1s\"", "");
     let _daemon = daemon(&drill);
     // Directories of root's that this supervisor may neither write nor move elsewhere.
+    // Made elsewhere and moved: mkdir sets the mode after it has made the directory, which may be
+    // gone from here by then.
     sh(
         &drill,
-        "mkdir -m 0555 queue/d.txt ctl/cancel.json ctl/stop.json answers/x.allow",
+        "mkdir -m 0555 1 2 3 4
+         mv -T 1 queue/d.txt; mv -T 2 ctl/cancel.json; mv -T 3 ctl/stop.json; mv -T 4 answers/x.allow",
     );
     for name in ["d.txt", "cancel.json", "stop.json", "x.allow"] {
         eventually(LONG, name, || is_aside(&drill, name));
