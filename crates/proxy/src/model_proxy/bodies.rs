@@ -209,6 +209,8 @@ pub(super) struct StreamingBody {
     idle_time: Duration,
     /// The end of the previous chunk, where the key might have begun.
     tail: Vec<u8>,
+    /// The upstream's connection failed; the next poll reports it.
+    has_failed: bool,
 }
 
 impl StreamingBody {
@@ -220,11 +222,15 @@ impl StreamingBody {
             idle: Box::pin(tokio::time::sleep(idle_time)),
             idle_time,
             tail: Vec::new(),
+            has_failed: false,
         }
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         let failed = |why: &str| Poll::Ready(Some(Err(io::Error::other(why.to_owned()))));
+        if self.has_failed {
+            return failed("the upstream closed the connection in the middle of its response");
+        }
         loop {
             let Poll::Ready(frame) = Pin::new(&mut self.from).poll_frame(cx) else {
                 if self.idle.as_mut().poll(cx).is_ready() {
@@ -245,9 +251,11 @@ impl StreamingBody {
                 Some(Err(_)) => {
                     self.record.charge.mark_cut_by_upstream();
                     self.record.code = RouteCode::Failed;
-                    return failed(
-                        "the upstream closed the connection in the middle of its response",
-                    );
+                    // The server drops what it has buffered, even the head, when a body fails. While
+                    // the body is pending it flushes, so the error waits for the next poll.
+                    self.has_failed = true;
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
                 }
                 // Trailers are dropped: they are headers, and agents need none of them.
                 Some(Ok(frame)) => match frame.into_data() {
