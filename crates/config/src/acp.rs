@@ -233,7 +233,7 @@ pub(super) struct Draft {
 }
 
 /// Reads the keys of a pool.
-pub(super) fn read(pool: &Section<'_>, found: bool) -> Draft {
+pub(super) fn read(pool: &Section<'_>, is_discovered: bool) -> Draft {
     let usual = AcpSettings::default();
     let mut own = Vec::new();
     let auth = pool.get("auth").and_then(|item| read_id(&item));
@@ -245,7 +245,7 @@ pub(super) fn read(pool: &Section<'_>, found: bool) -> Draft {
     let skips = pool
         .boolean("mode_skips_requests")
         .filter(|skips| skips.value);
-    if found && let Some(skips) = &skips {
+    if is_discovered && let Some(skips) = &skips {
         let message =
             "a discovered supervisor.toml may not use a mode that skips permission requests";
         let help = Some("name the file with --config if you trust it".to_owned());
@@ -283,7 +283,7 @@ impl Draft {
     /// `None`: its network has none.
     pub(super) fn check_consistency(
         &self,
-        ledger: &Diagnostics,
+        diagnostics: &Diagnostics,
         speaks: DialectName,
         routes: Option<&[String]>,
         goodbye: Duration,
@@ -302,20 +302,20 @@ impl Draft {
         let servers =
             servers.map(|place| (place, "this is for agents that speak acp, claude or codex"));
         for (place, message) in own.chain(skips).chain(servers) {
-            ledger.report(place, message, Some("set dialect = \"acp\"".to_owned()));
+            diagnostics.report(place, message, Some("set dialect = \"acp\"".to_owned()));
         }
         if let Some(place) = &self.logout
             && self.acp.auth.is_none()
         {
             let message = "logout = true needs auth: without it, the logout would end a login that marshal did not make";
-            ledger.report(place, message, None);
+            diagnostics.report(place, message, None);
         }
         if let Some(place) = &self.logout
             && goodbye.is_zero()
         {
             let message = "logout = true needs a goodbye: stop.goodbye is 0s, so the supervisor would not wait for the logout";
             let help = "for example: stop = { goodbye = \"2s\" }";
-            ledger.report(place, message, Some(help.to_owned()));
+            diagnostics.report(place, message, Some(help.to_owned()));
         }
         for (place, route) in &self.route_refs {
             let (message, help) = match routes {
@@ -335,20 +335,24 @@ impl Draft {
                     (message, help.to_owned())
                 }
             };
-            ledger.report(place, message, Some(help));
+            diagnostics.report(place, message, Some(help));
         }
     }
 }
 
 /// A mode that skips permission requests needs `mode_skips_requests = true`.
-pub(super) fn check_mode(ledger: &Diagnostics, mode: Option<(&str, &Place)>, acp: &AcpSettings) {
+pub(super) fn check_mode(
+    diagnostics: &Diagnostics,
+    mode: Option<(&str, &Place)>,
+    acp: &AcpSettings,
+) {
     if let Some((mode, place)) = mode
         && !acp.mode_skips_requests
         && acp.auto_approve_modes.contains(mode)
     {
         let message = format!("the mode {} skips permission requests", quote(mode));
         let help = "choose a mode that asks, or set mode_skips_requests = true to accept this";
-        ledger.report(place, message, Some(help.to_owned()));
+        diagnostics.report(place, message, Some(help.to_owned()));
     }
 }
 

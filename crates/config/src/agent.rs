@@ -57,14 +57,14 @@ pub(super) fn read(
     is_routed: bool,
     dir: &Path,
 ) -> Agent {
-    let ledger = pool.diagnostics;
+    let diagnostics = pool.diagnostics;
     let (named, item) = (pool.get("agent"), pool.get("command"));
     let given = item.as_ref().and_then(|_| read_command(pool, dir));
     if named.is_none() && item.is_none() {
         let message = "the pool needs a command, or an agent that is built in";
         let help =
             "for example: command = [\"marshal\", \"script-agent\", \"--dialect\", \"scaiflux\"]";
-        ledger.report(&pool.place, message, Some(help.to_owned()));
+        diagnostics.report(&pool.place, message, Some(help.to_owned()));
     }
     let model = read_model_or_mode(pool, "model");
     let mode = read_model_or_mode(pool, "mode");
@@ -124,23 +124,23 @@ pub(super) fn read(
 /// The command of the file, checked word by word.
 fn read_command(pool: &Section<'_>, dir: &Path) -> Option<Vec<Located<String>>> {
     let mut words = pool.texts("command")?;
-    let ledger = pool.diagnostics;
+    let diagnostics = pool.diagnostics;
     let Some(program) = words.value.first_mut() else {
         let message = "expected a program and its arguments, found an empty array";
-        ledger.report(&words.place, message, None);
+        diagnostics.report(&words.place, message, None);
         return None;
     };
     if program.value.trim().is_empty() {
-        ledger.report(&program.place, "the program's name is empty", None);
+        diagnostics.report(&program.place, "the program's name is empty", None);
     } else if program.value.contains(['{', '}']) {
         let message = "the program's name takes no placeholder: placeholders are for its arguments";
-        ledger.report(&program.place, message, None);
+        diagnostics.report(&program.place, message, None);
     } else if program.value.contains(char::is_whitespace) {
         let message = format!(
             "the program {} has a space in its name: write each argument as its own string",
             quote(&program.value)
         );
-        ledger.report(&program.place, message, None);
+        diagnostics.report(&program.place, message, None);
     } else if command::is_path(&program.value) {
         let path = paths::absolute(dir, &program.value);
         program.value = path.to_string_lossy().into_owned();

@@ -118,7 +118,7 @@ pub(super) fn read(section: &Section<'_>) -> ApprovalConfig {
 }
 
 /// A child is stopped only if another one can load its session. `place` is that of `when_waiting`.
-pub(super) fn check_release_resumes(ledger: &Diagnostics, pool: &Pool, place: &Place) {
+pub(super) fn check_release_resumes(diagnostics: &Diagnostics, pool: &Pool, place: &Place) {
     if pool.approval.when_waiting != WhenWaiting::Release {
         return;
     }
@@ -127,7 +127,7 @@ pub(super) fn check_release_resumes(ledger: &Diagnostics, pool: &Pool, place: &P
         let message =
             "a child can be stopped during an approval only if its session is loaded again";
         let help = "set session = \"slot\", restart.on_crash = \"resume\" and restart.kind = \"transient\"";
-        ledger.report(place, message, Some(help.to_owned()));
+        diagnostics.report(place, message, Some(help.to_owned()));
     }
 }
 

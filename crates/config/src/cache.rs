@@ -62,8 +62,8 @@ const PATTERN: &str = "^(cargo|npm|pip)$";
 /// Directories of caches that the file names, absolute.
 pub type CacheDirs = BTreeMap<Cache, PathBuf>;
 
-/// Reads `[cache]`. `is_found`: the file was discovered, not named.
-pub(super) fn read_dirs(section: &Section<'_>, dir: &Path, is_found: bool) -> CacheDirs {
+/// Reads `[cache]`. `is_discovered`: the file was discovered, not named.
+pub(super) fn read_dirs(section: &Section<'_>, dir: &Path, is_discovered: bool) -> CacheDirs {
     let mut dirs = CacheDirs::new();
     for (name, cache) in [
         ("cargo", Cache::Cargo),
@@ -76,7 +76,7 @@ pub(super) fn read_dirs(section: &Section<'_>, dir: &Path, is_found: bool) -> Ca
         };
         if let Some(fault) = paths::path_error(&found.value) {
             section.diagnostics.report(&found.place, fault, None);
-        } else if is_found {
+        } else if is_discovered {
             // The directory of a discovered file may contain links to anywhere.
             let message = "a discovered supervisor.toml may not set cache directories";
             let help = Some(TRUST_HELP.to_owned());
@@ -92,7 +92,7 @@ pub(super) fn read_dirs(section: &Section<'_>, dir: &Path, is_found: bool) -> Ca
 pub(super) fn read_pool_caches(
     section: &Section<'_>,
     dirs: &CacheDirs,
-    is_found: bool,
+    is_discovered: bool,
 ) -> BTreeMap<Cache, Option<PathBuf>> {
     let mut caches = BTreeMap::new();
     let Some(list) = section.texts_like("cache", PATTERN) else {
@@ -114,7 +114,7 @@ pub(super) fn read_pool_caches(
         };
         section.diagnostics.report(&found.place, message, None);
     }
-    if is_found && !list.value.is_empty() {
+    if is_discovered && !list.value.is_empty() {
         let message =
             "a discovered supervisor.toml may not share caches of this host with its agents";
         let help = Some(TRUST_HELP.to_owned());

@@ -10,7 +10,7 @@ use super::types::{DialectName, Pool};
 const SETTINGS: &str = "--settings";
 
 /// Refuses the option; `program` is the place of the command.
-pub(super) fn check_consistency(ledger: &Diagnostics, pool: &Pool, program: Option<&Place>) {
+pub(super) fn check_consistency(diagnostics: &Diagnostics, pool: &Pool, program: Option<&Place>) {
     let (DialectName::Claude, Some(place)) = (pool.dialect, program) else {
         return;
     };
@@ -22,6 +22,6 @@ pub(super) fn check_consistency(ledger: &Diagnostics, pool: &Pool, program: Opti
     if words.into_iter().any(is_it) {
         let message = "the supervisor passes --settings itself, to disable hooks that would answer permission requests";
         let help = "pass the settings as .claude/settings.json with home_files";
-        ledger.report(place, message, Some(help.to_owned()));
+        diagnostics.report(place, message, Some(help.to_owned()));
     }
 }

@@ -62,7 +62,7 @@ impl CodexSettings {
 /// Checks what Codex accepts: a mode that is an approval policy that asks, and tool servers that it
 /// can name and reach. The places are those of the mode and of the servers.
 pub(super) fn check_consistency(
-    ledger: &Diagnostics,
+    diagnostics: &Diagnostics,
     pool: &Pool,
     mode: Option<&Place>,
     servers: Option<&Place>,
@@ -71,7 +71,7 @@ pub(super) fn check_consistency(
         return;
     }
     if let Some(place) = servers {
-        check_mcp_servers(ledger, pool, place);
+        check_mcp_servers(diagnostics, pool, place);
     }
     let (Some(mode), Some(place)) = (&pool.acp.mode, mode) else {
         return;
@@ -82,19 +82,19 @@ pub(super) fn check_consistency(
             quote(mode)
         );
         let help = "with \"untrusted\", the default, it asks for everything that it would run";
-        ledger.report(place, message, Some(help.to_owned()));
+        diagnostics.report(place, message, Some(help.to_owned()));
     }
 }
 
 /// Checks whether Codex accepts the tool servers.
-fn check_mcp_servers(ledger: &Diagnostics, pool: &Pool, place: &Place) {
+fn check_mcp_servers(diagnostics: &Diagnostics, pool: &Pool, place: &Place) {
     for server in &pool.acp.mcp_servers {
         let name = quote(&server.name);
         if server.name.contains('.') {
             let message = format!(
                 "an agent that speaks codex takes no dot in a tool server's name, found {name}"
             );
-            ledger.report(place, message, Some("use - or _".to_owned()));
+            diagnostics.report(place, message, Some("use - or _".to_owned()));
         }
         if let McpTransport::Route { kind, .. } = &server.transport
             && *kind == ServerKind::Sse
@@ -103,7 +103,7 @@ fn check_mcp_servers(ledger: &Diagnostics, pool: &Pool, place: &Place) {
                 "an agent that speaks codex cannot use tool servers of type sse, and {name} is one"
             );
             let help = "set type = \"http\", or start it as a program";
-            ledger.report(place, message, Some(help.to_owned()));
+            diagnostics.report(place, message, Some(help.to_owned()));
         }
     }
 }

@@ -100,8 +100,8 @@ const RUNTIME: &str = r"^[A-Za-z0-9/][A-Za-z0-9._/-]*$";
 /// What the schema says of an option.
 const OPTION: &str = r"^--[a-z-]+=[^\n]+$";
 
-/// Reads the table. `found`: the file was discovered, not named.
-pub(super) fn read(section: &Section<'_>, is_there: bool, found: bool) -> Container {
+/// Reads the table. `is_discovered`: the file was discovered, not named.
+pub(super) fn read(section: &Section<'_>, is_there: bool, is_discovered: bool) -> Container {
     let engine = section.keyword::<ContainerEngine>("engine", &[]);
     let runtime = section.get("runtime").and_then(|item| {
         let found = item.text_like(RUNTIME)?;
@@ -123,7 +123,7 @@ pub(super) fn read(section: &Section<'_>, is_there: bool, found: bool) -> Contai
     let image = read_image(section);
     let (before, of_run) = read_extra_options(section);
     section.reject_unknown_keys(&["env", "volumes"], &[("network", "pool.NAME.network")]);
-    if found && is_there {
+    if is_discovered && is_there {
         let message = "a discovered supervisor.toml may not have the table container: it names programs that run without a sandbox";
         let help = Some(TRUST_HELP.to_owned());
         section.diagnostics.report(&section.place, message, help);
@@ -212,7 +212,7 @@ fn read_extra_options(section: &Section<'_>) -> (Vec<String>, Vec<String>) {
 }
 
 /// Whether an option is a global one; `None` for a refused option.
-fn classify_option(ledger: &Diagnostics, option: &str, place: &Place) -> Option<bool> {
+fn classify_option(diagnostics: &Diagnostics, option: &str, place: &Place) -> Option<bool> {
     let (name, value) = option
         .split_once('=')
         .map_or((option, None), |(name, value)| (name, Some(value)));
@@ -234,6 +234,6 @@ fn classify_option(ledger: &Diagnostics, option: &str, place: &Place) -> Option<
     };
     let help =
         "directories, networks, users and capabilities come from the pool and its sandbox profile";
-    ledger.report(place, message, Some(help.to_owned()));
+    diagnostics.report(place, message, Some(help.to_owned()));
     None
 }

@@ -64,10 +64,10 @@ const URL_PATTERN: &str = r"^(https://|http://(localhost|127\.[0-9.]+|\[::1\])(:
 /// What the schema says of a kind of tool.
 const TOOL_PATTERN: &str = "^(shell|read|write|edit|delete|move|fetch|mcp|unknown)$";
 
-/// Reads the table `delegate`. `found`: the file was discovered, not named, so it may have none.
+/// Reads the table `delegate`. `is_discovered`: the file was discovered, not named, so it may have none.
 pub(super) fn read_all(
     section: &Section<'_>,
-    found: bool,
+    is_discovered: bool,
     dir: &Path,
 ) -> BTreeMap<String, Delegate> {
     let mut delegates = BTreeMap::new();
@@ -78,7 +78,7 @@ pub(super) fn read_all(
             section.diagnostics.report(&item.place, message, None);
             continue;
         }
-        if found {
+        if is_discovered {
             let message = "a discovered supervisor.toml may not have delegates";
             section
                 .diagnostics

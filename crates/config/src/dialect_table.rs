@@ -139,24 +139,25 @@ impl DialectTable {
             is_explicit: true,
         };
         let source = decode_source(bytes, &origin)?;
-        let ledger = Diagnostics::new(SourceText::new(origin.display_name(), Arc::from(source)));
+        let diagnostics =
+            Diagnostics::new(SourceText::new(origin.display_name(), Arc::from(source)));
         let (tree, errors) = DeTable::parse_recoverable(source);
         let whole = errors.iter().all(|error| error.message() == DUPLICATE);
         for error in errors {
-            ledger.report_all(vec![syntax_error(source, &error)]);
+            diagnostics.report_all(vec![syntax_error(source, &error)]);
         }
-        let root = Section::root(&ledger, tree.get_ref());
+        let root = Section::root(&diagnostics, tree.get_ref());
         if bytes.len() > TABLE_BYTES {
             let message = format!(
                 "the file has {} bytes, a table can have at most {TABLE_BYTES}",
                 bytes.len()
             );
-            ledger.report(&root.place, message, None);
+            diagnostics.report(&root.place, message, None);
         }
         let table = whole.then(|| read::read_table(&root)).flatten();
         drop(root);
-        let faulty = ledger.has_errors();
-        let (text, errors, _) = ledger.into_parts();
+        let faulty = diagnostics.has_errors();
+        let (text, errors, _) = diagnostics.into_parts();
         match table {
             Some(mut table) if !faulty => {
                 table.digest = hex::encode(Sha256::digest(bytes));

@@ -48,7 +48,7 @@ pub(super) fn read(pool: &Section<'_>) -> (Vec<EngineTool>, Option<Place>) {
 }
 
 /// Checks the key against the rest of the pool.
-pub(super) fn check_consistency(ledger: &Diagnostics, pool: &Pool, place: Option<&Place>) {
+pub(super) fn check_consistency(diagnostics: &Diagnostics, pool: &Pool, place: Option<&Place>) {
     let (Some(place), false) = (place, pool.engine_tools.is_empty()) else {
         return;
     };
@@ -57,14 +57,14 @@ pub(super) fn check_consistency(ledger: &Diagnostics, pool: &Pool, place: Option
             "engine_tools needs dialect = \"acp\", \"claude\" or \"codex\": an agent that speaks {} takes no tool servers",
             pool.dialect
         );
-        ledger.report(place, message, None);
+        diagnostics.report(place, message, None);
     }
     if !pool.launcher.has_sandbox() {
         let message = format!(
             "engine_tools needs a sandbox on this host: with launcher = \"{}\" other processes could reach the agent's socket",
             pool.launcher
         );
-        ledger.report(place, message, None);
+        diagnostics.report(place, message, None);
         return;
     }
     let writes = pool.engine_tools.iter().find(|tool| tool.writes());
@@ -73,7 +73,7 @@ pub(super) fn check_consistency(ledger: &Diagnostics, pool: &Pool, place: Option
     {
         let message = format!("{tool} needs a writable workspace");
         let help = "leave it out of engine_tools, or use mode \"copy\"";
-        ledger.report(place, message, Some(help.to_owned()));
+        diagnostics.report(place, message, Some(help.to_owned()));
     }
     let is_taken = |name: &str| name == ENGINE_SERVER;
     if pool.acp.mcp_servers.iter().any(|of| is_taken(&of.name)) {
@@ -81,6 +81,6 @@ pub(super) fn check_consistency(ledger: &Diagnostics, pool: &Pool, place: Option
             "the server of engine_tools is named {ENGINE_SERVER:?}, and one of mcp_servers has the same name"
         );
         let help = "rename the one in mcp_servers".to_owned();
-        ledger.report(place, message, Some(help));
+        diagnostics.report(place, message, Some(help));
     }
 }

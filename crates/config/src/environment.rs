@@ -54,15 +54,15 @@ pub(super) const NAME_PATTERN: &str = "^[A-Za-z_][A-Za-z0-9_]{0,127}$";
 /// What the schema says of a directory of `path_add`.
 const DIRECTORY_PATTERN: &str = r"^(\$HOME)?/(?!(.*/)?\.\.(/|$))[^:]*$";
 
-/// Reads the table. `found`: the file was discovered, not named, so it may not use secrets.
-pub(super) fn read(section: &Section<'_>, found: bool, dir: &Path) -> Env {
+/// Reads the table. `is_discovered`: the file was discovered, not named, so it may not use secrets.
+pub(super) fn read(section: &Section<'_>, is_discovered: bool, dir: &Path) -> Env {
     let mut env = Env::default();
     for name in section
         .texts_like("pass", NAME_PATTERN)
         .map_or(Vec::new(), |list| list.value)
     {
         check_name(section, &name.place, &name.value);
-        if found && is_likely_secret(&name.value) {
+        if is_discovered && is_likely_secret(&name.value) {
             let message = format!(
                 "{} looks like a secret, and a discovered supervisor.toml may not pass secrets",
                 quote(&name.value)
@@ -88,7 +88,7 @@ pub(super) fn read(section: &Section<'_>, found: bool, dir: &Path) -> Env {
         }
         let Some(value) = item.text() else { continue };
         match parse_secret_source(section, &value, dir) {
-            Some(source) if found => {
+            Some(source) if is_discovered => {
                 let message = format!(
                     "a discovered supervisor.toml may not use secrets, found {}",
                     quote(source.kind())

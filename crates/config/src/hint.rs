@@ -196,7 +196,7 @@ const PATTERN_PATTERN: &str = "^.{1,1024}$";
 const TEXT_PATTERN: &str = "^.{1,500}$";
 
 fn read_row(table: &Section<'_>) -> Option<Hint> {
-    let ledger = table.diagnostics;
+    let diagnostics = table.diagnostics;
     let pattern = table.get("pattern").and_then(|item| {
         let found = item.text_like(PATTERN_PATTERN)?;
         let most = limits::HINT_PATTERN_BYTES;
@@ -237,7 +237,7 @@ fn read_row(table: &Section<'_>) -> Option<Hint> {
     ] {
         if table.get(key).is_none() {
             let help = format!("for example: {key} = {example}");
-            ledger.report(&table.place, format!("a hint needs {key}"), Some(help));
+            diagnostics.report(&table.place, format!("a hint needs {key}"), Some(help));
         }
     }
     let hint = Hint {
@@ -267,26 +267,26 @@ fn read_row(table: &Section<'_>) -> Option<Hint> {
 /// The built-in rows.
 fn parse_built_in() -> Result<Vec<Hint>, ConfigErrors> {
     let source = include_str!("hint/builtin.toml");
-    let ledger = Diagnostics::new(SourceText::new(
+    let diagnostics = Diagnostics::new(SourceText::new(
         "built-in hints".to_owned(),
         Arc::from(source),
     ));
     let (tree, errors) = DeTable::parse_recoverable(source);
     for error in errors {
         let span = error.span().unwrap_or(0..0);
-        ledger.report_all(vec![SourceText::build_error(
+        diagnostics.report_all(vec![SourceText::build_error(
             "",
             span,
             error.message(),
             None,
         )]);
     }
-    let root = Section::root(&ledger, tree.get_ref());
+    let root = Section::root(&diagnostics, tree.get_ref());
     let rows = read_rows(&root);
     root.reject_unknown_keys(&[], &[]);
-    let faulty = ledger.has_errors();
+    let faulty = diagnostics.has_errors();
     drop(root);
-    let (text, errors, _) = ledger.into_parts();
+    let (text, errors, _) = diagnostics.into_parts();
     if faulty {
         Err(text.into_errors(errors))
     } else {

@@ -135,15 +135,15 @@ const EVENT_PATTERN: &str = "^(approval|parked|run_ended|budget_spent)$";
 /// The default of `timeout` of a command.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Reads the table `hook`. `found`: the file was discovered, not named.
+/// Reads the table `hook`. `is_discovered`: the file was discovered, not named.
 pub(super) fn read_all(
     section: &Section<'_>,
-    found: bool,
+    is_discovered: bool,
     dir: &Path,
     drafts: &[PoolDraft],
 ) -> Vec<Hook> {
     let named = section.named_entries(NAME_PATTERN);
-    if let Some((_, item)) = named.first().filter(|_| found) {
+    if let Some((_, item)) = named.first().filter(|_| is_discovered) {
         let message = "a discovered supervisor.toml may not use hooks";
         let help = "name the file with --config if you trust it";
         section
@@ -160,14 +160,14 @@ pub(super) fn read_all(
 
 fn read(name: &str, item: &Entry<'_>, dir: &Path, drafts: &[PoolDraft]) -> Option<Hook> {
     let section = item.section()?;
-    let ledger = section.diagnostics;
+    let diagnostics = section.diagnostics;
     if !sandbox::is_valid_name(name) {
         let message = format!(
             "the hook name {} must match {}",
             quote(name),
             sandbox::NAME_FORM
         );
-        ledger.report(&item.place, message, None);
+        diagnostics.report(&item.place, message, None);
     }
     let has = |key: &'static str| section.get(key).is_some();
     let (has_url, has_command) = (has("url"), has("command"));
@@ -178,7 +178,7 @@ fn read(name: &str, item: &Entry<'_>, dir: &Path, drafts: &[PoolDraft]) -> Optio
             "the hook needs a url or a command"
         };
         let help = "for example: url = \"https://hooks.example.com/marshal\" with secret = \"env:HOOK_SECRET\", or command = [\"/usr/local/bin/tell\"]";
-        ledger.report(&section.place, message, Some(help.to_owned()));
+        diagnostics.report(&section.place, message, Some(help.to_owned()));
     }
     let address = read_address(&section, dir, has_url);
     let command = read_command(&section, dir);
@@ -223,13 +223,13 @@ fn read(name: &str, item: &Entry<'_>, dir: &Path, drafts: &[PoolDraft]) -> Optio
 
 /// Reads the URL, if the hook has one.
 fn read_address(section: &Section<'_>, dir: &Path, has_url: bool) -> Option<HookAddress> {
-    let ledger = section.diagnostics;
+    let diagnostics = section.diagnostics;
     let url = section.get("url");
     let url = url.and_then(|item| item.text_like(URL_PATTERN));
     let url = url.and_then(|found| match HookUrl::parse(&found.value) {
         Ok(url) => Some(url),
         Err(fault) => {
-            ledger.report(&found.place, fault, None);
+            diagnostics.report(&found.place, fault, None);
             None
         }
     });
@@ -238,7 +238,7 @@ fn read_address(section: &Section<'_>, dir: &Path, has_url: bool) -> Option<Hook
         let message =
             "the hook needs a secret: the receiver uses it to verify that marshal sent a message";
         let help = "for example: secret = \"env:HOOK_SECRET\", or \"file:hook.secret\"";
-        ledger.report(&section.place, message, Some(help.to_owned()));
+        diagnostics.report(&section.place, message, Some(help.to_owned()));
     }
     let secret = secret.and_then(|item| item.text_like(SECRET_PATTERN));
     let secret = secret.and_then(|value| {
@@ -246,7 +246,7 @@ fn read_address(section: &Section<'_>, dir: &Path, has_url: bool) -> Option<Hook
         if source.is_none() {
             let message =
                 "expected \"env:NAME\" or \"file:PATH\": the file never contains the secret itself";
-            ledger.report(&value.place, message, None);
+            diagnostics.report(&value.place, message, None);
         }
         source.map(Secret::new)
     });
@@ -254,7 +254,7 @@ fn read_address(section: &Section<'_>, dir: &Path, has_url: bool) -> Option<Hook
     let ca = ca.and_then(|item| item.text_like(paths::PATTERN));
     let ca = ca.map(|found| {
         if let Some(fault) = paths::path_error(&found.value) {
-            ledger.report(&found.place, fault, None);
+            diagnostics.report(&found.place, fault, None);
         }
         CertificateAuthorities {
             path: paths::absolute(dir, &found.value),
@@ -270,10 +270,10 @@ fn read_address(section: &Section<'_>, dir: &Path, has_url: bool) -> Option<Hook
 
 /// Reads the command, if the hook has one.
 fn read_command(section: &Section<'_>, dir: &Path) -> Option<HookCommand> {
-    let ledger = section.diagnostics;
+    let diagnostics = section.diagnostics;
     let argv = section.texts("command");
     if let Some(argv) = &argv {
-        check_argv(ledger, argv);
+        check_argv(diagnostics, argv);
     }
     let longest = Duration::from_millis(100)..=limits::HOOK_COMMAND_TIMEOUT;
     let timeout = section.duration("timeout", longest);
@@ -289,7 +289,7 @@ fn read_command(section: &Section<'_>, dir: &Path) -> Option<HookCommand> {
                 "expected the name of a variable, [A-Za-z_][A-Za-z0-9_]{{0,127}}, that does not begin with MARSHAL_, found {}",
                 quote(&name)
             );
-            ledger.report(&item.place, message, None);
+            diagnostics.report(&item.place, message, None);
         }
         let Some(value) = item.text() else { continue };
         match environment::require_secret_source(section, &value, dir) {
@@ -306,7 +306,7 @@ fn read_command(section: &Section<'_>, dir: &Path) -> Option<HookCommand> {
     Some(command)
 }
 
-fn check_argv(ledger: &Diagnostics, argv: &Located<Vec<Located<String>>>) {
+fn check_argv(diagnostics: &Diagnostics, argv: &Located<Vec<Located<String>>>) {
     let program = argv.value.first().map_or("", |word| word.value.as_str());
     let path = Path::new(program);
     if !path.is_absolute() || paths::path_error(program).is_some() {
@@ -315,11 +315,11 @@ fn check_argv(ledger: &Diagnostics, argv: &Located<Vec<Located<String>>>) {
             quote(program)
         );
         let help = "for example: command = [\"/usr/local/bin/tell\", \"--quiet\"]";
-        ledger.report(&argv.place, message, Some(help.to_owned()));
+        diagnostics.report(&argv.place, message, Some(help.to_owned()));
     }
     if argv.value.len() > limits::HOOK_ARGUMENTS {
         let message = format!("a command has at most {} words", limits::HOOK_ARGUMENTS);
-        ledger.report(&argv.place, message, None);
+        diagnostics.report(&argv.place, message, None);
     }
 }
 

@@ -164,7 +164,7 @@ const DEGRADABLE_PATTERN: &str = "^(landlock|cgroup\\.memory|cgroup\\.pids|cgrou
 /// Reads the keys; `base` has the defaults.
 pub(super) fn read(
     section: &Section<'_>,
-    is_found: bool,
+    is_discovered: bool,
     base: HostRequirements,
 ) -> HostRequirements {
     let on_missing: Option<Located<OnMissing>> = section.keyword("on_missing", &[]);
@@ -205,7 +205,7 @@ pub(super) fn read(
         allow_degrade: dedup(allow_degrade),
         uid_per_slot: uid_per_slot.map_or(base.uid_per_slot, |found| found.value),
         limits_held: limits_held.map_or(base.limits_held, |found| found.value),
-        uid_range: read_uid_range(section, is_found).unwrap_or(base.uid_range),
+        uid_range: read_uid_range(section, is_discovered).unwrap_or(base.uid_range),
         missing: Vec::new(),
     }
 }
@@ -234,12 +234,12 @@ fn parse_degradable(section: &Section<'_>, found: &Located<String>) -> Option<De
     known
 }
 
-fn read_uid_range(section: &Section<'_>, is_found: bool) -> Option<UidRange> {
+fn read_uid_range(section: &Section<'_>, is_discovered: bool) -> Option<UidRange> {
     let found = section.get("uid_range")?.text_like(RANGE_PATTERN)?;
     let range = UidRange::parse(&found.value);
     let message = match range {
         Some(UidRange::Auto) => return range,
-        _ if is_found => {
+        _ if is_discovered => {
             "a discovered supervisor.toml may not choose the uids of its agents; name the file with --config if you trust it".to_owned()
         }
         Some(UidRange::Ids { first, last })

@@ -62,12 +62,12 @@ const NAME_PATTERN: &str = "^[a-z0-9][a-z0-9-]{0,31}$";
 /// The schema's pattern of an address; a pattern cannot express all checks.
 const LISTEN: &str = r"^([0-9]{1,3}(\.[0-9]{1,3}){3}|\[[0-9a-fA-F:.]+\]):[0-9]{1,5}$";
 
-/// Reads `[http]`. `found`: the file was discovered, not named, so it cannot set this.
-pub(super) fn read(section: &Section<'_>, found: bool, dir: &Path) -> HttpConfig {
+/// Reads `[http]`. `is_discovered`: the file was discovered, not named, so it cannot set this.
+pub(super) fn read(section: &Section<'_>, is_discovered: bool, dir: &Path) -> HttpConfig {
     let tls = section
         .get("tls")
         .and_then(|item| item.section())
-        .and_then(|tls| read_tls(&tls, found, dir));
+        .and_then(|tls| read_tls(&tls, is_discovered, dir));
     let mut hosts = Vec::new();
     if let Some(list) = section.texts_like("hosts", HOST_PATTERN) {
         if list.value.len() > limits::HTTP_HOSTS {
@@ -75,7 +75,7 @@ pub(super) fn read(section: &Section<'_>, found: bool, dir: &Path) -> HttpConfig
             let message = format!("there are more than {most} names");
             section.diagnostics.report(&list.place, message, None);
         } else if !list.value.is_empty() {
-            reject_discovered(section, &list, found);
+            reject_discovered(section, &list, is_discovered);
         }
         hosts = list
             .value
@@ -85,7 +85,7 @@ pub(super) fn read(section: &Section<'_>, found: bool, dir: &Path) -> HttpConfig
     }
     let plain = section.boolean("plain_http_beyond_loopback");
     if let Some(plain) = plain.as_ref().filter(|plain| plain.value) {
-        reject_discovered(section, plain, found);
+        reject_discovered(section, plain, is_discovered);
         if tls.is_some() {
             let message = "with http.tls the supervisor serves no plain HTTP";
             let help = Some("leave one of the two out".to_owned());
@@ -108,15 +108,15 @@ pub(super) fn read(section: &Section<'_>, found: bool, dir: &Path) -> HttpConfig
     }
 }
 
-fn reject_discovered<T>(section: &Section<'_>, what: &Located<T>, found: bool) {
-    if found {
+fn reject_discovered<T>(section: &Section<'_>, what: &Located<T>, is_discovered: bool) {
+    if is_discovered {
         let message = "a discovered supervisor.toml may not set who reaches this supervisor";
         let help = Some(TRUST_HELP.to_owned());
         section.diagnostics.report(&what.place, message, help);
     }
 }
 
-fn read_tls(section: &Section<'_>, found: bool, dir: &Path) -> Option<TlsFiles> {
+fn read_tls(section: &Section<'_>, is_discovered: bool, dir: &Path) -> Option<TlsFiles> {
     let file = |name: &'static str| {
         let Some(item) = section.get(name) else {
             let message = format!("tls needs the file of its {name}");
@@ -127,7 +127,7 @@ fn read_tls(section: &Section<'_>, found: bool, dir: &Path) -> Option<TlsFiles> 
             return None;
         };
         let text = item.text_like(paths::PATTERN)?;
-        reject_discovered(section, &text, found);
+        reject_discovered(section, &text, is_discovered);
         file_path(section, &text, dir)
     };
     let (certificate, key) = (file("certificate"), file("key"));
@@ -173,7 +173,7 @@ fn parse_host(section: &Section<'_>, name: &Located<String>) -> Option<String> {
 /// Reads the table `token`.
 pub(super) fn read_tokens(
     section: &Section<'_>,
-    found: bool,
+    is_discovered: bool,
     dir: &Path,
 ) -> BTreeMap<String, NamedToken> {
     let mut tokens = BTreeMap::new();
@@ -186,7 +186,7 @@ pub(super) fn read_tokens(
                 "the token name {} must be of lower-case letters, digits and \"-\"",
                 quote(&name)
             ))
-        } else if found {
+        } else if is_discovered {
             Some("a discovered supervisor.toml may not have tokens".to_owned())
         } else if tokens.len() >= limits::TOKEN_FILES {
             Some(format!(
@@ -197,7 +197,7 @@ pub(super) fn read_tokens(
             None
         };
         if let Some(message) = message {
-            let help = (found && is_name).then(|| TRUST_HELP.to_owned());
+            let help = (is_discovered && is_name).then(|| TRUST_HELP.to_owned());
             section.diagnostics.report(&item.place, message, help);
         }
         let Some(table) = item.section() else {
@@ -294,7 +294,11 @@ impl Config {
 
 impl HttpConfig {
     /// Reads `supervisor.listen`.
-    pub(super) fn read_listen(&self, item: &Entry<'_>, ledger: &Diagnostics) -> Option<SocketAddr> {
+    pub(super) fn read_listen(
+        &self,
+        item: &Entry<'_>,
+        diagnostics: &Diagnostics,
+    ) -> Option<SocketAddr> {
         let found = item.text_like(LISTEN)?;
         let text = found.value.as_str();
         let Ok(address) = text.parse::<SocketAddr>() else {
@@ -302,13 +306,13 @@ impl HttpConfig {
                 "expected an address and a port such as \"127.0.0.1:7117\", found {}",
                 quote(text)
             );
-            ledger.report(&found.place, message, None);
+            diagnostics.report(&found.place, message, None);
             return None;
         };
         if !address.ip().is_loopback() && self.tls.is_none() && !self.plain_http_beyond_loopback {
             let message = format!("{} is not a loopback address", quote(text));
             let help = "others on the network could read the traffic and its tokens: use 127.0.0.1 or [::1], set a certificate with http.tls, or set http.plain_http_beyond_loopback = true";
-            ledger.report(&found.place, message, Some(help.to_owned()));
+            diagnostics.report(&found.place, message, Some(help.to_owned()));
             return None;
         }
         Some(address)

@@ -139,13 +139,13 @@ impl KeyTypes {
             self.write_probe_value(name, &mut source);
             source.push('\n');
         }
-        let ledger = Diagnostics::new(SourceText::new(
+        let diagnostics = Diagnostics::new(SourceText::new(
             "probe".to_owned(),
             Arc::from(source.as_str()),
         ));
         let (tree, _) = DeTable::parse_recoverable(&source);
-        reader(&Section::root(&ledger, tree.get_ref()));
-        ledger.key_types()
+        reader(&Section::root(&diagnostics, tree.get_ref()));
+        diagnostics.key_types()
     }
 
     /// A value for a key: a table of what is known below it, an array with one element, or a date.

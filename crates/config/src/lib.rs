@@ -173,17 +173,19 @@ impl Config {
     /// Every fault of the text, or what keeps it from being one.
     pub fn parse_bytes(bytes: &[u8], origin: &Origin) -> Result<Self, ConfigErrors> {
         let source = decode_source(bytes, origin)?;
-        let ledger = Diagnostics::new(SourceText::new(origin.display_name(), Arc::from(source)));
+        let diagnostics =
+            Diagnostics::new(SourceText::new(origin.display_name(), Arc::from(source)));
         let (tree, errors) = DeTable::parse_recoverable(source);
         // After a syntax error the tree is incomplete and would yield false faults; one with a
         // duplicate key is as good as any.
         let whole = errors.iter().all(|error| error.message() == DUPLICATE);
         for error in errors {
-            ledger.report_all(vec![syntax_error(source, &error)]);
+            diagnostics.report_all(vec![syntax_error(source, &error)]);
         }
-        let config = whole.then(|| read_config(&Section::root(&ledger, tree.get_ref()), origin));
-        let faulty = ledger.has_errors();
-        let (text, errors, spans) = ledger.into_parts();
+        let config =
+            whole.then(|| read_config(&Section::root(&diagnostics, tree.get_ref()), origin));
+        let faulty = diagnostics.has_errors();
+        let (text, errors, spans) = diagnostics.into_parts();
         match config {
             Some(mut config) if !faulty => {
                 config.source_map = SourceMap::new(text, spans);
@@ -274,7 +276,7 @@ fn syntax_error(source: &str, error: &toml::de::Error) -> ConfigError {
 
 /// Reads the whole tree. A faulty value gets its default, and the diagnostics record the fault.
 fn read_config(root: &Section<'_>, origin: &Origin) -> Config {
-    let ledger = root.diagnostics;
+    let diagnostics = root.diagnostics;
     let sandboxes = sandbox::read_all(
         &root.section("sandbox"),
         &origin.dir,
@@ -358,7 +360,7 @@ fn read_config(root: &Section<'_>, origin: &Origin) -> Config {
         store,
         templates,
         notes: Vec::new(),
-        source_map: SourceMap::new(ledger.text.clone(), BTreeMap::new()),
+        source_map: SourceMap::new(diagnostics.text.clone(), BTreeMap::new()),
     };
     config.notes = describe::collect_notes(&config);
     config.notes.extend(hook::collect_notes(&config.hooks));
@@ -370,8 +372,8 @@ fn check_has_pools(root: &Section<'_>, table: &Section<'_>) {
     if is_table && table.named_entries(sandbox::NAME_PATTERN).is_empty() {
         let help = "write [pool.NAME] with a command: a pool's name is yours to choose";
         let message = "the file has no pool";
-        let ledger = root.diagnostics;
-        ledger.report(&table.place, message, Some(help.to_owned()));
+        let diagnostics = root.diagnostics;
+        diagnostics.report(&table.place, message, Some(help.to_owned()));
     }
 }
 

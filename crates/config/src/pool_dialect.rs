@@ -176,9 +176,12 @@ fn read_custom(item: &Entry<'_>, dir: &Path) -> Option<CustomDialect> {
 
 /// A discovered file may not have a table: the table decides what counts as a permission request
 /// and as an answer.
-pub(super) fn check_consistency(section: &Section<'_>, pool: &Pool, found: bool) {
-    if let (true, true, Some(item)) = (found, pool.custom_dialect.is_some(), section.get("dialect"))
-    {
+pub(super) fn check_consistency(section: &Section<'_>, pool: &Pool, is_discovered: bool) {
+    if let (true, true, Some(item)) = (
+        is_discovered,
+        pool.custom_dialect.is_some(),
+        section.get("dialect"),
+    ) {
         let message = "a discovered supervisor.toml may not use a custom dialect";
         item.report(message, Some(TRUST_HELP.to_owned()));
     }

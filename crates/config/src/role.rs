@@ -212,11 +212,11 @@ fn accepts_session_model(pool: &Pool) -> bool {
     pool.dialect.sets_model() && !preset.is_some_and(|of| of.writes_model(is_routed))
 }
 
-/// Reads the table `workspace`. `found`: the file was discovered, not named.
+/// Reads the table `workspace`. `is_discovered`: the file was discovered, not named.
 pub(super) fn read_workspaces(
     section: &Section<'_>,
     dir: &Path,
-    found: bool,
+    is_discovered: bool,
 ) -> BTreeMap<WorkspaceName, RegisteredWorkspace> {
     let mut workspaces = BTreeMap::new();
     for (name, item) in section.named_entries(NAME_PATTERN) {
@@ -236,7 +236,7 @@ pub(super) fn read_workspaces(
         let absolute = paths::absolute(dir, &path.value);
         if let Some(fault) = paths::path_error(&path.value) {
             section.diagnostics.report(&path.place, fault, None);
-        } else if found && !absolute.starts_with(dir) {
+        } else if is_discovered && !absolute.starts_with(dir) {
             let message =
                 "a discovered supervisor.toml may not use a workspace outside its own directory";
             section

@@ -114,9 +114,13 @@ const MAX_BODY_BYTES: u64 = limits::ROUTE_BODIES_BYTES as u64 / 4;
 /// The first port that is derived from a route's name, and the number of such ports.
 const ASSIGNED_PORTS: (u16, u16) = (20_000, 10_000);
 
-/// Reads the table `route`. `found`: the file was discovered, not named, so it may not use
+/// Reads the table `route`. `is_discovered`: the file was discovered, not named, so it may not use
 /// secrets.
-pub(super) fn read_all(section: &Section<'_>, found: bool, dir: &Path) -> BTreeMap<String, Route> {
+pub(super) fn read_all(
+    section: &Section<'_>,
+    is_discovered: bool,
+    dir: &Path,
+) -> BTreeMap<String, Route> {
     let mut routes: BTreeMap<String, Route> = PROVIDERS
         .iter()
         .map(|provider| (provider.name.to_owned(), built_in_route(provider)))
@@ -133,7 +137,7 @@ pub(super) fn read_all(section: &Section<'_>, found: bool, dir: &Path) -> BTreeM
             continue;
         };
         let base = routes.remove(&name);
-        let (route, port) = read(&name, &table, base, found, dir);
+        let (route, port) = read(&name, &table, base, is_discovered, dir);
         if let Some(port) = port
             && let Some(other) = taken.insert(port.value, name.clone())
         {
@@ -242,7 +246,7 @@ fn read(
     name: &str,
     section: &Section<'_>,
     base: Option<Route>,
-    found: bool,
+    is_discovered: bool,
     dir: &Path,
 ) -> (Route, Option<Located<u16>>) {
     let is_known = base.is_some();
@@ -271,7 +275,7 @@ fn read(
         }
         route.prefix = found.value;
     }
-    read_secret(section, &mut route, found, dir);
+    read_secret(section, &mut route, is_discovered, dir);
     read_allow(section, &mut route);
     if let Some(list) = section.texts_like("query", QUERY_PATTERN) {
         for name in &list.value {
@@ -373,12 +377,12 @@ fn parse_header(section: &Section<'_>, found: &Located<String>) -> String {
     "authorization".to_owned()
 }
 
-fn read_secret(section: &Section<'_>, route: &mut Route, found: bool, dir: &Path) {
+fn read_secret(section: &Section<'_>, route: &mut Route, is_discovered: bool, dir: &Path) {
     let item = section.get("secret");
     let has_item = item.is_some();
     if let Some(value) = item.and_then(|item| item.text_like(SECRET_PATTERN)) {
         match environment::require_secret_source(section, &value, dir) {
-            Some(source) if found && source != SecretSource::Redacted => {
+            Some(source) if is_discovered && source != SecretSource::Redacted => {
                 let message = format!(
                     "a discovered supervisor.toml may not use secrets, found {}",
                     quote(source.kind())

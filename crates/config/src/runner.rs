@@ -71,7 +71,7 @@ impl Default for Runner {
 /// Reads the table, if the pool has one.
 pub(super) fn read(pool: &Section<'_>, dir: &Path) -> Runner {
     let table = pool.section("runner");
-    let ledger = pool.diagnostics;
+    let diagnostics = pool.diagnostics;
     let usual = Runner::default();
     let kind = table
         .get("kind")
@@ -82,17 +82,17 @@ pub(super) fn read(pool: &Section<'_>, dir: &Path) -> Runner {
     if let Some(found) = &marker
         && let Err(error) = MarkerTemplate::new(&found.value)
     {
-        ledger.report(&found.place, error, None);
+        diagnostics.report(&found.place, error, None);
     }
     if let Some(found) = &unit
         && let Err(error) = PayloadTemplate::new(&found.value)
     {
-        ledger.report(&found.place, error, None);
+        diagnostics.report(&found.place, error, None);
     }
     if let Some(found) = &init
         && found.value.contains(|c: char| c.is_control())
     {
-        ledger.report(
+        diagnostics.report(
             &found.place,
             "init is one line, without control characters",
             None,
@@ -106,7 +106,7 @@ pub(super) fn read(pool: &Section<'_>, dir: &Path) -> Runner {
             quote(&kind.value)
         );
         let help = r#"for example: marker = 'print("{head}" "{tail}")'"#;
-        ledger.report(&kind.place, message, Some(help.to_owned()));
+        diagnostics.report(&kind.place, message, Some(help.to_owned()));
     }
     let found = table
         .get("dir")
@@ -114,7 +114,7 @@ pub(super) fn read(pool: &Section<'_>, dir: &Path) -> Runner {
     if let Some(found) = &found
         && let Some(fault) = paths::path_error(&found.value)
     {
-        ledger.report(&found.place, fault, None);
+        diagnostics.report(&found.place, fault, None);
     }
     let cancel = table.get("cancel").and_then(|item| {
         let words = CancelPolicy::ALL.map(|(_, word)| word);
@@ -160,9 +160,9 @@ pub(super) fn read(pool: &Section<'_>, dir: &Path) -> Runner {
 
 /// Checks launcher, dialect and the table against each other.
 ///
-/// `found`: the file was discovered in that directory, not named.
-pub(super) fn check_consistency(section: &Section<'_>, pool: &Pool, found: Option<&Path>) {
-    let ledger = section.diagnostics;
+/// `discovered_dir`: the file was discovered in that directory, not named.
+pub(super) fn check_consistency(section: &Section<'_>, pool: &Pool, discovered_dir: Option<&Path>) {
+    let diagnostics = section.diagnostics;
     let place = |key: &'static str| -> Place {
         section
             .get(key)
@@ -172,11 +172,11 @@ pub(super) fn check_consistency(section: &Section<'_>, pool: &Pool, found: Optio
     if pool.launcher == Launcher::Pty && !speaks {
         let message = "launcher = \"pty\" needs dialect = \"skillpilot\": a tool at a terminal speaks no protocol of its own";
         let help = Some("set dialect = \"skillpilot\"".to_owned());
-        ledger.report(&place("launcher"), message, help);
+        diagnostics.report(&place("launcher"), message, help);
     }
     if !speaks && section.get("runner").is_some() {
         let message = "the table runner is for dialect = \"skillpilot\"";
-        ledger.report(&place("runner"), message, None);
+        diagnostics.report(&place("runner"), message, None);
     }
     if !speaks {
         return;
@@ -184,18 +184,18 @@ pub(super) fn check_consistency(section: &Section<'_>, pool: &Pool, found: Optio
     if pool.runner.dir.is_some() && pool.launcher != Launcher::Pty {
         let message =
             "runner.dir is for launcher = \"pty\"; a carrier's directory is part of its command";
-        ledger.report(&place("runner"), message, None);
+        diagnostics.report(&place("runner"), message, None);
     }
-    if let (Some(dir), Some(own)) = (&pool.runner.dir, found)
+    if let (Some(dir), Some(own)) = (&pool.runner.dir, discovered_dir)
         && !dir.starts_with(own)
     {
         let message =
             "a discovered supervisor.toml may not use a runner.dir outside its own directory";
-        ledger.report(&place("runner"), message, Some(TRUST_HELP.to_owned()));
+        diagnostics.report(&place("runner"), message, Some(TRUST_HELP.to_owned()));
     }
     if pool.runner.dir.is_some() && pool.max_size > 1 {
         let message = "runner.dir is one directory, and one Runner works in it: size must be 1";
-        ledger.report(&place("size"), message, None);
+        diagnostics.report(&place("size"), message, None);
     }
 }
 

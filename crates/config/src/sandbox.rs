@@ -103,7 +103,7 @@ const MAX_LANDLOCK_ABI: u8 = 6;
 pub(super) fn read_all(
     section: &Section<'_>,
     dir: &Path,
-    is_found: bool,
+    is_discovered: bool,
 ) -> BTreeMap<String, Sandbox> {
     let mut profiles = BTreeMap::from([
         (STANDARD.to_owned(), standard()),
@@ -118,7 +118,7 @@ pub(super) fn read_all(
         }
         if let Some(table) = item.section() {
             let base = if name == STRICT { strict() } else { standard() };
-            profiles.insert(name, read(&table, base, dir, is_found));
+            profiles.insert(name, read(&table, base, dir, is_discovered));
         }
     }
     profiles
@@ -135,7 +135,7 @@ pub(super) fn is_valid_name(name: &str) -> bool {
     marshal_model::PoolName::new(name).is_ok()
 }
 
-fn read(section: &Section<'_>, base: Sandbox, dir: &Path, is_found: bool) -> Sandbox {
+fn read(section: &Section<'_>, base: Sandbox, dir: &Path, is_discovered: bool) -> Sandbox {
     let home = section.section("home");
     let home_bytes = home.size("size", MIB..=TIB);
     home.reject_unknown_keys(&["inodes"], &[]);
@@ -149,7 +149,7 @@ fn read(section: &Section<'_>, base: Sandbox, dir: &Path, is_found: bool) -> San
     let group = sandbox_limits::read(&limit, base.group_limits);
     limit.reject_unknown_keys(&["core"], &[("nproc", "pids")]);
     let profile = Sandbox {
-        ro_bind: read_ro_bind(section, dir, is_found).unwrap_or(base.ro_bind),
+        ro_bind: read_ro_bind(section, dir, is_discovered).unwrap_or(base.ro_bind),
         etc: read_etc(section).unwrap_or(base.etc),
         home_bytes: value_or(home_bytes, base.home_bytes),
         tmp_bytes: value_or(tmp_bytes, base.tmp_bytes),
@@ -162,7 +162,7 @@ fn read(section: &Section<'_>, base: Sandbox, dir: &Path, is_found: bool) -> San
             base.landlock_min_abi,
         ),
         seccomp: read_seccomp(section, dir).unwrap_or(base.seccomp),
-        requirements: host_requirements::read(section, is_found, base.requirements),
+        requirements: host_requirements::read(section, is_discovered, base.requirements),
         group_limits: group,
     };
     let elsewhere = [("nofile", "limits.nofile"), ("fsize", "limits.fsize")];
@@ -217,14 +217,14 @@ pub(super) fn is_in_system_program_dir(path: &Path) -> bool {
 }
 
 /// `/usr` and what the profile adds.
-fn read_ro_bind(section: &Section<'_>, dir: &Path, is_found: bool) -> Option<Vec<PathBuf>> {
+fn read_ro_bind(section: &Section<'_>, dir: &Path, is_discovered: bool) -> Option<Vec<PathBuf>> {
     let mut binds = vec![PathBuf::from("/usr")];
     for found in section.texts_like("ro_bind", paths::PATTERN)?.value {
         let path = paths::absolute(dir, &found.value);
         let own = |place: &&&str| path.starts_with(place);
         let message = if let Some(fault) = paths::path_error(&found.value) {
             fault.to_owned()
-        } else if is_found && !path.starts_with(dir) && !is_in_system_program_dir(&path) {
+        } else if is_discovered && !path.starts_with(dir) && !is_in_system_program_dir(&path) {
             format!(
                 "a discovered supervisor.toml may bind only programs of the system ({}) and what is below its own directory; name the file with --config if you trust it",
                 SYSTEM_PROGRAM_DIRS.join(", ")

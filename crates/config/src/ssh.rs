@@ -108,18 +108,18 @@ const MINUTE: Duration = Duration::from_secs(60);
 pub(super) fn read(pool: &Section<'_>, dir: &Path, launcher: Launcher) -> Option<Box<Ssh>> {
     let item = pool.get("ssh");
     let table = pool.section("ssh");
-    let ledger = pool.diagnostics;
+    let diagnostics = pool.diagnostics;
     let host = read_name(table.get("host"));
     let user = read_name(table.get("user"));
     let port = table.integer("port", 1..=u16::MAX);
     let file = |key: &'static str| {
         let found = table.get(key)?.text_like(paths::PATTERN)?;
         if let Some(fault) = paths::path_error(&found.value) {
-            ledger.report(&found.place, fault, None);
+            diagnostics.report(&found.place, fault, None);
         }
         if found.value.contains(['"', '%']) || found.value.contains(char::is_whitespace) {
             let message = "the ssh client accepts no path with a space, \" or %";
-            ledger.report(&found.place, message, None);
+            diagnostics.report(&found.place, message, None);
         }
         Some(paths::absolute(dir, &found.value))
     };
@@ -131,7 +131,7 @@ pub(super) fn read(pool: &Section<'_>, dir: &Path, launcher: Launcher) -> Option
     let connect_timeout = table.duration("connect_timeout", SECOND..=10 * MINUTE);
     let alive_timeout = table.duration("alive_timeout", 3 * SECOND..=60 * MINUTE);
     let workspace = read_remote_path(table.get("workspace"));
-    let walls = read_remote_sandbox(&table);
+    let remote_sandbox = read_remote_sandbox(&table);
     table.reject_unknown_keys(
         &["jump", "proxy"],
         &[
@@ -146,13 +146,13 @@ pub(super) fn read(pool: &Section<'_>, dir: &Path, launcher: Launcher) -> Option
             let message = "launcher = \"ssh\" needs the table ssh";
             let help =
                 "for example: ssh = { host = \"build.example.org\", workspace = \"/srv/work\" }";
-            ledger.report(&pool.place, message, Some(help.to_owned()));
+            diagnostics.report(&pool.place, message, Some(help.to_owned()));
             return None;
         }
         (Launcher::Ssh, Some(_)) => {}
         (_, Some(item)) => {
             let message = "the table ssh is for launcher = \"ssh\"";
-            ledger.report(
+            diagnostics.report(
                 &item.place,
                 message,
                 Some("set launcher = \"ssh\"".to_owned()),
@@ -168,7 +168,7 @@ pub(super) fn read(pool: &Section<'_>, dir: &Path, launcher: Launcher) -> Option
         if table.get(key).is_none() && item.as_ref().is_some_and(Entry::is_table) {
             let message = format!("ssh needs {key}");
             let help = format!("for example: {key} = {example}");
-            ledger.report(&table.place, message, Some(help));
+            diagnostics.report(&table.place, message, Some(help));
         }
     }
     Some(Box::new(Ssh {
@@ -181,13 +181,13 @@ pub(super) fn read(pool: &Section<'_>, dir: &Path, launcher: Launcher) -> Option
         connect_timeout: connect_timeout.map_or(limits::SSH_CONNECT_TIMEOUT, |found| found.value),
         alive_timeout: alive_timeout.map_or(limits::SSH_ALIVE_TIMEOUT, |found| found.value),
         workspace: workspace.unwrap_or_else(|| "/".to_owned()),
-        sandbox: walls,
+        sandbox: remote_sandbox,
     }))
 }
 
 /// The keys of `ssh` about `marshal` on the remote host.
 fn read_remote_sandbox(table: &Section<'_>) -> Option<RemoteSandbox> {
-    let ledger = table.diagnostics;
+    let diagnostics = table.diagnostics;
     let marshal = table.get("marshal").and_then(|item| {
         let found = item.text_like(PROGRAM_PATTERN)?;
         let plain = |b: u8| b.is_ascii_alphanumeric() || b"._/+-".contains(&b);
@@ -200,7 +200,7 @@ fn read_remote_sandbox(table: &Section<'_>) -> Option<RemoteSandbox> {
                 "expected a program's name or path in [A-Za-z0-9._/+-], found {}",
                 quote(&found.value)
             );
-            ledger.report(&found.place, message, None);
+            diagnostics.report(&found.place, message, None);
         }
         Some(found)
     });
@@ -220,7 +220,7 @@ fn read_remote_sandbox(table: &Section<'_>) -> Option<RemoteSandbox> {
             let message =
                 format!("ssh.{key} is for marshal on the remote host: set ssh.marshal too");
             let help = Some("for example: marshal = \"marshal\"".to_owned());
-            ledger.report(&place, message, help);
+            diagnostics.report(&place, message, help);
         }
     }
     Some(RemoteSandbox {
@@ -273,17 +273,17 @@ fn read_remote_path(item: Option<Entry<'_>>) -> Option<String> {
     Some(if path.is_empty() { "/" } else { path }.to_owned())
 }
 
-/// Refuses what a pool with `launcher = "ssh"` may not have. `found`: the file was discovered, not
+/// Refuses what a pool with `launcher = "ssh"` may not have. `is_discovered`: the file was discovered, not
 /// named.
-pub(super) fn check_consistency(section: &Section<'_>, pool: &Pool, found: bool) {
+pub(super) fn check_consistency(section: &Section<'_>, pool: &Pool, is_discovered: bool) {
     if pool.launcher != Launcher::Ssh {
         return;
     }
-    let ledger = section.diagnostics;
+    let diagnostics = section.diagnostics;
     let place = |key: &'static str| section.get(key).map(|item| item.place);
     let refuse = |key: &'static str, message: &str, help: Option<&str>| {
         if let Some(place) = place(key) {
-            ledger.report(&place, message, help.map(str::to_owned));
+            diagnostics.report(&place, message, help.map(str::to_owned));
         }
     };
     refuse(
@@ -315,10 +315,10 @@ pub(super) fn check_consistency(section: &Section<'_>, pool: &Pool, found: bool)
         );
         refuse("command", &message, None);
     }
-    if found {
+    if is_discovered {
         let fault: Place = place("launcher").unwrap_or_else(|| section.place.clone());
         let message = "a discovered supervisor.toml may not use launcher = \"ssh\"";
-        ledger.report(&fault, message, Some(super::pool::TRUST_HELP.to_owned()));
+        diagnostics.report(&fault, message, Some(super::pool::TRUST_HELP.to_owned()));
     }
 }
 
@@ -346,8 +346,8 @@ pub(super) fn remote_workspace_and_env(
 }
 
 /// The profile's name, which such a pool must not have.
-pub(super) fn refuse_profile(ledger: &super::table::Diagnostics, found: &Located<String>) {
+pub(super) fn refuse_profile(diagnostics: &super::table::Diagnostics, found: &Located<String>) {
     let message = "with launcher = \"ssh\" there is no sandbox here: remove this key";
     let help = Some("with marshal on the remote host: ssh.marshal".to_owned());
-    ledger.report(&found.place, message, help);
+    diagnostics.report(&found.place, message, help);
 }

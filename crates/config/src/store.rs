@@ -41,18 +41,18 @@ impl Default for StoreConfig {
     }
 }
 
-const KEPT: RangeInclusive<Duration> = Duration::from_secs(1)..=limits::CONFIG_DURATION;
+const RETENTION_RANGE: RangeInclusive<Duration> = Duration::from_secs(1)..=limits::CONFIG_DURATION;
 
-/// Reads the table `store`. `found`: the file was discovered, not named, so it may not set the
+/// Reads the table `store`. `is_discovered`: the file was discovered, not named, so it may not set the
 /// server.
-pub(super) fn read(section: &Section<'_>, dir: &Path, found: bool) -> StoreConfig {
+pub(super) fn read(section: &Section<'_>, dir: &Path, is_discovered: bool) -> StoreConfig {
     let mut store = StoreConfig::default();
     if let Some(value) = section
         .get("postgres")
         .and_then(|item| item.text_like(SECRET_PATTERN))
     {
         let source = environment::require_secret_source(section, &value, dir);
-        if found {
+        if is_discovered {
             let message = "a discovered supervisor.toml may not set the server of the file store";
             section
                 .diagnostics
@@ -80,7 +80,7 @@ pub(super) fn read(section: &Section<'_>, dir: &Path, found: bool) -> StoreConfi
     }
     let newest = section.integer("newest", 1..=100_000_u64);
     store.newest = newest.map_or(store.newest, |found| found.value);
-    let keep = section.duration("keep", KEPT);
+    let keep = section.duration("keep", RETENTION_RANGE);
     store.keep = keep.map_or(store.keep, |found| found.value);
     let max_size = section.size("max_size", (1 << 20)..=(1 << 50));
     store.max_size = max_size.map_or(store.max_size, |found| found.value);

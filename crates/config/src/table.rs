@@ -100,9 +100,9 @@ pub(super) struct Entry<'a> {
 
 impl<'a> Section<'a> {
     /// The whole file.
-    pub(super) fn root(ledger: &'a Diagnostics, table: &'a DeTable<'a>) -> Self {
+    pub(super) fn root(diagnostics: &'a Diagnostics, table: &'a DeTable<'a>) -> Self {
         Self {
-            diagnostics: ledger,
+            diagnostics,
             table: Some(table),
             fallback: None,
             place: Place {

@@ -50,7 +50,7 @@ fn discovered_origin() -> Origin {
     }
 }
 
-fn shown(errors: &ConfigErrors) -> String {
+fn errors_text(errors: &ConfigErrors) -> String {
     let lines: Vec<_> = errors.errors.iter().map(ToString::to_string).collect();
     lines.join("\n")
 }
@@ -61,7 +61,7 @@ fn refused_by(origin: &Origin, text: &str, expect: &str) {
         panic!("accepted, expected {expect:?}:\n{text}");
     };
     schema::refuses(text, &errors);
-    let shown = shown(&errors);
+    let shown = errors_text(&errors);
     assert_eq!(errors.errors.len(), 1, "{text}\n{shown}");
     for part in expect.split('…') {
         assert!(
@@ -73,7 +73,7 @@ fn refused_by(origin: &Origin, text: &str, expect: &str) {
 
 fn accepted_by(origin: &Origin, text: &str) -> Config {
     let config = Config::parse(text, origin);
-    let config = config.unwrap_or_else(|errors| panic!("{text}\n{}", shown(&errors)));
+    let config = config.unwrap_or_else(|errors| panic!("{text}\n{}", errors_text(&errors)));
     schema::accepts(text);
     show::is_read_again(&config, origin);
     config

@@ -108,7 +108,7 @@ pub(super) fn read_timeouts(section: &Section<'_>) -> Timeouts {
 
 /// An idle child that is stopped must come back with its session. With a session for each task,
 /// only chats have idle children, and their sessions are always loaded again.
-pub(super) fn check_idle_resumes(ledger: &Diagnostics, pool: &Pool, idle: Option<&Place>) {
+pub(super) fn check_idle_resumes(diagnostics: &Diagnostics, pool: &Pool, idle: Option<&Place>) {
     let is_kept = pool.timeouts.idle.is_some() && pool.session == SessionScope::Slot;
     let Some(place) = idle.filter(|_| is_kept) else {
         return;
@@ -116,13 +116,13 @@ pub(super) fn check_idle_resumes(ledger: &Diagnostics, pool: &Pool, idle: Option
     if pool.restart.on_crash != OnCrash::Resume {
         let message = "an idle child is stopped only if its session is loaded again";
         let help = "set session = \"slot\" and restart.on_crash = \"resume\"";
-        ledger.report(place, message, Some(help.to_owned()));
+        diagnostics.report(place, message, Some(help.to_owned()));
     } else if pool.restart.kind != RestartKind::Transient {
         let message = format!(
             "an idle child is stopped until a task needs it, and restart.kind = \"{}\" says otherwise",
             pool.restart.kind
         );
-        ledger.report(place, message, Some("use \"transient\"".to_owned()));
+        diagnostics.report(place, message, Some("use \"transient\"".to_owned()));
     }
 }
 

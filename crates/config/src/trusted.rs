@@ -159,8 +159,8 @@ impl Config {
         let mut all: Vec<_> = self.hooks.iter().flat_map(hook_paths).collect();
         all.extend(self.delegates.values().flat_map(delegate_paths));
         all.extend(self.pools.iter().flat_map(pool_paths));
-        let doors = self.credential_files().into_iter();
-        all.extend(doors.map(|(key, path)| TrustedPath {
+        let credentials = self.credential_files().into_iter();
+        all.extend(credentials.map(|(key, path)| TrustedPath {
             key,
             path: path.to_owned(),
             purpose: PathPurpose::CredentialFile,

@@ -20,7 +20,7 @@ use marshal_model::limits::EGRESS_PORT;
 
 /// Checks the keys of one pool against each other.
 pub(super) fn check_consistency(
-    ledger: &Diagnostics,
+    diagnostics: &Diagnostics,
     pool: &Pool,
     blame: &KeyPlaces,
     context: &PoolContext<'_>,
@@ -33,14 +33,14 @@ pub(super) fn check_consistency(
         && !blame.attempts_invalid
     {
         let message = "on_crash = \"retry\" needs attempts of at least 2: the first sending is one";
-        ledger.report(place, message, Some("set attempts = 2".to_owned()));
+        diagnostics.report(place, message, Some("set attempts = 2".to_owned()));
     }
     if let Some(place) = &blame.on_crash
         && pool.restart.on_crash == OnCrash::Resume
     {
         if pool.session == SessionScope::Task {
             let message = "on_crash = \"resume\" needs session = \"slot\": the session of a task ends with it";
-            ledger.report(place, message, Some("set session = \"slot\"".to_owned()));
+            diagnostics.report(place, message, Some("set session = \"slot\"".to_owned()));
         }
         if pool.custom_dialect.is_none()
             && pool.dialect.resumes_by_argument()
@@ -51,10 +51,10 @@ pub(super) fn check_consistency(
                 pool.dialect
             );
             let help = "for example: resume_args = [\"--resume\", \"{session}\"]";
-            ledger.report(place, message, Some(help.to_owned()));
+            diagnostics.report(place, message, Some(help.to_owned()));
         }
     }
-    check_guard(ledger, pool, blame, none);
+    check_guard(diagnostics, pool, blame, none);
     if let Some(place) = &blame.guard_off
         && pool.guard_off
         && BUILT_IN_POLICIES.contains(&pool.policy.as_str())
@@ -63,7 +63,7 @@ pub(super) fn check_consistency(
             "the built-in policy {} has the guard: guard_off is for policies that lack it",
             quote(&pool.policy)
         );
-        ledger.report(place, message, None);
+        diagnostics.report(place, message, None);
     }
     if none
         && !host
@@ -73,38 +73,38 @@ pub(super) fn check_consistency(
             network if network.serves_ports() => &needs_network_message(network),
             _ => "with launcher = \"none\" a child has the host's network: remove this key",
         };
-        ledger.report(place, message, None);
+        diagnostics.report(place, message, None);
     }
-    check_overlay(ledger, pool, blame);
-    workspace_view::check_mode_has_sandbox(ledger, pool, &blame.mode);
-    timing::check_idle_resumes(ledger, pool, blame.idle.as_ref());
+    check_overlay(diagnostics, pool, blame);
+    workspace_view::check_mode_has_sandbox(diagnostics, pool, &blame.mode);
+    timing::check_idle_resumes(diagnostics, pool, blame.idle.as_ref());
     let routes: Vec<_> = pool.routes.iter().map(|route| route.name.clone()).collect();
     let routes = pool.network.serves_ports().then_some(&routes[..]);
     blame
         .acp
-        .check_consistency(ledger, pool.dialect, routes, pool.stop.goodbye);
+        .check_consistency(diagnostics, pool.dialect, routes, pool.stop.goodbye);
     if pool.dialect.has_known_modes() {
         let mode = pool.mode.as_deref().zip(blame.acp_mode.as_ref());
-        acp::check_mode(ledger, mode, &pool.acp);
+        acp::check_mode(diagnostics, mode, &pool.acp);
     }
-    claude::check_consistency(ledger, pool, blame.program.as_ref());
+    claude::check_consistency(diagnostics, pool, blame.program.as_ref());
     let servers = blame.acp.servers.as_ref();
-    codex::check_consistency(ledger, pool, blame.acp_mode.as_ref(), servers);
-    check_client_methods(ledger, pool, blame);
-    check_routes(ledger, pool, blame);
-    check_egress_network(ledger, pool, blame);
-    check_home_files(ledger, pool, blame);
+    codex::check_consistency(diagnostics, pool, blame.acp_mode.as_ref(), servers);
+    check_client_methods(diagnostics, pool, blame);
+    check_routes(diagnostics, pool, blame);
+    check_egress_network(diagnostics, pool, blame);
+    check_home_files(diagnostics, pool, blame);
     if context.is_discovered {
-        check_discovered_file(ledger, pool, blame, context);
+        check_discovered_file(diagnostics, pool, blame, context);
     }
-    check_image(ledger, pool, blame, context);
+    check_image(diagnostics, pool, blame, context);
     if pool.launcher.has_sandbox() && pool.launcher.uses_host_programs() {
-        check_program_visible(ledger, pool, blame, context);
+        check_program_visible(diagnostics, pool, blame, context);
     }
 }
 
 /// The pool's guard must exist: an agent that asks, or a sandbox.
-fn check_guard(ledger: &Diagnostics, pool: &Pool, blame: &KeyPlaces, none: bool) {
+fn check_guard(diagnostics: &Diagnostics, pool: &Pool, blame: &KeyPlaces, none: bool) {
     if let Some(place) = &blame.guard {
         if pool.guard == Guard::Policy && !pool.dialect.can_request_permission() {
             let message = format!(
@@ -112,7 +112,7 @@ fn check_guard(ledger: &Diagnostics, pool: &Pool, blame: &KeyPlaces, none: bool)
                 pool.dialect
             );
             let help = Some("use \"policy+sandbox\"".to_owned());
-            ledger.report(place, message, help);
+            diagnostics.report(place, message, help);
         } else if pool.guard == Guard::Policy && pool.permission_requests != PermissionCoverage::All
         {
             let message = format!(
@@ -120,34 +120,34 @@ fn check_guard(ledger: &Diagnostics, pool: &Pool, blame: &KeyPlaces, none: bool)
                 pool.permission_requests
             );
             let help = Some("use \"policy+sandbox\"".to_owned());
-            ledger.report(place, message, help);
+            diagnostics.report(place, message, help);
         }
         if pool.guard == Guard::Sandbox && none {
             let message = "guard = \"sandbox\" with launcher = \"none\" would be no guard at all";
-            ledger.report(place, message, None);
+            diagnostics.report(place, message, None);
         }
     }
 }
 
 /// An overlay is a mount of the sandbox. A check beside a running child would mount a second
 /// overlay over the same files, and the kernel leaves the result undefined.
-fn check_overlay(ledger: &Diagnostics, pool: &Pool, blame: &KeyPlaces) {
+fn check_overlay(diagnostics: &Diagnostics, pool: &Pool, blame: &KeyPlaces) {
     if pool.workspace.mode != WorkspaceMode::Overlay {
         return;
     }
     let help = Some("use mode \"copy\"".to_owned());
     if pool.launcher == Launcher::None {
         let message = "mode = \"overlay\" needs a sandbox: with launcher = \"none\" the agent has no mounts of its own";
-        ledger.report(&blame.mode, message, help);
+        diagnostics.report(&blame.mode, message, help);
     } else if matches!(pool.launcher, Launcher::Bwrap | Launcher::Container) {
         let message = format!(
             "mode = \"overlay\" needs launcher = \"unshare\": \"{}\" mounts no overlay",
             pool.launcher
         );
-        ledger.report(&blame.mode, message, help);
+        diagnostics.report(&blame.mode, message, help);
     } else if pool.session == SessionScope::Slot && !pool.check.is_empty() {
         let message = "mode = \"overlay\" with session = \"slot\" excludes a check: the check would run beside the agent on the same files";
-        ledger.report(&blame.mode, message, help);
+        diagnostics.report(&blame.mode, message, help);
     }
 }
 
@@ -156,7 +156,7 @@ fn needs_network_message(network: Network) -> String {
 }
 
 /// Client methods run inside the agent's sandbox, and need a protocol that has them.
-fn check_client_methods(ledger: &Diagnostics, pool: &Pool, blame: &KeyPlaces) {
+fn check_client_methods(diagnostics: &Diagnostics, pool: &Pool, blame: &KeyPlaces) {
     let [files, terminal] = &blame.client;
     let wanted = [
         ("client_fs", pool.client_fs != ClientFs::None, files),
@@ -171,14 +171,14 @@ fn check_client_methods(ledger: &Diagnostics, pool: &Pool, blame: &KeyPlaces) {
                 "{key} needs dialect = \"acp\": {} has no such methods",
                 pool.dialect
             );
-            ledger.report(place, message, None);
+            diagnostics.report(place, message, None);
         }
         if !pool.launcher.has_sandbox() {
             let message = format!(
                 "{key} needs a sandbox on this host: with launcher = \"{}\" nothing limits what is done for the agent to its workspace",
                 pool.launcher
             );
-            ledger.report(place, message, None);
+            diagnostics.report(place, message, None);
         }
     }
     if let Some(place) = files
@@ -187,50 +187,55 @@ fn check_client_methods(ledger: &Diagnostics, pool: &Pool, blame: &KeyPlaces) {
     {
         let message = "client_fs = \"write\" needs a writable workspace: files are written inside the agent's sandbox";
         let help = Some("use client_fs = \"read\", or mode \"copy\"".to_owned());
-        ledger.report(place, message, help);
+        diagnostics.report(place, message, help);
     }
 }
 
 /// A container needs an image, and no other launcher has one.
-fn check_image(ledger: &Diagnostics, pool: &Pool, blame: &KeyPlaces, context: &PoolContext<'_>) {
+fn check_image(
+    diagnostics: &Diagnostics,
+    pool: &Pool,
+    blame: &KeyPlaces,
+    context: &PoolContext<'_>,
+) {
     let is_container = pool.launcher == Launcher::Container;
     match &blame.image {
         Some(place) if !is_container => {
             let message = "image is for launcher = \"container\"";
-            ledger.report(place, message, None);
+            diagnostics.report(place, message, None);
         }
-        None if is_container && context.container.image.is_none() && !ledger.has_errors() => {
+        None if is_container && context.container.image.is_none() && !diagnostics.has_errors() => {
             let message = "launcher = \"container\" needs an image, here or in [container]";
             let help = "for example: image = \"localhost/agent:1\"";
-            ledger.report(&blame.launcher, message, Some(help.to_owned()));
+            diagnostics.report(&blame.launcher, message, Some(help.to_owned()));
         }
         _ => {}
     }
     if is_container && context.is_discovered {
         let message = "a discovered supervisor.toml may not use launcher = \"container\"";
-        ledger.report(&blame.launcher, message, Some(TRUST_HELP.to_owned()));
+        diagnostics.report(&blame.launcher, message, Some(TRUST_HELP.to_owned()));
     }
 }
 
 /// Routes and the network that has them go together, and no variable names another route.
-fn check_routes(ledger: &Diagnostics, pool: &Pool, blame: &KeyPlaces) {
+fn check_routes(diagnostics: &Diagnostics, pool: &Pool, blame: &KeyPlaces) {
     let wanted = pool.network == Network::Routes;
     match (&blame.routes, &blame.network) {
         (None, Some(place)) if wanted => {
             let message = "network = \"routes\" needs routes";
             let help = Some("for example: routes = [\"anthropic\"]".to_owned());
-            ledger.report(place, message, help);
+            diagnostics.report(place, message, help);
         }
-        (Some(place), _) if wanted && pool.routes.is_empty() && !ledger.has_errors() => {
+        (Some(place), _) if wanted && pool.routes.is_empty() && !diagnostics.has_errors() => {
             let message = "network = \"routes\" needs at least one of the routes";
-            ledger.report(place, message, None);
+            diagnostics.report(place, message, None);
         }
         (Some(place), _) if !wanted && pool.network != Network::Proxy => {
             let message = format!(
                 "routes need network = \"routes\" or \"proxy\", and this pool's is \"{}\"",
                 pool.network
             );
-            ledger.report(place, message, None);
+            diagnostics.report(place, message, None);
         }
         _ => {}
     }
@@ -243,12 +248,12 @@ fn check_routes(ledger: &Diagnostics, pool: &Pool, blame: &KeyPlaces) {
         let message = format!(
             "the variable {name} names {{route.{route}}}, which is not one of the pool's routes"
         );
-        ledger.report(&blame.env, message, None);
+        diagnostics.report(&blame.env, message, None);
     }
 }
 
 /// Hosts and the network that reaches them go together, and no route has the proxy's port.
-fn check_egress_network(ledger: &Diagnostics, pool: &Pool, blame: &KeyPlaces) {
+fn check_egress_network(diagnostics: &Diagnostics, pool: &Pool, blame: &KeyPlaces) {
     if let Some(place) = &blame.egress
         && pool.network != Network::Proxy
     {
@@ -256,7 +261,7 @@ fn check_egress_network(ledger: &Diagnostics, pool: &Pool, blame: &KeyPlaces) {
             "egress needs network = \"proxy\", and this pool's is \"{}\"",
             pool.network
         );
-        ledger.report(place, message, None);
+        diagnostics.report(place, message, None);
     }
     let taken = pool.routes.iter().find(|route| route.port == EGRESS_PORT);
     if let (Some(route), Some(place), Network::Proxy) = (taken, &blame.routes, pool.network) {
@@ -264,12 +269,12 @@ fn check_egress_network(ledger: &Diagnostics, pool: &Pool, blame: &KeyPlaces) {
             "the route {} has the port {EGRESS_PORT}, which is the egress proxy's",
             route.name
         );
-        ledger.report(place, message, Some("give it another port".to_owned()));
+        diagnostics.report(place, message, Some("give it another port".to_owned()));
     }
 }
 
 /// A file that the agent can write must not fill the homes of later sessions.
-fn check_home_files(ledger: &Diagnostics, pool: &Pool, blame: &KeyPlaces) {
+fn check_home_files(diagnostics: &Diagnostics, pool: &Pool, blame: &KeyPlaces) {
     let is_own = |path: &&PathBuf| path.starts_with(&pool.workspace.path);
     if pool.workspace.mode != WorkspaceMode::Rw {
         return;
@@ -279,20 +284,20 @@ fn check_home_files(ledger: &Diagnostics, pool: &Pool, blame: &KeyPlaces) {
             "home_files copies {}, which the agent could write: keep it outside of the workspace",
             quote(&path.to_string_lossy())
         );
-        ledger.report(&blame.path, message, None);
+        diagnostics.report(&blame.path, message, None);
     }
 }
 
 /// What a discovered file may not do.
 fn check_discovered_file(
-    ledger: &Diagnostics,
+    diagnostics: &Diagnostics,
     pool: &Pool,
     blame: &KeyPlaces,
     context: &PoolContext<'_>,
 ) {
     let refuse = |place: &Place, what: &str| {
         let message = format!("a discovered supervisor.toml may not use {what}");
-        ledger.report(place, message, Some(TRUST_HELP.to_owned()));
+        diagnostics.report(place, message, Some(TRUST_HELP.to_owned()));
     };
     if pool.launcher == Launcher::None {
         refuse(&blame.launcher, "launcher = \"none\"");
@@ -316,7 +321,7 @@ fn check_discovered_file(
 
 /// A program that is not visible in this profile's sandbox would fail at every start.
 fn check_program_visible(
-    ledger: &Diagnostics,
+    diagnostics: &Diagnostics,
     pool: &Pool,
     blame: &KeyPlaces,
     context: &PoolContext<'_>,
@@ -337,6 +342,6 @@ fn check_program_visible(
             "add its directory to ro_bind of [sandbox.{}]; the workspace is /workspace inside",
             pool.sandbox
         );
-        ledger.report(place, message, Some(help));
+        diagnostics.report(place, message, Some(help));
     }
 }

@@ -65,8 +65,8 @@ fn read_mask(
                 "use mode \"copy\"",
             )
         };
-        let ledger = table.diagnostics;
-        ledger.report(&mask.place, message, Some(help.to_owned()));
+        let diagnostics = table.diagnostics;
+        diagnostics.report(&mask.place, message, Some(help.to_owned()));
         return Vec::new();
     }
     if mask.value.len() > limits::MASK_PATTERNS {
@@ -132,7 +132,7 @@ fn read_slice(
 }
 
 /// Checks the modes that need a sandbox.
-pub(super) fn check_mode_has_sandbox(ledger: &Diagnostics, pool: &Pool, mode: &Place) {
+pub(super) fn check_mode_has_sandbox(diagnostics: &Diagnostics, pool: &Pool, mode: &Place) {
     if pool.launcher != Launcher::None {
         return;
     }
@@ -146,7 +146,7 @@ pub(super) fn check_mode_has_sandbox(ledger: &Diagnostics, pool: &Pool, mode: &P
         // The check of overlays reports it.
         WorkspaceMode::Copy | WorkspaceMode::Rw | WorkspaceMode::Overlay => return,
     };
-    ledger.report(mode, message, Some("use mode \"copy\"".to_owned()));
+    diagnostics.report(mode, message, Some("use mode \"copy\"".to_owned()));
 }
 
 fn is_plain(text: &str) -> bool {

@@ -22,12 +22,12 @@ pub(super) fn put(table: &mut RenderedTable, far: Option<&Ssh>, network: Network
         connect_timeout,
         alive_timeout,
         workspace,
-        sandbox: walls,
+        sandbox: remote_sandbox,
     } = ssh;
     table.remarks.push(format!(
         "unsandboxed here: it runs at {}{}",
         ssh.display_name(),
-        if walls.is_some() {
+        if remote_sandbox.is_some() {
             ", in the sandbox of marshal there"
         } else {
             ", as a plain process"
@@ -57,7 +57,7 @@ pub(super) fn put(table: &mut RenderedTable, far: Option<&Ssh>, network: Network
         mode,
         network,
         home,
-    }) = walls
+    }) = remote_sandbox
     {
         table.put("ssh.marshal", marshal.as_str());
         table.put("ssh.mode", mode.as_str());

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{accepted_by, explicit_origin, shown};
+use super::{accepted_by, errors_text, explicit_origin};
 use crate::key_types::KeyTypes;
 use crate::{Config, DEFAULT};
 
@@ -277,7 +277,7 @@ const SAMPLES: &[(&str, &str)] = &[
 const PRICED: &str = "price.own.input = 1\nprice.own.output = 2\n";
 
 /// Everything that the program sees of a configuration.
-fn seen(config: &Config) -> String {
+fn describe_config(config: &Config) -> String {
     format!(
         "{:#?}{:#?}{:#?}{:#?}{:#?}{:#?}{:#?}{:#?}",
         config.chat,
@@ -296,9 +296,14 @@ fn every_documented_key_is_accepted_and_its_default_is_the_true_one() {
     let samples: BTreeMap<_, _> = SAMPLES.iter().copied().collect();
     for row in rows() {
         if let Some(value) = row.value() {
-            let bare = seen(&accepted_by(&explicit_origin(), row.bare()));
+            let bare = describe_config(&accepted_by(&explicit_origin(), row.bare()));
             let config = accepted_by(&explicit_origin(), &row.file(value));
-            assert_eq!(seen(&config), bare, "{} is not by default {value}", row.key);
+            assert_eq!(
+                describe_config(&config),
+                bare,
+                "{} is not by default {value}",
+                row.key
+            );
         } else {
             let value = samples.get(row.key);
             let value = value.unwrap_or_else(|| panic!("no sample for {}", row.key));
@@ -317,7 +322,7 @@ fn every_documented_type_is_the_one_that_is_expected() {
         let expected = message
             .strip_prefix("expected ")
             .and_then(|rest| rest.strip_suffix(", found a date or time"))
-            .unwrap_or_else(|| panic!("{}: {}", row.key, shown(&errors)));
+            .unwrap_or_else(|| panic!("{}: {}", row.key, errors_text(&errors)));
         let fits = match row.kind.as_str() {
             "a duration" => {
                 expected.starts_with("a duration such") && !expected.ends_with("none\"")
@@ -369,5 +374,5 @@ fn the_built_in_file_says_what_would_hold_anyway() {
     let pool = &mut long.pools[0];
     assert!(pool.has_own_command && !pool.is_preset);
     (pool.has_own_command, pool.is_preset) = (false, true);
-    assert_eq!(seen(&long), seen(&short));
+    assert_eq!(describe_config(&long), describe_config(&short));
 }

@@ -1,6 +1,6 @@
 //! Faults of the file as a whole and of its tables other than pools.
 
-use super::{file, discovered_origin, explicit_origin, pool, refused_by, script, shown};
+use super::{file, discovered_origin, explicit_origin, pool, refused_by, script, errors_text};
 use crate::{Config, DEFAULT, Origin};
 use marshal_model::limits;
 
@@ -25,7 +25,7 @@ fn what_is_no_toml_is_refused_at_its_place() {
 #[test]
 fn every_syntax_fault_of_a_file_is_shown() {
     let errors = Config::parse("a = = 1\n[x\ny = [1\n", &explicit_origin()).expect_err("three faults");
-    assert!(errors.errors.len() >= 3, "{}", shown(&errors));
+    assert!(errors.errors.len() >= 3, "{}", errors_text(&errors));
 }
 
 #[test]
@@ -35,7 +35,7 @@ fn a_key_that_is_there_twice_is_refused_and_hides_no_other_fault() {
     check("[pool.a]\nagent = \"script\"\n[pool.a]\n", "3:7: the key \"a\" is defined twice");
     let text = script("size = 4\nsize = 5\nnonsense = 1\nattempts = 0");
     let errors = Config::parse(&text, &explicit_origin()).expect_err("three faults");
-    assert_eq!(errors.errors.len(), 3, "{}", shown(&errors));
+    assert_eq!(errors.errors.len(), 3, "{}", errors_text(&errors));
 }
 
 #[test]
@@ -43,7 +43,7 @@ fn what_is_no_text_is_refused() {
     let check = |bytes: &[u8], expect: &str| {
         let errors = Config::parse_bytes(bytes, &explicit_origin()).expect_err("no text");
         assert_eq!(errors.errors.len(), 1);
-        let shown = shown(&errors);
+        let shown = errors_text(&errors);
         assert!(shown.contains(expect), "{shown}");
     };
     check(b"\xef\xbb\xbf[pool.demo]\n", "1:1: the file begins with a byte order mark");
@@ -108,7 +108,7 @@ home = { size = \"4\" }
 ";
     let errors = Config::parse(text, &explicit_origin()).expect_err("faults");
     let lines: Vec<_> = errors.errors.iter().map(|error| error.line).collect();
-    assert_eq!(lines, [2, 3, 5, 6, 8, 9, 11], "{}", shown(&errors));
+    assert_eq!(lines, [2, 3, 5, 6, 8, 9, 11], "{}", errors_text(&errors));
     let shown = errors.to_string();
     assert!(shown.starts_with("/etc/marshal/supervisor.toml:2:10: supervisor.listen: "), "{shown}");
 }

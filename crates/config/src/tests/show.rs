@@ -35,9 +35,9 @@ pub(super) fn is_read_again(config: &Config, origin: &Origin) {
                 ..
             } = config;
             let chats = format!("{chat:#?}{roles:#?}{workspaces:#?}{store:#?}");
-            let walls = format!("{sandboxes:#?}{egress:#?}{caches:#?}{http:#?}{tokens:#?}");
+            let sandbox_text = format!("{sandboxes:#?}{egress:#?}{caches:#?}{http:#?}{tokens:#?}");
             format!(
-                "{supervisor:#?}{pools:#?}{policies:#?}{delegates:#?}{routes:#?}{walls}{hooks:#?}{chats}"
+                "{supervisor:#?}{pools:#?}{policies:#?}{delegates:#?}{routes:#?}{sandbox_text}{hooks:#?}{chats}"
             )
         };
         assert_eq!(seen(&again), seen(config), "{text}");
