@@ -79,7 +79,7 @@ impl Board {
 
     /// Tasks that have ended.
     #[must_use]
-    pub fn ended(&self) -> usize {
+    pub fn ended_count(&self) -> usize {
         self.ended
     }
 

@@ -115,7 +115,7 @@ fn a_run_is_told_by_its_meaningful_changes() {
         "c: skipped",
     ];
     assert_eq!(lines_of(&mut board, &items), expect);
-    assert_eq!(board.ended(), 3);
+    assert_eq!(board.ended_count(), 3);
     assert_eq!(board.total_line(), "1 done, 1 denied, 1 skipped");
     let mut verbose = Board::new(Verbosity::Verbose);
     let more = lines_of(&mut verbose, &items);

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::agents::{self, find::SearchPaths};
-use super::trust::{OpenError, Untrusted, open_trusted, shown, why};
+use super::trust::{OpenError, Untrusted, display_path, open_trusted, why};
 use marshal_config::dialect_table::TABLE_BYTES;
 use marshal_config::{Config, ConfigErrors, DEFAULT, DialectTable, Origin, Pool, Ssh};
 use marshal_model::limits;
@@ -32,7 +32,7 @@ impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Named(path) | Self::Found(path) => {
-                write!(f, "configuration: {}", shown(path))
+                write!(f, "configuration: {}", display_path(path))
             }
             Self::BuiltIn => write!(
                 f,
@@ -55,7 +55,7 @@ pub struct Loaded {
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// The file cannot be opened or read.
-    #[error("cannot read {}: {}", shown(.path), why(.error))]
+    #[error("cannot read {}: {}", display_path(.path), why(.error))]
     Read {
         /// The file's path.
         path: PathBuf,
@@ -163,7 +163,7 @@ fn check_files(config: &Config, origin: &Origin) -> Result<(), ConfigErrors> {
     for (name, profile) in &config.sandboxes {
         for bind in &profile.ro_bind {
             if let Err(error) = fs::metadata(bind) {
-                let message = format!("cannot bind {}: {}", shown(bind), why(&error));
+                let message = format!("cannot bind {}: {}", display_path(bind), why(&error));
                 faults.push((format!("sandbox.{name}.ro_bind"), message, None));
             }
         }
@@ -200,7 +200,7 @@ fn load_dialect_tables(config: &mut Config) -> Result<(), LoadError> {
 
 /// The table of a file, or its errors; the outer error is why the file cannot be read.
 fn read_table(file: &Path) -> Result<Result<DialectTable, Box<ConfigErrors>>, String> {
-    let cannot = |error| format!("cannot read {}: {}", shown(file), why(&error));
+    let cannot = |error| format!("cannot read {}: {}", display_path(file), why(&error));
     let opened = open_trusted(file).map_err(|error| match error {
         OpenError::Read(error) => cannot(error),
         OpenError::Untrusted(error) => error.to_string(),
@@ -221,7 +221,9 @@ fn check_policies(config: &Config) -> Result<(), ConfigErrors> {
     for (name, file) in &config.policies {
         if let Err(error) = open_trusted(file) {
             let message = match error {
-                OpenError::Read(error) => format!("cannot read {}: {}", shown(file), why(&error)),
+                OpenError::Read(error) => {
+                    format!("cannot read {}: {}", display_path(file), why(&error))
+                }
                 OpenError::Untrusted(error) => error.to_string(),
             };
             faults.push((format!("policy.{name}.file"), message, None));
@@ -258,19 +260,23 @@ fn check_pool(pool: &Pool, origin: &Origin, faults: &mut Vec<ConfigFault>) {
         let key = format!("home_files.{inside}");
         match fs::canonicalize(source) {
             Ok(real) if !real.is_file() => {
-                fault(&key, format!("{} is not a file", shown(source)), None);
+                fault(
+                    &key,
+                    format!("{} is not a file", display_path(source)),
+                    None,
+                );
             }
             Ok(real) if outside(&real) => {
                 let message = format!(
                     "the file resolves to {}, outside of this configuration's directory",
-                    shown(&real)
+                    display_path(&real)
                 );
                 fault(&key, message, trust);
             }
             Ok(_) => {}
             Err(error) => fault(
                 &key,
-                format!("no file at {}: {}", shown(source), why(&error)),
+                format!("no file at {}: {}", display_path(source), why(&error)),
                 None,
             ),
         }
@@ -281,17 +287,19 @@ fn check_pool(pool: &Pool, origin: &Origin, faults: &mut Vec<ConfigFault>) {
 fn directory_fault(path: &Path, origin: &Origin) -> Option<(String, Option<&'static str>)> {
     let is_found = origin.file.is_some() && !origin.is_explicit;
     match fs::canonicalize(path) {
-        Ok(real) if !real.is_dir() => Some((format!("{} is not a directory", shown(path)), None)),
+        Ok(real) if !real.is_dir() => {
+            Some((format!("{} is not a directory", display_path(path)), None))
+        }
         Ok(real) if is_found && !real.starts_with(&origin.dir) => {
             let message = format!(
                 "the workspace resolves to {}; a supervisor.toml that is not named with --config must have its workspaces in its own directory",
-                shown(&real)
+                display_path(&real)
             );
             Some((message, Some("name the file with --config if you trust it")))
         }
         Ok(_) => None,
         Err(error) => {
-            let message = format!("no workspace at {}: {}", shown(path), why(&error));
+            let message = format!("no workspace at {}: {}", display_path(path), why(&error));
             Some((message, None))
         }
     }
@@ -310,7 +318,7 @@ fn check_ssh_files(ssh: &Ssh, fault: &mut impl FnMut(&str, String, Option<&str>)
             Err(OpenError::Read(error)) => {
                 fault(
                     key,
-                    format!("no file at {}: {}", shown(file), why(&error)),
+                    format!("no file at {}: {}", display_path(file), why(&error)),
                     None,
                 );
             }
@@ -320,7 +328,7 @@ fn check_ssh_files(ssh: &Ssh, fault: &mut impl FnMut(&str, String, Option<&str>)
     if let Some(file) = &ssh.identity_file
         && let Err(error) = fs::metadata(file)
     {
-        let message = format!("no file at {}: {}", shown(file), why(&error));
+        let message = format!("no file at {}: {}", display_path(file), why(&error));
         fault("ssh.identity_file", message, None);
     }
 }

@@ -92,8 +92,8 @@ async fn serve_editor(place: acp::SupervisorTarget, signals: &mut Signals) -> Ex
     loop {
         tokio::select! {
             ended = &mut serving => return match ended {
-                acp::Ended::Closed => Exit::Done,
-                acp::Ended::LineTooLong => Exit::Failures,
+                acp::BridgeEnd::Closed => Exit::Done,
+                acp::BridgeEnd::LineTooLong => Exit::Failures,
             },
             // The editor may continue without its terminal.
             signal = signals.next() => if signal != Signal::Hangup {

@@ -43,7 +43,7 @@ const OWNER: &str = "marshal.state";
 const DIRECTORY: &str = "engines";
 
 /// Characters shown of an engine's output in a message.
-const SHOWN: usize = 300;
+const MAX_SHOWN: usize = 300;
 
 /// The limits of an engine's own processes.
 const LIMITS: ProcessLimits = ProcessLimits {
@@ -244,10 +244,10 @@ async fn resolve_image(
         return Err(EngineError::NoImage {
             program,
             image,
-            said: shown(&finished.stderr),
+            said: display_output(&finished.stderr),
         });
     }
-    let output = shown(&finished.stdout);
+    let output = display_output(&finished.stdout);
     let text = String::from_utf8_lossy(&finished.stdout).into_owned();
     let mut words = text.split_whitespace();
     let id = words.next().unwrap_or_default();
@@ -290,7 +290,7 @@ async fn sweep(container: &Container, spawner: &Spawner, state: &Path) -> Result
     let finished = run_command(container, &words, program, "its containers", spawner).await?;
     if finished.status.shell_code() != 0 {
         return Err(EngineError::LeftoverContainers {
-            said: shown(&finished.stderr),
+            said: display_output(&finished.stderr),
         });
     }
     let text = String::from_utf8_lossy(&finished.stdout).into_owned();
@@ -311,7 +311,7 @@ async fn sweep(container: &Container, spawner: &Spawner, state: &Path) -> Result
         .await?;
         if finished.status.shell_code() != 0 {
             return Err(EngineError::LeftoverContainers {
-                said: shown(&finished.stderr),
+                said: display_output(&finished.stderr),
             });
         }
     }
@@ -352,6 +352,6 @@ async fn run_command(
         })
 }
 
-fn shown(output: &[u8]) -> String {
-    untrusted::escape_for_display(String::from_utf8_lossy(output).trim(), SHOWN)
+fn display_output(output: &[u8]) -> String {
+    untrusted::escape_for_display(String::from_utf8_lossy(output).trim(), MAX_SHOWN)
 }

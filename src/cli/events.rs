@@ -97,12 +97,14 @@ impl JournalError {
 /// # Errors
 /// [`JournalError`]
 pub fn open_journal(state: &Path) -> Result<Reader, JournalError> {
-    let shown = || escape_for_display(&state.to_string_lossy(), 200);
+    let display_path = || escape_for_display(&state.to_string_lossy(), 200);
     match std::fs::File::open(state.join(FILE_NAME)).map_err(|error| error.kind()) {
         Err(std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory) => {
-            Err(JournalError::NoJournal(shown()))
+            Err(JournalError::NoJournal(display_path()))
         }
-        Err(std::io::ErrorKind::PermissionDenied) => Err(JournalError::NotPermitted(shown())),
+        Err(std::io::ErrorKind::PermissionDenied) => {
+            Err(JournalError::NotPermitted(display_path()))
+        }
         // SQLite reports every other error, with its reason.
         _ => Ok(Reader::open(state)?),
     }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use super::exit::Exit;
 use super::streams::Streams;
-use super::trust::shown;
+use super::trust::display_path;
 use marshal_config::Config;
 use marshal_launch::{self as launch, LaunchPlan, RunError, SandboxSpec, Spawner};
 use marshal_model::limits::{BUNDLE_BYTES, GIT_OUTPUT_BYTES, GIT_TREE_TIMEOUT};
@@ -150,7 +150,7 @@ pub(super) async fn land_branch(
                 source,
                 ..
             } = taken;
-            let source = shown(&source);
+            let source = display_path(&source);
             streams
                 .out
                 .line(&format!("branch {branch}{was}: {tip} in {source}"));
@@ -223,7 +223,9 @@ async fn unpack(
     let (pack, has) = match UnpackOutcome::parse(&run.stdout)? {
         UnpackOutcome::Checked { pack, has } => (pack, has),
         UnpackOutcome::Blocked => return Err(LandBranchError::Blocked),
-        UnpackOutcome::Reftable => return Err(LandBranchError::Reftable(shown(walls.bundle))),
+        UnpackOutcome::Reftable => {
+            return Err(LandBranchError::Reftable(display_path(walls.bundle)));
+        }
     };
     match has {
         None => {}
@@ -326,12 +328,12 @@ fn find(state: &Path, session: &SessionId) -> Result<Root, LandBranchError> {
         let root = Root::open_resolved(&super::state_dir::real(&copies))?;
         let meta = root.meta()?;
         if meta.uid != rustix::process::geteuid().as_raw() || meta.mode & 0o077 != 0 {
-            return Err(LandBranchError::Foreign(shown(&copies)));
+            return Err(LandBranchError::Foreign(display_path(&copies)));
         }
         return Ok(root);
     }
     Err(LandBranchError::NoClone {
         session: session.clone(),
-        state: shown(state),
+        state: display_path(state),
     })
 }

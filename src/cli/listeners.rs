@@ -17,7 +17,7 @@ use tokio_util::task::TaskTracker;
 use super::agents;
 use super::exit::Exit;
 use super::streams::Output;
-use super::trust::{OpenError, open_trusted, shown, why};
+use super::trust::{OpenError, display_path, open_trusted, why};
 use super::{config_file, overlay, start};
 use marshal_config::{Config, ConfigErrors, HttpConfig, NamedToken};
 use marshal_engine::api::Fleet;
@@ -73,7 +73,7 @@ pub fn check(config: &Config) -> Result<(), Box<ConfigErrors>> {
     }
     for (name, token) in &config.tokens {
         if let Err(why) = tokens::check(&token.file, open_token) {
-            let message = format!("{}: {why}", shown(&token.file));
+            let message = format!("{}: {why}", display_path(&token.file));
             let help = "for example: head -c 32 /dev/urandom | base64 > FILE; chmod 600 FILE";
             let key = format!("token.{name}.file");
             faults.push((key, message, Some(help.to_owned())));

@@ -137,7 +137,7 @@ fn check_outside_workspaces(config: &Config, file: &Path) -> Result<(), String> 
         if let Some((_, what)) = written.find(|(dir, _)| path_enters_directory(file, dir)) {
             return Err(format!(
                 "{} is in {what} of pool {}, whose agent could write it; move it elsewhere",
-                trust::shown(file),
+                trust::display_path(file),
                 pool.name
             ));
         }

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use super::policies::read_policy;
-use super::trust::shown;
+use super::trust::display_path;
 use marshal_fleet::LoadedPolicy;
 use marshal_model::AgentClaims;
 use marshal_model::limits::{POLICY_TEST_CASES, POLICY_TEST_FILES};
@@ -37,14 +37,14 @@ pub(super) fn check_cases(
         let text = read_policy(&file)?;
         let lines = text.lines().enumerate();
         for (number, line) in lines.filter(|(_, line)| !line.trim().is_empty()) {
-            let at_line = || format!("{}:{}", shown(&file), number + 1);
+            let at_line = || format!("{}:{}", display_path(&file), number + 1);
             let case = Case::parse(line).map_err(|why| format!("{}: {why}", at_line()))?;
             if !case.policy.is_empty() && case.policy != loaded.policy.name() {
                 continue;
             }
             judged += 1;
             if judged > POLICY_TEST_CASES {
-                let dir = shown(dir);
+                let dir = display_path(dir);
                 return Err(format!("{dir} has more than {POLICY_TEST_CASES} cases"));
             }
             let (request, occasion) = (&case.request, case.evaluation_context());
@@ -70,14 +70,14 @@ pub(super) fn check_cases(
         let name = escape_for_display(loaded.policy.name(), NAME);
         return Err(format!(
             "{} has no case for policy {name}; name a directory with cases in *.jsonl files",
-            shown(dir)
+            display_path(dir)
         ));
     }
     Ok(())
 }
 
 fn files(dir: &Path) -> Result<Vec<PathBuf>, String> {
-    let failed = |error: std::io::Error| format!("test_dir {}: {error}", shown(dir));
+    let failed = |error: std::io::Error| format!("test_dir {}: {error}", display_path(dir));
     let mut paths = Vec::new();
     for entry in std::fs::read_dir(dir).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
@@ -87,7 +87,7 @@ fn files(dir: &Path) -> Result<Vec<PathBuf>, String> {
         if paths.len() > POLICY_TEST_FILES {
             return Err(format!(
                 "test_dir {} has more than {POLICY_TEST_FILES} files",
-                shown(dir)
+                display_path(dir)
             ));
         }
     }

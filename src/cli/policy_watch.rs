@@ -379,7 +379,7 @@ mod tests {
 
     /// Writes a file by a process of its own: what another test starts holds whatever this one has
     /// open up to its own exec, and so that a file is closed would be seen later.
-    fn written(path: &Path, text: &str) {
+    fn write_file(path: &Path, text: &str) {
         let mut shell = std::process::Command::new("sh");
         let wrote = shell
             .args(["-c", "printf %s \"$1\" >\"$0\""])
@@ -398,7 +398,7 @@ mod tests {
     async fn a_file_that_is_written_or_replaced_is_seen_and_its_neighbours_are_not() {
         let (_kept, dir) = dir();
         let file = dir.join("p.toml");
-        written(&file, "a");
+        write_file(&file, "a");
         let mut watch = watch(&[&file]);
         fs::write(dir.join("other.log"), "x").expect("written");
         assert!(sees_nothing(&mut watch).await);
@@ -458,14 +458,14 @@ mod tests {
         use std::io::Write as _;
         let (_kept, dir) = dir();
         let (file, other) = (dir.join("p.toml"), dir.join("q.toml"));
-        written(&other, "a");
+        write_file(&other, "a");
         let mut watch = watch(&[&file, &other]);
         let mut writer = fs::File::create(&file).expect("created");
         writer.write_all(b"half").expect("written");
         assert!(sees_nothing(&mut watch).await);
         assert!(watch.has_open_writes());
         // A change of another one is seen, and does not make it whole.
-        written(&other, "b");
+        write_file(&other, "b");
         assert!(sees(&mut watch).await);
         assert!(watch.has_open_writes());
         drop(writer);

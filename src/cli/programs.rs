@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use super::trust::{OpenError, open_trusted, shown, why};
+use super::trust::{OpenError, display_path, open_trusted, why};
 use marshal_config::{
     Config, ConfigErrors, DelegateTarget, HookTarget, working_dirs, writable_dirs,
 };
@@ -59,7 +59,7 @@ fn files(key: &str, argv: &[String], counts: fn(&Path) -> bool, faults: &mut Vec
         let message = match open_trusted(&path) {
             Ok(_) => continue,
             Err(OpenError::Read(error)) => {
-                format!("cannot read {}: {}", shown(&path), why(&error))
+                format!("cannot read {}: {}", display_path(&path), why(&error))
             }
             Err(OpenError::Untrusted(error)) => error.to_string(),
         };
@@ -83,7 +83,7 @@ fn check_outside_workspaces(config: &Config, faults: &mut Vec<ConfigFault>) {
             }
             let message = format!(
                 "{} leads into {what} of pool {}, whose agent could write it: it is a file {}",
-                shown(&trusted.path),
+                display_path(&trusted.path),
                 pool.name,
                 trusted.purpose.reason()
             );
@@ -117,7 +117,7 @@ fn check_hidden(config: &Config, faults: &mut Vec<ConfigFault>) {
             if path_enters_directory(path, dir) {
                 let message = format!(
                     "{} is in {what}, whose agents could read it: it is a file with credentials for clients",
-                    shown(path)
+                    display_path(path)
                 );
                 let help = Some("move it elsewhere".to_owned());
                 faults.push((key.clone(), message, help));

@@ -156,7 +156,7 @@ impl Bars {
             }
         }
         if change.total {
-            let ended = u64::try_from(board.ended()).unwrap_or(u64::MAX);
+            let ended = u64::try_from(board.ended_count()).unwrap_or(u64::MAX);
             self.total.set_position(ended);
             self.total.set_message(board.total_line());
         }
@@ -205,7 +205,7 @@ mod tests {
     use marshal_engine::api::test_fixtures::{hostile_items, report};
     use marshal_model::{RunId, TaskId, TaskOutcome};
 
-    fn ended() -> RunStreamItem {
+    fn ended_item() -> RunStreamItem {
         let run = RunId::new("r").expect("id");
         let task = TaskId::new("a").expect("id");
         RunStreamItem::Ended(Arc::new(report(&run, &task, TaskOutcome::Done)))
@@ -215,13 +215,13 @@ mod tests {
     fn piped_progress_is_plain_lines_and_quiet_is_none() {
         let (mut streams, _, err) = Streams::captured(false);
         let mut progress = Progress::new(1, Verbosity::Normal, None);
-        progress.item(&ended(), &mut streams.err);
+        progress.item(&ended_item(), &mut streams.err);
         progress.note("cancelling", &mut streams.err);
         progress.finish();
         assert_eq!(err.text(), "a: done in 1.2s\ncancelling\n");
         let (mut streams, _, err) = Streams::captured(false);
         let mut progress = Progress::new(1, Verbosity::Quiet, None);
-        progress.item(&ended(), &mut streams.err);
+        progress.item(&ended_item(), &mut streams.err);
         progress.finish();
         assert_eq!(err.text(), "");
     }

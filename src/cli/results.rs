@@ -16,7 +16,7 @@ use marshal_model::untrusted::{escape_for_display, escape_json_for_terminal};
 #[derive(Debug, thiserror::Error)]
 pub enum ResultsError {
     /// The file cannot be created or opened.
-    #[error("cannot write results to {}: {source}; choose another --results FILE", shown(.path))]
+    #[error("cannot write results to {}: {source}; choose another --results FILE", display_path(.path))]
     Open {
         /// The file's path.
         path: PathBuf,
@@ -25,7 +25,7 @@ pub enum ResultsError {
         source: io::Error,
     },
     /// A line could not be written.
-    #[error("the results in {} are incomplete: {source}", shown(.path))]
+    #[error("the results in {} are incomplete: {source}", display_path(.path))]
     Write {
         /// The file's path.
         path: PathBuf,
@@ -35,7 +35,7 @@ pub enum ResultsError {
     },
 }
 
-fn shown(path: &Path) -> String {
+fn display_path(path: &Path) -> String {
     escape_for_display(&path.to_string_lossy(), 400)
 }
 

@@ -10,7 +10,7 @@ use std::io::Read as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
-use super::trust::{OpenError, open_trusted, shown, why};
+use super::trust::{OpenError, display_path, open_trusted, why};
 use marshal_config::{
     CertificateAuthorities, Config, ConfigErrors, HookTarget, Route, Secret, SecretSource,
     StoreConfig, is_likely_secret,
@@ -213,7 +213,7 @@ fn check_signing_secret(secret: &Secret) -> Result<(), String> {
 }
 
 fn read_authorities(ca: &mut CertificateAuthorities) -> Result<(), String> {
-    let name = shown(&ca.path);
+    let name = display_path(&ca.path);
     let mut file = open_trusted(&ca.path).map_err(|error| match error {
         OpenError::Read(error) => format!("cannot read {name}: {}", why(&error)),
         OpenError::Untrusted(error) => error.to_string(),
@@ -242,7 +242,7 @@ fn of_variable(name: &str, value: Option<OsString>) -> Result<String, String> {
 }
 
 fn of_file(path: &Path) -> Result<String, String> {
-    let name = shown(path);
+    let name = display_path(path);
     let mut file = open_trusted(path).map_err(|error| match error {
         OpenError::Read(error) => format!("cannot read {name}: {}", why(&error)),
         OpenError::Untrusted(error) => error.to_string(),

@@ -42,11 +42,12 @@ pub fn find(
         let Some((dir, what)) = seen.find(|(dir, _)| real.starts_with(dir)) else {
             continue;
         };
-        let shown = |path: &Path| untrusted::escape_for_display(&path.to_string_lossy(), 200);
+        let display_path =
+            |path: &Path| untrusted::escape_for_display(&path.to_string_lossy(), 200);
         let message = format!(
             "the state directory {} is in {what} {} of pool {}",
-            shown(&real),
-            shown(&dir),
+            display_path(&real),
+            display_path(&dir),
             pool.name
         );
         let help = "set supervisor.state_dir to a directory outside of every workspace";

@@ -18,10 +18,10 @@ use marshal_model::untrusted;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Untrusted {
     /// It is a directory, a pipe or a device.
-    #[error("{} is not a regular file", shown(.0))]
+    #[error("{} is not a regular file", display_path(.0))]
     NotAFile(PathBuf),
     /// Another user owns it.
-    #[error("{} belongs to user {uid}: it must belong to root or to you (user {caller})", shown(.path))]
+    #[error("{} belongs to user {uid}: it must belong to root or to you (user {caller})", display_path(.path))]
     Owner {
         /// The file, or a directory or link in its path.
         path: PathBuf,
@@ -33,7 +33,7 @@ pub enum Untrusted {
     /// Every user may create files in its directory, as in /tmp.
     #[error(
         "every user can create files in {} (mode {mode:04o}), so the file may not be yours; move it into a directory of your own",
-        shown(.path)
+        display_path(.path)
     )]
     Shared {
         /// The directory.
@@ -42,7 +42,7 @@ pub enum Untrusted {
         mode: u32,
     },
     /// Other users may write it.
-    #[error("{} is writable by {who} (mode {mode:04o}): make it writable only for its owner, for example with chmod go-w", shown(.path))]
+    #[error("{} is writable by {who} (mode {mode:04o}): make it writable only for its owner, for example with chmod go-w", display_path(.path))]
     Writable {
         /// The file, or a directory or link in its path.
         path: PathBuf,
@@ -53,7 +53,7 @@ pub enum Untrusted {
     },
 }
 
-pub(super) fn shown(path: &Path) -> String {
+pub(super) fn display_path(path: &Path) -> String {
     untrusted::escape_for_display(&path.to_string_lossy(), 200)
 }
 

@@ -134,7 +134,7 @@ mod tests {
         let control = control::bind(dir.path()).expect("bound");
         let metrics = Arc::new(|| "up 1\n".to_owned());
         let http = http.expect("bound");
-        let doors = Listeners::open(
+        let listeners = Listeners::open(
             &fleet,
             Role::Daemon,
             http,
@@ -143,12 +143,12 @@ mod tests {
             StateListeners::default(),
             Arc::default(),
         );
-        change(&doors);
+        change(&listeners);
         let (sender, receiver) = mpsc::channel(4);
         let serving = fleet.clone();
         let done = tokio::spawn(async move {
             let mut signals = Signals::from_channel(receiver);
-            serve(serving, doors, &mut streams.err, &mut signals).await
+            serve(serving, listeners, &mut streams.err, &mut signals).await
         });
         Daemon {
             dir,
@@ -184,8 +184,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_door_that_does_not_close_is_left_by_a_second_signal() {
-        let held = daemon_with(FakeFleet::new(), |doors| {
-            doors.serve_also(std::future::pending());
+        let held = daemon_with(FakeFleet::new(), |listeners| {
+            listeners.serve_also(std::future::pending());
         });
         let held = held.await;
         held.signals.send(Signal::Terminate).await.expect("sent");

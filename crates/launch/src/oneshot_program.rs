@@ -144,7 +144,7 @@ pub async fn run_to_end(
 /// What the first child would have failed with.
 pub async fn probe_sandbox(
     spawner: &Spawner,
-    walls: SandboxSpec,
+    sandbox: SandboxSpec,
     limits: ProcessLimits,
 ) -> Result<Option<LimitEnforcement>, RunError> {
     let plan = LaunchPlan {
@@ -152,7 +152,7 @@ pub async fn probe_sandbox(
         env: Vec::new(),
         cwd: "/".to_owned(),
         limits,
-        sandbox: walls,
+        sandbox,
         preamble: Vec::new(),
     };
     let finished = run_to_end(spawner, plan, limits::SHIM_START, 0).await?;
@@ -165,10 +165,10 @@ pub async fn probe_sandbox(
 /// See [`probe_sandbox`].
 pub async fn probe_shim_plan(
     spawner: &Spawner,
-    walls: ShimPlan,
+    sandbox: ShimPlan,
     limits: ProcessLimits,
 ) -> Result<Option<LimitEnforcement>, RunError> {
-    probe_sandbox(spawner, SandboxSpec::Shim(Box::new(walls)), limits).await
+    probe_sandbox(spawner, SandboxSpec::Shim(Box::new(sandbox)), limits).await
 }
 
 /// What is kept of a stream.

@@ -89,7 +89,7 @@ impl FileError {
 }
 
 impl SandboxEntry {
-    /// A door and the end of it that goes to pid 1.
+    /// An entry and the end of it that goes to pid 1.
     pub(super) fn open(marker: &str) -> io::Result<(Self, OwnedFd)> {
         let (socket, theirs) = socketpair(
             AddressFamily::UNIX,
@@ -125,21 +125,21 @@ impl SandboxEntry {
     /// Every error means that nothing runs.
     pub async fn run(
         &self,
-        errand: ExecRequest,
+        exec_request: ExecRequest,
     ) -> Result<(RunningCommand, pipe::Receiver), SpawnError> {
-        let mut env = errand.env;
+        let mut env = exec_request.env;
         env.retain(|(name, _)| name != MARKER);
         env.push((MARKER.to_owned(), self.marker.clone()));
         let message = shim::encode(&StartMessage {
             version: VERSION,
             parent: PID_1,
             program: Program {
-                argv: errand.argv,
+                argv: exec_request.argv,
                 env,
-                cwd: errand.cwd,
-                limits: errand.limits,
+                cwd: exec_request.cwd,
+                limits: exec_request.limits,
             },
-            walls: None,
+            plan: None,
             no_links: true,
             engine: None,
             program_beside: false,
@@ -310,9 +310,9 @@ mod tests {
 
     #[tokio::test]
     async fn nothing_that_a_helper_holds_takes_a_descriptor_to_the_supervisor() {
-        let (door, pid_1s_end) = SandboxEntry::open("mark").expect("a door");
+        let (entry, pid_1s_end) = SandboxEntry::open("mark").expect("an entry");
         assert_eq!(plant(&pid_1s_end), Errno::PIPE);
-        let errand = ExecRequest {
+        let exec_request = ExecRequest {
             argv: vec!["true".to_owned()],
             env: Vec::new(),
             cwd: "/".to_owned(),
@@ -340,7 +340,7 @@ mod tests {
             send_report(reports, &started);
             socket
         };
-        let (run, socket) = tokio::join!(door.run(errand), thief);
+        let (run, socket) = tokio::join!(entry.run(exec_request), thief);
         let (mut running, _) = run.expect("it said that it runs");
         assert_eq!(plant(&socket), Errno::PIPE);
         // Nobody holds the pipe's other end any more.
@@ -361,7 +361,7 @@ mod tests {
             send_report(reports, &FileReport::Text { bytes: 0 });
             socket
         };
-        let (read, _socket) = tokio::join!(door.read(order), thief);
+        let (read, _socket) = tokio::join!(entry.read(order), thief);
         assert_eq!(read.expect("an empty text"), "");
     }
 }

@@ -157,7 +157,7 @@ impl Spawner {
         let listens = plan
             .sandbox
             .shim_plan()
-            .map_or(0, |walls| walls.listen.len());
+            .map_or(0, |shim_plan| shim_plan.listen.len());
         let (reply, answer) = oneshot::channel();
         let mut plan = plan;
         let preamble = std::mem::take(&mut plan.preamble);

@@ -171,17 +171,17 @@ fn quote_path_directory(directory: &Path) -> String {
 
 /// The command for the sandbox of `marshal` there.
 fn sandboxed_command(ssh: &Ssh, remote: &RemoteCommand<'_>) -> Option<Vec<String>> {
-    let walls = ssh.sandbox.as_ref()?;
+    let remote_sandbox = ssh.sandbox.as_ref()?;
     let mut argv: Vec<String> = vec![
-        walls.marshal.clone(),
+        remote_sandbox.marshal.clone(),
         "sandbox".to_owned(),
         "exec".to_owned(),
     ];
     let mut option = |name: &str, value: String| argv.push(format!("--{name}={value}"));
     option("workspace", ssh.workspace.clone());
-    option("mode", walls.mode.to_string());
-    option("network", walls.network.to_string());
-    if let Some(home) = &walls.home {
+    option("mode", remote_sandbox.mode.to_string());
+    option("network", remote_sandbox.network.to_string());
+    if let Some(home) = &remote_sandbox.home {
         option("home", home.clone());
     }
     // The sandbox there has its own PATH and home.

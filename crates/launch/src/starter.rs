@@ -79,8 +79,8 @@ impl Starter {
     ) -> Result<LaunchedChild, SpawnError> {
         let counts_own = counts_own_processes(&plan.sandbox);
         let (leaf, held) = match (engine, plan.sandbox.shim_plan()) {
-            (Some(engine), Some(walls)) if engine.is_container() => {
-                let why_not = container_limits_gap(engine, walls.ids);
+            (Some(engine), Some(shim_plan)) if engine.is_container() => {
+                let why_not = container_limits_gap(engine, shim_plan.ids);
                 let held = Groups::container_enforcement(&plan.limits.group, why_not, counts_own)?;
                 (None, held)
             }
@@ -88,15 +88,17 @@ impl Starter {
         };
         let begun = StartedHelper::start(&self.helpers, arg0)?;
         begun.attach(leaf.as_ref())?;
-        let engine = engine.zip(plan.sandbox.shim_plan()).map(|(engine, walls)| {
-            let takes = container_limits(&plan.limits.group, &held);
-            engine_for_child(engine, &walls.hostname, &begun.marker, takes)
-        });
-        let (door, theirs) = open_sandbox_entry(plan, &begun.marker)?;
+        let engine = engine
+            .zip(plan.sandbox.shim_plan())
+            .map(|(engine, shim_plan)| {
+                let takes = container_limits(&plan.limits.group, &held);
+                engine_for_child(engine, &shim_plan.hostname, &begun.marker, takes)
+            });
+        let (entry, theirs) = open_sandbox_entry(plan, &begun.marker)?;
         let message = encode_start(plan, &begun.marker, counts_own, engine, false)?;
         begun.send_start(&message, theirs.as_ref(), None)?;
         begun.into_launched(
-            door,
+            entry,
             ChildGroups {
                 leaf,
                 limit_enforcement: held,
@@ -121,7 +123,7 @@ impl Starter {
             }) => (begun, Some(leaf)),
             None => (StartedHelper::start(&self.helpers, ARG0_OUTER)?, None),
         };
-        let (door, theirs) = open_sandbox_entry(plan, &begun.marker)?;
+        let (entry, theirs) = open_sandbox_entry(plan, &begun.marker)?;
         let program = self.helpers.supervisor_program();
         let message = encode_start(plan, &begun.marker, counts_own, None, program.is_some())?;
         let limits = &plan.limits.group;
@@ -138,7 +140,7 @@ impl Starter {
         };
         begun.send_message(&shim::encode(&CgroupReady)?)?;
         begun.into_launched(
-            door,
+            entry,
             ChildGroups {
                 leaf,
                 limit_enforcement: held,
@@ -180,9 +182,12 @@ fn open_sandbox_entry(
     plan: &LaunchPlan,
     marker: &str,
 ) -> Result<(Option<SandboxEntry>, Option<OwnedFd>), SpawnError> {
-    let door = plan.sandbox.shim_plan().is_some_and(|walls| walls.door);
-    let door = door.then(|| SandboxEntry::open(marker)).transpose();
-    Ok(door.map_err(SpawnError::Fork)?.unzip())
+    let entry = plan
+        .sandbox
+        .shim_plan()
+        .is_some_and(|shim_plan| shim_plan.has_entry);
+    let entry = entry.then(|| SandboxEntry::open(marker)).transpose();
+    Ok(entry.map_err(SpawnError::Fork)?.unzip())
 }
 
 /// The first message to a child's helper.
@@ -208,7 +213,7 @@ fn encode_start(
             limits,
         },
         program_beside,
-        walls: plan.sandbox.shim_plan().cloned(),
+        plan: plan.sandbox.shim_plan().cloned(),
         no_links: false,
         engine,
     })?)
@@ -222,8 +227,8 @@ struct ChildGroups {
 
 /// Whether RLIMIT_NPROC counts only processes of this child: where its uid is its own, or, since
 /// Linux 5.14, by its user namespace.
-fn counts_own_processes(walls: &SandboxSpec) -> bool {
-    match walls {
+fn counts_own_processes(sandbox: &SandboxSpec) -> bool {
+    match sandbox {
         SandboxSpec::None => false,
         SandboxSpec::Engine(plan, engine) if engine.has_no_user_namespace() => {
             matches!(plan.ids, HostIds::Root { .. })
@@ -377,7 +382,7 @@ impl StartedHelper {
     /// The child for the caller.
     fn into_launched(
         self,
-        door: Option<SandboxEntry>,
+        entry: Option<SandboxEntry>,
         of_group: ChildGroups,
         thread: mpsc::Sender<Job>,
     ) -> Result<LaunchedChild, SpawnError> {
@@ -392,7 +397,7 @@ impl StartedHelper {
             notes: Vec::new(),
             layers: None,
             limit_enforcement: of_group.limit_enforcement,
-            sandbox_entry: door,
+            sandbox_entry: entry,
             listeners: Vec::new(),
             process: Process {
                 helper: self.helper,

@@ -33,7 +33,7 @@ pub(super) fn main() -> ExitCode {
         Ok(PreparedAgent {
             agent,
             link,
-            entry_listener: door,
+            entry_listener: entry,
             notes,
             layers,
         }) => Warden {
@@ -41,7 +41,7 @@ pub(super) fn main() -> ExitCode {
             control,
             reports: File::from(OwnedFd::from(reports)),
             link: Some(link),
-            entry_listener: door,
+            entry_listener: entry,
             scope: Scope::Namespace,
         }
         .watch(notes, Some(layers), || Ok(())),
@@ -81,11 +81,11 @@ fn prepare() -> StepResult<PreparedAgent> {
     let _ = rustix::thread::set_name(c"marshal-init");
     let (enter, mut descriptors): (EnterMessage, _) =
         control::receive(&link).at(Stage::Shim, "read the plan")?;
-    let (Some(plan), VERSION) = (&enter.start.walls, enter.start.version) else {
+    let (Some(plan), VERSION) = (&enter.start.plan, enter.start.version) else {
         return Err(failure(Stage::Shim, "the plan is not one for a sandbox"));
     };
-    let trees = descriptors.split_off((3 + usize::from(plan.door)).min(descriptors.len()));
-    let door = descriptors.split_off(3.min(descriptors.len())).pop();
+    let trees = descriptors.split_off((3 + usize::from(plan.has_entry)).min(descriptors.len()));
+    let entry = descriptors.split_off(3.min(descriptors.len())).pop();
     let stdio: [OwnedFd; 3] = descriptors
         .try_into()
         .map_err(|_| failure(Stage::Shim, "the agent's pipes did not arrive"))?;
@@ -112,7 +112,7 @@ fn prepare() -> StepResult<PreparedAgent> {
     Ok(PreparedAgent {
         agent,
         link,
-        entry_listener: door.map(|socket| EntryListener::new(socket, seal)),
+        entry_listener: entry.map(|socket| EntryListener::new(socket, seal)),
         notes: enter.notes,
         layers: ActiveLayers {
             ids: plan.ids,

@@ -61,7 +61,7 @@ fn prepare(control: &UnixStream) -> StepResult<(Pid, u32)> {
     let _ = rustix::thread::set_name(c"marshal-leash");
     let (start, descriptors): (StartMessage, _) =
         control::receive(control).at(Stage::Shim, "read the plan")?;
-    if start.version != VERSION || start.walls.is_some() {
+    if start.version != VERSION || start.plan.is_some() {
         return Err(failure(Stage::Shim, "the plan is not one for a leash"));
     }
     let stdio: [OwnedFd; 3] = descriptors

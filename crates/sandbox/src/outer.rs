@@ -55,10 +55,10 @@ fn prepare(control: &UnixStream) -> StepResult<(Child, UnixStream)> {
     let (start, mut stdio): (StartMessage, Vec<OwnedFd>) =
         control::receive(control).at(Stage::Shim, "read the plan")?;
     let program = start.program_beside.then(|| stdio.pop()).flatten();
-    let (Some(plan), VERSION) = (&start.walls, start.version) else {
+    let (Some(plan), VERSION) = (&start.plan, start.version) else {
         return Err(failure(Stage::Shim, "the plan is not one for a sandbox"));
     };
-    if stdio.len() != 3 + usize::from(plan.door) {
+    if stdio.len() != 3 + usize::from(plan.has_entry) {
         return Err(failure(Stage::Shim, "the agent's pipes did not arrive"));
     }
     let stay_with_supervisor = || privilege::die_with_parent(Signal::KILL, Some(start.parent));

@@ -230,7 +230,7 @@ pub fn plan(request: &SandboxRequest<'_>) -> Result<ShimPlan, PlanError> {
         },
         hostname: hostname(request.hostname),
         mounts,
-        door: request.has_sandbox_entry,
+        has_entry: request.has_sandbox_entry,
         landlock_min_abi: request.profile.landlock_min_abi,
         seccomp: match &request.profile.seccomp {
             config::Seccomp::Default => Seccomp::BuiltIn,

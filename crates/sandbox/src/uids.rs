@@ -80,7 +80,7 @@ pub enum UidError {
     Range(#[from] RangeError),
     /// Every block of the range is in use.
     #[error(
-        "no free block of {count} uids in {}: {held} other supervisors hold theirs in {}; \
+        "no free block of {count} uids in {}: {used_blocks} other supervisors hold theirs in {}; \
          stop one, lower max_children, or make the entry `marshal` in /etc/subuid and /etc/subgid \
          larger", range::list(.ranges), show(.place)
     )]
@@ -90,7 +90,7 @@ pub enum UidError {
         /// The ranges that were searched.
         ranges: Vec<Range>,
         /// Number of blocks in use.
-        held: usize,
+        used_blocks: usize,
         /// The directory of their locks.
         place: PathBuf,
     },
@@ -240,7 +240,7 @@ pub fn acquire(sources: &Sources, count: u32, wanted: UidRange) -> Result<Locked
         return Err(UidError::NoFreeBlock {
             count,
             ranges,
-            held: taken.len(),
+            used_blocks: taken.len(),
             place: sources.locks_dir.clone(),
         });
     };
@@ -434,7 +434,7 @@ mod tests {
         assert_eq!((large, small, third), (700_000, 700_064, 700_074));
         let error = first(&sources, 10).expect_err("6 are left");
         assert!(
-            matches!(error, UidError::NoFreeBlock { held: 3, .. }),
+            matches!(error, UidError::NoFreeBlock { used_blocks: 3, .. }),
             "{error}"
         );
         let freed = |first: u32| wait_until_unlocked(&sources.locks_dir.join(first.to_string()));

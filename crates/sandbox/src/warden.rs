@@ -177,8 +177,8 @@ impl Warden {
             waits.push(PollFd::new(link, PollFlags::IN));
         }
         // Only pid 1 has an entry, and pid 1 always has a link: the indices are certain.
-        if let Some(door) = &self.entry_listener {
-            waits.push(PollFd::new(door, PollFlags::IN));
+        if let Some(entry) = &self.entry_listener {
+            waits.push(PollFd::new(entry, PollFlags::IN));
         }
         // Even if the poll was interrupted, the flags are valid.
         let _ = poll(&mut waits, None);

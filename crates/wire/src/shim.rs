@@ -95,7 +95,7 @@ pub struct StartMessage {
     /// What to run.
     pub program: Program,
     /// The plan of the sandbox; `None` for the leash.
-    pub walls: Option<ShimPlan>,
+    pub plan: Option<ShimPlan>,
     /// The leash only: the working directory is entered through no link, even one that was added to
     /// the path after the directory was checked.
     pub no_links: bool,
@@ -160,7 +160,7 @@ pub struct ShimPlan {
     /// Whether helpers can be started inside later: then the entry's socket is one more descriptor
     /// beside [`StartMessage`] and [`EnterMessage`], after the agent's pipes.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub door: bool,
+    pub has_entry: bool,
     /// The least ABI of Landlock, 0 to 6, without which nothing runs; the highest that the kernel
     /// has is used.
     #[serde(default)]

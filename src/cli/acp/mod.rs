@@ -54,7 +54,7 @@ pub struct SupervisorTarget {
 
 /// Why the editor's connection ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ended {
+pub enum BridgeEnd {
     /// The editor closed the connection, or `stop` was cancelled.
     Closed,
     /// The editor sent a line that is too long.
@@ -80,7 +80,7 @@ pub async fn serve(
     input: impl Read + Send + 'static,
     output: impl Write + Send + 'static,
     stop: CancellationToken,
-) -> Ended {
+) -> BridgeEnd {
     let gone = stop.child_token();
     let (out, written) = EditorOutput::start(output, gone.clone());
     let chunks = output::read(input);
@@ -94,7 +94,7 @@ pub async fn serve(
     };
     let ended = tokio::select! {
         ended = read_messages(&context, chunks) => ended,
-        () = gone.cancelled() => Ended::Closed,
+        () = gone.cancelled() => BridgeEnd::Closed,
     };
     // Tasks that wait for the supervisor or the editor stop, which ends their connections and
     // conversations.
@@ -107,7 +107,7 @@ pub async fn serve(
 }
 
 /// Reads messages until the editor closes the connection.
-async fn read_messages(context: &EditorContext, mut chunks: mpsc::Receiver<Vec<u8>>) -> Ended {
+async fn read_messages(context: &EditorContext, mut chunks: mpsc::Receiver<Vec<u8>>) -> BridgeEnd {
     let mut lines = LineDecoder::new(limits::EDITOR_LINE_BYTES);
     let mut greeted = false;
     while let Some(chunk) = chunks.recv().await {
@@ -123,12 +123,12 @@ async fn read_messages(context: &EditorContext, mut chunks: mpsc::Receiver<Vec<u
                     .output
                     .send(outgoing::error_reply(None, &error))
                     .await;
-                return Ended::LineTooLong;
+                return BridgeEnd::LineTooLong;
             };
             context.line(&line, &mut greeted).await;
         }
     }
-    Ended::Closed
+    BridgeEnd::Closed
 }
 
 impl EditorContext {

@@ -11,7 +11,7 @@ use std::io::Read as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-use crate::cli::trust::shown;
+use crate::cli::trust::display_path;
 use marshal_config::{Program, ProgramLookup};
 
 /// The directories of the system's programs. Every sandbox has `/usr`, and all of these are in it.
@@ -72,7 +72,7 @@ pub(in crate::cli) enum Missing {
         places: String,
     },
     /// The interpreter of the program does not exist.
-    #[error("{} needs the interpreter {interpreter}, which was not found in PATH", shown(.file))]
+    #[error("{} needs the interpreter {interpreter}, which was not found in PATH", display_path(.file))]
     Interpreter {
         /// The program's file.
         file: PathBuf,
@@ -80,7 +80,7 @@ pub(in crate::cli) enum Missing {
         interpreter: String,
     },
     /// The agent would have to see a directory that is too wide, such as the home.
-    #[error("{} is in {}, which an agent must not see as a whole; install it elsewhere", shown(.file), shown(.dir))]
+    #[error("{} is in {}, which an agent must not see as a whole; install it elsewhere", display_path(.file), display_path(.dir))]
     TooWide {
         /// The program's file.
         file: PathBuf,
@@ -88,7 +88,7 @@ pub(in crate::cli) enum Missing {
         dir: PathBuf,
     },
     /// The file cannot be read.
-    #[error("{}: {why}", shown(.file))]
+    #[error("{}: {why}", display_path(.file))]
     Unreadable {
         /// The program's file.
         file: PathBuf,
@@ -123,7 +123,7 @@ pub(in crate::cli) fn find(
         return Err(Missing::Nowhere {
             program: find.program.clone(),
             places: match agent_dir {
-                Some(dir) => shown(dir),
+                Some(dir) => display_path(dir),
                 None => format!("PATH or in {MODULES} beside the configuration"),
             },
         });

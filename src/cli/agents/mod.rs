@@ -12,7 +12,7 @@ use std::path::Path;
 use self::find::{FoundProgram, Missing, SearchPaths};
 use super::exit::Exit;
 use super::streams::Streams;
-use super::trust::shown;
+use super::trust::display_path;
 use marshal_config::{Config, Preset, agent_names, agent_preset};
 use marshal_model::untrusted::escape_for_display;
 
@@ -146,7 +146,7 @@ impl AgentStatus {
         match (&self.found, &self.preset.find) {
             (Some(Err(Missing::Nowhere { .. })), Some(find)) => find.install.clone(),
             (Some(Err(missing)), _) => missing.to_string(),
-            (Some(Ok(found)), _) => shown(&found.file),
+            (Some(Ok(found)), _) => display_path(&found.file),
             (None, _) => String::new(),
         }
     }
@@ -254,7 +254,7 @@ async fn show_agent(name: &str, around: &SearchPaths, json: bool, streams: &mut 
     }
     if let Some(Ok(found)) = &status.found {
         for bind in &found.program.binds {
-            show("sees", &format!("{}, read-only", shown(bind)));
+            show("sees", &format!("{}, read-only", display_path(bind)));
         }
     }
     show("speaks", &preset.pool_text_or_default("dialect"));
@@ -304,7 +304,7 @@ fn write(name: &str, directory: &Path, streams: &mut Streams) -> Exit {
         .and_then(|mut file| file.write_all(starting(name).as_bytes()));
     match made {
         Ok(()) => {
-            let path = shown(&path);
+            let path = display_path(&path);
             streams.err.line(&format!("written: {path}"));
             streams.err.line(&format!(
                 "next: marshal --config {path} config check, then run \"a prompt\""
@@ -312,7 +312,7 @@ fn write(name: &str, directory: &Path, streams: &mut Streams) -> Exit {
             Exit::Done
         }
         Err(error) => {
-            let path = shown(&path);
+            let path = display_path(&path);
             streams
                 .err
                 .line(&format!("error: cannot write {path}: {error}"));

@@ -59,7 +59,7 @@ pub(super) fn probe_limits() -> Vec<(FeatureQuery, ProbeResult)> {
             let finding = findings.iter().find(|one| one.feature == feature.as_str());
             let found = finding.map_or_else(ProbeResult::unknown, |finding| ProbeResult {
                 has: !matches!(finding.enforcement, Enforcement::Unenforced),
-                said: match &finding.why {
+                detail: match &finding.why {
                     Some(why) => format!("{}; {why}", finding.enforcement),
                     None => finding.enforcement.to_string(),
                 },
@@ -101,7 +101,7 @@ pub(super) fn unenforced_limits(
             required_by: vec![format!("{name}: limits_held")],
             status: CheckStatus::Missing,
             result: ProbeResult {
-                said: format!(
+                detail: format!(
                     "{limit}: {}",
                     enforcement.why.as_deref().unwrap_or("not enforced")
                 ),

@@ -376,7 +376,7 @@ fn degrade_profiles(profiles: &mut BTreeMap<String, Sandbox>, needs: &[Requireme
             tracing::warn!(
                 profile = name,
                 feature,
-                found = row.result.said,
+                found = row.result.detail,
                 "the sandbox lacks a layer that this host does not support"
             );
         }
@@ -407,7 +407,7 @@ fn failed(profile: &str, error: &RunError) -> Row {
         status: CheckStatus::Missing,
         result: ProbeResult {
             errno: failure.and_then(|failure| failure.errno),
-            said: error.to_string(),
+            detail: error.to_string(),
             hint: failure.and_then(SetupFailure::hint).map(str::to_owned),
             ..ProbeResult::unknown()
         },

@@ -12,7 +12,7 @@ use marshal_sandbox::doctor::Row;
 /// Columns of "needed by".
 const NEEDED_BY: usize = 36;
 /// The least columns of "found".
-const FOUND: usize = 24;
+const FOUND_WIDTH: usize = 24;
 /// Columns of a hint.
 const HINT: usize = 400;
 
@@ -41,7 +41,7 @@ pub(super) fn render(rows: &[Row], width: usize) -> String {
         }
     }
     let fixed: usize = widths[..4].iter().sum::<usize>() + 8;
-    widths[4] = widths[4].min(width.saturating_sub(fixed).max(FOUND));
+    widths[4] = widths[4].min(width.saturating_sub(fixed).max(FOUND_WIDTH));
     let mut text = String::new();
     for (cells, hint) in &lines {
         let mut line = String::new();
@@ -68,16 +68,18 @@ pub(super) fn json(row: &Row) -> serde_json::Value {
         "needed_by": row.required_by,
         "result": row.status.as_str(),
         "errno": row.result.errno.map(name),
-        "found": row.result.said,
+        "found": row.result.detail,
         "hint": row.result.hint,
     })
 }
 
 fn found_text(row: &Row) -> String {
-    match (&row.query.at, row.result.said.is_empty()) {
+    match (&row.query.at, row.result.detail.is_empty()) {
         (Some(at), true) => at.clone(),
-        (Some(at), false) if !row.result.said.contains(at) => format!("{}, {at}", row.result.said),
-        _ => row.result.said.clone(),
+        (Some(at), false) if !row.result.detail.contains(at) => {
+            format!("{}, {at}", row.result.detail)
+        }
+        _ => row.result.detail.clone(),
     }
 }
 
@@ -94,14 +96,14 @@ mod tests {
     use super::*;
     use marshal_sandbox::doctor::{CheckStatus, Feature, FeatureQuery, ProbeResult};
 
-    fn row(feature: Feature, said: &str) -> Row {
+    fn row(feature: Feature, detail: &str) -> Row {
         Row {
             query: FeatureQuery { feature, at: None },
             required_by: vec!["strict".to_owned(), "standard".to_owned()],
             status: CheckStatus::Missing,
             result: ProbeResult {
                 errno: Some(libc::ENOSYS),
-                said: said.to_owned(),
+                detail: detail.to_owned(),
                 hint: Some("do \u{1b}[2J this".to_owned()),
                 ..ProbeResult::unknown()
             },

@@ -66,8 +66,8 @@ pub(in crate::cli) fn handle_order(
     if !check {
         let program: PathBuf = "/proc/self/exe".into();
         let applied = apply::apply(&overlay, &plan, &program).map_err(OverlayFailure::from)?;
-        if applied.kept.is_some() {
-            reply["note"] = json!(applied.kept);
+        if applied.kept_note.is_some() {
+            reply["note"] = json!(applied.kept_note);
         }
     }
     reply["applied"] = json!(!check);

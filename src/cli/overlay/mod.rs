@@ -149,7 +149,7 @@ fn run(cli: &Cli, streams: &mut Streams) -> Result<Exit, OverlayFailure> {
                 streams.err.line(&text);
             }
             overlay.discard().map_err(OverlayError::from)?;
-            text::done("discarded", &args.session, 0, cli.json, streams);
+            text::print_result("discarded", &args.session, 0, cli.json, streams);
             Ok(Exit::Done)
         }
         _ => Ok(Exit::Usage),
@@ -283,12 +283,12 @@ fn apply_plan(
     }
     let program: PathBuf = "/proc/self/exe".into();
     let applied = apply::apply(overlay, plan, &program)?;
-    if let Some(note) = applied.kept {
+    if let Some(note) = applied.kept_note {
         streams
             .err
             .line(&format!("note: {}", escape_for_display(&note, ERROR)));
     }
-    text::done(
+    text::print_result(
         "applied",
         overlay.session(),
         plan.changes.len(),

@@ -56,7 +56,7 @@ pub(super) fn list(plan: &ApplyPlan, json: bool, streams: &mut Streams) {
 }
 
 /// Reports what was done.
-pub(super) fn done(
+pub(super) fn print_result(
     what: &str,
     session: &SessionId,
     changes: usize,

@@ -26,7 +26,7 @@ use marshal_model::untrusted::escape_for_display;
 use marshal_policy::extract::{Extractor, builtin_text};
 
 /// Changes in the text output; `--json` has all of them.
-const SHOWN: usize = 200;
+const MAX_SHOWN: usize = 200;
 /// Columns shown of a request.
 const REQUEST: usize = 160;
 
@@ -324,7 +324,7 @@ fn document(seen: &ReplayResult, new: &SelectedPolicy) -> Value {
 }
 
 fn print_result(seen: &ReplayResult, new: &SelectedPolicy, streams: &mut Streams) {
-    for change in seen.changes.iter().take(SHOWN) {
+    for change in seen.changes.iter().take(MAX_SHOWN) {
         let input = change.line.input.as_ref().map_or("", |input| input.get());
         let mark = match (change.new, change.drifted, change.guessed) {
             (_, true, _) => "  (the old policy also decides differently here)",
@@ -342,8 +342,8 @@ fn print_result(seen: &ReplayResult, new: &SelectedPolicy, streams: &mut Streams
         ));
         streams.out.line(&format!("    {}", change.reason));
     }
-    if seen.changes.len() > SHOWN {
-        let more = seen.changes.len() - SHOWN;
+    if seen.changes.len() > MAX_SHOWN {
+        let more = seen.changes.len() - MAX_SHOWN;
         streams
             .out
             .line(&format!("and {more} more; --json has all of them"));

@@ -104,7 +104,7 @@ pub(super) async fn exec(args: &ExecArgs, config: &Config, streams: &mut Streams
     };
     if let Some(copy) = &sandbox.copy {
         copy.mark_ended();
-        let path = crate::cli::trust::shown(&copy.path);
+        let path = crate::cli::trust::display_path(&copy.path);
         fail(&format!("the copy of the workspace is kept in {path}"));
     }
     match ended {

@@ -6,7 +6,7 @@ use super::preparation::{self, PrepareError};
 use super::{NO_SANDBOX, SandboxArgs, WorkspaceModeArg};
 use crate::cli::doctor::{own_ids, preflight};
 use crate::cli::streams::Streams;
-use crate::cli::trust::shown;
+use crate::cli::trust::display_path;
 use marshal_config::{Config, OnMissing, Sandbox, Seccomp, show_size};
 use marshal_model::untrusted;
 use marshal_sandbox::doctor::Row;
@@ -78,7 +78,7 @@ fn build_plan(
         WorkspaceModeArg::Rw => preparation::tree(&wanted.workspace, true)?,
     };
     let plan = preparation::plan(args, &wanted, ids, workspace)?;
-    let shown = shown(&wanted.workspace);
+    let shown = display_path(&wanted.workspace);
     Ok((plan, shown, ids))
 }
 
@@ -98,7 +98,7 @@ fn lines(args: &SandboxArgs, profile: &Sandbox, plan: &ShimPlan, workspace: &str
         NetworkMode::Host => "the network of this host",
     };
     let home = match &args.home {
-        Some(home) => format!("{}, writable", shown(home)),
+        Some(home) => format!("{}, writable", display_path(home)),
         None => "in memory, removed at the end".to_owned(),
     };
     let mut lines = vec![
@@ -160,7 +160,7 @@ fn seccomp(profile: &Sandbox) -> String {
     match &profile.seccomp {
         Seccomp::Default => "the built-in list of allowed system calls".to_owned(),
         Seccomp::Off => "off: every system call of this kernel is allowed".to_owned(),
-        Seccomp::File(path) => format!("the system calls that {} allows", shown(path)),
+        Seccomp::File(path) => format!("the system calls that {} allows", display_path(path)),
     }
 }
 
@@ -198,7 +198,7 @@ fn lack(row: &Row) -> String {
         "here       {} {}: {}{hint}",
         row.status,
         row.query.feature,
-        untrusted::escape_for_display(&found.said, 200)
+        untrusted::escape_for_display(&found.detail, 200)
     )
 }
 

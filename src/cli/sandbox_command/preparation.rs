@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::{LauncherArg, NetworkArg, SandboxArgs, WorkspaceModeArg};
 use crate::cli::engines::{self, EngineError};
 use crate::cli::state_dir;
-use crate::cli::trust::shown;
+use crate::cli::trust::display_path;
 use marshal_config::{self as config, Config, Network};
 use marshal_launch::{
     self as launch, Engine, LaunchPlan, ProcessLimits, RunError, SandboxSpec, Spawner,
@@ -193,8 +193,8 @@ pub(super) fn check_args<'a>(
             && state.starts_with(path)
         {
             return Err(PrepareError::State {
-                state: shown(&state),
-                path: shown(path),
+                state: display_path(&state),
+                path: display_path(path),
             });
         }
     }
@@ -202,8 +202,8 @@ pub(super) fn check_args<'a>(
         && (home.starts_with(&workspace) || workspace.starts_with(home))
     {
         return Err(PrepareError::Nested {
-            home: shown(home),
-            workspace: shown(&workspace),
+            home: display_path(home),
+            workspace: display_path(&workspace),
         });
     }
     Ok(CheckedArgs {
@@ -216,7 +216,7 @@ pub(super) fn check_args<'a>(
 
 fn directory(path: &Path) -> Result<PathBuf, PrepareError> {
     let bad = |why: String| PrepareError::Directory {
-        path: shown(path),
+        path: display_path(path),
         why,
     };
     let real = std::fs::canonicalize(path).map_err(|error| bad(error.to_string()))?;

@@ -6,7 +6,7 @@
 //!
 //! `with_guard` puts a router behind the guard. A new set of routes has its router and its table
 //! of roles in one file, as in `policy_routes.rs`; `cli/listeners.rs` merges it.
-//! `tests/drills/fleet/door.rs` calls each route with each role.
+//! `tests/drills/fleet/http_access.rs` calls each route with each role.
 
 mod rate;
 

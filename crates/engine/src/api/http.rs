@@ -136,7 +136,7 @@ impl Default for Bounds {
 /// Serves the routes until `stop`, then lets open requests finish within the limits.
 pub async fn serve(listener: Listener, pages: Pages, bounds: Bounds, stop: CancellationToken) {
     let Listener {
-        endpoint: door,
+        endpoint,
         tls,
         hosts,
     } = listener;
@@ -153,7 +153,7 @@ pub async fn serve(listener: Listener, pages: Pages, bounds: Bounds, stop: Cance
     let kill = CancellationToken::new();
     loop {
         let accepted = async {
-            let came = door.accept().await;
+            let came = endpoint.accept().await;
             // The permit is acquired after the accept: an idle connection is closed only if a new
             // one is really there.
             (came, places.acquire(&bounds).await)
@@ -180,7 +180,7 @@ pub async fn serve(listener: Listener, pages: Pages, bounds: Bounds, stop: Cance
         });
     }
     // Stop listening and remove the socket's file before open requests end.
-    drop(door);
+    drop(endpoint);
     open.close();
     if tokio::time::timeout(bounds.drain, open.wait())
         .await

@@ -317,7 +317,7 @@ fn endless(kind: &'static str, piece: &'static [u8], left: usize) -> Router {
 }
 
 /// Sends a request and reads the beginning of the answer.
-async fn begun(addr: SocketAddr, path: &str) -> (TcpStream, String) {
+async fn begin_request(addr: SocketAddr, path: &str) -> (TcpStream, String) {
     let mut stream = TcpStream::connect(addr).await.expect("connected");
     let request = format!("GET {path} HTTP/1.1\r\nHost: {addr}\r\n\r\n");
     stream.write_all(request.as_bytes()).await.expect("written");
@@ -343,7 +343,7 @@ async fn streams_have_places_of_their_own_and_requests_keep_theirs() {
     let server = server_of(Readiness::Ready, bounds, pages).await;
     let mut streams = Vec::new();
     for _ in 0..3 {
-        let (stream, answer) = begun(server.addr, "/on").await;
+        let (stream, answer) = begin_request(server.addr, "/on").await;
         assert_eq!(status(&answer), 200, "{answer}");
         assert!(answer.contains("connection: close"), "{answer}");
         streams.push(stream);
@@ -364,7 +364,7 @@ async fn streams_have_places_of_their_own_and_requests_keep_theirs() {
     // One that ends makes room.
     drop(streams.pop());
     tokio::time::timeout(LONG, async {
-        while status(&begun(server.addr, "/on").await.1) != 200 {
+        while status(&begin_request(server.addr, "/on").await.1) != 200 {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     })
@@ -387,7 +387,7 @@ async fn a_stream_ends_with_its_own_life() {
     };
     let pages = endless("text/event-stream", b"data: 1\n\n", 1);
     let server = server_of(Readiness::Ready, bounds, pages).await;
-    let (mut stream, _) = begun(server.addr, "/on").await;
+    let (mut stream, _) = begin_request(server.addr, "/on").await;
     let mut rest = Vec::new();
     let read = stream.read_to_end(&mut rest);
     let _ = tokio::time::timeout(LONG, read).await.expect("it ends");
@@ -413,7 +413,7 @@ async fn who_asks_nothing_gives_its_place_to_who_does() {
     let read = tokio::time::timeout(LONG, idle[0].read(&mut one)).await;
     assert!(matches!(read.expect("it ends"), Ok(0) | Err(_)));
     // And who has asked before keeps its place as long as nobody wants it.
-    let (mut kept, answer) = begun(server.addr, "/healthz").await;
+    let (mut kept, answer) = begin_request(server.addr, "/healthz").await;
     assert_eq!(status(&answer), 200);
     tokio::time::sleep(4 * bounds.grace).await;
     let request = format!("GET /healthz HTTP/1.1\r\nHost: {}\r\n\r\n", server.addr);
@@ -433,7 +433,7 @@ async fn who_reads_nothing_is_given_up() {
     };
     let pages = endless("text/plain", &[b'x'; 8 << 10], usize::MAX);
     let server = server_of(Readiness::Ready, bounds, pages).await;
-    let (_held, answer) = begun(server.addr, "/on").await;
+    let (_held, answer) = begin_request(server.addr, "/on").await;
     assert_eq!(status(&answer), 200);
     let (code, _) = send(server.addr, "GET", "/healthz", &server.addr.to_string()).await;
     assert_eq!(code, 200);

@@ -145,7 +145,7 @@ pub trait Fleet: Clone + Send + Sync + 'static {
     /// The journal's error.
     fn approvals(
         &self,
-        over: bool,
+        ended: bool,
     ) -> impl Future<Output = Result<Vec<StoredApproval>, String>> + Send;
 
     /// Returns one approval; `None` if there is none.
@@ -275,8 +275,8 @@ impl Fleet for FleetHandle {
         self.conversations(pool, after).await
     }
 
-    async fn approvals(&self, over: bool) -> Result<Vec<StoredApproval>, String> {
-        self.approvals(over).await
+    async fn approvals(&self, ended: bool) -> Result<Vec<StoredApproval>, String> {
+        self.approvals(ended).await
     }
 
     async fn approval(

@@ -110,7 +110,7 @@ impl UpgradeRequest {
 
 /// Responds with server-sent events, or with WebSocket messages.
 pub(super) fn respond(
-    told: mpsc::Receiver<Bytes>,
+    messages: mpsc::Receiver<Bytes>,
     wanted: Option<UpgradeRequest>,
     stop: CancellationToken,
     until: Instant,
@@ -131,10 +131,10 @@ pub(super) fn respond(
                     deadline: until,
                     missed_pongs: 0,
                 };
-                line.run(told, kept).await;
+                line.run(messages, kept).await;
             });
     }
-    let mut response = Body::new(ChannelBody(told)).into_response();
+    let mut response = Body::new(ChannelBody(messages)).into_response();
     let headers = response.headers_mut();
     for (name, value) in [
         (header::CONTENT_TYPE, "text/event-stream"),
@@ -210,12 +210,12 @@ enum Step {
 
 impl SocketSession {
     /// Forwards messages until the stream ends, the client disconnects, or the server stops.
-    async fn run(mut self, mut told: mpsc::Receiver<Bytes>, kept: ConnectionHandle) {
+    async fn run(mut self, mut messages: mpsc::Receiver<Bytes>, kept: ConnectionHandle) {
         let step = loop {
             let step = tokio::select! {
                 () = kept.wait_closed() => Step::Close(close_code::AWAY, "stopping"),
                 came = self.socket.recv() => self.handle_message(came.as_ref()),
-                piece = told.recv() => match piece {
+                piece = messages.recv() => match piece {
                     Some(piece) => tokio::select! {
                         step = self.send_chunk(&piece) => step,
                         () = kept.wait_closed() => Step::Gone,
@@ -228,7 +228,7 @@ impl SocketSession {
             }
         };
         // This tells the producer of the stream to stop.
-        drop(told);
+        drop(messages);
         let goodbye = async {
             match step {
                 Step::Close(code, reason) => {

@@ -8,7 +8,7 @@
 //! with its row. A loaded session writes the event (`Conversation::note`), otherwise
 //! `FleetHandle::append` does, so only one of them numbers the events. A waiting turn that a person
 //! stops is marked in its row at once. Stops and closes are rows (`turns.stopped`, `chats.closing`)
-//! before they are answered. Tests: `tests/drills/fleet/chats_kept.rs`.
+//! before they are answered. Tests: `tests/drills/fleet/chats_retention.rs`.
 
 use std::sync::Arc;
 

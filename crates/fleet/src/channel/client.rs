@@ -500,9 +500,9 @@ impl ChannelState {
                 ClientErrorKind::Failed,
                 "the agent has no sandbox to run this in",
             )),
-            (Ok(place), Some(door)) => Ok((place, Arc::clone(door))),
+            (Ok(place), Some(entry)) => Ok((place, Arc::clone(entry))),
         };
-        let (place, door) = match begun {
+        let (place, entry) = match begun {
             Ok(begun) => begun,
             Err(error) => {
                 return self.queue_client_reply(key, PendingReply::Ready(Err(error)), now);
@@ -521,8 +521,8 @@ impl ChannelState {
             let begun = terminal::start_terminal(terminal::TerminalStart {
                 key,
                 id: id.clone(),
-                door,
-                errand: exec_request,
+                entry,
+                exec_request,
                 wanted: spec.output_bytes,
                 credits: self.credits.clone(),
                 to: myself.clone(),

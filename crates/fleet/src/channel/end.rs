@@ -229,7 +229,7 @@ fn by_status(end: &mut ChannelEnd, mute: Option<&str>, sandbox_failure: Option<&
 mod tests {
     use super::*;
 
-    fn ended(status: ExitStatus) -> ChildExit {
+    fn child_exit(status: ExitStatus) -> ChildExit {
         ChildExit {
             status: Some(status),
             sandbox_failure: None,
@@ -242,9 +242,19 @@ mod tests {
 
     #[test]
     fn an_end_that_nobody_asked_for_is_told_by_its_status() {
-        let end = classify_end(Some(&ended(ExitStatus::Signal(9))), None, true, Vec::new());
+        let end = classify_end(
+            Some(&child_exit(ExitStatus::Signal(9))),
+            None,
+            true,
+            Vec::new(),
+        );
         assert_eq!(end.class, ExitClass::Signalled);
-        let end = classify_end(Some(&ended(ExitStatus::Code(0))), None, false, Vec::new());
+        let end = classify_end(
+            Some(&child_exit(ExitStatus::Code(0))),
+            None,
+            false,
+            Vec::new(),
+        );
         assert_eq!(end.class, ExitClass::Exited);
         assert!(end.detail.contains("before it was ready"), "{}", end.detail);
     }
@@ -253,7 +263,7 @@ mod tests {
     fn a_wanted_end_is_wanted_whatever_the_status() {
         for status in [ExitStatus::Code(3), ExitStatus::Signal(15)] {
             let end = classify_end(
-                Some(&ended(status)),
+                Some(&child_exit(status)),
                 Some(Cause::Requested),
                 true,
                 Vec::new(),

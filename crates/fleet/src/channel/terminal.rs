@@ -38,8 +38,8 @@ pub(super) struct Terminal {
 pub(super) struct TerminalStart {
     pub(super) key: PermissionRequestKey,
     pub(super) id: String,
-    pub(super) door: Arc<SandboxEntry>,
-    pub(super) errand: ExecRequest,
+    pub(super) entry: Arc<SandboxEntry>,
+    pub(super) exec_request: ExecRequest,
     /// How many bytes of output the agent asks to keep; `None`: the limit.
     pub(super) wanted: Option<u64>,
     pub(super) credits: Credits,
@@ -61,7 +61,7 @@ pub(super) fn start_terminal(begin: TerminalStart) -> Terminal {
         kill: kill.clone(),
         partial: Vec::new(),
     };
-    tokio::spawn(task.run(begin.door, begin.errand));
+    tokio::spawn(task.run(begin.entry, begin.exec_request));
     Terminal {
         output,
         _guard: kill.clone().drop_guard(),

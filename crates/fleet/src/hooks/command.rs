@@ -12,7 +12,7 @@ use marshal_model::{ExitStatus, ResourceLimits};
 use marshal_telemetry::labels::HookResult;
 
 /// How many columns of a command's output are logged.
-const SHOWN: usize = 300;
+const MAX_SHOWN: usize = 300;
 
 /// The exit code for a temporary failure, after which the message is sent again (EX_TEMPFAIL of
 /// sysexits(3)).
@@ -83,7 +83,7 @@ impl Runner {
         output.extend_from_slice(&finished.stderr);
         let output = marshal_model::untrusted::escape_for_display(
             String::from_utf8_lossy(&output).trim_end(),
-            SHOWN,
+            MAX_SHOWN,
         );
         tracing::debug!(status = %finished.status, said = output, "a hook's command ended");
         match finished.status {

@@ -19,7 +19,7 @@ const VERSION: u32 = 1;
 const WORD: usize = 100;
 const SENTENCE: usize = 400;
 /// The maximum number of list members.
-const LISTED: usize = 16;
+const MAX_LISTED: usize = 16;
 
 /// An encoded message.
 #[derive(Debug, Clone)]
@@ -135,7 +135,7 @@ fn notification_json(at_us: i64, notification: &Notification, is_whole: bool) ->
 }
 
 fn fields(notification: &Notification, is_whole: bool) -> Value {
-    let list_limit = if is_whole { LISTED } else { 1 };
+    let list_limit = if is_whole { MAX_LISTED } else { 1 };
     match notification {
         Notification::ApprovalPending {
             slot,

@@ -244,7 +244,7 @@ impl MeasureQueue {
 mod tests {
     use super::*;
 
-    fn room(bytes: u64) -> DiskSpace {
+    fn disk_space(bytes: u64) -> DiskSpace {
         DiskSpace {
             bytes,
             files: u64::MAX,
@@ -255,14 +255,18 @@ mod tests {
     fn after(sizes: &[u64], left: u64) -> MeasureState {
         let now = Instant::now();
         sizes.iter().fold(MeasureState::first(now), |look, size| {
-            look.after_measurement(now, room(0), Some((room(*size), room(left))))
+            look.after_measurement(
+                now,
+                disk_space(0),
+                Some((disk_space(*size), disk_space(left))),
+            )
         })
     }
 
     /// Checks after which time since the last measurement the next one is due.
     #[track_caller]
     fn check(look: &MeasureState, grown: u64, is_stirred: bool, expected: Duration) {
-        let due = |waited| look.is_due(look.at + waited, room(grown), is_stirred);
+        let due = |waited| look.is_due(look.at + waited, disk_space(grown), is_stirred);
         assert!(due(expected), "not due after {expected:?}: {look:?}");
         let before = expected.checked_sub(Duration::from_millis(1));
         assert!(
@@ -286,15 +290,19 @@ mod tests {
         check(&quiet, 500, false, MEASURE_QUIET_INTERVAL);
         check(&quiet, 501, false, Duration::ZERO);
         check(&quiet, 0, true, Duration::ZERO);
-        let later = quiet.after_measurement(quiet.at, room(501), Some((room(5), room(1_000))));
+        let later = quiet.after_measurement(
+            quiet.at,
+            disk_space(501),
+            Some((disk_space(5), disk_space(1_000))),
+        );
         check(&later, 501, false, MEASURE_QUIET_INTERVAL);
     }
 
     #[test]
     fn what_could_not_be_seen_as_a_whole_is_never_quiet() {
         let quiet = after(&[5; 20], 1_000);
-        let unseen = quiet.after_measurement(quiet.at, room(0), None);
-        assert!(unseen.is_due(unseen.at + MEASURE_INTERVAL, room(0), false));
+        let unseen = quiet.after_measurement(quiet.at, disk_space(0), None);
+        assert!(unseen.is_due(unseen.at + MEASURE_INTERVAL, disk_space(0), false));
     }
 
     #[test]
@@ -307,7 +315,7 @@ mod tests {
         }
         assert_eq!(list.rest(now), Some(MEASURE_INTERVAL));
         assert!(
-            list.due(now + MEASURE_INTERVAL / 2, room(1 << 40))
+            list.due(now + MEASURE_INTERVAL / 2, disk_space(1 << 40))
                 .is_empty()
         );
         assert_eq!(list.queue.len(), 3);
@@ -315,7 +323,7 @@ mod tests {
             list.rest(now + MEASURE_INTERVAL),
             Some(MEASURE_POLL_INTERVAL)
         );
-        assert!(list.due(now + MEASURE_INTERVAL, room(0)).is_empty());
+        assert!(list.due(now + MEASURE_INTERVAL, disk_space(0)).is_empty());
         assert_eq!(
             list.rest(now + MEASURE_INTERVAL),
             None,

@@ -158,7 +158,7 @@ fn encode_lifecycle(event: &Event, out: &mut Vec<u8>) {
             launcher,
             sandbox_gaps: lacks,
             limits,
-            sandbox_layers: walls,
+            sandbox_layers,
         } => write_json(
             out,
             &body::ChildStarted {
@@ -166,7 +166,7 @@ fn encode_lifecycle(event: &Event, out: &mut Vec<u8>) {
                 launcher: Cow::Borrowed(launcher),
                 lacks: borrow_words(lacks.iter().map(|word| word.as_str())),
                 limits: limits.as_deref().map(Cow::Borrowed),
-                sandbox: borrow_words(walls.iter().map(String::as_str)),
+                sandbox: borrow_words(sandbox_layers.iter().map(String::as_str)),
             },
         ),
         Event::Ready(info) => write_json(

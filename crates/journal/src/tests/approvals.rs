@@ -65,7 +65,7 @@ fn a_start_leaves_what_a_session_may_ask_again_and_ends_the_rest() {
     let (slot, task) = (session("slot"), session("task"));
     assert_durable(&commit(
         &journal,
-        vec![begin_slot_session(&slot), begun(&task)],
+        vec![begin_slot_session(&slot), session_begun(&task)],
     ));
     put(&journal, &slot, "a", 1, i64::MAX);
     put(&journal, &slot, "late", 2, 6);

@@ -5,7 +5,7 @@ use super::*;
 /// A session with `count` permission requests, each decided in the commit of its request.
 fn asks(journal: &Journal, id: &SessionId, count: u64) {
     let epoch = journal.epoch();
-    assert_durable(&commit(journal, vec![begun(id)]));
+    assert_durable(&commit(journal, vec![session_begun(id)]));
     for number in 0..count {
         let name = format!("{id}-{number}");
         let committed = commit(
@@ -223,7 +223,7 @@ fn an_input_beyond_its_limit_is_kept_as_its_digest_only() {
     assert_durable(&commit(
         &journal,
         vec![
-            begun(&id),
+            session_begun(&id),
             event(&id, epoch, 1, permission_requested("a", &input)),
             event(&id, epoch, 2, unread("a")),
         ],

@@ -66,7 +66,7 @@ fn close(chat: &str) -> Write {
 }
 
 /// The writes that queue a task with a turn.
-fn sent(chat: &str, seq: u64, id: &str) -> Vec<Write> {
+fn message_writes(chat: &str, seq: u64, id: &str) -> Vec<Write> {
     let run = chat_row(chat).run;
     let place = u32::try_from(seq).expect("small");
     let begin = ChatWrite::Begin {
@@ -271,7 +271,7 @@ fn messages_are_accepted_in_order_once_and_not_without_end() {
         assert_durable(&commit(&journal, vec![accept("c", seq)]));
     }
     assert_eq!(refuse(accept("c", most + 1)), ChatViolation::Full);
-    assert_durable(&commit(&journal, sent("c", 1, "p-1")));
+    assert_durable(&commit(&journal, message_writes("c", 1, "p-1")));
     assert_durable(&commit(&journal, vec![accept("c", most + 1)]));
     let reader = journal.reader().expect("reader");
     let stored = reader.chat(&session("c")).expect("read").expect("there");
@@ -316,8 +316,8 @@ fn a_turn_ends_with_its_task_as_its_session_said() {
     let mut begin = vec![create("c")];
     begin.extend((1..=4).map(|seq| accept("c", seq)));
     assert_durable(&commit(&journal, begin));
-    assert_durable(&commit(&journal, sent("c", 1, "p-1")));
-    let two = sent("c", 2, "p-2");
+    assert_durable(&commit(&journal, message_writes("c", 1, "p-1")));
+    let two = message_writes("c", 2, "p-2");
     let running = turn_id("c", 1).to_string();
     assert_eq!(
         refused(commit(&journal, two)),
@@ -338,13 +338,13 @@ fn a_turn_ends_with_its_task_as_its_session_said() {
         (Some(50), Some(70), ENDED)
     );
     // No agent received this turn, so no session reported its end: the sender ends it.
-    assert_durable(&commit(&journal, sent("c", 2, "p-2")));
+    assert_durable(&commit(&journal, message_writes("c", 2, "p-2")));
     let failed = task_ended("c", "p-2", TaskOutcome::Failed);
     assert_durable(&commit(&journal, vec![failed]));
     assert_eq!(states(&reader, "c")[1], (2, RUNNING, None));
     assert_durable(&commit(&journal, vec![end("c", 2, TurnOutcome::Failed)]));
     // A turn that was never sent waits again, then is ended by hand; a second end changes nothing.
-    assert_durable(&commit(&journal, sent("c", 3, "p-3")));
+    assert_durable(&commit(&journal, message_writes("c", 3, "p-3")));
     let skipped = task_ended("c", "p-3", TaskOutcome::Skipped);
     assert_durable(&commit(&journal, vec![skipped]));
     assert_eq!(states(&reader, "c")[2], (3, RUNNING, None));
@@ -367,7 +367,7 @@ fn a_turn_ends_with_its_task_as_its_session_said() {
             (4, WAITING, None),
         ]
     );
-    let over = refused(commit(&journal, sent("c", 3, "p-4")));
+    let over = refused(commit(&journal, message_writes("c", 3, "p-4")));
     assert_eq!(over, ChatViolation::NotWaiting(turn));
     let unknown = commit(&journal, vec![end("c", 9, TurnOutcome::Completed)]);
     let nobody = Violation::NoTurn(turn_id("c", 9));
@@ -380,7 +380,7 @@ fn a_closed_chat_takes_nothing_and_ends_with_everything_in_it() {
     let journal = open(dir.path());
     let begin = vec![create("c"), accept("c", 1), accept("c", 2)];
     assert_durable(&commit(&journal, begin));
-    assert_durable(&commit(&journal, sent("c", 1, "p-1")));
+    assert_durable(&commit(&journal, message_writes("c", 1, "p-1")));
     assert_durable(&commit(&journal, vec![close("c")]));
     let mut second = close("c");
     if let Write::Chat(ChatWrite::Close { at_ms, .. }) = &mut second {
@@ -425,7 +425,7 @@ fn what_was_said_last_is_told_in_whole_messages_that_fit() {
         let delta = UntrustedText::new(text);
         event(&id, journal.epoch(), seq, Event::Text { delta })
     };
-    assert_durable(&commit(&journal, sent("c", 1, "p-1")));
+    assert_durable(&commit(&journal, message_writes("c", 1, "p-1")));
     let mut told = prompted(&journal, "c", "p-1", 1, "a long preface and message 1");
     told.push(piece(2, "I lo"));
     told.push(piece(3, "ok."));
@@ -462,7 +462,7 @@ fn what_was_said_last_is_told_in_whole_messages_that_fit() {
     assert_eq!(said(5), [agent("nd é")], "the end of one that is too long");
     assert_eq!(said(1), [], "no half of a letter");
     // A turn that was accepted and not sent has no text yet.
-    assert_durable(&commit(&journal, sent("c", 2, "p-2")));
+    assert_durable(&commit(&journal, message_writes("c", 2, "p-2")));
     assert_eq!(said(32 << 10), all);
     assert_durable(&commit(&journal, prompted(&journal, "c", "p-2", 8, "x")));
     assert_eq!(said(16 + 1), [agent("Found é"), user("message 2")]);
@@ -475,7 +475,7 @@ fn a_start_loses_what_ran_and_keeps_what_waited_and_the_chat() {
     let mut begin = Vec::new();
     for name in ["ran", "unsent", "skipped"] {
         begin.extend([create(name), accept(name, 1), accept(name, 2)]);
-        begin.extend(sent(name, 1, "p-1"));
+        begin.extend(message_writes(name, 1, "p-1"));
     }
     begin.extend(prompted(&journal, "ran", "p-1", 1, "m"));
     begin.push(task_ended("skipped", "p-1", TaskOutcome::Skipped));
@@ -505,7 +505,7 @@ fn a_start_loses_what_ran_and_keeps_what_waited_and_the_chat() {
             assert_eq!(task.state, "ended", "{name}");
         }
         // The chat continues.
-        assert_durable(&commit(&journal, sent(name, 2, "p-2")));
+        assert_durable(&commit(&journal, message_writes(name, 2, "p-2")));
         assert_durable(&commit(&journal, vec![accept(name, 3)]));
     }
 }
@@ -517,7 +517,7 @@ fn a_turn_whose_end_is_durable_ended_so_and_one_that_no_agent_had_waits_again() 
     let mut begin = Vec::new();
     for name in ["done", "unwritten"] {
         begin.extend([create(name), accept(name, 1)]);
-        begin.extend(sent(name, 1, "p-1"));
+        begin.extend(message_writes(name, 1, "p-1"));
         begin.extend(prompted(&journal, name, "p-1", 1, "m"));
     }
     // The supervisor is killed before the turns' tasks end.
@@ -549,7 +549,7 @@ fn retention_takes_a_closed_chat_with_all_its_rows_and_no_open_one() {
         for seq in 1..=100 {
             let id = format!("p-{seq}");
             writes.push(accept(name, seq));
-            writes.extend(sent(name, seq, &id));
+            writes.extend(message_writes(name, seq, &id));
             writes.push(task_ended(name, &id, TaskOutcome::Done));
             writes.push(end(name, seq, TurnOutcome::Completed));
         }

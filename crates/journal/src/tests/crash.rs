@@ -17,7 +17,7 @@ fn writer_until_killed() {
     let journal = open(Path::new(&dir));
     let epoch = journal.epoch();
     let sessions: Vec<SessionId> = (0..SESSIONS).map(|n| session(&format!("s-{n}"))).collect();
-    let begin = sessions.iter().map(begun).collect();
+    let begin = sessions.iter().map(session_begun).collect();
     assert_durable(&commit(&journal, begin));
     for seq in 1.. {
         for id in &sessions {

@@ -19,7 +19,7 @@ fn a_locked_database_stalls_the_journal_and_loses_nothing() {
     let dir = tempdir();
     let journal = open(dir.path());
     let id = session("s");
-    assert_durable(&commit(&journal, vec![begun(&id)]));
+    assert_durable(&commit(&journal, vec![session_begun(&id)]));
     let lock = lock(dir.path());
     let (tx, rx) = callback_channel();
     for seq in 1..=10_000 {
@@ -51,7 +51,7 @@ fn a_stalled_journal_refuses_what_goes_beyond_its_bound_and_keeps_the_rest() {
     let dir = tempdir();
     let journal = open(dir.path());
     let id = session("s");
-    assert_durable(&commit(&journal, vec![begun(&id)]));
+    assert_durable(&commit(&journal, vec![session_begun(&id)]));
     let lock = lock(dir.path());
     let mut accepted = 0;
     let refusal = loop {
@@ -77,7 +77,7 @@ fn a_close_that_is_out_of_time_says_what_it_left() {
     let dir = tempdir();
     let journal = open(dir.path());
     let id = session("s");
-    assert_durable(&commit(&journal, vec![begun(&id)]));
+    assert_durable(&commit(&journal, vec![session_begun(&id)]));
     let lock = lock(dir.path());
     let writes = vec![text(&id, journal.epoch(), 1), text(&id, journal.epoch(), 2)];
     journal.submit(Commit::new(writes)).expect("accepted");
@@ -114,7 +114,7 @@ fn too_little_room_refuses_new_work_and_lets_running_work_end() {
                 command: "run",
                 at_us: 1,
             },
-            begun(&id),
+            session_begun(&id),
         ]
     };
     assert_durable(&commit(&journal, begin(&run)));
@@ -170,7 +170,7 @@ fn a_database_that_was_taken_away_ends_the_journal() {
     let until = Instant::now() + LONG;
     let closed = |journal: &Journal| {
         let refused = journal
-            .submit(Commit::new(vec![begun(&session("s"))]))
+            .submit(Commit::new(vec![session_begun(&session("s"))]))
             .err();
         refused.is_some_and(|refused| refused.reason == Refusal::Closed)
     };
@@ -188,7 +188,7 @@ fn damage_found_while_writing_ends_the_journal_and_tells_nobody_of_success() {
     // More pages than SQLite keeps in memory.
     let journal = open(dir.path());
     let epoch = journal.epoch();
-    assert_durable(&commit(&journal, vec![begun(&id)]));
+    assert_durable(&commit(&journal, vec![session_begun(&id)]));
     let long = |seq| {
         let delta = UntrustedText::new("x".repeat(1000));
         event(&id, epoch, seq, Event::Text { delta })
@@ -211,7 +211,7 @@ fn damage_found_while_writing_ends_the_journal_and_tells_nobody_of_success() {
     let (tx, rx) = callback_channel::<CommitResult>();
     // Its page was read longest ago: it comes first in the order of the sessions.
     let first = session("a");
-    let writes = vec![begun(&first), text(&first, journal.epoch(), 1)];
+    let writes = vec![session_begun(&first), text(&first, journal.epoch(), 1)];
     let commit = Commit::new(writes).with_callback(move |committed| {
         let _ = tx.send(committed);
     });
@@ -234,7 +234,7 @@ fn inside_a_small_file_system() {
     let dir = Path::new(&dir).join("state");
     let journal = open(&dir);
     let id = session("s");
-    assert_durable(&commit(&journal, vec![begun(&id)]));
+    assert_durable(&commit(&journal, vec![session_begun(&id)]));
     let filler = dir.join("filler");
     // Fills everything but a few pages.
     let mut room = std::fs::File::create(&filler).expect("filler");
@@ -327,7 +327,7 @@ fn the_files_are_for_their_owner_only() {
     let dir = tempdir();
     let state = dir.path().join("state");
     let journal = open(&state);
-    assert_durable(&commit(&journal, vec![begun(&session("s"))]));
+    assert_durable(&commit(&journal, vec![session_begun(&session("s"))]));
     let mode = |path: &Path| std::fs::metadata(path).expect("file").permissions().mode() & 0o7777;
     assert_eq!(mode(&state), 0o700);
     let mut names = Vec::new();

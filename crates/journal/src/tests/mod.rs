@@ -61,7 +61,7 @@ fn slot(index: u16) -> SlotId {
     }
 }
 
-fn begun(session: &SessionId) -> Write {
+fn session_begun(session: &SessionId) -> Write {
     Write::SessionBegun(SessionRow {
         session: session.clone(),
         slot: slot(0),

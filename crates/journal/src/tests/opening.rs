@@ -23,7 +23,7 @@ fn every_start_has_a_larger_epoch_and_goes_on_at_the_durable_end() {
         let journal = open(dir.path());
         assert_eq!(journal.epoch(), start);
         if start == 1 {
-            assert_durable(&commit(&journal, vec![begun(&id)]));
+            assert_durable(&commit(&journal, vec![session_begun(&id)]));
         }
         last = journal
             .reader()
@@ -46,7 +46,7 @@ fn a_page_of_events_begins_after_the_cursor_and_decodes() {
     let dir = tempdir();
     let journal = open(dir.path());
     let id = session("s");
-    let mut writes = vec![begun(&id)];
+    let mut writes = vec![session_begun(&id)];
     writes.extend((1..=9).map(|seq| text(&id, 1, seq)));
     assert_durable(&commit(&journal, writes));
     let events = journal
@@ -109,7 +109,7 @@ fn a_damaged_database_is_named() {
     std::fs::remove_file(&file).expect("removed");
     let journal = open(dir.path());
     let id = session("s");
-    let mut writes = vec![begun(&id)];
+    let mut writes = vec![session_begun(&id)];
     writes.extend((1..=5000).map(|seq| text(&id, 1, seq)));
     assert_durable(&commit(&journal, writes));
     journal.close(LONG).expect("flushed");

@@ -18,7 +18,7 @@ fn callers_are_told_in_the_order_of_submission_and_only_of_what_a_reader_sees() 
             let (journal, tx) = (journal.clone(), tx.clone());
             scope.spawn(move || {
                 journal
-                    .submit(Commit::new(vec![begun(session)]))
+                    .submit(Commit::new(vec![session_begun(session)]))
                     .expect("accepted");
                 let reader = Mutex::new(journal.reader().expect("reader"));
                 let reader = std::sync::Arc::new(reader);
@@ -60,7 +60,7 @@ fn commits_that_wait_share_one_transaction() {
     .expect("recorder");
     let journal = metrics::with_local_recorder(&recorder, || open(dir.path()));
     let id = session("s");
-    assert_durable(&commit(&journal, vec![begun(&id)]));
+    assert_durable(&commit(&journal, vec![session_begun(&id)]));
     let lock = faults::lock(dir.path());
     for seq in 1..=3000 {
         let write = text(&id, journal.epoch(), seq);
@@ -87,7 +87,10 @@ fn a_gap_is_refused_loudly_ends_its_session_and_harms_no_other() {
     let journal = open(dir.path());
     let epoch = journal.epoch();
     let (bad, good) = (session("bad"), session("good"));
-    assert_durable(&commit(&journal, vec![begun(&bad), begun(&good)]));
+    assert_durable(&commit(
+        &journal,
+        vec![session_begun(&bad), session_begun(&good)],
+    ));
     // All of these form one batch.
     let lock = faults::lock(dir.path());
     let (tx, rx) = callback_channel();
@@ -144,7 +147,7 @@ fn what_names_a_row_that_is_not_there_is_refused() {
     let epoch = journal.epoch();
     let (known, unknown) = (session("known"), session("unknown"));
     let run = RunId::new("r").expect("id");
-    assert_durable(&commit(&journal, vec![begun(&known)]));
+    assert_durable(&commit(&journal, vec![session_begun(&known)]));
     let check = |writes: Vec<Write>, expect: &str| match commit(&journal, writes) {
         CommitResult::Rejected(violation) => {
             assert!(violation.to_string().contains(expect), "{violation}");
@@ -157,7 +160,7 @@ fn what_names_a_row_that_is_not_there_is_refused() {
         vec![event(&known, epoch, 1, decided("a", Decision::Deny))],
         "permission request a is not open",
     );
-    check(vec![begun(&known)], "UNIQUE constraint");
+    check(vec![session_begun(&known)], "UNIQUE constraint");
     check(
         vec![Write::TaskUpdated {
             run: run.clone(),
@@ -191,7 +194,7 @@ fn a_commit_is_whole_or_not_there_at_all() {
     let journal = open(dir.path());
     let epoch = journal.epoch();
     let id = session("s");
-    assert_durable(&commit(&journal, vec![begun(&id)]));
+    assert_durable(&commit(&journal, vec![session_begun(&id)]));
     let run = RunId::new("r").expect("id");
     let half = vec![
         Write::RunBegun {
@@ -200,7 +203,7 @@ fn a_commit_is_whole_or_not_there_at_all() {
             at_us: 1,
         },
         text(&id, epoch, 1),
-        begun(&id),
+        session_begun(&id),
     ];
     assert!(matches!(commit(&journal, half), CommitResult::Rejected(_)));
     let reader = journal.reader().expect("reader");
@@ -328,7 +331,7 @@ fn a_hold_is_kept_until_its_rows_are_durable() {
     let dir = tempdir();
     let journal = open(dir.path());
     let id = session("s");
-    assert_durable(&commit(&journal, vec![begun(&id)]));
+    assert_durable(&commit(&journal, vec![session_begun(&id)]));
     let freed = std::sync::Arc::new(AtomicU64::new(0));
     let lock = faults::lock(dir.path());
     let write = text(&id, journal.epoch(), 1);
@@ -347,7 +350,8 @@ fn a_caller_that_panics_does_not_end_the_journal() {
     let dir = tempdir();
     let journal = open(dir.path());
     let id = session("s");
-    let bad = Commit::new(vec![begun(&id)]).with_callback(|_| panic!("a bug of the caller"));
+    let bad =
+        Commit::new(vec![session_begun(&id)]).with_callback(|_| panic!("a bug of the caller"));
     journal.submit(bad).expect("accepted");
     let committed = commit(&journal, vec![text(&id, journal.epoch(), 1)]);
     assert_durable(&committed);
@@ -359,7 +363,7 @@ fn a_commit_says_how_many_bytes_of_its_session_it_is() {
     let journal = open(dir.path());
     let id = session("s");
     let epoch = journal.epoch();
-    let writes = vec![begun(&id), text(&id, epoch, 1), text(&id, epoch, 2)];
+    let writes = vec![session_begun(&id), text(&id, epoch, 1), text(&id, epoch, 2)];
     let bytes = 2 * r#"{"delta":"piece 1"}"#.len() as u64;
     assert_eq!(commit(&journal, writes), CommitResult::Durable { bytes });
     let reader = journal.reader().expect("reader");

@@ -33,7 +33,7 @@ fn events_a_second_and_cpu_an_event() {
         let dir = tempdir();
         let journal = open(dir.path());
         let id = session("s");
-        assert_durable(&commit(&journal, vec![begun(&id)]));
+        assert_durable(&commit(&journal, vec![session_begun(&id)]));
         let batches = if size == 1 { 20_000 } else { 4_000 };
         let (tx, rx) = callback_channel();
         let (started, cpu_before) = (Instant::now(), cpu());

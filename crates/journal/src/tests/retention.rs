@@ -15,7 +15,7 @@ fn open_under(dir: &Path, rules: JournalOptions) -> Journal {
     Journal::open_with_options(dir, rules, roomy()).expect("journal")
 }
 
-fn ended(session: &SessionId, at_us: i64) -> Write {
+fn session_ended(session: &SessionId, at_us: i64) -> Write {
     Write::SessionEnded {
         session: session.clone(),
         at_us,
@@ -73,7 +73,7 @@ fn worked(journal: &Journal, begin: Write, id: &SessionId, events: u64, bytes: u
         let delta = UntrustedText::new("x".repeat(bytes));
         writes.push(event(id, epoch, seq, Event::Text { delta }));
     }
-    writes.push(ended(id, at_us));
+    writes.push(session_ended(id, at_us));
     assert_durable(&commit(journal, writes));
 }
 
@@ -116,13 +116,13 @@ fn old_sessions_and_runs_go_and_nothing_unfinished_does() {
         ],
     ));
     worked(&journal, of_run(&old, &over, "a"), &old, 500, 100, 10);
-    worked(&journal, begun(&new), &new, 5, 100, now);
+    worked(&journal, session_begun(&new), &new, 5, 100, now);
     let begin = of_run(&of_unfinished, &unfinished, "b");
     worked(&journal, begin, &of_unfinished, 5, 100, 20);
     assert_durable(&commit(
         &journal,
         vec![
-            begun(&open_one),
+            session_begun(&open_one),
             text(&open_one, journal.epoch(), 1),
             task_ended(&over, "a"),
             Write::RunEnded {
@@ -160,7 +160,7 @@ fn old_sessions_and_runs_go_and_nothing_unfinished_does() {
     assert_dense(&reader, &of_unfinished, 7);
     assert_dense(&reader, &open_one, 1);
     // The writer continues.
-    assert_durable(&commit(&journal, vec![begun(&session("next"))]));
+    assert_durable(&commit(&journal, vec![session_begun(&session("next"))]));
 }
 
 #[test]
@@ -171,7 +171,7 @@ fn the_audit_chain_is_cut_behind_what_is_gone_and_verifies_from_there() {
     // Links 1 to 4: old, old, new, old. The last one is behind a new one, so it must stay for now.
     for (name, at_us) in [("a", 10), ("b", 20), ("c", now), ("d", 30)] {
         let id = session(name);
-        worked(&journal, begun(&id), &id, 1, 10, at_us);
+        worked(&journal, session_begun(&id), &id, 1, 10, at_us);
     }
     let head = journal.audit_head();
     assert_eq!(head.link, 4);
@@ -196,7 +196,7 @@ fn the_audit_chain_is_cut_behind_what_is_gone_and_verifies_from_there() {
         0
     );
     let id = session("e");
-    worked(&journal, begun(&id), &id, 1, 10, now);
+    worked(&journal, session_begun(&id), &id, 1, 10, now);
     assert_eq!(reader.verify_audit().expect("whole").link, 5);
     assert_eq!(journal.audit_head().link, 5);
     journal.close(LONG).expect("closed");
@@ -212,7 +212,7 @@ fn a_chain_of_which_everything_is_gone_goes_on_where_it_was() {
     let dir = tempdir();
     let journal = open(dir.path());
     let id = session("a");
-    worked(&journal, begun(&id), &id, 1, 10, 10);
+    worked(&journal, session_begun(&id), &id, 1, 10, 10);
     let head = journal.audit_head();
     journal.close(LONG).expect("closed");
     drop(journal);
@@ -225,7 +225,7 @@ fn a_chain_of_which_everything_is_gone_goes_on_where_it_was() {
     let journal = open(dir.path());
     assert_eq!(journal.audit_head(), head);
     let id = session("b");
-    worked(&journal, begun(&id), &id, 1, 10, 10);
+    worked(&journal, session_begun(&id), &id, 1, 10, 10);
     let reader = journal.reader().expect("reader");
     assert_eq!(reader.verify_audit().expect("whole").link, 2);
 }
@@ -237,7 +237,7 @@ fn beyond_its_size_the_oldest_go_the_file_shrinks_and_commits_go_between() {
     let now = super::super::now_us();
     for index in 0..24 {
         let id = session(&format!("s{index:02}"));
-        worked(&journal, begun(&id), &id, 32, 64 << 10, now + index);
+        worked(&journal, session_begun(&id), &id, 32, 64 << 10, now + index);
     }
     journal.close(LONG).expect("closed");
     drop(journal);
@@ -247,7 +247,7 @@ fn beyond_its_size_the_oldest_go_the_file_shrinks_and_commits_go_between() {
     let most = 20 << 20;
     let journal = open_under(dir.path(), rules(None, most));
     let id = session("live");
-    assert_durable(&commit(&journal, vec![begun(&id)]));
+    assert_durable(&commit(&journal, vec![session_begun(&id)]));
     let mut seq = 0;
     eventually("the file has shrunk", || {
         seq += 1;
@@ -271,7 +271,7 @@ fn a_removal_that_was_cut_short_is_gone_on_with() {
     let dir = tempdir();
     let journal = open(dir.path());
     let id = session("half");
-    worked(&journal, begun(&id), &id, 300, 10, 10);
+    worked(&journal, session_begun(&id), &id, 300, 10, 10);
     journal.close(LONG).expect("closed");
     drop(journal);
     let half = "INSERT INTO removals VALUES ('half'); DELETE FROM sessions; \

@@ -35,7 +35,7 @@ fn running(task: &str, session: &SessionId) -> Write {
     )
 }
 
-fn ended(task: &str) -> Write {
+fn task_ended(task: &str) -> Write {
     changed(
         task,
         TaskChange::Ended {
@@ -170,10 +170,10 @@ fn a_run_is_unfinished_until_it_and_all_of_its_tasks_have_ended() {
         at_us: 2,
         code,
     };
-    assert_durable(&commit(&journal, vec![ended("a"), over(0)]));
+    assert_durable(&commit(&journal, vec![task_ended("a"), over(0)]));
     assert_eq!(unfinished(&reader), ["r"], "b has not ended");
     let taken = Write::RunResumed { run: run_id() };
-    assert_durable(&commit(&journal, vec![taken, ended("b")]));
+    assert_durable(&commit(&journal, vec![taken, task_ended("b")]));
     assert_eq!(unfinished(&reader), ["r"], "the run has no end");
     assert_durable(&commit(&journal, vec![over(1)]));
     assert_eq!(unfinished(&reader), [""; 0]);

@@ -71,7 +71,7 @@ impl Model {
     }
 
     /// Every group with what was written there, one line each.
-    pub(super) fn shown(&self) -> Vec<String> {
+    pub(super) fn display_lines(&self) -> Vec<String> {
         let groups = self.groups.borrow();
         let show = |(dir, group): (&PathBuf, &Group)| {
             let list = |all: &BTreeSet<String>| all.iter().cloned().collect::<Vec<_>>().join(",");

@@ -22,7 +22,7 @@ fn ssh() -> Ssh {
     }
 }
 
-fn words(words: &[&str]) -> Vec<String> {
+fn to_strings(words: &[&str]) -> Vec<String> {
     words.iter().map(|&word| word.to_owned()).collect()
 }
 
@@ -80,7 +80,7 @@ proptest! {
         let plain = remote_script(&ssh(), &remote(&argv));
         let told = remote_script(&ssh(), &RemoteCommand {
             env: &env,
-            ..remote(&words(&["/usr/bin/printenv", "FAR_VALUE"]))
+            ..remote(&to_strings(&["/usr/bin/printenv", "FAR_VALUE"]))
         });
         prop_assert!(!plain.starts_with('-'));
         for shell in shells() {
@@ -114,7 +114,7 @@ proptest! {
 #[test]
 fn the_path_of_the_far_end_is_enriched_and_its_home_is_its_own() {
     let add = ["$HOME/.local/bin", "/opt/homebrew/bin", "/with 'quote"].map(PathBuf::from);
-    let argv = words(&["/usr/bin/printenv", "PATH"]);
+    let argv = to_strings(&["/usr/bin/printenv", "PATH"]);
     let script = remote_script(
         &ssh(),
         &RemoteCommand {
@@ -131,8 +131,8 @@ fn the_path_of_the_far_end_is_enriched_and_its_home_is_its_own() {
 
 #[test]
 fn secrets_are_lines_of_the_input_and_the_program_gets_the_rest() {
-    let told = words(&["FIRST", "SECOND"]);
-    let argv = words(&[
+    let told = to_strings(&["FIRST", "SECOND"]);
+    let argv = to_strings(&[
         "/bin/sh",
         "-c",
         "printf '%s|%s|' \"$FIRST\" \"$SECOND\"; cat",
@@ -158,12 +158,12 @@ fn a_workspace_that_is_not_there_has_a_code_of_its_own() {
         workspace: "/no such/place".to_owned(),
         ..ssh()
     };
-    let argv = words(&["true"]);
+    let argv = to_strings(&["true"]);
     for shell in shells() {
         let (_, code) = run(shell, &remote_script(&ssh, &remote(&argv)), "");
         assert_eq!(code, Some(EXIT_NO_WORKSPACE), "{shell}");
     }
-    let argv = words(&["no-such-program-anywhere"]);
+    let argv = to_strings(&["no-such-program-anywhere"]);
     let env = [("A".to_owned(), "b".to_owned())];
     for shell in shells() {
         let plain = remote_script(&self::ssh(), &remote(&argv));
@@ -228,9 +228,9 @@ fn walls_at_the_far_end_go_around_the_command() {
         }),
         ..ssh()
     };
-    let argv = words(&["hermes", "acp"]);
+    let argv = to_strings(&["hermes", "acp"]);
     let env = [("A".to_owned(), "b c".to_owned())];
-    let told = words(&["KEY"]);
+    let told = to_strings(&["KEY"]);
     let add = [PathBuf::from("$HOME/bin")];
     let script = remote_script(
         &ssh,

@@ -258,7 +258,7 @@ fn container(order: &ProbeRequest) -> ProbeResult {
         .filter(|name| find(order, name).is_some() || Path::new("/usr/sbin").join(name).exists())
         .collect();
     if result.has {
-        result.said = format!("{}, runtimes: {}", result.said, runtimes.join(", "));
+        result.detail = format!("{}, runtimes: {}", result.detail, runtimes.join(", "));
     }
     let is_hybrid = fs::read_to_string("/proc/self/mountinfo").is_ok_and(|table| {
         let has = |kind: &str| {

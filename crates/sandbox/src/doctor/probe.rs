@@ -38,7 +38,7 @@ pub struct ProbeResult {
     /// The errno, if the kernel refused.
     pub errno: Option<i32>,
     /// What was found, or what failed: a fragment. May contain text of the host.
-    pub said: String,
+    pub detail: String,
     /// What to do about it, if known.
     pub hint: Option<String>,
 }
@@ -51,7 +51,7 @@ impl ProbeResult {
             has: false,
             count: 0,
             errno: None,
-            said: String::new(),
+            detail: String::new(),
             hint: None,
         }
     }
@@ -62,9 +62,9 @@ impl ProbeResult {
         self.has && self.count >= least
     }
 
-    fn failed(said: String) -> Self {
+    fn failed(detail: String) -> Self {
         Self {
-            said,
+            detail,
             ..Self::unknown()
         }
     }

@@ -60,7 +60,7 @@ pub(crate) fn main() -> ExitCode {
         Err(failed) => ProbeResult {
             errno: failed.errno,
             hint: hint(feature, &failed),
-            said: match &failed.path {
+            detail: match &failed.path {
                 Some(path) => format!("{} {path}", failed.what),
                 None => failed.what,
             },
@@ -78,18 +78,18 @@ pub(crate) fn main() -> ExitCode {
 }
 
 /// A feature that is available.
-pub(super) fn feature_present(said: impl Into<String>) -> ProbeResult {
+pub(super) fn feature_present(detail: impl Into<String>) -> ProbeResult {
     ProbeResult {
         has: true,
-        said: said.into(),
+        detail: detail.into(),
         ..ProbeResult::unknown()
     }
 }
 
 /// A feature that is missing.
-pub(super) fn feature_missing(said: impl Into<String>) -> ProbeResult {
+pub(super) fn feature_missing(detail: impl Into<String>) -> ProbeResult {
     ProbeResult {
-        said: said.into(),
+        detail: detail.into(),
         ..ProbeResult::unknown()
     }
 }
@@ -433,14 +433,14 @@ fn landlock(feature: Feature) -> StepResult<ProbeResult> {
         ABI, Access as _, AccessFs, CompatLevel, Compatible as _, LandlockStatus, Ruleset,
         RulesetAttr as _,
     };
-    let none = |said: &str, errno: Option<i32>| ProbeResult {
+    let none = |detail: &str, errno: Option<i32>| ProbeResult {
         errno,
         hint: Some(
             "Landlock needs a kernel with CONFIG_SECURITY_LANDLOCK and landlock in lsm=; a \
              container's seccomp profile may block it"
                 .to_owned(),
         ),
-        ..feature_missing(said)
+        ..feature_missing(detail)
     };
     let restricted = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
@@ -469,7 +469,7 @@ fn landlock(feature: Feature) -> StepResult<ProbeResult> {
     Ok(ProbeResult {
         has: abi >= needs,
         count: u64::from(abi),
-        said: format!("ABI {abi}"),
+        detail: format!("ABI {abi}"),
         ..ProbeResult::unknown()
     })
 }

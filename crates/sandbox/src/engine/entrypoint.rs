@@ -109,14 +109,14 @@ fn prepare(
         notes,
         filter,
     } = enter;
-    let (Some(plan), VERSION) = (&start.walls, start.version) else {
+    let (Some(plan), VERSION) = (&start.plan, start.version) else {
         return Err(failure(Stage::Shim, "the plan is not one for a sandbox"));
     };
-    let door = descriptors.split_off(3.min(descriptors.len())).pop();
+    let entry = descriptors.split_off(3.min(descriptors.len())).pop();
     let stdio: [OwnedFd; 3] = descriptors
         .try_into()
         .map_err(|_| failure(Stage::Shim, "the agent's pipes did not arrive"))?;
-    if door.is_some() != plan.door {
+    if entry.is_some() != plan.has_entry {
         return Err(failure(
             Stage::Shim,
             "the socket for further helpers did not arrive",
@@ -153,7 +153,7 @@ fn prepare(
     let agent = warden::start_agent(&program, stdio, seal)?;
     Ok(PreparedAgent {
         agent,
-        entry_listener: door.map(|socket| EntryListener::new(socket, seal)),
+        entry_listener: entry.map(|socket| EntryListener::new(socket, seal)),
         notes,
         layers: ActiveLayers {
             ids: plan.ids,

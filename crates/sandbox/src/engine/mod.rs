@@ -116,14 +116,14 @@ fn start_engine(control: &UnixStream) -> StepResult<EngineSandbox> {
     let (mut start, stdio): (StartMessage, _) =
         control::receive(control).at(Stage::Shim, "read the plan")?;
     let (Some(plan), Some(engine), VERSION) =
-        (start.walls.clone(), start.engine.take(), start.version)
+        (start.plan.clone(), start.engine.take(), start.version)
     else {
         return Err(failure(
             Stage::Shim,
             "the plan is not one for this launcher",
         ));
     };
-    if stdio.len() != 3 + usize::from(plan.door) {
+    if stdio.len() != 3 + usize::from(plan.has_entry) {
         return Err(failure(Stage::Shim, "the agent's pipes did not arrive"));
     }
     let parent = start.parent;

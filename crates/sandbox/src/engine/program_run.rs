@@ -23,7 +23,7 @@ use marshal_wire::shim::Stage;
 const STDERR_BYTES: usize = 4096;
 
 /// How many characters of it a message shows.
-const SHOWN: usize = 400;
+const MAX_SHOWN_BYTES: usize = 400;
 
 /// How often a process group that does not end is killed again.
 const ROUND: Duration = Duration::from_millis(20);
@@ -172,7 +172,10 @@ impl RunningProgram {
             .filter(|line| !line.is_empty())
             .collect();
         let from = lines.len().saturating_sub(3);
-        untrusted::escape_for_display(&lines.get(from..).unwrap_or_default().join("; "), SHOWN)
+        untrusted::escape_for_display(
+            &lines.get(from..).unwrap_or_default().join("; "),
+            MAX_SHOWN_BYTES,
+        )
     }
 }
 

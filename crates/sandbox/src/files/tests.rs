@@ -324,8 +324,8 @@ fn set_id_and_read_only_files_are_not_replaced() {
 }
 
 /// Ends the other thread, also when this one fails.
-struct Over<'a>(&'a AtomicBool);
-impl Drop for Over<'_> {
+struct SetOnDrop<'a>(&'a AtomicBool);
+impl Drop for SetOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
@@ -340,7 +340,7 @@ fn a_directory_swapped_for_a_link_between_check_and_use_is_never_followed() {
     let is_over = AtomicBool::new(false);
     let (mut done, mut hit) = (0, 0);
     std::thread::scope(|scope| {
-        let _over = Over(&is_over);
+        let _over = SetOnDrop(&is_over);
         scope.spawn(|| {
             // Exchanges the two names, over and over.
             let ws = open_root(place.at("ws").to_str().unwrap()).unwrap();

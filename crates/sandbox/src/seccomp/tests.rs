@@ -48,7 +48,7 @@ fn run(program: &[sock_filter], arch: u32, number: u32, args: [u64; 6]) -> u32 {
     }
 }
 
-fn says(name: &str, args: &[u64]) -> u32 {
+fn filter_result(name: &str, args: &[u64]) -> u32 {
     let mut all = [0; 6];
     all[..args.len()].copy_from_slice(args);
     let program = assemble(&built_in()).unwrap();
@@ -57,7 +57,7 @@ fn says(name: &str, args: &[u64]) -> u32 {
 
 #[track_caller]
 fn expect(name: &str, args: &[u64], action: Action) {
-    assert_eq!(says(name, args), value(action), "{name} {args:x?}");
+    assert_eq!(filter_result(name, args), value(action), "{name} {args:x?}");
 }
 
 #[test]

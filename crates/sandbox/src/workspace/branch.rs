@@ -35,7 +35,7 @@ pub const SOURCE_INSIDE: &str = "/run/marshal/source.git";
 /// Path of a bundle in the sandbox that runs git, read-only.
 pub const BUNDLE_INSIDE: &str = "/run/marshal/bundle";
 /// File name of the bundle in the directory where git creates it.
-const MADE: &str = "out.bundle";
+const OUT_BUNDLE: &str = "out.bundle";
 /// Maximum size of a [`CloneRecord`] in bytes.
 const RECORD_BYTES: u64 = 64 << 10;
 
@@ -220,9 +220,9 @@ pub fn store_bundle(
 ) -> Result<PathBuf, BranchError> {
     let copies = state.copies();
     let dir = Root::open_at(copies, scratch, copies.path().join(scratch))?;
-    let mut made = open_regular(&dir, MADE)?;
+    let mut made = open_regular(&dir, OUT_BUNDLE)?;
     read_header(&mut made, session, base)?;
-    let at = |error| TreeError::at("read", MADE.as_bytes(), error);
+    let at = |error| TreeError::at("read", OUT_BUNDLE.as_bytes(), error);
     std::io::Seek::rewind(&mut made).map_err(at)?;
     let name = bundle_name(session.as_str());
     write_atomically(copies, &name, &mut made, limits::BUNDLE_BYTES)?;
@@ -247,7 +247,7 @@ fn read_header(
     let mut start = Vec::new();
     file.take(limits::BUNDLE_HEAD_BYTES as u64)
         .read_to_end(&mut start)
-        .map_err(|error| TreeError::at("read", MADE.as_bytes(), error))?;
+        .map_err(|error| TreeError::at("read", OUT_BUNDLE.as_bytes(), error))?;
     let branch = format!("refs/heads/{}", branch_name(session));
     Ok(BundleHeader::parse(&start, &branch, base)?)
 }

@@ -233,7 +233,7 @@ mod tests {
     use super::super::testing::{deep_tree, scratch};
     use super::*;
 
-    fn words(changes: &Changes) -> Vec<String> {
+    fn change_lines(changes: &Changes) -> Vec<String> {
         let word = |c: &Change| format!("{} {}", c.kind, c.path.raw());
         changes.list.iter().map(word).collect()
     }
@@ -261,7 +261,10 @@ mod tests {
         symlink("same", at("link")).unwrap();
         let root = Root::open(dir.path()).unwrap();
         let before = Manifest::record(&root).unwrap();
-        assert_eq!(words(&before.changes(&root).unwrap()), Vec::<String>::new());
+        assert_eq!(
+            change_lines(&before.changes(&root).unwrap()),
+            Vec::<String>::new()
+        );
         std::thread::sleep(std::time::Duration::from_millis(20));
         write(&at("longer"), "xyz");
         let old = std::fs::metadata(at("forged")).unwrap().modified().unwrap();
@@ -294,7 +297,7 @@ mod tests {
             "modified turned",
             "added turned/inside",
         ];
-        assert_eq!(words(&changes), expect);
+        assert_eq!(change_lines(&changes), expect);
         assert!(!changes.is_truncated);
     }
 
@@ -315,7 +318,7 @@ mod tests {
         .unwrap();
         let changes = before.changes(&root).unwrap();
         assert_eq!(
-            words(&changes),
+            change_lines(&changes),
             ["added a\n\u{1b}]0;x\u{7}\\xff", "added fifo"]
         );
         deep_tree(dir.path(), 2100);

@@ -25,7 +25,7 @@ impl PermissionRequested<'_> {
     /// Logs and counts as pending.
     pub fn emit(self) {
         gauge(&names::PERMISSION_PENDING, &[self.slot.pool.as_str()]).increment(1.0);
-        tracing::debug!(slot = %self.slot, session = %self.session, ask = %self.request, tool = self.tool.escape_for_display(WIDTH), "permission requested");
+        tracing::debug!(slot = %self.slot, session = %self.session, request = %self.request, tool = self.tool.escape_for_display(WIDTH), "permission requested");
     }
 }
 
@@ -53,9 +53,9 @@ impl ApprovalPending<'_> {
     pub fn emit(self) {
         let (tool, rules) = (self.tool.escape_for_display(WIDTH), self.rules);
         if self.has_other_approver {
-            tracing::debug!(slot = %self.slot, session = %self.session, ask = %self.request, tool, ?rules, within = ?self.timeout, "a permission request waits for approval");
+            tracing::debug!(slot = %self.slot, session = %self.session, request = %self.request, tool, ?rules, within = ?self.timeout, "a permission request waits for approval");
         } else {
-            tracing::warn!(slot = %self.slot, session = %self.session, ask = %self.request, tool, ?rules, within = ?self.timeout, "a permission request waits for approval; see `marshal approvals show`");
+            tracing::warn!(slot = %self.slot, session = %self.session, request = %self.request, tool, ?rules, within = ?self.timeout, "a permission request waits for approval; see `marshal approvals show`");
         }
     }
 }
@@ -93,7 +93,7 @@ impl PermissionDecided<'_> {
         )
         .increment(1);
         histogram(&names::PERMISSION_SECONDS, &[pool, by]).record(self.took);
-        tracing::info!(slot = %self.slot, session = %self.session, ask = %self.request, class = %self.tool_class, decision = %self.decision, by, rules = ?self.rules, took = ?self.took, "permission decided");
+        tracing::info!(slot = %self.slot, session = %self.session, request = %self.request, class = %self.tool_class, decision = %self.decision, by, rules = ?self.rules, took = ?self.took, "permission decided");
     }
 }
 

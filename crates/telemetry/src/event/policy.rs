@@ -116,6 +116,6 @@ pub struct PolicyDryRun<'a> {
 impl PolicyDryRun<'_> {
     /// Logs.
     pub fn emit(self) {
-        tracing::info!(slot = %self.slot, session = %self.session, ask = %self.request, would = %self.decision, rules = ?self.rules, "a policy in dry run (enforce = false) would have decided");
+        tracing::info!(slot = %self.slot, session = %self.session, request = %self.request, would = %self.decision, rules = ?self.rules, "a policy in dry run (enforce = false) would have decided");
     }
 }

@@ -131,7 +131,7 @@ async fn stream(lines: &mut Lines) -> Vec<RunStreamItem> {
     }
 }
 
-fn ended(items: &[RunStreamItem]) -> Vec<(String, TaskOutcome)> {
+fn ended_tasks(items: &[RunStreamItem]) -> Vec<(String, TaskOutcome)> {
     items
         .iter()
         .filter_map(|item| match item {
@@ -212,7 +212,7 @@ async fn a_submitted_run_is_streamed_from_its_first_notice_to_its_last() {
         ("b".to_owned(), TaskOutcome::Denied),
         ("c".to_owned(), TaskOutcome::Done),
     ];
-    assert_eq!(ended(&items), outcomes);
+    assert_eq!(ended_tasks(&items), outcomes);
     assert!(items.iter().any(|item| matches!(
         item,
         RunStreamItem::Notice(FleetEvent::SessionEvents { .. })
@@ -223,7 +223,7 @@ async fn a_submitted_run_is_streamed_from_its_first_notice_to_its_last() {
         send(&mut one, &watch).await,
         Reply::Watching { accepted: 3 }
     );
-    assert_eq!(ended(&stream(&mut one).await), outcomes);
+    assert_eq!(ended_tasks(&stream(&mut one).await), outcomes);
 }
 
 #[tokio::test]
@@ -243,11 +243,14 @@ async fn a_watcher_sees_its_own_run_only() {
     )
     .await;
     let others = stream(&mut two).await;
-    assert_eq!(ended(&others).len(), 2);
+    assert_eq!(ended_tasks(&others).len(), 2);
     let cancel = request::write(&Request::Cancel { run: run.clone() }).expect("written");
     assert_eq!(send(&mut two, &cancel).await, Reply::Done);
     let own = stream(&mut one).await;
-    assert_eq!(ended(&own), [("a".to_owned(), TaskOutcome::Cancelled)]);
+    assert_eq!(
+        ended_tasks(&own),
+        [("a".to_owned(), TaskOutcome::Cancelled)]
+    );
     let foreign = own.iter().any(|item| match item {
         RunStreamItem::Notice(
             FleetEvent::TaskQueued { run: r, .. } | FleetEvent::TaskAssigned { run: r, .. },
@@ -271,7 +274,7 @@ async fn a_slow_watcher_lags_and_loses_neither_report_nor_event() {
             .iter()
             .any(|item| matches!(item, RunStreamItem::Lagged(_)))
     );
-    assert_eq!(ended(&items).len(), 2, "each exactly once");
+    assert_eq!(ended_tasks(&items).len(), 2, "each exactly once");
     assert!(matches!(items.last(), Some(RunStreamItem::Complete)));
     let mut seqs = std::collections::HashMap::<_, Vec<u64>>::new();
     let (mut assigned, mut over) = (Vec::new(), Vec::new());
@@ -321,7 +324,7 @@ async fn a_client_that_reads_nothing_is_dropped_and_slows_nobody() {
     let mut other = client(server.dir.path()).await;
     let reply = send(&mut other, &submit(vec![spec("z", "done")])).await;
     assert!(matches!(reply, Reply::Submitted { .. }), "{reply:?}");
-    assert_eq!(ended(&stream(&mut other).await).len(), 1);
+    assert_eq!(ended_tasks(&stream(&mut other).await).len(), 1);
     while let Some(told) = line(&mut deaf).await {
         assert!(
             !told.contains("complete"),

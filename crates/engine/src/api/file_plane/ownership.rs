@@ -244,5 +244,5 @@ fn write_holder(file: &mut File, own: &Holder) -> io::Result<Option<Holder>> {
 }
 
 #[cfg(test)]
-#[path = "holding_tests.rs"]
+#[path = "ownership_tests.rs"]
 mod tests;

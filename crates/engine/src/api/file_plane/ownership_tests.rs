@@ -26,7 +26,7 @@ fn take(disk: &Disk) -> DirOwnership {
     DirOwnership::acquire(disk, "here").expect("taken")
 }
 
-fn seen(disk: &Disk) -> PlaneEntry {
+fn read_heartbeat(disk: &Disk) -> PlaneEntry {
     let most = FILE_PLANE_SMALL_BYTES;
     disk.read(Area::State, HEARTBEAT, most).expect("read")
 }
@@ -41,9 +41,12 @@ fn one_alone_has_the_lock_and_who_is_gone_is_not_waited_for() {
     let (_above, _, disk) = opened();
     let now = Instant::now();
     let mut first = take(&disk);
-    assert!(first.is_alone(&seen(&disk), now), "there is no heartbeat");
+    assert!(
+        first.is_alone(&read_heartbeat(&disk), now),
+        "there is no heartbeat"
+    );
     put(&disk, &first.heartbeat_json(1_000));
-    assert!(first.is_alone(&seen(&disk), now), "it is its own");
+    assert!(first.is_alone(&read_heartbeat(&disk), now), "it is its own");
     match DirOwnership::acquire(&disk, "here") {
         Err(error @ DiskError::InUse(_)) => {
             let told = error.to_string();
@@ -58,7 +61,7 @@ fn one_alone_has_the_lock_and_who_is_gone_is_not_waited_for() {
     });
     let mut second = take(&disk);
     child.join().expect("it let go");
-    assert!(second.is_alone(&seen(&disk), now));
+    assert!(second.is_alone(&read_heartbeat(&disk), now));
 }
 
 #[test]
@@ -68,19 +71,19 @@ fn a_heartbeat_of_another_host_is_waited_for_until_it_is_quiet() {
     let mut holding = take(&disk);
     let of = |at| format!(r#"{{"timestamp":"{at}","instance":"x","boot":"y"}}"#);
     put(&disk, &of(1));
-    assert!(!holding.is_alone(&seen(&disk), begin));
-    assert!(!holding.is_alone(&seen(&disk), begin + STALE_AFTER / 2));
+    assert!(!holding.is_alone(&read_heartbeat(&disk), begin));
+    assert!(!holding.is_alone(&read_heartbeat(&disk), begin + STALE_AFTER / 2));
     // It lives.
     put(&disk, &of(2));
     let later = begin + STALE_AFTER;
-    assert!(!holding.is_alone(&seen(&disk), later));
-    assert!(!holding.is_alone(&seen(&disk), later + STALE_AFTER / 2));
-    assert!(holding.is_alone(&seen(&disk), later + STALE_AFTER));
+    assert!(!holding.is_alone(&read_heartbeat(&disk), later));
+    assert!(!holding.is_alone(&read_heartbeat(&disk), later + STALE_AFTER / 2));
+    assert!(holding.is_alone(&read_heartbeat(&disk), later + STALE_AFTER));
     // One that comes while this one works is seen, too, and so is what is no heartbeat of ours.
     put(&disk, &holding.heartbeat_json(1));
-    assert!(holding.is_alone(&seen(&disk), later));
+    assert!(holding.is_alone(&read_heartbeat(&disk), later));
     put(&disk, "{}");
-    assert!(!holding.is_alone(&seen(&disk), later));
+    assert!(!holding.is_alone(&read_heartbeat(&disk), later));
     // The same holder on another kernel is not the one whose lock was free.
     let lost = holding.own.clone();
     drop(holding);
@@ -91,7 +94,7 @@ fn a_heartbeat_of_another_host_is_waited_for_until_it_is_quiet() {
         lost.instance
     );
     put(&disk, &text);
-    assert!(!next.is_alone(&seen(&disk), later));
+    assert!(!next.is_alone(&read_heartbeat(&disk), later));
 }
 
 #[test]
@@ -128,6 +131,6 @@ fn a_lock_that_stands_there_no_more_is_taken_anew() {
     assert_ne!(holding.file_id(), held);
     let second = DirOwnership::acquire(&disk, "here");
     assert!(matches!(second, Err(DiskError::InUse(_))), "{second:?}");
-    let seen = seen(&disk);
+    let seen = read_heartbeat(&disk);
     assert!(holding.is_alone(&seen, Instant::now()));
 }

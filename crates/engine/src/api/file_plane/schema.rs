@@ -402,5 +402,5 @@ pub(super) struct State {
 }
 
 #[cfg(test)]
-#[path = "words_tests.rs"]
+#[path = "schema_tests.rs"]
 mod tests;

@@ -23,7 +23,7 @@ fn chatter_until_killed() {
         assert_durable(&commit(&journal, vec![accept("c", seq)]));
         say("accepted");
         let id = format!("p-{seq}");
-        assert_durable(&commit(&journal, sent("c", seq, &id)));
+        assert_durable(&commit(&journal, message_writes("c", seq, &id)));
         let prompt = prompted(&journal, "c", &id, 2 * seq - 1, "m");
         assert_durable(&commit(&journal, prompt));
         let over = vec![

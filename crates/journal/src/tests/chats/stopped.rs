@@ -31,7 +31,7 @@ fn a_message_that_was_stopped_is_never_sent_and_ends_with_what_says_so() {
     // The same after a kill.
     let journal = open(dir.path());
     assert!(waiting(&journal)[1].is_stopped());
-    let fault = refused(commit(&journal, sent("c", 2, "t-2")));
+    let fault = refused(commit(&journal, message_writes("c", 2, "t-2")));
     assert_eq!(fault, ChatViolation::NotWaiting(turn_id("c", 2)));
     let unsent = Event::TurnUnsent {
         turn: turn_id("c", 2),
@@ -54,7 +54,7 @@ fn a_message_that_was_stopped_is_never_sent_and_ends_with_what_says_so() {
     assert_durable(&commit(&journal, both));
     assert_eq!(waiting(&journal).len(), 1);
     // A running turn is not stopped by its row alone: its session is notified.
-    assert_durable(&commit(&journal, sent("c", 1, "t-1")));
+    assert_durable(&commit(&journal, message_writes("c", 1, "t-1")));
     assert_durable(&commit(&journal, vec![stop("c", 1)]));
     let reader = journal.reader().expect("reader");
     let turn = reader.turn(&turn_id("c", 1)).expect("read").expect("there");
@@ -71,7 +71,7 @@ fn an_agent_has_answered_when_it_said_something_or_a_turn_of_it_was_whole() {
     };
     for chat in ["a", "b"] {
         let mut begun = vec![create(chat), accept(chat, 1)];
-        begun.extend(sent(chat, 1, "t-1"));
+        begun.extend(message_writes(chat, 1, "t-1"));
         begun.extend(prompted(&journal, chat, "t-1", 1, "the first"));
         assert_durable(&commit(&journal, begun));
         assert!(!answered(chat), "it was prompted, no more");
@@ -107,7 +107,7 @@ fn chats_that_nobody_uses_are_found_and_no_others() {
         ));
     }
     assert_durable(&commit(&journal, vec![close("closed")]));
-    assert_durable(&commit(&journal, sent("runs", 1, "t-1")));
+    assert_durable(&commit(&journal, message_writes("runs", 1, "t-1")));
     let reader = journal.reader().expect("reader");
     let unused = |before_ms, after: Option<&str>| -> Vec<String> {
         let after = after.map(session);
@@ -127,7 +127,7 @@ fn the_text_of_a_turn_is_read_from_its_end_and_no_further_than_there_is_room() {
     let dir = tempdir();
     let journal = open(dir.path());
     let mut writes = vec![create("c"), accept("c", 1)];
-    writes.extend(sent("c", 1, "t-1"));
+    writes.extend(message_writes("c", 1, "t-1"));
     writes.extend(prompted(&journal, "c", "t-1", 1, "the first"));
     let id = session("c");
     for (seq, text) in [(2, "abc"), (3, "d\u{fc}f"), (4, "ghi")] {

@@ -23,7 +23,7 @@ fn a_delegated_service_moves_below_its_group_and_back() {
     assert_eq!(handed.controllers, ["cpu", "memory", "pids"]);
     assert_eq!((handed.moved, &handed.why), (true, &None));
     let of_service = |model: &Model| -> Vec<String> {
-        let lines = model.shown().into_iter();
+        let lines = model.display_lines().into_iter();
         lines.filter(|line| line.starts_with(SERVICE)).collect()
     };
     assert_eq!(
@@ -60,7 +60,7 @@ fn what_was_started_before_the_move_goes_along_and_gives_back() {
     let handed = apply(&model, planned.clone(), &[8, 7]);
     assert!(handed.moved && handed.controllers.len() == 3, "{handed:?}");
     let of_service = |model: &Model| -> Vec<String> {
-        let lines = model.shown().into_iter();
+        let lines = model.display_lines().into_iter();
         lines.filter(|line| line.starts_with(SERVICE)).collect()
     };
     assert!(
@@ -80,7 +80,7 @@ fn what_was_started_before_the_move_goes_along_and_gives_back() {
 #[test]
 fn a_group_that_is_not_ours_alone_is_left_as_it_is() {
     let shared = Model::new(&ALL, false).with(SERVICE, &["6", "7"]);
-    let before = shared.shown();
+    let before = shared.display_lines();
     let why = |model: &Model, own: &str| {
         let handed = apply(model, inspect(model, &tree(own), 7, &WANTED), &[7]);
         assert_eq!(handed.controllers, [""; 0], "{handed:?}");
@@ -90,7 +90,7 @@ fn a_group_that_is_not_ours_alone_is_left_as_it_is() {
     let mut shared = shared;
     shared.delegated.insert(SERVICE.into());
     assert!(why(&shared, SERVICE).contains("contains other processes"));
-    assert_eq!(shared.shown(), before);
+    assert_eq!(shared.display_lines(), before);
 
     let mut locked = tree(SERVICE);
     locked.read_only = true;

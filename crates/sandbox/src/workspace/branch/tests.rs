@@ -39,7 +39,7 @@ fn only_a_plain_file_that_is_a_bundle_is_kept() {
     let state = StateDir::open(&dir.path().join("state"), &[]).unwrap();
     let session = SessionId::new("s").unwrap();
     let (part, path) = scratch_of(&state);
-    let made = path.join(MADE);
+    let made = path.join(OUT_BUNDLE);
     let keep = || store_bundle(&state, &session, &part, &id('a'));
     assert!(keep().is_err(), "nothing was made");
     std::fs::write(&made, "no bundle").unwrap();

@@ -76,7 +76,7 @@ pub struct ApplyReport {
     /// Number of changed paths.
     pub changes: usize,
     /// What other processes added to replaced or removed files, and where it is now, as a sentence.
-    pub kept: Option<String>,
+    pub kept_note: Option<String>,
 }
 
 /// One recorded step.
@@ -152,7 +152,7 @@ pub fn apply(
     if plan.actions.is_empty() {
         return Ok(ApplyReport {
             changes: 0,
-            kept: None,
+            kept_note: None,
         });
     }
     let target = ApplyTarget::lock(overlay, limits::OVERLAY_APPLY_TIMEOUT)?;
@@ -180,7 +180,7 @@ pub fn apply(
         return Err(error);
     }
     Ok(ApplyReport {
-        kept: carry_out(overlay, &target, decided.steps)?,
+        kept_note: carry_out(overlay, &target, decided.steps)?,
         changes: plan.actions.len(),
     })
 }

@@ -22,7 +22,7 @@ use marshal_model::UntrustedText;
 use marshal_model::limits;
 
 /// Prefix of directories in a workspace with kept files.
-const KEPT: &str = ".marshal-kept-";
+const KEPT_PREFIX: &str = ".marshal-kept-";
 /// Maximum number of such directories of one session.
 const MOST_KEPT: u32 = 100;
 
@@ -131,7 +131,7 @@ pub(super) fn clean_up(
 
 /// Renames the directory to a name that no apply uses.
 fn rename_kept(overlay: &Overlay, target: &ApplyTarget) -> io::Result<String> {
-    let name = format!("{KEPT}{}", overlay.session());
+    let name = format!("{KEPT_PREFIX}{}", overlay.session());
     for at in 1..=MOST_KEPT {
         let name = if at == 1 {
             name.clone()
